@@ -1,0 +1,41 @@
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+TRITON ?= 3.6.0
+
+.PHONY: demo test lint gpu-test bench matrix clean
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+demo: $(VENV)/.installed  ## two processes, one tunes, the other benchmarks nothing
+	$(BIN)/python examples/demo.py
+
+test: lint  ## everything that needs no GPU
+	$(BIN)/python -m pytest -m "not gpu"
+
+lint: $(VENV)/.installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+gpu-test:  ## on a machine with a GPU, with that machine's own torch and Triton
+	$(PYTHON) -m pytest -m gpu tests
+
+bench: $(VENV)/.installed  ## what can be measured without a GPU; results go to benchmarks/results
+	$(BIN)/python benchmarks/lookup.py
+
+matrix: $(VENV)/.installed  ## the library's suite on the oldest, the middle and the newest Triton
+	for version in 3.4.0 3.6.0 3.9.0; do \
+	  $(PYTHON) -m venv $(VENV)-$$version && \
+	  grep -v '^triton' constraints.txt > $(VENV)-$$version/constraints.txt && echo "triton==$$version" >> $(VENV)-$$version/constraints.txt && \
+	  $(VENV)-$$version/bin/python -m pip install --quiet --constraint $(VENV)-$$version/constraints.txt --editable '.[dev]' && \
+	  $(VENV)-$$version/bin/python -m pytest -m "not gpu" --ignore tests/service --ignore tests/client || exit 1; \
+	done
+
+clean:
+	rm -rf $(VENV) $(VENV)-* .demo
