@@ -1,0 +1,106 @@
+"""The rules that map an argument's value to the representative of its bucket.
+
+A bucket never refuses a value at launch: what it has no rule for (None, a string, a number under
+its first step) is kept as it is or taken to the first step.
+"""
+
+from __future__ import annotations
+
+import bisect
+from typing import Annotated, Any, Literal, Union
+
+from pydantic import ConfigDict, Field, model_validator
+from pydantic.dataclasses import dataclass
+
+__all__ = ["Bucket", "Edges", "Exact", "Multiple", "Pow2"]
+
+_FORBID = ConfigDict(extra="forbid")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+@dataclass(frozen=True, config=_FORBID)
+class Exact:
+    """Every value is a scenario of its own, and no other value stands in for it."""
+
+    kind: Literal["exact"] = "exact"
+
+    def __call__(self, value: Any) -> Any:
+        return value
+
+
+@dataclass(frozen=True, config=_FORBID)
+class Pow2:
+    """The largest power of two not above the value, held between `min` and `max`.
+
+    >>> Pow2()(33), Pow2(min=64)(33), Pow2(max=16)(33)
+    (32, 64, 16)
+    """
+
+    min: int | None = Field(default=None, ge=1)
+    max: int | None = Field(default=None, ge=1)
+    kind: Literal["pow2"] = "pow2"
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Pow2:
+        for name, bound in (("min", self.min), ("max", self.max)):
+            if bound is not None and bound & (bound - 1):
+                raise ValueError(f"Pow2: {name}={bound} is no power of two")
+        if self.min is not None and self.max is not None and self.min > self.max:
+            raise ValueError(f"Pow2: min={self.min} is above max={self.max}")
+        return self
+
+    def __call__(self, value: Any) -> Any:
+        if not _is_number(value):
+            return value
+        step = 1 << (int(value).bit_length() - 1) if value >= 1 else 0
+        if self.min is not None and step < self.min:
+            return self.min
+        if self.max is not None and step > self.max:
+            return self.max
+        return step if step else value
+
+
+@dataclass(frozen=True, config=_FORBID)
+class Edges:
+    """The largest edge not above the value; what lies under the first edge goes to the first.
+
+    >>> [Edges([1, 16, 256])(v) for v in (0, 15, 16, 9999)]
+    [1, 1, 16, 256]
+    """
+
+    edges: tuple[int | float, ...] = Field(min_length=1)
+    kind: Literal["edges"] = "edges"
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Edges:
+        if any(a >= b for a, b in zip(self.edges, self.edges[1:], strict=False)):
+            raise ValueError(f"Edges: {list(self.edges)} must rise strictly")
+        return self
+
+    def __call__(self, value: Any) -> Any:
+        if not _is_number(value):
+            return value
+        return self.edges[max(bisect.bisect_right(self.edges, value) - 1, 0)]
+
+
+@dataclass(frozen=True, config=_FORBID)
+class Multiple:
+    """The largest multiple of `n` not above the value; what lies under `n` goes to `n`.
+
+    >>> [Multiple(16)(v) for v in (1, 16, 31, 32)]
+    [16, 16, 16, 32]
+    """
+
+    n: int = Field(ge=1)
+    kind: Literal["multiple"] = "multiple"
+
+    def __call__(self, value: Any) -> Any:
+        if not _is_number(value):
+            return value
+        return max(int(value // self.n), 1) * self.n
+
+
+Bucket = Annotated[Union[Exact, Pow2, Edges, Multiple], Field(discriminator="kind")]  # noqa: UP007 - pydantic on 3.10

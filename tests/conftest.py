@@ -1,0 +1,41 @@
+"""What all tests share: the interpreter where there is no GPU, and a cache of their own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+HAS_GPU = shutil.which("nvidia-smi") is not None or Path("/dev/kfd").exists()
+if not HAS_GPU:
+    os.environ["TRITON_INTERPRET"] = "1"  # read by Triton when a kernel is decorated
+for name in [name for name in os.environ if name.startswith("DEJAVU_")]:
+    del os.environ[name]
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if not HAS_GPU:
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason="there is no GPU here"))
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Every test starts with an empty default store and unread settings."""
+    from dejavu_cache import notices, process
+    from dejavu_cache.settings import current_settings
+
+    monkeypatch.setenv("DEJAVU_CACHE_URL", (tmp_path / "default-store").as_uri())
+    notices._said.clear()
+    current_settings.cache_clear()
+    process.default_store.cache_clear()
+    yield
+    current_settings.cache_clear()
+    process.default_store.cache_clear()

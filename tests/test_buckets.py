@@ -1,0 +1,79 @@
+"""Buckets map values to representatives and never fail on a launch's values."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import TypeAdapter, ValidationError
+
+from dejavu_cache.buckets import Bucket, Edges, Exact, Multiple, Pow2
+
+VALUES = st.one_of(st.none(), st.booleans(), st.text(), st.integers(), st.floats(allow_nan=False, allow_infinity=False))
+BUCKETS = st.one_of(
+    st.just(Exact()),
+    st.builds(lambda low, span: Pow2(min=2**low, max=2 ** (low + span)), st.integers(0, 10), st.integers(0, 10)),
+    st.builds(lambda edges: Edges(sorted(edges)), st.sets(st.integers(-1000, 1000), min_size=1)),
+    st.builds(Multiple, st.integers(1, 512)),
+)
+
+
+@given(BUCKETS, VALUES)
+def test_a_representative_represents_itself(bucket: Bucket, value: object) -> None:
+    """Mapping twice is mapping once, so a record's scenario finds itself."""
+    once = bucket(value)
+    assert bucket(once) == once
+
+
+@given(BUCKETS, st.integers(0, 10**6), st.integers(0, 10**6))
+def test_buckets_keep_the_order_of_numbers(bucket: Bucket, one: int, two: int) -> None:
+    low, high = sorted((one, two))
+    assert bucket(low) <= bucket(high)
+
+
+@given(BUCKETS)
+def test_buckets_survive_json(bucket: Bucket) -> None:
+    adapter = TypeAdapter(Bucket)
+    assert adapter.validate_json(adapter.dump_json(bucket)) == bucket
+
+
+@pytest.mark.parametrize(
+    ("bucket", "value", "representative"),
+    [
+        (Pow2(), 32, 32),
+        (Pow2(), 33, 32),
+        (Pow2(), 63, 32),
+        (Pow2(), 0, 0),
+        (Pow2(), -5, -5),
+        (Pow2(min=16), 3, 16),
+        (Pow2(max=64), 10**9, 64),
+        (Pow2(), True, True),
+        (Pow2(), None, None),
+        (Edges([1, 16, 256]), 15, 1),
+        (Edges([1, 16, 256]), 16, 16),
+        (Edges([1, 16, 256]), -3, 1),
+        (Multiple(16), 31, 16),
+        (Multiple(16), 3, 16),
+        (Exact(), 33, 33),
+    ],
+)
+def test_the_representative_is_the_largest_step_not_above(
+    bucket: Bucket, value: object, representative: object
+) -> None:
+    assert bucket(value) is representative or bucket(value) == representative
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: Pow2(min=3), "no power of two"),
+        (lambda: Pow2(min=8, max=4), "above max"),
+        (lambda: Edges([]), "at least 1 item"),
+        (lambda: Edges([2, 1]), "must rise"),
+        (lambda: Multiple(0), "greater than or equal to 1"),
+        (lambda: Pow2(step=1), "Unexpected keyword"),
+    ],
+)
+def test_a_senseless_bucket_is_refused_where_it_is_declared(make: object, says: str) -> None:
+    with pytest.raises(ValidationError, match=says):
+        make()  # type: ignore[operator]
