@@ -1,0 +1,91 @@
+"""Where records live, and how to open a store by its URL."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.metadata import entry_points
+from pathlib import Path
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from ..errors import SettingsError
+from ..notices import warn_once
+from .base import Found, Store
+from .file import FileStore
+from .memory import MemoryStore
+from .tiered import TieredStore
+
+__all__ = ["FileStore", "Found", "MemoryStore", "Store", "TieredStore", "open_store", "shipped_stores"]
+
+SCHEMES = "dejavu_cache.stores"
+"""The entry-point group of other schemes: each a callable from a URL to a `Store`."""
+
+SHIPPED = "dejavu_cache.records"
+"""The entry-point group of packages that ship records: each names a package whose folder is a file store."""
+
+
+def open_store(url: str) -> Store:
+    """Opens the store, or the tiers separated by commas, that a URL names.
+
+    Args:
+        url: `file:///path`, `/path`, `memory://`, or a scheme that a package adds (`https://…`).
+
+    Raises:
+        SettingsError: nothing is named, or nobody knows the scheme.
+    """
+    stores = [_open_one(part.strip()) for part in url.split(",") if part.strip()]
+    if not stores:
+        raise SettingsError("no store is named: give a folder, file:///folder, memory:// or https://server")
+    return stores[0] if len(stores) == 1 else TieredStore(stores)
+
+
+def _open_one(url: str) -> Store:
+    scheme = urlsplit(url).scheme if "://" in url else "file"
+    opener = _BUILT_IN.get(scheme) or _from_entry_point(scheme)
+    if opener is None:
+        raise SettingsError(f"no store knows the scheme {scheme!r} of {url!r}; known are {', '.join(_known_schemes())}")
+    return opener(url)
+
+
+def _open_file(url: str) -> FileStore:
+    if "://" not in url:
+        return FileStore(url)
+    parts = urlsplit(url)
+    options = dict(parse_qsl(parts.query))
+    read_only = options.pop("read_only", "0")
+    if options or read_only not in ("0", "1"):
+        raise SettingsError(f"{url!r}: a file store takes ?read_only=0 or 1 and nothing else")
+    if parts.netloc not in ("", "localhost"):
+        raise SettingsError(f"{url!r} names a host; write file:///folder with three slashes")
+    return FileStore(unquote(parts.path), read_only=read_only == "1")
+
+
+def _from_entry_point(scheme: str) -> Callable[[str], Store] | None:
+    for point in entry_points(group=SCHEMES, name=scheme):
+        opener: Callable[[str], Store] = point.load()
+        return opener
+    return None
+
+
+def _known_schemes() -> list[str]:
+    return sorted({*_BUILT_IN, *(point.name for point in entry_points(group=SCHEMES))})
+
+
+_BUILT_IN: dict[str, Callable[[str], Store]] = {"file": _open_file, "memory": lambda _: MemoryStore()}
+
+
+def shipped_stores() -> list[Store]:
+    """The records that installed packages carry, read-only.
+
+    A package ships records by an entry point in the group `dejavu_cache.records` whose object is the
+    folder's path, or a module whose folder it is.
+    """
+    stores: list[Store] = []
+    for point in sorted(entry_points(group=SHIPPED), key=lambda point: point.name):
+        try:
+            held = point.load()
+            folder = Path(held if isinstance(held, (str, Path)) else held.__path__[0])
+        except Exception as error:  # a stranger's package must not stop a launch
+            warn_once(f"{SHIPPED}:{point.name}", f"the records of {point.value} cannot be found: {error}")
+            continue
+        stores.append(FileStore(folder, read_only=True))
+    return stores
