@@ -1,0 +1,299 @@
+"""`@cached_autotune`: `triton.autotune` with a memory."""
+
+from __future__ import annotations
+
+import copy
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from triton import knobs
+from triton.runtime.autotuner import Autotuner
+
+from .buckets import Bucket, Exact
+from .configs import Declared
+from .environment import INTERPRETER_INDEX, current_device, current_environment, interpreting
+from .errors import SettingsError
+from .keys import LaunchKey, RawKey
+from .notices import warn_once
+from .process import as_tiers
+from .records import Context, Kernel, Problem
+from .resolution import Resolution
+from .resolver import Request, Resolver
+from .settings import Mode, current_settings
+from .source import kernel_name, source_hash
+from .stores import Store
+from .tuning.benchmark import method_name, wall_clock
+
+__all__ = ["CachedAutotuner", "cached_autotune"]
+
+RETRY_AFTER = 5.0
+"""Seconds until a scenario that fell back is looked up again."""
+
+
+class _Ready(NamedTuple):
+    """A resolution, and what the hot path needs of it."""
+
+    config: Any
+    kwargs: dict[str, Any]
+    resolution: Resolution
+    look_again: float
+
+
+class CachedAutotuner(Autotuner):  # type: ignore[misc]
+    """Triton's `Autotuner` over a store: made by `cached_autotune`.
+
+    Attributes:
+        benchmarked: how many configs this object has benchmarked.
+    """
+
+    def __init__(
+        self,
+        fn: Any,
+        arg_names: Sequence[str],
+        configs: Sequence[Any],
+        key: Sequence[str],
+        *args: Any,
+        buckets: Mapping[str, Bucket] | None = None,
+        store: Store | str | os.PathLike[str] | None = None,
+        mode: Mode | str | None = None,
+        default: Any = None,
+        max_distance: float | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(fn, arg_names, configs, key, *args, **kwargs)
+        self.benchmarked = 0
+        self._name = kernel_name(fn)
+        self._buckets = dict(buckets or {})
+        self._check_names(key)
+        self._launch_key = LaunchKey(arg_names, [name for name in key if name in arg_names], self._buckets)
+        self._store = store
+        self._mode = None if mode is None else _mode(mode)
+        self._default = default
+        self._max_distance = max_distance
+        self._interpreted = interpreting()
+        self._device: Callable[[], int] = (lambda: INTERPRETER_INDEX) if self._interpreted else current_device
+        self._ready: dict[RawKey, _Ready] = {}
+        self._fallen_back: dict[RawKey, _Ready] = {}
+        self._contexts: dict[int, Context] = {}
+
+    def _check_names(self, key: Sequence[str]) -> None:
+        for name in self._buckets:
+            if name not in key:
+                raise SettingsError(
+                    f"{self._name}: buckets name {name!r}, which is not in key; key holds {', '.join(key) or 'nothing'}"
+                )
+        unknown = [name for name in key if name not in self.arg_names]
+        if unknown:  # Triton 3.9 refuses them; older ones ignore them, and so must we
+            warn_once(
+                f"key {self._name}", f"{self._name}: key names {unknown}, which are no arguments: they are ignored"
+            )
+
+    @cached_property
+    def do_bench(self) -> Any:
+        """The benchmark: the caller's, else Triton's, else the host's clock under the interpreter."""
+        if self._do_bench is None and self._interpreted:
+            return wall_clock
+        return self._do_bench or super().do_bench
+
+    @cached_property
+    def mode(self) -> Mode:
+        """What a launch may do about a miss: the decorator's word, else `DEJAVU_CACHE_MODE`."""
+        return self._mode or current_settings().mode
+
+    @cached_property
+    def _resolver(self) -> Resolver:
+        settings = current_settings()
+        limit = settings.max_distance if self._max_distance is None else self._max_distance
+        return Resolver(as_tiers(self._store), self.mode, limit, settings)
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """Launches the kernel with its scenario's config; `kernel[grid](…)` comes here."""
+        if self.mode is Mode.OFF:
+            return super().run(*args, **kwargs)
+        if len(self.configs) < 2:
+            config, options = self.configs[0], self.configs[0].all_kwargs()
+        else:
+            config, options = self._ready_for(args, kwargs)[:2]
+        self.best_config = config
+        if config.pre_hook is not None:
+            config.pre_hook({**dict(zip(self.arg_names, args, strict=False)), **kwargs, **options})
+        return self.fn.run(*args, **kwargs, **options)
+
+    def _ready_for(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Ready:
+        device = self._device()
+        try:
+            raw = self._launch_key.raw(device, args, kwargs)
+            return self._ready.get(raw) or self._first_sight(raw, device, args, kwargs)
+        except TypeError:
+            self._launch_key.scenario(self._named(args, kwargs))  # says which key argument is to blame, if one is
+            raise
+
+    def explain(self, *args: Any, **kwargs: Any) -> Resolution:
+        """How launches with these arguments found their config, or would find it now.
+
+        Nothing is run, benchmarked or written.
+        """
+        device = self._device()
+        ready = self._ready.get(self._launch_key.raw(device, args, kwargs))
+        return ready.resolution if ready else self._resolver.explain(self._request(device, args, kwargs))
+
+    def _first_sight(self, raw: RawKey, device: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Ready:
+        fallen_back = self._fallen_back.get(raw)
+        if fallen_back and time.monotonic() < fallen_back.look_again:
+            return fallen_back
+        request = self._request(device, args, kwargs)
+        start = time.perf_counter()
+        # Whoever waited once for another's tuning does not wait again: it looks whether the record is there.
+        resolution, benchmarked = self._resolver.resolve(
+            request, wait=0.0 if fallen_back else current_settings().tune_wait
+        )
+        if benchmarked:
+            self.benchmarked += benchmarked
+            self.bench_time = time.perf_counter() - start
+            self.pre_hook({**request.autotuner.nargs, **kwargs, **resolution.config.all_kwargs()}, reset_only=True)
+        self._report(request, resolution, benchmarked)
+        ready = _Ready(resolution.config, resolution.config.all_kwargs(), resolution, time.monotonic() + RETRY_AFTER)
+        if resolution.final:
+            self._fallen_back.pop(raw, None)
+            self._ready[raw] = ready
+        else:
+            self._fallen_back[raw] = ready
+        return ready
+
+    def _report(self, request: Request, resolution: Resolution, benchmarked: int) -> None:
+        """Tells everyone whom Triton's autotuner would tell: `cache`, the printed line, the listener."""
+        key = (*request.scenario.args.values(), *request.scenario.dtypes.values())
+        self.cache[key] = resolution.config
+        if knobs.autotuning.print and benchmarked:
+            print(
+                f"Triton autotuning for function {self.base_fn.__name__},\nwith key as {key},\n"
+                f"finished after {self.bench_time:.2f}s,\nbest config selected: {resolution.config};"
+            )
+        listener = getattr(knobs.autotuning, "listener", None)  # Triton 3.7 and later
+        if listener is not None:
+            listener(
+                fn=self.base_fn,
+                key=key,
+                best_config=resolution.config,
+                configs_timings=getattr(self, "configs_timings", {}),
+                duration=self.bench_time if benchmarked else None,
+                cache_hit=not benchmarked,
+            )
+
+    def _named(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        given = {**dict(zip(self.arg_names, args, strict=False)), **kwargs}
+        return {name: value for name, value in given.items() if name in self.arg_names}
+
+    def _context(self, device: int) -> Context:
+        context = self._contexts.get(device)
+        if context is None:
+            buckets = {name: bucket for name, bucket in self._buckets.items() if not isinstance(bucket, Exact)}
+            # The deprecated warmup and rep arrive as a function too, but one of Triton's own.
+            theirs = self._do_bench if self.num_warmups is None and self.num_reps is None else None
+            method = method_name(theirs, self.use_cuda_graph, self._interpreted)
+            self._contexts[device] = context = Context(
+                kernel=Kernel(name=self._name, source=source_hash(self.fn)),
+                environment=current_environment(device),
+                problem=Problem(keys=self._launch_key.keys, buckets=buckets, method=method),
+            )
+        return context
+
+    def _request(self, device: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Request:
+        # Triton keeps a launch's arguments on the autotuner; a copy keeps two threads' apart.
+        mine = copy.copy(self)
+        mine.nargs = dict(zip(self.arg_names, args, strict=False))
+        named = self._named(args, kwargs)
+        pruned = mine.prune_configs(dict(kwargs))
+        return Request(
+            autotuner=mine,
+            context=self._context(device),
+            scenario=self._launch_key.scenario(named),
+            declared=Declared(self._name, pruned),
+            default=self._default_config(named, pruned),
+            exact=frozenset(name for name, bucket in self._buckets.items() if isinstance(bucket, Exact)),
+            args=args,
+            kwargs=dict(kwargs),
+        )
+
+    def _default_config(self, named: Mapping[str, Any], pruned: Sequence[Any]) -> Any:
+        if self._default is not None:
+            return self._default(named) if callable(self._default) else self._default
+        return self.configs[0] if self.configs[0] in pruned else pruned[0]
+
+
+def cached_autotune(
+    configs: Sequence[Any],
+    key: Sequence[str],
+    prune_configs_by: dict[str, Any] | None = None,
+    reset_to_zero: Sequence[str] | None = None,
+    restore_value: Sequence[str] | None = None,
+    pre_hook: Callable[..., Any] | None = None,
+    post_hook: Callable[..., Any] | None = None,
+    warmup: int | None = None,
+    rep: int | None = None,
+    use_cuda_graph: bool = False,
+    do_bench: Callable[..., Any] | None = None,
+    cache_results: bool = False,
+    *,
+    buckets: Mapping[str, Bucket] | None = None,
+    store: Store | str | os.PathLike[str] | None = None,
+    mode: Mode | str | None = None,
+    default: Any = None,
+    max_distance: float | None = None,
+) -> Callable[[Any], CachedAutotuner]:
+    """Decorates a `triton.jit` function so that a scenario is tuned once and its record reused ever after.
+
+    The arguments before the star are those of `triton.autotune`, with its meaning; `cache_results` has
+    none here, since results are always kept.
+
+    Args:
+        buckets: for some of the key arguments, the rule that maps a value to its bucket.
+        store: where records are kept: a `Store`, a URL or a folder; else what `DEJAVU_CACHE_URL` says.
+        mode: `tune`, `reuse`, `strict` or `off`; else what `DEJAVU_CACHE_MODE` says.
+        default: the `triton.Config` that a miss falls back on, or a function from the named arguments to
+            one; else the first config.
+        max_distance: how far, in powers of two summed over the key arguments, the scenario may be whose
+            winner stands in for one that is not tuned.
+
+    Raises:
+        SettingsError: a bucket names no key argument, or the mode does not exist.
+
+    Example:
+        >>> @cached_autotune(configs=[...], key=["M", "N"], buckets={"M": Pow2(max=4096)})  # doctest: +SKIP
+        ... @triton.jit
+        ... def kernel(x_ptr, M, N, BLOCK: tl.constexpr): ...
+    """
+
+    def decorate(fn: Any) -> CachedAutotuner:
+        return CachedAutotuner(
+            fn,
+            fn.arg_names,
+            configs,
+            key,
+            reset_to_zero,
+            restore_value,
+            pre_hook=pre_hook,
+            post_hook=post_hook,
+            prune_configs_by=prune_configs_by,
+            warmup=warmup,
+            rep=rep,
+            use_cuda_graph=use_cuda_graph,
+            do_bench=do_bench,
+            buckets=buckets,
+            store=store,
+            mode=mode,
+            default=default,
+            max_distance=max_distance,
+        )
+
+    return decorate
+
+
+def _mode(mode: Mode | str) -> Mode:
+    try:
+        return Mode(mode.lower() if isinstance(mode, str) else mode)
+    except ValueError:
+        raise SettingsError(f"mode={mode!r}: choose one of {', '.join(each.value for each in Mode)}") from None

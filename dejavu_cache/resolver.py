@@ -1,0 +1,248 @@
+"""What a launch does at first sight of a scenario: use a record, tune, or fall back."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from .configs import Declared, describe
+from .environment import capturing
+from .errors import NoValidConfigError, ScenarioNotTuned, StoreError
+from .notices import warn_once
+from .records import (
+    Config,
+    Context,
+    Difference,
+    Measurement,
+    Record,
+    Scenario,
+    Winner,
+    differences,
+    merge_records,
+    now,
+)
+from .resolution import How, Resolution
+from .selection import nearest, winner
+from .settings import Mode, Settings
+from .stores import Found, MemoryStore, TieredStore
+from .tuning.tuner import measure_all
+
+__all__ = ["Request", "Resolver"]
+
+_one_at_a_time = threading.RLock()
+"""Held while this process tunes: two benchmarks at once would time each other."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """One scenario that a launch needs a config for.
+
+    Attributes:
+        autotuner: a copy of the launching autotuner, of this request's own, with `nargs` set.
+        declared: the configs that may run here, after pruning.
+        default: the config of last resort.
+        exact: key arguments that only their own value may stand for.
+    """
+
+    autotuner: Any
+    context: Context
+    scenario: Scenario
+    declared: Declared
+    default: Any
+    exact: frozenset[str]
+    args: Sequence[Any]
+    kwargs: dict[str, Any]
+
+
+class Resolver:
+    """Decides, for one autotuner, where configs come from.
+
+    Args:
+        store: where records are looked for and kept.
+        mode: what may be done about a miss.
+        max_distance: how far a nearest scenario may be.
+    """
+
+    def __init__(self, store: TieredStore, mode: Mode, max_distance: float, settings: Settings) -> None:
+        self.store = store
+        self._home = ",".join(tier.url for tier in store.tiers if not isinstance(tier, MemoryStore)) or store.url
+        self.mode = mode
+        self._max_distance = max_distance
+        self._settings = settings
+
+    def resolve(self, request: Request, *, wait: float) -> tuple[Resolution, int]:
+        """The resolution that a launch runs, and how many configs were benchmarked for it.
+
+        Args:
+            wait: seconds to wait for another process that tunes the same scenario.
+
+        Raises:
+            ScenarioNotTuned: in strict mode, on a miss.
+            NoValidConfigError: every config failed.
+        """
+        found = self._look_up(request)
+        known = self._from_record(request, found)
+        may_tune = self.mode is Mode.TUNE and not capturing()
+        if known and not (may_tune and known.missing):
+            return known, 0
+        if may_tune:
+            return self._tune(request, wait)
+        self.store_quietly(lambda: self.store.miss(request.context, request.scenario))
+        if self.mode is Mode.STRICT:
+            raise ScenarioNotTuned(self._explain_miss(request))
+        return self._fallback(request), 0
+
+    def explain(self, request: Request) -> Resolution:
+        """What a launch would find now; benchmarks and writes nothing."""
+        known = self._from_record(request, self._look_up(request))
+        if known is not None:
+            return known
+        return replace(self._fallback(request), differences=self._nearest_miss(request), missing=len(request.declared))
+
+    def store_quietly(self, action: Callable[[], Any]) -> None:
+        """Does something to the store; if that fails, the launch goes on."""
+        try:
+            action()
+        except (StoreError, OSError) as error:
+            warn_once(f"store {self._home}", f"{self._home}: {error}; the program goes on without")
+
+    def _look_up(self, request: Request, *, fresh: bool = False) -> Found | None:
+        try:
+            return self.store.get(request.context, request.scenario, fresh=fresh)
+        except (StoreError, OSError) as error:
+            warn_once(f"store {self._home}", f"{self._home}: {error}; the program goes on without")
+            return None
+
+    def _from_record(self, request: Request, found: Found | None, how: How = "exact") -> Resolution | None:
+        """What a record says: a pin, or the best of what is declared today."""
+        if found is None:
+            return None
+        record = found.record
+        missing = len(_unmeasured(request.declared, record))
+        pinned = request.declared.pinned(record.pinned) if record.pinned else None
+        if pinned is not None:
+            return self._resolution(request, "pinned", pinned, store=found.store)
+        best = winner(record, set(request.declared), describe(request.default))
+        if best is None:
+            return None
+        return self._resolution(request, how, request.declared[best], store=found.store, missing=missing)
+
+    def _tune(self, request: Request, wait: float) -> tuple[Resolution, int]:
+        with _one_at_a_time, self.store.lease(request.context, request.scenario, wait=wait) as held:
+            # Whoever held the lease before may have done the work, or died halfway through it.
+            found = self._look_up(request, fresh=True)
+            known = self._from_record(request, found)
+            record = found.record if found else Record(scenario=request.scenario)
+            missing = _unmeasured(request.declared, record)
+            if known and not known.missing:
+                return known, 0
+            if missing and not held:
+                return known or self._fallback(request), 0
+            return self._measure(request, record, missing)
+
+    def _measure(self, request: Request, record: Record, missing: list[Config]) -> tuple[Resolution, int]:
+        def keep(measurement: Measurement) -> None:
+            nonlocal record
+            record = merge_records(record, Record(scenario=request.scenario, measurements=(measurement,)))
+            self._put(request, Record(scenario=request.scenario, measurements=(measurement,)))
+
+        count = measure_all(request.autotuner, request.declared, missing, request.args, request.kwargs, keep)
+        best = winner(record, set(request.declared), describe(request.default))
+        if best is None:
+            raise NoValidConfigError(request.context.kernel.name, str(request.scenario), _reasons(request, record))
+        self._put(request, Record(scenario=request.scenario, winner=Winner(config=best, at=now())))
+        return self._resolution(request, "tuned", request.declared[best], store=self._home), count
+
+    def _put(self, request: Request, record: Record) -> None:
+        if not self.store.read_only:
+            self.store_quietly(lambda: self.store.put(request.context, [record]))
+
+    def _fallback(self, request: Request) -> Resolution:
+        """The first of: another toolchain's record, the nearest scenario, the same GPU family's record, the default."""
+        return (
+            self._foreign(
+                request, "toolchain", self._settings.toolchain == "loose", "environment.triton", "environment.codegen"
+            )
+            or self._nearest(request)
+            or self._foreign(request, "family", self._settings.family, "environment.device")
+            or self._resolution(request, "default", request.default, differences=self._nearest_miss(request))
+        )
+
+    def _nearest(self, request: Request) -> Resolution | None:
+        near = nearest(
+            (record for record in self._records(request.context) if self._from_record(request, Found(record, ""))),
+            request.scenario,
+            exact=request.exact,
+            max_distance=self._max_distance,
+        )
+        known = near and self._from_record(request, Found(near.record, self._home), "nearest")
+        if not near or not known:
+            return None
+        apart = differences(request.scenario.model_dump(), near.record.scenario.model_dump())
+        return replace(known, how="nearest", distance=near.distance, differences=apart)
+
+    def _foreign(self, request: Request, how: How, allowed: bool, *may_differ: str) -> Resolution | None:
+        """The same scenario's record from another environment, if only what may differ does."""
+        if not allowed:
+            return None
+        for context in self._other_contexts(request.context):
+            apart = differences(request.context.model_dump(), context.model_dump())
+            same_arch = context.environment.device.arch == request.context.environment.device.arch
+            if not same_arch or not all(each.field.startswith(may_differ) for each in apart):
+                continue
+            found = self._quietly(lambda context=context: self.store.get(context, request.scenario), None)  # type: ignore[misc]
+            known = self._from_record(request, found, how)
+            if known:
+                return replace(known, how=how, differences=apart)
+        return None
+
+    def _nearest_miss(self, request: Request) -> list[Difference]:
+        """What sets the nearest record apart: first within the context, else in the context that is most alike."""
+        near = nearest(self._records(request.context), request.scenario)
+        if near:
+            return differences(request.scenario.model_dump(), near.record.scenario.model_dump())
+        apart = [
+            differences(request.context.model_dump(), each.model_dump())
+            for each in self._other_contexts(request.context)
+        ]
+        return min(apart, key=len, default=[])
+
+    def _explain_miss(self, request: Request) -> str:
+        apart = "\n".join(f"  {each}" for each in self._nearest_miss(request))
+        nearest_record = f"the nearest record differs in\n{apart}" if apart else "no record of this kernel exists"
+        return (
+            f"{request.context.kernel.name}{request.scenario} is not tuned for "
+            f"{request.context.environment.device.name} in {self._home}, and the mode is strict; {nearest_record}"
+        )
+
+    def _records(self, context: Context) -> list[Record]:
+        held: list[Record] = self._quietly(lambda: list(self.store.records(context)), [])
+        return held
+
+    def _other_contexts(self, context: Context) -> Iterator[Context]:
+        held: list[Context] = self._quietly(lambda: list(self.store.contexts(context.kernel.name)), [])
+        return (each for each in held if each != context)
+
+    def _quietly(self, question: Callable[[], Any], otherwise: Any) -> Any:
+        answer = [otherwise]
+        self.store_quietly(lambda: answer.__setitem__(0, question()))
+        return answer[0]
+
+    def _resolution(self, request: Request, how: How, config: Any, **rest: Any) -> Resolution:
+        return Resolution(how=how, config=config, scenario=request.scenario, context=request.context, **rest)
+
+
+def _unmeasured(declared: Declared, record: Record) -> list[Config]:
+    measured = record.by_config
+    return [config for config in declared if config not in measured]
+
+
+def _reasons(request: Request, record: Record) -> dict[str, str]:
+    measured = record.by_config
+    reasons = {}
+    for config in request.declared:
+        failure = measured[config].failure if config in measured else None
+        reasons[str(config)] = f"{failure.kind}: {failure.reason}" if failure else "out of memory"
+    return reasons

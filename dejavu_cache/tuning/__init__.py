@@ -1,0 +1,1 @@
+"""Finding the best config of a scenario by measuring."""
