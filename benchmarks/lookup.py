@@ -146,7 +146,7 @@ def import_seconds() -> float:
     return statistics.median(float(run.stdout) for run in runs)
 
 
-def main() -> None:
+def main(results_folder: Path) -> None:
     """Measures, prints and writes the results."""
     with tempfile.TemporaryDirectory() as folder:
         launch = resolved_launch(Path(folder) / "launch")
@@ -162,9 +162,9 @@ def main() -> None:
             "import dejavu_cache, s": import_seconds(),
         }
     print(json.dumps(results, indent=2))
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "lookup.json").write_text(json.dumps(results, indent=2) + "\n")
+    results_folder.mkdir(exist_ok=True)
+    (results_folder / "lookup.json").write_text(json.dumps(results, indent=2) + "\n")
 
 
 if __name__ == "__main__":
-    main()
+    main(Path(sys.argv[1]) if len(sys.argv) == 2 else RESULTS)

@@ -8,26 +8,37 @@ from typing import Any, NamedTuple
 
 from .records import Config, Measurement, Record, Scenario
 
-__all__ = ["Near", "distance", "nearest", "winner"]
+__all__ = ["Near", "contends", "distance", "nearest", "winner"]
 
 NOISE = 0.01
 """Two medians closer than this share are a tie, whatever their quantiles say."""
+
+CONTENDER = 0.1
+"""A config slower than the best by more than this share is out of the running after one measurement."""
 
 
 def winner(record: Record, declared: Collection[Config], default: Config | None = None) -> Config | None:
     """The best of the declared configs by a record's timings, or None if none of them ran.
 
-    The record's previous winner stays while it ties with the best, so that near-ties do not flip from
-    one tune to the next; but never a config slower than the default.
+    The record's winner stands as long as nothing was measured since that speaks against it, and while it
+    ties with the best, so that near-ties do not flip from one tune to the next; but never a config slower
+    than the default.
     """
     timed = {each.config: each for each in record.measurements if each.median is not None and each.config in declared}
     if not timed:
         return None
     best = min(timed.values(), key=lambda each: (each.median, each.config.text))
     previous = timed.get(record.winner.config) if record.winner else None
-    if previous and _ties(previous, best) and not _slower(previous, timed.get(default) if default else None):
-        return previous.config
+    if previous and not _slower(previous, timed.get(default) if default else None):
+        unchallenged = record.winner and all(each.at <= record.winner.at for each in timed.values())
+        if _ties(previous, best) or (unchallenged and contends(previous, best)):
+            return previous.config
     return best.config
+
+
+def contends(one: Measurement, best: Measurement) -> bool:
+    """Whether a measurement is close enough to the best to deserve another look."""
+    return (one.median or 0.0) <= (best.median or 0.0) * (1 + CONTENDER)
 
 
 def _ties(one: Measurement, best: Measurement) -> bool:

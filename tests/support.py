@@ -96,8 +96,8 @@ def run_python(code: str, *argv: str, check: bool = True, **env: str) -> subproc
 
 def environment(**more: str) -> dict[str, str]:
     """This process's environment with the checkout's packages on the path."""
-    path = os.pathsep.join(map(str, (ROOT, ROOT / "client", ROOT / "service", ROOT / "tests")))
-    return {**os.environ, "PYTHONPATH": path, **more}
+    path = [*map(str, (ROOT, ROOT / "client", ROOT / "service", ROOT / "tests")), os.environ.get("PYTHONPATH", "")]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path)), **more}
 
 
 def context(**changes: Any) -> Context:

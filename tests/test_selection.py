@@ -33,7 +33,7 @@ def test_a_near_tie_does_not_flip() -> None:
 
 
 def test_a_clear_difference_flips() -> None:
-    held = record(32, measurement(16, 1.0), measurement(32, 1.1), winner=Winner(config=config(32), at=MOMENT))
+    held = record(32, measurement(16, 1.0), measurement(32, 1.2), winner=Winner(config=config(32), at=MOMENT))
     assert winner(held, ALL) == config(16)
 
 
@@ -78,3 +78,15 @@ def test_only_numbers_may_differ() -> None:
 
 def test_an_exact_argument_may_not_differ() -> None:
     assert nearest([record(16)], record(32).scenario, exact={"M"}) is None
+
+
+def test_a_decision_stands_until_something_newer_speaks_against_it() -> None:
+    """The tuner repeats close contenders before it decides; a reader need not know the repeats."""
+    from datetime import timedelta
+
+    later = MOMENT + timedelta(seconds=1)
+    decided = record(32, measurement(16, 1.0), measurement(32, 1.05), winner=Winner(config=config(32), at=later))
+    assert winner(decided, ALL) == config(32)
+    newer = measurement(16, 1.0, later + timedelta(seconds=1))
+    challenged = record(32, newer, measurement(32, 1.05), winner=Winner(config=config(32), at=later))
+    assert winner(challenged, ALL) == config(16)

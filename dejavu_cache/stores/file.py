@@ -73,17 +73,28 @@ class FileStore(Store):
             return iter(())
 
     def contexts(self, kernel: str | None = None) -> Iterator[Context]:
-        start = self.root if kernel is None else self.root / _slug(kernel)
         found = []
-        for path in sorted(start.rglob("*.json")):
-            try:
-                context = read_context(_head(path), str(path))
-            except (StoreError, OSError, UnicodeDecodeError) as error:
-                warn_once(f"{path}", f"{path} is passed over: {error}")
-                continue
-            if kernel in (None, context.kernel.name) and self.path(context) == path:
+        for path, context in self._files("" if kernel is None else _slug(kernel)):
+            if isinstance(context, Exception):
+                warn_once(f"{path}", f"{path} is passed over: {context}")
+            elif kernel in (None, context.kernel.name):
                 found.append(context)
         return iter(sorted(found, key=lambda context: context.text))
+
+    def unreadable(self) -> dict[Path, str]:
+        """The files that are passed over, and why: newer, damaged, or in a place that is not theirs."""
+        return {path: str(context) for path, context in self._files() if isinstance(context, Exception)}
+
+    def _files(self, folder: str = "") -> Iterator[tuple[Path, Context | Exception]]:
+        for path in sorted((self.root / folder).rglob("*.json")):
+            try:
+                with path.open(encoding="utf-8") as file:
+                    context = read_context(file, str(path))
+                if self.path(context) != path:
+                    raise StoreError(f"it belongs at {self.path(context).relative_to(self.root)}")
+                yield path, context
+            except (StoreError, OSError, UnicodeDecodeError) as error:
+                yield path, error
 
     def put(self, context: Context, records: Iterable[Record], on_conflict: OnConflict = "newest") -> None:
         self._refuse_if_read_only()
@@ -267,17 +278,6 @@ def _slug(name: str) -> str:
 def _signature(path: Path) -> _Signature:
     stat = path.stat()
     return stat.st_mtime_ns, stat.st_size, stat.st_ino
-
-
-def _head(path: Path) -> str:
-    """A file's text up to its records: enough to know whose they are."""
-    lines = []
-    with path.open(encoding="utf-8") as file:
-        for line in file:
-            lines.append(line)
-            if line == '"records": [\n':
-                break
-    return "".join(lines)
 
 
 def _sync_folder(folder: Path) -> None:

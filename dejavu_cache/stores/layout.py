@@ -24,13 +24,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
+from typing import TextIO
 
 from pydantic import ValidationError
 
 from ..errors import DamagedRecordsError, NewerFormatError
 from ..records import FORMAT, Context, OnConflict, Record, RecordSet, Scenario, canonical_json, merge_records
 
-__all__ = ["Page"]
+__all__ = ["Page", "read_context"]
 
 _OPENING = f'{{"format": {FORMAT},\n"context": '
 _RECORDS = ',\n"records": ['
@@ -134,11 +135,18 @@ class Page:
         return f"{_OPENING}{context}{_RECORDS}{records}{_CLOSING}"
 
 
-def read_context(head: str, where: str) -> Context:
-    """The context of a file, from as much of its text as holds it."""
-    start, found, _ = head.partition(_RECORDS)
-    if found and start.startswith(_OPENING):
-        return _context(start[len(_OPENING) :], where)
+def read_context(file: TextIO, where: str) -> Context:
+    """The context of a record set, read no further than it must be.
+
+    Raises:
+        NewerFormatError: a newer version wrote it.
+        DamagedRecordsError: it is no record set.
+    """
+    head = ""
+    for line in file:
+        head += line
+        if head.endswith(_RECORDS + "\n") and head.startswith(_OPENING):
+            return _context(head[len(_OPENING) : -len(_RECORDS) - 1], where)
     return Page.parse(head, where).context
 
 

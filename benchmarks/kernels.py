@@ -1,0 +1,111 @@
+"""Kernels that the benchmarks and the GPU tests tune, in the styles of public libraries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+Decorator = Callable[..., Callable[[Any], Any]]
+
+
+def matmul_configs() -> list[triton.Config]:
+    """48 configs: the usual tiles of a matrix product."""
+    return [
+        triton.Config({"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k}, num_warps=warps, num_stages=stages)
+        for m in (64, 128)
+        for n in (64, 128, 256)
+        for k in (32, 64)
+        for warps in (4, 8)
+        for stages in (3, 4)
+    ]
+
+
+@triton.jit
+def matmul_kernel(a_ptr, b_ptr, c_ptr, M, N, K, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
+    """c[M, N] = a[M, K] @ b[K, N]; all sizes are multiples of the blocks."""
+    rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    inner = tl.arange(0, BLOCK_K)
+    total = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    for start in range(0, K, BLOCK_K):
+        a = tl.load(a_ptr + rows[:, None] * K + (start + inner)[None, :])
+        b = tl.load(b_ptr + (start + inner)[:, None] * N + columns[None, :])
+        total = tl.dot(a, b, total)
+    tl.store(c_ptr + rows[:, None] * N + columns[None, :], total.to(c_ptr.dtype.element_ty))
+
+
+def matmul(kernel: Any, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Runs a decorated `matmul_kernel` on a poisoned output."""
+    (m, k), n = a.shape, b.shape[1]
+    c = torch.full((m, n), float("nan"), device=a.device, dtype=a.dtype)
+    kernel[lambda meta: (m // meta["BLOCK_M"], n // meta["BLOCK_N"])](a, b, c, m, n, k)
+    return c
+
+
+@triton.jit
+def _rstd(total, count, eps):
+    return 1 / tl.sqrt(total / count + eps)
+
+
+@triton.jit
+def add_norm_kernel(
+    x_ptr, residual_ptr, weight_ptr, y_ptr, total_ptr, rows, D, eps,
+    BLOCK_D: tl.constexpr, BLOCK_T: tl.constexpr, HAS_WEIGHT: tl.constexpr,
+):  # fmt: skip
+    """residual += x in place; y = rmsnorm(residual) * weight; total counts rows, so that a repeated run shows."""
+    t = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
+    d = tl.arange(0, BLOCK_D)
+    inside = (t[:, None] < rows) & (d[None, :] < D)
+    at = t[:, None] * D + d[None, :]
+    value = tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
+    value += tl.load(residual_ptr + at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(residual_ptr + at, value, mask=inside)
+    value *= _rstd(tl.sum(value * value, 1), D, eps)[:, None]
+    if HAS_WEIGHT:
+        value *= tl.load(weight_ptr + d, mask=d < D, other=0.0).to(tl.float32)[None, :]
+    tl.store(y_ptr + at, value, mask=inside)
+    tl.atomic_add(total_ptr + t * 0, 1.0, mask=t < rows)
+
+
+def decorate_add_norm(autotune: Decorator, **options: Any) -> Any:
+    """Hooks, `restore_value`, `reset_to_zero`, a heuristic on each side, pruning: what libraries use."""
+    configs = [
+        triton.Config({"BLOCK_T": block}, num_warps=warps, num_stages=stages, pre_hook=_check_eps)
+        for block in (1, 2, 4, 8, 16)
+        for warps in (1, 2, 4, 8)
+        for stages in (2, 3)
+    ]
+    tuned = autotune(
+        configs=configs,
+        key=["D", "HAS_WEIGHT"],
+        restore_value=["residual_ptr"],
+        reset_to_zero=["total_ptr"],
+        prune_configs_by={"early_config_prune": _not_too_wide},
+        **options,
+    )
+    below = triton.heuristics({"BLOCK_D": lambda args: triton.next_power_of_2(args["D"])})
+    above = triton.heuristics({"HAS_WEIGHT": lambda args: args["weight_ptr"] is not None})
+    return above(tuned(below(add_norm_kernel)))
+
+
+def _check_eps(args: dict[str, Any]) -> None:
+    assert args["eps"] > 0
+
+
+def _not_too_wide(configs: list[Any], named: dict[str, Any], **kwargs: Any) -> list[Any]:
+    return [config for config in configs if config.kwargs["BLOCK_T"] * named["D"] <= 65536]
+
+
+def add_norm(
+    kernel: Any, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Runs a decorated `add_norm_kernel`: [rows, D] twice and [D] or None, to y, the new residual and the row count."""
+    residual, y = residual.clone(), torch.full_like(x, float("nan"))
+    total = torch.zeros(1, device=x.device)
+    rows, d = x.shape
+    kernel[lambda meta: (triton.cdiv(rows, meta["BLOCK_T"]),)](x, residual, weight, y, total, rows, d, 1e-6)
+    return y, residual, total

@@ -1,0 +1,5 @@
+"""`python -m dejavu_client`: the command line."""
+
+from .cli import main
+
+main()

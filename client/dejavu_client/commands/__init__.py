@@ -1,0 +1,1 @@
+"""The commands, a family a file; each has `register(app)`."""

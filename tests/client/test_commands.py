@@ -1,0 +1,172 @@
+"""The command line over real folders, in processes of its own where exit codes and pipes matter."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from support import MOMENT, context, environment, measurement, record
+
+from dejavu_cache.records import Failure, Measurement, Winner
+from dejavu_cache.stores import FileStore
+
+
+def dejavu(*arguments: object, **env: str) -> subprocess.CompletedProcess[str]:
+    """Runs the command as a user would."""
+    command = [sys.executable, "-m", "dejavu_client", *map(str, arguments)]
+    return subprocess.run(command, env=environment(**env), capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> FileStore:
+    store = FileStore(tmp_path / "store")
+    failed = Measurement(
+        config=measurement(128).config, failure=Failure(kind="out_of_resources", reason="shared memory"), at=MOMENT
+    )
+    store.put(context(), [record(16, measurement(32, 1.0), measurement(64, 2.0), failed), record(32)])
+    return store
+
+
+def test_ls_lists_kernels_in_columns_when_piped(store: FileStore) -> None:
+    out = dejavu("ls", "--store", store.url)
+    header, row = out.stdout.splitlines()
+    assert header.split("\t")[0] == "kernel"
+    assert row.split("\t")[0::2] == ["pkg.kernels.add", "NVIDIA H200", "events-cold", "3"]
+    assert "\x1b" not in out.stdout
+
+
+def test_show_names_winner_runner_up_and_failures(store: FileStore) -> None:
+    rows = dejavu("show", "add", "--store", store.root).stdout.splitlines()
+    cells = rows[-2].split("\t")
+    assert cells[1:] == ["BLOCK=32, num_warps=4", "1", "BLOCK=64, num_warps=4", "2.00", "1"]
+
+
+def test_show_filters_by_scenario(store: FileStore) -> None:
+    found = json.loads(dejavu("show", "add", "--scenario", "M=32", "--store", store.root, "--json").stdout)
+    assert [each["record"]["scenario"]["args"]["M"] for each in found] == [32]
+
+
+def test_show_of_what_is_not_there_exits_1(store: FileStore) -> None:
+    out = dejavu("show", "nothing", "--store", store.root)
+    assert (out.returncode, "no such record" in out.stdout) == (1, True)
+
+
+def test_diff_tells_what_the_others_winner_costs(store: FileStore, tmp_path: Path) -> None:
+    assert dejavu("diff", store.root, store.root).returncode == 0
+    other = FileStore(tmp_path / "other")
+    faster = measurement(64, 0.5, MOMENT + timedelta(days=1))
+    other.put(context(), [record(16, measurement(32, 1.0), faster)])
+    out = dejavu("diff", store.root, other.root, "--json")
+    assert out.returncode == 1
+    assert [(row["what"], row["cost"]) for row in json.loads(out.stdout)] == [("winner", 2.0), ("only in A", None)]
+
+
+def test_an_export_imports_to_the_same_files(store: FileStore, tmp_path: Path) -> None:
+    exported = dejavu("export", "--store", store.root)
+    assert exported.stdout == dejavu("export", "--store", store.root).stdout
+    (tmp_path / "records.ndjson").write_text(exported.stdout)
+    copy = FileStore(tmp_path / "copy")
+    assert dejavu("import", tmp_path / "records.ndjson", "--store", copy.root).returncode == 0
+    assert copy.path(context()).read_bytes() == store.path(context()).read_bytes()
+
+
+def test_a_record_file_and_a_folder_are_imported_too(store: FileStore, tmp_path: Path) -> None:
+    for source in (store.path(context()), store.root):
+        copy = FileStore(tmp_path / f"copy-{source.name}")
+        assert dejavu("import", source, "--store", copy.root).returncode == 0
+        assert copy.path(context()).read_bytes() == store.path(context()).read_bytes()
+
+
+@pytest.mark.parametrize("damage", ["{}", "hello", '{"format": 99}', '{"context": 1}'])
+def test_nothing_of_a_damaged_export_is_imported(store: FileStore, tmp_path: Path, damage: str) -> None:
+    exported = dejavu("export", "--store", store.root).stdout
+    (tmp_path / "records.ndjson").write_text(f"{exported}{damage}\n")
+    out = dejavu("import", tmp_path / "records.ndjson", "--store", tmp_path / "copy")
+    assert out.returncode == 3
+    assert "records.ndjson, line 2" in out.stderr
+    assert not (tmp_path / "copy").exists()
+
+
+@pytest.mark.parametrize(("rule", "median"), [("newest", 3.0), ("fastest", 1.0), ("fail", None)])
+def test_merge_settles_conflicts_as_told(store: FileStore, tmp_path: Path, rule: str, median: float | None) -> None:
+    other = FileStore(tmp_path / "other")
+    other.put(context(), [record(32, measurement(64, 3.0, MOMENT + timedelta(days=1)))])
+    out = dejavu("merge", other.root, "--into", store.root, "--on-conflict", rule)
+    found = FileStore(store.root).get(context(), record(32).scenario)
+    assert found
+    assert out.returncode == (0 if median else 1)
+    assert found.record.measurements[0].median == (median or 1.0)
+
+
+def test_gc_drops_older_sources_and_can_say_so_first(store: FileStore) -> None:
+    newer = context(source="f" * 32)
+    store.put(newer, [record(16, measurement(64, 1.0, MOMENT + timedelta(days=1)))])
+    assert "1 contexts would be dropped" in dejavu("gc", "--dry-run", "--store", store.root).stdout
+    assert len(list(store.contexts())) == 2
+    dejavu("gc", "--store", store.root)
+    assert list(FileStore(store.root).contexts()) == [newer]
+    dejavu("gc", "--days", "1", "--store", store.root)
+    assert list(FileStore(store.root).contexts()) == []
+
+
+def test_clear_asks_first(store: FileStore) -> None:
+    assert dejavu("clear", "--store", store.root).returncode == 1
+    assert len(list(store.contexts())) == 1
+    assert dejavu("clear", "--yes", "--store", store.root).returncode == 0
+    assert list(FileStore(store.root).contexts()) == []
+
+
+class TestDoctor:
+    def test_a_sound_store_is_ok(self, store: FileStore) -> None:
+        out = dejavu("doctor", "--store", store.root)
+        assert out.returncode == 0, out.stdout
+        assert "1 contexts, 2 records" in out.stdout
+
+    def test_it_reads_as_json(self, store: FileStore) -> None:
+        findings = json.loads(dejavu("doctor", "--store", store.root, "--json").stdout)
+        assert {finding["state"] for finding in findings} <= {"ok", "note"}
+
+    def test_unknown_and_senseless_settings_are_found(self) -> None:
+        out = dejavu("doctor", DEJAVU_CACHE_MOOD="good", DEJAVU_CACHE_MODE="sometimes")
+        assert out.returncode == 1
+        assert "wrong DEJAVU_CACHE_MOOD: no such setting" in out.stdout
+        assert "DEJAVU_CACHE_MODE='sometimes'" in out.stdout
+
+    def test_damaged_and_newer_files_are_found(self, store: FileStore) -> None:
+        path = store.path(context())
+        path.with_name("x.json").write_text(path.read_text().replace('"format": 1', '"format": 99'))
+        path.with_name("y.json.damaged-1").write_text("?")
+        out = dejavu("doctor", "--store", store.root)
+        assert out.returncode == 1
+        assert "upgrade dejavu-cache" in out.stdout
+        assert "was damaged and set aside" in out.stdout
+
+    def test_a_store_that_cannot_be_made_is_found(self, tmp_path: Path) -> None:
+        (tmp_path / "file").write_text("")
+        out = dejavu("doctor", "--store", tmp_path / "file" / "store")
+        assert (out.returncode, "cannot be" in out.stdout) == (1, True)
+
+
+def test_an_unusable_store_exits_3_with_one_line(tmp_path: Path) -> None:
+    (tmp_path / "store").write_text("")
+    out = dejavu("import", "-", "--store", "gopher://x")
+    assert (out.returncode, len(out.stderr.splitlines())) == (2, 1)
+    exported = tmp_path / "empty"
+    exported.write_text("")
+    source = FileStore(tmp_path / "source")
+    source.put(context(), [record(1)])
+    out = dejavu("merge", source.root, "--into", tmp_path / "store")
+    assert (out.returncode, len(out.stderr.splitlines())) == (3, 1)
+
+
+def test_the_winner_of_a_record_is_the_recorded_one(tmp_path: Path) -> None:
+    store = FileStore(tmp_path)
+    tie = record(
+        16, measurement(32, 1.0), measurement(64, 1.001), winner=Winner(config=measurement(64).config, at=MOMENT)
+    )
+    store.put(context(), [tie])
+    assert "BLOCK=64" in dejavu("show", "add", "--store", tmp_path).stdout.splitlines()[-1].split("\t")[1]

@@ -1,0 +1,100 @@
+"""On a real GPU: tuned in one process, reused in the next, with the features that libraries use."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from support import ROOT, environment
+
+from dejavu_cache import Pow2, cached_autotune
+
+pytestmark = pytest.mark.gpu
+
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+PROCESS = """
+    import json, sys, torch
+    sys.path.insert(0, sys.argv[1])
+    from kernels import add_norm, decorate_add_norm, matmul, matmul_configs, matmul_kernel
+    from dejavu_cache import cached_autotune
+    product = cached_autotune(configs=matmul_configs()[::6], key=["M", "N", "K"])(matmul_kernel)
+    norm = decorate_add_norm(cached_autotune)
+    torch.manual_seed(0)
+    a, b = torch.randn(2, 1024, 1024, device="cuda", dtype=torch.bfloat16)
+    torch.testing.assert_close(matmul(product, a, b), a @ b, rtol=1e-2, atol=0.5)
+    x, residual = torch.randn(2, 512, 1000, device="cuda", dtype=torch.float32)
+    for weight in (None, torch.randn(1000, device="cuda")):
+        y, added, total = add_norm(norm, x, residual, weight)
+        expected = torch.nn.functional.rms_norm(x + residual, (1000,), weight, 1e-6)
+        torch.testing.assert_close(added, x + residual)
+        torch.testing.assert_close(y, expected, rtol=1e-4, atol=1e-4)
+        assert total.item() == 512, "benchmarks were undone"
+    winners = [product.best_config.all_kwargs(), norm.fn.best_config.all_kwargs()]
+    print(json.dumps([product.benchmarked, norm.fn.benchmarked, winners]))
+"""
+
+
+def run(store: Path) -> list[object]:
+    import textwrap
+
+    result = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(PROCESS), str(ROOT / "benchmarks")],
+        env=environment(DEJAVU_CACHE_URL=store.as_uri()),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout)  # type: ignore[no-any-return]
+
+
+def test_the_second_process_benchmarks_nothing(tmp_path: Path) -> None:
+    first, second = run(tmp_path / "store"), run(tmp_path / "store")
+    assert first[:2] == [8, 80]
+    assert second[:2] == [0, 0]
+    assert second[2] == first[2]
+
+
+@triton.jit
+def double(x_ptr, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(x_ptr + at, tl.load(x_ptr + at, mask=at < n) * 2, mask=at < n)
+
+
+def make_double(store: Path) -> object:
+    configs = [triton.Config({"BLOCK": block}) for block in (64, 128)]
+    return cached_autotune(configs=configs, key=["n"], restore_value=["x_ptr"], store=store, buckets={"n": Pow2()})(
+        double
+    )
+
+
+def test_a_scenario_met_first_in_a_graph_capture_is_not_benchmarked(tmp_path: Path) -> None:
+    kernel = make_double(tmp_path)
+    x = torch.ones(1000, device="cuda")
+    double[(16,)](torch.ones(1000, device="cuda"), 1000, BLOCK=64)  # compiled: loading a module may not be captured
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        kernel[lambda meta: (triton.cdiv(1000, meta["BLOCK"]),)](x, 1000)
+    assert kernel.benchmarked == 0
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(x, torch.full_like(x, 2.0))
+    assert not list(tmp_path.rglob("*.json"))
+
+
+def test_the_environment_names_the_gpu(tmp_path: Path) -> None:
+    kernel = make_double(tmp_path)
+    environment_now = kernel.explain(torch.ones(8, device="cuda"), 8).environment
+    properties = torch.cuda.get_device_properties(0)
+    assert environment_now.device.name == properties.name
+    assert environment_now.device.units == properties.multi_processor_count
+    assert environment_now.codegen.startswith("ptxas ") or torch.version.hip
+    assert os.fspath(tmp_path)
