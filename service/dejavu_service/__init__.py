@@ -1,0 +1,1 @@
+"""The team's cache server: records by HTTP, kept in SQLite or Postgres."""

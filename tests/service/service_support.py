@@ -1,0 +1,165 @@
+"""Records to send, databases to keep them in, and servers to send them to."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import httpx
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+from fastapi import FastAPI
+
+from dejavu_cache.records import (
+    Config,
+    Context,
+    Device,
+    Environment,
+    Failure,
+    Kernel,
+    Measurement,
+    Problem,
+    Record,
+    RecordSet,
+    Scenario,
+    Winner,
+)
+
+START = datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc)
+
+
+def context(kernel: str = "shop.kernels.matmul", device: str = "NVIDIA H200") -> Context:
+    return Context(
+        kernel=Kernel(name=kernel, source="0123456789abcdef"),
+        environment=Environment(
+            device=Device(name=device, arch="sm_90", units=132, memory_gib=140), triton="3.6.0", codegen="ptxas 12.8"
+        ),
+        problem=Problem(keys=("M", "N", "K"), method="events-cold"),
+    )
+
+
+def config(block: int = 64, warps: int = 4) -> Config:
+    return Config(params={"BLOCK_M": block, "BLOCK_N": 64}, options={"num_warps": warps, "num_stages": 3})
+
+
+def scenario(m: int = 1) -> Scenario:
+    return Scenario(args={"M": m, "N": 4096, "K": 4096}, dtypes={"a_ptr": "float16", "b_ptr": "float16"})
+
+
+def measurement(of: Config, median: float | None = 0.1, after: float = 0, by: str = "ann@h200-1") -> Measurement:
+    at = START + timedelta(seconds=after)
+    if median is None:
+        failure = Failure(kind="out_of_resources", reason="shared memory: 295 KiB of 227 KiB")
+        return Measurement(config=of, failure=failure, at=at, by=by)
+    return Measurement(config=of, median=median, p20=median * 0.98, p80=median * 1.04, at=at, by=by, seconds=0.4)
+
+
+def record(m: int = 1, median: float = 0.1, configs: int = 3, after: float = 0, by: str = "ann@h200-1") -> Record:
+    """A record whose first config is the fastest."""
+    declared = [config(16 * 2**each) for each in range(configs)]
+    measured = [measurement(each, median * (1 + 0.1 * place), after, by) for place, each in enumerate(declared)]
+    winner = Winner(config=declared[0], at=START + timedelta(seconds=after)) if declared else None
+    return Record(scenario=scenario(m), winner=winner, measurements=tuple(measured))
+
+
+def record_set(*records: Record, of: Context | None = None) -> RecordSet:
+    return RecordSet(context=of or context(), records=records or (record(),))
+
+
+def body(model: Any) -> dict[str, Any]:
+    """What goes over the wire."""
+    dumped: dict[str, Any] = model.model_dump(mode="json", exclude_none=True)
+    return dumped
+
+
+def free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port: int = taken.getsockname()[1]
+        return port
+
+
+class _Transport(httpx.BaseTransport):
+    """Asks an app in this process, on an event loop of its own."""
+
+    def __init__(self, app: FastAPI, portal: BlockingPortal) -> None:
+        self._portal = portal
+        self._transport = httpx.ASGITransport(app, client=("127.0.0.1", 1))
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        return self._portal.call(self._handle, request)
+
+    async def _handle(self, request: httpx.Request) -> httpx.Response:
+        sent = httpx.Request(request.method, request.url, headers=request.headers, content=request.read())
+        answer = await self._transport.handle_async_request(sent)
+        raw = b"".join([part async for part in answer.stream])  # type: ignore[union-attr]
+        return httpx.Response(answer.status_code, headers=answer.headers, stream=httpx.ByteStream(raw))
+
+
+@contextmanager
+def asking(app: FastAPI, **headers: str) -> Iterator[httpx.Client]:
+    """A client of an app in this process, from its start to its end."""
+    with (
+        start_blocking_portal() as portal,
+        portal.wrap_async_context_manager(app.router.lifespan_context(app)),
+        httpx.Client(transport=_Transport(app, portal), base_url="http://localhost", headers=headers) as client,
+    ):
+        yield client
+
+
+def command(*arguments: str) -> list[str]:
+    """The server's command line, in a process of its own."""
+    return [sys.executable, "-m", "dejavu_service", *arguments]
+
+
+class Running:
+    """A server in a process of its own, on loopback."""
+
+    def __init__(self, url: str, log: Path, extra: Mapping[str, str] | None = None) -> None:
+        self.port = free_port()
+        self.base = f"http://127.0.0.1:{self.port}"
+        self.log = log
+        self._environ = {**os.environ, "DEJAVU_SERVER_DATABASE": url, "DEJAVU_SERVER_RATE": "0", **(extra or {})}
+        self.start()
+
+    def start(self) -> None:
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(command("serve", "--port", str(self.port)), env=self._environ, stderr=log)
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline:
+            try:
+                if httpx.get(f"{self.base}/readyz").status_code == 200:
+                    return
+            except httpx.TransportError:
+                pass
+            assert self.process.poll() is None, self.log.read_text()
+            time.sleep(0.05)
+        raise TimeoutError(self.log.read_text())
+
+    def kill(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+    def stop(self) -> None:
+        self.process.terminate()
+        try:
+            self.process.wait(15)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+
+@contextmanager
+def running(url: str, log: Path, extra: Mapping[str, str] | None = None) -> Iterator[Running]:
+    server = Running(url, log, extra)
+    try:
+        yield server
+    finally:
+        server.stop()

@@ -1,0 +1,142 @@
+"""Who may do what: roles, namespaces, tokens."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+from dejavu_service.app import create_app
+from dejavu_service.database import Database
+from dejavu_service.settings import Settings
+from dejavu_service.tables import tokens as token_table
+from service_support import asking, body, config, context, record_set, scenario
+from sqlalchemy import select
+
+MakeToken = Callable[..., dict[str, str]]
+WHERE = f"contexts/{context().digest}"
+WISH = {"context": body(context()), "scenario": body(scenario()), "holder": "a", "ttl": 5}
+ROUTES: list[tuple[str, str, str, Any]] = [
+    ("read", "GET", "contexts", None),
+    ("read", "GET", f"{WHERE}/records", None),
+    ("read", "GET", f"{WHERE}/records/{scenario().digest}", None),
+    ("read", "POST", "misses", {"misses": []}),
+    ("read", "GET", "misses", None),
+    ("read", "GET", "export", None),
+    ("write", "POST", "records", body(record_set())),
+    ("write", "POST", "leases", WISH),
+    ("write", "PUT", f"leases/{'0' * 32}", {"ttl": 5}),
+    ("write", "DELETE", f"leases/{'0' * 32}", None),
+    ("admin", "PUT", f"{WHERE}/pins/{scenario().digest}", {"config": body(config())}),
+    ("admin", "DELETE", f"{WHERE}/pins/{scenario().digest}", None),
+    ("admin", "POST", "import", None),
+    ("admin", "POST", "promote", {"to": "pr-1"}),
+    ("admin", "DELETE", f"{WHERE}/records", None),
+]
+ROLES = ["read", "write", "admin"]
+
+
+def test_each_role_may_do_what_it_says_and_no_more(client: httpx.Client, token: MakeToken) -> None:
+    held = {role: token(role) for role in ROLES}
+    for needed, method, path, sent in ROUTES:
+        for role in ROLES:
+            answer = client.request(method, f"/v1/main/{path}", json=sent, headers=held[role])
+            allowed = ROLES.index(role) >= ROLES.index(needed)
+            assert (answer.status_code != 403) == allowed, (role, method, path, answer.text)
+        assert client.request(method, f"/v1/main/{path}", json=sent).status_code == 401
+
+
+def test_a_token_knows_only_its_namespaces(client: httpx.Client, token: MakeToken) -> None:
+    mine = token("admin", "pr-1", "pr-2")
+    for _, method, path, sent in ROUTES:
+        answer = client.request(method, f"/v1/main/{path}", json=sent, headers=mine)
+        assert answer.status_code == 403, (method, path)
+        assert "'main'" in answer.json()["detail"]
+    assert client.post("/v1/pr-1/records", json=body(record_set()), headers=mine).status_code == 200
+    assert client.post("/v1/pr-1/promote", json={"to": "pr-2"}, headers=mine).status_code == 200
+    assert client.post("/v1/pr-1/promote", json={"to": "main"}, headers=mine).status_code == 403
+    for path in ("/v1/tokens", "/metrics"):
+        assert client.get(path, headers=mine).status_code == 403
+
+
+def test_only_an_admin_of_everything_makes_tokens(client: httpx.Client, token: MakeToken) -> None:
+    wish = {"name": "ci", "role": "write", "namespaces": ["pr-1"]}
+    for role in ("read", "write"):
+        assert client.post("/v1/tokens", json=wish, headers=token(role)).status_code == 403
+    assert client.post("/v1/tokens", json=wish, headers=token("admin", "pr-1")).status_code == 403
+    assert client.post("/v1/tokens", json=wish, headers=token("admin")).status_code == 201
+
+
+def test_a_token_lives_until_it_is_revoked(client: httpx.Client, token: MakeToken, database: Database) -> None:
+    admin = token("admin")
+    made = client.post("/v1/tokens", json={"name": "ci", "role": "read", "namespaces": ["*"]}, headers=admin).json()
+    mine = {"Authorization": f"Bearer {made['token']}"}
+    assert client.get("/v1/main/contexts", headers=mine).status_code == 200
+    listed = client.get("/v1/tokens", headers=admin)
+    secret = made["token"].split("_", 2)[2]
+    assert secret not in listed.text
+    with database.read() as connection:
+        assert secret not in str(connection.execute(select(token_table)).all())
+    assert client.delete(f"/v1/tokens/{made['id']}", headers=admin).status_code == 204
+    assert client.get("/v1/main/contexts", headers=mine).status_code == 401
+    assert client.delete(f"/v1/tokens/{made['id']}", headers=admin).status_code == 404
+
+
+def test_a_token_expires(client: httpx.Client, token: MakeToken) -> None:
+    wish = {"name": "ci", "role": "read", "namespaces": ["*"], "days": 0.4 / 86400}
+    made = client.post("/v1/tokens", json=wish, headers=token("admin")).json()
+    mine = {"Authorization": f"Bearer {made['token']}"}
+    assert client.get("/v1/main/contexts", headers=mine).status_code == 200
+    time.sleep(0.5)
+    assert client.get("/v1/main/contexts", headers=mine).status_code == 401
+
+
+@pytest.mark.parametrize("presented", ["", "x", "dejavu__", "dejavu_{id}_wrong", "dejavu_\x7f_x", "Bearer"])
+def test_a_wrong_token_is_refused(client: httpx.Client, token: MakeToken, presented: str) -> None:
+    identity = token("admin")["Authorization"].split("_")[1]
+    answer = client.get("/v1/main/contexts", headers={"Authorization": f"Bearer {presented.replace('{id}', identity)}"})
+    assert answer.status_code == 401
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert answer.headers["www-authenticate"] == "Bearer"
+
+
+def test_without_tokens_only_this_machine_is_answered(client: httpx.Client) -> None:
+    assert client.get("/v1/main/contexts").status_code == 200
+    for host in ("127.0.0.1:8765", "[::1]:8765", "localhost"):
+        assert client.get("/v1/main/contexts", headers={"Host": host}).status_code == 200
+    for host in ("evil.example", "localhost.evil.example", "10.0.0.1"):
+        assert client.get("/v1/main/contexts", headers={"Host": host}).status_code == 401
+
+
+def test_a_revoked_token_does_not_open_the_server_again(
+    client: httpx.Client, token: MakeToken, database: Database
+) -> None:
+    admin = token("admin")
+    client.delete(f"/v1/tokens/{admin['Authorization'].split('_')[1]}", headers=admin)
+    assert client.get("/v1/main/contexts").status_code == 401
+
+
+def test_open_reading_is_only_reading(url: str, token: MakeToken) -> None:
+    token("admin")
+    with asking(create_app(Settings(database=url, open_read=True))) as client:
+        for path in ("/v1/main/contexts", "/metrics", "/pages/main"):
+            assert client.get(path).status_code == 200
+        assert client.post("/v1/main/records", json=body(record_set())).status_code == 403
+
+
+def test_pages_take_the_token_as_a_password(client: httpx.Client, token: MakeToken) -> None:
+    secret = token("read")["Authorization"].removeprefix("Bearer ")
+    answer = client.get("/pages/main")
+    assert answer.status_code == 401
+    assert answer.headers["www-authenticate"].startswith("Basic")
+    assert client.get("/pages/main", auth=("anyone", secret)).status_code == 200
+    assert client.get("/pages/main", auth=("anyone", "wrong")).status_code == 401
+    assert client.get("/v1/main/contexts", auth=("anyone", secret)).status_code == 401, "browsers send it unasked"
+
+
+def test_health_needs_no_token(client: httpx.Client, token: MakeToken) -> None:
+    token("admin")
+    for path in ("/livez", "/readyz", "/v1/openapi.json"):
+        assert client.get(path).status_code == 200

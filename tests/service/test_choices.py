@@ -1,0 +1,115 @@
+"""What an admin may change: pins, promotion, import."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+from dejavu_service.database import Database
+from dejavu_service.tables import measurements
+from service_support import body, config, context, measurement, record, record_set, scenario
+from sqlalchemy import select
+
+from dejavu_cache.records import Record, RecordSet, Winner, merge_records
+
+PIN = f"/v1/main/contexts/{context().digest}/pins/{scenario().digest}"
+
+
+def post(client: httpx.Client, sent: RecordSet, namespace: str = "main") -> None:
+    assert client.post(f"/v1/{namespace}/records", json=body(sent)).status_code == 200
+
+
+def read(client: httpx.Client, namespace: str = "main") -> list[Record]:
+    answer = client.get(f"/v1/{namespace}/contexts/{context().digest}/records")
+    return list(RecordSet.model_validate_json(answer.content).records) if answer.status_code == 200 else []
+
+
+def test_a_pin_is_put_and_taken_back(client: httpx.Client) -> None:
+    post(client, record_set())
+    pinned = Record.model_validate_json(client.put(PIN, json={"config": body(config(32)), "by": "ann"}).content)
+    assert (pinned.pinned, pinned.pin and pinned.pin.by) == (config(32), "ann")
+    assert read(client) == [pinned]
+    freed = Record.model_validate_json(client.delete(PIN).content)
+    assert freed.pinned is None
+    assert merge_records(pinned, freed).pinned is None, "a local store must learn that it was taken back"
+    assert read(client) == [freed]
+
+
+def test_there_is_nothing_to_pin_without_a_record(client: httpx.Client) -> None:
+    assert client.put(PIN, json={"config": body(config())}).status_code == 404
+    assert client.delete(PIN).status_code == 404
+
+
+def test_promotion_lets_the_source_stand_and_keeps_the_rest(client: httpx.Client, database: Database) -> None:
+    post(client, record_set(record(1, median=0.1)))
+    best = config(256)
+    source = Record(
+        scenario=scenario(1),
+        winner=Winner(config=best, at=record().winner.at),  # type: ignore[union-attr]
+        measurements=(measurement(best, 0.01, by="bob@h200-2"), measurement(config(16), 0.5, by="bob@h200-2")),
+    )
+    post(client, record_set(source, record(2)), "pr-7")
+    assert client.post("/v1/pr-7/promote", json={"to": "main"}).json() == {"records": 2}
+    one, two = read(client)
+    assert one.winner
+    assert one.winner.config == best
+    assert one.by_config[config(16)].median == 0.5
+    assert one.by_config[config(32)] == record(1, median=0.1).by_config[config(32)]
+    assert one.by_config[best].by == "bob@h200-2"
+    assert merge_records(one, record(1, median=0.1)).winner == one.winner, "local stores must take the new winner"
+    assert two == record(2)
+    with database.read() as connection:
+        beside = connection.execute(select(measurements.c.text).where(~measurements.c.stands)).scalars().all()
+    assert len(beside) == 1, "what was there before is kept beside"
+
+
+def test_promoting_again_changes_nothing(client: httpx.Client) -> None:
+    post(client, record_set(record(1, median=0.1)))
+    post(client, record_set(record(1, median=0.2, after=60)), "pr-7")
+    client.post("/v1/pr-7/promote", json={"to": "main"})
+    before = client.get(f"/v1/main/contexts/{context().digest}/records")
+    client.post("/v1/pr-7/promote", json={"to": "main"})
+    after = client.get(f"/v1/main/contexts/{context().digest}/records")
+    assert (before.content, before.headers["etag"]) == (after.content, after.headers["etag"])
+    (found,) = read(client)
+    assert found.measurements == record(1, median=0.2, after=60).measurements
+    assert found.winner == record(1).winner, "the same config had won before"
+
+
+def test_promotion_of_some(client: httpx.Client) -> None:
+    other = context("other.kernel")
+    post(client, record_set(), "pr-7")
+    post(client, record_set(of=other), "pr-7")
+    assert client.post("/v1/pr-7/promote", json={"to": "x", "kernel": "other.kernel"}).json() == {"records": 1}
+    assert read(client, "x") == []
+    assert client.post("/v1/pr-7/promote", json={"to": "x", "contexts": [context().digest]}).json() == {"records": 1}
+    assert read(client, "x") == [record()]
+    for nothing in ({"to": "x", "contexts": ["0" * 24]}, {"to": "x", "kernel": "unknown"}):
+        assert client.post("/v1/pr-7/promote", json=nothing).status_code == 404
+    assert client.post("/v1/pr-7/promote", json={"to": "pr-7"}).status_code == 422
+    assert client.post("/v1/nowhere/promote", json={"to": "x"}).status_code == 404
+
+
+def test_an_export_is_an_import(client: httpx.Client) -> None:
+    for name in ("one", "two"):
+        post(client, record_set(record(1), record(2), of=context(name)))
+    exported = client.get("/v1/main/export")
+    assert exported.headers["content-type"] == "application/x-ndjson"
+    assert len(exported.text.splitlines()) == 2
+    done = client.post("/v1/copy/import", content=exported.content)
+    assert done.json() == {"sets": 2, "records": 4, "measurements": 12, "beside": 0}
+    assert client.get("/v1/copy/export").content == exported.content
+    again = client.post("/v1/copy/import", content=exported.content)
+    assert again.json() == {"sets": 2, "records": 4, "measurements": 0, "beside": 0}
+    (one,) = client.get("/v1/main/export?kernel=one").text.splitlines(keepends=True)
+    assert one in exported.text.splitlines(keepends=True)
+
+
+def test_a_bad_line_imports_nothing(client: httpx.Client) -> None:
+    good = record_set().model_dump_json(exclude_none=True)
+    bad: dict[str, Any] = {"not json": "{", "nan": good.replace("0.1,", "NaN,"), "long": good + " " * 100_001}
+    for name, line in bad.items():
+        answer = client.post("/v1/main/import", content=f"{good}\n\n{line}\n")
+        assert answer.status_code in (413, 422), name
+        assert "line 3" in answer.json()["detail"], name
+    assert client.get("/v1/main/contexts").json()["contexts"] == []

@@ -1,0 +1,135 @@
+"""The commands."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import httpx
+import pytest
+import typer
+from dejavu_service import schema
+from dejavu_service.cli import register
+from dejavu_service.database import Database
+from dejavu_service.settings import Settings, read_settings
+from service_support import body, command, free_port, record_set, running
+from typer.testing import CliRunner
+
+from dejavu_cache.errors import SettingsError
+
+app = typer.Typer()
+register(app)
+
+
+def run(url: str, *arguments: str) -> tuple[int, str]:
+    done = CliRunner().invoke(app, [*arguments, "--database", url])
+    return done.exit_code, done.output
+
+
+def test_upgrade_and_check(empty_url: str) -> None:
+    assert run(empty_url, "db", "check")[0] == 1
+    assert run(empty_url, "db", "upgrade")[0] == 0
+    assert run(empty_url, "db", "upgrade")[0] == 0
+    code, said = run(empty_url, "db", "check")
+    assert code == 0
+    assert "current" in said
+
+
+def test_tokens_are_made_listed_and_revoked(url: str) -> None:
+    code, said = run(url, "token", "create", "--name", "ci", "--role", "write", "--namespace", "pr-1", "--days", "30")
+    assert code == 0
+    (secret,) = [line for line in said.splitlines() if line.startswith("dejavu_")]
+    identity = secret.split("_")[1]
+    listed = run(url, "token", "list")[1]
+    assert identity in listed
+    assert "pr-1" in listed
+    assert secret.split("_", 2)[2] not in listed
+    assert run(url, "token", "revoke", identity)[0] == 0
+    assert "revoked" in run(url, "token", "list")[1]
+    code, said = run(url, "token", "revoke", identity)
+    assert code == 1
+    assert "no token" in said
+
+
+@pytest.mark.parametrize(
+    "arguments", [("--role", "owner"), ("--namespace", "../x"), ("--namespace", ""), ("--days", "99999")]
+)
+def test_a_token_that_makes_no_sense(sqlite_url: str, arguments: tuple[str, str]) -> None:
+    code, said = run(sqlite_url, "token", "create", "--name", "ci", *arguments)
+    assert code == 1
+    assert arguments[0].strip("-")[:4] in said
+    assert "dejavu_" not in said
+
+
+def test_a_public_address_needs_tokens(sqlite_url: str) -> None:
+    code, said = run(sqlite_url, "serve", "--host", "0.0.0.0")
+    assert code == 1
+    assert "dejavu-cache token create" in said
+
+
+def test_tls_needs_both_files(sqlite_url: str) -> None:
+    assert "both" in run(sqlite_url, "serve", "--tls-cert", "cert.pem")[1]
+
+
+def test_serve_refuses_a_stale_postgres_and_says_what_to_run(postgres_url: str) -> None:
+    opened = Database(postgres_url)
+    schema.downgrade(opened, "0001")
+    opened.close()
+    code, said = run(postgres_url, "serve")
+    assert code == 1
+    assert "dejavu-cache db upgrade --database" in said
+
+
+def test_an_absent_database_is_said_in_one_line() -> None:
+    code, said = run("postgresql://nobody:secret@127.0.0.1:1/x", "serve")
+    assert code == 1
+    assert len(said.strip().splitlines()) == 1
+    assert "secret" not in said
+
+
+@pytest.mark.parametrize("url", ["x", "mysql://a/b", "sqlite://", "sqlite:///:memory:"])
+def test_a_database_that_is_not_supported(url: str) -> None:
+    code, said = run(url, "db", "check")
+    assert code == 1
+    assert "sqlite:///FILE or postgresql://" in said
+
+
+def test_settings_come_from_one_place() -> None:
+    found = read_settings({"port": 1, "host": None}, {"DEJAVU_SERVER_HOST": "::1", "DEJAVU_SERVER_PORT": "2", "X": "3"})
+    assert (found.host, found.port) == ("::1", 1)
+    assert read_settings({}, {"DEJAVU_SERVER_RATE": ""}).rate == Settings().rate
+    for bad in ({"DEJAVU_SERVER_PORT": "x"}, {"DEJAVU_SERVER_SPEED": "1"}):
+        with pytest.raises(SettingsError, match=next(iter(bad))):
+            read_settings({}, bad)
+
+
+def test_prune_says_what_went(sqlite_url: str) -> None:
+    assert run(sqlite_url, "db", "prune", "--unused-days", "30") == (
+        0,
+        "Dropped 0 records, 0 misses and 0 empty contexts.\n",
+    )
+
+
+def test_a_fresh_machine_serves(tmp_path: Path) -> None:
+    with running(f"sqlite:///{tmp_path / 'new' / 'server.sqlite3'}", tmp_path / "log") as server:
+        assert httpx.post(f"{server.base}/v1/main/records", json=body(record_set())).status_code == 200
+        answer = httpx.get(f"{server.base}/v1/main/contexts", headers={"X-Request-Id": "seen"})
+        assert answer.headers["x-request-id"] == "seen"
+    assert "this machine only" in (tmp_path / "log").read_text()
+
+
+def test_tls(tmp_path: Path) -> None:
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    wanted = ["-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=localhost"]
+    made = subprocess.run(["openssl", "req", *wanted, "-keyout", key, "-out", cert], capture_output=True)
+    if made.returncode:
+        pytest.skip("there is no openssl here")
+    port = free_port()
+    environ = {**os.environ, "DEJAVU_SERVER_DATABASE": f"sqlite:///{tmp_path / 'x.sqlite3'}"}
+    serving = command("serve", "--port", str(port), "--tls-cert", str(cert), "--tls-key", str(key))
+    with subprocess.Popen(serving, env=environ, stderr=subprocess.DEVNULL) as process:
+        transport = httpx.HTTPTransport(verify=False, retries=8)
+        with httpx.Client(transport=transport) as client:
+            assert client.get(f"https://127.0.0.1:{port}/livez").status_code == 200
+        process.terminate()

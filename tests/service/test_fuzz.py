@@ -1,0 +1,50 @@
+"""Thousands of made-up requests against the OpenAPI of a running server.
+
+The suite runs a few; for many:  DEJAVU_FUZZ_EXAMPLES=300 python -m pytest tests/service/test_fuzz.py
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from dejavu_service.auth import ANYBODY
+from dejavu_service.database import Database
+from dejavu_service.rules import tokens
+from service_support import running
+
+EXAMPLES = os.environ.get("DEJAVU_FUZZ_EXAMPLES", "8")
+CHECKS = (
+    "not_a_server_error",
+    "status_code_conformance",
+    "content_type_conformance",
+    "response_headers_conformance",
+    "response_schema_conformance",
+)
+
+
+def test_no_made_up_request_breaks_the_server_or_its_schema(postgres_url: str, tmp_path: Path) -> None:
+    database = Database(postgres_url)
+    token = tokens.issue(database, ANYBODY, "fuzz", "admin", ["*"], None).token
+    database.close()
+    with running(postgres_url, tmp_path / "log", {"DEJAVU_SERVER_BURST": "1000000"}) as server:
+        arguments = [f"{server.base}/v1/openapi.json", "--checks", ",".join(CHECKS), "--max-examples", EXAMPLES]
+        # A stream of lines is no body that can be made up from a schema.
+        arguments += ["--exclude-path-regex", "/import$"]
+        (tmp_path / "schemathesis.toml").write_text(f'[auth.openapi.token]\nbearer = "{token}"\n')
+        arguments += ["--phases", "examples,coverage,fuzzing", "--generation-deterministic", "--request-timeout", "40"]
+        done = subprocess.run(
+            [sys.executable, "-m", "schemathesis.cli", "run", *arguments],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            env={**os.environ, "PYTHONWARNINGS": "ignore"},
+        )
+        assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+        log = (tmp_path / "log").read_text()
+    assert "unforeseen" not in log, log[-4000:]
+    cases = re.search(r"Test cases:\s+(\d+)", done.stdout) or re.search(r"(\d+) generated", done.stdout)
+    assert cases is None or int(cases[1]) > 200, done.stdout[-3000:]

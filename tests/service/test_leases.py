@@ -1,0 +1,106 @@
+"""Single-flight tuning: leases, and waiting for what their holder brings."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+from dejavu_service.database import Database
+from dejavu_service.tables import epoch, leases
+from service_support import body, context, record, record_set, scenario
+from sqlalchemy import update
+
+from dejavu_cache.records import Record
+
+HOME = f"/v1/main/contexts/{context().digest}/records"
+
+
+def grant(client: httpx.Client, holder: str, ttl: float = 30, m: int = 1, namespace: str = "main") -> dict[str, Any]:
+    wish = {"context": body(context()), "scenario": body(scenario(m)), "holder": holder, "ttl": ttl}
+    answer = client.post(f"/v1/{namespace}/leases", json=wish)
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+def expire(database: Database) -> None:
+    with database.write() as connection:
+        connection.execute(update(leases).values(expires_at=epoch() - 1))
+
+
+def test_one_holder_at_a_time(client: httpx.Client) -> None:
+    first = grant(client, "a")
+    second = grant(client, "b")
+    assert first["lease"]
+    assert first["expires_in"] == 30
+    assert second["lease"] is None
+    assert 25 < second["expires_in"] <= 30
+    assert grant(client, "b", m=2)["lease"]
+    assert grant(client, "b", namespace="pr-1")["lease"]
+
+
+def test_the_same_holder_gets_its_own_again(client: httpx.Client) -> None:
+    assert grant(client, "a")["lease"] == grant(client, "a")["lease"]
+
+
+def test_an_expired_lease_is_taken_over(client: httpx.Client, database: Database) -> None:
+    lost = grant(client, "a")["lease"]
+    expire(database)
+    taken = grant(client, "b")["lease"]
+    assert taken not in (None, lost)
+    assert client.put(f"/v1/main/leases/{lost}", json={"ttl": 30}).status_code == 404
+    assert client.delete(f"/v1/main/leases/{lost}").status_code == 204
+    assert grant(client, "c")["lease"] is None
+
+
+def test_a_lease_is_renewed_until_it_expires(client: httpx.Client, database: Database) -> None:
+    lease = grant(client, "a", ttl=5)["lease"]
+    assert client.put(f"/v1/main/leases/{lease}", json={"ttl": 500}).json() == {"lease": lease, "expires_in": 500}
+    assert grant(client, "b")["expires_in"] > 400
+    expire(database)
+    assert client.put(f"/v1/main/leases/{lease}", json={"ttl": 500}).status_code == 404
+
+
+def test_a_released_lease_is_free(client: httpx.Client) -> None:
+    lease = grant(client, "a")["lease"]
+    assert client.put(f"/v1/pr-1/leases/{lease}", json={"ttl": 5}).status_code == 404
+    assert client.delete(f"/v1/main/leases/{lease}").status_code == 204
+    assert client.delete(f"/v1/main/leases/{lease}").status_code == 204
+    assert grant(client, "b")["lease"]
+
+
+def test_of_many_racers_one_gets_it(client: httpx.Client) -> None:
+    start = threading.Barrier(8)
+
+    def race(holder: int) -> bool:
+        start.wait()
+        return grant(client, f"racer {holder}")["lease"] is not None
+
+    with ThreadPoolExecutor(8) as pool:
+        assert sum(pool.map(race, range(8))) == 1
+
+
+def test_a_waiter_learns_when_the_record_is_there(client: httpx.Client) -> None:
+    def wait() -> tuple[httpx.Response, float]:
+        started = time.monotonic()
+        return client.get(f"{HOME}/{scenario().digest}?wait=20"), time.monotonic() - started
+
+    with ThreadPoolExecutor(4) as pool:
+        waiting = [pool.submit(wait) for _ in range(4)]
+        time.sleep(0.4)
+        unfinished = Record(scenario=scenario(), measurements=record(configs=1).measurements)
+        client.post("/v1/main/records", json=body(record_set(unfinished)))
+        time.sleep(0.3)
+        client.post("/v1/main/records", json=body(record_set(record())))
+        for answer, took in (each.result() for each in waiting):
+            assert Record.model_validate_json(answer.content) == record()
+            assert 0.6 < took < 5
+
+
+def test_who_waits_in_vain_gets_404(client: httpx.Client) -> None:
+    started = time.monotonic()
+    assert client.get(f"{HOME}/{scenario().digest}?wait=0.5").status_code == 404
+    assert 0.4 < time.monotonic() - started < 3

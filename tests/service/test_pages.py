@@ -1,0 +1,105 @@
+"""The pages and the metrics."""
+
+from __future__ import annotations
+
+import httpx
+from dejavu_service.views import row
+from service_support import body, config, context, measurement, record, record_set, scenario
+
+from dejavu_cache.records import Record
+
+
+def fill(client: httpx.Client) -> None:
+    for name in ("shop.kernels.matmul", "shop.kernels.<script>alert(1)</script>"):
+        for device in ("NVIDIA H200", "AMD Instinct MI300X"):
+            client.post("/v1/main/records", json=body(record_set(record(1), record(64), of=context(name, device))))
+    client.post("/v1/main/misses", json={"misses": [{"context": body(context()), "scenario": body(scenario(7))}]})
+
+
+def test_the_overview_has_kernels_by_devices(client: httpx.Client) -> None:
+    assert "No records" in client.get("/pages/main").text
+    fill(client)
+    page = client.get("/pages/main")
+    assert "8 records of" in " ".join(page.text.split())
+    for shown in ("NVIDIA H200", "AMD Instinct MI300X", context().digest, "shop.kernels.matmul"):
+        assert shown in page.text
+    assert "<script" not in page.text
+    assert "default-src 'none'" in page.headers["content-security-policy"]
+    assert client.get("/").headers["location"] == "/pages/main"
+    assert client.get("/style.css").headers["content-type"].startswith("text/css")
+
+
+def test_a_kernel_shows_scenarios_timings_and_pins(client: httpx.Client) -> None:
+    fill(client)
+    pin = f"/v1/main/contexts/{context().digest}/pins/{scenario(1).digest}"
+    client.put(pin, json={"config": body(config(32)), "by": "ann"})
+    page = client.get(f"/pages/main/contexts/{context().digest}").text
+    assert page.count("<details>") == 2
+    assert "pinned" in page
+    assert "110 µs" not in page
+    assert "0.11 ms" in page
+    assert client.get(f"/pages/main/contexts/{'0' * 24}").status_code == 404
+
+
+def test_many_scenarios_come_in_pages(client: httpx.Client) -> None:
+    for start in (0, 40):
+        client.post(
+            "/v1/main/records", json=body(record_set(*(record(m, configs=1) for m in range(start, start + 40))))
+        )
+    path = f"/pages/main/contexts/{context().digest}"
+    assert client.get(path).text.count("<details>") == 50
+    assert "Page 2 of 2" in client.get(f"{path}?page=2").text
+    assert client.get(f"{path}?page=2").text.count("<details>") == 30
+
+
+def test_the_worklist(client: httpx.Client) -> None:
+    assert "Nothing is missing" in client.get("/pages/main/misses").text
+    fill(client)
+    assert "shop.kernels.matmul" in client.get("/pages/main/misses").text
+
+
+def test_near_ties_and_failures_are_counted() -> None:
+    shown = row(
+        Record(
+            scenario=scenario(),
+            winner=record(median=0.1).winner,
+            measurements=(
+                measurement(config(16), 0.1),
+                measurement(config(32), 0.101),
+                measurement(config(64), 0.3),
+                measurement(config(128), None),
+            ),
+        )
+    )
+    assert (shown.near, shown.failed, len(shown.bars)) == (1, 1, 4)
+    assert shown.gain is not None
+    assert abs(shown.gain - 3) < 1e-9
+    assert [bar.chosen for bar in shown.bars] == [True, False, False, False]
+
+
+def test_a_record_without_timings_is_shown_too() -> None:
+    shown = row(Record(scenario=scenario(), measurements=(measurement(config(), None), measurement(config(16), 0.0))))
+    assert (shown.chosen, shown.timing, shown.gain) == (None, None, None)
+
+
+def test_metrics_tell_what_there_is(client: httpx.Client) -> None:
+    fill(client)
+    home = f"/v1/main/contexts/{context().digest}/records"
+    tag = client.get(home).headers["etag"]
+    client.get(home, headers={"If-None-Match": tag})
+    client.get(f"/v1/main/contexts/{'0' * 24}/records")
+    client.post(
+        "/v1/main/leases", json={"context": body(context()), "scenario": body(scenario()), "holder": "a", "ttl": 9}
+    )
+    text = client.get("/metrics").text
+    for line in (
+        'dejavu_lookups_total{outcome="hit"} 1.0',
+        'dejavu_lookups_total{outcome="unchanged"} 1.0',
+        'dejavu_lookups_total{outcome="miss"} 1.0',
+        "dejavu_leases_held 1.0",
+        "dejavu_database_up 1.0",
+        'dejavu_records{device="NVIDIA H200",kernel="shop.kernels.matmul",namespace="main"} 2.0',
+        'dejavu_requests_total{method="POST",route="/v1/{namespace}/records",status="200"} 4.0',
+        'dejavu_request_seconds_count{route="/v1/{namespace}/contexts/{context}/records"} 3.0',
+    ):
+        assert line in text, line

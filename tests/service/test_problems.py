@@ -1,0 +1,166 @@
+"""Bad input: a 4xx that says what to change, and nothing written."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+from dejavu_service.app import create_app
+from dejavu_service.limits import Rate
+from dejavu_service.problems import ProblemError
+from dejavu_service.settings import Settings
+from service_support import asking, body, context, record, record_set, scenario
+
+GOOD = json.dumps(body(record_set()))
+DEEP = b'{"context":' * 5000
+BODIES: dict[str, tuple[bytes, int]] = {
+    "nothing": (b"", 422),
+    "no JSON": (b"{", 400),
+    "two values": (b"{} {}", 400),
+    "a list": (b"[]", 422),
+    "null": (b"null", 422),
+    "deep": (DEEP, 400),
+    "NaN": (GOOD.replace('"median": 0.1,', '"median": NaN,').encode(), 400),
+    "Infinity": (GOOD.replace('"median": 0.1,', '"median": Infinity,').encode(), 400),
+    "1e999": (GOOD.replace('"median": 0.1,', '"median": 1e999,').encode(), 422),
+    "a huge integer": (GOOD.replace("4096", "9" * 400).encode(), 422),
+    "an endless integer": (GOOD.replace("4096", "9" * 5000).encode(), 400),
+    "a negative median": (GOOD.replace('"median": 0.1,', '"median": -1,').encode(), 422),
+    "a text for a number": (GOOD.replace('"median": 0.1,', '"median": "fast",').encode(), 422),
+    "an unknown field": (GOOD.replace('"median": 0.1,', '"median": 0.1, "speed": 1,').encode(), 422),
+    "a missing field": (GOOD.replace('"triton": "3.6.0"', '"codegen": "x"').encode(), 422),
+    "NUL": (GOOD.replace("ann@h200-1", "ann\\u0000").encode(), 400),
+    "half a surrogate": (GOOD.replace("ann@h200-1", "\\ud800").encode(), 400),
+    "no UTF-8": (GOOD.encode().replace(b"ann@h200-1", b"\xff\xfe"), 400),
+    "a control character": (GOOD.replace("shop.kernels.matmul", "a\\u0001b").encode(), 422),
+    "the year 1": (GOOD.replace("2026-01-02T03:04:05Z", "0001-01-01T00:00:00+14:00").encode(), 422),
+    "the year 9999": (GOOD.replace("2026-01-02T03:04:05Z", "9999-12-31T23:59:59-14:00").encode(), 422),
+    "no date": (GOOD.replace("2026-01-02T03:04:05Z", "yesterday").encode(), 422),
+    "a newer format": (GOOD.replace('"format": 1', '"format": 2').encode(), 422),
+    "format 0": (GOOD.replace('"format": 1', '"format": 0').encode(), 422),
+    "one config twice": (GOOD.replace('"BLOCK_M": 32', '"BLOCK_M": 16').encode(), 422),
+    "too many records": (json.dumps(body(record_set(*(record(m, configs=0) for m in range(51))))).encode(), 413),
+    "too many bytes": (b" " * 100_001, 413),
+}
+
+
+def _problem(answer: httpx.Response, status: int) -> dict[str, Any]:
+    assert answer.status_code == status, answer.text
+    assert answer.headers["content-type"] == "application/problem+json"
+    said: dict[str, Any] = answer.json()
+    assert said["status"] == status
+    assert said["detail"]
+    return said
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_a_malformed_body_is_refused_and_nothing_is_written(client: httpx.Client, name: str) -> None:
+    sent, status = BODIES[name]
+    answer = client.post("/v1/main/records", content=sent, headers={"Content-Type": "application/json"})
+    _problem(answer, status)
+    assert client.get("/v1/main/contexts").json()["contexts"] == []
+
+
+def test_an_error_names_the_field(client: httpx.Client) -> None:
+    sent = json.loads(GOOD)
+    sent["records"][0]["measurements"][0]["speed"] = 1
+    said = _problem(client.post("/v1/main/records", json=sent), 422)
+    assert said["errors"][0]["loc"] == ["body", "records", 0, "measurements", 0, "speed"]
+    assert "speed" in said["detail"]
+
+
+def test_bodies_are_plain_json(client: httpx.Client) -> None:
+    for headers in ({}, {"Content-Type": "text/plain"}, {"Content-Type": "application/json", "Content-Encoding": "br"}):
+        _problem(client.post("/v1/main/records", content=GOOD, headers=headers), 415)
+
+
+def test_a_body_is_counted_whatever_it_says_of_itself(client: httpx.Client) -> None:
+    headers = {"Content-Type": "application/json", "Content-Length": str(10**12)}
+    _problem(client.post("/v1/main/records", content=b"{}", headers=headers), 413)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/../etc/passwd",
+        "/v1/%2e%2e/contexts",
+        "/v1/..%2f..%2fetc/contexts",
+        "/v1/.hidden/contexts",
+        "/v1/a%00b/contexts",
+        "/v1/main/contexts/..%2f..%2fpasswd/records",
+        "/v1/main/contexts/ABC/records",
+        f"/v1/{'n' * 65}/contexts",
+        "/pages/..%2f..%2fetc",
+        "/v2/main/contexts",
+        "//etc/passwd",
+        "/v1/main/contexts%0d%0aX: y",
+    ],
+)
+def test_tricks_with_paths_find_nothing(client: httpx.Client, path: str) -> None:
+    target = httpx.URL("http://localhost", raw_path=path.encode())
+    _problem(client.get(target), 404)
+
+
+@pytest.mark.parametrize(
+    "query", ["kernel=%00", "kernel=", "limit=0", "limit=x", "limit=99999999999999999999", "after=x"]
+)
+def test_a_query_that_makes_no_sense(client: httpx.Client, query: str) -> None:
+    _problem(client.get(f"/v1/main/contexts?{query}"), 422)
+
+
+def test_methods_that_are_not_there(client: httpx.Client) -> None:
+    _problem(client.patch("/v1/main/records"), 405)
+
+
+@pytest.mark.parametrize("ttl", ["0", "-1", "1e300", '"x"', "null", "99999999999999999999999"])
+def test_a_lease_has_a_sensible_length(client: httpx.Client, ttl: str) -> None:
+    wish = json.dumps({"context": body(context()), "scenario": body(scenario()), "holder": "a", "ttl": 7})
+    sent = wish.replace("7}", f"{ttl}}}")
+    _problem(client.post("/v1/main/leases", content=sent, headers={"Content-Type": "application/json"}), 422)
+
+
+def test_who_asks_too_fast_is_told_to_wait(url: str) -> None:
+    with asking(create_app(Settings(database=url, rate=1, burst=3))) as client:
+        answers = [client.get("/v1/main/contexts") for _ in range(5)]
+        assert [each.status_code for each in answers] == [200, 200, 200, 429, 429]
+        _problem(answers[-1], 429)
+        assert answers[-1].headers["retry-after"] == "1"
+        assert client.get("/livez").status_code == 200
+
+
+def test_a_bucket_fills_again() -> None:
+    moment = [0.0]
+    rate = Rate(2, 2, lambda: moment[0])
+    for _ in range(2):
+        rate.take("a")
+    with pytest.raises(ProblemError):
+        rate.take("a")
+    rate.take("b")
+    moment[0] = 0.5
+    rate.take("a")
+    with pytest.raises(ProblemError):
+        rate.take("a")
+
+
+def test_what_nobody_foresaw_names_the_request(
+    url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from dejavu_service.rules import records
+
+    def broken(*_: Any) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(records, "listed", broken)
+    with asking(create_app(Settings(database=url))) as client:
+        answer = client.get("/v1/main/contexts", headers={"X-Request-Id": "abc-1"})
+    assert "abc-1" in _problem(answer, 500)["detail"]
+    assert answer.headers["x-request-id"] == "abc-1"
+    assert [each.fields["request"] for each in caplog.records if each.levelname == "ERROR"] == ["abc-1"]  # type: ignore[attr-defined]
+
+
+def test_a_request_id_is_echoed_or_made(client: httpx.Client) -> None:
+    assert client.get("/livez", headers={"X-Request-Id": "mine"}).headers["x-request-id"] == "mine"
+    for bad in ("", "a b", "x" * 65):
+        assert client.get("/livez", headers={"X-Request-Id": bad}).headers["x-request-id"] not in ("", bad)

@@ -1,0 +1,181 @@
+"""Bulk reads and writes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+from dejavu_service.database import Database
+from dejavu_service.storage.records import whole
+from dejavu_service.tables import measurements
+from service_support import asking, body, config, context, measurement, record, record_set, scenario
+from sqlalchemy import func, select
+
+from dejavu_cache.records import Pin, Record, RecordSet, Winner, now
+
+HOME = f"/v1/main/contexts/{context().digest}/records"
+
+
+def post(client: httpx.Client, sent: RecordSet, namespace: str = "main", **headers: str) -> dict[str, Any]:
+    answer = client.post(f"/v1/{namespace}/records", json=body(sent), headers=headers)
+    assert answer.status_code == 200, answer.text
+    counted: dict[str, Any] = answer.json()
+    return counted
+
+
+def read(client: httpx.Client, namespace: str = "main") -> list[Record]:
+    answer = client.get(HOME.replace("main", namespace))
+    assert answer.status_code == 200, answer.text
+    return list(RecordSet.model_validate_json(answer.content).records)
+
+
+def test_what_was_posted_is_read_in_the_order_of_scenarios(client: httpx.Client) -> None:
+    sent = [record(m) for m in (512, 2, 64)]
+    assert post(client, record_set(*sent)) == {"records": 3, "measurements": 9, "beside": 0}
+    assert read(client) == sorted(sent, key=lambda each: each.scenario.text)
+
+
+def test_the_same_post_again_changes_nothing(client: httpx.Client) -> None:
+    post(client, record_set(record(1), record(2)))
+    before = client.get(HOME)
+    assert post(client, record_set(record(1), record(2))) == {"records": 2, "measurements": 0, "beside": 0}
+    after = client.get(HOME)
+    assert (after.content, after.headers["etag"]) == (before.content, before.headers["etag"])
+
+
+def test_a_conflicting_claim_is_kept_beside(client: httpx.Client, database: Database) -> None:
+    post(client, record_set(record(median=0.1)))
+    lie = record_set(record(median=0.01, by="eve@laptop"))
+    assert post(client, lie) == {"records": 1, "measurements": 0, "beside": 3}
+    assert post(client, lie) == {"records": 1, "measurements": 0, "beside": 0}
+    assert read(client) == [record(median=0.1)]
+    with database.read() as connection:
+        kept = connection.execute(
+            select(measurements.c.stands, func.count()).group_by(measurements.c.stands).order_by(measurements.c.stands)
+        ).all()
+    assert [tuple(each) for each in kept] == [(False, 3), (True, 3)]
+
+
+def test_new_configs_join_and_the_first_winner_stands(client: httpx.Client) -> None:
+    post(client, record_set(record(configs=1)))
+    better = Record(
+        scenario=scenario(), winner=Winner(config=config(8), at=now()), measurements=(measurement(config(8), 0.01),)
+    )
+    assert post(client, record_set(better))["measurements"] == 1
+    (found,) = read(client)
+    assert len(found.measurements) == 2
+    assert found.winner == record(configs=1).winner
+
+
+def test_a_record_without_a_winner_gets_the_first_one_sent(client: httpx.Client) -> None:
+    post(client, record_set(Record(scenario=scenario(), measurements=(measurement(config()),))))
+    post(client, record_set(record()))
+    assert read(client)[0].winner == record().winner
+
+
+def test_failures_are_claims_too(client: httpx.Client) -> None:
+    failed = Record(scenario=scenario(), measurements=(measurement(config(), None),))
+    assert post(client, record_set(failed))["measurements"] == 1
+    timed = Record(scenario=scenario(), measurements=(measurement(config(), 0.1),))
+    assert post(client, record_set(timed))["beside"] == 1
+    assert read(client)[0].measurements[0].failure is not None
+
+
+def test_one_scenario_twice_in_one_post_merges(client: httpx.Client) -> None:
+    twice = record_set(record(configs=1), record(configs=3))
+    assert post(client, twice) == {"records": 2, "measurements": 3, "beside": 0}
+    assert read(client) == [record(configs=3)]
+
+
+def test_pins_in_a_post_count_only_from_an_admin(client: httpx.Client, token: Any) -> None:
+    pinned = record().model_copy(update={"pin": Pin(config=config(32), at=now(), by="ann")})
+    post(client, record_set(pinned), **token("write"))
+    answer = client.get(HOME, headers=token("read"))
+    assert RecordSet.model_validate_json(answer.content).records[0].pin is None
+    post(client, record_set(pinned), **token("admin"))
+    answer = client.get(HOME, headers=token("read"))
+    assert RecordSet.model_validate_json(answer.content).records[0].pinned == config(32)
+
+
+def test_an_unchanged_context_is_answered_by_304(client: httpx.Client) -> None:
+    post(client, record_set())
+    tag = client.get(HOME).headers["etag"]
+    for sent in (tag, f"W/{tag}", f'"other", {tag}', "*"):
+        answer = client.get(HOME, headers={"If-None-Match": sent})
+        assert (answer.status_code, answer.content, answer.headers["etag"]) == (304, b"", tag)
+    post(client, record_set(record(7)))
+    assert client.get(HOME, headers={"If-None-Match": tag}).status_code == 200
+
+
+def test_answers_are_compressed_for_those_who_take_it(client: httpx.Client) -> None:
+    post(client, record_set(*(record(m) for m in range(20))))
+    small = client.get(HOME, headers={"Accept-Encoding": "gzip"})
+    plain = client.get(HOME, headers={"Accept-Encoding": "gzip;q=0"})
+    assert small.headers["content-encoding"] == "gzip"
+    assert "content-encoding" not in plain.headers
+    assert small.content == plain.content
+    assert int(small.headers["content-length"]) < len(plain.content) / 5
+
+
+def test_an_answer_is_the_canonical_text(client: httpx.Client, database: Database) -> None:
+    post(client, record_set())
+    with database.read() as connection:
+        kept = whole(connection, "main", context().digest)
+    assert kept is not None
+    assert kept.records[0] in client.get(HOME).text
+
+
+def test_a_full_cache_lets_the_oldest_go(url: str) -> None:
+    from dejavu_service.app import create_app
+    from dejavu_service.settings import Settings
+
+    app = create_app(Settings(database=url, cache_bytes=1500))
+    with asking(app) as client:
+        for name in "abcd":
+            of = context(name)
+            client.post("/v1/main/records", json=body(record_set(of=of)))
+            assert client.get(f"/v1/main/contexts/{of.digest}/records").status_code == 200
+        kept = app.state.server.reads._kept
+        assert 0 < sum(len(each.gzipped) for each in kept.values()) <= 1500
+        assert client.get(f"/v1/main/contexts/{context('a').digest}/records").status_code == 200
+
+
+def test_one_record(client: httpx.Client) -> None:
+    post(client, record_set(record(5)))
+    answer = client.get(f"{HOME}/{scenario(5).digest}")
+    assert Record.model_validate_json(answer.content) == record(5)
+    assert client.get(f"{HOME}/{scenario(6).digest}").status_code == 404
+
+
+def test_contexts_come_in_pages(client: httpx.Client) -> None:
+    everything = [context(f"kernel{each}") for each in range(5)]
+    for of in everything:
+        post(client, record_set(of=of))
+    first = client.get("/v1/main/contexts?limit=3").json()
+    second = client.get(f"/v1/main/contexts?limit=3&after={first['next']}").json()
+    found = [*first["contexts"], *second["contexts"]]
+    assert found == [body(each) for each in sorted(everything, key=lambda each: each.digest)]
+    assert second["next"] is None
+    assert client.get("/v1/main/contexts?kernel=kernel2").json()["contexts"] == [body(context("kernel2"))]
+    assert client.get("/v1/other/contexts").json() == {"contexts": [], "next": None}
+
+
+def test_records_are_dropped_by_an_admin(client: httpx.Client) -> None:
+    post(client, record_set(*(record(m) for m in (1, 2, 3))))
+    tag = client.get(HOME).headers["etag"]
+    first = f"{HOME}?scenario={scenario(1).digest}&scenario={scenario(9).digest}"
+    assert client.delete(first).json() == {"deleted": 1}
+    assert len(read(client)) == 2
+    assert client.get(HOME, headers={"If-None-Match": tag}).status_code == 200
+    assert client.delete(HOME).json() == {"deleted": 2}
+    assert client.get(HOME).status_code == 404
+    assert client.delete(HOME).json() == {"deleted": 0}
+    post(client, record_set())
+    assert client.get(HOME).headers["etag"] != tag
+
+
+def test_namespaces_know_nothing_of_each_other(client: httpx.Client) -> None:
+    post(client, record_set(record(median=0.1)), "main")
+    post(client, record_set(record(median=0.2)), "pr-1")
+    assert read(client, "main") == [record(median=0.1)]
+    assert read(client, "pr-1") == [record(median=0.2)]

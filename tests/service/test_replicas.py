@@ -1,0 +1,113 @@
+"""Three replicas on one Postgres, while one of them and Postgres itself are killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from service_support import Running, body, context, record, record_set
+
+from dejavu_cache.records import RecordSet
+
+HOME = f"/v1/main/contexts/{context().digest}/records"
+
+
+@pytest.fixture
+def replicas(own_postgres: Any, tmp_path: Path) -> Iterator[list[Running]]:
+    postgres_url = own_postgres.get_uri(database="migrated")
+    started = [Running(postgres_url, tmp_path / f"log{each}") for each in range(3)]
+    yield started
+    for each in started:
+        if each.process.poll() is None:
+            each.stop()
+
+
+class Writer(threading.Thread):
+    """Sends one record after the other to any replica, and again until one takes it."""
+
+    def __init__(self, number: int, replicas: list[Running], ends: threading.Event) -> None:
+        super().__init__()
+        self.taken: list[int] = []
+        self.refused: set[int] = set()
+        self._number, self._replicas, self._ends = number, replicas, ends
+
+    def run(self) -> None:
+        with httpx.Client(timeout=30) as client:
+            m = self._number * 10_000
+            while not self._ends.is_set():
+                m += 1
+                while not self._send(client, m) and not self._ends.is_set():
+                    time.sleep(0.05)
+
+    def _send(self, client: httpx.Client, m: int) -> bool:
+        base = self._replicas[(m + len(self.refused)) % 3].base
+        try:
+            answer = client.post(f"{base}/v1/main/records", json=body(record_set(record(m))))
+        except httpx.TransportError:
+            return False
+        if answer.status_code == 200:
+            self.taken.append(m)
+            return True
+        self.refused.add(answer.status_code)
+        return False
+
+
+@pytest.mark.slow
+def test_nothing_acknowledged_is_lost(replicas: list[Running], own_postgres: Any) -> None:
+    ends = threading.Event()
+    writers = [Writer(each, replicas, ends) for each in range(4)]
+    for each in writers:
+        each.start()
+    time.sleep(1.5)
+    replicas[2].kill()
+    time.sleep(1)
+    replicas[2].start()
+    os.kill(own_postgres.get_pid(), signal.SIGKILL)
+    own_postgres.get_postmaster_info().process.wait(10)
+    _restart(own_postgres)
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline and any(httpx.get(f"{r.base}/readyz").status_code != 200 for r in replicas):
+        time.sleep(0.1)
+    before = [len(each.taken) for each in writers]
+    time.sleep(1.5)
+    ends.set()
+    for each in writers:
+        each.join(30)
+    assert all(len(each.taken) > was for each, was in zip(writers, before, strict=True)), "all go on by themselves"
+    logs = "".join(replica.log.read_text() for replica in replicas)
+    assert set().union(*(each.refused for each in writers)) <= {503}, logs[logs.find("unforeseen") - 200 :][:6000]
+    taken = {m for each in writers for m in each.taken}
+    for replica in replicas:
+        answer = httpx.get(f"{replica.base}{HOME}")
+        kept = RecordSet.model_validate_json(answer.content).records
+        assert taken <= {each.scenario.args["M"] for each in kept}
+        assert len({each.scenario for each in kept}) == len(kept)
+
+
+def test_a_write_to_one_replica_is_read_from_all_at_once(replicas: list[Running]) -> None:
+    with httpx.Client() as client:
+        for m in range(30):
+            client.post(f"{replicas[m % 3].base}/v1/main/records", json=body(record_set(record(m))))
+            for replica in replicas:
+                found = client.get(f"{replica.base}{HOME}").json()["records"]
+                assert len(found) == m + 1
+
+
+def _restart(postgres: Any) -> None:
+    deadline = time.monotonic() + 40
+    while True:
+        try:
+            postgres.ensure_postgres_running()
+            return
+        except Exception:
+            # Its children hold on to shared memory for a moment after it was killed.
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.3)

@@ -1,0 +1,60 @@
+"""What goes when nobody uses it, and what stays."""
+
+from __future__ import annotations
+
+import httpx
+from dejavu_service.database import Database
+from dejavu_service.rules.retention import Pruned, prune
+from dejavu_service.tables import contexts, epoch, measurements, misses
+from fastapi import FastAPI
+from service_support import body, config, context, record, record_set, scenario
+from sqlalchemy import func, select, update
+
+HOME = f"/v1/main/contexts/{context().digest}/records"
+
+
+def age(database: Database, days: float) -> None:
+    with database.write() as connection:
+        connection.execute(update(contexts).values(used_at=epoch() - days * 86400))
+        connection.execute(update(misses).values(last_seen=epoch() - days * 86400))
+
+
+def test_unused_records_go_with_their_measurements(client: httpx.Client, database: Database) -> None:
+    client.post("/v1/main/records", json=body(record_set(record(1), record(2))))
+    assert prune(database, 30, 30) == Pruned(0, 0, 0)
+    age(database, 31)
+    assert prune(database, 30, 30) == Pruned(2, 1, 0)
+    assert client.get(HOME).status_code == 404
+    with database.read() as connection:
+        assert connection.execute(select(func.count()).select_from(measurements)).scalar() == 0
+
+
+def test_what_was_read_stays(app: FastAPI, client: httpx.Client, database: Database) -> None:
+    client.post("/v1/main/records", json=body(record_set()))
+    age(database, 31)
+    tag = client.get(HOME).headers["etag"]
+    client.get(HOME, headers={"If-None-Match": tag})
+    app.state.server.reads.flush()
+    assert prune(database, 30, 30).records == 0
+
+
+def test_pinned_and_promoted_records_stay(client: httpx.Client, database: Database) -> None:
+    client.post("/v1/pr-1/records", json=body(record_set(record(1))))
+    client.post("/v1/pr-1/promote", json={"to": "main"})
+    client.post("/v1/main/records", json=body(record_set(record(2), record(3))))
+    pin = f"/v1/main/contexts/{context().digest}/pins/{scenario(2).digest}"
+    assert client.put(pin, json={"config": body(config())}).status_code == 200
+    age(database, 100)
+    tag = client.get(HOME).headers["etag"]
+    assert prune(database, 30, 30).records == 2
+    answer = client.get(HOME, headers={"If-None-Match": tag})
+    assert [each["scenario"]["args"]["M"] for each in answer.json()["records"]] == [1, 2]
+    assert client.get("/v1/main/contexts").json()["contexts"] == [body(context())]
+
+
+def test_old_misses_are_forgotten(client: httpx.Client, database: Database) -> None:
+    client.post("/v1/main/misses", json={"misses": [{"context": body(context()), "scenario": body(scenario())}]})
+    assert prune(database, 30, 30) == Pruned(0, 0, 0)
+    age(database, 31)
+    assert prune(database, 30, 30) == Pruned(0, 1, 1)
+    assert client.get("/v1/main/misses").json() == {"misses": []}
