@@ -60,7 +60,10 @@ Milliseconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 def _utc(moment: datetime) -> datetime:
-    return moment.astimezone(timezone.utc)
+    try:
+        return moment.astimezone(timezone.utc)
+    except OverflowError:
+        raise ValueError("this moment lies outside the calendar in UTC") from None
 
 
 Moment = Annotated[datetime, AfterValidator(_utc)]

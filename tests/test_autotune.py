@@ -260,6 +260,7 @@ def test_a_pruned_config_is_not_reused() -> None:
     assert kernel.best_config.kwargs == {"BLOCK": 64}
 
 
+@pytest.mark.skipif(not hasattr(add_one, "warmup"), reason="this Triton's interpreter has no warmup")
 def test_warmup_is_upstreams() -> None:
     kernel = make()
     kernel.warmup(torch.float32, torch.float32, 100, grid=(1,))

@@ -108,7 +108,7 @@ def test_edits_cost_what_they_must(fleet: Fleet) -> None:
     assert fleet.run(100)["benchmarked"] == 0
     fleet.edit("(16, 32, 64)", "(16, 32, 64, 128)")
     assert fleet.run(100)["benchmarked"] == 1
-    fleet.edit("return x + SHIFT", "return SHIFT + x")
+    fleet.edit("return x + SHIFT", "return x * 1 + SHIFT")
     assert fleet.run(100)["benchmarked"] == 4
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from dejavu_cache.process import default_store
-from dejavu_cache.stores import Store, open_store
+from dejavu_cache.stores import Store, TieredStore, open_store
 
 __all__ = ["JsonOption", "StoreOption", "opened", "say", "show_json", "show_table"]
 
@@ -20,9 +20,17 @@ StoreOption = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
+PATIENCE = 30.0
+"""Seconds that a person waits for a server; a launch waits less."""
+
+
 def opened(url: str) -> Store:
-    """The store that `--store` names, or this user's."""
-    return open_store(url) if url else default_store()
+    """The store that `--store` names, or this user's, as patient as a person is."""
+    store = open_store(url) if url else default_store()
+    for tier in store.tiers if isinstance(store, TieredStore) else [store]:
+        if hasattr(tier, "wait"):
+            tier.wait = PATIENCE
+    return store
 
 
 def say(text: str) -> None:

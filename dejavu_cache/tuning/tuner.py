@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import getpass
-import socket
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache
 from typing import Any
 
 from ..configs import Declared
 from ..notices import warn_once
+from ..provenance import whoami
 from ..records import Config, Failure, Measurement, now
 from ..selection import contends
 from .benchmark import failure_of, is_out_of_memory, quantiles_of
@@ -121,17 +119,8 @@ def _pooled(measurements: Sequence[Measurement]) -> Measurement:
 
 def _measurement(config: Config, timing: Any, seconds: float) -> Measurement:
     outcome = timing if isinstance(timing, Failure) else quantiles_of(timing)
-    told = {"config": config, "at": now(), "by": _whoami(), "seconds": round(seconds, 3)}
+    told = {"config": config, "at": now(), "by": whoami(), "seconds": round(seconds, 3)}
     if isinstance(outcome, Failure):
         return Measurement(**told, failure=outcome)
     median, p20, p80 = outcome
     return Measurement(**told, median=median, p20=p20, p80=p80)
-
-
-@cache
-def _whoami() -> str:
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):  # a container's user without a name
-        user = "unknown"
-    return f"{user}@{socket.gethostname()}"[:200]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 import typer
@@ -13,7 +14,7 @@ from dejavu_cache.stores import Store
 
 from ..output import JsonOption, StoreOption, opened, say, show_json, show_table
 
-__all__ = ["register", "winning"]
+__all__ = ["assignments", "matching", "register", "winning"]
 
 
 def register(app: typer.Typer) -> None:
@@ -44,15 +45,8 @@ def show(
     as_json: JsonOption = False,
 ) -> None:
     """Show a kernel's scenarios: winner, runner-up, failures."""
-    wanted = dict(_assignment(text) for text in where)
     with opened(store) as held:
-        found = [
-            (context, record)
-            for context in held.contexts()
-            if context.kernel.name == kernel or context.kernel.name.endswith(f".{kernel}")
-            for record in held.records(context)
-            if all(_shown(record.scenario, name) == value for name, value in wanted.items())
-        ]
+        found = matching(held, kernel, where)
     if as_json:
         show_json([{"context": c.model_dump(mode="json"), "record": r.model_dump(mode="json")} for c, r in found])
     else:
@@ -62,6 +56,30 @@ def show(
         if not as_json:
             say(f"{held.url} has no such record of {kernel}; `dejavu-cache ls` lists the kernels")
         raise typer.Exit(1)
+
+
+def matching(store: Store, kernel: str, where: Iterable[str]) -> list[tuple[Context, Record]]:
+    """The records of a kernel, by its name or the end of it, whose scenarios have the values that `where` names."""
+    wanted = assignments(where, "--scenario")
+    return [
+        (context, record)
+        for context in store.contexts()
+        if context.kernel.name == kernel or context.kernel.name.endswith(f".{kernel}")
+        for record in store.records(context)
+        if all(_shown(record.scenario, name) == value for name, value in wanted.items())
+    ]
+
+
+def assignments(texts: Iterable[str], option: str) -> dict[str, str]:
+    """`NAME=VALUE` texts as a dictionary.
+
+    Raises:
+        SettingsError: one has no `=`.
+    """
+    for text in texts:
+        if "=" not in text:
+            raise SettingsError(f"{option} {text!r}: write NAME=VALUE")
+    return dict(text.split("=", 1) for text in texts)
 
 
 def winning(record: Record) -> Measurement | None:
@@ -111,13 +129,6 @@ def _row(record: Record) -> list[str]:
         f"{(second.median or 0) / best.median:.2f}" if second and best and best.median else "-",
         str(failed or "-"),
     ]
-
-
-def _assignment(text: str) -> tuple[str, str]:
-    name, found, value = text.partition("=")
-    if not found:
-        raise SettingsError(f"--scenario {text!r}: write NAME=VALUE")
-    return name, value
 
 
 def _shown(scenario: Scenario, name: str) -> str | None:

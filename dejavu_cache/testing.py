@@ -1,0 +1,248 @@
+"""The store contract as a test suite, for the stores here and for anybody's.
+
+class TestMyStore(StoreContract):
+    @pytest.fixture
+    def store(self, tmp_path):
+        return MyStore(tmp_path)
+
+    def reopen(self, store):
+        return MyStore(store.path)
+"""
+
+from __future__ import annotations
+
+import threading
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+from .buckets import Pow2
+from .errors import MergeConflictError
+from .records import (
+    Config,
+    Context,
+    Device,
+    Environment,
+    Kernel,
+    Measurement,
+    Pin,
+    Problem,
+    Record,
+    Scenario,
+    Winner,
+    merge_records,
+)
+from .stores import Store
+
+__all__ = ["StoreContract"]
+
+_MOMENT = datetime(2026, 1, 1, tzinfo=timezone.utc)
+
+
+def _context(name: str = "pkg.add", source: str = "0" * 32) -> Context:
+    return Context(
+        kernel=Kernel(name=name, source=source),
+        environment=Environment(
+            device=Device(name="NVIDIA H200", arch="sm_90", units=132, memory_gib=140),
+            triton="3.6.0",
+            codegen="ptxas 12.9",
+        ),
+        problem=Problem(keys=("M",), buckets={"M": Pow2()}, method="events-cold"),
+    )
+
+
+def _measurement(block: int, median: float = 1.0, hours: int = 0) -> Measurement:
+    config = Config(params={"BLOCK": block, "flag": None}, options={"num_warps": 4})
+    return Measurement(
+        config=config, median=median, p20=median, p80=median, at=_MOMENT + timedelta(hours=hours), by="a@b"
+    )
+
+
+def _record(m: int, *measurements: Measurement, **fields: Any) -> Record:
+    scenario = Scenario(args={"M": m, "name": 'ünï"x', "none": None}, dtypes={"x": "float16"})
+    return Record(scenario=scenario, measurements=measurements or (_measurement(16),), **fields)
+
+
+class StoreContract:
+    """What `dejavu_cache.stores.Store` promises; subclass it, with a fixture `store` and `reopen`.
+
+    Attributes:
+        first_claim_stands: of two timings of one config the first is kept, as an append-only server does.
+        exclusive_leases: whether leases of two openings shut each other out.
+    """
+
+    first_claim_stands = False
+    exclusive_leases = True
+
+    def reopen(self, store: Store) -> Store:
+        """The same records as another process would open them."""
+        raise NotImplementedError
+
+    def test_a_miss_is_none(self, store: Store) -> None:
+        """Neither an unknown context nor an unknown scenario raises."""
+        assert store.get(_context(), _record(1).scenario) is None
+        assert list(store.records(_context())) == []
+        store.put(_context(), [_record(1)])
+        assert store.get(_context(), _record(2).scenario, fresh=True) is None
+
+    def test_what_was_put_is_got(self, store: Store) -> None:
+        """Whole, with the store's name on it."""
+        written = _record(
+            1, _measurement(16), _measurement(32), winner=Winner(config=_measurement(32).config, at=_MOMENT)
+        )
+        store.put(_context(), [written])
+        found = store.get(_context(), written.scenario, fresh=True)
+        assert found is not None
+        assert found.record == written
+        assert found.store
+
+    def test_another_opening_finds_it(self, store: Store) -> None:
+        """That is what a store is for."""
+        store.put(_context(), [_record(1)])
+        store.close()
+        other = self.reopen(store)
+        found = other.get(_context(), _record(1).scenario)
+        assert found is not None
+        assert found.record == _record(1)
+        assert list(other.contexts()) == [_context()]
+
+    def test_put_merges(self, store: Store) -> None:
+        """What was measured before stays."""
+        store.put(_context(), [_record(1, _measurement(16))])
+        store.put(_context(), [_record(1, _measurement(32)), _record(2)])
+        found = store.get(_context(), _record(1).scenario, fresh=True)
+        assert found is not None
+        assert found.record == _record(1, _measurement(16), _measurement(32))
+        assert len(list(store.records(_context()))) == 2
+
+    def test_the_same_put_twice_is_once(self, store: Store) -> None:
+        """A client may repeat what it is not sure of."""
+        for _ in range(2):
+            store.put(_context(), [_record(1), _record(2)])
+        store.close()
+        assert list(self.reopen(store).records(_context())) == [_record(1), _record(2)]
+
+    def test_of_two_timings_the_rule_decides(self, store: Store) -> None:
+        """The newest by default; on an append-only store the first."""
+        first, second = _record(1, _measurement(16, 1.0)), _record(1, _measurement(16, 2.0, hours=1))
+        store.put(_context(), [first])
+        store.close()
+        store.put(_context(), [second])
+        store.close()
+        found = self.reopen(store).get(_context(), first.scenario, fresh=True)
+        assert found is not None
+        assert found.record == (first if self.first_claim_stands else merge_records(first, second))
+
+    def test_fail_writes_nothing_at_all(self, store: Store) -> None:
+        """A conflict in the second record keeps the first out too."""
+        store.put(_context(), [_record(2, _measurement(16, 1.0))])
+        try:
+            store.put(_context(), [_record(1), _record(2, _measurement(16, 9.0, hours=1))], "fail")
+        except MergeConflictError:
+            pass
+        else:
+            raise AssertionError("the conflict was not told")
+        store.close()
+        assert list(self.reopen(store).records(_context())) == [_record(2, _measurement(16, 1.0))]
+
+    def test_pins_are_kept_and_taken_back(self, store: Store) -> None:
+        """The later word counts."""
+        pinned = _record(1, pin=Pin(config=_measurement(16).config, at=_MOMENT, by="a@b"))
+        store.put(_context(), [pinned])
+        found = store.get(_context(), pinned.scenario, fresh=True)
+        assert found is not None
+        assert found.record.pinned == _measurement(16).config
+        store.put(_context(), [Record(scenario=pinned.scenario, pin=Pin(at=_MOMENT + timedelta(hours=1)))])
+        found = store.get(_context(), pinned.scenario, fresh=True)
+        assert found is not None
+        assert found.record.pinned is None
+
+    def test_records_and_contexts_come_in_order(self, store: Store) -> None:
+        """The order of their text, however they were put."""
+        for name in ("pkg.b", "pkg.a"):
+            store.put(_context(name), [_record(m) for m in (30, 4, 100)])
+        store.close()
+        contexts = list(store.contexts())
+        assert contexts == sorted(contexts, key=lambda context: context.text)
+        records = list(store.records(contexts[0]))
+        assert [each.scenario.text for each in records] == sorted(each.scenario.text for each in records)
+        assert len(records) == 3
+
+    def test_contexts_of_one_kernel(self, store: Store) -> None:
+        """By its whole name; two sources are two contexts."""
+        held = [_context("pkg.a"), _context("pkg.a", "1" * 32), _context("pkg.ab")]
+        for context in held:
+            store.put(context, [_record(1)])
+        store.close()
+        assert set(store.contexts("pkg.a")) == set(held[:2])
+        assert list(store.contexts("pkg")) == []
+        assert len(list(store.record_sets("pkg.ab"))) == 1
+
+    def test_delete_says_how_many(self, store: Store) -> None:
+        """Some scenarios, all of a context, and what is not there."""
+        store.put(_context(), [_record(m) for m in (1, 2, 3)])
+        store.close()
+        assert store.delete(_context(), [_record(1).scenario, _record(9).scenario]) == 1
+        assert store.get(_context(), _record(1).scenario, fresh=True) is None
+        assert store.delete(_context()) == 2
+        assert list(store.contexts()) == []
+        assert store.delete(_context()) == 0
+
+    def test_nothing_put_is_nothing_written(self, store: Store) -> None:
+        """An empty put makes no context."""
+        store.put(_context(), [])
+        store.close()
+        assert list(store.contexts()) == []
+
+    def test_a_lease_shuts_others_out(self, store: Store) -> None:
+        """One holder per scenario; another scenario is free; released, it can be had again."""
+        other = self.reopen(store)
+        one, two = _record(1).scenario, _record(2).scenario
+        with store.lease(_context(), one, wait=1) as held:
+            assert held
+            with _elsewhere(other, one) as shut_out:
+                assert shut_out != self.exclusive_leases
+            with other.lease(_context(), two, wait=1) as free:
+                assert free
+        with _elsewhere(other, one, wait=5) as again:
+            assert again
+
+    def test_threads_lose_nothing(self, store: Store) -> None:
+        """Eight threads put into one context."""
+        threads = [
+            threading.Thread(target=lambda m=m: [store.put(_context(), [_record(m * 10 + i)]) for i in range(5)])
+            for m in range(8)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        store.close()
+        assert len(list(self.reopen(store).records(_context()))) == 40
+
+    def test_a_miss_may_be_noted(self, store: Store) -> None:
+        """Whether it is kept is the store's business."""
+        store.miss(_context(), _record(1).scenario)
+        store.close()
+        assert store.get(_context(), _record(1).scenario) is None
+
+
+class _elsewhere:  # noqa: N801 - reads as a context manager
+    """A lease asked for by another thread, since a holder may get its own again."""
+
+    def __init__(self, store: Store, scenario: Scenario, wait: float = 0.2) -> None:
+        self._store, self._scenario, self._wait = store, scenario, wait
+
+    def __enter__(self) -> bool:
+        answers: list[bool] = []
+
+        def ask() -> None:
+            with self._store.lease(_context(), self._scenario, wait=self._wait) as held:
+                answers.append(held)
+
+        thread = threading.Thread(target=ask)
+        thread.start()
+        thread.join()
+        return answers[0]
+
+    def __exit__(self, *_: object) -> None:
+        return None

@@ -1,0 +1,267 @@
+"""A running server keeps the store contract, and shares what one machine found with the next."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from dejavu_client.client import Client
+from dejavu_client.remote import RemoteStore
+from dejavu_client.spool import Spool
+from service_support import Running
+from support import context, environment, launch, load, measurement, record
+
+from dejavu_cache.process import as_tiers
+from dejavu_cache.records import Winner, now
+from dejavu_cache.stores import FileStore, Store, TieredStore
+from dejavu_cache.testing import StoreContract
+
+
+@pytest.fixture
+def server(url: str, tmp_path: Path) -> Iterator[Running]:
+    running = Running(url, tmp_path / "server.log")
+    yield running
+    running.stop()
+
+
+def opened(server: Running, tmp_path: Path, wait: float = 5.0, lease_seconds: float = 30.0) -> RemoteStore:
+    return RemoteStore(
+        Client(server.base), wait=wait, spool=Spool(server.base, tmp_path / "spool"), lease_seconds=lease_seconds
+    )
+
+
+@pytest.fixture
+def store(server: Running, tmp_path: Path) -> Iterator[RemoteStore]:
+    store = opened(server, tmp_path)
+    yield store
+    store.close()
+    store.client.close()
+
+
+class TestRemoteStore(StoreContract):
+    first_claim_stands = True
+
+    def reopen(self, store: Store) -> Store:
+        assert isinstance(store, RemoteStore)
+        return RemoteStore(store.client, wait=store.wait, spool=store.spool)
+
+
+class TestLocalFirst:
+    """A folder before the server: what launches use."""
+
+    def test_the_folder_answers_and_the_server_is_not_asked(self, store: RemoteStore, tmp_path: Path) -> None:
+        folder = FileStore(tmp_path / "folder")
+        folder.put(context(), [record(16)])
+        asked: list[object] = []
+        store.client.bulk = lambda *args: asked.append(args)  # type: ignore[assignment,method-assign]
+        assert TieredStore([folder, store]).get(context(), record(16).scenario) is not None
+        assert asked == []
+
+    def test_what_the_server_knows_is_filled_in(self, store: RemoteStore, tmp_path: Path) -> None:
+        store.put(context(), [record(16)])
+        store.close()
+        folder = FileStore(tmp_path / "folder")
+        found = TieredStore([folder, store]).get(context(), record(16).scenario)
+        assert found is not None
+        assert found.store == store.url
+        assert folder.get(context(), record(16).scenario) is not None
+
+    def test_a_context_is_asked_for_once(self, store: RemoteStore) -> None:
+        store.put(context(), [record(m) for m in range(50)])
+        store.close()
+        store._known.clear()
+        asked = []
+        bulk = store.client.bulk
+        store.client.bulk = lambda *args: asked.append(args) or bulk(*args)  # type: ignore[method-assign,func-returns-value]
+        for m in range(60):
+            assert (store.get(context(), record(m).scenario) is not None) == (m < 50)
+        assert len(asked) == 1
+
+
+def test_a_lease_outlives_its_dead_holder_by_its_time_only(server: Running, store: RemoteStore, tmp_path: Path) -> None:
+    code = """
+        import sys, time
+        from dejavu_client.client import Client
+        from dejavu_client.remote import RemoteStore
+        from support import context, record
+        store = RemoteStore(Client(sys.argv[1]), wait=5, lease_seconds=2)
+        with store.lease(context(), record(1).scenario, wait=0) as held:
+            print(held, flush=True)
+            time.sleep(60)
+    """
+    holder = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code), server.base],
+        env=environment(XDG_CACHE_HOME=str(tmp_path)), stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert holder.stdout
+    assert holder.stdout.readline() == "True\n"
+    time.sleep(2.5)  # longer than the lease: it is renewed
+    with store.lease(context(), record(1).scenario, wait=0.1) as held:
+        assert not held
+    holder.kill()
+    holder.communicate()
+    start = time.monotonic()
+    with store.lease(context(), record(1).scenario, wait=20) as held:
+        assert held
+    assert time.monotonic() - start < 10
+
+
+def test_who_waits_for_a_lease_wakes_when_the_record_is_there(
+    server: Running, store: RemoteStore, tmp_path: Path
+) -> None:
+    code = """
+        import sys, time
+        from dejavu_client.client import Client
+        from dejavu_client.remote import RemoteStore
+        from dejavu_cache.records import Winner, now
+        from support import config, context, measurement, record
+        store = RemoteStore(Client(sys.argv[1]), wait=5)
+        with store.lease(context(), record(1).scenario, wait=0) as held:
+            print(held, flush=True)
+            time.sleep(1)
+            store.put(context(), [record(1, winner=Winner(config=config(64), at=now()))])
+    """
+    holder = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code), server.base],
+        env=environment(XDG_CACHE_HOME=str(tmp_path)), stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert holder.stdout
+    assert holder.stdout.readline() == "True\n"
+    with store.lease(context(), record(1).scenario, wait=30) as held:
+        assert held
+        assert store.get(context(), record(1).scenario, fresh=True) is not None
+    assert holder.wait(30) == 0
+    holder.stdout.close()
+
+
+def test_the_spool_empties_when_the_server_is_back(server: Running, tmp_path: Path) -> None:
+    """Exactly once in effect, whoever sends it."""
+    server.stop()
+    away = opened(server, tmp_path, wait=0.2)
+    for m in range(5):
+        away.put(context(), [record(m)])
+    away.close()
+    assert len(away.spool) >= 1
+    server.start()
+    back = opened(server, tmp_path)
+    until = time.monotonic() + 20
+    while len(back.spool) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert len(back.spool) == 0
+    assert [each.scenario.args["M"] for each in back.records(context())] == [0, 1, 2, 3, 4]
+    assert all(len(each.measurements) == 1 for each in back.records(context()))
+
+
+def test_a_long_lived_process_sends_its_spool_by_itself(server: Running, tmp_path: Path) -> None:
+    server.stop()
+    store = opened(server, tmp_path, wait=0.2)
+    store.put(context(), [record(1)])
+    assert store.sender.flush(10)
+    assert len(store.spool) == 1
+    server.start()
+    until = time.monotonic() + 30
+    while len(store.spool) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert len(store.spool) == 0
+    assert store.circuit.closed
+
+
+def test_a_read_only_token_reads(server: Running, url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    writer = opened(server, tmp_path)
+    writer.put(context(), [record(1)])
+    writer.close()
+    made = subprocess.run(
+        [sys.executable, "-m", "dejavu_service", "token", "create", "--role", "read", "--name", "reader"],
+        env=environment(DEJAVU_SERVER_DATABASE=url), capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    token = made.stdout.split()[-1]
+    reader = RemoteStore(Client(server.base, token=token), wait=5, spool=Spool("reader", tmp_path))
+    deadline = time.monotonic() + 15
+    while time.monotonic() < deadline:  # the server looks at its tokens every few seconds
+        reader.put(context(), [record(2)])
+        reader.close()
+        if "read-only for this token" in caplog.text:
+            break
+    assert caplog.text.count("read-only for this token") == 1
+    assert reader.get(context(), record(1).scenario, fresh=True) is not None
+    assert len(reader.spool) == 0
+
+
+def test_a_second_machine_benchmarks_nothing(server: Running, tmp_path: Path) -> None:
+    """Two local folders, one server: through the decorator."""
+    kernels = [load(tmp_path / "kernels.py").add for _ in range(2)]
+    for name, kernel in zip(("one", "two"), kernels, strict=True):
+        remote = opened(server, tmp_path / name)
+        kernel._store = TieredStore([FileStore(tmp_path / name / "records"), remote])
+        launch(kernel, 100)
+        launch(kernel, 200)
+        remote.close()
+    assert [kernel.benchmarked for kernel in kernels] == [6, 0]
+    assert isinstance(as_tiers(kernels[0]._store), TieredStore)
+
+
+def test_a_forked_child_has_a_sender_of_its_own(server: Running, tmp_path: Path) -> None:
+    store = opened(server, tmp_path)
+    store.put(context(), [record(1)])
+    store.close()
+    child = os.fork()
+    if not child:
+        try:
+            store.put(context(), [record(2)])
+            store.close()
+            os._exit(0 if store.get(context(), record(2).scenario, fresh=True) else 1)
+        finally:
+            os._exit(2)
+    assert os.waitpid(child, 0)[1] == 0
+    assert len(list(store.records(context()))) == 2
+
+
+def test_the_commands_move_records(server: Running, tmp_path: Path) -> None:
+    folder = FileStore(tmp_path / "folder")
+    tie = record(16, measurement(32, 1.0), measurement(64, 2.0), winner=Winner(config=measurement(32).config, at=now()))
+    folder.put(context(), [tie, record(32)])
+
+    def run(*arguments: object) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "dejavu_client", *map(str, arguments)],
+            env=environment(XDG_CACHE_HOME=str(tmp_path)), capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr + done.stdout
+        return done.stdout
+
+    assert "2 records sent" in run("push", "--server", server.base, "--store", folder.root)
+    copy = FileStore(tmp_path / "copy")
+    assert "2 records fetched" in run("pull", "--server", server.base, "--store", copy.root)
+    assert copy.path(context()).read_bytes() == folder.path(context()).read_bytes()
+    assert "pinned to BLOCK=64" in run(
+        "pin", "add", "--scenario", "M=16", "--config", "BLOCK=64", "--store", server.base
+    )
+    assert "(pinned)" in run("show", "add", "--store", server.base)
+    run("unpin", "add", "--store", server.base)
+    assert "(pinned)" not in run("show", "add", "--store", server.base)
+    assert "2 records" in run("promote", "--to", "release", "--server", server.base)
+    assert "add" in run("ls", "--store", f"{server.base}?namespace=release")
+    remote = opened(server, tmp_path)
+    remote.miss(context(), record(999).scenario)
+    remote.close()
+    assert [row["count"] for row in json.loads(run("misses", "--server", server.base, "--json"))] == [1]
+    assert "0 record sets that waited" in run("sync", "--server", server.base, "--store", copy.root)
+
+
+def test_the_server_is_killed_between_two_launches(server: Running, tmp_path: Path) -> None:
+    kernel = load(tmp_path / "kernels.py").add
+    remote = opened(server, tmp_path, wait=0.25)
+    kernel._store = TieredStore([FileStore(tmp_path / "records"), remote])
+    launch(kernel, 100)
+    server.process.send_signal(signal.SIGKILL)
+    server.process.wait()
+    launch(kernel, 200)
+    assert kernel.benchmarked == 6
