@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -79,11 +80,30 @@ class Client:
         self._home = f"{url}/v1/{namespace}"
         self._attempts = attempts
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
-        self._http = http_client or httpx.Client(timeout=PATIENCE, follow_redirects=False)
+        self._given = http_client
+        self._own: httpx.Client | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def _http(self) -> httpx.Client:
+        with self._lock:
+            if self._given is not None:
+                return self._given
+            if self._own is None:
+                self._own = httpx.Client(timeout=PATIENCE, follow_redirects=False)
+            return self._own
 
     def close(self) -> None:
-        """Closes the connections."""
-        self._http.close()
+        """Closes the connections; the next call opens new ones."""
+        with self._lock:
+            own, self._own = self._own, None
+        if own is not None:
+            own.close()
+
+    def forget(self) -> None:
+        """Leaves the connections to somebody else: to the parent, in the child after a fork."""
+        self._lock = threading.Lock()
+        self._own = None
 
     def alive(self) -> None:
         """Returns if the server answers and its database does."""

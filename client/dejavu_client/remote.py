@@ -10,6 +10,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, TypeVar
 
 from dejavu_cache.provenance import whoami
@@ -132,10 +133,7 @@ class RemoteStore(Store):
             yield True
         finally:
             done.set()
-            # Before the next holder looks, it must find what this one measured.
-            self.sender.flush(LAST_WORDS)
-            with suppress(RemoteError):
-                self._ask(lambda: self.client.release(lease))
+            self.sender.release(lease)
 
     def _acquire(self, context: Context, scenario: Scenario, until: float) -> str | None:
         holder = f"{whoami()}:{os.getpid()}:{threading.get_ident()}"
@@ -146,7 +144,7 @@ class RemoteStore(Store):
                 return lease
             # Wakes when the record is there; its tuner lets go of the lease right after.
             patience = min(left, LOOK_AGAIN)
-            if self._ask(lambda patience=patience: self.client.record(context, scenario, patience), patience):  # type: ignore[misc]
+            if self._ask(partial(self.client.record, context, scenario, patience), self.wait + patience):
                 time.sleep(min(left, 0.1))
 
     def _renew(self, lease: str, done: threading.Event) -> None:
@@ -156,21 +154,28 @@ class RemoteStore(Store):
 
     def close(self) -> None:
         """Sends what is queued, or spools it if that takes longer than two seconds."""
-        self._settle()
+        idle = self._settle()
+        self.sender.stop()
+        if idle:  # else a thread still waits for an answer, and closing would fail it
+            self.client.close()
 
-    def _settle(self) -> None:
-        if not self.sender.flush(LAST_WORDS):
+    def _settle(self) -> bool:
+        idle = self.sender.flush(LAST_WORDS)
+        if not idle:
             self.sender.spool_rest()
+        return idle
 
     def _records_of(self, context: Context, *, fresh: bool) -> dict[Scenario, Record]:
         known = self._known.get(context)
         if known is None or fresh or self.sender.holds(context):
-            self.sender.flush(self.wait)
-            known = self._load(context, known)
+            until = time.monotonic() + self.wait
+            if self.circuit.closed:
+                self.sender.flush(self.wait)  # what this process wrote, it reads
+            known = self._load(context, known, max(until - time.monotonic(), 0.0))
         return known[1]
 
     def _load(
-        self, context: Context, known: tuple[str, dict[Scenario, Record]] | None
+        self, context: Context, known: tuple[str, dict[Scenario, Record]] | None, wait: float
     ) -> tuple[str, dict[Scenario, Record]]:
         def ask() -> tuple[str, dict[Scenario, Record]]:
             bulk: Bulk | None = self.client.bulk(context, known[0] if known else "")
@@ -180,14 +185,17 @@ class RemoteStore(Store):
             return fetched
 
         try:
-            return self._ask(ask)
+            return self._ask(ask, wait)
         except RemoteError:
             if known is None:
                 raise
             return known
 
-    def _ask(self, question: Callable[[], T], longer: float = 0.0) -> T:
+    def _ask(self, question: Callable[[], T], wait: float | None = None) -> T:
         """Asks the server, and stops waiting when the time is over, even if the server goes on dripping.
+
+        Args:
+            wait: another time than this store's.
 
         Raises:
             RemoteError: the circuit is open, or this opened it.
@@ -196,7 +204,7 @@ class RemoteStore(Store):
             self.sender.wake()
             raise UnreachableError(f"{self.client.url} did not answer; it is asked again in the background")
         try:
-            return _within(self.wait + longer, question)
+            return _within(self.wait if wait is None else wait, question)
         except TimeoutError:
             self._give_up()
             raise UnreachableError(f"{self.client.url} did not answer within {self.wait:g} s") from None
@@ -240,6 +248,7 @@ def _after_fork() -> None:
     for store in _opened:
         store.circuit = store.sender._circuit = Circuit()
         store.sender.reset()
+        store.client.forget()
 
 
 @atexit.register

@@ -38,9 +38,11 @@ class Sender:
         self._changed = threading.Condition()
         self._queued: dict[Context, dict[Scenario, Record]] = {}
         self._missed: Counter[tuple[Context, Scenario]] = Counter()
+        self._leases: list[str] = []
         self._on_the_way: dict[Context, dict[Scenario, Record]] = {}
         self._busy = False
         self._thread: threading.Thread | None = None
+        self._stopping = False
         self._refused = False
 
     def put(self, context: Context, records: Iterable[Record]) -> None:
@@ -57,9 +59,16 @@ class Sender:
             self._missed[context, scenario] += 1
         self.wake()
 
+    def release(self, lease: str) -> None:
+        """Gives a lease back after all that was queued before: its next holder must find what this one measured."""
+        with self._changed:
+            self._leases.append(lease)
+        self.wake()
+
     def wake(self) -> None:
         """Has the thread look at once at what there is to do."""
         with self._changed:
+            self._stopping = False
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._run, name="dejavu-cache sender", daemon=True)
                 self._thread.start()
@@ -72,7 +81,17 @@ class Sender:
     def flush(self, wait: float) -> bool:
         """Waits until all that was queued is sent or spooled; False if that takes longer than `wait` seconds."""
         with self._changed:
-            return self._changed.wait_for(lambda: not (self._queued or self._missed or self._busy), wait)
+            return self._changed.wait_for(lambda: not (self._pending or self._busy), wait)
+
+    @property
+    def _pending(self) -> bool:
+        return bool(self._queued or self._missed or self._leases)
+
+    def stop(self) -> None:
+        """Lets the thread end once it has nothing in hand; `wake` starts another."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
 
     def spool_rest(self) -> None:
         """Writes down what is not sent for sure: at the end of a process whose server does not answer."""
@@ -89,25 +108,37 @@ class Sender:
     def _run(self) -> None:
         while True:
             with self._changed:
-                if not (self._queued or self._missed):
+                if self._stopping and not self._pending:
+                    self._thread = None
+                    return
+                if not self._pending:
                     self._changed.wait(IDLE if self._circuit.closed else max(self._circuit.due, 0.05))
                 queued, self._queued = self._queued, {}
                 missed, self._missed = self._missed, Counter()
+                leases, self._leases = self._leases, []
                 self._on_the_way, self._busy = queued, True
             try:
-                self._work(queued, missed)
+                self._work(queued, missed, leases)
             finally:
                 with self._changed:
                     self._on_the_way, self._busy = {}, False
                     self._changed.notify_all()
 
-    def _work(self, queued: dict[Context, dict[Scenario, Record]], missed: Counter[tuple[Context, Scenario]]) -> None:
+    def _work(
+        self,
+        queued: dict[Context, dict[Scenario, Record]],
+        missed: Counter[tuple[Context, Scenario]],
+        leases: Iterable[str],
+    ) -> None:
         if not self._circuit.closed and self._circuit.due <= 0:
             self._try(self._client.alive)
         for context, records in queued.items():
             whole = RecordSet(context=context, records=tuple(records.values()))
             if not (self._circuit.closed and self._try(lambda whole=whole: self._send_or_drop(whole))):
                 self._spool.keep(whole)
+        for lease in leases:
+            if self._circuit.closed:  # else it ends by itself
+                self._try(lambda lease=lease: self._client.release(lease))
         if missed and self._circuit.closed:
             self._try(lambda: self._client.report_misses(missed))
         if self._circuit.closed and len(self._spool):
@@ -119,6 +150,10 @@ class Sender:
         except RefusedError as error:
             warn_once(f"refused {self._client.url}", str(error))
         except RemoteError:
+            self._circuit.failed()
+            return False
+        except Exception as error:  # this thread must not die: others wait for it
+            warn_once(f"sender {self._client.url}", f"{self._client.url}: {type(error).__name__}: {error}")
             self._circuit.failed()
             return False
         self._circuit.succeeded()

@@ -163,3 +163,17 @@ def running(url: str, log: Path, extra: Mapping[str, str] | None = None) -> Iter
         yield server
     finally:
         server.stop()
+
+
+def restart(postgres: Any) -> None:
+    """Starts a Postgres that was killed."""
+    deadline = time.monotonic() + 40
+    while True:
+        try:
+            postgres.ensure_postgres_running()
+            return
+        except Exception:
+            # Its children hold on to shared memory for a moment after it was killed.
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.3)

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from dejavu_client import remote
 from dejavu_client.client import Client
 from dejavu_client.remote import RemoteStore
 from dejavu_client.spool import Spool
@@ -33,17 +34,22 @@ def server(url: str, tmp_path: Path) -> Iterator[Running]:
 
 
 def opened(server: Running, tmp_path: Path, wait: float = 5.0, lease_seconds: float = 30.0) -> RemoteStore:
-    return RemoteStore(
-        Client(server.base), wait=wait, spool=Spool(server.base, tmp_path / "spool"), lease_seconds=lease_seconds
-    )
+    spool = Spool(server.base, tmp_path / "spool")
+    return RemoteStore(Client(server.base), wait=wait, spool=spool, lease_seconds=lease_seconds)
+
+
+@pytest.fixture(autouse=True)
+def all_closed() -> Iterator[None]:
+    """Connections are closed at the end of a process; here, of a test."""
+    yield
+    for store in list(remote._opened):
+        store.close()
+        store.client.close()
 
 
 @pytest.fixture
-def store(server: Running, tmp_path: Path) -> Iterator[RemoteStore]:
-    store = opened(server, tmp_path)
-    yield store
-    store.close()
-    store.client.close()
+def store(server: Running, tmp_path: Path) -> RemoteStore:
+    return opened(server, tmp_path)
 
 
 class TestRemoteStore(StoreContract):
@@ -199,11 +205,11 @@ def test_a_second_machine_benchmarks_nothing(server: Running, tmp_path: Path) ->
     """Two local folders, one server: through the decorator."""
     kernels = [load(tmp_path / "kernels.py").add for _ in range(2)]
     for name, kernel in zip(("one", "two"), kernels, strict=True):
-        remote = opened(server, tmp_path / name)
-        kernel._store = TieredStore([FileStore(tmp_path / name / "records"), remote])
+        shared = opened(server, tmp_path / name)
+        kernel._store = TieredStore([FileStore(tmp_path / name / "records"), shared])
         launch(kernel, 100)
         launch(kernel, 200)
-        remote.close()
+        shared.close()
     assert [kernel.benchmarked for kernel in kernels] == [6, 0]
     assert isinstance(as_tiers(kernels[0]._store), TieredStore)
 
@@ -249,17 +255,16 @@ def test_the_commands_move_records(server: Running, tmp_path: Path) -> None:
     assert "(pinned)" not in run("show", "add", "--store", server.base)
     assert "2 records" in run("promote", "--to", "release", "--server", server.base)
     assert "add" in run("ls", "--store", f"{server.base}?namespace=release")
-    remote = opened(server, tmp_path)
-    remote.miss(context(), record(999).scenario)
-    remote.close()
+    wanting = opened(server, tmp_path)
+    wanting.miss(context(), record(999).scenario)
+    wanting.close()
     assert [row["count"] for row in json.loads(run("misses", "--server", server.base, "--json"))] == [1]
     assert "0 record sets that waited" in run("sync", "--server", server.base, "--store", copy.root)
 
 
 def test_the_server_is_killed_between_two_launches(server: Running, tmp_path: Path) -> None:
     kernel = load(tmp_path / "kernels.py").add
-    remote = opened(server, tmp_path, wait=0.25)
-    kernel._store = TieredStore([FileStore(tmp_path / "records"), remote])
+    kernel._store = TieredStore([FileStore(tmp_path / "records"), opened(server, tmp_path, wait=0.25)])
     launch(kernel, 100)
     server.process.send_signal(signal.SIGKILL)
     server.process.wait()

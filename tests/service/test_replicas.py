@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
-from service_support import Running, body, context, record, record_set
+from service_support import Running, body, context, record, record_set, restart
 
 from dejavu_cache.records import RecordSet
 
@@ -71,7 +71,7 @@ def test_nothing_acknowledged_is_lost(replicas: list[Running], own_postgres: Any
     replicas[2].start()
     os.kill(own_postgres.get_pid(), signal.SIGKILL)
     own_postgres.get_postmaster_info().process.wait(10)
-    _restart(own_postgres)
+    restart(own_postgres)
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline and any(httpx.get(f"{r.base}/readyz").status_code != 200 for r in replicas):
         time.sleep(0.1)
@@ -98,16 +98,3 @@ def test_a_write_to_one_replica_is_read_from_all_at_once(replicas: list[Running]
             for replica in replicas:
                 found = client.get(f"{replica.base}{HOME}").json()["records"]
                 assert len(found) == m + 1
-
-
-def _restart(postgres: Any) -> None:
-    deadline = time.monotonic() + 40
-    while True:
-        try:
-            postgres.ensure_postgres_running()
-            return
-        except Exception:
-            # Its children hold on to shared memory for a moment after it was killed.
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.3)

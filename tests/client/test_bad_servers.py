@@ -1,0 +1,201 @@
+"""Servers that hang, drip, reset, redirect or lie: a launch waits once, within its bound, and then not at all."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from dejavu_client.client import Client, address
+from dejavu_client.errors import RemoteError
+from dejavu_client.remote import RemoteStore
+from dejavu_client.spool import Spool
+from support import context, launch, load, record
+
+from dejavu_cache.errors import SettingsError
+from dejavu_cache.records import Config, RecordSet
+from dejavu_cache.stores import FileStore, TieredStore
+
+WAIT = 0.25
+
+
+def answer(status: str, body: bytes, *headers: str) -> bytes:
+    lines = [f"HTTP/1.1 {status}", f"Content-Length: {len(body)}", "Content-Type: application/json", *headers]
+    return "\r\n".join([*lines, "", ""]).encode() + body
+
+
+def a_record_set(of: object = None) -> bytes:
+    return RecordSet(context=of or context(), records=(record(1),)).model_dump_json(exclude_none=True).encode()  # type: ignore[arg-type]
+
+
+def hang(peer: socket.socket) -> None:
+    time.sleep(30)
+
+
+def drip(peer: socket.socket) -> None:
+    peer.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n")
+    for _ in range(300):
+        peer.sendall(b" ")
+        time.sleep(0.1)
+
+
+def reset(peer: socket.socket) -> None:
+    peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+
+
+BAD: dict[str, Callable[[socket.socket], None]] = {
+    "hangs": hang,
+    "drips": drip,
+    "resets": reset,
+    "closes": lambda peer: None,
+    "is no HTTP": lambda peer: peer.sendall(b"SSH-2.0-OpenSSH_9.2\r\n"),
+    "fails": lambda peer: peer.sendall(answer("500 Oops", b"Traceback")),
+    "is overloaded": lambda peer: peer.sendall(answer("429 Too Many", b"{}")),
+    "is no JSON": lambda peer: peer.sendall(answer("200 OK", b"<html>")),
+    "is no record set": lambda peer: peer.sendall(answer("200 OK", b'{"records": 1}')),
+    "is of another context": lambda peer: peer.sendall(answer("200 OK", a_record_set(context(kernel="other.kernel")))),
+    "is of a newer format": lambda peer: peer.sendall(
+        answer("200 OK", a_record_set().replace(b'"format":1', b'"format":99'))
+    ),
+    "has a timing that cannot be": lambda peer: peer.sendall(
+        answer("200 OK", a_record_set().replace(b'"median":1.0', b'"median":-1.0'))
+    ),
+    "leads elsewhere": lambda peer: peer.sendall(answer("302 Found", b"", "Location: http://127.0.0.1:1/")),
+    "refuses": lambda peer: peer.sendall(answer("403 No", b'{"detail": "not you"}')),
+}
+
+
+class BadServer:
+    """A socket that treats every connection in one bad way, and counts them."""
+
+    def __init__(self, behave: Callable[[socket.socket], None]) -> None:
+        self._behave = behave
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+        self.connections = 0
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                peer, _ = self._socket.accept()
+            except OSError:
+                return
+            self.connections += 1
+            threading.Thread(target=self._treat, args=(peer,), daemon=True).start()
+
+    def _treat(self, peer: socket.socket) -> None:
+        with peer:
+            try:
+                if self._behave is not hang:
+                    peer.recv(65536)
+                self._behave(peer)
+            except OSError:
+                pass
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+@pytest.fixture(params=BAD)
+def server(request: pytest.FixtureRequest) -> Iterator[BadServer]:
+    bad = BadServer(BAD[request.param])
+    yield bad
+    bad.close()
+
+
+@pytest.fixture
+def store(server: BadServer, tmp_path: Path) -> Iterator[RemoteStore]:
+    store = RemoteStore(Client(server.url), wait=WAIT, spool=Spool("x", tmp_path / "spool"))
+    yield store
+    store.close()
+    store.client.close()
+
+
+def test_reading_raises_in_time_and_then_at_once(store: RemoteStore) -> None:
+    start = time.monotonic()
+    with pytest.raises(RemoteError):
+        store.get(context(), record(1).scenario)
+    assert time.monotonic() - start < WAIT + 2, "the bound, with room for a busy machine"
+    start = time.monotonic()
+    for _ in range(100):
+        with pytest.raises(RemoteError):
+            store.get(context(), record(1).scenario)
+    if not store.circuit.closed:
+        assert time.monotonic() - start < 1
+
+
+def test_a_launch_goes_on_with_one_warning(
+    store: RemoteStore, tmp_path: Path, caplog: pytest.LogCaptureFixture, server: BadServer
+) -> None:
+    kernel = load(tmp_path / "kernels.py").add
+    kernel._store = TieredStore([FileStore(tmp_path / "records"), store])
+    for n in (100, 200, 100):
+        launch(kernel, n)
+    assert kernel.benchmarked == 6
+    about_the_server = [each for each in caplog.records if server.url in each.getMessage()]
+    assert 1 <= len(about_the_server) <= 2, "one about reading, and one about writing where that is refused"
+
+
+def test_what_a_dead_server_should_have_got_is_spooled(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    store = RemoteStore(Client(f"http://127.0.0.1:{port}"), wait=WAIT, spool=Spool("x", tmp_path))
+    start = time.monotonic()
+    for m in range(20):
+        store.put(context(), [record(m)])
+    assert time.monotonic() - start < 1
+    store.close()
+    kept = [RecordSet.model_validate_json(path.read_bytes()) for path in store.spool.folder.glob("*.json")]
+    assert {each.scenario.args["M"] for whole in kept for each in whole.records} == set(range(20))
+
+
+def test_what_a_hanging_server_is_being_sent_is_spooled_too(tmp_path: Path) -> None:
+    server = BadServer(hang)
+    store = RemoteStore(Client(server.url), wait=WAIT, spool=Spool("x", tmp_path))
+    store.put(context(), [record(1)])
+    store.close()
+    assert len(store.spool) == 1
+    server.close()
+
+
+def test_a_damaged_spool_file_is_set_aside_and_the_rest_is_sent(tmp_path: Path) -> None:
+    spool = Spool("x", tmp_path)
+    spool.keep(RecordSet(context=context(), records=(record(1),)))
+    (spool.folder / "0.json").write_text("half")
+    sent: list[RecordSet] = []
+    assert spool.drain(sent.append) == 1
+    assert [whole.records[0].scenario for whole in sent] == [record(1).scenario]
+    assert len(list(spool.folder.glob("0.json.damaged-*"))) == 1
+
+
+def test_a_config_that_the_kernel_never_declared_is_not_run(tmp_path: Path) -> None:
+    """However well a lying server formats it."""
+    kernel = load(tmp_path / "kernels.py").add
+    kernel._store = FileStore(tmp_path / "records")
+    launch(kernel, 100)
+    (of,) = kernel._store.contexts()
+    (honest,) = kernel._store.records(of)
+    lie = honest.measurements[0].model_copy(
+        update={"config": Config(params={"BLOCK": 7}, options={"num_warps": 4}), "median": 1e-9}
+    )
+    kernel._store.put(of, [honest.model_copy(update={"measurements": (lie,), "winner": None})])
+    again = load(tmp_path / "kernels.py").add
+    again._store = FileStore(tmp_path / "records")
+    launch(again, 100)
+    assert (again.benchmarked, again.best_config.kwargs["BLOCK"] in (16, 32, 64)) == (0, True)
+
+
+@pytest.mark.parametrize("url", ["http://me:secret@host", "http://host?token=x", "http://host#x", "http://"])
+def test_a_senseless_url_is_refused(url: str) -> None:
+    with pytest.raises(SettingsError):
+        address(url, "main")
+
+
+def test_a_namespace_may_stand_in_the_url() -> None:
+    assert address("https://host:1/base/?namespace=pr-1", "main") == ("https://host:1/base", "pr-1")
+    assert json.dumps(address("https://host", "main")) == '["https://host", "main"]'

@@ -1,0 +1,153 @@
+"""A fleet: replicas on one Postgres, many client processes, and what dies in the middle."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dejavu_client.client import Client
+from service_support import Running, restart
+from support import ADD, environment
+
+PROGRAM = """
+    import json, os, sys, time
+    from pathlib import Path
+    import torch, triton
+    from support import launch, load_file
+
+    source, log, sizes = Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])
+    kernel = load_file(source).add
+
+    def bench(kernel_call, quantiles):
+        kernel_call()
+        with open(log, "a") as file:  # appending a short line is atomic
+            file.write(f"{os.getpid()} {kernel.latest}\\n")
+        return [1.0 + kernel.latest % 1000 / 1000] * 3
+
+    class Spy:
+        # Tells the benchmark which launch it is timing.
+        def __init__(self, fn):
+            self.fn, self.arg_names = fn, fn.arg_names
+        def run(self, *args, **kwargs):
+            kernel.latest = args[2] * 1000 + kwargs["BLOCK"]
+            return self.fn.run(*args, **kwargs)
+
+    kernel.fn, kernel._do_bench = Spy(kernel.fn), bench
+    print("ready", flush=True)
+    for n in sizes:
+        launch(kernel, n)
+    x = torch.ones(1)
+    winners = {n: kernel.explain(x, x, n).config.kwargs["BLOCK"] for n in sizes}
+    print(json.dumps({"benchmarked": kernel.benchmarked, "winners": winners}))
+"""
+
+CLIENTS, SCENARIOS = 32, 100
+
+
+def start_client(folder: Path, number: int, base: str) -> subprocess.Popen[str]:
+    """A process with a local folder of its own, as on a machine of its own."""
+    sizes = [64 + (number * 7 + index) % SCENARIOS for index in range(SCENARIOS)]
+    mine = folder / f"client{number}"
+    mine.mkdir()
+    env = environment(
+        TRITON_INTERPRET="1",
+        OMP_NUM_THREADS="1",
+        XDG_CACHE_HOME=str(mine / "cache"),
+        DEJAVU_CACHE_URL=f"{(mine / 'records').as_uri()},{base}",
+        DEJAVU_CACHE_WAIT="20",  # 32 processes on a few cores: what is slow here is the machine
+    )
+    arguments = [str(folder / "kernels.py"), str(folder / "log"), json.dumps(sizes)]
+    command = [sys.executable, "-c", textwrap.dedent(PROGRAM), *arguments]
+    with (mine / "stderr").open("w") as errors:
+        return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=errors, text=True)
+
+
+def held_by_the_server(base: str) -> list[Any]:
+    client = Client(base, attempts=10)
+    (context,) = client.contexts()
+    bulk = client.bulk(context)
+    client.close()
+    assert bulk is not None
+    return list(bulk.records)
+
+
+@pytest.fixture
+def fleet(own_postgres: Any, tmp_path: Path) -> Any:
+    database = own_postgres.get_uri(database="migrated")
+    (tmp_path / "kernels.py").write_text(textwrap.dedent(ADD))
+    (tmp_path / "log").touch()
+    replicas = [Running(database, tmp_path / f"replica{index}.log") for index in range(3)]
+    yield own_postgres, replicas, tmp_path
+    for replica in replicas:
+        replica.stop()
+
+
+def finish(processes: list[subprocess.Popen[str]], folder: Path) -> list[dict[str, Any]]:
+    results = []
+    for number, process in enumerate(processes):
+        out, _ = process.communicate(timeout=280)
+        assert process.returncode == 0, (folder / f"client{number}" / "stderr").read_text()
+        results.append(json.loads(out.splitlines()[-1]))
+    return results
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_each_scenario_is_tuned_once_and_all_agree(fleet: Any) -> None:
+    _, replicas, folder = fleet
+    clients = [start_client(folder, number, replicas[number % 3].base) for number in range(CLIENTS)]
+    results = finish(clients, folder)
+    benchmarks = Counter(line.split()[1] for line in (folder / "log").read_text().splitlines())
+    assert len(benchmarks) == SCENARIOS * 3
+    assert set(benchmarks.values()) == {1}
+    assert sum(result["benchmarked"] for result in results) == SCENARIOS * 3
+    assert all(result["winners"] == results[0]["winners"] for result in results)
+    records = held_by_the_server(replicas[0].base)
+    assert [len(record.measurements) for record in records] == [3] * SCENARIOS
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_replica_and_postgres_die_in_the_middle_and_no_launch_fails(fleet: Any) -> None:
+    postgres, replicas, folder = fleet
+    clients = [start_client(folder, number, replicas[number % 3].base) for number in range(8)]
+
+    def disturb() -> None:
+        while len((folder / "log").read_text().splitlines()) < SCENARIOS // 2:
+            time.sleep(0.05)
+        replicas[1].kill()
+        os.kill(postgres.get_pid(), signal.SIGKILL)
+        postgres.get_postmaster_info().process.wait(10)
+        restart(postgres)
+        replicas[1].start()
+
+    disturbing = threading.Thread(target=disturb)
+    disturbing.start()
+    results = finish(clients, folder)
+    disturbing.join(60)
+    assert not disturbing.is_alive()
+    for result in results:
+        assert len(result["winners"]) == SCENARIOS
+    # Whoever could not ask tuned alone; all of it reaches the server once it is back, with each client's spool.
+    for number in range(8):
+        synced = subprocess.run(
+            [sys.executable, "-m", "dejavu_client", "sync"],
+            env=environment(
+                XDG_CACHE_HOME=str(folder / f"client{number}" / "cache"),
+                DEJAVU_CACHE_URL=f"{(folder / f'client{number}' / 'records').as_uri()},{replicas[0].base}",
+            ),
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert synced.returncode == 0, synced.stderr
+    records = held_by_the_server(replicas[0].base)
+    assert [len(record.measurements) for record in records] == [3] * SCENARIOS
