@@ -11,7 +11,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
-demo: $(VENV)/.installed  ## two processes, one tunes, the other benchmarks nothing
+demo: $(VENV)/.installed  ## one process tunes, others over its folder and over a server benchmark nothing
 	$(BIN)/python examples/demo.py
 
 test: lint  ## everything that needs no GPU
@@ -24,10 +24,11 @@ lint: $(VENV)/.installed
 	$(BIN)/lint-imports
 
 gpu-test:  ## on a machine with a GPU, with that machine's own torch and Triton
-	$(PYTHON) -m pytest -m gpu tests
+	$(PYTHON) -m pytest -m gpu tests/gpu
 
 bench: $(VENV)/.installed  ## what can be measured without a GPU; results go to benchmarks/results
 	$(BIN)/python benchmarks/lookup.py
+	$(BIN)/python benchmarks/service.py
 
 matrix: $(VENV)/.installed  ## the library's suite on the oldest, the middle and the newest Triton
 	for version in 3.4.0 3.6.0 3.9.0; do \

@@ -1,4 +1,4 @@
-"""The main job, end to end: one process tunes a kernel, another one benchmarks nothing.
+"""The main job, end to end: one process tunes a kernel; others, over its folder or a server, benchmark nothing.
 
 Run by `make demo`. With a GPU it uses it; otherwise kernels run in Triton's interpreter.
 """
@@ -8,10 +8,14 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -34,7 +38,7 @@ def worker() -> None:
 
 def run_worker(url: str) -> dict[str, float]:
     """Runs a worker in a process of its own over the store that a URL names."""
-    env = {**os.environ, "DEJAVU_CACHE_URL": url}
+    env = {**os.environ, "DEJAVU_CACHE_URL": url, "DEJAVU_CACHE_WAIT": "5"}
     if not shutil.which("nvidia-smi") and not Path("/dev/kfd").exists():
         env["TRITON_INTERPRET"] = "1"
     out = subprocess.run([sys.executable, __file__, "worker"], env=env, check=True, stdout=subprocess.PIPE, text=True)
@@ -42,22 +46,59 @@ def run_worker(url: str) -> dict[str, float]:
     return result
 
 
+@contextmanager
+def server(folder: Path) -> Iterator[str]:
+    """A cache server on SQLite for this machine only; gives its URL."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    database = f"sqlite:///{folder / 'server.sqlite3'}"
+    command = [sys.executable, "-m", "dejavu_client", "serve", "--port", str(port), "--database", database]
+    with (folder / "server.log").open("w") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log)
+    url = f"http://127.0.0.1:{port}"
+    try:
+        for _ in range(100):
+            try:
+                urllib.request.urlopen(f"{url}/readyz", timeout=1).close()
+                break
+            except OSError:
+                time.sleep(0.1)
+        yield url
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def tell(what: str, result: dict[str, float]) -> None:
+    """A line about one process."""
+    print(f"{what}: benchmarked {result['benchmarked']:2} configs, took {result['seconds']:6.2f} s")
+
+
+def dejavu(*arguments: str) -> None:
+    """Runs the command line."""
+    subprocess.run([sys.executable, "-m", "dejavu_client", *arguments], check=True)
+
+
 def main() -> None:
-    """Runs the demo and fails if the second process benchmarked anything."""
-    with tempfile.TemporaryDirectory(prefix="dejavu-demo-") as folder:
-        url = (Path(folder) / "records").as_uri()
+    """Runs the demo and fails if a process benchmarked what another one had."""
+    with tempfile.TemporaryDirectory(prefix="dejavu-demo-") as name:
+        folder = Path(name)
+        mine, other = (folder / "records").as_uri(), (folder / "another-machines-records").as_uri()
         print("A kernel with 4 problem sizes, of which 2 share a bucket.\n")
-        first = run_worker(url)
-        print(f"first process:  benchmarked {first['benchmarked']:2} configs, took {first['seconds']:6.2f} s")
-        second = run_worker(url)
-        print(f"second process: benchmarked {second['benchmarked']:2} configs, took {second['seconds']:6.2f} s")
-        print(f"saved:          {first['seconds'] - second['seconds']:.2f} s, in every process from now on\n")
-        subprocess.run([sys.executable, "-m", "dejavu_client", "ls", "--store", url], check=True)
-        subprocess.run(
-            [sys.executable, "-m", "dejavu_client", "show", "matmul.matmul_kernel", "--store", url], check=True
-        )
-        if second["benchmarked"]:
-            sys.exit("the second process should have benchmarked nothing")
+        first = run_worker(mine)
+        tell("first process               ", first)
+        second = run_worker(mine)
+        tell("second process, same folder ", second)
+        with server(folder) as url:
+            dejavu("push", "--server", url, "--store", mine)
+            third = run_worker(f"{other},{url}")
+            tell("another folder, same server ", third)
+        print(f"saved: {first['seconds'] - second['seconds']:.2f} s, in every process from now on\n")
+        dejavu("ls", "--store", mine)
+        dejavu("show", "matmul.matmul_kernel", "--store", other)
+        if second["benchmarked"] or third["benchmarked"]:
+            sys.exit("only the first process should have benchmarked anything")
 
 
 if __name__ == "__main__":
