@@ -45,8 +45,11 @@ def main() -> None:
     except DejavuError as error:
         sys.stderr.write(f"error: {error}\n")
         sys.exit(UNUSABLE)
-    except BrokenPipeError:  # the reader of our output has seen enough
-        sys.stderr.close()
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("dejavu_"):
+            raise
+        sys.stderr.write(f"error: this needs {error.name}: pip install 'dejavu-cache[server]'\n")
+        sys.exit(USAGE)
 
 
 def _mount_plugins() -> None:

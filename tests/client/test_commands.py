@@ -9,7 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from support import MOMENT, context, environment, measurement, record
+from support import MOMENT, context, environment, measurement, record, run_python
 
 from dejavu_cache.records import Failure, Measurement, Winner
 from dejavu_cache.stores import FileStore
@@ -170,3 +170,18 @@ def test_the_winner_of_a_record_is_the_recorded_one(tmp_path: Path) -> None:
     )
     store.put(context(), [tie])
     assert "BLOCK=64" in dejavu("show", "add", "--store", tmp_path).stdout.splitlines()[-1].split("\t")[1]
+
+
+def test_a_command_whose_extra_is_missing_says_what_to_install() -> None:
+    code = """
+        import sys
+        sys.modules["sqlalchemy"] = None
+        sys.argv = ["dejavu-cache", "serve"]
+        from dejavu_client.cli import main
+        main()
+    """
+    out = run_python(code, check=False)
+    assert (out.returncode, out.stderr.splitlines()) == (
+        2,
+        ["error: this needs sqlalchemy: pip install 'dejavu-cache[server]'"],
+    )
