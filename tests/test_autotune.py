@@ -11,13 +11,12 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from addition import CONFIGS, add_one
 from support import launch
 from triton.runtime.autotuner import Autotuner
 
 from dejavu_cache import Exact, NoValidConfigError, Pow2, Resolution, ScenarioNotTuned, cached_autotune, open_store
 from dejavu_cache.errors import SettingsError
-
-CONFIGS = [triton.Config({"BLOCK": block}) for block in (16, 32, 64)]
 
 
 class Bench:
@@ -34,12 +33,6 @@ class Bench:
         kernel_call()
         self.calls += 1
         return [self.times[(self.calls - 1) % len(self.times)]] * 3
-
-
-@triton.jit
-def add_one(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(y_ptr + at, tl.load(x_ptr + at, mask=at < n) + 1, mask=at < n)
 
 
 def make(bench: Bench | None = None, fn: Any = add_one, **options: Any) -> Any:

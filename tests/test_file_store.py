@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 from hypothesis import given
+from strategies import RECORDS
 from support import MOMENT, context, environment, measurement, record, run_python
-from test_records import RECORDS
 
 from dejavu_cache.errors import NewerFormatError, ReadOnlyStoreError, StoreError
 from dejavu_cache.records import Record, RecordSet
@@ -227,7 +227,8 @@ def test_a_file_system_without_locks_is_still_written(store: FileStore, monkeypa
 WRITER = """
     import sys
     from datetime import timedelta
-    from support import MOMENT, context, measurement, record
+    from strategies import RECORDS
+from support import MOMENT, context, measurement, record
     from dejavu_cache.stores import FileStore
     store, start, count = FileStore(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     for m in range(start, start + count):

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import triton
+from addition import CONFIGS, add_one
 from support import launch
-from test_autotune import CONFIGS, add_one
 
 from dejavu_cache import cached_autotune
 

@@ -46,9 +46,10 @@ def main() -> None:
         sys.stderr.write(f"error: {error}\n")
         sys.exit(UNUSABLE)
     except ModuleNotFoundError as error:
-        if (error.name or "").startswith("dejavu_"):
+        package = (error.name or "").partition(".")[0]
+        if package.startswith("dejavu_"):
             raise
-        sys.stderr.write(f"error: this needs {error.name}: pip install 'dejavu-cache[server]'\n")
+        sys.stderr.write(f"error: this needs {package}: pip install 'dejavu-cache[server]'\n")
         sys.exit(USAGE)
 
 

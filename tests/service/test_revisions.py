@@ -1,0 +1,142 @@
+"""The grouped look-ups of revisions on Postgres: shared, never older than the request, and back after a failure."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+from dejavu_service import revisions
+from dejavu_service.database import Database
+from dejavu_service.revisions import GroupedRevisions
+from dejavu_service.storage import contexts
+from service_support import context
+from sqlalchemy import text
+
+KEY = ("main", context().digest)
+
+
+@pytest.fixture
+def database(postgres_url: str) -> Iterator[Database]:
+    made = Database(postgres_url)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def context_id(database: Database) -> int:
+    with database.write() as connection:
+        identity = contexts.ensure(connection, "main", [context()])[context().digest]
+        contexts.changed(connection, identity, 1)
+    return identity
+
+
+@pytest.fixture
+def questions(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many keys each question had."""
+    asked: list[int] = []
+    ask = revisions._Line.ask
+
+    async def counted(line, keys):  # type: ignore[no-untyped-def]
+        asked.append(len(keys))
+        return await ask(line, keys)
+
+    monkeypatch.setattr(revisions._Line, "ask", counted)
+    return asked
+
+
+def test_those_who_ask_at_once_share_a_question(database: Database, context_id: int, questions: list[int]) -> None:
+    async def ask() -> None:
+        grouped = GroupedRevisions(database)
+        unknown = ("main", "no such context")
+        *found, missing = await asyncio.gather(*(grouped.get(KEY) for _ in range(50)), grouped.get(unknown))
+        await grouped.close()
+        assert missing is None
+        assert {each.id for each in found if each} == {context_id}
+        assert None not in found
+
+    asyncio.run(ask())
+    assert questions == [2]
+
+
+def test_what_was_written_while_a_question_was_out_is_in_the_answer_to_who_comes_then(
+    database: Database, context_id: int
+) -> None:
+    async def ask() -> None:
+        grouped = GroupedRevisions(database)
+        for _ in range(20):
+            early = asyncio.create_task(grouped.get(KEY))
+            await asyncio.sleep(0.001)
+            with database.write() as connection:  # the event loop stands: the first answer has not been taken
+                contexts.changed(connection, context_id, 1)
+                written = connection.execute(text("SELECT records FROM contexts")).scalar()
+            late = await grouped.get(KEY)
+            assert late is not None
+            assert late.records == written
+            await early
+        await grouped.close()
+
+    asyncio.run(ask())
+
+
+def test_a_connection_that_died_is_replaced_unnoticed(database: Database, context_id: int) -> None:
+    async def ask() -> None:
+        grouped = GroupedRevisions(database)
+        for pause in (0.0, 0.2):  # found out by the question, and before it
+            before = await grouped.get(KEY)
+            with database.write() as connection:
+                connection.execute(
+                    text(
+                        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() "
+                        "AND query LIKE '%unnest($1%' AND pid <> pg_backend_pid()"
+                    )
+                )
+            await asyncio.sleep(pause)
+            assert await grouped.get(KEY) == before
+        await grouped.close()
+
+    asyncio.run(ask())
+
+
+def test_no_answer_in_time_fails_all_who_wait_and_the_next_are_answered(
+    database: Database, context_id: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(revisions, "_PATIENCE", 0.3)
+
+    async def ask() -> None:
+        grouped = GroupedRevisions(database)
+        await grouped.get(KEY)
+        with database.write() as connection:
+            connection.execute(text("LOCK TABLE contexts IN ACCESS EXCLUSIVE MODE"))
+            failed = await asyncio.gather(*(grouped.get(KEY) for _ in range(3)), return_exceptions=True)
+        assert [type(each) for each in failed] == [revisions._UnansweredError] * 3
+        assert isinstance(failed[0], psycopg.Error)
+        assert await grouped.get(KEY) is not None
+        await grouped.close()
+
+    asyncio.run(ask())
+
+
+def test_who_goes_away_takes_nothing_from_the_others(database: Database, context_id: int) -> None:
+    async def ask() -> None:
+        grouped = GroupedRevisions(database)
+        gone, stays = asyncio.create_task(grouped.get(KEY)), asyncio.create_task(grouped.get(KEY))
+        await asyncio.sleep(0)
+        gone.cancel()
+        assert await stays is not None
+        await grouped.close()
+
+    asyncio.run(ask())
+
+
+def test_keys_are_quoted(database: Database, context_id: int) -> None:
+    odd = ['"', "\\", ",", "{}", "NULL", 'a\\"b', "é", ""]
+
+    async def ask() -> None:
+        grouped = GroupedRevisions(database)
+        assert await asyncio.gather(*(grouped.get((each, each)) for each in odd)) == [None] * len(odd)
+        assert await grouped.get(KEY) is not None
+        await grouped.close()
+
+    asyncio.run(ask())

@@ -1,0 +1,35 @@
+"""Records of any shape, for property tests."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from hypothesis import strategies as st
+from support import MOMENT, config, measurement
+
+from dejavu_cache.records import Pin, Record, Scenario, Winner
+
+TEXT = st.text(st.characters(codec="utf-8", exclude_categories=("Cc", "Cs")), min_size=1, max_size=20)
+SCALARS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**63), 2**64 - 1),
+    st.floats(allow_nan=False, allow_infinity=False),
+    TEXT,
+)
+SCENARIOS = st.builds(
+    Scenario, args=st.dictionaries(TEXT, SCALARS, max_size=4), dtypes=st.dictionaries(TEXT, TEXT, max_size=3)
+)
+MOMENTS = st.integers(0, 5).map(lambda hours: MOMENT + timedelta(hours=hours))
+MEASUREMENTS = st.builds(measurement, block=st.sampled_from([16, 32, 64]), median=st.floats(0, 1e6), at=MOMENTS)
+RECORDS = st.builds(
+    lambda measurements, winner, pin: Record(
+        scenario=Scenario(args={"M": 32}),
+        measurements=tuple({each.config: each for each in measurements}.values()),
+        winner=winner,
+        pin=pin,
+    ),
+    st.lists(MEASUREMENTS, max_size=3),
+    st.none() | st.builds(Winner, config=st.just(config(16)) | st.just(config(32)), at=MOMENTS),
+    st.none() | st.builds(Pin, config=st.none() | st.just(config(64)), at=MOMENTS),
+)
