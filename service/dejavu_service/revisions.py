@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 import psycopg
+from psycopg.pq import ExecStatus
+from psycopg.pq.abc import PGresult
 
 from .database import Database
 from .storage.contexts import Key, Revision
@@ -14,14 +17,15 @@ __all__ = ["GroupedRevisions", "Revisions", "SqliteRevisions", "open_revisions"]
 
 _COLUMNS = "namespace, digest, id, revision, records"
 _ONE = f"SELECT {_COLUMNS} FROM contexts WHERE namespace = ? AND digest = ?"
+_NAME = b"dejavu_revisions"
 _SOME = f"""
-    SELECT {_COLUMNS} FROM contexts JOIN unnest(%s::text[], %s::text[]) AS wanted (n, d)
+    SELECT {_COLUMNS} FROM contexts JOIN unnest($1::text[], $2::text[]) AS wanted (n, d)
     ON namespace = wanted.n AND digest = wanted.d
-"""
+""".encode()
 _MOST = 200
 """Keys in one question."""
 _PATIENCE = 5.0
-"""Seconds for an answer, connecting included."""
+"""Seconds for an answer."""
 
 
 class Revisions(Protocol):
@@ -73,56 +77,55 @@ class GroupedRevisions:
 
     def __init__(self, database: Database) -> None:
         self._arguments = database.arguments
-        self._connection: psycopg.AsyncConnection[Any] | None = None
-        self._wanted: dict[Key, asyncio.Future[Revision | None]] = {}
+        self._line: _Line | None = None
+        self._waiting: dict[Key, list[asyncio.Future[Revision | None]]] = {}
         self._asking: asyncio.Task[None] | None = None
 
     async def get(self, key: Key) -> Revision | None:
         """The answer to the next question."""
-        future = self._wanted.get(key)
-        if future is None:
-            future = self._wanted[key] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Revision | None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(key, []).append(future)
         if self._asking is None or self._asking.done():
             self._asking = asyncio.create_task(self._ask())
-        return await asyncio.shield(future)
+        return await future
 
     async def _ask(self) -> None:
-        while self._wanted:
-            asked = {key: self._wanted.pop(key) for key in list(self._wanted)[:_MOST]}
+        while self._waiting:
+            # Who has just been answered goes on first, and who has come meanwhile joins: fewer, larger questions.
+            await asyncio.sleep(0)
+            asked = {key: self._waiting.pop(key) for key in list(self._waiting)[:_MOST]}
+            found: dict[Key, Revision] = {}
+            failed: Exception | None = None
             try:
-                found = await asyncio.wait_for(self._fetch(list(asked)), _PATIENCE)
+                found = await self._fetch(list(asked))
             except Exception as error:
+                failed = error
                 await self._hang_up()
-                for future in asked.values():
-                    future.set_exception(_unanswered(error))
-                    future.exception()  # seen: the caller may have gone away
-            else:
-                for key, future in asked.items():
-                    future.set_result(found.get(key))
+            for key, futures in asked.items():
+                for future in futures:
+                    if future.done():  # its request was given up
+                        continue
+                    if failed is None:
+                        future.set_result(found.get(key))
+                    else:
+                        future.set_exception(failed)
 
     async def _fetch(self, keys: list[Key]) -> dict[Key, Revision]:
-        parameters = ([namespace for namespace, _ in keys], [digest for _, digest in keys])
-        fresh = self._connection is None
-        try:
-            rows = await self._query(parameters)
-        except psycopg.OperationalError:
-            if fresh:
+        if self._line is not None:
+            try:
+                return await self._line.ask(keys)
+            except _UnansweredError:
                 raise
-            # The connection died since it was last used; the database may be there all the same.
-            await self._hang_up()
-            rows = await self._query(parameters)
-        return {(row[0], row[1]): Revision(row[2], row[3], row[4]) for row in rows}
-
-    async def _query(self, parameters: tuple[list[str], list[str]]) -> list[Any]:
-        if self._connection is None:
-            self._connection = await psycopg.AsyncConnection.connect(**self._arguments, autocommit=True)
-            self._connection.prepare_threshold = 0
-        return await (await self._connection.execute(_SOME, parameters)).fetchall()
+            except psycopg.OperationalError:
+                # The connection died since it was last used; the database may be there all the same.
+                await self._hang_up()
+        self._line = await _Line.dial(self._arguments)
+        return await self._line.ask(keys)
 
     async def _hang_up(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            await connection.close()
+        line, self._line = self._line, None
+        if line is not None:
+            await line.hang_up()
 
     async def close(self) -> None:
         """Hangs up."""
@@ -131,6 +134,101 @@ class GroupedRevisions:
         await self._hang_up()
 
 
-def _unanswered(error: Exception) -> Exception:
-    late = isinstance(error, (TimeoutError, asyncio.TimeoutError))  # two classes on 3.10
-    return psycopg.OperationalError("no answer in time") if late else error
+class _UnansweredError(psycopg.OperationalError):
+    """The database took too long."""
+
+
+class _Line:
+    """A connection that answers one question at a time, prepared once and sent by libpq.
+
+    A cursor of psycopg takes five times the processor time for the same, which on a busy server is most of a check.
+    """
+
+    def __init__(self, connection: psycopg.AsyncConnection[Any]) -> None:
+        self._connection = connection
+        self._pg = connection.pgconn
+        self._socket = self._pg.socket
+        self._loop = asyncio.get_running_loop()
+        self._answer: asyncio.Future[list[PGresult]] = self._loop.create_future()
+        self._answer.cancel()  # nothing is asked yet
+        self._came: list[PGresult] = []
+        self._loop.add_reader(self._socket, self._read)
+
+    @classmethod
+    async def dial(cls, arguments: dict[str, Any]) -> _Line:
+        """A line that is ready for questions.
+
+        Raises:
+            psycopg.Error: Postgres is not there, or not as it should be.
+        """
+        line = cls(await psycopg.AsyncConnection.connect(**arguments, autocommit=True))
+        try:
+            await line._sent(lambda: line._pg.send_prepare(_NAME, _SOME))
+        except BaseException:
+            await line.hang_up()
+            raise
+        return line
+
+    async def ask(self, keys: list[Key]) -> dict[Key, Revision]:
+        """The revisions of those contexts that are known.
+
+        Raises:
+            psycopg.Error: the connection is of no more use.
+        """
+        wanted = [_array(namespace for namespace, _ in keys), _array(digest for _, digest in keys)]
+        result = await self._sent(lambda: self._pg.send_query_prepared(_NAME, wanted))
+        found = {}
+        for row in range(result.ntuples):
+            # In text: none of the columns can be NULL.
+            fields = [(result.get_value(row, column) or b"").decode() for column in range(5)]
+            found[fields[0], fields[1]] = Revision(int(fields[2]), fields[3], int(fields[4]))
+        return found
+
+    async def _sent(self, send: Callable[[], None]) -> PGresult:
+        send()
+        self._answer, self._came = self._loop.create_future(), []
+        self._flush()
+        late = self._loop.call_later(_PATIENCE, self._fail, _UnansweredError("no answer in time"))
+        try:
+            result = (await self._answer)[-1]
+        finally:
+            late.cancel()
+        if result.status not in (ExecStatus.TUPLES_OK, ExecStatus.COMMAND_OK):
+            raise psycopg.OperationalError(result.error_message.decode(errors="replace"))
+        return result
+
+    def _flush(self) -> None:
+        if self._pg.flush():
+            self._loop.add_writer(self._socket, self._flush)
+        else:
+            self._loop.remove_writer(self._socket)
+
+    def _read(self) -> None:
+        try:
+            self._pg.consume_input()
+            while not self._pg.is_busy():
+                result = self._pg.get_result()
+                if result is None:
+                    if not self._answer.done():
+                        self._answer.set_result(self._came)
+                    break
+                self._came.append(result)
+        except psycopg.Error as error:
+            self._loop.remove_reader(self._socket)  # it would be called for ever
+            self._fail(error)
+
+    def _fail(self, error: psycopg.Error) -> None:
+        if not self._answer.done():
+            self._answer.set_exception(error)
+
+    async def hang_up(self) -> None:
+        """Closes the connection."""
+        self._loop.remove_reader(self._socket)
+        self._loop.remove_writer(self._socket)
+        await self._connection.close()
+
+
+def _array(texts: Iterable[str]) -> bytes:
+    """An array of texts as Postgres reads it."""
+    quoted = ('"' + each.replace("\\", r"\\").replace('"', r"\"") + '"' for each in texts)
+    return f"{{{','.join(quoted)}}}".encode()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import uvicorn
 
 from dejavu_cache.errors import SettingsError
@@ -43,8 +45,12 @@ def prepare(settings: Settings, database: Database) -> bool:
 def run(settings: Settings) -> None:
     """Serves until told to stop."""
     configure(settings.log_level)
+    app = create_app(settings)
+    # What is there now stays: a full collection that went through all of it would hold up every request meanwhile.
+    gc.collect()
+    gc.freeze()
     uvicorn.run(
-        create_app(settings),
+        app,
         host=settings.host,
         port=settings.port,
         ssl_certfile=settings.tls_cert,
