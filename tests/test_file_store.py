@@ -227,8 +227,7 @@ def test_a_file_system_without_locks_is_still_written(store: FileStore, monkeypa
 WRITER = """
     import sys
     from datetime import timedelta
-    from strategies import RECORDS
-from support import MOMENT, context, measurement, record
+    from support import MOMENT, context, measurement, record
     from dejavu_cache.stores import FileStore
     store, start, count = FileStore(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     for m in range(start, start + count):
