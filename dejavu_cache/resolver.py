@@ -71,6 +71,7 @@ class Resolver:
         self.mode = mode
         self._max_distance = max_distance
         self._settings = settings
+        self._noted: set[tuple[Context, Scenario]] = set()
 
     def resolve(self, request: Request, *, wait: float) -> tuple[Resolution, int]:
         """The resolution that a launch runs, and how many configs were benchmarked for it.
@@ -89,7 +90,7 @@ class Resolver:
             return known, 0
         if may_tune:
             return self._tune(request, wait)
-        self.store_quietly(lambda: self.store.miss(request.context, request.scenario))
+        self._note_miss(request)
         if self.mode is Mode.STRICT:
             raise ScenarioNotTuned(self._explain_miss(request))
         return self._fallback(request), 0
@@ -100,6 +101,13 @@ class Resolver:
         if known is not None:
             return known
         return replace(self._fallback(request), differences=self._nearest_miss(request), missing=len(request.declared))
+
+    def _note_miss(self, request: Request) -> None:
+        """Puts a miss on the worklist, once per process: a fallback is looked up again and again."""
+        miss = request.context, request.scenario
+        if miss not in self._noted:
+            self._noted.add(miss)
+            self.store_quietly(lambda: self.store.miss(*miss))
 
     def store_quietly(self, action: Callable[[], Any]) -> None:
         """Does something to the store; if that fails, the launch goes on."""

@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+# Kernels are written, edited and imported again within a second: bytecode would hide the edit.
+sys.dont_write_bytecode = True
+
 HAS_GPU = shutil.which("nvidia-smi") is not None or Path("/dev/kfd").exists()
 if not HAS_GPU:
     os.environ["TRITON_INTERPRET"] = "1"  # read by Triton when a kernel is decorated

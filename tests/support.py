@@ -97,7 +97,12 @@ def run_python(code: str, *argv: str, check: bool = True, **env: str) -> subproc
 def environment(**more: str) -> dict[str, str]:
     """This process's environment with the checkout's packages on the path."""
     path = [*map(str, (ROOT, ROOT / "client", ROOT / "service", ROOT / "tests")), os.environ.get("PYTHONPATH", "")]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path)), **more}
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, path)),
+        "PYTHONDONTWRITEBYTECODE": "1",  # a file that is edited twice in a second would be read from its bytecode
+        **more,
+    }
 
 
 def context(**changes: Any) -> Context:

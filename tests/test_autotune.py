@@ -328,6 +328,15 @@ class TestModes:
         assert bench.calls == 0
         assert kernel.best_config is CONFIGS[0]
 
+    def test_a_miss_is_put_on_the_worklist_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        missed: list[object] = []
+        monkeypatch.setattr("dejavu_cache.stores.MemoryStore.miss", lambda store, *miss: missed.append(miss))
+        monkeypatch.setattr("dejavu_cache.autotune.RETRY_AFTER", 0.0)
+        kernel = make(mode="reuse")
+        for n in (100, 100, 200, 100):
+            launch(kernel, n)
+        assert len(missed) == 2
+
     def test_reuse_takes_the_nearest_scenario_within_reach(self) -> None:
         launch(make(), 128)
         kernel = make(mode="reuse")

@@ -73,6 +73,8 @@ class RemoteStore(Store):
         self._lease_seconds = lease_seconds
         self._known: dict[Context, tuple[str, dict[Scenario, Record]]] = {}
         _opened.add(self)
+        # A store that is dropped unclosed leaves no connections behind; the end of the process flushes first.
+        weakref.finalize(self, _let_go, self.sender, client).atexit = False
         if len(self.spool):
             self.sender.wake()
 
@@ -239,6 +241,11 @@ def _within(seconds: float, question: Callable[[], T]) -> T:
     if error is not None:
         raise error
     return answer  # type: ignore[no-any-return]
+
+
+def _let_go(sender: Sender, client: Client) -> None:
+    sender.stop()
+    client.close()
 
 
 _opened: weakref.WeakSet[RemoteStore] = weakref.WeakSet()
