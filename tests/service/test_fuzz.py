@@ -32,8 +32,9 @@ def test_no_made_up_request_breaks_the_server_or_its_schema(postgres_url: str, t
     database.close()
     with running(postgres_url, tmp_path / "log", {"DEJAVU_SERVER_BURST": "1000000"}) as server:
         arguments = [f"{server.base}/v1/openapi.json", "--checks", ",".join(CHECKS), "--max-examples", EXAMPLES]
-        # A stream of lines is no body that can be made up from a schema.
-        arguments += ["--exclude-path-regex", "/import$"]
+        # A stream of lines is no body that can be made up from a schema; and given the chance, schemathesis
+        # revokes its own token and is shut out of the rest.
+        arguments += ["--exclude-path-regex", "(/import|/tokens/.*)$"]
         (tmp_path / "schemathesis.toml").write_text(f'[auth.openapi.token]\nbearer = "{token}"\n')
         arguments += ["--phases", "examples,coverage,fuzzing", "--generation-deterministic", "--request-timeout", "40"]
         done = subprocess.run(
@@ -46,5 +47,6 @@ def test_no_made_up_request_breaks_the_server_or_its_schema(postgres_url: str, t
         assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
         log = (tmp_path / "log").read_text()
     assert "unforeseen" not in log, log[-4000:]
+    assert "Authentication failed" not in done.stdout, done.stdout[-3000:]
     cases = re.search(r"Test cases:\s+(\d+)", done.stdout) or re.search(r"(\d+) generated", done.stdout)
     assert cases is None or int(cases[1]) > 200, done.stdout[-3000:]
