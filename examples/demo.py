@@ -72,7 +72,7 @@ def server(folder: Path) -> Iterator[str]:
 
 def tell(what: str, result: dict[str, float]) -> None:
     """A line about one process."""
-    print(f"{what}: benchmarked {result['benchmarked']:2} configs, took {result['seconds']:6.2f} s")
+    print(f"{what}: benchmarked {result['benchmarked']:2} configs, took {result['seconds']:6.2f} s", flush=True)
 
 
 def dejavu(*arguments: str) -> None:
@@ -85,7 +85,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="dejavu-demo-") as name:
         folder = Path(name)
         mine, other = (folder / "records").as_uri(), (folder / "another-machines-records").as_uri()
-        print("A kernel with 4 problem sizes, of which 2 share a bucket.\n")
+        print("A kernel with 4 problem sizes, of which 2 share a bucket.\n", flush=True)
         first = run_worker(mine)
         tell("first process               ", first)
         second = run_worker(mine)
@@ -94,7 +94,7 @@ def main() -> None:
             dejavu("push", "--server", url, "--store", mine)
             third = run_worker(f"{other},{url}")
             tell("another folder, same server ", third)
-        print(f"saved: {first['seconds'] - second['seconds']:.2f} s, in every process from now on\n")
+        print(f"saved: {first['seconds'] - second['seconds']:.2f} s, in every process from now on\n", flush=True)
         dejavu("ls", "--store", mine)
         dejavu("show", "matmul.matmul_kernel", "--store", other)
         if second["benchmarked"] or third["benchmarked"]:
