@@ -25,7 +25,7 @@ from .resolver import Request, Resolver
 from .settings import Mode, current_settings
 from .source import kernel_name, source_hash
 from .stores import Store
-from .tuning.benchmark import method_name, wall_clock
+from .tuning.benchmark import cuda_graph, method_name, wall_clock
 
 __all__ = ["CachedAutotuner", "cached_autotune"]
 
@@ -63,7 +63,11 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
         max_distance: float | None = None,
         **kwargs: Any,
     ) -> None:
+        # Triton calls its own option deprecated, and under the interpreter there is nothing to capture.
+        graph = kwargs.pop("use_cuda_graph", False)
         super().__init__(fn, arg_names, configs, key, *args, **kwargs)
+        self._interpreted = interpreting()
+        self.use_cuda_graph = graph and not self._interpreted
         self.benchmarked = 0
         self._name = kernel_name(fn)
         self._buckets = dict(buckets or {})
@@ -73,7 +77,6 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
         self._mode = None if mode is None else _mode(mode)
         self._default = default
         self._max_distance = max_distance
-        self._interpreted = interpreting()
         self._device: Callable[[], int] = (lambda: INTERPRETER_INDEX) if self._interpreted else current_device
         self._ready: dict[RawKey, _Ready] = {}
         self._fallen_back: dict[RawKey, _Ready] = {}
@@ -94,6 +97,8 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
     @cached_property
     def do_bench(self) -> Any:
         """The benchmark: the caller's, else Triton's, else the host's clock under the interpreter."""
+        if self.use_cuda_graph:
+            return cuda_graph
         if self._do_bench is None and self._interpreted:
             return wall_clock
         return self._do_bench or super().do_bench
