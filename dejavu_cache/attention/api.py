@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from . import auto, naive, qblock, reference, segmented, static_grid
+from . import auto, hopper, naive, qblock, reference, segmented, static_grid
 from .arguments import Batch, checked_batch
 
 __all__ = ["IMPLEMENTATIONS", "paged_attention"]
@@ -18,6 +18,7 @@ IMPLEMENTATIONS: dict[str, Callable[[Batch], torch.Tensor]] = {
     "qblock": qblock.run,
     "segmented": segmented.run,
     "static_grid": static_grid.run,
+    "hopper": hopper.run,
 }
 
 

@@ -79,8 +79,13 @@ class Batch:
             q, cache, self.v_cache, self.cu_seqlens_q, self.seqused_k, self.block_table,
             self.alibi_slopes, self.sinks, self.k_scale, self.v_scale, self.softmax_scale, self.softcap,
             q.stride(0), q.stride(1), cache.stride(0), cache.stride(1), cache.stride(2), self.block_table.stride(0),
-            self.num_seqs, max(self.num_tokens // self.num_seqs, 1), self.max_seqlen_k, self.decode_share,
+            *self.composition,
         )  # fmt: skip
+
+    @property
+    def composition(self) -> tuple[int, int, int, int]:
+        """Sequences, new tokens of one on average, the most tokens of one, and the share of decoding ones."""
+        return self.num_seqs, max(self.num_tokens // self.num_seqs, 1), self.max_seqlen_k, self.decode_share
 
     @property
     def shape(self) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import triton
 
 from ..buckets import Bucket, Edges, Pow2
 
-__all__ = ["BUCKETS", "KEYS", "PER_SM", "SEGMENTS", "pruned", "row_space", "space", "vendor", "why_not"]
+__all__ = ["BUCKETS", "HOPPER_BUCKETS", "HOPPER_KEYS", "KEYS", "PER_SM", "SEGMENTS", "hopper_pruned", "hopper_space", "hopper_why_not", "pruned", "row_space", "space", "vendor", "why_not"]
 
 KEYS = (
     "num_seqs", "avg_query", "max_context", "decode_share", "KV_HEADS", "GROUP", "HEAD", "PAGE", "WINDOW", "SOFTCAP",
@@ -41,6 +41,9 @@ HIP_TILES = [
 ]
 SEGMENTS = (1, 2, 4, 8, 16, 32, 64, 128)
 PER_SM = (1, 2, 3, 4)
+
+HOPPER_KEYS = tuple(name for name in KEYS if name not in ("WINDOW", "SOFTCAP"))
+HOPPER_BUCKETS = {name: bucket for name, bucket in BUCKETS.items() if name in HOPPER_KEYS}
 
 SHARED_MEMORY = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
 """Bytes that a program may have, by compute capability; 64 KiB on AMD's GPUs."""
@@ -119,6 +122,33 @@ def pruned(
         able = [each for each in configs if _runs(each, given)]
         likely = [each for each in able if _likely(each, given) and (keep is None or keep(each, given))]
         return likely or [each for each in able if keep is None or keep(each, given)] or able
+
+    return {"early_config_prune": prune}
+
+
+def hopper_space() -> list[triton.Config]:
+    """Keys in a tile, and tiles of keys and of values in shared memory at once."""
+    return [
+        triton.Config({"TILE": tile, "STAGES": stages}, num_warps=4)
+        for tile, stages in ((64, 2), (64, 3), (64, 4), (128, 2))
+    ]
+
+
+def hopper_why_not(config: triton.Config, head_padded: int) -> str | None:
+    """Why a config of the Hopper kernel cannot run a head size; None if it can."""
+    tile, stages = config.kwargs["TILE"], config.kwargs["STAGES"]
+    need = 2 * head_padded * (2 * 64 + 2 * stages * tile) + 1024  # two Q blocks, the tiles, the barriers
+    if need > SHARED_MEMORY[90]:
+        return f"needs {need // 1024} KiB of shared memory, {SHARED_MEMORY[90] // 1024} are there"
+    return None
+
+
+def hopper_pruned() -> dict[str, Callable[..., list[triton.Config]]]:
+    """Triton's `prune_configs_by` for the Hopper kernel."""
+
+    def prune(configs: Sequence[triton.Config], nargs: Mapping[str, Any], **kwargs: Any) -> list[triton.Config]:
+        padded = {**nargs, **kwargs}["HEAD_PADDED"]
+        return [each for each in configs if hopper_why_not(each, padded) is None]
 
     return {"early_config_prune": prune}
 

@@ -49,7 +49,7 @@ def merge_parts(out, scratch, v_scale, head_program, tail_program, head_slot, fi
     """Merges what the programs head_program to tail_program left of one Q block, and writes it to its place."""
     width: tl.constexpr = HEAD_PADDED + 4
     dims = tl.arange(0, HEAD_PADDED)
-    for low in tl.range(0, count * GROUP, ROWS, loop_unroll_factor=4 if ROWS == 1 else 1):
+    for low in tl.range(0, count * GROUP, ROWS):
         rows = low + tl.arange(0, ROWS)
         inside = rows < count * GROUP
         peak = tl.full([ROWS], float("-inf"), dtype=tl.float32)
@@ -190,7 +190,7 @@ def static_grid_kernel(
                 merge_parts(
                     out, scratch, v_scale, head_program, tail_program, head_slot, first, count, kv_head,
                     stride_out_token, stride_out_head, GROUP, BLOCK_M, HEAD, HEAD_PADDED,
-                    SLOTS=32 if BLOCK_M <= 16 else 2, ROWS=1 if BLOCK_M <= 16 else 16,
+                    SLOTS=16 if BLOCK_M <= 16 else 4, ROWS=4 if BLOCK_M <= 16 else 16,
                 )  # fmt: skip
         at = here_end
 
