@@ -11,9 +11,9 @@ from typing import Any, Literal, overload
 from .environment import interpreting
 from .errors import SettingsError
 
-__all__ = ["ConfigSpace", "Search", "config_space"]
+__all__ = ["ConfigSpace", "Strategy", "config_space"]
 
-Search = Literal["exhaustive", "optuna"]
+Strategy = Literal["exhaustive", "optuna"]
 
 Condition = Callable[..., Any]
 
@@ -38,7 +38,7 @@ class ConfigSpace(Sequence[Any]):
         vendors: Mapping[str, Mapping[str, Sequence[Any]]],
         where: Sequence[Condition],
         pre_hook: Callable[..., Any] | None,
-        search: Search,
+        search: Strategy,
         budget: int | None,
     ) -> None:
         self._choices = choices
@@ -105,7 +105,7 @@ def config_space(
     cuda: Mapping[str, Iterable[Any]] | None = None,
     hip: Mapping[str, Iterable[Any]] | None = None,
     pre_hook: Callable[..., Any] | None = None,
-    search: Search = "exhaustive",
+    search: Strategy = "exhaustive",
     budget: int | None = None,
 ) -> ConfigSpace:
     """The configs with all combinations of the given values, in the order in which they are written.

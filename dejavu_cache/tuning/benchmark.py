@@ -10,7 +10,19 @@ from typing import Any
 
 from ..records import Failure
 
-__all__ = ["failure_of", "is_out_of_memory", "method_name", "quantiles_of", "wall_clock"]
+__all__ = [
+    "METHODS",
+    "compile_failure_of",
+    "failure_of",
+    "is_out_of_memory",
+    "method_name",
+    "quantiles_of",
+    "skip",
+    "wall_clock",
+]
+
+METHODS = ("events-cold", "events-warm", "cudagraph-cold", "cudagraph-warm")
+"""How a launch can be timed on a device: see `DeviceTimer`."""
 
 
 def method_name(do_bench: Any, use_cuda_graph: bool, interpreted: bool) -> str:
@@ -57,9 +69,22 @@ def failure_of(error: BaseException) -> Failure | None:
     return None
 
 
+def compile_failure_of(error: BaseException) -> Failure | None:
+    """The same for an error from before any launch, where an option that this device does not have is refused."""
+    refused = isinstance(error, (ValueError, AssertionError)) or (
+        isinstance(error, KeyError) and "unrecognised" in str(error)
+    )
+    return failure_of(error) or (Failure(kind="compile_error", reason=_short(error)) if refused else None)
+
+
+def skip(error: BaseException) -> Failure:
+    """What to record where memory ran out."""
+    return Failure(kind="skipped", reason=_short(error))
+
+
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether the device had no memory left: a matter of the moment, which no record should keep."""
-    return type(error).__name__ == "OutOfMemoryError"
+    """Whether the device had no memory left: a matter of the moment."""
+    return type(error).__name__ == "OutOfMemoryError" or "CUDA]: out of memory" in str(error)
 
 
 @cache
