@@ -165,6 +165,10 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
         ready = self._ready.get(self._launch_key.raw(device, args, kwargs))
         return ready.resolution if ready else self._resolver.explain(self._request(device, args, kwargs))
 
+    def request(self, *args: Any, **kwargs: Any) -> Request:
+        """What a launch with these arguments would ask the store for; the launch's `grid` and `warmup` included."""
+        return self._request(self._device(), args, kwargs)
+
     def _first_sight(self, raw: RawKey, device: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Ready:
         fallen_back = self._fallen_back.get(raw)
         if fallen_back and time.monotonic() < fallen_back.look_again:

@@ -92,10 +92,19 @@ class Resolver:
         store: where records are looked for and kept.
         mode: what may be done about a miss.
         max_distance: how far a nearest scenario may be.
+        before: is told each config before it is measured.
     """
 
-    def __init__(self, store: TieredStore, mode: Mode, max_distance: float, settings: Settings) -> None:
+    def __init__(
+        self,
+        store: TieredStore,
+        mode: Mode,
+        max_distance: float,
+        settings: Settings,
+        before: Callable[[Config], None] = lambda config: None,
+    ) -> None:
         self.store = store
+        self._before = before
         self._home = ",".join(tier.url for tier in store.tiers if not isinstance(tier, MemoryStore)) or store.url
         self.mode = mode
         self._max_distance = max_distance
@@ -192,7 +201,9 @@ class Resolver:
         race = not request.context.problem.method.startswith(("custom:", "wall"))
         until = math.inf if plan.seconds is None else time.monotonic() + plan.seconds
         with Keeper(keep) as keeper:
-            measured = Tuner(launch, keeper, race=race, until=until).tune(_search(request, record, due))
+            measured = Tuner(launch, keeper, race=race, until=until, before=self._before).tune(
+                _search(request, record, due)
+            )
         best = winner(record, set(request.declared), default)
         if best is None and any(record.by_config[config].skipped for config in due if config in record.by_config):
             warn_once(f"memory {request.context.kernel.name}", _no_memory(request))

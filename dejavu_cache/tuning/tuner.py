@@ -100,6 +100,14 @@ class Tuner:
             self._settle()
         return len(self._taken)
 
+    def again(self, config: Config) -> None:
+        """Measures one config with full effort."""
+        self._warm_up()
+        self._before(config)
+        taken = self._measure(config, FULL)
+        if taken is not None:
+            self._note(taken)
+
     @property
     def _over(self) -> bool:
         return time.monotonic() > self._until
