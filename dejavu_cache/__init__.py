@@ -22,10 +22,13 @@ if TYPE_CHECKING:
     from .resolution import Resolution as Resolution
     from .settings import Mode as Mode
     from .settings import Settings as Settings
+    from .spaces import ConfigSpace as ConfigSpace
+    from .spaces import config_space as config_space
     from .stores import open_store as open_store
 
 _HOMES = {
     "CachedAutotuner": "autotune",
+    "ConfigSpace": "spaces",
     "DejavuError": "errors",
     "Edges": "buckets",
     "Exact": "buckets",
@@ -38,6 +41,7 @@ _HOMES = {
     "Settings": "settings",
     "StoreError": "errors",
     "cached_autotune": "autotune",
+    "config_space": "spaces",
     "open_store": "stores",
 }
 

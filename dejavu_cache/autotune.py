@@ -21,11 +21,13 @@ from .notices import warn_once
 from .process import as_tiers
 from .records import Context, Kernel, Problem
 from .resolution import Resolution
-from .resolver import Request, Resolver
+from .resolver import Plan, Request, Resolver
 from .settings import Mode, current_settings
 from .source import kernel_name, source_hash
+from .spaces import ConfigSpace
 from .stores import Store
-from .tuning.benchmark import cuda_graph, method_name, wall_clock
+from .tuning.benchmark import METHODS, method_name, wall_clock
+from .tuning.timing import DeviceTimer
 
 __all__ = ["CachedAutotuner", "cached_autotune"]
 
@@ -61,13 +63,12 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
         mode: Mode | str | None = None,
         default: Any = None,
         max_distance: float | None = None,
+        method: str | None = None,
+        tune_seconds: float | None = None,
+        tune_configs: int | None = None,
         **kwargs: Any,
     ) -> None:
-        # Triton calls its own option deprecated, and under the interpreter there is nothing to capture.
-        graph = kwargs.pop("use_cuda_graph", False)
         super().__init__(fn, arg_names, configs, key, *args, **kwargs)
-        self._interpreted = interpreting()
-        self.use_cuda_graph = graph and not self._interpreted
         self.benchmarked = 0
         self._name = kernel_name(fn)
         self._buckets = dict(buckets or {})
@@ -77,6 +78,9 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
         self._mode = None if mode is None else _mode(mode)
         self._default = default
         self._max_distance = max_distance
+        self._declared_method = self._checked(method)
+        self._budget = tune_seconds, tune_configs
+        self._interpreted = interpreting()
         self._device: Callable[[], int] = (lambda: INTERPRETER_INDEX) if self._interpreted else current_device
         self._ready: dict[RawKey, _Ready] = {}
         self._fallen_back: dict[RawKey, _Ready] = {}
@@ -94,13 +98,29 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
                 f"key {self._name}", f"{self._name}: key names {unknown}, which are no arguments: they are ignored"
             )
 
+    def _checked(self, method: str | None) -> str | None:
+        if method is not None and method not in METHODS:
+            raise SettingsError(f"{self._name}: method={method!r}: choose one of {', '.join(METHODS)}")
+        if method is not None and self._do_bench is not None:
+            raise SettingsError(f"{self._name}: give a method or a benchmark of your own, not both")
+        return method
+
+    @cached_property
+    def method(self) -> str:
+        """The benchmark method's name."""
+        # The deprecated warmup and rep arrive as a function too, but one of Triton's own.
+        theirs = self._do_bench if self.num_warmups is None and self.num_reps is None else None
+        declared = None if self._interpreted else self._declared_method
+        return declared or method_name(theirs, self.use_cuda_graph, self._interpreted)
+
     @cached_property
     def do_bench(self) -> Any:
-        """The benchmark: the caller's, else Triton's, else the host's clock under the interpreter."""
-        if self.use_cuda_graph:
-            return cuda_graph
-        if self._do_bench is None and self._interpreted:
+        """The benchmark: the caller's, else the host's clock under the interpreter, else the device's."""
+        timed_by_triton = self.num_warmups is not None or self.num_reps is not None
+        if self._interpreted and self._do_bench is None:
             return wall_clock
+        if self.method in METHODS and not timed_by_triton:
+            return DeviceTimer(self.method)
         return self._do_bench or super().do_bench
 
     @cached_property
@@ -144,6 +164,10 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
         device = self._device()
         ready = self._ready.get(self._launch_key.raw(device, args, kwargs))
         return ready.resolution if ready else self._resolver.explain(self._request(device, args, kwargs))
+
+    def request(self, *args: Any, **kwargs: Any) -> Request:
+        """What a launch with these arguments would ask the store for; the launch's `grid` and `warmup` included."""
+        return self._request(self._device(), args, kwargs)
 
     def _first_sight(self, raw: RawKey, device: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Ready:
         fallen_back = self._fallen_back.get(raw)
@@ -196,13 +220,10 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
         context = self._contexts.get(device)
         if context is None:
             buckets = {name: bucket for name, bucket in self._buckets.items() if not isinstance(bucket, Exact)}
-            # The deprecated warmup and rep arrive as a function too, but one of Triton's own.
-            theirs = self._do_bench if self.num_warmups is None and self.num_reps is None else None
-            method = method_name(theirs, self.use_cuda_graph, self._interpreted)
             self._contexts[device] = context = Context(
                 kernel=Kernel(name=self._name, source=source_hash(self.fn)),
                 environment=current_environment(device),
-                problem=Problem(keys=self._launch_key.keys, buckets=buckets, method=method),
+                problem=Problem(keys=self._launch_key.keys, buckets=buckets, method=self.method),
             )
         return context
 
@@ -221,6 +242,18 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
             exact=frozenset(name for name, bucket in self._buckets.items() if isinstance(bucket, Exact)),
             args=args,
             kwargs=dict(kwargs),
+            plan=self._plan,
+        )
+
+    @cached_property
+    def _plan(self) -> Plan:
+        settings = current_settings()
+        seconds, configs = self._budget
+        space = self.configs if isinstance(self.configs, ConfigSpace) else None
+        return Plan(
+            strategy=space.search if space else "exhaustive",
+            seconds=seconds or settings.tune_seconds,
+            configs=configs or (space and space.budget) or settings.tune_configs,
         )
 
     def _default_config(self, named: Mapping[str, Any], pruned: Sequence[Any]) -> Any:
@@ -248,6 +281,9 @@ def cached_autotune(
     mode: Mode | str | None = None,
     default: Any = None,
     max_distance: float | None = None,
+    method: str | None = None,
+    tune_seconds: float | None = None,
+    tune_configs: int | None = None,
 ) -> Callable[[Any], CachedAutotuner]:
     """Decorates a `triton.jit` function so that a scenario is tuned once and its record reused ever after.
 
@@ -264,7 +300,7 @@ def cached_autotune(
             winner stands in for one that is not tuned.
 
     Raises:
-        SettingsError: a bucket names no key argument, or the mode does not exist.
+        SettingsError: a bucket names no key argument, or the mode or method does not exist.
 
     Example:
         >>> @cached_autotune(configs=[...], key=["M", "N"], buckets={"M": Pow2(max=4096)})  # doctest: +SKIP
@@ -292,6 +328,9 @@ def cached_autotune(
             mode=mode,
             default=default,
             max_distance=max_distance,
+            method=method,
+            tune_seconds=tune_seconds,
+            tune_configs=tune_configs,
         )
 
     return decorate

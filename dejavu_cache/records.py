@@ -185,9 +185,13 @@ class Config(_Valued):
 
 
 class Failure(_Model):
-    """Why a config cannot run."""
+    """Why a config has no timing.
 
-    kind: Literal["out_of_resources", "compile_error", "ptxas_error", "invalid_timing"]
+    `skipped` says nothing about the config: the device had no memory left for it, and it is tried again another
+    time. `crash`: it took down the process that measured it, or its device's context.
+    """
+
+    kind: Literal["out_of_resources", "compile_error", "ptxas_error", "invalid_timing", "crash", "skipped"]
     reason: Annotated[str, Field(max_length=2000)]
 
 
@@ -208,6 +212,11 @@ class Measurement(_Model):
     def model_post_init(self, _: Any) -> None:
         if (self.median is None) == (self.failure is None):
             raise ValueError("a measurement has either a median or a failure")
+
+    @property
+    def skipped(self) -> bool:
+        """Whether this is no more than a note that the config was not measured."""
+        return self.failure is not None and self.failure.kind == "skipped"
 
     @property
     def _age(self) -> tuple[datetime, str]:
@@ -296,6 +305,8 @@ def merge_records(one: Record, two: Record, on_conflict: OnConflict = "newest") 
 def _settle(ours: Measurement, theirs: Measurement, on_conflict: OnConflict) -> Measurement:
     if ours == theirs:
         return ours
+    if ours.skipped != theirs.skipped:
+        return theirs if ours.skipped else ours
     if on_conflict == "fail":
         raise MergeConflictError(
             f"two measurements of ({ours.config}): {ours.median} ms at {ours.at} and {theirs.median} ms at {theirs.at}"

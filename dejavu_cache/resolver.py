@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -26,13 +28,31 @@ from .records import (
 from .resolution import How, Resolution
 from .selection import nearest, winner
 from .settings import Mode, Settings
+from .spaces import Strategy
 from .stores import Found, MemoryStore, TieredStore
-from .tuning.tuner import Bench
+from .tuning.keeping import Keeper
+from .tuning.search import Exhaustive, OptunaSearch, Search
+from .tuning.tuner import Launch, Tuner
 
-__all__ = ["Request", "Resolver"]
+__all__ = ["Plan", "Request", "Resolver"]
 
 _one_at_a_time = threading.RLock()
 """Held while this process tunes: two benchmarks at once would time each other."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a scenario is tuned, and how much of it.
+
+    Attributes:
+        strategy: which configs are measured: see `config_space`.
+        seconds: how long one tune may take; the next one goes on from there. None: as long as it takes.
+        configs: with how many measured configs a scenario counts as tuned; None: with all of them.
+    """
+
+    strategy: Strategy = "exhaustive"
+    seconds: float | None = None
+    configs: int | None = None
 
 
 @dataclass(frozen=True)
@@ -54,6 +74,15 @@ class Request:
     exact: frozenset[str]
     args: Sequence[Any]
     kwargs: dict[str, Any]
+    plan: Plan = Plan()
+
+    def due(self, record: Record | None) -> list[Config]:
+        """The configs still to measure, the default first; a plan may want only some of them."""
+        measured = record.by_config if record else {}
+        missing = [config for config in self.declared if config not in measured or measured[config].skipped]
+        if self.plan.configs is not None and len(self.declared) - len(missing) >= self.plan.configs:
+            return []
+        return sorted(missing, key=lambda config: config != describe(self.default))
 
 
 class Resolver:
@@ -63,10 +92,19 @@ class Resolver:
         store: where records are looked for and kept.
         mode: what may be done about a miss.
         max_distance: how far a nearest scenario may be.
+        before: is told each config before it is measured.
     """
 
-    def __init__(self, store: TieredStore, mode: Mode, max_distance: float, settings: Settings) -> None:
+    def __init__(
+        self,
+        store: TieredStore,
+        mode: Mode,
+        max_distance: float,
+        settings: Settings,
+        before: Callable[[Config], None] = lambda config: None,
+    ) -> None:
         self.store = store
+        self._before = before
         self._home = ",".join(tier.url for tier in store.tiers if not isinstance(tier, MemoryStore)) or store.url
         self.mode = mode
         self._max_distance = max_distance
@@ -86,7 +124,7 @@ class Resolver:
         found = self._look_up(request)
         known = self._from_record(request, found)
         may_tune = self.mode is Mode.TUNE and not capturing()
-        if known and not (may_tune and known.missing):
+        if known and not (may_tune and _unfinished(request, known, found)):
             return known, 0
         if may_tune:
             return self._tune(request, wait)
@@ -142,31 +180,39 @@ class Resolver:
             # Whoever held the lease before may have done the work, or died halfway through it.
             found = self._look_up(request, fresh=True)
             known = self._from_record(request, found)
-            record = found.record if found else Record(scenario=request.scenario)
-            missing = _unmeasured(request.declared, record)
-            if known and not known.missing:
+            if known and not _unfinished(request, known, found):
                 return known, 0
-            if missing and not held:
+            record = found.record if found else Record(scenario=request.scenario)
+            due = request.due(record)
+            if due and not held:
                 return known or self._fallback(request), 0
-            return self._measure(request, record, missing)
+            return self._measure(request, record, due)
 
-    def _measure(self, request: Request, record: Record, missing: list[Config]) -> tuple[Resolution, int]:
-        def keep(measurement: Measurement) -> None:
+    def _measure(self, request: Request, record: Record, due: list[Config]) -> tuple[Resolution, int]:
+        def keep(measurements: Sequence[Measurement]) -> None:
             nonlocal record
-            taken = Record(scenario=request.scenario, measurements=(measurement,))
+            taken = Record(scenario=request.scenario, measurements=tuple(measurements))
             record = merge_records(record, taken)
             self._put(request, taken)
 
-        bench = Bench(request.autotuner, request.declared, request.args, request.kwargs)
-        taken = bench.measure_all(missing, keep)
+        plan, default = request.plan, describe(request.default)
+        launch = Launch(request.autotuner, request.declared, default, request.args, request.kwargs)
         # A caller's own benchmark is called once per config; Triton's may be asked again where it is close.
-        if not request.context.problem.method.startswith(("custom:", "wall")):
-            bench.repeat(taken, keep)
-        best = winner(record, set(request.declared), describe(request.default))
+        race = not request.context.problem.method.startswith(("custom:", "wall"))
+        until = math.inf if plan.seconds is None else time.monotonic() + plan.seconds
+        with Keeper(keep) as keeper:
+            measured = Tuner(launch, keeper, race=race, until=until, before=self._before).tune(
+                _search(request, record, due)
+            )
+        best = winner(record, set(request.declared), default)
+        if best is None and any(record.by_config[config].skipped for config in due if config in record.by_config):
+            warn_once(f"memory {request.context.kernel.name}", _no_memory(request))
+            return self._fallback(request), measured
         if best is None:
             raise NoValidConfigError(request.context.kernel.name, str(request.scenario), _reasons(request, record))
         self._put(request, Record(scenario=request.scenario, winner=Winner(config=best, at=now())))
-        return self._resolution(request, "tuned", request.declared[best], store=self._home), len(missing)
+        missing = len(_unmeasured(request.declared, record))
+        return self._resolution(request, "tuned", request.declared[best], store=self._home, missing=missing), measured
 
     def _put(self, request: Request, record: Record) -> None:
         if not self.store.read_only:
@@ -247,9 +293,32 @@ class Resolver:
         return Resolution(how=how, config=config, scenario=request.scenario, context=request.context, **rest)
 
 
+def _unfinished(request: Request, known: Resolution, found: Found | None) -> bool:
+    """Whether there is more to measure; a pin ends that."""
+    return known.how != "pinned" and bool(request.due(found.record if found else None))
+
+
+def _search(request: Request, record: Record, due: list[Config]) -> Search:
+    plan = request.plan
+    left = len(due) if plan.configs is None else min(plan.configs - (len(request.declared) - len(due)), len(due))
+    if plan.strategy == "optuna":
+        timed = [each for each in record.measurements if not each.skipped]
+        return OptunaSearch(
+            request.declared, timed, [each for each in due[:1] if each == describe(request.default)], left
+        )
+    return Exhaustive(due[:left])
+
+
 def _unmeasured(declared: Declared, record: Record) -> list[Config]:
     measured = record.by_config
-    return [config for config in declared if config not in measured]
+    return [config for config in declared if config not in measured or measured[config].skipped]
+
+
+def _no_memory(request: Request) -> str:
+    return (
+        f"{request.context.kernel.name}{request.scenario}: the device has no memory left to measure any config; "
+        "the launch takes a fallback, and a later one tries again"
+    )
 
 
 def _reasons(request: Request, record: Record) -> dict[str, str]:
@@ -257,5 +326,5 @@ def _reasons(request: Request, record: Record) -> dict[str, str]:
     reasons = {}
     for config in request.declared:
         failure = measured[config].failure if config in measured else None
-        reasons[str(config)] = f"{failure.kind}: {failure.reason}" if failure else "out of memory"
+        reasons[str(config)] = f"{failure.kind}: {failure.reason}" if failure else "not measured"
     return reasons

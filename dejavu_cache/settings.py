@@ -45,6 +45,10 @@ class Settings(BaseModel):
     """Seconds a launch may wait for a remote store, once, before its circuit opens."""
     tune_wait: float = Field(default=120.0, ge=0, allow_inf_nan=False)
     """Seconds to wait for whoever tunes the same scenario, before running a fallback."""
+    tune_seconds: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    """Seconds that one tune may take; the next process goes on from there. Unset: as long as it takes."""
+    tune_configs: int | None = Field(default=None, gt=0)
+    """With how many measured configs a scenario counts as tuned. Unset: with all."""
     max_distance: float = Field(default=2.0, ge=0, allow_inf_nan=False)
     """How far, in powers of two summed over the key arguments, a nearest scenario may be."""
     toolchain: Literal["strict", "loose"] = "strict"

@@ -7,7 +7,7 @@ from datetime import timedelta
 from hypothesis import strategies as st
 from support import MOMENT, config, measurement
 
-from dejavu_cache.records import Pin, Record, Scenario, Winner
+from dejavu_cache.records import Failure, Measurement, Pin, Record, Scenario, Winner
 
 TEXT = st.text(st.characters(codec="utf-8", exclude_categories=("Cc", "Cs")), min_size=1, max_size=20)
 SCALARS = st.one_of(
@@ -21,7 +21,13 @@ SCENARIOS = st.builds(
     Scenario, args=st.dictionaries(TEXT, SCALARS, max_size=4), dtypes=st.dictionaries(TEXT, TEXT, max_size=3)
 )
 MOMENTS = st.integers(0, 5).map(lambda hours: MOMENT + timedelta(hours=hours))
-MEASUREMENTS = st.builds(measurement, block=st.sampled_from([16, 32, 64]), median=st.floats(0, 1e6), at=MOMENTS)
+TIMINGS = st.builds(measurement, block=st.sampled_from([16, 32, 64]), median=st.floats(0, 1e6), at=MOMENTS)
+FAILURES = st.builds(
+    lambda timing, kind: Measurement(config=timing.config, failure=Failure(kind=kind, reason=kind), at=timing.at),
+    TIMINGS,
+    st.sampled_from(["out_of_resources", "skipped"]),
+)
+MEASUREMENTS = TIMINGS | FAILURES
 RECORDS = st.builds(
     lambda measurements, winner, pin: Record(
         scenario=Scenario(args={"M": 32}),

@@ -16,6 +16,7 @@ from support import MOMENT, config, context, measurement, record
 from dejavu_cache.errors import MergeConflictError
 from dejavu_cache.records import (
     Config,
+    Failure,
     Measurement,
     Pin,
     Record,
@@ -118,3 +119,14 @@ def test_a_config_is_read_as_data() -> None:
     """Whatever a config's parameters say, they stay text."""
     text = '{"params": {"BLOCK": "__import__(\'os\').system(\'true\')"}, "options": {}}'
     assert Config.model_validate_json(text).params["BLOCK"].startswith("__import__")  # type: ignore[union-attr]
+
+
+def test_a_skip_gives_way_to_whatever_is_known_and_counts_for_nothing() -> None:
+    """A device that was full says nothing about the config, however late it says it."""
+    timed = measurement(64, at=MOMENT)
+    skipped = Measurement(
+        config=timed.config, failure=Failure(kind="skipped", reason="full"), at=MOMENT + timedelta(days=1)
+    )
+    for on_conflict in ("newest", "fastest", "fail"):
+        for one, two in ((timed, skipped), (skipped, timed)):
+            assert merge_records(record(32, one), record(32, two), on_conflict).measurements == (timed,)

@@ -1,16 +1,21 @@
-"""Close contenders are measured again, in turns; a caller's own benchmark is not."""
+"""How configs are measured: what is measured again, in which order, within which budget."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
+import torch
 import triton
 from addition import CONFIGS, add_one
 from support import launch
 
-from dejavu_cache import cached_autotune
+from dejavu_cache import cached_autotune, config_space, open_store
+from dejavu_cache.errors import SettingsError
+from dejavu_cache.process import default_store
 
 
 def test_the_first_measurement_of_a_close_race_does_not_decide(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,3 +36,150 @@ def test_the_first_measurement_of_a_close_race_does_not_decide(monkeypatch: pyte
     assert len(order) == 9, "three measured once, two of them three times more"
     assert kernel.benchmarked == 3
     assert isinstance(kernel, triton.runtime.Autotuner)
+
+
+class Clock:
+    """A benchmark that finds each config as fast as it is told, and counts how often it is asked."""
+
+    def __init__(self, times: dict[int, float]) -> None:
+        self.times = times
+        self.asked: list[int] = []
+
+    def kernel(self, **options: Any) -> Any:
+        clock = self
+
+        class Spy:
+            def __init__(self, fn: Any) -> None:
+                self.fn, self.arg_names = fn, fn.arg_names
+
+            def run(self, *args: Any, **kwargs: Any) -> Any:
+                clock.block = kwargs["BLOCK"]
+                return self.fn.run(*args, **kwargs)
+
+        return cached_autotune(**{"key": ["n"], "do_bench": self, **options})(Spy(add_one))
+
+    def __call__(self, kernel_call: Callable[[], Any], quantiles: Sequence[float]) -> list[float]:
+        kernel_call()
+        self.asked.append(self.block)
+        return [self.times.get(self.block, 9.0)] * 3
+
+
+def blocks(*sizes: int) -> list[triton.Config]:
+    return [triton.Config({"BLOCK": size}) for size in sizes]
+
+
+class TestBudgets:
+    def test_a_count_ends_a_scenario(self) -> None:
+        """The default is always among what is measured, and the next process has nothing left to do."""
+        configs = blocks(16, 32, 64, 128)
+        clock = Clock({16: 4.0, 32: 3.0, 64: 2.0, 128: 1.0})
+        for _ in range(2):
+            kernel = clock.kernel(configs=configs, tune_configs=2, default=configs[3])
+            launch(kernel, 100)
+            assert clock.asked == [128, 16]
+            assert kernel.best_config is configs[3]
+        launch(clock.kernel(configs=configs, tune_configs=3, default=configs[3]), 100)
+        assert clock.asked == [128, 16, 32]
+
+    def test_time_ends_a_tune_and_the_next_process_goes_on(self) -> None:
+        configs = blocks(16, 32, 64, 128)
+
+        class Slow(Clock):
+            def __call__(self, kernel_call: Callable[[], Any], quantiles: Sequence[float]) -> list[float]:
+                time.sleep(0.3)
+                return super().__call__(kernel_call, quantiles)
+
+        clock = Slow({128: 1.0})
+        kernel = clock.kernel(configs=configs, tune_seconds=0.5)
+        launch(kernel, 100)
+        assert clock.asked == [16, 32]
+        assert kernel.explain(torch.ones(1), torch.ones(1), 100).missing == 2
+        launch(kernel, 100)
+        assert clock.asked == [16, 32], "once per process"
+        again = clock.kernel(configs=configs, tune_seconds=10)
+        launch(again, 100)
+        assert clock.asked == [16, 32, 64, 128]
+        assert again.best_config is configs[3]
+
+    def test_the_environment_sets_them_too(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("DEJAVU_CACHE_TUNE_CONFIGS", "1")
+        clock = Clock({})
+        launch(clock.kernel(configs=blocks(16, 32)), 100)
+        assert clock.asked == [16]
+
+
+def test_optuna_finds_the_best_of_thousands_within_its_budget() -> None:
+    """Its choices are recorded like any others, so that the next process measures nothing."""
+    space = config_space(
+        {"BLOCK": [16, 32, 64, 128], "SHAPE": list(range(20))},
+        num_warps=[1, 2, 4, 8],
+        num_stages=[1, 2, 3, 4],
+        where=lambda BLOCK, num_warps: 16 * num_warps <= BLOCK,
+        search="optuna",
+        budget=60,
+    )
+    assert len(space) == 800
+    asked: list[dict[str, Any]] = []
+
+    class Fake(triton.KernelInterface):
+        arg_names: ClassVar = ["x_ptr", "y_ptr", "n", "BLOCK", "SHAPE"]
+        fn = add_one
+
+        def run(self, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+            self.given = kwargs
+            return add_one.run(*args, grid=grid, warmup=warmup, BLOCK=kwargs["BLOCK"])
+
+    fake = Fake()
+
+    def bench(kernel_call: Callable[[], Any], quantiles: Sequence[float]) -> list[float]:
+        kernel_call()
+        given = fake.given
+        asked.append(given)
+        cost = 1 + abs(given["SHAPE"] - 13) + (given["BLOCK"] != 64) + (given["num_warps"] != 2)
+        return [cost + 0.1 * given["num_stages"]] * 3
+
+    kernel = cached_autotune(space, key=["n"], do_bench=bench)(fake)
+    launch(kernel, 100)
+    assert len(asked) == 60
+    assert (asked[0]["BLOCK"], asked[0]["SHAPE"]) == (16, 0), "the default is the yardstick"
+    found = kernel.best_config
+    assert abs(found.kwargs["SHAPE"] - 13) <= 1
+    launch(cached_autotune(space, key=["n"], do_bench=bench)(fake), 100)
+    assert len(asked) == 60
+
+
+def test_memory_that_is_gone_for_all_configs_costs_the_tuning_and_not_the_launch(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def hungry(kernel_call: Callable[[], Any], quantiles: Sequence[float]) -> list[float]:
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+
+    kernel = cached_autotune(configs=CONFIGS, key=["n"], do_bench=hungry)(add_one)
+    launch(kernel, 100)
+    assert kernel.best_config is CONFIGS[0]
+    assert "no memory left to measure any config" in caplog.text
+    (context,) = default_store().contexts()
+    (record,) = default_store().records(context)
+    assert {each.failure and each.failure.kind for each in record.measurements} == {"skipped"}
+    again = cached_autotune(configs=CONFIGS, key=["n"], do_bench=hungry)(add_one)
+    assert again.explain(torch.ones(1), torch.ones(1), 100).missing == 3
+
+
+@pytest.mark.parametrize("options", [{"method": "events"}, {"method": "events-warm", "do_bench": print}])
+def test_a_method_is_one_of_four_and_alone(options: dict[str, Any]) -> None:
+    with pytest.raises(SettingsError, match="method"):
+        cached_autotune(configs=CONFIGS, key=["n"], **options)(add_one)
+
+
+def test_a_measurement_is_on_disk_before_the_next_but_one_is_over(tmp_path: Path) -> None:
+    store = open_store(str(tmp_path))
+    stored: list[int] = []
+
+    class Slow(Clock):
+        def __call__(self, kernel_call: Callable[[], Any], quantiles: Sequence[float]) -> list[float]:
+            time.sleep(0.3)
+            stored.append(sum(len(r.measurements) for c in store.contexts() for r in store.records(c)))
+            return super().__call__(kernel_call, quantiles)
+
+    launch(Slow({}).kernel(configs=CONFIGS, store=tmp_path), 100)
+    assert stored == [0, 1, 2]

@@ -13,7 +13,7 @@ import typer
 
 from dejavu_cache.errors import DejavuError, SettingsError
 
-from .commands import diff, doctor, listing, remote, transfer, upkeep
+from .commands import diff, doctor, listing, remote, sweep, transfer, upkeep
 
 __all__ = ["app", "main"]
 
@@ -30,7 +30,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for module in (listing, diff, transfer, upkeep, remote, doctor):
+for module in (listing, diff, transfer, upkeep, remote, sweep, doctor):
     module.register(app)
 
 

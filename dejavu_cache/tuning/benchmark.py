@@ -10,7 +10,19 @@ from typing import Any
 
 from ..records import Failure
 
-__all__ = ["cuda_graph", "failure_of", "is_out_of_memory", "method_name", "quantiles_of", "wall_clock"]
+__all__ = [
+    "METHODS",
+    "compile_failure_of",
+    "failure_of",
+    "is_out_of_memory",
+    "method_name",
+    "quantiles_of",
+    "skip",
+    "wall_clock",
+]
+
+METHODS = ("events-cold", "events-warm", "cudagraph-cold", "cudagraph-warm")
+"""How a launch can be timed on a device: see `DeviceTimer`."""
 
 
 def method_name(do_bench: Any, use_cuda_graph: bool, interpreted: bool) -> str:
@@ -39,17 +51,6 @@ def wall_clock(kernel_call: Callable[[], Any], quantiles: Sequence[float]) -> li
     return [taken[min(int(share * len(taken)), len(taken) - 1)] for share in quantiles]
 
 
-def cuda_graph(kernel_call: Callable[[], Any], quantiles: Sequence[float]) -> Any:
-    """Times a call by replaying a graph of it, which leaves the host's launches out; about 50 ms each.
-
-    Returns:
-        The quantiles, in milliseconds.
-    """
-    from triton.testing import do_bench_cudagraph
-
-    return do_bench_cudagraph(kernel_call, rep=5, quantiles=quantiles)
-
-
 def quantiles_of(timing: Any) -> tuple[float, float | None, float | None] | Failure:
     """Median, 20th and 80th percentile in milliseconds, from whatever a benchmark function returned."""
     values = [float(value) for value in (timing if isinstance(timing, (list, tuple)) else [timing])]
@@ -68,9 +69,22 @@ def failure_of(error: BaseException) -> Failure | None:
     return None
 
 
+def compile_failure_of(error: BaseException) -> Failure | None:
+    """The same for an error from before any launch, where an option that this device does not have is refused."""
+    refused = isinstance(error, (ValueError, AssertionError)) or (
+        isinstance(error, KeyError) and "unrecognised" in str(error)
+    )
+    return failure_of(error) or (Failure(kind="compile_error", reason=_short(error)) if refused else None)
+
+
+def skip(error: BaseException) -> Failure:
+    """What to record where memory ran out."""
+    return Failure(kind="skipped", reason=_short(error))
+
+
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether the device had no memory left: a matter of the moment, which no record should keep."""
-    return type(error).__name__ == "OutOfMemoryError"
+    """Whether the device had no memory left: a matter of the moment."""
+    return type(error).__name__ == "OutOfMemoryError" or "CUDA]: out of memory" in str(error)
 
 
 @cache

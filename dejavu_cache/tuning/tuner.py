@@ -1,110 +1,278 @@
-"""Measures configs one by one, and keeps each measurement as soon as it is taken."""
+"""Finding the best of many configs: compile all at once, look at each shortly, race those that are close."""
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from ..configs import Declared
 from ..notices import warn_once
 from ..provenance import whoami
 from ..records import Config, Failure, Measurement, now
-from ..selection import contends
-from .benchmark import failure_of, is_out_of_memory, quantiles_of
+from ..selection import NOISE, contends
+from .benchmark import compile_failure_of, failure_of, is_out_of_memory, quantiles_of, skip
+from .compiling import Candidate, compiling, threads_for
+from .search import Search
+from .timing import FULL, SCREENING, DeviceTimer, Effort, Sample
 
-__all__ = ["Bench"]
+__all__ = ["Launch", "Tuner"]
 
-ROUNDS = 3
-"""How often the configs that are close to the best are measured again, taking turns."""
+HOPELESS = 3.0
+"""A config that takes this many times the best's time is not looked at twice."""
+
+FINALIST = 0.15
+"""How much slower than the best a config may look at first and still be raced against it."""
+
+FINALISTS = 12
+"""How many are raced at the most."""
+
+ROUNDS, MOST_ROUNDS = 3, 8
+"""How often the finalists take turns: at least, and at most where nobody is ahead by then."""
+
+QUIET = 4
+"""So many compilations at once leave a measurement in peace: each holds the interpreter a tenth of its time."""
+
+TOGETHER = 64
+"""How many configs are compiled before the last of them is measured: what a budget of time may cost in vain."""
 
 
-class Bench:
-    """Benchmarks configs on one launch's arguments, by Triton's own `Autotuner._bench`, hooks and all.
+class Launch(NamedTuple):
+    """What is tuned.
 
-    Args:
+    Attributes:
         autotuner: a `triton.runtime.Autotuner` whose `nargs` are this launch's.
-        declared: the configs by name.
+        declared: its configs by name.
+        default: the config that runs where nothing is known: always measured, as the yardstick.
     """
 
-    def __init__(self, autotuner: Any, declared: Declared, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        self._autotuner = autotuner
-        self._declared = declared
-        self._args = args
-        self._kwargs = kwargs
+    autotuner: Any
+    declared: Declared
+    default: Config
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
 
-    def measure_all(self, configs: Iterable[Config], keep: Callable[[Measurement], None]) -> list[Measurement]:
-        """Measures each config once.
 
-        Args:
-            keep: is given each measurement when it is taken, so that whoever kills this process loses one.
+class Tuner:
+    """Measures a launch's configs by Triton's own `Autotuner._bench`, hooks and all.
 
-        Returns:
-            What was measured. A config for which the device has no memory is skipped and not kept.
-        """
-        taken = []
-        for config in configs:
-            measurement = self._measure(config)
-            if measurement is None:
-                warn_once(f"memory {config}", f"({config}) is skipped: the device has no memory left for it")
-                continue
-            keep(measurement)
-            taken.append(measurement)
-        return taken
+    On a device, the configs compile in the background; each is measured shortly when it is ready, and those
+    close to the best take turns until one is ahead or they are tied. A benchmark of the caller's own is called
+    once per config, one after the other.
 
-    def repeat(self, taken: Sequence[Measurement], keep: Callable[[Measurement], None]) -> None:
-        """Measures the contenders again, taking turns, and keeps the medians of all their rounds.
+    Args:
+        keep: is given each measurement when it is taken, and again if it is taken better.
+        before: is told each config before anything of it touches the device.
+        race: whether close configs may be measured again.
+        until: when to stop, by `time.monotonic`.
+    """
+
+    def __init__(
+        self,
+        launch: Launch,
+        keep: Callable[[Measurement], None],
+        *,
+        race: bool = True,
+        until: float = math.inf,
+        before: Callable[[Config], None] = lambda config: None,
+    ) -> None:
+        self._launch = launch
+        self._keep = keep
+        self._race = race
+        self._until = until
+        self._before = before
+        self._benchmark = launch.autotuner.do_bench
+        self._timer = self._benchmark if isinstance(self._benchmark, DeviceTimer) else None
+        self._taken: dict[Config, Measurement] = {}
+        self._best = math.inf
+
+    def tune(self, search: Search) -> int:
+        """Measures what a search asks for, and races the best of it; says how many configs were measured."""
+        self._warm_up()
+        while not self._over and (configs := search.ask()):
+            before = len(self._taken)
+            for start in range(0, len(configs), TOGETHER):
+                self._screen(configs[start : start + TOGETHER])
+            search.tell(list(self._taken.values())[before:])
+        if self._race:
+            self._settle()
+        return len(self._taken)
+
+    def again(self, config: Config) -> None:
+        """Measures one config with full effort."""
+        self._warm_up()
+        self._before(config)
+        taken = self._measure(config, FULL)
+        if taken is not None:
+            self._note(taken)
+
+    @property
+    def _over(self) -> bool:
+        return time.monotonic() > self._until
+
+    def _warm_up(self) -> None:
+        if self._timer is not None:
+            try:
+                self._timer.warm_up()
+            except Exception as error:
+                if not is_out_of_memory(error):  # each config will meet the same, and be skipped for it
+                    raise
+
+    def _screen(self, names: Sequence[Config]) -> None:
+        """Looks at each config, in the order in which they are ready; at the first one even if the time is over."""
+        launch = self._launch
+        configs = [launch.declared[name] for name in names]
+        with compiling(launch.autotuner, configs, launch.args, launch.kwargs) as candidates:
+            waiting = dict(zip(names, candidates, strict=True))
+            while waiting and not (self._over and self._taken):
+                name = self._next(waiting)
+                disturbed = _compiling(waiting) > 0
+                taken = self._look(name, waiting[name], patient=not disturbed)
+                if taken is None:  # again when the compilers are done
+                    waiting[name] = waiting.pop(name)
+                    self._await(waiting, 0)
+                else:
+                    del waiting[name]
+                    self._note(taken)
+
+    def _next(self, waiting: Mapping[Config, Candidate]) -> Config:
+        """The first config that is compiled, once the compilers leave a measurement in peace."""
+        self._await(waiting, QUIET if self._timer else 0)
+        return next((name for name, each in waiting.items() if each.done), next(iter(waiting)))
+
+    def _await(self, waiting: Mapping[Config, Candidate], compilers: int) -> None:
+        """Waits until no more than some threads compile, or the time is over."""
+        while _compiling(waiting) > compilers and not (self._over and self._taken):
+            time.sleep(0.001)
+
+    def _look(self, name: Config, candidate: Candidate, *, patient: bool) -> Measurement | None:
+        start = time.perf_counter()
+        self._before(name)
+        try:
+            candidate.check()
+        except Exception as error:
+            failure = skip(error) if is_out_of_memory(error) else compile_failure_of(error)
+            if failure is None:
+                raise
+            return _measurement(name, failure, time.perf_counter() - start)
+        return self._measure(name, SCREENING, patient=patient)
+
+    def _note(self, measurement: Measurement) -> None:
+        self._taken[measurement.config] = measurement
+        self._best = min(self._best, math.inf if measurement.median is None else measurement.median)
+        if measurement.skipped:
+            warn_once(
+                f"memory {measurement.config}", f"({measurement.config}) is skipped: the device has no memory left"
+            )
+        self._keep(measurement)
+
+    def _settle(self) -> None:
+        """Races the finalists, and keeps the medians of all their rounds.
 
         One after the other, each config meets another clock and another temperature; in turns they meet the same.
         """
-        timed = [each for each in taken if each.median is not None]
-        best = min(timed, key=lambda each: each.median or 0.0, default=None)
-        rounds = {each.config: [each] for each in timed if best and contends(each, best)}
-        if len(rounds) < 2:
-            return
-        for _ in range(ROUNDS):
-            for config, measurements in rounds.items():
-                again = self._measure(config)
+        racing = self._finalists()
+        rounds: dict[Config, list[Measurement]] = {config: [] for config in racing}
+        for turn in range(MOST_ROUNDS):
+            if len(racing) < 2 or (self._over and turn):
+                break
+            for config in racing:
+                again = self._measure(config, FULL)
                 if again is not None and again.median is not None:
-                    measurements.append(again)
+                    rounds[config].append(again)
+            racing = _still_racing(rounds, racing, decide=turn + 1 >= ROUNDS)
         for measurements in rounds.values():
-            keep(_pooled(measurements))
+            if measurements:
+                self._keep(_pooled(measurements))
 
-    def _measure(self, config: Config) -> Measurement | None:
+    def _finalists(self) -> list[Config]:
+        timed = sorted((each for each in self._taken.values() if each.median is not None), key=_median)
+        close = {each.config for each in timed[:FINALISTS] if _median(each) <= self._best * (1 + FINALIST)}
+        yardstick = {each.config for each in timed if each.config == self._launch.default}
+        racing = close | yardstick if len(close) > 1 else close
+        return [config for config in self._taken if config in racing]
+
+    def _measure(self, config: Config, effort: Effort, *, patient: bool = True) -> Measurement | None:
+        """One config's measurement; None if it was disturbed, and whoever asked is not `patient`."""
         start = time.perf_counter()
-        timing = self._timing(config)
+        timing = self._timing(config, effort, patient)
         return None if timing is None else _measurement(config, timing, time.perf_counter() - start)
 
-    def _timing(self, config: Config) -> Any:
-        """What the benchmark returned, a `Failure`, or None if memory ran out."""
+    def _timing(self, config: Config, effort: Effort, patient: bool) -> Any:
+        """What the benchmark returned, or a `Failure`."""
         raised: list[Exception] = []
-        do_bench = self._autotuner.do_bench
+        samples: list[Sample] = []
 
         def observed(kernel_call: Callable[[], Any], quantiles: Sequence[float]) -> Any:
             # Triton turns some errors into an infinite time; their reason is only seen from in here.
             try:
-                return do_bench(kernel_call, quantiles=quantiles)
+                if self._timer is None:
+                    return self._benchmark(kernel_call, quantiles=quantiles)
+                samples.append(self._timer.sample(kernel_call, effort, limit=self._best * HOPELESS))
+                return samples[-1].quantiles(quantiles)
             except Exception as error:
                 raised.append(error)
                 raise
 
-        timing = None
-        self._autotuner.do_bench = observed
+        launch, timing = self._launch, None
+        launch.autotuner.do_bench = observed
         try:
-            timing = self._autotuner._bench(*self._args, config=self._declared[config], **self._kwargs)
+            timing = launch.autotuner._bench(*launch.args, config=launch.declared[config], **launch.kwargs)
         except Exception as error:
             raised.append(error)
         finally:
-            self._autotuner.do_bench = do_bench
-        if not raised:
-            return timing
-        if is_out_of_memory(raised[-1]):
-            return None
-        failure = failure_of(raised[-1])
-        if failure is None:
-            raise raised[-1]
-        return failure
+            launch.autotuner.do_bench = self._benchmark
+        if raised:
+            return _explained(raised[-1])
+        return timing if patient or not samples or samples[-1].steady else None
+
+
+def _explained(error: Exception) -> Failure:
+    if is_out_of_memory(error):
+        return skip(error)
+    failure = failure_of(error)
+    if failure is None:
+        raise error
+    return failure
+
+
+def _compiling(waiting: Mapping[Config, Candidate]) -> int:
+    """How many threads compile."""
+    return min(sum(not each.done for each in waiting.values()), threads_for(len(waiting)))
+
+
+def _median(measurement: Measurement) -> float:
+    return measurement.median or 0.0
+
+
+def _still_racing(
+    rounds: Mapping[Config, Sequence[Measurement]], racing: Sequence[Config], *, decide: bool
+) -> list[Config]:
+    """Who is still in the race: those that no round so far tells apart from the best.
+
+    Args:
+        decide: whether there were rounds enough to tell small differences; before, only large ones count.
+    """
+    ran = [config for config in racing if rounds[config]]
+    if not ran:
+        return []
+    medians = {config: statistics.median(map(_median, rounds[config])) for config in ran}
+    best = min(ran, key=medians.__getitem__)
+    rest = [config for config in ran if config != best and _undecided(rounds[config], rounds[best], decide)]
+    return [best, *rest] if rest else []
+
+
+def _undecided(one: Sequence[Measurement], best: Sequence[Measurement], decide: bool) -> bool:
+    """Whether it is open if a config is slower than the best, or tied with it."""
+    if not decide:
+        return contends(one[-1], best[-1])
+    ratios = [_median(a) / _median(b) if b.median else 1.0 for a, b in zip(one, best, strict=False)]
+    middle = statistics.median(ratios)
+    tied = middle <= 1 + NOISE
+    slower = min(ratios) > 1
+    return not (tied or slower)
 
 
 def _pooled(measurements: Sequence[Measurement]) -> Measurement:

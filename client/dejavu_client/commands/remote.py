@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -19,7 +19,7 @@ from .listing import assignments, matching
 if TYPE_CHECKING:
     from ..remote import RemoteStore
 
-__all__ = ["register"]
+__all__ = ["register", "worklist"]
 
 ServerOption = Annotated[
     str,
@@ -69,7 +69,7 @@ def promote(
 
 def misses(server: ServerOption = "", kernel: KernelOption = "", as_json: JsonOption = False) -> None:
     """List what programs wanted and nobody has tuned, the most wanted first."""
-    rows = _server(server).client.misses(kernel or None)
+    rows = worklist(server, kernel)
     if as_json:
         show_json(rows)
         return
@@ -83,6 +83,13 @@ def misses(server: ServerOption = "", kernel: KernelOption = "", as_json: JsonOp
         for row in rows
     ]
     show_table(["count", "kernel", "device", "scenario"], cells)
+
+
+def worklist(server: str, kernel: str = "") -> list[dict[str, Any]]:
+    """A server's misses, as it tells them; `server` may name the tiers before it too."""
+    parts = [part.strip() for part in server.split(",")]
+    remote = next((part for part in parts if part.startswith(("https://", "http://"))), "")
+    return _server(remote).client.misses(kernel or None)
 
 
 def pin(

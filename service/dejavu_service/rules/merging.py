@@ -24,11 +24,13 @@ class Merge(NamedTuple):
 def add(known: Record | None, sent: Record, *, pins: bool) -> Merge:
     """Takes in what is new; what is known stands, and what contradicts it is only kept.
 
+    What one machine had no memory for is no claim about a config.
+
     Args:
         pins: whether a pin in `sent` counts.
     """
     held = known.by_config if known else {}
-    new = [each for each in sent.measurements if held.get(each.config) != each]
+    new = [each for each in sent.measurements if not each.skipped and held.get(each.config) != each]
     claims = [_claim(sent, each, stands=each.config not in held) for each in new]
     measured = {**{each.config: each for each in new}, **held}
     given = sent.pin if pins else None

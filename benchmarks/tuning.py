@@ -1,0 +1,145 @@
+"""A matrix product's 48 configs from a cold compile cache: this tuner against `triton.autotune`.
+
+    python benchmarks/tuning.py [FOLDER]     # on a machine with a GPU, some two minutes; writes FOLDER/tuning.json
+
+Every tune runs in a process of its own with an empty compile cache and an empty store. The winners are then timed
+against the best that an exhaustive search with full effort finds, taking turns in one process.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from kernels import matmul, matmul_configs, matmul_kernel
+from triton.testing import do_bench
+
+RESULTS = Path(__file__).parent / "results"
+SIZE = (4096, 4096, 4096)
+RUNS = {"ours": 3, "theirs": 2}
+CONTENDERS = 6
+ROUNDS = 9
+
+
+def inputs() -> tuple[torch.Tensor, torch.Tensor]:
+    """[M, K] and [K, N] in bfloat16, the same in every process."""
+    torch.manual_seed(0)
+    m, n, k = SIZE
+    options = {"device": "cuda", "dtype": torch.bfloat16}
+    return torch.randn(m, k, **options), torch.randn(k, n, **options)
+
+
+def tune(side: str) -> dict[str, Any]:
+    """One cold tune: seconds until the first launch is done, and the winner."""
+    from dejavu_cache import cached_autotune
+
+    a, b = inputs()
+    expected = a @ b
+    torch.cuda.synchronize()
+    autotune = cached_autotune if side == "ours" else triton.autotune
+    kernel = autotune(configs=matmul_configs(), key=["M", "N", "K"])(matmul_kernel)
+    start = time.perf_counter()
+    c = matmul(kernel, a, b)
+    torch.cuda.synchronize()
+    seconds = time.perf_counter() - start
+    torch.testing.assert_close(c, expected, rtol=2e-2, atol=1e-1)
+    return {"seconds": seconds, "winner": str(kernel.best_config), "benchmarked": getattr(kernel, "benchmarked", None)}
+
+
+def race(names: list[str]) -> dict[str, float]:
+    """Milliseconds of some configs, by name, beside the best of all 48: medians over rounds, taking turns."""
+    a, b = inputs()
+    by_name = {str(config): config for config in matmul_configs()}
+    known: dict[str, float] = {}
+    for name, config in by_name.items():
+        try:
+            known[name] = median_of(config, a, b, rep=40)
+        except triton.runtime.errors.OutOfResources:
+            continue
+    racing = dict.fromkeys([*names, *sorted(known, key=known.__getitem__)[:CONTENDERS]])
+    rounds: dict[str, list[float]] = {name: [] for name in racing}
+    for _ in range(ROUNDS):
+        for name in racing:
+            rounds[name].append(median_of(by_name[name], a, b, rep=40))
+    return {name: statistics.median(taken) for name, taken in rounds.items()}
+
+
+def median_of(config: triton.Config, a: torch.Tensor, b: torch.Tensor, rep: int) -> float:
+    """One config's median, in milliseconds, by Triton's own benchmark."""
+    m, n, k = SIZE
+    c = torch.empty(m, n, device="cuda", dtype=a.dtype)
+    grid = (m // config.kwargs["BLOCK_M"], n // config.kwargs["BLOCK_N"])
+    return float(
+        do_bench(lambda: matmul_kernel[grid](a, b, c, m, n, k, **config.all_kwargs()), rep=rep, quantiles=[0.5])
+    )
+
+
+def fresh(*arguments: str, cache: Path) -> Any:
+    """Runs this program in a process of its own, and reads its answer."""
+    environment = {**os.environ, "TRITON_CACHE_DIR": str(cache), "DEJAVU_CACHE_URL": str(cache / "store")}
+    environment.pop("DEJAVU_CACHE_MODE", None)
+    done = subprocess.run(
+        [sys.executable, __file__, *arguments], env=environment, capture_output=True, text=True, timeout=200
+    )
+    if done.returncode:
+        sys.exit(f"{' '.join(arguments)} failed:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def main(folder: Path) -> None:
+    """Runs both sides, races the winners, prints a table and writes `tuning.json`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        runs: dict[str, list[dict[str, Any]]] = {side: [] for side in RUNS}
+        for turn in range(max(RUNS.values())):
+            for side, wanted in RUNS.items():
+                if turn < wanted:
+                    runs[side].append(fresh("tune", side, cache=Path(scratch) / f"{side}-{turn}"))
+                    print(f"{side}: {runs[side][-1]['seconds']:.2f} s, {runs[side][-1]['winner']}", flush=True)
+        winners = [run["winner"] for side in runs.values() for run in side]
+        times = fresh("race", *dict.fromkeys(winners), cache=Path(scratch) / "theirs-0")
+    best = min(times, key=times.__getitem__)
+    for side in runs.values():
+        for run in side:
+            run["over best"] = times[run["winner"]] / times[best]
+    seconds = {side: statistics.median(run["seconds"] for run in taken) for side, taken in runs.items()}
+    report = {
+        "at": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "device": torch.cuda.get_device_name(),
+        "cpus": len(os.sched_getaffinity(0)),
+        "triton": triton.__version__,
+        "torch": torch.__version__,
+        "size": SIZE,
+        "configs": len(matmul_configs()),
+        "seconds": seconds,
+        "times faster": seconds["theirs"] / seconds["ours"],
+        "worst winner over best": {side: max(run["over best"] for run in taken) for side, taken in runs.items()},
+        "best": {"config": best, "ms": times[best]},
+        "runs": runs,
+        "race ms": times,
+    }
+    (folder / "tuning.json").write_text(json.dumps(report, indent=1) + "\n")
+    print(f"\n{'':24}{'triton.autotune':>18}{'cached_autotune':>18}")
+    print(f"{'cold tune, s':24}{seconds['theirs']:18.2f}{seconds['ours']:18.2f}")
+    worst = report["worst winner over best"]
+    print(f"{'worst winner / best':24}{worst['theirs']:18.3f}{worst['ours']:18.3f}")
+    print(f"{report['times faster']:.1f} times faster; written to {folder / 'tuning.json'}")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["tune"]:
+        print(json.dumps(tune(sys.argv[2])))
+    elif sys.argv[1:2] == ["race"]:
+        print(json.dumps(race(sys.argv[2:])))
+    else:
+        main(Path(sys.argv[1]) if len(sys.argv) > 1 else RESULTS)

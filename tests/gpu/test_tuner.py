@@ -1,0 +1,72 @@
+"""On a real GPU: four ways of timing agree with Triton's, and what cannot run is recorded with its reason."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import triton
+from support import ROOT
+
+from dejavu_cache import cached_autotune, open_store
+from dejavu_cache.tuning.timing import FULL, DeviceTimer
+
+pytestmark = pytest.mark.gpu
+
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+
+@pytest.fixture
+def product() -> tuple[Any, torch.Tensor, torch.Tensor]:
+    from kernels import matmul_kernel
+
+    a, b = torch.randn(2, 2048, 2048, device="cuda", dtype=torch.bfloat16)
+    return matmul_kernel, a, b
+
+
+@pytest.mark.parametrize("method", ["events-cold", "events-warm", "cudagraph-cold", "cudagraph-warm"])
+def test_a_method_times_what_triton_times(product: Any, method: str) -> None:
+    kernel, a, b = product
+    c = torch.empty_like(a)
+
+    def call() -> None:
+        kernel[(16, 16)](a, b, c, 2048, 2048, 2048, BLOCK_M=128, BLOCK_N=128, BLOCK_K=64, num_warps=8, num_stages=3)
+
+    call()
+    timer = DeviceTimer(method)
+    timer.warm_up()
+    sample = timer.sample(call, FULL)
+    assert sample.steady
+    theirs = triton.testing.do_bench(call, quantiles=[0.5])
+    assert sample.quantiles([0.5])[0] == pytest.approx(theirs, rel=0.15)
+    assert len(timer.sample(call, FULL, limit=0.0).times) == 1
+
+
+@pytest.mark.parametrize("method", ["events-cold", "cudagraph-warm"])
+def test_a_tune_records_all_and_finds_a_good_one(product: Any, method: str, tmp_path: Path) -> None:
+    from kernels import matmul, matmul_configs
+
+    jitted, a, b = product
+    configs = [
+        *matmul_configs()[::4],
+        triton.Config({"BLOCK_M": 256, "BLOCK_N": 256, "BLOCK_K": 128}, num_stages=5, num_warps=8),
+        triton.Config({"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 32, "waves_per_eu": 2}),
+    ]
+    kernel = cached_autotune(configs, key=["M", "N", "K"], method=method, store=tmp_path)(jitted)
+    torch.testing.assert_close(matmul(kernel, a, b), a @ b, rtol=2e-2, atol=0.5)
+    store = open_store(str(tmp_path))
+    (context,) = store.contexts()
+    assert context.problem.method == method
+    (record,) = store.records(context)
+    assert len(record.measurements) == len(configs)
+    failures = {each.config.params.get("BLOCK_K"): each.failure.kind for each in record.measurements if each.failure}
+    assert failures == {128: "out_of_resources", 32: "compile_error"}
+    best = min(each.median for each in record.measurements if each.median is not None)
+    won = next(each for each in record.measurements if each.config.params == kernel.best_config.kwargs
+               and each.config.options["num_warps"] == kernel.best_config.num_warps
+               and each.config.options["num_stages"] == kernel.best_config.num_stages)  # fmt: skip
+    assert won.median is not None
+    assert won.median <= best * 1.03
