@@ -23,8 +23,8 @@ lint: $(VENV)/.installed
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-gpu-test:  ## on a machine with a GPU, with that machine's own torch and Triton
-	$(PYTHON) -m pytest -m gpu tests/gpu
+gpu-test:  ## on a machine with a GPU, with that machine's own torch and Triton; faster with pytest-xdist: PYTEST="-n 12"
+	$(PYTHON) -m pytest -m gpu $(PYTEST) tests/gpu
 
 bench: $(VENV)/.installed  ## what can be measured without a GPU; results go to benchmarks/results
 	$(BIN)/python benchmarks/lookup.py

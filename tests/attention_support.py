@@ -129,3 +129,20 @@ def check(case: Case, implementation: str, device: str | None = None) -> None:
 def varied(case: Case, **changes: Any) -> Case:
     """A case with something else about it."""
     return replace(case, **changes)
+
+
+def kernels() -> dict[str, Any]:
+    """The tuned kernel of each implementation that runs here."""
+    from dejavu_cache.attention import naive, qblock, segmented, static_grid
+
+    found = {
+        "naive": naive.naive_kernel,
+        "qblock": qblock.qblock_kernel,
+        "segmented": segmented.segment_kernel,
+        "static_grid": static_grid.static_grid_kernel,
+    }
+    if torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9:
+        from dejavu_cache.attention.hopper_kernel import hopper_kernel
+
+        found["hopper"] = hopper_kernel
+    return found

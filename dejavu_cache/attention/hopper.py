@@ -13,8 +13,9 @@ import torch
 import triton
 
 from .arguments import Batch
+from .launch import Launch
 
-__all__ = ["run", "suits"]
+__all__ = ["launch", "run", "suits"]
 
 
 def suits(batch: Batch) -> bool:
@@ -48,8 +49,8 @@ def _is_hopper(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device)[0] == 9
 
 
-def run(batch: Batch) -> torch.Tensor:
-    """Attention of a batch, one program per two Q blocks and KV head.
+def launch(batch: Batch) -> Launch:
+    """One program per two Q blocks and KV head.
 
     Raises:
         ValueError: the kernel cannot take the batch; `auto` chooses another then.
@@ -61,18 +62,29 @@ def run(batch: Batch) -> torch.Tensor:
         )
     from .hopper_kernel import ROWS, hopper_kernel
 
-    q, out = batch.q, batch.out
-    hopper_kernel[(batch.q_blocks(2 * (ROWS.value // batch.group)) * batch.kv_heads,)](
-        out, out.stride(0), out.stride(1), _described(batch, batch.k_cache), _described(batch, batch.v_cache),
-        batch.k_cache.stride(0) // batch.k_cache.stride(1), q, batch.cu_seqlens_q, batch.seqused_k, batch.block_table,
-        batch.sinks, batch.softmax_scale, q.stride(0), q.stride(1), batch.block_table.stride(0), *batch.composition,
-        KV_HEADS=batch.kv_heads, GROUP=batch.group, HEAD=q.shape[2], HEAD_PADDED=max(64, batch.head_padded),
-        PAGE=batch.k_cache.shape[1],
+    q, out, cache = batch.q, batch.out, batch.k_cache
+    return Launch(
+        hopper_kernel,
+        (batch.q_blocks(2 * (ROWS.value // batch.group)) * batch.kv_heads,),
+        (
+            out, out.stride(0), out.stride(1), _described(cache), _described(batch.v_cache),
+            cache.stride(0) // cache.stride(1), q, batch.cu_seqlens_q, batch.seqused_k, batch.block_table, batch.sinks,
+            batch.softmax_scale, q.stride(0), q.stride(1), batch.block_table.stride(0), *batch.composition,
+        ),
+        {
+            "KV_HEADS": batch.kv_heads, "GROUP": batch.group, "HEAD": q.shape[2],
+            "HEAD_PADDED": max(64, batch.head_padded), "PAGE": cache.shape[1],
+        },
     )  # fmt: skip
-    return out
 
 
-def _described(batch: Batch, cache: torch.Tensor) -> Any:
+def run(batch: Batch) -> torch.Tensor:
+    """Attention of a batch."""
+    launch(batch)()
+    return batch.out
+
+
+def _described(cache: torch.Tensor) -> Any:
     """A cache as TMA reads it: a matrix with a row per token slot, and the KV heads side by side."""
     from triton.experimental.gluon.language import NVMMASharedLayout
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor

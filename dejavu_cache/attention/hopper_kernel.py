@@ -17,7 +17,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from ..autotune import cached_autotune
-from .spaces import HOPPER_BUCKETS, HOPPER_KEYS, hopper_pruned, hopper_space
+from .spaces import HOPPER_BUCKETS, HOPPER_KEYS, METHOD, hopper_pruned, hopper_space
 
 __all__ = ["COLUMNS", "ROWS", "hopper_kernel"]
 
@@ -196,7 +196,7 @@ def consume(which: gl.constexpr, out, q, sinks, q_tiles, k_boxes, v_boxes, k_ful
 
 @cached_autotune(
     configs=hopper_space(), key=HOPPER_KEYS, buckets=HOPPER_BUCKETS, prune_configs_by=hopper_pruned(),
-    use_cuda_graph=True,
+    method=METHOD,
 )  # fmt: skip
 @gluon.jit(do_not_specialize=["stride_table", "num_seqs", "avg_query", "max_context", "decode_share"])
 def hopper_kernel(

@@ -9,12 +9,13 @@ import triton.language as tl
 from ..autotune import cached_autotune
 from .arguments import Batch
 from .common import LOG2E, find_block
-from .spaces import BUCKETS, KEYS, row_space
+from .launch import Launch
+from .spaces import BUCKETS, KEYS, METHOD, row_space
 
-__all__ = ["naive_kernel", "run"]
+__all__ = ["launch", "naive_kernel", "run"]
 
 
-@cached_autotune(configs=row_space(), key=KEYS, buckets=BUCKETS, use_cuda_graph=True)
+@cached_autotune(configs=row_space(), key=KEYS, buckets=BUCKETS, method=METHOD)
 @triton.jit(do_not_specialize=["stride_table", "num_seqs", "avg_query", "max_context", "decode_share"])
 def naive_kernel(
     out, stride_out_token, stride_out_head,
@@ -78,10 +79,18 @@ def naive_kernel(
     tl.store(at_out, acc.to(out.dtype.element_ty), mask=real)
 
 
-def run(batch: Batch) -> torch.Tensor:
-    """Attention of a batch, one program per token and query head."""
+def launch(batch: Batch) -> Launch:
+    """One program per token and query head."""
     out = batch.out
-    naive_kernel[(batch.q_blocks(1), batch.q.shape[1])](
-        out, out.stride(0), out.stride(1), *batch.inputs, **batch.shape
+    return Launch(
+        naive_kernel,
+        (batch.q_blocks(1), batch.q.shape[1]),
+        (out, out.stride(0), out.stride(1), *batch.inputs),
+        batch.shape,
     )
-    return out
+
+
+def run(batch: Batch) -> torch.Tensor:
+    """Attention of a batch."""
+    launch(batch)()
+    return batch.out

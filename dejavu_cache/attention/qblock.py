@@ -13,14 +13,18 @@ import triton.language as tl
 from ..autotune import cached_autotune
 from .arguments import Batch
 from .common import attend, find_block, init_softmax, load_block, store_rows
-from .spaces import BUCKETS, KEYS, pruned, space
+from .launch import Launch
+from .spaces import BUCKETS, KEYS, METHOD, pruned, space, usual
 
-__all__ = ["qblock_kernel", "run"]
+__all__ = ["launch", "qblock_kernel", "run"]
+
+
+CONFIGS = space()
 
 
 @cached_autotune(
-    configs=space(), key=KEYS, buckets=BUCKETS, prune_configs_by=pruned(), use_cuda_graph=True
-)  # fmt: skip
+    configs=CONFIGS, key=KEYS, buckets=BUCKETS, prune_configs_by=pruned(), default=usual(CONFIGS), method=METHOD
+)
 @triton.jit(do_not_specialize=["stride_table", "num_seqs", "avg_query", "max_context", "decode_share"])
 def qblock_kernel(
     out, stride_out_token, stride_out_head,
@@ -69,10 +73,18 @@ def qblock_kernel(
     )  # fmt: skip
 
 
-def run(batch: Batch) -> torch.Tensor:
-    """Attention of a batch, one program per Q block and KV head."""
+def launch(batch: Batch) -> Launch:
+    """One program per Q block and KV head."""
     out = batch.out
-    qblock_kernel[lambda meta: (batch.q_blocks(meta["BLOCK_M"] // batch.group) * batch.kv_heads,)](
-        out, out.stride(0), out.stride(1), *batch.inputs, **batch.shape
+    return Launch(
+        qblock_kernel,
+        lambda meta: (batch.q_blocks(meta["BLOCK_M"] // batch.group) * batch.kv_heads,),
+        (out, out.stride(0), out.stride(1), *batch.inputs),
+        batch.shape,
     )
-    return out
+
+
+def run(batch: Batch) -> torch.Tensor:
+    """Attention of a batch."""
+    launch(batch)()
+    return batch.out

@@ -6,7 +6,7 @@ tile size and the number of segments can be tuned without telling it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -16,9 +16,10 @@ import triton.language as tl
 from ..autotune import cached_autotune
 from .arguments import Batch
 from .common import attend, find_block, init_softmax, load_block
-from .spaces import BUCKETS, KEYS, SEGMENTS, pruned, space
+from .launch import Launch
+from .spaces import BUCKETS, KEYS, METHOD, SEGMENTS, pruned, space, usual
 
-__all__ = ["merge_kernel", "run", "segment_kernel"]
+__all__ = ["launch", "merge_kernel", "run", "segment_kernel"]
 
 PARTS = 8192
 """As many (token, KV head, segment) as there may be: more than every GPU's programs."""
@@ -68,9 +69,12 @@ def _worth_it(config: triton.Config, given: Mapping[str, Any]) -> bool:
     return bool(most // 8 < config.kwargs["segments"] <= most)
 
 
+CONFIGS = space(segments=SEGMENTS)
+
+
 @cached_autotune(
-    configs=space(segments=SEGMENTS), key=KEYS, buckets=BUCKETS, prune_configs_by=pruned(_worth_it),
-    post_hook=_merge_too, use_cuda_graph=True,
+    configs=CONFIGS, key=KEYS, buckets=BUCKETS, prune_configs_by=pruned(_worth_it), post_hook=_merge_too,
+    default=usual(CONFIGS, _worth_it, segments=16), method=METHOD,
 )  # fmt: skip
 @triton.jit(
     do_not_specialize=["num_rows", "most", "segments", "stride_table", "num_seqs", "avg_query", "max_context",
@@ -128,19 +132,29 @@ def segment_kernel(
     tl.store(peaks + num_rows.to(tl.int64) * parts + at, total, mask=inside)
 
 
-def run(batch: Batch) -> torch.Tensor:
-    """Attention of a batch, one program per Q block, KV head and segment; then one per row to merge them."""
+def launch(batch: Batch, chosen: Callable[[int], object] = lambda parts: None) -> Launch:
+    """One program per Q block, KV head and segment.
+
+    Args:
+        chosen: is told, at the launch, in how many parts the config has it cut the keys.
+    """
     rows = batch.num_tokens * batch.q.shape[1]
     room = PARTS // (batch.num_tokens * batch.kv_heads)
     most = min(max(SEGMENTS), 1 << max(room.bit_length() - 1, 0))
     scratch = torch.empty(rows * most * (batch.head_padded + 2), dtype=torch.float32, device=batch.q.device)
-    parts = 0
 
     def grid(meta: dict[str, Any]) -> tuple[int, int]:
-        nonlocal parts
         parts = min(int(meta["segments"]), most)
+        chosen(parts)
         return batch.q_blocks(meta["BLOCK_M"] // batch.group) * batch.kv_heads, parts
 
-    segment_kernel[grid](batch.out, scratch, rows, most, *batch.inputs, **batch.shape)
-    _merge(batch.out, scratch, batch.v_scale, batch.head_padded, parts)
+    return Launch(segment_kernel, grid, (batch.out, scratch, rows, most, *batch.inputs), batch.shape)
+
+
+def run(batch: Batch) -> torch.Tensor:
+    """Attention of a batch: the segments, then one program per row to merge them."""
+    parts: list[int] = []
+    segments = launch(batch, parts.append)
+    segments()
+    _merge(batch.out, segments.args[1], batch.v_scale, batch.head_padded, parts[-1])
     return batch.out

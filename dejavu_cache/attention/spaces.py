@@ -1,16 +1,33 @@
-"""The configs that each kernel declares on each vendor's GPUs, and the rules that leave some out."""
+"""The configs that each kernel declares, the rules that leave some out, and what stands in for a tuned one."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import product
 from typing import Any
 
 import triton
 
 from ..buckets import Bucket, Edges, Pow2
+from ..environment import interpreting
+from ..spaces import config_space
 
-__all__ = ["BUCKETS", "HOPPER_BUCKETS", "HOPPER_KEYS", "KEYS", "PER_SM", "SEGMENTS", "hopper_pruned", "hopper_space", "hopper_why_not", "pruned", "row_space", "space", "vendor", "why_not"]
+__all__ = [
+    "BUCKETS",
+    "HOPPER_BUCKETS",
+    "HOPPER_KEYS",
+    "KEYS",
+    "METHOD",
+    "PER_SM",
+    "SEGMENTS",
+    "hopper_pruned",
+    "hopper_space",
+    "hopper_why_not",
+    "pruned",
+    "row_space",
+    "space",
+    "usual",
+    "why_not",
+]
 
 KEYS = (
     "num_seqs", "avg_query", "max_context", "decode_share", "KV_HEADS", "GROUP", "HEAD", "PAGE", "WINDOW", "SOFTCAP",
@@ -25,70 +42,57 @@ BUCKETS: dict[str, Bucket] = {
     "WINDOW": Pow2(),
 }
 
-# (rows, tile, warps, stages). On Hopper 4 warps a 64 rows: what one matrix instruction takes.
-CUDA_TILES = [
-    *product((16,), (32, 64, 128), (2, 4), (3, 4, 5)),
-    *product((32,), (32, 64), (4,), (2, 3, 4)),
-    *product((64,), (32, 64, 128), (4,), (2, 3, 4)),
-    *product((128,), (32, 64, 128), (8,), (2, 3, 4, 5)),
-    *product((128,), (64,), (4,), (3,)),
-    *product((256,), (32, 64), (16,), (2, 3, 4)),
-]
-# (rows, tile, warps, stages, waves per EU): CDNA's matrix instruction takes 16 rows, and little is pipelined.
-HIP_TILES = [
-    *product((16, 32), (16, 32, 64), (2, 4), (1, 2), (0, 2)),
-    *product((64, 128), (32, 64), (4, 8), (1, 2), (0, 2)),
-]
-SEGMENTS = (1, 2, 4, 8, 16, 32, 64, 128)
-PER_SM = (1, 2, 3, 4)
-
 HOPPER_KEYS = tuple(name for name in KEYS if name not in ("WINDOW", "SOFTCAP"))
 HOPPER_BUCKETS = {name: bucket for name, bucket in BUCKETS.items() if name in HOPPER_KEYS}
+
+METHOD = "cudagraph-warm"
+"""A decode takes a few microseconds: only a graph's replay tells it from its launch."""
+
+SEGMENTS = (1, 2, 4, 8, 16, 32, 64, 128)
+PER_SM = (1, 2, 3, 4)
 
 SHARED_MEMORY = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
 """Bytes that a program may have, by compute capability; 64 KiB on AMD's GPUs."""
 
-
-def vendor() -> str:
-    """`cuda`, `hip`, or `interpreter`."""
-    if triton.knobs.runtime.interpret:
-        return "interpreter"
-    try:
-        return str(triton.runtime.driver.active.get_current_target().backend)
-    except Exception:  # no GPU: nothing will be launched, but the module can be read
-        return "cuda"
+Keep = Callable[[triton.Config, Mapping[str, Any]], bool]
 
 
-def space(of: str | None = None, **extra: Sequence[int]) -> list[triton.Config]:
-    """The tiles of a vendor, crossed with a kernel's own parameters."""
-    of = of or vendor()
-    crossed = [dict(zip(extra, values, strict=True)) for values in product(*extra.values())]
-    if of == "interpreter":
-        few = [{name: values[min(1, len(values) - 1)] for name, values in extra.items()}]
-        return [
-            triton.Config({"BLOCK_M": m, "TILE": t, **own}, num_warps=4, num_stages=1)
-            for (m, t), own in product(((16, 32), (64, 16)), few)
-        ]
-    if of == "hip":
-        return [
-            triton.Config(
-                {"BLOCK_M": m, "TILE": t, "waves_per_eu": waves, "matrix_instr_nonkdim": 16, **own},
-                num_warps=warps,
-                num_stages=stages,
-            )
-            for (m, t, warps, stages, waves), own in product(HIP_TILES, crossed)
-        ]
-    return [
-        triton.Config({"BLOCK_M": m, "TILE": t, **own}, num_warps=warps, num_stages=stages)
-        for (m, t, warps, stages), own in product(CUDA_TILES, crossed)
-    ]
+def _balanced(BLOCK_M: int, num_warps: int) -> bool:
+    """16 to 64 rows a warp: less leaves the matrix units idle, more does not fit the registers."""
+    return {16: (2, 4), 32: (2, 4), 64: (4, 8), 128: (4, 8), 256: (8, 16)}[BLOCK_M].__contains__(num_warps)
 
 
-def row_space() -> list[triton.Config]:
+def space(**extra: Sequence[int]) -> Sequence[triton.Config]:
+    """Tiles and compiler options, crossed with a kernel's own parameters."""
+    if interpreting():
+        own = {name: values[min(1, len(values) - 1)] for name, values in extra.items()}
+        return [triton.Config({"BLOCK_M": m, "TILE": t, **own}, num_warps=4) for m, t in ((16, 32), (64, 16))]
+    return config_space(
+        {"BLOCK_M": (16, 32, 64, 128, 256), "TILE": (32, 64, 128), **extra},
+        num_warps=(2, 4, 8, 16),
+        num_stages=(2, 3, 4, 5),
+        where=_balanced,
+        # CDNA's matrix instructions take 16 or 32 rows; the compiler pipelines no deeper than two.
+        hip={
+            "BLOCK_M": (16, 32, 64, 128),
+            "TILE": (16, 32, 64),
+            "num_stages": (1, 2),
+            "waves_per_eu": (0, 2),
+            "matrix_instr_nonkdim": (16, 32),
+        },
+    )
+
+
+def row_space() -> Sequence[triton.Config]:
     """Tiles for a kernel whose program has one row, and no matrix instructions."""
-    if vendor() == "interpreter":
+    if interpreting():
         return [triton.Config({"TILE": 32}, num_warps=4)]
-    return [triton.Config({"TILE": tile}, num_warps=warps) for tile in (16, 32, 64, 128) for warps in (1, 2, 4, 8)]
+    return config_space({"TILE": (32, 16, 64, 128)}, num_warps=(4, 1, 2, 8))
+
+
+def hopper_space() -> Sequence[triton.Config]:
+    """Keys in a tile, and tiles of keys and of values in shared memory at once."""
+    return config_space({"TILE": (64, 128), "STAGES": (2, 3, 4)}, where=lambda TILE, STAGES: TILE * STAGES <= 256)
 
 
 def why_not(config: triton.Config, head_padded: int, group: int, element_size: int, capability: int) -> str | None:
@@ -100,38 +104,14 @@ def why_not(config: triton.Config, head_padded: int, group: int, element_size: i
     rows, tile = config.kwargs["BLOCK_M"], config.kwargs["TILE"]
     if rows < group:
         return f"BLOCK_M={rows} holds no token of {group} query heads per KV head"
-    if rows * head_padded > 16384 * config.num_warps // 4:
+    if rows * head_padded > 4096 * config.num_warps:
         return f"an output of {rows} x {head_padded} float32 leaves {config.num_warps} warps no registers"
-    tiles = 2 * max(config.num_stages - 1, 1) * tile * head_padded * element_size  # keys and values in flight
+    if config.kwargs.get("matrix_instr_nonkdim", 16) > min(rows, tile):
+        return "the matrix instruction is larger than the block"
     limit = SHARED_MEMORY.get(capability, 64 * 1024)
-    need = tiles + rows * (head_padded + tile) * element_size
+    tiles = 2 * max(config.num_stages - 1, 1) * tile * head_padded  # keys and values in flight
+    need = (tiles + rows * (head_padded + tile)) * element_size
     return f"needs about {need // 1024} KiB of shared memory, {limit // 1024} are there" if need > limit else None
-
-
-def pruned(
-    keep: Callable[[triton.Config, Mapping[str, Any]], bool] | None = None,
-) -> dict[str, Callable[..., list[triton.Config]]]:
-    """Triton's `prune_configs_by`: leaves out what cannot run, and what cannot win.
-
-    Args:
-        keep: the kernel's own rule; from a config and the launch's arguments by name.
-    """
-
-    def prune(configs: Sequence[triton.Config], nargs: Mapping[str, Any], **kwargs: Any) -> list[triton.Config]:
-        given = {**nargs, **kwargs}
-        able = [each for each in configs if _runs(each, given)]
-        likely = [each for each in able if _likely(each, given) and (keep is None or keep(each, given))]
-        return likely or [each for each in able if keep is None or keep(each, given)] or able
-
-    return {"early_config_prune": prune}
-
-
-def hopper_space() -> list[triton.Config]:
-    """Keys in a tile, and tiles of keys and of values in shared memory at once."""
-    return [
-        triton.Config({"TILE": tile, "STAGES": stages}, num_warps=4)
-        for tile, stages in ((64, 2), (64, 3), (64, 4), (128, 2))
-    ]
 
 
 def hopper_why_not(config: triton.Config, head_padded: int) -> str | None:
@@ -143,6 +123,22 @@ def hopper_why_not(config: triton.Config, head_padded: int) -> str | None:
     return None
 
 
+def pruned(keep: Keep = lambda config, given: True) -> dict[str, Callable[..., list[triton.Config]]]:
+    """Triton's `prune_configs_by`: leaves out what cannot run, and what cannot win.
+
+    Args:
+        keep: the kernel's own rule; from a config and the launch's arguments by name.
+    """
+
+    def prune(configs: Sequence[triton.Config], nargs: Mapping[str, Any], **kwargs: Any) -> list[triton.Config]:
+        given = {**nargs, **kwargs}
+        able = [each for each in configs if _runs(each, given)]
+        kept = [each for each in able if keep(each, given)]
+        return [each for each in kept if _likely(each, given)] or kept or able
+
+    return {"early_config_prune": prune}
+
+
 def hopper_pruned() -> dict[str, Callable[..., list[triton.Config]]]:
     """Triton's `prune_configs_by` for the Hopper kernel."""
 
@@ -151,6 +147,28 @@ def hopper_pruned() -> dict[str, Callable[..., list[triton.Config]]]:
         return [each for each in configs if hopper_why_not(each, padded) is None]
 
     return {"early_config_prune": prune}
+
+
+def usual(configs: Sequence[triton.Config], keep: Keep = lambda config, given: True, **own: int) -> Any:
+    """What runs where nothing is tuned: of the configs that are likely, the nearest to what is mostly good.
+
+    Args:
+        own: mostly good values of the kernel's own parameters.
+    """
+    prune = pruned(keep)["early_config_prune"]
+
+    def default(given: Mapping[str, Any]) -> triton.Config:
+        decoding = given["decode_share"] == 100
+        wanted = {"BLOCK_M": 16 if decoding else 64, "TILE": 64 if given["HEAD_PADDED"] <= 128 else 32, **own}
+        options = {"num_warps": 4, "num_stages": 4 if decoding else 2}
+
+        def distance(config: triton.Config) -> float:
+            values = {**config.kwargs, "num_warps": config.num_warps, "num_stages": config.num_stages}
+            return sum(abs(values[name] / value - 1) for name, value in {**wanted, **options}.items())
+
+        return min(prune(configs, given), key=distance)
+
+    return default
 
 
 def _runs(config: triton.Config, given: Mapping[str, Any]) -> bool:
@@ -169,9 +187,12 @@ def _likely(config: triton.Config, given: Mapping[str, Any]) -> bool:
 
 
 def _capability() -> int:
-    if vendor() != "cuda":
-        return 0 if vendor() == "hip" else 90
+    """CUDA's, as 90; 0 on AMD's GPUs."""
     import torch
 
+    if interpreting():
+        return 90
+    if torch.version.hip is not None:
+        return 0
     major, minor = torch.cuda.get_device_capability()
     return major * 10 + minor

@@ -19,9 +19,10 @@ import triton.language as tl
 from ..autotune import cached_autotune
 from .arguments import Batch
 from .common import attend, init_softmax, load_block, store_rows
-from .spaces import BUCKETS, KEYS, PER_SM, pruned, space
+from .launch import Launch
+from .spaces import BUCKETS, KEYS, METHOD, PER_SM, pruned, space, usual
 
-__all__ = ["run", "static_grid_kernel"]
+__all__ = ["launch", "run", "static_grid_kernel"]
 
 UNIT = tl.constexpr(128)
 """Keys in a unit: a multiple of every tile."""
@@ -87,9 +88,12 @@ def _fits(config: triton.Config, given: Mapping[str, Any]) -> bool:
     return bool(config.kwargs["BLOCK_M"] <= given["most_rows"])
 
 
+CONFIGS = space(per_sm=PER_SM)
+
+
 @cached_autotune(
-    configs=space(per_sm=PER_SM), key=(*KEYS, "most_rows"), buckets=BUCKETS, prune_configs_by=pruned(_fits),
-    use_cuda_graph=True,
+    configs=CONFIGS, key=(*KEYS, "most_rows"), buckets=BUCKETS, prune_configs_by=pruned(_fits),
+    default=usual(CONFIGS, _fits, per_sm=2), method=METHOD,
 )  # fmt: skip
 @triton.jit(
     do_not_specialize=["most_rows", "stride_table", "num_seqs", "avg_query", "max_context", "decode_share", "per_sm"]
@@ -195,21 +199,28 @@ def static_grid_kernel(
         at = here_end
 
 
-def run(batch: Batch) -> torch.Tensor:
-    """Attention of a batch by a fixed number of programs.
-
-    A graph that captured it may be replayed with other lengths, as long as `max_seqlen_q` and the number of
-    sequences hold; a sequence without query tokens is skipped.
-    """
+def launch(batch: Batch) -> Launch:
+    """A fixed number of programs per SM."""
     out, device = batch.out, batch.q.device
     most_rows = min(max(16, 1 << (batch.max_seqlen_q * batch.group - 1).bit_length()), MOST_ROWS)
     most_programs = max(PER_SM) * _num_sms(device)
     scratch = torch.empty(most_programs * 2 * most_rows * (batch.head_padded + 4), dtype=torch.float32, device=device)
-    static_grid_kernel[lambda meta: (int(meta["per_sm"]) * _num_sms(device),)](
-        out, out.stride(0), out.stride(1), scratch, _arrivals(device, most_programs), most_rows,
-        *batch.inputs, **batch.shape, MAX_SEQS=max(16, 1 << (batch.num_seqs - 1).bit_length()),
-    )  # fmt: skip
-    return out
+    return Launch(
+        static_grid_kernel,
+        lambda meta: (int(meta["per_sm"]) * _num_sms(device),),
+        (out, out.stride(0), out.stride(1), scratch, _arrivals(device, most_programs), most_rows, *batch.inputs),
+        {**batch.shape, "MAX_SEQS": max(16, 1 << (batch.num_seqs - 1).bit_length())},
+    )
+
+
+def run(batch: Batch) -> torch.Tensor:
+    """Attention of a batch.
+
+    A graph that captured it may be replayed with other lengths, as long as `max_seqlen_q` and the number of
+    sequences hold; a sequence without query tokens is skipped.
+    """
+    launch(batch)()
+    return batch.out
 
 
 @cache

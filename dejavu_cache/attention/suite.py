@@ -1,0 +1,192 @@
+"""The attention kernels' sweep: the batches of a server, for the shapes of known models.
+
+    dejavu-cache sweep dejavu_cache.attention.suite --preset llama3-8b --store URL
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..sweep.suite import Case, Suite
+from . import hopper, naive, qblock, segmented, static_grid
+from .arguments import Batch, checked_batch
+from .launch import Launch
+
+__all__ = ["PRESETS", "Lengths", "Model", "batch_of", "lengths", "suite"]
+
+
+@dataclass(frozen=True)
+class Model:
+    """What a model's attention layers look like; heads as on one GPU without tensor parallelism."""
+
+    query_heads: int
+    kv_heads: int
+    head_size: int
+    window: int = -1
+    sinks: bool = False
+
+
+PRESETS = {
+    "llama3-8b": Model(32, 8, 128),
+    "llama3-70b": Model(64, 8, 128),
+    "qwen2-7b": Model(28, 4, 128),
+    "gemma-2b": Model(8, 1, 256),
+    "opt-1.3b": Model(16, 16, 64),
+    "gpt-oss": Model(64, 8, 64, sinks=True),
+    "gpt-oss-window": Model(64, 8, 64, window=127, sinks=True),
+}
+
+RAGGED = (1.0, 0.4, 0.5, 1.0, 0.2)
+"""Of the longest, how long a batch's sequences are: the pattern repeats."""
+
+MOST_TOKENS = 1 << 20
+"""Of context in a batch: 4 GiB of keys and values for llama3-8b."""
+
+MOST_NEW_TOKENS = 1 << 15
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """A batch's composition: each sequence's new tokens, and those before them."""
+
+    name: str
+    new: Sequence[int]
+    past: Sequence[int]
+
+
+def ragged(sequences: int, longest: int) -> list[int]:
+    """As many lengths, in no order, up to the longest."""
+    return [max(1, int(longest * RAGGED[each % len(RAGGED)])) for each in range(sequences)]
+
+
+def lengths() -> Iterator[Lengths]:
+    """Batches as a server meets them: decoding, prompts, both at once, and prompts that come in chunks."""
+    for sequences in (1, 2, 4, 8, 16, 32, 64, 128):
+        for longest in (128, 512, 1024, 2048, 4096, 8192, 16384, 32768):
+            if sequences * longest <= MOST_TOKENS:
+                yield Lengths(f"decode {sequences} x {longest}", [1] * sequences, ragged(sequences, longest))
+    for sequences in (1, 2, 4, 8, 16, 32):
+        for longest in (16, 128, 512, 1024, 2048, 4096, 8192, 16384):
+            if sequences * longest <= MOST_NEW_TOKENS:
+                yield Lengths(f"prefill {sequences} x {longest}", ragged(sequences, longest), [0] * sequences)
+    for sequences in (2, 8, 32, 64):
+        for longest in (512, 1024, 2048, 8192):
+            prompts = [1 if each % 2 else max(1, longest // 4) for each in range(sequences)]
+            if sum(prompts) <= MOST_NEW_TOKENS:
+                yield Lengths(f"mixed {sequences} x {longest}", prompts, ragged(sequences, longest))
+    for sequences in (1, 4):
+        for chunk in (512, 2048):
+            for past in (2048, 8192, 32768):
+                yield Lengths(f"chunked {sequences} x {chunk} after {past}", [chunk] * sequences, [past] * sequences)
+
+
+def batch_of(each: Lengths, model: Model, page: int, dtype: torch.dtype, tensor_parallel: int = 1) -> Batch:
+    """A batch with random contents, its pages scattered, on the current device.
+
+    Raises:
+        ValueError: the heads cannot be shared out.
+    """
+    if model.query_heads % tensor_parallel or model.kv_heads % min(tensor_parallel, model.kv_heads):
+        raise ValueError(f"tp={tensor_parallel}: {model.query_heads}/{model.kv_heads} heads cannot be shared out")
+    query_heads, kv_heads = model.query_heads // tensor_parallel, max(model.kv_heads // tensor_parallel, 1)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    totals = [new + past for new, past in zip(each.new, each.past, strict=True)]
+    pages = [math.ceil(total / page) for total in totals]
+    order = torch.randperm(sum(pages), device=device, dtype=torch.int32)
+    table = torch.zeros(len(pages), max(pages), dtype=torch.int32, device=device)
+    for row, blocks in enumerate(order.split(pages)):
+        table[row, : len(blocks)] = blocks
+    caches = torch.randn(2, sum(pages), page, kv_heads, model.head_size, device=device, dtype=dtype)
+    begins = torch.tensor([0, *each.new]).cumsum(0)
+    return checked_batch(
+        torch.randn(sum(each.new), query_heads, model.head_size, device=device, dtype=dtype),
+        caches[0], caches[1], begins.to(device, torch.int32), torch.tensor(totals, dtype=torch.int32, device=device),
+        table, max(each.new), max(totals), None, (model.window, -1), 0.0, None,
+        torch.randn(query_heads, device=device) if model.sinks else None, None, None, None,
+    )  # fmt: skip
+
+
+def _wanted(implementation: str, each: Lengths, model: Model) -> bool:
+    """Whether an implementation is worth tuning for a batch: what it is made for, and what may compete there."""
+    decoding = max(each.new) == 1
+    if implementation == "segmented":
+        return decoding or max(each.past) >= 2048
+    if implementation == "hopper":
+        return not decoding and model.window < 0
+    return implementation != "naive"
+
+
+LAUNCHES: dict[str, Callable[[Batch], Launch]] = {
+    "qblock": qblock.launch,
+    "segmented": segmented.launch,
+    "static_grid": static_grid.launch,
+    "hopper": hopper.launch,
+    "naive": naive.launch,
+}
+
+
+def _kernel(implementation: str) -> Any:
+    if implementation == "hopper":
+        from .hopper_kernel import hopper_kernel
+
+        return hopper_kernel
+    return {
+        "qblock": qblock.qblock_kernel,
+        "segmented": segmented.segment_kernel,
+        "static_grid": static_grid.static_grid_kernel,
+        "naive": naive.naive_kernel,
+    }[implementation]
+
+
+def cases(
+    preset: str = "llama3-8b",
+    page: str = "16",
+    dtype: str = "bfloat16",
+    tp: str = "1",
+    only: str = "",
+    batches: str = "",
+) -> Iterator[Case]:
+    """One case per batch and implementation.
+
+    Args:
+        preset: a model of `PRESETS`. page: tokens in a block of the cache. dtype: of queries and caches.
+        tp: on how many GPUs the model is. only: an implementation, if not all.
+        batches: the first word of the batches' names, if not all: decode, prefill, mixed or chunked.
+    """
+    if preset not in PRESETS:
+        raise ValueError(f"preset={preset}: choose one of {', '.join(PRESETS)}")
+    if only and only not in LAUNCHES:
+        raise ValueError(f"only={only}: choose one of {', '.join(LAUNCHES)}")
+    model = PRESETS[preset]
+    shape = (model, int(page), getattr(torch, dtype), int(tp))
+    for each in lengths():
+        if batches and each.name.split()[0] not in batches.split("+"):
+            continue
+        for implementation in (only,) if only else LAUNCHES:
+            if only or _wanted(implementation, each, model):
+                yield _case(implementation, each, shape)
+
+
+_made: list[Launch] = []
+"""The launch whose arguments were made last: its grid belongs to them, and the one before may be forgotten."""
+
+
+def _case(implementation: str, each: Lengths, shape: tuple[Model, int, torch.dtype, int]) -> Case:
+    def arguments() -> Mapping[str, Any]:
+        _made.clear()
+        _made.append(LAUNCHES[implementation](batch_of(each, *shape)))
+        return _made[0].arguments
+
+    def grid(meta: dict[str, Any]) -> Any:
+        made = _made[0].grid
+        return made(meta) if callable(made) else made
+
+    return Case(name=f"{implementation} {each.name}", kernel=_kernel(implementation), grid=grid, arguments=arguments)
+
+
+suite = Suite(cases=cases)

@@ -1,0 +1,123 @@
+"""The attention kernels against the reference, in Triton's interpreter, and what they say to bad input."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from attention_support import Case, check, draw, kernels, varied
+
+from dejavu_cache.attention import IMPLEMENTATIONS, paged_attention
+
+# The interpreter divides masked lanes by zero, and converts NumPy's arrays of one element in the old way.
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::RuntimeWarning")
+
+BATCH = Case(new=[1, 7, 20], past=[40, 9, 0])
+CASES = {
+    "decode": Case(new=[1] * 4, past=[90, 1, 200, 33]),
+    "mixed": BATCH,
+    "one head a group": varied(BATCH, heads=(2, 2)),
+    "odd group, odd page, odd head": varied(BATCH, heads=(7, 1), head_size=80, page=24),
+    "page of one token": varied(BATCH, heads=(5, 1), page=1),
+    "page larger than the tile": varied(BATCH, page=128),
+    "window": varied(BATCH, window=13),
+    "window of one": varied(BATCH, window=0),
+    "softcap": varied(BATCH, softcap=5.0),
+    "alibi": varied(BATCH, alibi=True),
+    "sinks": varied(BATCH, sinks=True),
+    "everything": varied(BATCH, window=30, softcap=5.0, alibi=True, sinks=True, padding=2),
+    "float16": varied(BATCH, dtype=torch.float16),
+    "float8 cache": varied(BATCH, dtype=torch.float16, cache_dtype=torch.float8_e4m3fn),
+}
+TUNED = ("naive", "qblock", "segmented", "static_grid")
+
+
+@pytest.fixture(autouse=True)
+def interpreted() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("tests/gpu holds the kernels against the reference here")
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+@pytest.mark.parametrize("implementation", TUNED)
+def test_every_implementation_agrees_with_the_reference(
+    implementation: str, case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = kernels()[implementation]
+    for config in list(kernel.configs):
+        monkeypatch.setattr(kernel, "configs", [config])
+        check(case, implementation)
+
+
+def test_auto_takes_every_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    for kernel in kernels().values():
+        monkeypatch.setattr(kernel, "configs", [kernel.configs[0]])
+    for case in CASES.values():
+        check(case, "auto")
+
+
+def test_the_kernels_are_tuned_through_the_cache(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from dejavu_cache.process import as_tiers
+
+    kernel = kernels()["qblock"]
+    monkeypatch.setattr(kernel, "_store", str(tmp_path))
+    monkeypatch.setattr(kernel, "_ready", {})
+    monkeypatch.setitem(kernel.__dict__, "_resolver", None)
+    del kernel.__dict__["_resolver"]
+    before = kernel.benchmarked
+    check(varied(BATCH, new=[3], past=[5]), "qblock")
+    assert kernel.benchmarked == before + len(kernel.configs)
+    assert [context.kernel.name for context in as_tiers(str(tmp_path)).contexts()] == [
+        "dejavu_cache.attention.qblock.qblock_kernel"
+    ]
+    del kernel.__dict__["_resolver"]
+
+
+def arguments(**changes: Any) -> dict[str, Any]:
+    return {**draw(Case(new=[1, 3], past=[20, 0], heads=(4, 2))).arguments, **changes}
+
+
+BAD: dict[str, tuple[str, dict[str, Any]]] = {
+    "q of two dimensions": ("q: ", {"q": torch.zeros(4, 64)}),
+    "q of integers": ("q: int32", {"q": torch.zeros(4, 4, 64, dtype=torch.int32)}),
+    "no tokens": ("q: ", {"q": torch.zeros(0, 4, 64)}),
+    "heads too large": ("q: .* up to 256", {"q": torch.zeros(4, 4, 512)}),
+    "q not contiguous": ("q: .* contiguous", {"q": torch.zeros(4, 64, 4).transpose(1, 2)}),
+    "bfloat16 in the interpreter": ("q: .* interpreter", {"q": torch.zeros(4, 4, 64, dtype=torch.bfloat16)}),
+    "cache of three dimensions": ("k_cache: ", {"k_cache": torch.zeros(8, 2, 64)}),
+    "cache of another head size": ("k_cache: .* head_size 64", {"k_cache": torch.zeros(8, 16, 2, 32)}),
+    "cache of another dtype": ("k_cache: float16", {"k_cache": torch.zeros(8, 16, 2, 64, dtype=torch.float16)}),
+    "heads that do not divide": ("k_cache: .* no multiple", {"k_cache": torch.zeros(8, 16, 3, 64)}),
+    "values unlike keys": ("v_cache: ", {"v_cache": torch.zeros(8, 16, 2, 64)}),
+    "too few beginnings": ("cu_seqlens_q: ", {"cu_seqlens_q": torch.zeros(2, dtype=torch.int32)}),
+    "long beginnings": ("cu_seqlens_q: int64", {"cu_seqlens_q": torch.tensor([0, 1, 4])}),
+    "no sequences": ("seqused_k: ", {"seqused_k": torch.zeros(0, dtype=torch.int32)}),
+    "a table for another batch": ("block_table: ", {"block_table": torch.zeros(3, 2, dtype=torch.int32)}),
+    "no new tokens at most": ("max_seqlen_q: 0", {"max_seqlen_q": 0}),
+    "more keys than blocks": ("max_seqlen_k: 999", {"max_seqlen_k": 999}),
+    "a scale of nothing": ("softmax_scale: 0", {"softmax_scale": 0.0}),
+    "a negative cap": ("softcap: -1", {"softcap": -1.0}),
+    "a window ahead": (r"window_size: \(5, 5\)", {"window_size": (5, 5)}),
+    "a window of -3": (r"window_size: \(-3, -1\)", {"window_size": (-3, -1)}),
+    "slopes for other heads": ("alibi_slopes: ", {"alibi_slopes": torch.zeros(3)}),
+    "sinks for other heads": ("sinks: ", {"sinks": torch.zeros(4, 1)}),
+    "a scale per head": ("k_scale: ", {"k_scale": torch.zeros(2)}),
+    "another out": ("out: ", {"out": torch.zeros(4, 4, 32)}),
+    "unknown implementation": ("implementation: 'fast'", {"implementation": "fast"}),
+    "hopper here": ("implementation: 'hopper'", {"implementation": "hopper"}),
+    "an empty sequence": ("seqused_k: 0 at 0", {"seqused_k": torch.tensor([0, 3], dtype=torch.int32)}),
+    "more keys than said": ("seqused_k: 30 at 0", {"seqused_k": torch.tensor([30, 3], dtype=torch.int32)}),
+    "falling beginnings": ("cu_seqlens_q: ", {"cu_seqlens_q": torch.tensor([0, 5, 4], dtype=torch.int32)}),
+    "blocks outside the cache": ("block_table: 77 in row 0", {"block_table": torch.full((2, 2), 77, dtype=torch.int32)}),
+}
+
+
+@pytest.mark.parametrize(("message", "changes"), BAD.values(), ids=BAD.keys())
+def test_bad_input_is_named_before_any_launch(message: str, changes: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=f"^{message}"):
+        paged_attention(**{"implementation": "qblock", **arguments(**changes)})
+
+
+def test_every_implementation_has_a_name() -> None:
+    assert set(TUNED) < set(IMPLEMENTATIONS)
