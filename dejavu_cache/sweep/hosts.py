@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, Literal, Protocol
 
-from ..errors import DejavuError
+from ..errors import DejavuError, SettingsError
 from ..records import Config
 from .worker import Job, Outcome, Spec
 
@@ -153,7 +153,7 @@ class LocalHost:
             ) from None
         if event["event"] == "refused":
             process.wait()
-            raise DejavuError(event["message"])
+            raise SettingsError(event["message"])
         self._cases = event["cases"]
         return process
 

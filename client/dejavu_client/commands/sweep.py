@@ -23,7 +23,7 @@ from .listing import assignments
 if TYPE_CHECKING:
     from dejavu_cache.sweep.hosts import Host
     from dejavu_cache.sweep.runner import Report
-    from dejavu_cache.sweep.worker import Miss, Spec
+    from dejavu_cache.sweep.worker import Miss, Outcome, Spec
 
 __all__ = ["register"]
 
@@ -80,14 +80,19 @@ def sweep(
     finally:
         for host in hosts:
             host.close()
+    from dejavu_cache.sweep.journal import left_behind
+
+    kept = left_behind(home.url)
     if as_json:
-        show_json(_as_json(report))
+        show_json({**_as_json(report), "kept": [str(path) for path in kept]})
     else:
         (_say_plan if dry_run else _say_drift if verify else _say_report)(report, home.url)
+    for path in kept:
+        sys.stderr.write(f"{home.url} has not taken all of it: {path} waits for the next sweep into it\n")
     if report.stopped == "interrupted":
         raise typer.Exit(INTERRUPTED)
     drifted = [each for each in report.of("verified") if abs(_drift(each)) > DRIFT]
-    if drifted or not (report.complete or dry_run):
+    if kept or drifted or not (report.complete or dry_run):
         raise typer.Exit(1)
 
 
@@ -176,23 +181,29 @@ def _say_report(report: Report, url: str) -> None:
         f"{tuned} cases tuned, {report.measured} configs measured in {report.seconds:.0f} s; {known} were there already"
     )
     if report.complete:
-        say(f"all of it is in {url}")
         return
     if report.stopped:
         unfinished = len(report.left) + len(report.of("partial"))
         say(f"stopped ({report.stopped}) with {unfinished} cases to go; what was measured is kept")
-    say(f"records are in {url}; run the same command again to go on")
+    say("run the same command again to go on")
 
 
 def _say_plan(report: Report, url: str) -> None:
     due = report.of("due")
+    if due:
+        _show_due(due, url)
+    else:
+        say(f"nothing to measure: {len(report.of('known'))} cases are tuned in {url}")
+    for each in report.of("failed", "skipped"):
+        say(f"{each.case}: {each.status}: {each.message}")
+
+
+def _show_due(due: Sequence[Outcome], url: str) -> None:
     show_table(["case", "scenario", "configs to measure"], [(each.case, each.scenario, each.due) for each in due])
     estimates = [each.estimate for each in due]
     known = [each for each in estimates if each is not None]
     about = f"about {sum(known) * len(due) / len(known):.0f} s" if known else "how long, no record tells yet"
     say(f"{sum(each.due for each in due)} configs of {len(due)} cases to measure into {url}, {about}")
-    for each in report.of("failed", "skipped"):
-        say(f"{each.case}: {each.status}: {each.message}")
 
 
 def _say_drift(report: Report, url: str) -> None:
@@ -205,7 +216,7 @@ def _say_drift(report: Report, url: str) -> None:
         say(f"{each.case}: {each.status}: {each.message}")
 
 
-def _drift(outcome: Any) -> float:
+def _drift(outcome: Outcome) -> float:
     return (outcome.again or 0.0) / outcome.recorded - 1 if outcome.recorded else 0.0
 
 
