@@ -45,9 +45,10 @@ class _Message(BaseModel):
 
 
 class Miss(_Message):
-    """A scenario that programs wanted."""
+    """A scenario that programs wanted on a device."""
 
     kernel: str
+    device: str
     scenario: Scenario
 
 
@@ -121,7 +122,7 @@ class Worker:
 
     def __init__(self, spec: Spec, tell: Callable[[Mapping[str, Any]], None]) -> None:
         self._tell = tell
-        self._misses = None if spec.misses is None else {(each.kernel, each.scenario) for each in spec.misses}
+        self._misses = None if spec.misses is None else set(spec.misses)
         suite = load_suite(spec.suite)
         cases = {case.name: case for case in suite.listed(spec.options)}
         if spec.misses is not None and suite.for_scenario is not None:
@@ -148,7 +149,7 @@ class Worker:
         case = self.cases[job.case]
         request = _request(case)
         told = {"case": job.case, "scenario": str(request.scenario)}
-        if self._misses is not None and (request.context.kernel.name, request.scenario) not in self._misses:
+        if self._misses is not None and _miss(request) not in self._misses:
             return Outcome(status="unwanted", **told)
         if job.do == "plan":
             due = len(self._due(request))
@@ -222,6 +223,11 @@ def _request(case: Case) -> Request:
             break
         args.append(named.pop(name))
     return kernel.request(*args, grid=case.grid, warmup=False, **named)
+
+
+def _miss(request: Request) -> Miss:
+    context = request.context
+    return Miss(kernel=context.kernel.name, device=context.environment.device.name, scenario=request.scenario)
 
 
 def _device_works() -> bool:

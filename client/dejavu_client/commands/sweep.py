@@ -136,7 +136,11 @@ def _misses(url: str) -> tuple[Miss, ...]:
     from .remote import worklist
 
     return tuple(
-        Miss(kernel=row["context"]["kernel"]["name"], scenario=Scenario.model_validate(row["scenario"]))
+        Miss(
+            kernel=row["context"]["kernel"]["name"],
+            device=row["context"]["environment"]["device"]["name"],
+            scenario=Scenario.model_validate(row["scenario"]),
+        )
         for row in worklist(url)
     )
 
