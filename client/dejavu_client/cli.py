@@ -22,6 +22,9 @@ COMMANDS = "dejavu_cache.commands"
 
 USAGE, UNUSABLE = 2, 3
 
+EXTRAS = {"optuna": "sweep", "ray": "ray", "sklearn": "sweep", "torch": "gpu", "triton": "gpu"}
+"""Which extra brings what is missing; the server's has all the rest."""
+
 app = typer.Typer(
     name="dejavu-cache",
     help="Tuning results of Triton kernels: look at them, move them, keep them in order.",
@@ -49,7 +52,8 @@ def main() -> None:
         package = (error.name or "").partition(".")[0]
         if package.startswith("dejavu_"):
             raise
-        sys.stderr.write(f"error: this needs {package}: pip install 'dejavu-cache[server]'\n")
+        extra = EXTRAS.get(package, "server")
+        sys.stderr.write(f"error: this needs {package}: pip install 'dejavu-cache[{extra}]'\n")
         sys.exit(USAGE)
 
 

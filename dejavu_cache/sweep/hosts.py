@@ -77,7 +77,7 @@ class LocalHost:
 
     def __init__(self, spec: Spec, environment: Mapping[str, str] | None = None, patience: float = PATIENCE) -> None:
         self._spec = spec
-        self._environment = {**os.environ, **(environment or {})}
+        self._environment = {**os.environ, "DEJAVU_CACHE_PROGRESS": "0", **(environment or {})}
         self._patience = patience
         self._process: subprocess.Popen[str] | None = None
         self._events: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()

@@ -17,7 +17,7 @@ class Keeper:
     What comes while the function is busy is handed over together. At the end of the `with`, everything is.
 
     Args:
-        keep: is given measurements; must not raise.
+        keep: is given measurements; what it raises is raised at the end of the `with`.
     """
 
     def __init__(self, keep: Callable[[Sequence[Measurement]], None]) -> None:
@@ -25,6 +25,7 @@ class Keeper:
         self._queued: list[Measurement] = []
         self._changed = threading.Condition()
         self._closing = False
+        self._error: Exception | None = None
         self._thread = threading.Thread(target=self._work, name="dejavu-cache keeper", daemon=True)
 
     def __call__(self, measurement: Measurement) -> None:
@@ -42,6 +43,8 @@ class Keeper:
             self._closing = True
             self._changed.notify()
         self._thread.join()
+        if self._error is not None and error is None:
+            raise self._error
 
     def _work(self) -> None:
         while True:
@@ -51,4 +54,7 @@ class Keeper:
             if not queued:
                 return
             # Of two measurements of one config the later one counts.
-            self._keep(list({each.config: each for each in queued}.values()))
+            try:
+                self._keep(list({each.config: each for each in queued}.values()))
+            except Exception as error:
+                self._error = error
