@@ -12,7 +12,7 @@ from typing import Any
 from ..errors import SettingsError
 from ..records import Config
 from .hosts import HostLostError, LocalHost, OnEvent
-from .worker import Job, Outcome, Spec
+from .messages import Job, Outcome, Spec
 
 __all__ = ["RayHost", "ray_hosts"]
 

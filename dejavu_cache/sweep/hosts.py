@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol
 
 from ..errors import DejavuError, SettingsError
 from ..records import Config
-from .worker import Job, Outcome, Spec
+from .messages import Job, Outcome, Spec
 
 __all__ = ["Host", "HostLostError", "LocalHost"]
 

@@ -15,8 +15,8 @@ import pytest
 from sweeping import Sweeps, kill_tree
 
 from dejavu_cache.sweep.hosts import LocalHost
+from dejavu_cache.sweep.messages import Spec
 from dejavu_cache.sweep.runner import Sweep
-from dejavu_cache.sweep.worker import Spec
 
 
 def test_killed_three_times_it_ends_as_one_whole_sweep(sweeps: Sweeps) -> None:

@@ -11,8 +11,8 @@ import psutil
 import pytest
 from sweeping import Sweeps
 
+from dejavu_cache.sweep.messages import Spec
 from dejavu_cache.sweep.runner import Sweep
-from dejavu_cache.sweep.worker import Spec
 
 ray = pytest.importorskip("ray", reason="the extra `ray` is not installed")
 

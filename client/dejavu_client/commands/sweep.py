@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -22,8 +23,8 @@ from .listing import assignments
 
 if TYPE_CHECKING:
     from dejavu_cache.sweep.hosts import Host
+    from dejavu_cache.sweep.messages import Miss, Outcome, Spec, Task
     from dejavu_cache.sweep.runner import Report
-    from dejavu_cache.sweep.worker import Miss, Outcome, Spec
 
 __all__ = ["register"]
 
@@ -58,14 +59,16 @@ def sweep(
     as_json: JsonOption = False,
 ) -> None:
     """Tune all cases of a suite. What is recorded already is not measured again, and stopping loses nothing."""
+    from dejavu_cache.sweep.messages import Spec
     from dejavu_cache.sweep.runner import Sweep, shard_of
-    from dejavu_cache.sweep.worker import Spec
 
     home = open_store(store) if store else default_store()
     if home.url.startswith("memory:"):
         raise SettingsError("a sweep into memory:// would be lost at its end: give --store a folder or a server")
     options = {**assignments(option, "--option"), **({"preset": preset} if preset else {})}
     misses = _misses(home.url) if from_misses else None
+    if suite.partition(":")[0].endswith(".py"):  # workers may have other working directories
+        suite = str(Path(suite).absolute())
     spec = Spec(suite=suite, options=options, store=home.url, misses=misses)
     seconds = _seconds(budget) if budget else None
     hosts = _hosts(spec, gpus, ray)
@@ -75,7 +78,7 @@ def sweep(
         if verify:
             cases = _tuned(_hosts(spec, gpus, ray), cases, verify)
         with _progress(len(cases), as_json) as on_event:
-            do = "plan" if dry_run else "verify" if verify else "measure"
+            do: Task = "plan" if dry_run else "verify" if verify else "measure"
             report = Sweep(hosts, cases, do=do, budget=seconds, on_event=on_event).run()
     finally:
         for host in hosts:
@@ -131,7 +134,7 @@ def _numbers(gpus: str) -> list[str]:
 
 
 def _misses(url: str) -> tuple[Miss, ...]:
-    from dejavu_cache.sweep.worker import Miss
+    from dejavu_cache.sweep.messages import Miss
 
     from .remote import worklist
 
@@ -181,9 +184,8 @@ def _say_report(report: Report, url: str) -> None:
         why = {"skipped": "no memory for it", "busy": "another sweep measures it"}.get(each.status, each.status)
         say(f"{each.case}: {why}{': ' + each.message if each.message else ''}")
     tuned, known = len(report.of("tuned")), len(report.of("known", "unwanted"))
-    say(
-        f"{tuned} cases tuned, {report.measured} configs measured in {report.seconds:.0f} s; {known} were there already"
-    )
+    taken = f"{report.measured} configs measured in {report.seconds:.0f} s"
+    say(f"{tuned} cases tuned, {taken}; {known} were there already; records are in {url}")
     if report.complete:
         return
     if report.stopped:
