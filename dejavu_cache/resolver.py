@@ -94,7 +94,7 @@ class Resolver:
         store: where records are looked for and kept.
         mode: what may be done about a miss.
         max_distance: how far a nearest scenario may be.
-        before: is told each config before it is measured.
+        before: is told each config before it is measured, and after all that was measured before is stored.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Resolver:
         mode: Mode,
         max_distance: float,
         settings: Settings,
-        before: Callable[[Config], None] = lambda config: None,
+        before: Callable[[Config], None] | None = None,
     ) -> None:
         self.store = store
         self._before = before
@@ -225,7 +225,12 @@ class Resolver:
                 keeper(measurement)
                 advance()
 
-            return Tuner(launch, note, race=race, until=until, before=self._before).tune(search)
+            def announce(config: Config) -> None:
+                if self._before is not None:
+                    keeper.drain()
+                    self._before(config)
+
+            return Tuner(launch, note, race=race, until=until, before=announce).tune(search)
 
     def _put(self, request: Request, record: Record) -> None:
         if not self.store.read_only:

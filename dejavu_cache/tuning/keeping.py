@@ -24,7 +24,7 @@ class Keeper:
         self._keep = keep
         self._queued: list[Measurement] = []
         self._changed = threading.Condition()
-        self._closing = False
+        self._closing = self._busy = False
         self._error: Exception | None = None
         self._thread = threading.Thread(target=self._work, name="dejavu-cache keeper", daemon=True)
 
@@ -32,7 +32,12 @@ class Keeper:
         """Queues a measurement."""
         with self._changed:
             self._queued.append(measurement)
-            self._changed.notify()
+            self._changed.notify_all()
+
+    def drain(self) -> None:
+        """Waits until all that was queued is handed over."""
+        with self._changed:
+            self._changed.wait_for(lambda: not (self._queued or self._busy))
 
     def __enter__(self) -> Keeper:
         self._thread.start()
@@ -41,7 +46,7 @@ class Keeper:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         with self._changed:
             self._closing = True
-            self._changed.notify()
+            self._changed.notify_all()
         self._thread.join()
         if self._error is not None and error is None:
             raise self._error
@@ -51,6 +56,7 @@ class Keeper:
             with self._changed:
                 self._changed.wait_for(lambda: self._queued or self._closing)
                 queued, self._queued = self._queued, []
+                self._busy = bool(queued)
             if not queued:
                 return
             # Of two measurements of one config the later one counts.
@@ -58,3 +64,6 @@ class Keeper:
                 self._keep(list({each.config: each for each in queued}.values()))
             except Exception as error:
                 self._error = error
+            with self._changed:
+                self._busy = False
+                self._changed.notify_all()
