@@ -26,7 +26,7 @@ from ..records import Config, Failure, Measurement, Record, now
 from ..resolver import Request, Resolver
 from ..selection import winner
 from ..settings import Mode, current_settings
-from ..stores import TieredStore, open_store
+from ..stores import Store, TieredStore, open_store
 from ..tuning.benchmark import is_out_of_memory
 from ..tuning.tuner import Launch, Tuner
 from .journal import Journal
@@ -34,6 +34,9 @@ from .messages import Crash, Job, Miss, Outcome, Spec
 from .suite import Case, load_suite
 
 __all__ = ["main"]
+
+SERVER_WAIT = 30.0
+"""Seconds that a server may take to answer."""
 
 FATAL = 70
 """The exit code of a worker whose device can no longer be used."""
@@ -55,7 +58,7 @@ class Worker:
             wanted = (suite.for_scenario(each.kernel, each.scenario) for each in spec.misses)
             cases = {**{case.name: case for case in wanted if case is not None}, **cases}
         self.cases = cases
-        self.journal = Journal(open_store(spec.store))
+        self.journal = Journal(_patient(open_store(spec.store)))
 
     def do(self, job: Job) -> Outcome:
         """Does a job; what goes wrong with the case is the outcome, what goes wrong with the device is raised."""
@@ -131,6 +134,14 @@ class Worker:
         Tuner(launch, again.append, before=self._before).again(best)
         recorded = found.record.by_config[best].median
         return Outcome(status="verified", recorded=recorded, again=again[-1].median, message=str(best), **told)
+
+
+def _patient(store: Store) -> Store:
+    """A launch waits a moment for a server; a sweep would rather wait than measure what is known."""
+    for tier in store.tiers if isinstance(store, TieredStore) else [store]:
+        if hasattr(tier, "wait"):
+            tier.wait = SERVER_WAIT
+    return store
 
 
 def _request(case: Case) -> Request:

@@ -31,9 +31,12 @@ SUITE = """
     def arguments(n):
         return {"x_ptr": torch.zeros(n, device="cuda"), "y_ptr": torch.zeros(n, device="cuda"), "n": n}
 
+    def grid(n, meta):
+        return (triton.cdiv(n, meta["BLOCK"]),)
+
     def suite():
         for n in (1000, 2000, 3000):
-            yield Case(f"n={n}", add_one, partial(lambda n, meta: (triton.cdiv(n, meta["BLOCK"]),), n), partial(arguments, n))
+            yield Case(f"n={n}", add_one, partial(grid, n), partial(arguments, n))
 """
 
 
