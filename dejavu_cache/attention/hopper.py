@@ -1,0 +1,86 @@
+"""Q blocks on Hopper's own units: pages come by TMA, in a warp that does nothing else, and wgmma multiplies them.
+
+The paper's kernels leave the choice of instructions to Triton's compiler; `hopper_kernel` makes it. It takes
+what most models need, and `suits` says whether a batch is that.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+import triton
+
+from .arguments import Batch
+
+__all__ = ["run", "suits"]
+
+
+def suits(batch: Batch) -> bool:
+    """Whether the kernel can take a batch: on Hopper, 2-byte elements, whole pages, nothing but a causal mask."""
+    cache, page = batch.k_cache, batch.k_cache.shape[1]
+    plain = batch.window < 0 and not batch.softcap and batch.alibi_slopes is None
+    return (
+        plain
+        and batch.q.element_size() == 2
+        and cache.dtype == batch.q.dtype
+        and batch.k_scale is None
+        and batch.v_scale is None
+        and batch.group <= 64
+        and page >= 8
+        and page & (page - 1) == 0
+        and cache.stride(2) == batch.q.shape[2]
+        and cache.stride(0) % cache.stride(1) == 0
+        and cache.stride(1) % 8 == 0
+        and cache.data_ptr() % 16 == 0
+        and batch.v_cache.data_ptr() % 16 == 0
+        and _is_hopper(batch.q.device)
+    )
+
+
+@cache
+def _is_hopper(device: torch.device) -> bool:
+    """Whether this is such a GPU, and a Triton whose Gluon is the one that the kernel is written in."""
+    version = tuple(int(part) for part in triton.__version__.split(".")[:2])
+    if device.type != "cuda" or torch.version.hip is not None or triton.knobs.runtime.interpret or version < (3, 6):
+        return False
+    return torch.cuda.get_device_capability(device)[0] == 9
+
+
+def run(batch: Batch) -> torch.Tensor:
+    """Attention of a batch, one program per two Q blocks and KV head.
+
+    Raises:
+        ValueError: the kernel cannot take the batch; `auto` chooses another then.
+    """
+    if not suits(batch):
+        raise ValueError(
+            "implementation: 'hopper' takes a Hopper GPU, Triton 3.6 or later, bfloat16 or float16 in q and caches, "
+            "a block_size that is a power of two from 8 on, and no window, softcap, ALiBi or scales; use 'auto'"
+        )
+    from .hopper_kernel import ROWS, hopper_kernel
+
+    q, out = batch.q, batch.out
+    hopper_kernel[(batch.q_blocks(2 * (ROWS.value // batch.group)) * batch.kv_heads,)](
+        out, out.stride(0), out.stride(1), _described(batch, batch.k_cache), _described(batch, batch.v_cache),
+        batch.k_cache.stride(0) // batch.k_cache.stride(1), q, batch.cu_seqlens_q, batch.seqused_k, batch.block_table,
+        batch.sinks, batch.softmax_scale, q.stride(0), q.stride(1), batch.block_table.stride(0), *batch.composition,
+        KV_HEADS=batch.kv_heads, GROUP=batch.group, HEAD=q.shape[2], HEAD_PADDED=max(64, batch.head_padded),
+        PAGE=batch.k_cache.shape[1],
+    )  # fmt: skip
+    return out
+
+
+def _described(batch: Batch, cache: torch.Tensor) -> Any:
+    """A cache as TMA reads it: a matrix with a row per token slot, and the KV heads side by side."""
+    from triton.experimental.gluon.language import NVMMASharedLayout
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+    from .hopper_kernel import COLUMNS
+
+    blocks, page, heads, head = cache.shape
+    slots = (blocks - 1) * (cache.stride(0) // cache.stride(1)) + page
+    layout = NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    box = [min(page, COLUMNS.value), COLUMNS.value]
+    return TensorDescriptor(cache, [slots, heads * head], [cache.stride(1), 1], box, layout)

@@ -1,0 +1,131 @@
+"""Batches for the attention tests: random, ragged, and with NaN wherever no kernel may look."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from dejavu_cache.attention import paged_attention
+
+TOLERANCE = {torch.bfloat16: 5e-3, torch.float16: 1e-3, torch.float32: 1e-5}
+"""Relative error, by dtype of the queries."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A batch to draw: new tokens and past tokens of each sequence, the model's shape, and features."""
+
+    new: Sequence[int]
+    past: Sequence[int]
+    heads: tuple[int, int] = (8, 2)
+    head_size: int = 64
+    page: int = 16
+    dtype: torch.dtype = torch.float32
+    cache_dtype: torch.dtype | None = None
+    window: int = -1
+    softcap: float = 0.0
+    alibi: bool = False
+    sinks: bool = False
+    padding: int = 0
+    """Sequences without tokens at the end, as in a padded graph."""
+    seed: int = 0
+
+    def __str__(self) -> str:
+        told = {
+            "new": ",".join(map(str, self.new)),
+            "past": ",".join(map(str, self.past)),
+            "heads": "/".join(map(str, self.heads)),
+            "d": self.head_size,
+            "page": self.page,
+            "dtype": str(self.cache_dtype or self.dtype).removeprefix("torch."),
+        }
+        features = [name for name in ("alibi", "sinks") if getattr(self, name)]
+        features += [f"{name}{value}" for name in ("window", "softcap", "padding") if (value := getattr(self, name)) > 0]
+        return " ".join([f"{name}={value}" for name, value in told.items()] + features)
+
+
+@dataclass
+class Drawn:
+    """A batch's arguments, and the reference's answer."""
+
+    arguments: dict[str, Any]
+    expected: torch.Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.expected = self.run("reference").clone()
+
+    def run(self, implementation: str) -> torch.Tensor:
+        """The attention of an implementation, into a poisoned output."""
+        out = torch.full_like(self.arguments["q"], float("nan"))
+        return paged_attention(**self.arguments, out=out, implementation=implementation)
+
+
+def draw(case: Case, device: str | None = None) -> Drawn:
+    """A fresh random batch of a case."""
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    generator = torch.Generator().manual_seed(case.seed)
+    shuffled = random.Random(case.seed)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    query_heads, kv_heads = case.heads
+    lengths = [new + past for new, past in zip(case.new, case.past, strict=True)]
+    pages = [math.ceil(length / case.page) for length in lengths]
+    blocks = list(range(sum(pages) + 3))
+    shuffled.shuffle(blocks)
+    caches = torch.full((2, len(blocks), case.page, kv_heads, case.head_size), float("nan"))
+    table = torch.full((len(lengths) + case.padding, max(pages) + 1), 2**30, dtype=torch.int32)
+    for row, (length, count) in enumerate(zip(lengths, pages, strict=True)):
+        mine, blocks = blocks[:count], blocks[count:]
+        table[row, :count] = torch.tensor(mine)
+        filled = torch.full((2, count * case.page, kv_heads, case.head_size), float("nan"))
+        filled[:, :length] = normal(2, length, kv_heads, case.head_size)
+        caches[:, mine] = filled.unflatten(1, (count, case.page))
+    caches = caches.to(case.cache_dtype or case.dtype).to(device)
+    begins = [0]
+    for new in [*case.new, *[0] * case.padding]:
+        begins.append(begins[-1] + new)
+    scaled = case.cache_dtype is not None
+    return Drawn(
+        {
+            "q": normal(sum(case.new), query_heads, case.head_size).to(case.dtype).to(device),
+            "k_cache": caches[0],
+            "v_cache": caches[1],
+            "cu_seqlens_q": torch.tensor(begins, dtype=torch.int32, device=device),
+            "seqused_k": torch.tensor([*lengths, *[0] * case.padding], dtype=torch.int32, device=device),
+            "block_table": table.to(device),
+            "max_seqlen_q": max(case.new),
+            "max_seqlen_k": max(lengths),
+            "window_size": (case.window, -1),
+            "softcap": case.softcap,
+            "alibi_slopes": torch.rand(query_heads, generator=generator).mul(0.2).to(device) if case.alibi else None,
+            "sinks": normal(query_heads).to(device) if case.sinks else None,
+            "k_scale": 0.7 if scaled else None,
+            "v_scale": 1.3 if scaled else None,
+        }
+    )
+
+
+def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """|found - expected| / |expected|; infinite if anything was not written."""
+    if not torch.isfinite(found).all():
+        return float("inf")
+    return float((found.double() - expected.double()).norm() / expected.double().norm())
+
+
+def check(case: Case, implementation: str, device: str | None = None) -> None:
+    """Holds an implementation against the reference on a fresh batch."""
+    drawn = draw(case, device)
+    error = relative_error(drawn.run(implementation), drawn.expected)
+    assert error < TOLERANCE[case.dtype], f"{implementation}: relative error {error:.1e} for {case}"
+
+
+def varied(case: Case, **changes: Any) -> Case:
+    """A case with something else about it."""
+    return replace(case, **changes)
