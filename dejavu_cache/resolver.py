@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import threading
 import time
@@ -31,6 +32,7 @@ from .settings import Mode, Settings
 from .spaces import Strategy
 from .stores import Found, MemoryStore, TieredStore
 from .tuning.keeping import Keeper
+from .tuning.progress import progress
 from .tuning.search import Exhaustive, OptunaSearch, Search
 from .tuning.tuner import Launch, Tuner
 
@@ -92,7 +94,7 @@ class Resolver:
         store: where records are looked for and kept.
         mode: what may be done about a miss.
         max_distance: how far a nearest scenario may be.
-        before: is told each config before it is measured.
+        before: is told each config before it is measured, and after all that was measured before is stored.
     """
 
     def __init__(
@@ -101,7 +103,7 @@ class Resolver:
         mode: Mode,
         max_distance: float,
         settings: Settings,
-        before: Callable[[Config], None] = lambda config: None,
+        before: Callable[[Config], None] | None = None,
     ) -> None:
         self.store = store
         self._before = before
@@ -195,24 +197,40 @@ class Resolver:
             record = merge_records(record, taken)
             self._put(request, taken)
 
-        plan, default = request.plan, describe(request.default)
-        launch = Launch(request.autotuner, request.declared, default, request.args, request.kwargs)
-        # A caller's own benchmark is called once per config; Triton's may be asked again where it is close.
-        race = not request.context.problem.method.startswith(("custom:", "wall"))
-        until = math.inf if plan.seconds is None else time.monotonic() + plan.seconds
-        with Keeper(keep) as keeper:
-            measured = Tuner(launch, keeper, race=race, until=until, before=self._before).tune(
-                _search(request, record, due)
-            )
-        best = winner(record, set(request.declared), default)
-        if best is None and any(record.by_config[config].skipped for config in due if config in record.by_config):
+        measured = self._tune_all(request, keep, _search(request, record, due), len(due))
+        best = winner(record, set(request.declared), describe(request.default))
+        if best is None and any(each.skipped for each in record.measurements):
             warn_once(f"memory {request.context.kernel.name}", _no_memory(request))
             return self._fallback(request), measured
         if best is None:
             raise NoValidConfigError(request.context.kernel.name, str(request.scenario), _reasons(request, record))
         self._put(request, Record(scenario=request.scenario, winner=Winner(config=best, at=now())))
         missing = len(_unmeasured(request.declared, record))
-        return self._resolution(request, "tuned", request.declared[best], store=self._home, missing=missing), measured
+        config = request.declared[best]
+        return self._resolution(request, "tuned", config, store=self._home, missing=missing), measured
+
+    def _tune_all(
+        self, request: Request, keep: Callable[[Sequence[Measurement]], None], search: Search, total: int
+    ) -> int:
+        """Measures what a search asks for, within the plan's time, and says how many configs that were."""
+        seconds, default = request.plan.seconds, describe(request.default)
+        launch = Launch(request.autotuner, request.declared, default, request.args, request.kwargs)
+        # A caller's own benchmark is called once per config; Triton's may be asked again where it is close.
+        race = not request.context.problem.method.startswith(("custom:", "wall"))
+        until = math.inf if seconds is None else time.monotonic() + seconds
+        title = f"{request.context.kernel.name}{request.scenario}"
+        with Keeper(keep) as keeper, progress(title, total, wanted=self._settings.progress) as advance:
+
+            def note(measurement: Measurement) -> None:
+                keeper(measurement)
+                advance()
+
+            def announce(config: Config) -> None:
+                if self._before is not None:
+                    keeper.drain()
+                    self._before(config)
+
+            return Tuner(launch, note, race=race, until=until, before=announce).tune(search)
 
     def _put(self, request: Request, record: Record) -> None:
         if not self.store.read_only:
@@ -301,7 +319,7 @@ def _unfinished(request: Request, known: Resolution, found: Found | None) -> boo
 def _search(request: Request, record: Record, due: list[Config]) -> Search:
     plan = request.plan
     left = len(due) if plan.configs is None else min(plan.configs - (len(request.declared) - len(due)), len(due))
-    if plan.strategy == "optuna":
+    if plan.strategy == "optuna" and _has_optuna():
         timed = [each for each in record.measurements if not each.skipped]
         return OptunaSearch(
             request.declared, timed, [each for each in due[:1] if each == describe(request.default)], left
@@ -312,6 +330,15 @@ def _search(request: Request, record: Record, due: list[Config]) -> Search:
 def _unmeasured(declared: Declared, record: Record) -> list[Config]:
     measured = record.by_config
     return [config for config in declared if config not in measured or measured[config].skipped]
+
+
+def _has_optuna() -> bool:
+    found = importlib.util.find_spec("optuna") is not None
+    if not found:
+        warn_once(
+            "optuna", "optuna is not installed, so the first configs are measured: pip install 'dejavu-cache[sweep]'"
+        )
+    return found
 
 
 def _no_memory(request: Request) -> str:

@@ -55,6 +55,8 @@ class Settings(BaseModel):
     """`loose` lets records of another Triton version serve as a labelled fallback."""
     family: bool = False
     """Lets records of another GPU of the same architecture serve as a labelled fallback."""
+    progress: bool = True
+    """Whether a tune that takes over two seconds shows a bar, where standard error is a terminal."""
     shipped: bool = True
     """Whether records shipped inside installed packages are read."""
 

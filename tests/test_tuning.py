@@ -16,6 +16,7 @@ from support import launch
 from dejavu_cache import cached_autotune, config_space, open_store
 from dejavu_cache.errors import SettingsError
 from dejavu_cache.process import default_store
+from dejavu_cache.settings import current_settings
 
 
 def test_the_first_measurement_of_a_close_race_does_not_decide(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,3 +184,36 @@ def test_a_measurement_is_on_disk_before_the_next_but_one_is_over(tmp_path: Path
 
     launch(Slow({}).kernel(configs=CONFIGS, store=tmp_path), 100)
     assert stored == [0, 1, 2]
+
+
+def test_a_long_tune_shows_a_bar_on_a_terminal_and_nowhere_else(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Slow(Clock):
+        def __call__(self, kernel_call: Callable[[], Any], quantiles: Sequence[float]) -> list[float]:
+            time.sleep(0.1)
+            return super().__call__(kernel_call, quantiles)
+
+    monkeypatch.setattr("dejavu_cache.tuning.progress.SHOWN_AFTER", 0.05)
+    launch(Slow({}).kernel(configs=CONFIGS), 100)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    launch(Slow({}).kernel(configs=CONFIGS), 200)
+    assert "tuning addition.add_one(n=200" in capsys.readouterr().err
+    monkeypatch.setenv("DEJAVU_CACHE_PROGRESS", "0")
+    current_settings.cache_clear()
+    launch(Slow({}).kernel(configs=CONFIGS), 300)
+    assert capsys.readouterr().err == ""
+
+
+def test_without_optuna_the_first_configs_are_measured(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A launch goes on where an extra is missing."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    clock = Clock({32: 1.0})
+    kernel = clock.kernel(configs=config_space({"BLOCK": [16, 32, 64, 128]}, search="optuna", budget=2))
+    launch(kernel, 100)
+    assert clock.asked == [16, 32]
+    assert "dejavu-cache[sweep]" in caplog.text

@@ -1,7 +1,7 @@
 """The command `dejavu-cache`.
 
 Exit codes: 0 it is as it should be; 1 something is wrong, or differs, or a check failed; 2 the command was
-given wrongly; 3 the store cannot be used.
+given wrongly; 3 the store cannot be used; 130 a sweep was interrupted.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ COMMANDS = "dejavu_cache.commands"
 """The entry-point group of other distributions' commands: each a function that is given the app."""
 
 USAGE, UNUSABLE = 2, 3
+
+EXTRAS = {"optuna": "sweep", "ray": "ray", "sklearn": "sweep", "torch": "gpu", "triton": "gpu"}
+"""Which extra brings what is missing; the server's has all the rest."""
 
 app = typer.Typer(
     name="dejavu-cache",
@@ -49,7 +52,8 @@ def main() -> None:
         package = (error.name or "").partition(".")[0]
         if package.startswith("dejavu_"):
             raise
-        sys.stderr.write(f"error: this needs {package}: pip install 'dejavu-cache[server]'\n")
+        extra = EXTRAS.get(package, "server")
+        sys.stderr.write(f"error: this needs {package}: pip install 'dejavu-cache[{extra}]'\n")
         sys.exit(USAGE)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -11,7 +12,7 @@ from typing import Any
 from ..errors import SettingsError
 from ..records import Config
 from .hosts import HostLostError, LocalHost, OnEvent
-from .worker import Job, Outcome, Spec
+from .messages import Job, Outcome, Spec
 
 __all__ = ["RayHost", "ray_hosts"]
 
@@ -34,6 +35,7 @@ def ray_hosts(spec: Spec, address: str) -> list[RayHost]:
     import ray
 
     if not ray.is_initialized():
+        _knock(address)
         try:
             ray.init(address=address, log_to_driver=False, logging_level="warning")
         except (ConnectionError, ValueError, RuntimeError) as error:
@@ -41,6 +43,17 @@ def ray_hosts(spec: Spec, address: str) -> list[RayHost]:
     resources = ray.cluster_resources()
     kind = "GPU" if resources.get("GPU") else "CPU"
     return [RayHost(spec, {f"num_{kind.lower()}s": 1}) for _ in range(int(resources.get(kind, 0)))]
+
+
+def _knock(address: str) -> None:
+    """Finds out in seconds that nobody is there, which Ray takes minutes for."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not (host and port.isdigit()):
+        return
+    try:
+        socket.create_connection((host, int(port)), timeout=10).close()
+    except OSError as error:
+        raise SettingsError(f"--ray {address}: no cluster answers there: {error}") from None
 
 
 class RayHost:

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, Literal, Protocol
 
-from ..errors import DejavuError
+from ..errors import DejavuError, SettingsError
 from ..records import Config
-from .worker import Job, Outcome, Spec
+from .messages import Job, Outcome, Spec
 
 __all__ = ["Host", "HostLostError", "LocalHost"]
 
@@ -77,7 +77,7 @@ class LocalHost:
 
     def __init__(self, spec: Spec, environment: Mapping[str, str] | None = None, patience: float = PATIENCE) -> None:
         self._spec = spec
-        self._environment = {**os.environ, **(environment or {})}
+        self._environment = {**os.environ, "DEJAVU_CACHE_PROGRESS": "0", **(environment or {})}
         self._patience = patience
         self._process: subprocess.Popen[str] | None = None
         self._events: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
@@ -153,7 +153,7 @@ class LocalHost:
             ) from None
         if event["event"] == "refused":
             process.wait()
-            raise DejavuError(event["message"])
+            raise SettingsError(event["message"])
         self._cases = event["cases"]
         return process
 

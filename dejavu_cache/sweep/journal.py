@@ -19,7 +19,7 @@ from ..notices import warn_once
 from ..records import Context, OnConflict, Record, RecordSet, Scenario, canonical_json, merge_into, merge_records
 from ..stores import Found, Store
 
-__all__ = ["Journal", "journals"]
+__all__ = ["Journal", "journals", "left_behind"]
 
 
 def journals(home: str) -> Path:
@@ -28,6 +28,18 @@ def journals(home: str) -> Path:
 
     digest = hashlib.sha256(home.encode()).hexdigest()[:16]
     return Path(user_cache_dir("dejavu-cache", appauthor=False)) / "sweeps" / digest
+
+
+def left_behind(home: str) -> list[Path]:
+    """The journals of sweeps that are over, and whose store has not taken what is in them."""
+    left = []
+    for path in sorted(journals(home).glob("*.jsonl")):
+        lock = _lock_of(path)
+        with suppress(Timeout):
+            lock.acquire()
+            left.append(path)
+            _unlock(lock)
+    return left
 
 
 class Journal(Store):
@@ -75,7 +87,7 @@ class Journal(Store):
     def _append(self, line: str) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         if self._open is None:
-            self._open = FileLock(self.path.with_suffix(".lock"), timeout=0)
+            self._open = _lock_of(self.path)
             self._open.acquire()
         with self.path.open("a", encoding="utf-8") as file:
             file.write(line + "\n")
@@ -110,9 +122,7 @@ class Journal(Store):
         """Hands over what is held, and leaves the rest on the disk."""
         self.flush()
         if self._open is not None:
-            self._open.release()
-            with suppress(OSError):
-                Path(self._open.lock_file).unlink()
+            _unlock(self._open)
             self._open = None
         self.home.close()
 
@@ -125,7 +135,7 @@ class Journal(Store):
     def _adopt(self) -> None:
         """Takes over what sweeps left that are no more."""
         for path in sorted(self.folder.glob("*.jsonl")):
-            lock = FileLock(path.with_suffix(".lock"), timeout=0)
+            lock = _lock_of(path)
             try:
                 lock.acquire()
             except Timeout:
@@ -136,9 +146,17 @@ class Journal(Store):
                 if self.flush() or self.path.exists():
                     path.unlink(missing_ok=True)
             finally:
-                lock.release()
-                with suppress(OSError):
-                    Path(lock.lock_file).unlink()
+                _unlock(lock)
+
+
+def _lock_of(path: Path) -> FileLock:
+    return FileLock(path.with_suffix(".lock"), timeout=0, thread_local=False)
+
+
+def _unlock(lock: FileLock) -> None:
+    lock.release()
+    with suppress(OSError):
+        Path(lock.lock_file).unlink()
 
 
 def _read(path: Path) -> Iterator[RecordSet]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..errors import SettingsError
 from .hosts import Host, HostLostError
-from .worker import Crash, Job, Outcome
+from .messages import Crash, Job, Outcome, Task
 
 __all__ = ["Report", "Sweep", "shard_of"]
 
@@ -89,7 +89,7 @@ class Sweep:
         hosts: Sequence[Host],
         cases: Sequence[str],
         *,
-        do: str = "measure",
+        do: Task = "measure",
         budget: float | None = None,
         on_event: OnEvent = lambda event: None,
     ) -> None:

@@ -18,98 +18,28 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import IO, Any
 
-from pydantic import BaseModel, ConfigDict
-
 from ..autotune import CachedAutotuner
 from ..configs import describe
 from ..errors import DejavuError, NoValidConfigError, SettingsError
 from ..provenance import whoami
-from ..records import Config, Failure, Measurement, Record, Scenario, now
+from ..records import Config, Failure, Measurement, Record, now
 from ..resolver import Request, Resolver
 from ..selection import winner
 from ..settings import Mode, current_settings
-from ..stores import TieredStore, open_store
+from ..stores import Store, TieredStore, open_store
 from ..tuning.benchmark import is_out_of_memory
 from ..tuning.tuner import Launch, Tuner
 from .journal import Journal
+from .messages import Crash, Job, Miss, Outcome, Spec
 from .suite import Case, load_suite
 
-__all__ = ["Crash", "Job", "Miss", "Outcome", "Spec", "main"]
+__all__ = ["main"]
+
+SERVER_WAIT = 30.0
+"""Seconds that a server may take to answer."""
 
 FATAL = 70
 """The exit code of a worker whose device can no longer be used."""
-
-
-class _Message(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Miss(_Message):
-    """A scenario that programs wanted."""
-
-    kernel: str
-    scenario: Scenario
-
-
-class Spec(_Message):
-    """What a sweep is about: all that a worker must know.
-
-    Attributes:
-        misses: if given, only these are measured.
-    """
-
-    suite: str
-    options: dict[str, str] = {}
-    store: str
-    misses: tuple[Miss, ...] | None = None
-
-
-class Crash(_Message):
-    """A config that took a worker down."""
-
-    config: Config
-    reason: str
-
-
-class Job(_Message):
-    """One thing to do with one case.
-
-    Attributes:
-        wait: seconds to wait for another process that tunes it.
-        seconds: how long it may take.
-        crashes: configs that are not to be tried again.
-    """
-
-    do: str
-    case: str
-    wait: float = 0.0
-    seconds: float | None = None
-    crashes: tuple[Crash, ...] = ()
-
-
-class Outcome(_Message):
-    """What became of a job.
-
-    Attributes:
-        status: `tuned`; `known`, if there was nothing to do; `partial`, if time ran out; `busy`, if another
-            process tunes it; `unwanted`, if no program missed it; `skipped`, without memory for the arguments;
-            `failed`; for a plan, `due`; for a verification, `verified`.
-        measured: how many configs were.
-        due: how many are left.
-        estimate: seconds that what is due will take, going by what was measured; None without any experience.
-        recorded, again: milliseconds of the winner, of then and of now.
-    """
-
-    case: str
-    status: str
-    scenario: str = ""
-    measured: int = 0
-    due: int = 0
-    seconds: float = 0.0
-    message: str = ""
-    estimate: float | None = None
-    recorded: float | None = None
-    again: float | None = None
 
 
 class Worker:
@@ -121,14 +51,14 @@ class Worker:
 
     def __init__(self, spec: Spec, tell: Callable[[Mapping[str, Any]], None]) -> None:
         self._tell = tell
-        self._misses = None if spec.misses is None else {(each.kernel, each.scenario) for each in spec.misses}
+        self._misses = None if spec.misses is None else set(spec.misses)
         suite = load_suite(spec.suite)
         cases = {case.name: case for case in suite.listed(spec.options)}
         if spec.misses is not None and suite.for_scenario is not None:
             wanted = (suite.for_scenario(each.kernel, each.scenario) for each in spec.misses)
             cases = {**{case.name: case for case in wanted if case is not None}, **cases}
         self.cases = cases
-        self.journal = Journal(open_store(spec.store))
+        self.journal = Journal(_patient(open_store(spec.store)))
 
     def do(self, job: Job) -> Outcome:
         """Does a job; what goes wrong with the case is the outcome, what goes wrong with the device is raised."""
@@ -148,7 +78,7 @@ class Worker:
         case = self.cases[job.case]
         request = _request(case)
         told = {"case": job.case, "scenario": str(request.scenario)}
-        if self._misses is not None and (request.context.kernel.name, request.scenario) not in self._misses:
+        if self._misses is not None and _miss(request) not in self._misses:
             return Outcome(status="unwanted", **told)
         if job.do == "plan":
             due = len(self._due(request))
@@ -206,6 +136,14 @@ class Worker:
         return Outcome(status="verified", recorded=recorded, again=again[-1].median, message=str(best), **told)
 
 
+def _patient(store: Store) -> Store:
+    """A launch waits a moment for a server; a sweep would rather wait than measure what is known."""
+    for tier in store.tiers if isinstance(store, TieredStore) else [store]:
+        if hasattr(tier, "wait"):
+            tier.wait = SERVER_WAIT
+    return store
+
+
 def _request(case: Case) -> Request:
     """What a launch of the case would ask for; outer heuristics add their arguments as they would there."""
     named = dict(case.arguments())
@@ -222,6 +160,11 @@ def _request(case: Case) -> Request:
             break
         args.append(named.pop(name))
     return kernel.request(*args, grid=case.grid, warmup=False, **named)
+
+
+def _miss(request: Request) -> Miss:
+    context = request.context
+    return Miss(kernel=context.kernel.name, device=context.environment.device.name, scenario=request.scenario)
 
 
 def _device_works() -> bool:

@@ -91,13 +91,17 @@ class Tuner:
     def tune(self, search: Search) -> int:
         """Measures what a search asks for, and races the best of it; says how many configs were measured."""
         self._warm_up()
-        while not self._over and (configs := search.ask()):
-            before = len(self._taken)
-            for start in range(0, len(configs), TOGETHER):
-                self._screen(configs[start : start + TOGETHER])
-            search.tell(list(self._taken.values())[before:])
-        if self._race:
-            self._settle()
+        try:
+            while not self._over and (configs := search.ask()):
+                before = len(self._taken)
+                for start in range(0, len(configs), TOGETHER):
+                    self._screen(configs[start : start + TOGETHER])
+                search.tell(list(self._taken.values())[before:])
+            if self._race:
+                self._settle()
+        finally:
+            if self._timer is not None:
+                self._timer.release()
         return len(self._taken)
 
     def again(self, config: Config) -> None:

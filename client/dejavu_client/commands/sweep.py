@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -22,8 +23,8 @@ from .listing import assignments
 
 if TYPE_CHECKING:
     from dejavu_cache.sweep.hosts import Host
+    from dejavu_cache.sweep.messages import Miss, Outcome, Spec, Task
     from dejavu_cache.sweep.runner import Report
-    from dejavu_cache.sweep.worker import Miss, Spec
 
 __all__ = ["register"]
 
@@ -58,14 +59,16 @@ def sweep(
     as_json: JsonOption = False,
 ) -> None:
     """Tune all cases of a suite. What is recorded already is not measured again, and stopping loses nothing."""
+    from dejavu_cache.sweep.messages import Spec
     from dejavu_cache.sweep.runner import Sweep, shard_of
-    from dejavu_cache.sweep.worker import Spec
 
     home = open_store(store) if store else default_store()
     if home.url.startswith("memory:"):
         raise SettingsError("a sweep into memory:// would be lost at its end: give --store a folder or a server")
     options = {**assignments(option, "--option"), **({"preset": preset} if preset else {})}
     misses = _misses(home.url) if from_misses else None
+    if suite.partition(":")[0].endswith(".py"):  # workers may have other working directories
+        suite = str(Path(suite).absolute())
     spec = Spec(suite=suite, options=options, store=home.url, misses=misses)
     seconds = _seconds(budget) if budget else None
     hosts = _hosts(spec, gpus, ray)
@@ -75,19 +78,24 @@ def sweep(
         if verify:
             cases = _tuned(_hosts(spec, gpus, ray), cases, verify)
         with _progress(len(cases), as_json) as on_event:
-            do = "plan" if dry_run else "verify" if verify else "measure"
+            do: Task = "plan" if dry_run else "verify" if verify else "measure"
             report = Sweep(hosts, cases, do=do, budget=seconds, on_event=on_event).run()
     finally:
         for host in hosts:
             host.close()
+    from dejavu_cache.sweep.journal import left_behind
+
+    kept = left_behind(home.url)
     if as_json:
-        show_json(_as_json(report))
+        show_json({**_as_json(report), "kept": [str(path) for path in kept]})
     else:
         (_say_plan if dry_run else _say_drift if verify else _say_report)(report, home.url)
+    for path in kept:
+        sys.stderr.write(f"{home.url} has not taken all of it: {path} waits for the next sweep into it\n")
     if report.stopped == "interrupted":
         raise typer.Exit(INTERRUPTED)
     drifted = [each for each in report.of("verified") if abs(_drift(each)) > DRIFT]
-    if drifted or not (report.complete or dry_run):
+    if kept or drifted or not (report.complete or dry_run):
         raise typer.Exit(1)
 
 
@@ -126,12 +134,16 @@ def _numbers(gpus: str) -> list[str]:
 
 
 def _misses(url: str) -> tuple[Miss, ...]:
-    from dejavu_cache.sweep.worker import Miss
+    from dejavu_cache.sweep.messages import Miss
 
     from .remote import worklist
 
     return tuple(
-        Miss(kernel=row["context"]["kernel"]["name"], scenario=Scenario.model_validate(row["scenario"]))
+        Miss(
+            kernel=row["context"]["kernel"]["name"],
+            device=row["context"]["environment"]["device"]["name"],
+            scenario=Scenario.model_validate(row["scenario"]),
+        )
         for row in worklist(url)
     )
 
@@ -172,27 +184,32 @@ def _say_report(report: Report, url: str) -> None:
         why = {"skipped": "no memory for it", "busy": "another sweep measures it"}.get(each.status, each.status)
         say(f"{each.case}: {why}{': ' + each.message if each.message else ''}")
     tuned, known = len(report.of("tuned")), len(report.of("known", "unwanted"))
-    say(
-        f"{tuned} cases tuned, {report.measured} configs measured in {report.seconds:.0f} s; {known} were there already"
-    )
+    taken = f"{report.measured} configs measured in {report.seconds:.0f} s"
+    say(f"{tuned} cases tuned, {taken}; {known} were there already; records are in {url}")
     if report.complete:
-        say(f"all of it is in {url}")
         return
     if report.stopped:
         unfinished = len(report.left) + len(report.of("partial"))
         say(f"stopped ({report.stopped}) with {unfinished} cases to go; what was measured is kept")
-    say(f"records are in {url}; run the same command again to go on")
+    say("run the same command again to go on")
 
 
 def _say_plan(report: Report, url: str) -> None:
     due = report.of("due")
+    if due:
+        _show_due(due, url)
+    else:
+        say(f"nothing to measure: {len(report.of('known'))} cases are tuned in {url}")
+    for each in report.of("failed", "skipped"):
+        say(f"{each.case}: {each.status}: {each.message}")
+
+
+def _show_due(due: Sequence[Outcome], url: str) -> None:
     show_table(["case", "scenario", "configs to measure"], [(each.case, each.scenario, each.due) for each in due])
     estimates = [each.estimate for each in due]
     known = [each for each in estimates if each is not None]
     about = f"about {sum(known) * len(due) / len(known):.0f} s" if known else "how long, no record tells yet"
     say(f"{sum(each.due for each in due)} configs of {len(due)} cases to measure into {url}, {about}")
-    for each in report.of("failed", "skipped"):
-        say(f"{each.case}: {each.status}: {each.message}")
 
 
 def _say_drift(report: Report, url: str) -> None:
@@ -205,7 +222,7 @@ def _say_drift(report: Report, url: str) -> None:
         say(f"{each.case}: {each.status}: {each.message}")
 
 
-def _drift(outcome: Any) -> float:
+def _drift(outcome: Outcome) -> float:
     return (outcome.again or 0.0) / outcome.recorded - 1 if outcome.recorded else 0.0
 
 

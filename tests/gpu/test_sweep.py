@@ -1,0 +1,61 @@
+"""On a real GPU: a config that ruins the device's context costs its process, and nothing else."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from dejavu_cache.stores import FileStore
+from dejavu_cache.sweep.hosts import LocalHost
+from dejavu_cache.sweep.messages import Spec
+from dejavu_cache.sweep.runner import Sweep
+
+pytestmark = pytest.mark.gpu
+
+SUITE = """
+    import torch, triton, triton.language as tl
+    from functools import partial
+    from dejavu_cache import cached_autotune
+    from dejavu_cache.sweep.suite import Case
+
+    CONFIGS = [triton.Config({"BLOCK": block, "FAR": far}) for block, far in ((64, 0), (128, 1 << 44), (256, 0))]
+
+    @cached_autotune(configs=CONFIGS, key=["n"])
+    @triton.jit
+    def add_one(x_ptr, y_ptr, n, BLOCK: tl.constexpr, FAR: tl.constexpr):
+        at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+        tl.store(y_ptr + at + FAR, tl.load(x_ptr + at, mask=at < n) + 1, mask=at < n)
+
+    def arguments(n):
+        return {"x_ptr": torch.zeros(n, device="cuda"), "y_ptr": torch.zeros(n, device="cuda"), "n": n}
+
+    def grid(n, meta):
+        return (triton.cdiv(n, meta["BLOCK"]),)
+
+    def suite():
+        for n in (1000, 2000, 3000):
+            yield Case(f"n={n}", add_one, partial(grid, n), partial(arguments, n))
+"""
+
+
+def test_a_ruined_context_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    path = tmp_path / "cases.py"
+    path.write_text(textwrap.dedent(SUITE))
+    host = LocalHost(Spec(suite=str(path), store=(tmp_path / "store").as_uri()))
+    lost: list[str] = []
+    report = Sweep(
+        [host], host.cases(), on_event=lambda e: lost.append(e["reason"]) if e["event"] == "lost" else None
+    ).run()
+    assert report.complete
+    assert len(lost) == 3, "one per scenario"
+    assert all("illegal memory access" in reason for reason in lost)
+    store = FileStore(tmp_path / "store")
+    (context,) = store.contexts()
+    records = list(store.records(context))
+    assert len(records) == 3
+    for record in records:
+        told = {each.config.params["BLOCK"]: each.failure and each.failure.kind for each in record.measurements}
+        assert told == {64: None, 128: "crash", 256: None}

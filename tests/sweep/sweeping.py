@@ -1,0 +1,152 @@
+"""A suite whose every measurement is logged, and sweeps of it in real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+from support import environment
+
+from dejavu_cache.stores import FileStore
+
+SUITE = """
+    import os, time
+    from functools import partial
+    import torch, triton, triton.language as tl
+    from dejavu_cache import cached_autotune
+    from dejavu_cache.sweep.suite import Case, Suite
+
+    @triton.jit
+    def add_one(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
+        at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        tl.store(y_ptr + at, tl.load(x_ptr + at, mask=at < n) + 1, mask=at < n)
+
+    def bench(kernel_call, quantiles):
+        kernel_call()
+        if os.environ.get("FATAL") == f"{latest}":
+            os.kill(os.getpid(), 9)
+        time.sleep(float(os.environ.get("BENCH_SECONDS", "0.02")))
+        with open(os.environ["LOG"], "a") as log:  # appending a short line is atomic
+            log.write(f"{latest}\\n")
+        return [float(latest.split()[1])] * 3
+
+    class Logged:
+        def __init__(self, fn):
+            self.fn, self.arg_names = fn, fn.arg_names
+        def run(self, *args, **kwargs):
+            global latest
+            latest = f"{args[2]} {kwargs['BLOCK']}"
+            return self.fn.run(*args, **kwargs)
+
+    CONFIGS = [triton.Config({"BLOCK": block}) for block in (16, 32, 64, 128)]
+    add = cached_autotune(configs=CONFIGS, key=["n"], do_bench=bench)(add_one)
+    add.fn = Logged(add.fn)
+
+    def arguments(n):
+        return {"x_ptr": torch.zeros(n), "y_ptr": torch.zeros(n), "n": n}
+
+    def case(n):
+        return Case(f"n={n}", add, lambda meta: (triton.cdiv(n, meta["BLOCK"]),), partial(arguments, n))
+
+    def suite(cases="8", bad=""):
+        good = [case(100 + n) for n in range(int(cases))]
+        return [BAD[bad], *good] if bad else good
+
+    def raises():
+        raise ZeroDivisionError("mine")
+
+    def full():
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+
+    BAD = {
+        "raises": Case("bad", add, (1,), raises),
+        "full": Case("bad", add, (1,), full),
+        "plain": Case("bad", add_one, (1,), partial(arguments, 1)),
+    }
+    met = Suite(cases=lambda: [case(100)], for_scenario=lambda kernel, scenario: case(scenario.args["n"]))
+    broken = raises
+"""
+
+
+class Sweeps:
+    """Sweeps of one suite into one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.store = folder / "store"
+        self.log = folder / "log"
+        self.log.touch()
+        self.suite = folder / "cases.py"
+        self.suite.write_text(textwrap.dedent(SUITE))
+
+    def environment(self, **env: str) -> dict[str, str]:
+        cache = str(self.folder / "cache")
+        return environment(TRITON_INTERPRET="1", LOG=str(self.log), XDG_CACHE_HOME=cache, **env)
+
+    def start(self, *arguments: str, suite: str = "", **env: str) -> subprocess.Popen[str]:
+        store = [] if "--store" in arguments else ["--store", str(self.store)]
+        return subprocess.Popen(
+            [sys.executable, "-m", "dejavu_client", "sweep", str(self.suite) + suite, *store, *arguments],
+            env=self.environment(**env),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, *arguments: str, code: int = 0, suite: str = "", **env: str) -> str:
+        """Sweeps to the end; standard output and error together."""
+        process = self.start(*arguments, suite=suite, **env)
+        out, err = process.communicate(timeout=120)
+        assert process.returncode == code, out + err
+        return out + err
+
+    def json(self, *arguments: str, code: int = 0, **env: str) -> dict[str, Any]:
+        process = self.start("--json", *arguments, **env)
+        out, err = process.communicate(timeout=120)
+        assert process.returncode == code, out + err
+        return json.loads(out)  # type: ignore[no-any-return]
+
+    def wait_for(self, measurements: int) -> None:
+        until = time.monotonic() + 60
+        while len(self.measured) < measurements:
+            assert time.monotonic() < until, "nothing is measured"
+            time.sleep(0.005)
+
+    @property
+    def measured(self) -> list[str]:
+        """Every measurement that was taken, as size and block, in order."""
+        return self.log.read_text().splitlines()
+
+    @property
+    def recorded(self) -> dict[int, dict[int, str]]:
+        """By size and block: what the store has, a time or a failure."""
+        store = FileStore(self.store)
+        return {
+            record.scenario.args["n"]: {  # type: ignore[misc]
+                each.config.params["BLOCK"]: each.failure.kind if each.failure else f"{each.median}"
+                for each in record.measurements
+            }
+            for context in store.contexts()
+            for record in store.records(context)
+        }
+
+    def whole(self, cases: int = 8) -> dict[int, dict[int, str]]:
+        """What one undisturbed sweep records."""
+        return {100 + n: {block: f"{float(block)}" for block in (16, 32, 64, 128)} for n in range(cases)}
+
+
+def kill_tree(process: subprocess.Popen[str]) -> None:
+    """Ends a process, and what it started, without a chance to say a word."""
+    import psutil
+
+    family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+    for each in family:
+        os.kill(each.pid, signal.SIGKILL)
+    process.communicate()

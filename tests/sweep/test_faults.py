@@ -1,0 +1,132 @@
+"""Whatever is killed, taken away or started twice: each config is measured once, and nothing is lost."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+import psutil
+import pytest
+from sweeping import Sweeps, kill_tree
+
+from dejavu_cache.sweep.hosts import LocalHost
+from dejavu_cache.sweep.messages import Spec
+from dejavu_cache.sweep.runner import Sweep
+
+
+def test_killed_three_times_it_ends_as_one_whole_sweep(sweeps: Sweeps) -> None:
+    """At most the config that was being measured is measured again."""
+    chance = random.Random(7)
+    for _ in range(3):
+        before = len(sweeps.measured)
+        process = sweeps.start(BENCH_SECONDS="0.1")
+        sweeps.wait_for(before + chance.randint(1, 6))
+        time.sleep(chance.random() / 5)
+        kill_tree(process)
+    sweeps.run()
+    assert sweeps.recorded == sweeps.whole()
+    assert len(sweeps.measured) - len(set(sweeps.measured)) <= 3
+
+
+def test_a_worker_outlives_a_killed_sweep_by_no_more_than_a_moment(sweeps: Sweeps) -> None:
+    process = sweeps.start(BENCH_SECONDS="0.2")
+    sweeps.wait_for(2)
+    (worker,) = psutil.Process(process.pid).children()
+    process.kill()
+    process.communicate()
+    worker.wait(timeout=15)
+    sweeps.run()
+    assert sweeps.recorded == sweeps.whole()
+    assert len(sweeps.measured) - len(set(sweeps.measured)) <= 1
+
+
+def test_two_sweeps_at_once_measure_nothing_twice(sweeps: Sweeps) -> None:
+    processes = [sweeps.start(BENCH_SECONDS="0.05") for _ in range(2)]
+    outputs = [process.communicate(timeout=120) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], outputs
+    assert Counter(sweeps.measured).most_common(1)[0][1] == 1
+    assert sweeps.recorded == sweeps.whole()
+
+
+def test_a_config_that_takes_its_worker_down_is_contained(sweeps: Sweeps) -> None:
+    """The others are measured all the same, and no later sweep tries it again."""
+    out = sweeps.run("--option", "cases=3", FATAL="101 32")
+    assert out.count("ended with signal 9; another process takes it over") == 2
+    expected = sweeps.whole(3)
+    expected[101][32] = "crash"
+    assert sweeps.recorded == expected
+    assert Counter(sweeps.measured).most_common(1)[0][1] == 1
+    assert "0 configs measured" in sweeps.run("--option", "cases=3", FATAL="101 32")
+
+
+def test_a_worker_that_somebody_kills_costs_no_config(sweeps: Sweeps, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in sweeps.environment(BENCH_SECONDS="0.1").items():
+        monkeypatch.setenv(name, value)
+    host = LocalHost(Spec(suite=str(sweeps.suite), store=sweeps.store.as_uri()))
+    cases = host.cases()
+    killed = []
+
+    def kill_one() -> None:
+        sweeps.wait_for(3)
+        killed.append(host.pid)
+        os.kill(host.pid, signal.SIGKILL)
+
+    killer = threading.Thread(target=kill_one)
+    killer.start()
+    report = Sweep([host], cases).run()
+    killer.join()
+    assert killed
+    assert report.complete
+    assert sweeps.recorded == sweeps.whole()
+    assert len(sweeps.measured) - len(set(sweeps.measured)) <= 1
+
+
+def test_a_worker_that_hangs_is_replaced(sweeps: Sweeps, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in sweeps.environment().items():
+        monkeypatch.setenv(name, value)
+    host = LocalHost(Spec(suite=str(sweeps.suite), store=sweeps.store.as_uri(), options={"cases": "2"}), patience=10)
+    cases = host.cases()
+    os.kill(host.pid, signal.SIGSTOP)
+    lost: list[str] = []
+    report = Sweep([host], cases, on_event=lambda e: lost.append(e["reason"]) if e["event"] == "lost" else None).run()
+    assert lost == ["it gave no answer in 10 s"]
+    assert {each.status for each in report.outcomes.values()} == {"failed", "tuned"}
+
+
+def test_ctrl_c_says_what_is_kept(sweeps: Sweeps) -> None:
+    process = sweeps.start(BENCH_SECONDS="0.1")
+    sweeps.wait_for(6)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, out + err
+    assert "stopped (interrupted)" in out
+    assert "what was measured is kept" in out
+    assert "run the same command again" in out
+    assert sum(map(len, sweeps.recorded.values())) >= len(sweeps.measured) - 1
+    sweeps.run()
+    assert sweeps.recorded == sweeps.whole()
+    assert len(sweeps.measured) - len(set(sweeps.measured)) <= 1
+
+
+def test_a_store_that_goes_away_costs_nothing(sweeps: Sweeps, tmp_path: Path) -> None:
+    """What is measured meanwhile is kept on this machine and handed over by the next sweep."""
+    process = sweeps.start(BENCH_SECONDS="0.1")
+    sweeps.wait_for(6)
+    sweeps.store.rename(tmp_path / "elsewhere")
+    sweeps.store.write_text("a file stands where the folder was")
+    out, err = process.communicate(timeout=120)
+    assert "is away" in err
+    assert "waits for the next sweep" in err
+    assert process.returncode == 1
+    assert list((tmp_path / "cache").rglob("*.jsonl"))
+    sweeps.store.unlink()
+    (tmp_path / "elsewhere").rename(sweeps.store)
+    sweeps.run()
+    assert sweeps.recorded == sweeps.whole()
+    assert Counter(sweeps.measured).most_common(1)[0][1] == 1, out
+    assert not list((tmp_path / "cache").rglob("*.jsonl"))
