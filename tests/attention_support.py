@@ -146,3 +146,25 @@ def kernels() -> dict[str, Any]:
 
         found["hopper"] = hopper_kernel
     return found
+
+
+def runnable(implementation: str, case: Case) -> list[Any]:
+    """The configs of a kernel that can run a case here."""
+    from dejavu_cache.attention.spaces import hopper_why_not, why_not
+
+    configs = list(kernels()[implementation].configs)
+    padded = max(16, 1 << (case.head_size - 1).bit_length())
+    group = case.heads[0] // case.heads[1]
+    if implementation == "naive":
+        return configs
+    if implementation == "hopper":
+        return [each for each in configs if hopper_why_not(each, max(64, padded)) is None]
+    capability = 90
+    if torch.cuda.is_available():
+        major, minor = torch.cuda.get_device_capability()
+        capability = 0 if torch.version.hip else 10 * major + minor
+    able = [each for each in configs if why_not(each, padded, group, case.dtype.itemsize, capability) is None]
+    if implementation == "static_grid":
+        rows = max(16, 1 << (max(case.new) * group - 1).bit_length())
+        able = [each for each in able if each.kwargs["BLOCK_M"] <= rows]
+    return able

@@ -109,8 +109,9 @@ def why_not(config: triton.Config, head_padded: int, group: int, element_size: i
     if config.kwargs.get("matrix_instr_nonkdim", 16) > min(rows, tile):
         return "the matrix instruction is larger than the block"
     limit = SHARED_MEMORY.get(capability, 64 * 1024)
-    tiles = 2 * max(config.num_stages - 1, 1) * tile * head_padded  # keys and values in flight
-    need = (tiles + rows * (head_padded + tile)) * element_size
+    # Keys and values in flight; a stage goes to the block table. Queries stay, weights pass through.
+    tiles = 2 * (max(config.num_stages - 1, 2) if capability else 1) * tile * head_padded
+    need = (tiles + rows * head_padded) * element_size
     return f"needs about {need // 1024} KiB of shared memory, {limit // 1024} are there" if need > limit else None
 
 

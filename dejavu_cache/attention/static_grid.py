@@ -27,8 +27,8 @@ __all__ = ["launch", "run", "static_grid_kernel"]
 UNIT = tl.constexpr(128)
 """Keys in a unit: a multiple of every tile."""
 
-MOST_ROWS = 128
-"""The largest BLOCK_M: scratch memory is sized for it."""
+LARGEST_BLOCK = 128
+"""The largest BLOCK_M worth its scratch memory."""
 
 
 @triton.jit
@@ -85,29 +85,30 @@ def merge_parts(out, scratch, v_scale, head_program, tail_program, head_slot, fi
 
 
 def _fits(config: triton.Config, given: Mapping[str, Any]) -> bool:
-    return bool(config.kwargs["BLOCK_M"] <= given["most_rows"])
+    return bool(config.kwargs["BLOCK_M"] <= given["MOST_ROWS"])
 
 
 CONFIGS = space(per_sm=PER_SM)
 
 
 @cached_autotune(
-    configs=CONFIGS, key=(*KEYS, "most_rows"), buckets=BUCKETS, prune_configs_by=pruned(_fits),
+    configs=CONFIGS, key=(*KEYS, "MOST_ROWS"), buckets=BUCKETS, prune_configs_by=pruned(_fits),
     default=usual(CONFIGS, _fits, per_sm=2), method=METHOD,
 )  # fmt: skip
 @triton.jit(
-    do_not_specialize=["most_rows", "stride_table", "num_seqs", "avg_query", "max_context", "decode_share", "per_sm"]
+    do_not_specialize=["stride_table", "num_seqs", "avg_query", "max_context", "decode_share", "per_sm"]
 )
 def static_grid_kernel(
-    out, stride_out_token, stride_out_head, scratch, arrivals, most_rows,
+    out, stride_out_token, stride_out_head, scratch, arrivals,
     q, k_cache, v_cache, cu_seqlens_q, seqused_k, block_table, alibi_slopes, sinks, k_scale, v_scale,
     softmax_scale, softcap,
     stride_token, stride_head, stride_page, stride_slot, stride_kv_head, stride_table,
     num_seqs, avg_query, max_context, decode_share,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD: tl.constexpr, HEAD_PADDED: tl.constexpr, PAGE: tl.constexpr,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr, MAX_SEQS: tl.constexpr,
-    BLOCK_M: tl.constexpr, TILE: tl.constexpr, per_sm,
+    MOST_ROWS: tl.constexpr, BLOCK_M: tl.constexpr, TILE: tl.constexpr, per_sm,
 ):  # fmt: skip
+    tl.static_assert(BLOCK_M <= MOST_ROWS, "scratch memory is made for Q blocks of at most MOST_ROWS rows")
     BLOCK_Q: tl.constexpr = BLOCK_M // GROUP
     width: tl.constexpr = HEAD_PADDED + 4  # the peak and the sum, and the next row aligned
     program = tl.program_id(0)
@@ -202,14 +203,18 @@ def static_grid_kernel(
 def launch(batch: Batch) -> Launch:
     """A fixed number of programs per SM."""
     out, device = batch.out, batch.q.device
-    most_rows = min(max(16, 1 << (batch.max_seqlen_q * batch.group - 1).bit_length()), MOST_ROWS)
+    most_rows = min(max(16, 1 << (batch.max_seqlen_q * batch.group - 1).bit_length()), LARGEST_BLOCK)
     most_programs = max(PER_SM) * _num_sms(device)
     scratch = torch.empty(most_programs * 2 * most_rows * (batch.head_padded + 4), dtype=torch.float32, device=device)
     return Launch(
         static_grid_kernel,
         lambda meta: (int(meta["per_sm"]) * _num_sms(device),),
-        (out, out.stride(0), out.stride(1), scratch, _arrivals(device, most_programs), most_rows, *batch.inputs),
-        {**batch.shape, "MAX_SEQS": max(16, 1 << (batch.num_seqs - 1).bit_length())},
+        (out, out.stride(0), out.stride(1), scratch, _arrivals(device, most_programs), *batch.inputs),
+        {
+            **batch.shape,
+            "MAX_SEQS": max(16, 1 << (batch.num_seqs - 1).bit_length()),
+            "MOST_ROWS": most_rows,
+        },
     )
 
 

@@ -114,7 +114,7 @@ def batch_of(each: Lengths, model: Model, page: int, dtype: torch.dtype, tensor_
 def _wanted(implementation: str, each: Lengths, model: Model) -> bool:
     """Whether an implementation is worth tuning for a batch: what it is made for, and what may compete there."""
     decoding = max(each.new) == 1
-    if implementation == "segmented":
+    if implementation in ("segmented", "static_grid"):
         return decoding or max(each.past) >= 2048
     if implementation == "hopper":
         return not decoding and model.window < 0

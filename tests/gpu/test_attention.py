@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import torch
-from attention_support import TOLERANCE, Case, check, draw, kernels, relative_error, varied
+from attention_support import TOLERANCE, Case, check, draw, kernels, relative_error, runnable, varied
 
 pytestmark = pytest.mark.gpu
 
@@ -45,26 +44,6 @@ def drawn_case(seed: int, implementation: str) -> Case:
         padding=pick.choice([0, 0, 3]),
         seed=seed,
     )
-
-
-def runnable(implementation: str, case: Case) -> list[Any]:
-    """The configs of a kernel that can run a case."""
-    from dejavu_cache.attention.spaces import hopper_why_not, why_not
-
-    configs = list(kernels()[implementation].configs)
-    padded = max(16, 1 << (case.head_size - 1).bit_length())
-    if implementation == "hopper":
-        return [each for each in configs if hopper_why_not(each, max(64, padded)) is None]
-    if implementation == "naive":
-        return configs
-    major, minor = torch.cuda.get_device_capability()
-    capability = 0 if torch.version.hip else 10 * major + minor
-    size, group = case.dtype.itemsize, case.heads[0] // case.heads[1]
-    able = [each for each in configs if why_not(each, padded, group, size, capability) is None]
-    if implementation == "static_grid":
-        rows = max(case.new) * group
-        able = [each for each in able if each.kwargs["BLOCK_M"] <= max(16, 1 << (rows - 1).bit_length())]
-    return able
 
 
 def numbered() -> Iterator[tuple[str, int]]:
