@@ -40,8 +40,8 @@ class Pow2:
     (32, 64, 16)
     """
 
-    min: int | None = Field(default=None, ge=1)
-    max: int | None = Field(default=None, ge=1)
+    min: StrictInt | None = Field(default=None, ge=1)
+    max: StrictInt | None = Field(default=None, ge=1)
     kind: Literal["pow2"] = "pow2"
 
     @model_validator(mode="after")
@@ -95,7 +95,7 @@ class Multiple:
     [16, 16, 16, 32]
     """
 
-    n: int = Field(ge=1)
+    n: StrictInt = Field(ge=1)
     kind: Literal["multiple"] = "multiple"
 
     def __call__(self, value: Any) -> Any:

@@ -9,12 +9,24 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timezone
 from functools import cached_property
 from typing import Annotated, Any, Literal, NamedTuple, Union
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, StrictFloat, StrictInt, StrictStr
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    StrictBool,
+    StrictFloat,
+    StrictInt,
+    StrictStr,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+)
 
 from .buckets import Bucket
 from .errors import MergeConflictError
@@ -56,17 +68,27 @@ Scalar = Union[StrictBool, _SAFE_INT, _FINITE, Annotated[StrictStr, Field(max_le
 
 Text = Annotated[str, Field(min_length=1, max_length=500, pattern=r"^[^\x00-\x1f\x7f]+$")]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{8,64}$")]
-Milliseconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Milliseconds = Annotated[StrictFloat, Field(ge=0, allow_inf_nan=False)]
+_Count = Annotated[StrictInt, Field(ge=0)]
 
 
-def _utc(moment: datetime) -> datetime:
+_RFC_3339 = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)", re.ASCII | re.IGNORECASE)
+
+
+def _utc(given: Any, parse: ValidatorFunctionWrapHandler) -> datetime:
+    # Without its offset, a moment would mean another one wherever it is read.
+    if not isinstance(given, str | datetime) or (isinstance(given, str) and not _RFC_3339.fullmatch(given)):
+        raise ValueError("a moment is written as in RFC 3339, with its offset: 2026-01-31T12:00:00Z")
+    moment: datetime = parse(given)
+    if moment.tzinfo is None:
+        raise ValueError("a moment needs its time zone")
     try:
         return moment.astimezone(timezone.utc)
     except OverflowError:
         raise ValueError("this moment lies outside the calendar in UTC") from None
 
 
-Moment = Annotated[datetime, AfterValidator(_utc)]
+Moment = Annotated[datetime, WrapValidator(_utc)]
 
 
 def _sorted(mapping: Mapping[str, Any]) -> dict[str, Any]:
@@ -127,9 +149,9 @@ class Device(_Model):
     name: Text
     arch: Text
     """`sm_90`, `gfx942`, …; the machine's for the interpreter."""
-    units: int = Field(ge=0)
+    units: _Count
     """Streaming multiprocessors or compute units."""
-    memory_gib: int = Field(ge=0)
+    memory_gib: _Count
 
 
 class Environment(_Model):
@@ -206,7 +228,7 @@ class Measurement(_Model):
     at: Moment
     by: Annotated[str, Field(max_length=200)] = ""
     """User and host."""
-    seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    seconds: Annotated[StrictFloat, Field(ge=0, allow_inf_nan=False)] = 0.0
     """What it cost to take, compilation included."""
 
     def model_post_init(self, _: Any) -> None:
@@ -272,7 +294,7 @@ class Record(_Model):
 class RecordSet(_Model):
     """A context and its records: what a file holds and the wire carries."""
 
-    format: int = FORMAT
+    format: StrictInt = FORMAT
     context: Context
     records: tuple[Record, ...] = Field(default=(), max_length=1_000_000)
 

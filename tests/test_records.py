@@ -16,6 +16,7 @@ from support import MOMENT, config, context, measurement, record
 from dejavu_cache.errors import MergeConflictError
 from dejavu_cache.records import (
     Config,
+    Device,
     Failure,
     Measurement,
     Pin,
@@ -90,6 +91,28 @@ def test_a_pin_that_was_taken_back_stays_taken_back() -> None:
 def test_a_timing_that_cannot_be_is_refused(median: object) -> None:
     with pytest.raises(ValidationError):
         Measurement(config=config(), median=median, at=MOMENT)
+
+
+@pytest.mark.parametrize("at", ["2026-01-02T03:04:05+02:00", "2026-01-02t01:04:05.000z", MOMENT.astimezone()])
+def test_a_moment_is_kept_in_utc(at: object) -> None:
+    kept = Pin.model_validate({"at": at}).at
+    assert kept.utcoffset() == timedelta(0)
+
+
+@pytest.mark.parametrize(
+    "at", ["2026-01-02T03:04:05", "2026-01-02", "1767323045", 1767323045, None, MOMENT.replace(tzinfo=None)]
+)
+def test_a_moment_without_its_offset_is_refused(at: object) -> None:
+    with pytest.raises(ValidationError, match="at"):
+        Pin.model_validate({"at": at})
+
+
+def test_numbers_are_not_read_out_of_texts() -> None:
+    device = {"name": "NVIDIA H200", "arch": "sm_90", "units": 132, "memory_gib": 140}
+    for field in ("units", "memory_gib"):
+        for wrong in ("132", True, 132.0):
+            with pytest.raises(ValidationError, match=field):
+                Device.model_validate(device | {field: wrong})
 
 
 def test_unknown_fields_are_refused() -> None:

@@ -19,6 +19,7 @@ from .rules import tokens
 from .rules.access import EVERYWHERE, Principal
 from .scopes import client, header
 from .settings import Settings
+from .shared import Shared
 from .storage.tokens import any_issued
 
 __all__ = ["ANYBODY", "Gate", "Identities", "is_loopback"]
@@ -41,24 +42,37 @@ def is_loopback(host: str) -> bool:
 
 class _Seen(NamedTuple):
     who: Principal
+    again: float
+    """When to look it up once more."""
     until: float
+    """When it is no longer trusted."""
 
 
 class Identities:
-    """Whose a token is, as the database last said."""
+    """Whose a token is, as the database last said.
+
+    A token that is in use is looked up again before its time is over, by one for all: they would come together
+    otherwise, with a connection each, and every answer would wait for them.
+    """
 
     def __init__(self, database: Database, settings: Settings) -> None:
         self._database = database
         self._ttl = settings.token_ttl
         self._open_read = settings.open_read
         self._seen: OrderedDict[str, _Seen] = OrderedDict()
+        self._checks: Shared[str, Principal | None] = Shared()
+        self._looks: Shared[None, bool] = Shared()
         self._issued = False
         self._looked_at = float("-inf")
 
     def known(self, presented: str) -> Principal | None:
         """Whose a token is, if that was looked up a moment ago."""
-        seen = self._seen.get(presented)
-        return seen.who if seen and seen.until > time.monotonic() else None
+        seen, now = self._seen.get(presented), time.monotonic()
+        if seen is None or seen.until <= now:
+            return None
+        if seen.again <= now:
+            self._checks.start(presented, lambda: self._check(presented))
+        return seen.who
 
     async def find(self, presented: str | None, host: str) -> Principal:
         """Whose a token is; without one, what everybody may.
@@ -78,31 +92,41 @@ class Identities:
         return ANYBODY
 
     async def _checked(self, presented: str) -> Principal:
-        known = self.known(presented)
-        if known is not None:
-            return known
+        who = self.known(presented) or await self._checks.get(presented, lambda: self._check(presented))
+        if who is None:
+            raise ProblemError(401, "the token is wrong, expired or revoked: ask an admin for a new one")
+        return who
+
+    async def _check(self, presented: str) -> Principal | None:
+        seen, asked = self._seen, time.monotonic()
         checked = await run_in_threadpool(tokens.check, self._database, presented)
         if checked is None:
-            raise ProblemError(401, "the token is wrong, expired or revoked: ask an admin for a new one")
+            seen.pop(presented, None)
+            return None
         trusted = self._ttl if checked.expires_in is None else min(self._ttl, checked.expires_in)
-        self._seen[presented] = _Seen(checked.who, time.monotonic() + trusted)
-        while len(self._seen) > _MOST:
-            self._seen.popitem(last=False)
+        seen[presented] = _Seen(checked.who, asked + trusted / 2, asked + trusted)
+        while len(seen) > _MOST:
+            seen.popitem(last=False)
         return checked.who
 
     async def _any_issued(self) -> bool:
         if not self._issued and time.monotonic() - self._looked_at > self._ttl:
-            self._issued = await run_in_threadpool(self._look)
-            self._looked_at = time.monotonic()
+            self._issued = await self._looks.get(None, self._look)
         return self._issued
 
-    def _look(self) -> bool:
+    async def _look(self) -> bool:
+        asked = time.monotonic()
+        found = await run_in_threadpool(self._find_any)
+        self._looked_at = asked
+        return found
+
+    def _find_any(self) -> bool:
         with self._database.read() as connection:
             return any_issued(connection)
 
     def forget(self) -> None:
-        """Looks everybody up again."""
-        self._seen.clear()
+        """Looks everybody up again; what is being looked up now is not remembered."""
+        self._seen, self._checks = OrderedDict(), Shared()
         self._looked_at = float("-inf")
 
 

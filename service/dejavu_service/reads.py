@@ -14,6 +14,7 @@ from dejavu_cache.records import Record
 from .database import Database
 from .revisions import open_revisions
 from .rules.transfer import render
+from .shared import Shared
 from .storage import contexts, records
 from .storage.contexts import Key, Revision
 
@@ -40,7 +41,7 @@ class Reads:
         self._revisions = open_revisions(database)
         self._kept: OrderedDict[Key, Answer] = OrderedDict()
         self._room = cache_bytes
-        self._making: dict[tuple[Key, str], asyncio.Task[Answer | None]] = {}
+        self._making: Shared[tuple[Key, str], Answer | None] = Shared()
         self.used: set[int] = set()
         """The ids of contexts that were read since the last flush."""
 
@@ -59,12 +60,7 @@ class Reads:
             self._kept.move_to_end(key)
             return kept
         # The first of many that come at once makes it for all.
-        making = self._making.get((key, revision.revision))
-        if making is None:
-            making = asyncio.create_task(run_in_threadpool(self._make, key))
-            self._making[key, revision.revision] = making
-            making.add_done_callback(lambda _: self._making.pop((key, revision.revision), None))
-        answer = await asyncio.shield(making)
+        answer = await self._making.get((key, revision.revision), lambda: run_in_threadpool(self._make, key))
         if answer is not None:
             self._keep(key, answer)
         return answer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from typing import Any
@@ -9,8 +10,10 @@ from typing import Any
 import httpx
 import pytest
 from dejavu_service.app import create_app
+from dejavu_service.auth import Identities
 from dejavu_service.database import Database
 from dejavu_service.settings import Settings
+from dejavu_service.storage import tokens as stored
 from dejavu_service.tables import tokens as token_table
 from service_support import asking, body, config, context, record_set, scenario
 from sqlalchemy import select
@@ -91,6 +94,70 @@ def test_a_token_expires(client: httpx.Client, token: MakeToken) -> None:
     assert client.get("/v1/main/contexts", headers=mine).status_code == 200
     time.sleep(0.5)
     assert client.get("/v1/main/contexts", headers=mine).status_code == 401
+
+
+@pytest.fixture
+def look_ups(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """When the database was asked for a token."""
+    found: list[float] = []
+    get = stored.get
+
+    def counted(connection: Any, identity: str) -> Any:
+        found.append(time.monotonic())
+        time.sleep(0.05)
+        return get(connection, identity)
+
+    monkeypatch.setattr(stored, "get", counted)
+    return found
+
+
+def test_requests_that_come_at_once_look_a_token_up_once(
+    database: Database, token: MakeToken, look_ups: list[float]
+) -> None:
+    presented = token("read")["Authorization"].removeprefix("Bearer ")
+    look_ups.clear()
+
+    async def ask() -> None:
+        identities = Identities(database, Settings(database=str(database.url)))
+        found = await asyncio.gather(*(identities.find(presented, "") for _ in range(50)))
+        assert {each.role for each in found} == {"read"}
+
+    asyncio.run(ask())
+    assert len(look_ups) == 1
+
+
+def test_a_token_in_use_is_looked_up_again_while_nobody_waits(
+    database: Database, token: MakeToken, look_ups: list[float]
+) -> None:
+    presented = token("read")["Authorization"].removeprefix("Bearer ")
+    look_ups.clear()
+
+    async def ask() -> None:
+        identities = Identities(database, Settings(database=str(database.url), token_ttl=0.4))
+        await identities.find(presented, "")
+        ends = time.monotonic() + 1.5
+        while time.monotonic() < ends:
+            assert identities.known(presented) is not None
+            await asyncio.sleep(0.01)
+
+    asyncio.run(ask())
+    assert 3 <= len(look_ups) <= 8
+
+
+def test_a_token_that_was_revoked_is_not_remembered_by_a_look_up_under_way(
+    database: Database, token: MakeToken, look_ups: list[float]
+) -> None:
+    presented = token("read")["Authorization"].removeprefix("Bearer ")
+
+    async def ask() -> None:
+        identities = Identities(database, Settings(database=str(database.url)))
+        asking = asyncio.create_task(identities.find(presented, ""))
+        await asyncio.sleep(0.01)
+        identities.forget()
+        await asking
+        assert identities.known(presented) is None
+
+    asyncio.run(ask())
 
 
 @pytest.mark.parametrize("presented", ["", "x", "dejavu__", "dejavu_{id}_wrong", "dejavu_\x7f_x", "Bearer"])

@@ -120,7 +120,7 @@ def test_each_scenario_is_tuned_once_and_all_agree(fleet: Any) -> None:
 @pytest.mark.timeout(400)
 def test_a_replica_and_postgres_die_in_the_middle_and_no_launch_fails(fleet: Any) -> None:
     postgres, replicas, folder = fleet
-    clients = [start_client(folder, number, replicas[number % 3].base) for number in range(8)]
+    clients = [start_client(folder, number, replicas[number % 3].base) for number in range(CLIENTS)]
 
     def disturb() -> None:
         while len((folder / "log").read_text().splitlines()) < SCENARIOS // 2:
@@ -139,7 +139,7 @@ def test_a_replica_and_postgres_die_in_the_middle_and_no_launch_fails(fleet: Any
     for result in results:
         assert len(result["winners"]) == SCENARIOS
     # Whoever could not ask tuned alone; all of it reaches the server once it is back, with each client's spool.
-    for number in range(8):
+    for number in range(CLIENTS):
         synced = subprocess.run(
             [sys.executable, "-m", "dejavu_client", "sync"],
             env=environment(

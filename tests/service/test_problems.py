@@ -29,6 +29,8 @@ BODIES: dict[str, tuple[bytes, int]] = {
     "an endless integer": (GOOD.replace("4096", "9" * 5000).encode(), 400),
     "a negative median": (GOOD.replace('"median": 0.1,', '"median": -1,').encode(), 422),
     "a text for a number": (GOOD.replace('"median": 0.1,', '"median": "fast",').encode(), 422),
+    "a number as a text": (GOOD.replace('"median": 0.1,', '"median": "0.1",').encode(), 422),
+    "a yes for a number": (GOOD.replace('"units": 132', '"units": true').encode(), 422),
     "an unknown field": (GOOD.replace('"median": 0.1,', '"median": 0.1, "speed": 1,').encode(), 422),
     "a missing field": (GOOD.replace('"triton": "3.6.0"', '"codegen": "x"').encode(), 422),
     "NUL": (GOOD.replace("ann@h200-1", "ann\\u0000").encode(), 400),
@@ -38,6 +40,8 @@ BODIES: dict[str, tuple[bytes, int]] = {
     "the year 1": (GOOD.replace("2026-01-02T03:04:05Z", "0001-01-01T00:00:00+14:00").encode(), 422),
     "the year 9999": (GOOD.replace("2026-01-02T03:04:05Z", "9999-12-31T23:59:59-14:00").encode(), 422),
     "no date": (GOOD.replace("2026-01-02T03:04:05Z", "yesterday").encode(), 422),
+    "no offset": (GOOD.replace("2026-01-02T03:04:05Z", "2026-01-02T03:04:05").encode(), 422),
+    "seconds since 1970": (GOOD.replace('"2026-01-02T03:04:05Z"', "1767323045").encode(), 422),
     "a newer format": (GOOD.replace('"format": 1', '"format": 2').encode(), 422),
     "format 0": (GOOD.replace('"format": 1', '"format": 0').encode(), 422),
     "one config twice": (GOOD.replace('"BLOCK_M": 32', '"BLOCK_M": 16').encode(), 422),
@@ -114,7 +118,7 @@ def test_methods_that_are_not_there(client: httpx.Client) -> None:
     _problem(client.patch("/v1/main/records"), 405)
 
 
-@pytest.mark.parametrize("ttl", ["0", "-1", "1e300", '"x"', "null", "99999999999999999999999"])
+@pytest.mark.parametrize("ttl", ["0", "-1", "1e300", '"x"', '"5"', "true", "null", "99999999999999999999999"])
 def test_a_lease_has_a_sensible_length(client: httpx.Client, ttl: str) -> None:
     wish = json.dumps({"context": body(context()), "scenario": body(scenario()), "holder": "a", "ttl": 7})
     sent = wish.replace("7}", f"{ttl}}}")

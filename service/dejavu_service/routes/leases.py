@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import Path
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, StrictFloat
 
 from dejavu_cache.records import Context, Scenario
 
@@ -17,7 +17,7 @@ __all__ = ["leases"]
 leases = router()
 
 _Lease = Annotated[str, Path(pattern=r"^[0-9a-f]{32}$", description="A lease, as it was granted")]
-_Seconds = Annotated[float, Field(ge=1, le=3600, allow_inf_nan=False)]
+_Seconds = Annotated[StrictFloat, Field(ge=1, le=3600, allow_inf_nan=False)]
 
 
 class LeaseWish(BaseModel):

@@ -6,7 +6,7 @@ from datetime import datetime, timezone
 from typing import Annotated
 
 from fastapi import Query, Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, StrictInt
 
 from dejavu_cache.records import Context, Scenario
 
@@ -25,7 +25,7 @@ class Miss(BaseModel):
 
     context: Context
     scenario: Scenario
-    count: int = Field(default=1, ge=1, le=1_000_000_000)
+    count: StrictInt = Field(default=1, ge=1, le=1_000_000_000)
 
 
 class Misses(BaseModel):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,6 +10,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Response
 from fastapi.responses import HTMLResponse, RedirectResponse
 from jinja2 import Environment, FileSystemLoader
+from markupsafe import Markup
 
 from dejavu_cache import __version__
 
@@ -32,6 +34,8 @@ _HEADERS = {
 _templates = Environment(loader=FileSystemLoader(_TEMPLATES), autoescape=True, trim_blocks=True, lstrip_blocks=True)
 _templates.filters["ms"] = lambda value: f"{value:.3g} ms" if value >= 0.1 else f"{value * 1000:.3g} µs"
 _templates.filters["day"] = lambda seconds: f"{datetime.fromtimestamp(seconds, timezone.utc):%Y-%m-%d %H:%M}"
+# A long name breaks after its dots.
+_templates.filters["dotted"] = lambda name: Markup("<wbr>").join(re.split(r"(?<=\.)", name))
 _templates.globals["version"] = __version__
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import Path
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, StrictFloat
 
 from ..rules import tokens as rules
 from ..rules.access import Role
@@ -26,7 +26,7 @@ class TokenWish(BaseModel):
     name: str = Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$")
     role: Role
     namespaces: list[_Place] = Field(min_length=1, max_length=100)
-    days: float | None = Field(default=None, gt=0, le=3650, allow_inf_nan=False)
+    days: StrictFloat | None = Field(default=None, gt=0, le=3650, allow_inf_nan=False)
     """For how long; without it, until it is revoked."""
 
 
