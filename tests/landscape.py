@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterable
+from datetime import timedelta
 
 from support import MOMENT, context
 
@@ -59,9 +60,9 @@ def milliseconds(scenario: Scenario, config: Config) -> float | None:
     return waves * tile * 1e-8 + 0.002
 
 
-def sweep(among: Iterable[Scenario], noise: float = 0.01, seed: int = 0, **changes: str) -> RecordSet:
-    """The records of a sweep, with some noise; the keywords change the context."""
-    chance = random.Random(seed)
+def sweep(among: Iterable[Scenario], noise: float = 0.01, seed: int = 0, later: int = 0, **changes: str) -> RecordSet:
+    """The records of a sweep, with some noise, so many days later; the keywords change the context."""
+    chance, at = random.Random(seed), MOMENT + timedelta(days=later)
     records = []
     for scenario in among:
         taken = []
@@ -69,8 +70,8 @@ def sweep(among: Iterable[Scenario], noise: float = 0.01, seed: int = 0, **chang
             median = milliseconds(scenario, config)
             if median is None:
                 failure = Failure(kind="out_of_resources", reason="shared memory")
-                taken.append(Measurement(config=config, failure=failure, at=MOMENT))
+                taken.append(Measurement(config=config, failure=failure, at=at))
             else:
-                taken.append(Measurement(config=config, median=median * chance.uniform(1, 1 + noise), at=MOMENT))
+                taken.append(Measurement(config=config, median=median * chance.uniform(1, 1 + noise), at=at))
         records.append(Record(scenario=scenario, measurements=tuple(taken)))
     return RecordSet(context=context(**{"kernel": "pkg.kernels.matmul", **changes}), records=tuple(records))

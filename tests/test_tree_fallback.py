@@ -22,7 +22,7 @@ from dejavu_cache.sweep.fit import fit
 from dejavu_cache.tree import Leaf, Tree
 
 SIZES = [2**exponent for exponent in range(1, 15)]
-FAR = 10**6
+FAR = 100_000
 
 
 def make(store: FileStore, configs: Any = CONFIGS, **options: Any) -> Any:
@@ -69,14 +69,18 @@ def tree(whole: RecordSet) -> Tree:
 
 def elsewhere(tree: Tree, **environment: Any) -> Tree:
     """The tree as if fitted in another environment."""
-    changed = tree.context.environment.model_copy(update=environment)
-    return tree.model_copy(update={"context": tree.context.model_copy(update={"environment": changed})})
+    return moved(tree, environment=tree.context.environment.model_copy(update=environment))
+
+
+def moved(tree: Tree, **context: Any) -> Tree:
+    held = {name: getattr(tree.context, name) for name in Context.model_fields}
+    return Tree(**{**dict(tree), "context": Context(**{**held, **context})})
 
 
 def only(tree: Tree, block: int) -> Tree:
     """The tree cut down to one config."""
     config = next(each for each in tree.configs if each.params["BLOCK"] == block)
-    return tree.model_copy(update={"configs": (config,), "root": Leaf(ranking=(0,))})
+    return Tree(**{**dict(tree), "configs": (config,), "root": Leaf(ranking=(0,))})
 
 
 def test_what_is_far_from_every_record_gets_the_trees_choice(store: FileStore, tree: Tree) -> None:
@@ -115,7 +119,7 @@ def test_a_tree_is_only_a_fallback(store: FileStore, tree: Tree) -> None:
 def test_a_tree_for_other_code_or_another_triton_serves_and_says_so(store: FileStore, tree: Tree) -> None:
     kernel = tree.context.kernel.model_copy(update={"source": "f" * 32})
     older = elsewhere(tree, triton="3.4.0")
-    store.put_tree(older.model_copy(update={"context": older.context.model_copy(update={"kernel": kernel})}))
+    store.put_tree(moved(older, kernel=kernel))
     found = resolved(make(store), FAR)
     assert (found.how, found.config.kwargs) == ("tree", {"BLOCK": 64})
     assert {each.field for each in found.differences} == {"kernel.source", "environment.triton"}

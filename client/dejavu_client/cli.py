@@ -13,7 +13,7 @@ import typer
 
 from dejavu_cache.errors import DejavuError, SettingsError
 
-from .commands import diff, doctor, listing, remote, transfer, upkeep
+from .commands import diff, doctor, heuristics, listing, remote, transfer, upkeep
 
 __all__ = ["app", "main"]
 
@@ -21,6 +21,9 @@ COMMANDS = "dejavu_cache.commands"
 """The entry-point group of other distributions' commands: each a function that is given the app."""
 
 USAGE, UNUSABLE = 2, 3
+
+_EXTRAS = {"numpy": "sweep", "sklearn": "sweep", "jinja2": "sweep"}
+"""Which extra brings a package, where it is not the server's."""
 
 app = typer.Typer(
     name="dejavu-cache",
@@ -30,7 +33,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for module in (listing, diff, transfer, upkeep, remote, doctor):
+for module in (listing, diff, transfer, upkeep, remote, heuristics, doctor):
     module.register(app)
 
 
@@ -49,7 +52,7 @@ def main() -> None:
         package = (error.name or "").partition(".")[0]
         if package.startswith("dejavu_"):
             raise
-        sys.stderr.write(f"error: this needs {package}: pip install 'dejavu-cache[server]'\n")
+        sys.stderr.write(f"error: this needs {package}: pip install 'dejavu-cache[{_EXTRAS.get(package, 'server')}]'\n")
         sys.exit(USAGE)
 
 

@@ -92,8 +92,8 @@ class Store(ABC):
     def miss(self, context: Context, scenario: Scenario) -> None:
         """Notes that a scenario was wanted and not there. A store without a worklist forgets it."""
 
-    def trees(self, kernel: str) -> Iterator[FoundTree]:
-        """The decision trees of a kernel, in any order. A store that keeps none has none."""
+    def trees(self, kernel: str | None = None) -> Iterator[FoundTree]:
+        """The decision trees of one kernel or of all, in any order. A store that keeps none has none."""
         return iter(())
 
     def put_tree(self, tree: Tree) -> str:

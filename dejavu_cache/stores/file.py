@@ -101,14 +101,14 @@ class FileStore(Store):
             except (StoreError, OSError, UnicodeDecodeError) as error:
                 yield path, error
 
-    def trees(self, kernel: str) -> Iterator[FoundTree]:
-        for path in sorted((self.root / _slug(kernel)).rglob(f"*{_TREE}")):
+    def trees(self, kernel: str | None = None) -> Iterator[FoundTree]:
+        for path in sorted((self.root / ("" if kernel is None else _slug(kernel))).rglob(f"*{_TREE}")):
             try:
                 tree = Tree.parse(path.read_text(encoding="utf-8"), str(path))
             except (StoreError, OSError, UnicodeDecodeError) as error:
                 warn_once(f"{path}", f"{path} is passed over: {error}")
                 continue
-            if tree.context.kernel.name == kernel:
+            if kernel in (None, tree.context.kernel.name):
                 yield FoundTree(tree, path.as_uri())
 
     def put_tree(self, tree: Tree) -> str:

@@ -71,7 +71,7 @@ class TieredStore(Store):
             found.update(self._ask(tier, partial(_listed, tier.contexts, kernel), []))
         return iter(sorted(found, key=lambda context: context.text))
 
-    def trees(self, kernel: str) -> Iterator[FoundTree]:
+    def trees(self, kernel: str | None = None) -> Iterator[FoundTree]:
         for tier in self.tiers:
             nothing: list[FoundTree] = []
             yield from self._ask(tier, partial(_listed, tier.trees, kernel), nothing)

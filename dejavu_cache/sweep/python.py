@@ -41,9 +41,8 @@ def _config(config: Config) -> str:
 def _choose(tree: Tree) -> Iterator[str]:
     yield f"def choose({'*, ' if tree.inputs else ''}{', '.join(tree.inputs)}):"
     yield '    """The config for bucketed key values and names of dtypes; None for a kind that the tree never saw."""'
-    unknown = list(_unknown(tree.inputs))
-    if unknown:
-        yield f"    if {' or '.join(unknown)}:"
+    for unknown in _unknown(tree.inputs):
+        yield f"    if {unknown}:"
         yield "        return None"
     yield from _branch(tree.root, tree.inputs, "    ")
 
@@ -52,7 +51,7 @@ def _unknown(inputs: dict[str, Input]) -> Iterator[str]:
     """The conditions under which a tree does not answer."""
     numbers = [name for name, known in inputs.items() if known.numbers and not known.values]
     if numbers:
-        yield f"not all({_NUMBER.format('value')} for value in ({', '.join(numbers)},))"
+        yield f"not all({_NUMBER.format('value')} for value in [{', '.join(numbers)}])"
     for name, known in inputs.items():
         if known.numbers and known.values:
             yield f"not ({_NUMBER.format(name)} or {name} in {known.values!r})"
