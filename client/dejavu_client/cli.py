@@ -13,7 +13,7 @@ import typer
 
 from dejavu_cache.errors import DejavuError, SettingsError
 
-from .commands import diff, doctor, heuristics, listing, remote, transfer, upkeep
+from .commands import diff, doctor, heuristics, listing, remote, report, transfer, upkeep
 
 __all__ = ["app", "main"]
 
@@ -33,7 +33,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for module in (listing, diff, transfer, upkeep, remote, heuristics, doctor):
+for module in (listing, diff, transfer, upkeep, remote, heuristics, report, doctor):
     module.register(app)
 
 

@@ -17,7 +17,7 @@ from dejavu_cache.tree import AtMost, Equals, Node, Tree, leaves
 
 from ..output import JsonOption, StoreOption, opened, say, show_json, show_table
 
-__all__ = ["register"]
+__all__ = ["DeviceOption", "TritonOption", "newest", "register"]
 
 KernelArgument = Annotated[str, typer.Argument(help="The kernel's module and qualified name, or the end of it.")]
 DeviceOption = Annotated[str, typer.Option("--device", metavar="TEXT", help="Only GPUs whose name contains this.")]
@@ -56,7 +56,7 @@ def fit(
     rows: list[dict[str, Any]] = []
     refused = []
     with opened(store) as held:
-        for whole in _newest(held, kernel, device, triton):
+        for whole in newest(held, kernel, device, triton):
             try:
                 with _progress(whole) as progress:
                     tree = fitted(whole, bound=bound / 100, limit=configs, leaves=max_leaves, progress=progress)
@@ -125,7 +125,7 @@ def export(
     sys.stdout.write(as_python(tree) if to == "python" else tree.text)
 
 
-def _newest(store: Store, kernel: str, device: str, triton: str) -> Iterator[RecordSet]:
+def newest(store: Store, kernel: str, device: str, triton: str) -> Iterator[RecordSet]:
     """The records of each environment and problem that fit; of several versions of the code, the last tuned one's."""
     newest: dict[tuple[str, ...], RecordSet] = {}
     for context in store.contexts():
