@@ -38,8 +38,8 @@ class Bar(NamedTuple):
     mark: str
     colour: str
     name: str
-    solid: float
-    pale: float
+    solid: int
+    pale: int
     hint: str
 
 
@@ -57,7 +57,7 @@ def grid(
     left = max((len(row) for row in rows), default=0) * _CHARACTER + 12 + (_LINE_HEIGHT if y else 0)
     size = max(_CELL, max(len(column) for column in columns) * _CHARACTER + 6)
     width, height = len(columns) * size, len(rows) * _CELL
-    svg = _svg(left + width + 2, height + (2.4 if x else 1.4) * _LINE_HEIGHT + 4, about, fixed=True)
+    svg = _svg(left + width + 2, height + (2.4 if x else 1.4) * _LINE_HEIGHT + 4, about)
     for column, row in ((column, row) for column in range(len(columns)) for row in range(len(rows))):
         at = left + column * size, (len(rows) - 1 - row) * _CELL + 2
         cell = cells.get((column, row))
@@ -73,17 +73,17 @@ def grid(
     if x:
         _text(svg, left + width / 2, height + 2.1 * _LINE_HEIGHT + 4, x, "middle", "axis")
     if y:
-        _text(svg, 0, 0, y, "middle", "axis").set("transform", f"translate(12 {_number(height / 2)}) rotate(-90)")
+        _upright(svg, 12, height / 2, y)
     return _written(svg)
 
 
 def curves(lines: Sequence[Line], about: str) -> str:
     """Sorted costs: for a share of the scenarios, how slow at most, as times over the best on a log scale."""
-    left, right, top, bottom = 52.0, 10.0, 8.0, 42.0
+    left, right, top, bottom = 78.0, 10.0, 10.0, 46.0
     worst = max((value for line in lines for value in line.values if math.isfinite(value)), default=1.0)
     ceiling = next((time for time in _TIMES if time >= max(worst, 1.05)), worst)
     ticks = _spread([time for time in _TIMES if time <= ceiling], ceiling)
-    svg = _svg(_WIDTH, _HEIGHT, about)
+    svg = _svg(_WIDTH, _HEIGHT, about, "wide-plot curves")
 
     def across(share: float) -> float:
         return left + share * (_WIDTH - left - right)
@@ -96,8 +96,9 @@ def curves(lines: Sequence[Line], about: str) -> str:
         _text(svg, left - 6, up(times) + 4, f"{times:g}x", "end", "tick")
     for percent in (0, 25, 50, 75, 100):
         anchor = "end" if percent == 100 else "middle"
-        _text(svg, across(percent / 100), _HEIGHT - bottom + 17, f"{percent}%", anchor, "tick")
+        _text(svg, across(percent / 100), _HEIGHT - bottom + 18, f"{percent}%", anchor, "tick")
     _text(svg, across(0.5), _HEIGHT - 6, "share of scenarios", "middle", "axis")
+    _upright(svg, 16, up(ceiling**0.5), "time over the best")
     for line in lines:
         path = _add(svg, "path", d=_steps(line, across, up))
         path.set("class", f"line {line.colour}")
@@ -122,19 +123,20 @@ def _spread(ticks: Sequence[float], ceiling: float) -> list[float]:
     return kept
 
 
-def bars(rows: Sequence[Bar], total: int, unit: str, about: str) -> str:
-    """Horizontal bars under their names, on one scale from 0 to a total."""
-    pitch, left, right = 40.0, 30.0, 44.0
+def bars(rows: Sequence[Bar], unit: str, about: str) -> str:
+    """Horizontal bars under their names, on one scale from 0."""
+    longest = max((max(row.solid, row.pale) for row in rows), default=1)
+    pitch, left, right = 40.0, 30.0, 76.0
     height = len(rows) * pitch
-    svg = _svg(_WIDTH, height + 40, about)
+    svg = _svg(_WIDTH, height + 40, about, "wide-plot")
 
     def across(count: float) -> float:
-        return count / max(total, 1) * (_WIDTH - left - right)
+        return count / longest * (_WIDTH - left - right)
 
-    for tick in _round_ticks(total):
+    for tick in _round_ticks(longest):
         _add(svg, "line", x1=left + across(tick), x2=left + across(tick), y1=0, y2=height + 4).set("class", "rule")
         _text(svg, left + across(tick), height + 19, f"{tick:g}", "middle", "tick")
-    _text(svg, left + across(total / 2), height + 36, unit, "middle", "axis")
+    _text(svg, left + across(longest / 2), height + 36, unit, "middle", "axis")
     for place, row in enumerate(rows):
         top = place * pitch
         group = _add(svg, "g")
@@ -145,7 +147,9 @@ def bars(rows: Sequence[Bar], total: int, unit: str, about: str) -> str:
         _text(group, left, top + 13, _cut(row.name, 62), "start", "tick")
         for share, kind in ((row.pale, "pale"), (row.solid, "solid")):
             _add(group, "rect", x=left, y=top + 18, width=across(share), height=12, rx=2).set("class", kind)
-        _text(group, left + across(max(row.pale, row.solid)) + 5, top + 28.5, f"{row.solid:g}", "start", "tick")
+        _text(
+            group, left + across(max(row.pale, row.solid)) + 5, top + 28.5, f"{row.solid} / {row.pale}", "start", "tick"
+        )
     return _written(svg)
 
 
@@ -159,15 +163,20 @@ def _cut(text: str, length: int) -> str:
     return text if len(text) <= length else text[: length - 1] + "…"
 
 
-def _svg(width: float, height: float, about: str, *, fixed: bool = False) -> ElementTree.Element:
-    """A picture that grows with the page, or one of a fixed size."""
+def _upright(parent: ElementTree.Element, x: float, y: float, text: str) -> None:
+    at = f"translate({_number(x)} {_number(y)}) rotate(-90)"
+    _text(parent, 0, 0, text, "middle", "axis").set("transform", at)
+
+
+def _svg(width: float, height: float, about: str, kind: str = "") -> ElementTree.Element:
+    """A picture that the style sheet sizes by its class, or one of a fixed size."""
     svg = ElementTree.Element("svg", {"viewBox": f"0 0 {_number(width)} {_number(height)}", "role": "img"})
     svg.set("aria-label", about)
-    if fixed:
+    if kind:
+        svg.set("class", kind)
+    else:
         svg.set("width", _number(width))
         svg.set("height", _number(height))
-    else:
-        svg.set("class", "wide-plot")
     return svg
 
 

@@ -179,7 +179,7 @@ class Section:
             )
             for config in self.ranked[:_PANELS]
         ]
-        return Markup(bars(rows, len(self.records), "scenarios", f"Winners of {self.context.kernel.name}, counted"))
+        return Markup(bars(rows, "scenarios", f"Winners of {self.context.kernel.name}, counted"))
 
     @property
     def configs_left_out(self) -> int:
