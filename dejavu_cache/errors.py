@@ -4,6 +4,7 @@ DejavuError
 ├── SettingsError            a setting, or what `cached_autotune` was given, makes no sense
 ├── NoValidConfigError       every config of a scenario failed
 ├── ScenarioNotTuned         strict mode met a scenario without a record
+├── TooFewRecordsError       there is not enough to fit a decision tree to
 └── StoreError               a store cannot do what was asked
     ├── ReadOnlyStoreError   it may only be read
     ├── NewerFormatError     it was written by a newer version
@@ -25,6 +26,7 @@ __all__ = [
     "ScenarioNotTuned",
     "SettingsError",
     "StoreError",
+    "TooFewRecordsError",
 ]
 
 
@@ -47,6 +49,10 @@ class NoValidConfigError(DejavuError, RuntimeError):
 
 class ScenarioNotTuned(DejavuError, LookupError):  # noqa: N818 - a miss made loud, named as users speak of it
     """Strict mode met a scenario without a usable record."""
+
+
+class TooFewRecordsError(DejavuError, LookupError):
+    """A decision tree needs more tuned scenarios; the message says how many."""
 
 
 class StoreError(DejavuError):

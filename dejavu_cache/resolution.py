@@ -25,9 +25,9 @@ class Resolution:
         config: the `triton.Config` that a launch runs.
         scenario: the bucketed values and dtypes.
         context: kernel, environment and problem.
-        store: the URL of the store that had the record, or None.
+        store: the URL of the store that had the record, or of the tree's file, or None.
         distance: of a `nearest` scenario, in powers of two.
-        differences: on a miss, field by field, what sets the nearest record apart.
+        differences: on a miss, field by field, what sets the nearest record apart, or the tree's records.
         missing: declared configs without a measurement.
     """
 

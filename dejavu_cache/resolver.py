@@ -30,7 +30,7 @@ from .resolution import How, Resolution
 from .selection import nearest, winner
 from .settings import Mode, Settings
 from .spaces import Strategy
-from .stores import Found, MemoryStore, TieredStore
+from .stores import Found, FoundTree, MemoryStore, TieredStore
 from .tuning.keeping import Keeper
 from .tuning.progress import progress
 from .tuning.search import Exhaustive, OptunaSearch, Search
@@ -112,6 +112,7 @@ class Resolver:
         self._max_distance = max_distance
         self._settings = settings
         self._noted: set[tuple[Context, Scenario]] = set()
+        self._trees: dict[Context, list[FoundTree]] = {}
 
     def resolve(self, request: Request, *, wait: float) -> tuple[Resolution, int]:
         """The resolution that a launch runs, and how many configs were benchmarked for it.
@@ -140,7 +141,9 @@ class Resolver:
         known = self._from_record(request, self._look_up(request))
         if known is not None:
             return known
-        return replace(self._fallback(request), differences=self._nearest_miss(request), missing=len(request.declared))
+        fallback = self._fallback(request)
+        apart = fallback.differences or self._nearest_miss(request)
+        return replace(fallback, differences=apart, missing=len(request.declared))
 
     def _note_miss(self, request: Request) -> None:
         """Puts a miss on the worklist, once per process: a fallback is looked up again and again."""
@@ -237,13 +240,16 @@ class Resolver:
             self.store_quietly(lambda: self.store.put(request.context, [record]))
 
     def _fallback(self, request: Request) -> Resolution:
-        """The first of: another toolchain's record, the nearest scenario, the same GPU family's record, the default."""
+        """The first of: another toolchain's record, the nearest scenario, a decision tree, what was found on other
+        GPUs of the family, the default."""
         return (
             self._foreign(
                 request, "toolchain", self._settings.toolchain == "loose", "environment.triton", "environment.codegen"
             )
             or self._nearest(request)
+            or self._tree(request)
             or self._foreign(request, "family", self._settings.family, "environment.device")
+            or self._tree(request, family=self._settings.family)
             or self._resolution(request, "default", request.default, differences=self._nearest_miss(request))
         )
 
@@ -259,6 +265,27 @@ class Resolver:
             return None
         apart = differences(request.scenario.model_dump(), near.record.scenario.model_dump())
         return replace(known, how="nearest", distance=near.distance, differences=apart)
+
+    def _tree(self, request: Request, family: bool = False) -> Resolution | None:
+        """A decision tree's choice among what is declared: a tree of this GPU, or of one of the architecture."""
+        values = {**request.scenario.dtypes, **request.scenario.args}
+        device = request.context.environment.device
+        for tree, url in self._trees_for(request.context):
+            fitted_on = tree.context.environment.device
+            if fitted_on != device and not (family and fitted_on.arch == device.arch):
+                continue
+            chosen = next((config for config in tree.rank(values) if config in request.declared), None)
+            if chosen is not None:
+                apart = differences(request.context.model_dump(), tree.context.model_dump())
+                return self._resolution(request, "tree", request.declared[chosen], store=url, differences=apart)
+        return None
+
+    def _trees_for(self, context: Context) -> list[FoundTree]:
+        """The trees of a kernel, read once: the one first that was fitted in the context most like this one."""
+        if context not in self._trees:
+            found = self._quietly(lambda: list(self.store.trees(context.kernel.name)), [])
+            self._trees[context] = sorted(found, key=lambda each: _foreignness(context, each))
+        return self._trees[context]
 
     def _foreign(self, request: Request, how: How, allowed: bool, *may_differ: str) -> Resolution | None:
         """The same scenario's record from another environment, if only what may differ does."""
@@ -309,6 +336,18 @@ class Resolver:
 
     def _resolution(self, request: Request, how: How, config: Any, **rest: Any) -> Resolution:
         return Resolution(how=how, config=config, scenario=request.scenario, context=request.context, **rest)
+
+
+def _foreignness(context: Context, found: FoundTree) -> tuple[bool, bool, bool, bool, float]:
+    """What counts against a tree: another GPU first, then another method, toolchain or source, then its age."""
+    ours, theirs = context, found.tree.context
+    return (
+        theirs.environment.device != ours.environment.device,
+        theirs.problem.method != ours.problem.method,
+        theirs.environment != ours.environment,
+        theirs.kernel != ours.kernel,
+        -found.tree.at.timestamp(),
+    )
 
 
 def _unfinished(request: Request, known: Resolution, found: Found | None) -> bool:

@@ -219,6 +219,10 @@ class StoreContract:
         store.close()
         assert len(list(self.reopen(store).records(_context()))) == 40
 
+    def test_a_kernel_without_a_decision_tree_has_none(self, store: Store) -> None:
+        """Whether a store keeps trees is its business too."""
+        assert list(store.trees("pkg.add")) == []
+
     def test_a_miss_may_be_noted(self, store: Store) -> None:
         """Whether it is kept is the store's business."""
         store.miss(_context(), _record(1).scenario)

@@ -45,7 +45,9 @@ class Case:
             "dtype": str(self.cache_dtype or self.dtype).removeprefix("torch."),
         }
         features = [name for name in ("alibi", "sinks") if getattr(self, name)]
-        features += [f"{name}{value}" for name in ("window", "softcap", "padding") if (value := getattr(self, name)) > 0]
+        features += [
+            f"{name}{value}" for name in ("window", "softcap", "padding") if (value := getattr(self, name)) > 0
+        ]
         return " ".join([f"{name}={value}" for name, value in told.items()] + features)
 
 

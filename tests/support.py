@@ -94,6 +94,12 @@ def run_python(code: str, *argv: str, check: bool = True, **env: str) -> subproc
     )
 
 
+def dejavu(*arguments: object, **env: str) -> subprocess.CompletedProcess[str]:
+    """Runs the command as a user would."""
+    command = [sys.executable, "-m", "dejavu_client", *map(str, arguments)]
+    return subprocess.run(command, env=environment(**env), capture_output=True, text=True, timeout=60, check=False)
+
+
 def environment(**more: str) -> dict[str, str]:
     """This process's environment with the checkout's packages on the path."""
     path = [*map(str, (ROOT, ROOT / "client", ROOT / "service", ROOT / "tests")), os.environ.get("PYTHONPATH", "")]

@@ -109,7 +109,10 @@ BAD: dict[str, tuple[str, dict[str, Any]]] = {
     "an empty sequence": ("seqused_k: 0 at 0", {"seqused_k": torch.tensor([0, 3], dtype=torch.int32)}),
     "more keys than said": ("seqused_k: 30 at 0", {"seqused_k": torch.tensor([30, 3], dtype=torch.int32)}),
     "falling beginnings": ("cu_seqlens_q: ", {"cu_seqlens_q": torch.tensor([0, 5, 4], dtype=torch.int32)}),
-    "blocks outside the cache": ("block_table: 77 in row 0", {"block_table": torch.full((2, 2), 77, dtype=torch.int32)}),
+    "blocks outside the cache": (
+        "block_table: 77 in row 0",
+        {"block_table": torch.full((2, 2), 77, dtype=torch.int32)},
+    ),
 }
 
 

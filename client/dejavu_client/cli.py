@@ -13,7 +13,7 @@ import typer
 
 from dejavu_cache.errors import DejavuError, SettingsError
 
-from .commands import diff, doctor, listing, remote, sweep, transfer, upkeep
+from .commands import diff, doctor, heuristics, listing, remote, report, sweep, transfer, upkeep
 
 __all__ = ["app", "main"]
 
@@ -22,7 +22,15 @@ COMMANDS = "dejavu_cache.commands"
 
 USAGE, UNUSABLE = 2, 3
 
-EXTRAS = {"optuna": "sweep", "ray": "ray", "sklearn": "sweep", "torch": "gpu", "triton": "gpu"}
+EXTRAS = {
+    "jinja2": "sweep",
+    "numpy": "sweep",
+    "optuna": "sweep",
+    "ray": "ray",
+    "sklearn": "sweep",
+    "torch": "gpu",
+    "triton": "gpu",
+}
 """Which extra brings what is missing; the server's has all the rest."""
 
 app = typer.Typer(
@@ -33,7 +41,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for module in (listing, diff, transfer, upkeep, remote, sweep, doctor):
+for module in (listing, diff, transfer, upkeep, remote, sweep, heuristics, report, doctor):
     module.register(app)
 
 

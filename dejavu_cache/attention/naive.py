@@ -28,9 +28,7 @@ def naive_kernel(
     TILE: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(1)
-    sequence, token, count, position = find_block(
-        cu_seqlens_q, seqused_k, tl.program_id(0), num_seqs, 1
-    )
+    sequence, token, count, position = find_block(cu_seqlens_q, seqused_k, tl.program_id(0), num_seqs, 1)
     if count <= 0:
         return
     dims = tl.arange(0, HEAD_PADDED)

@@ -47,7 +47,9 @@ def merge_kernel(
     tl.store(at_out, merged.to(out.dtype.element_ty), mask=dims < HEAD)
 
 
-def _merge(out: torch.Tensor, scratch: torch.Tensor, v_scale: torch.Tensor | None, head_padded: int, parts: int) -> None:
+def _merge(
+    out: torch.Tensor, scratch: torch.Tensor, v_scale: torch.Tensor | None, head_padded: int, parts: int
+) -> None:
     tokens, heads, head = out.shape
     merge_kernel[(tokens * heads,)](
         out, out.stride(0), out.stride(1), scratch, v_scale, tokens * heads,

@@ -79,9 +79,7 @@ def merge_parts(out, scratch, v_scale, head_program, tail_program, head_slot, fi
             acc *= tl.load(v_scale)
         heads = kv_head * GROUP + rows % GROUP
         at_out = out + (first + rows // GROUP).to(tl.int64)[:, None] * stride_token + heads[:, None] * stride_head
-        tl.store(
-            at_out + dims[None, :], acc.to(out.dtype.element_ty), mask=inside[:, None] & (dims < HEAD)[None, :]
-        )
+        tl.store(at_out + dims[None, :], acc.to(out.dtype.element_ty), mask=inside[:, None] & (dims < HEAD)[None, :])
 
 
 def _fits(config: triton.Config, given: Mapping[str, Any]) -> bool:
@@ -95,9 +93,7 @@ CONFIGS = space(per_sm=PER_SM)
     configs=CONFIGS, key=(*KEYS, "MOST_ROWS"), buckets=BUCKETS, prune_configs_by=pruned(_fits),
     default=usual(CONFIGS, _fits, per_sm=2), method=METHOD,
 )  # fmt: skip
-@triton.jit(
-    do_not_specialize=["stride_table", "num_seqs", "avg_query", "max_context", "decode_share", "per_sm"]
-)
+@triton.jit(do_not_specialize=["stride_table", "num_seqs", "avg_query", "max_context", "decode_share", "per_sm"])
 def static_grid_kernel(
     out, stride_out_token, stride_out_head, scratch, arrivals,
     q, k_cache, v_cache, cu_seqlens_q, seqused_k, block_table, alibi_slopes, sinks, k_scale, v_scale,

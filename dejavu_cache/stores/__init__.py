@@ -9,12 +9,12 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from ..errors import SettingsError
 from ..notices import warn_once
-from .base import Found, Store
+from .base import Found, FoundTree, Store
 from .file import FileStore
 from .memory import MemoryStore
 from .tiered import TieredStore
 
-__all__ = ["FileStore", "Found", "MemoryStore", "Store", "TieredStore", "open_store", "shipped_stores"]
+__all__ = ["FileStore", "Found", "FoundTree", "MemoryStore", "Store", "TieredStore", "open_store", "shipped_stores"]
 
 SCHEMES = "dejavu_cache.stores"
 """The entry-point group of other schemes: each a callable from a URL to a `Store`."""

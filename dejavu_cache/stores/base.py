@@ -8,10 +8,11 @@ from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
 from typing import NamedTuple
 
-from ..errors import ReadOnlyStoreError
+from ..errors import ReadOnlyStoreError, StoreError
 from ..records import Context, OnConflict, Record, RecordSet, Scenario
+from ..tree import Tree
 
-__all__ = ["Found", "Store"]
+__all__ = ["Found", "FoundTree", "Store"]
 
 
 class Found(NamedTuple):
@@ -19,6 +20,13 @@ class Found(NamedTuple):
 
     record: Record
     store: str
+
+
+class FoundTree(NamedTuple):
+    """A decision tree and the URL of where it lies."""
+
+    tree: Tree
+    url: str
 
 
 class Store(ABC):
@@ -83,6 +91,19 @@ class Store(ABC):
 
     def miss(self, context: Context, scenario: Scenario) -> None:
         """Notes that a scenario was wanted and not there. A store without a worklist forgets it."""
+
+    def trees(self, kernel: str | None = None) -> Iterator[FoundTree]:
+        """The decision trees of one kernel or of all, in any order. A store that keeps none has none."""
+        return iter(())
+
+    def put_tree(self, tree: Tree) -> str:
+        """Keeps a tree in the place of an earlier one of its context, and returns the URL of where it lies.
+
+        Raises:
+            ReadOnlyStoreError: the store may only be read.
+            StoreError: it keeps no trees, or cannot be written.
+        """
+        raise StoreError(f"{self.url} keeps no decision trees: name a folder")
 
     def record_sets(self, kernel: str | None = None) -> Iterator[RecordSet]:
         """Everything, one context at a time: what an export writes."""

@@ -17,12 +17,14 @@ from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 from ..errors import DamagedRecordsError, StoreError
 from ..notices import warn_once
 from ..records import Context, OnConflict, Record, Scenario
-from .base import Found, Store
+from ..tree import Tree
+from .base import Found, FoundTree, Store
 from .layout import Page, read_context
 
 __all__ = ["FileStore"]
 
 _LOCKS = ".locks"
+_TREE = ".tree.json"
 _WRITE_WAIT = 30.0
 """Seconds to wait for another writer of the same file: writers hold it for milliseconds."""
 
@@ -35,6 +37,7 @@ class FileStore(Store):
     A file lies at `KERNEL/DEVICE/triton-VERSION/METHOD-DIGEST.json`. Writers of one file take turns
     under a lock, merge with what is there, and replace the file in one step that reaches the disk
     before it counts. What cannot be read is set aside under a name that says so, never overwritten.
+    A decision tree lies beside the records that it was fitted on, as `METHOD-DIGEST.tree.json`.
 
     The folder need not exist: it is made by the first write.
     """
@@ -87,6 +90,8 @@ class FileStore(Store):
 
     def _files(self, folder: str = "") -> Iterator[tuple[Path, Context | Exception]]:
         for path in sorted((self.root / folder).rglob("*.json")):
+            if path.name.endswith(_TREE):
+                continue
             try:
                 with path.open(encoding="utf-8") as file:
                     context = read_context(file, str(path))
@@ -95,6 +100,22 @@ class FileStore(Store):
                 yield path, context
             except (StoreError, OSError, UnicodeDecodeError) as error:
                 yield path, error
+
+    def trees(self, kernel: str | None = None) -> Iterator[FoundTree]:
+        for path in sorted((self.root / ("" if kernel is None else _slug(kernel))).rglob(f"*{_TREE}")):
+            try:
+                tree = Tree.parse(path.read_text(encoding="utf-8"), str(path))
+            except (StoreError, OSError, UnicodeDecodeError) as error:
+                warn_once(f"{path}", f"{path} is passed over: {error}")
+                continue
+            if kernel in (None, tree.context.kernel.name):
+                yield FoundTree(tree, path.as_uri())
+
+    def put_tree(self, tree: Tree) -> str:
+        self._refuse_if_read_only()
+        path = self.path(tree.context).with_suffix(_TREE)
+        self._write(path, tree.text)
+        return path.as_uri()
 
     def put(self, context: Context, records: Iterable[Record], on_conflict: OnConflict = "newest") -> None:
         self._refuse_if_read_only()
@@ -219,17 +240,20 @@ class FileStore(Store):
         return lock
 
     def _replace(self, path: Path, page: Page) -> None:
-        """Writes the file anew: first beside it, and to the disk, then in its place in one step."""
+        self._write(path, page.text)
+        self._pages[path] = (_signature(path), page)
+
+    def _write(self, path: Path, text: str) -> None:
+        """Writes a file anew: first beside it, and to the disk, then in its place in one step."""
         temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}-{threading.get_ident()}")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with temporary.open("w", encoding="utf-8") as file:
-                file.write(page.text)
+                file.write(text)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(temporary, path)
             _sync_folder(path.parent)
-            self._pages[path] = (_signature(path), page)
         except OSError as error:
             with contextlib.suppress(OSError):
                 temporary.unlink()

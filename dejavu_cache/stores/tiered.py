@@ -11,7 +11,8 @@ from typing import TypeVar
 from ..errors import MergeConflictError, StoreError
 from ..notices import warn_once
 from ..records import Context, OnConflict, Record, Scenario, merge_into
-from .base import Found, Store
+from ..tree import Tree
+from .base import Found, FoundTree, Store
 
 __all__ = ["TieredStore"]
 
@@ -69,6 +70,22 @@ class TieredStore(Store):
         for tier in self.tiers:
             found.update(self._ask(tier, partial(_listed, tier.contexts, kernel), []))
         return iter(sorted(found, key=lambda context: context.text))
+
+    def trees(self, kernel: str | None = None) -> Iterator[FoundTree]:
+        for tier in self.tiers:
+            nothing: list[FoundTree] = []
+            yield from self._ask(tier, partial(_listed, tier.trees, kernel), nothing)
+
+    def put_tree(self, tree: Tree) -> str:
+        """Keeps it in the first writable tier that can."""
+        self._refuse_if_read_only()
+        failures: list[StoreError] = []
+        for tier in self._writable:
+            try:
+                return tier.put_tree(tree)
+            except StoreError as error:
+                failures.append(error)
+        raise failures[0]
 
     def put(self, context: Context, records: Iterable[Record], on_conflict: OnConflict = "newest") -> None:
         self._refuse_if_read_only()

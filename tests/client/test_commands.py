@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from support import MOMENT, context, environment, measurement, record, run_python
+from support import MOMENT, context, dejavu, measurement, record, run_python
 
 from dejavu_cache.records import Failure, Measurement, Winner
 from dejavu_cache.stores import FileStore
-
-
-def dejavu(*arguments: object, **env: str) -> subprocess.CompletedProcess[str]:
-    """Runs the command as a user would."""
-    command = [sys.executable, "-m", "dejavu_client", *map(str, arguments)]
-    return subprocess.run(command, env=environment(**env), capture_output=True, text=True, timeout=60, check=False)
 
 
 @pytest.fixture

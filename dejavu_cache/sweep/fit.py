@@ -1,0 +1,160 @@
+"""From records to a decision tree: the smallest set of configs, then a tree that chooses among them.
+
+The tree learns what each config of the set costs in a scenario, not which one is the best there: to take the second
+best where the two are close is no mistake. What a tree costs is told by scenarios that were held out of
+everything, of the choice of the set too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import TooFewRecordsError
+from ..records import RecordSet
+from ..tree import Input, Leaf, Node, Regret, Tree, prepared
+from .columns import Columns, values_of
+from .costs import Costs, Matrix
+from .subset import smallest_subset
+
+__all__ = ["BOUND", "LEAVES", "LIMIT", "NEEDED", "fit"]
+
+BOUND = 0.05
+LIMIT = 12
+NEEDED = 10
+"""Scenarios: of fewer, one that is held out says nothing about the others."""
+
+LEAVES = 16
+
+_HOPELESS = 2.0
+"""Times over the best from which on it does not matter how bad a config is."""
+
+_CANNOT_RUN = 1e3
+"""The burden of a failure: a leaf takes a config that failed in one of its scenarios only if all others did too."""
+
+_WORTH = 0.02**2
+"""What a question must save: one scenario its 2%."""
+
+_FOLDS = 10
+_ONE_BY_ONE = 40
+"""Up to so many scenarios, each is held out by itself."""
+
+
+def fit(
+    whole: RecordSet,
+    *,
+    bound: float = BOUND,
+    limit: int = LIMIT,
+    leaves: int = LEAVES,
+    progress: Callable[[float], None] = lambda share: None,
+) -> Tree:
+    """Fits a tree to the records of one context; equal records give an equal tree.
+
+    Args:
+        bound: how far, as a share, the nearest config of the set may be from the best of all in any scenario.
+        limit: how many configs at most; where they do not suffice, the bound is widened.
+        leaves: how many leaves at most.
+        progress: is told which share of the work is done.
+
+    Raises:
+        TooFewRecordsError: fewer than `NEEDED` scenarios have two timed configs.
+    """
+    costs = Costs.of(whole.records)
+    if len(costs) < NEEDED:
+        kernel, device = whole.context.kernel.name, whole.context.environment.device.name
+        raise TooFewRecordsError(
+            f"{kernel} has {len(costs)} scenarios with two timed configs or more on {device}, and a tree needs "
+            f"{NEEDED}: tune {NEEDED - len(costs)} more"
+        )
+    model = _fitted(costs, bound, limit, leaves)
+    return Tree(
+        context=whole.context,
+        configs=tuple(costs.configs[column] for column in model.chosen),
+        inputs=model.inputs,
+        root=model.root,
+        bound=round(model.bound, 6),
+        regret=_validated(costs, bound, limit, leaves, progress),
+        at=max(each.at for record in whole.records for each in record.measurements),
+    )
+
+
+class _Model(NamedTuple):
+    """What was fitted: `chosen` are columns of the costs, and the leaves rank places in `chosen`."""
+
+    root: Node
+    inputs: dict[str, Input]
+    chosen: list[int]
+    bound: float
+
+
+def _fitted(costs: Costs, bound: float, limit: int, leaves: int) -> _Model:
+    chosen, bound = smallest_subset(costs.slowdown, bound, limit)
+    columns = Columns(costs.scenarios)
+    root = _Grown(columns, columns.encode(costs.scenarios), costs.slowdown[:, chosen], leaves).node()
+    return _Model(root, columns.inputs, chosen, bound)
+
+
+class _Grown:
+    """A regression from scenarios to every config's slowdown at once, so that leaves hold scenarios that are alike."""
+
+    def __init__(self, columns: Columns, encoded: Matrix, slowdown: Matrix, leaves: int) -> None:
+        from sklearn.tree import DecisionTreeRegressor
+
+        self._columns, self._encoded = columns, encoded
+        slowness = np.log(np.minimum(slowdown, _HOPELESS))
+        self._tree = DecisionTreeRegressor(max_leaf_nodes=max(leaves, 2), random_state=0).fit(encoded, slowness).tree_
+        # Squared, since one bad scenario is worse than two so-so ones.
+        self._burden = np.where(np.isfinite(slowdown), slowness**2, _CANNOT_RUN)
+
+    def node(self) -> Node:
+        """The tree, without the questions that save next to nothing."""
+        return self._node(0, np.arange(len(self._encoded)))[0]
+
+    def _node(self, at: int, rows: NDArray[np.intp]) -> tuple[Node, float]:
+        """A node and what it leaves of the burden of the rows that reach it."""
+        burdens = self._burden[rows].sum(axis=0)
+        leaf, alone = Leaf(ranking=tuple(burdens.argsort(kind="stable").tolist())), float(burdens.min())
+        if self._tree.children_left[at] < 0:
+            return leaf, alone
+        column, threshold = int(self._tree.feature[at]), float(self._tree.threshold[at])
+        is_below = self._encoded[rows, column].astype(np.float32) <= threshold  # scikit-learn's own precision
+        below, left = self._node(self._tree.children_left[at], rows[is_below])
+        above, right = self._node(self._tree.children_right[at], rows[~is_below])
+        if alone - left - right < _WORTH:
+            return leaf, alone
+        return self._columns.split(column, threshold, below, above), left + right
+
+
+def _validated(costs: Costs, bound: float, limit: int, leaves: int, progress: Callable[[float], None]) -> Regret:
+    """What choices cost in scenarios that nothing of the fit has seen."""
+    folds = len(costs) if len(costs) <= _ONE_BY_ONE else _FOLDS
+    paid: list[float] = []
+    for done, (kept, held) in enumerate(_folds(len(costs), folds), start=1):
+        model = _fitted(costs.rows(kept), bound, limit, leaves)
+        rank = prepared(model.root, model.inputs, model.chosen)
+        paid += [float(costs.slowdown[row, _first(rank(values_of(costs.scenarios[row])), model)] - 1) for row in held]
+        progress(done / folds)
+    ran = [each for each in paid if np.isfinite(each)]
+    return Regret(
+        mean=round(float(np.mean(ran)), 6) if ran else 0.0,
+        max=round(max(ran, default=0.0), 6),
+        failed=len(paid) - len(ran),
+        scenarios=len(paid),
+        folds=folds,
+    )
+
+
+def _first(ranked: tuple[int, ...], model: _Model) -> int:
+    """What is chosen; where the tree does not know a word that only a held-out scenario has, its most useful config."""
+    return ranked[0] if ranked else model.chosen[0]
+
+
+def _folds(count: int, folds: int) -> Iterator[tuple[list[int], list[int]]]:
+    """Which rows are kept and which held out, shuffled the same way every time."""
+    order = np.random.default_rng(0).permutation(count)
+    for fold in range(min(folds, count)):
+        held = sorted(order[fold::folds].tolist())
+        yield sorted(set(range(count)) - set(held)), held
