@@ -13,7 +13,7 @@ from dejavu_cache.attention import IMPLEMENTATIONS, paged_attention
 # The interpreter divides masked lanes by zero, and converts NumPy's arrays of one element in the old way.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::RuntimeWarning")
 
-BATCH = Case(new=[1, 7, 20], past=[40, 9, 0])
+BATCH = Case(new=[1, 5, 12], past=[40, 9, 0], heads=(4, 2))
 CASES = {
     "decode": Case(new=[1] * 4, past=[90, 1, 200, 33]),
     "mixed": BATCH,

@@ -6,6 +6,7 @@ import math
 import os
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -253,7 +254,7 @@ def _scale(name: str, scale: torch.Tensor | float | None, q: torch.Tensor) -> to
 def _check_values(batch: Batch) -> None:
     """What can be seen only by reading the tensors: the GPU must be waited for."""
     begins = batch.cu_seqlens_q.tolist()
-    queries = [after - before for before, after in zip(begins, begins[1:], strict=False)]
+    queries = [after - before for before, after in pairwise(begins)]
     keys = batch.seqused_k.tolist()
     if begins[0] != 0 or begins[-1] > batch.num_tokens or min(queries) < 0 or max(queries) > batch.max_seqlen_q:
         raise ValueError(

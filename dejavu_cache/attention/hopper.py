@@ -46,7 +46,7 @@ def _is_hopper(device: torch.device) -> bool:
     version = tuple(int(part) for part in triton.__version__.split(".")[:2])
     if device.type != "cuda" or torch.version.hip is not None or triton.knobs.runtime.interpret or version < (3, 6):
         return False
-    return torch.cuda.get_device_capability(device)[0] == 9
+    return bool(torch.cuda.get_device_capability(device)[0] == 9)
 
 
 def launch(batch: Batch) -> Launch:

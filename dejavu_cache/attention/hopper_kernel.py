@@ -74,7 +74,7 @@ def produce(keys, values, k_boxes, v_boxes, k_full, k_free, v_full, v_free, page
         for box in gl.static_range(TILE // BOX):
             token = (tiles - 1 - step) * TILE + box * BOX
             page = gl.load(pages + gl.minimum(token // PAGE, last_page))
-            rows = rows + (page * rows_per_page + token % PAGE,)
+            rows = rows + (page * rows_per_page + token % PAGE,)  # type: ignore[assignment]
         mbarrier.wait(k_free.index(stage), turn ^ 1)
         fetch_tile(keys, k_boxes, k_full, rows, column, stage, TILE, HEAD_PADDED)
         mbarrier.wait(v_free.index(stage), turn ^ 1)
@@ -162,7 +162,7 @@ def consume(which: gl.constexpr, out, q, sinks, q_tiles, k_boxes, v_boxes, k_ful
     scores = warpgroup_mma_wait(0, [scores])
     mbarrier.arrive(k_free.index(0))
     start = (tiles - 1) * TILE
-    weights, fade, peak, total = softmax(scores, peak, total, positions, start, end, scale, True, TILE, S_LAYOUT)
+    weights, _, peak, total = softmax(scores, peak, total, positions, start, end, scale, True, TILE, S_LAYOUT)
     weights = gl.convert_layout(weights.to(DTYPE), P_LAYOUT)
     if end < start + TILE:
         # Values past the last token may be anything, and zero times that must be zero. Both consumers write
