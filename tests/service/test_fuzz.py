@@ -1,6 +1,6 @@
 """Thousands of made-up requests against the OpenAPI of a running server.
 
-The suite runs a few; for many:  DEJAVU_FUZZ_EXAMPLES=300 python -m pytest tests/service/test_fuzz.py
+The suite runs a few; for many:  FUZZ_EXAMPLES=300 python -m pytest tests/service/test_fuzz.py
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dejavu_service.database import Database
 from dejavu_service.rules import tokens
 from service_support import running
 
-EXAMPLES = os.environ.get("DEJAVU_FUZZ_EXAMPLES", "8")
+EXAMPLES = os.environ.get("FUZZ_EXAMPLES", "8")
 CHECKS = (
     "not_a_server_error",
     "status_code_conformance",
