@@ -107,7 +107,8 @@ class Resolver:
     ) -> None:
         self.store = store
         self._before = before
-        self._home = ",".join(tier.url for tier in store.tiers if not isinstance(tier, MemoryStore)) or store.url
+        kept = (tier.url for tier in store.tiers if not (tier.read_only or isinstance(tier, MemoryStore)))
+        self._home = ",".join(kept) or store.url
         self.mode = mode
         self._max_distance = max_distance
         self._settings = settings

@@ -122,12 +122,13 @@ def _wanted(implementation: str, each: Lengths, model: Model) -> bool:
 
 
 LAUNCHES: dict[str, Callable[[Batch], Launch]] = {
-    "qblock": qblock.launch,
-    "segmented": segmented.launch,
-    "static_grid": static_grid.launch,
     "hopper": hopper.launch,
+    "segmented": segmented.launch,
+    "qblock": qblock.launch,
+    "static_grid": static_grid.launch,
     "naive": naive.launch,
 }
+"""The implementations that are tuned, the ones that `auto` takes most first."""
 
 
 def _kernel(implementation: str) -> Any:
@@ -155,20 +156,19 @@ def cases(
 
     Args:
         preset: a model of `PRESETS`. page: tokens in a block of the cache. dtype: of queries and caches.
-        tp: on how many GPUs the model is. only: an implementation, if not all.
-        batches: the first word of the batches' names, if not all: decode, prefill, mixed or chunked.
+        tp: on how many GPUs the model is. only: implementations, with + between them, if not all.
+        batches: decode, prefill, mixed or chunked, with + between them, if not all.
     """
     if preset not in PRESETS:
         raise ValueError(f"preset={preset}: choose one of {', '.join(PRESETS)}")
-    if only and only not in LAUNCHES:
-        raise ValueError(f"only={only}: choose one of {', '.join(LAUNCHES)}")
+    if only and not set(only.split("+")) <= set(LAUNCHES):
+        raise ValueError(f"only={only}: choose from {', '.join(LAUNCHES)}, with + between them")
     model = PRESETS[preset]
     shape = (model, int(page), getattr(torch, dtype), int(tp))
-    for each in lengths():
-        if batches and each.name.split()[0] not in batches.split("+"):
-            continue
-        for implementation in (only,) if only else LAUNCHES:
-            if only or _wanted(implementation, each, model):
+    for implementation in only.split("+") if only else LAUNCHES:
+        for each in lengths():
+            asked = not batches or each.name.split()[0] in batches.split("+")
+            if asked and (only or _wanted(implementation, each, model)):
                 yield _case(implementation, each, shape)
 
 

@@ -1,0 +1,125 @@
+"""Paged attention: every implementation, side by side with FlashAttention 3, by GPU time.
+
+    FLASH_ATTENTION_3=path/to/library python benchmarks/attention.py [FOLDER] [PRESET] [PAGE]
+
+GPU time is the median of a CUDA graph's replays, caches warm. Every implementation is first checked against
+the float32 reference. Configs come from the records; `auto` alone is tuned where there is none.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import flash_attention
+import torch
+import triton
+
+from dejavu_cache.attention.api import IMPLEMENTATIONS
+from dejavu_cache.attention.arguments import Batch
+from dejavu_cache.attention.suite import PRESETS, Lengths, batch_of, ragged
+
+RESULTS = Path(__file__).parent / "results"
+COMPARED = ("auto", "hopper", "qblock", "segmented", "static_grid", "naive")
+SLOW = 5e9
+"""Scores (query tokens times keys times heads) from which the naive kernel is left out: it takes a second."""
+
+
+def scenarios() -> list[Lengths]:
+    """Decoding, prompts, both at once, and a chunk after a long context; ragged."""
+    found = [
+        Lengths(f"decode {n} x {longest}", [1] * n, ragged(n, longest))
+        for n in (1, 8, 32, 128)
+        for longest in (512, 4096, 16384)
+        if n * longest <= 1 << 20
+    ]
+    for n, longest in ((1, 128), (1, 512), (1, 2048), (1, 8192), (8, 1024)):
+        found.append(Lengths(f"prefill {n} x {longest}", ragged(n, longest), [0] * n))
+    for n, longest in ((8, 1024), (32, 2048)):
+        prompts = [1 if each % 2 else max(1, longest // 4) for each in range(n)]
+        found.append(Lengths(f"mixed {n} x {longest}", prompts, ragged(n, longest)))
+    found.append(Lengths("chunked 4 x 512 after 8192", [512] * 4, [8192] * 4))
+    return found
+
+
+def microseconds(batch: Batch, implementation: str) -> dict[str, Any]:
+    """GPU time and relative error of one implementation."""
+    run = flash_attention.run if implementation == "fa3" else IMPLEMENTATIONS[implementation]
+    batch.out.fill_(float("nan"))
+    try:
+        run(batch)
+        torch.cuda.synchronize()
+    except ValueError as error:  # not for this batch
+        return {"left_out": str(error)[:200]}
+    found = batch.out.clone()
+    median = triton.testing.do_bench_cudagraph(lambda: run(batch), rep=20, return_mode="median")
+    return {"microseconds": round(median * 1e3, 2), "error": error_of(batch, found)}
+
+
+def error_of(batch: Batch, found: torch.Tensor) -> float | None:
+    """Relative error against the reference; None where its scores would not fit into memory."""
+    if batch.max_seqlen_q * batch.max_seqlen_k * batch.q.shape[1] > 2**30:
+        return None
+    expected = IMPLEMENTATIONS["reference"](batch).double()
+    return float(f"{float((found.double() - expected).norm() / expected.norm()):.1e}")
+
+
+def share(row: dict[str, Any], implementation: str) -> float | None:
+    """How fast an implementation is: its share of FlashAttention 3's speed."""
+    fa3, ours = (row.get(name, {}).get("microseconds") for name in ("fa3", implementation))
+    return fa3 / ours if fa3 and ours else None
+
+
+def summary(rows: dict[str, dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """Geometric means of the shares by kind of batch, and the lowest."""
+    found: dict[str, dict[str, float]] = {}
+    for implementation in COMPARED:
+        for kind in ("decode", "prefill", "mixed", "chunked"):
+            values = [share(row, implementation) for name, row in rows.items() if name.startswith(kind)]
+            shares = [value for value in values if value]
+            if len(shares) == len(values):
+                mean = math.exp(sum(map(math.log, shares)) / len(shares))
+                found.setdefault(implementation, {})[kind] = round(mean, 3)
+                found[implementation]["least"] = round(min(*shares, found[implementation].get("least", math.inf)), 3)
+    return found
+
+
+def main() -> None:
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else RESULTS
+    preset = sys.argv[2] if len(sys.argv) > 2 else "llama3-8b"
+    page = int(sys.argv[3]) if len(sys.argv) > 3 else 16
+    names = (["fa3"] if flash_attention.available() else []) + list(COMPARED)
+    rows: dict[str, dict[str, Any]] = {}
+    for each in scenarios():
+        batch = batch_of(each, PRESETS[preset], page, torch.bfloat16)
+        scores = sum(n * (n + p) for n, p in zip(each.new, each.past, strict=True)) * batch.q.shape[1]
+        row = {name: microseconds(batch, name) for name in names if name != "naive" or scores < SLOW}
+        rows[each.name] = row
+        told = [
+            f"{name} {row[name]['microseconds']:8.1f}"
+            + (f" ({100 * part:5.1f}%)" if (part := share(row, name)) else "")
+            for name in row
+            if "microseconds" in row[name]
+        ]
+        print(f"{each.name:28s}", "  ".join(told), flush=True)
+    result = {
+        "date": datetime.date.today().isoformat(),
+        "device": torch.cuda.get_device_name(),
+        "versions": {"triton": triton.__version__, "torch": torch.__version__},
+        "preset": preset,
+        "page": page,
+        "dtype": "bfloat16",
+        "rows": rows,
+        "share_of_fa3": summary(rows),
+    }
+    print(json.dumps(result["share_of_fa3"], indent=1))
+    name = "attention" if (preset, page) == ("llama3-8b", 16) else f"attention-{preset}-{page}"
+    (folder / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

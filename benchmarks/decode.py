@@ -1,0 +1,140 @@
+"""A decoder of Llama 3.1 8B's shape with random weights, one request: seconds to a number of new tokens.
+
+    FLASH_ATTENTION_3=path/to/library python benchmarks/decode.py [FOLDER]
+
+A whole step is one CUDA graph, captured once for the longest context and replayed for every token; attention is
+`static_grid`, or FlashAttention 3. Everything else is the same PyTorch.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import math
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import flash_attention
+import torch
+import triton
+from torch.nn import functional
+
+from dejavu_cache.attention.api import IMPLEMENTATIONS
+from dejavu_cache.attention.arguments import Batch, checked_batch
+
+RESULTS = Path(__file__).parent / "results"
+LAYERS, HIDDEN, INNER, HEADS, KV_HEADS, HEAD, VOCABULARY = 32, 4096, 14336, 32, 8, 128, 128256
+PROMPT, NEW, PAGE = 500, 12800, 16
+MARKS = (100, 200, 400, 800, 1600, 3200, 6400, 12800)
+
+
+class Decoder:
+    """One step: from the last token, on the GPU, to the next one."""
+
+    def __init__(self, attention: Callable[[Batch], torch.Tensor]) -> None:
+        torch.manual_seed(0)
+        options: dict[str, Any] = {"device": "cuda", "dtype": torch.bfloat16}
+        self.attention = attention
+
+        def weight(rows: int, columns: int) -> torch.Tensor:
+            return torch.randn(rows, columns, **options) * columns**-0.5
+
+        self.embedding = weight(VOCABULARY, HIDDEN)
+        self.head = weight(VOCABULARY, HIDDEN)
+        self.layers = [
+            (
+                weight((HEADS + 2 * KV_HEADS) * HEAD, HIDDEN),
+                weight(HIDDEN, HEADS * HEAD),
+                weight(2 * INNER, HIDDEN),
+                weight(HIDDEN, INNER),
+            )
+            for _ in range(LAYERS)
+        ]
+        pages = math.ceil((PROMPT + NEW) / PAGE)
+        self.caches = torch.randn(LAYERS, 2, pages, PAGE, KV_HEADS, HEAD, **options)
+        self.table = torch.randperm(pages, device="cuda", dtype=torch.int32)[None]
+        self.begins = torch.tensor([0, 1], device="cuda", dtype=torch.int32)
+        self.length = torch.tensor([PROMPT], device="cuda", dtype=torch.int32)
+        self.token = torch.zeros(1, device="cuda", dtype=torch.int64)
+        self.frequencies = 500000.0 ** (-torch.arange(0, HEAD, 2, device="cuda") / HEAD)
+
+    def step(self) -> None:
+        """Writes the token's keys and values, attends, and leaves the next token."""
+        self.length += 1
+        position = (self.length - 1).long()
+        angle = position[:, None] * self.frequencies
+        rotation = torch.polar(torch.ones_like(angle), angle)[:, None]
+        page = self.table[0].long()[position // PAGE]
+        x = self.embedding[self.token]
+        for (qkv, output, up, down), (keys, values) in zip(self.layers, self.caches, strict=True):
+            heads = functional.linear(norm(x), qkv).view(1, HEADS + 2 * KV_HEADS, HEAD)
+            q, k, v = heads.split((HEADS, KV_HEADS, KV_HEADS), 1)
+            keys[page, position % PAGE] = rotated(k, rotation)
+            values[page, position % PAGE] = v
+            batch = checked_batch(
+                rotated(q, rotation), keys, values, self.begins, self.length, self.table, 1, PROMPT + NEW,
+                None, (-1, -1), 0.0, None, None, None, None, None,
+            )  # fmt: skip
+            x = x + functional.linear(self.attention(batch).view(1, -1), output)
+            gate, value = functional.linear(norm(x), up).chunk(2, -1)
+            x = x + functional.linear(functional.silu(gate) * value, down)
+        self.token.copy_(functional.linear(norm(x), self.head).argmax(-1))
+
+
+def norm(x: torch.Tensor) -> torch.Tensor:
+    return functional.rms_norm(x, (HIDDEN,))
+
+
+def rotated(x: torch.Tensor, rotation: torch.Tensor) -> torch.Tensor:
+    pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))
+    return torch.view_as_real(pairs * rotation).flatten(-2).to(x.dtype)
+
+
+def seconds(attention: Callable[[Batch], torch.Tensor]) -> dict[str, float]:
+    """Seconds from the first new token to each mark."""
+    decoder = Decoder(attention)
+    decoder.step()
+    decoder.step()  # compiled, tuned and warm
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        decoder.step()
+    decoder.length.fill_(PROMPT)
+    torch.cuda.synchronize()
+    found: dict[str, float] = {}
+    start = time.perf_counter()
+    for token in range(1, NEW + 1):
+        graph.replay()
+        if token in MARKS:
+            torch.cuda.synchronize()
+            found[str(token)] = round(time.perf_counter() - start, 4)
+    return found
+
+
+def main() -> None:
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else RESULTS
+    attentions = {"static_grid": IMPLEMENTATIONS["static_grid"]}
+    if flash_attention.available():
+        attentions["fa3"] = flash_attention.run
+    found = {}
+    for name, attention in attentions.items():
+        found[name] = seconds(attention)
+        print(name, found[name], flush=True)
+        torch.cuda.empty_cache()
+    result = {
+        "date": datetime.date.today().isoformat(),
+        "device": torch.cuda.get_device_name(),
+        "versions": {"triton": triton.__version__, "torch": torch.__version__},
+        "seconds_to_new_tokens": found,
+    }
+    if "fa3" in found:
+        shares = {mark: round(found["fa3"][mark] / found["static_grid"][mark], 4) for mark in found["fa3"]}
+        result["share_of_fa3"] = shares
+        print("share of FlashAttention 3", shares)
+    (folder / "decode.json").write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
