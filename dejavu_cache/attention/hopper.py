@@ -13,7 +13,7 @@ import torch
 import triton
 
 from .arguments import Batch
-from .launch import Launch
+from .launch import Launch, num_sms, zeros
 
 __all__ = ["launch", "run", "suits"]
 
@@ -50,7 +50,7 @@ def _is_hopper(device: torch.device) -> bool:
 
 
 def launch(batch: Batch) -> Launch:
-    """One program per two Q blocks and KV head.
+    """One program per pair of Q blocks and KV head, or one per SM.
 
     Raises:
         ValueError: the kernel cannot take the batch; `auto` chooses another then.
@@ -63,13 +63,16 @@ def launch(batch: Batch) -> Launch:
     from .hopper_kernel import ROWS, hopper_kernel
 
     q, out, cache = batch.q, batch.out, batch.k_cache
+    blocks = batch.q_blocks(2 * (ROWS.value // batch.group))
+    pairs = blocks * batch.kv_heads
     return Launch(
         hopper_kernel,
-        (batch.q_blocks(2 * (ROWS.value // batch.group)) * batch.kv_heads,),
+        lambda meta: (min(pairs, num_sms(q.device)) if meta["PERSISTENT"] else pairs,),
         (
             out, out.stride(0), out.stride(1), _described(cache), _described(batch.v_cache),
-            cache.stride(0) // cache.stride(1), q, batch.cu_seqlens_q, batch.seqused_k, batch.block_table, batch.sinks,
-            batch.softmax_scale, q.stride(0), q.stride(1), batch.block_table.stride(0), *batch.composition,
+            cache.stride(0) // cache.stride(1), blocks, zeros(q.device, 2),
+            q, batch.cu_seqlens_q, batch.seqused_k, batch.block_table, batch.sinks, batch.softmax_scale,
+            q.stride(0), q.stride(1), batch.block_table.stride(0), *batch.composition,
         ),
         {
             "KV_HEADS": batch.kv_heads, "GROUP": batch.group, "HEAD": q.shape[2],

@@ -100,8 +100,11 @@ def row_space() -> Sequence[triton.Config]:
 
 
 def hopper_space() -> Sequence[triton.Config]:
-    """Keys in a tile, and tiles of keys and of values in shared memory at once."""
-    return config_space({"TILE": (64, 128), "STAGES": (2, 3, 4)}, where=lambda TILE, STAGES: TILE * STAGES <= 256)
+    """Keys in a tile, tiles of keys and of values in shared memory at once, and whether programs go on."""
+    return config_space(
+        {"TILE": (64, 128), "STAGES": (2, 3, 4), "PERSISTENT": (0, 1)},
+        where=lambda TILE, STAGES: TILE * STAGES <= 256,
+    )
 
 
 def why_not(config: triton.Config, head_padded: int, group: int, element_size: int, capability: int) -> str | None:
