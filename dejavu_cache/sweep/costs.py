@@ -71,4 +71,5 @@ class Costs:
     def rows(self, chosen: Iterable[int]) -> Costs:
         """The table of some of the scenarios."""
         at = list(chosen)
-        return Costs(tuple(self.scenarios[row] for row in at), self.configs, self.slowdown[at], self.tried[at], self.best[at])
+        scenarios = tuple(self.scenarios[row] for row in at)
+        return Costs(scenarios, self.configs, self.slowdown[at], self.tried[at], self.best[at])

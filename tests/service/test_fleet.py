@@ -1,6 +1,6 @@
 """A fleet: replicas on one Postgres, many client processes, and what dies in the middle.
 
-The suite disturbs a small fleet; a large one takes minutes:  FLEET_CLIENTS=32 python -m pytest tests/service/test_fleet.py
+The suite disturbs a small fleet; a large one takes minutes:  FLEET_CLIENTS=32 pytest tests/service/test_fleet.py
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The attention kernels' sweep: the batches of a server, for the shapes of known models.
 
-dejavu-cache sweep dejavu_cache.attention.suite --preset llama3-8b --store URL
+dejavu-cache sweep dejavu_cache.attention --preset llama3-8b --store URL
 """
 
 from __future__ import annotations
