@@ -81,9 +81,10 @@ class HotPath:
                 bound, key = binder(*args, **kwargs)
                 config, tuned, until, name, kernel, call = ready[key]
             except Exception:  # not seen before, or wrong in a way that Triton has its own words for
-                return triton_way(grid, args, kwargs)
+                kernel = None
             if (
-                fn.pre_run_hooks
+                kernel is None
+                or fn.pre_run_hooks
                 or grid is None
                 or fn.device_caches[device][0].get(name) is not kernel  # Triton's cache has the last word
                 or (until is not never and monotonic() > until)
