@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
+import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 from triton import knobs
 from triton.runtime.autotuner import Autotuner
@@ -17,6 +18,8 @@ from .configs import Declared
 from .environment import INTERPRETER_INDEX, current_device, current_environment, interpreting
 from .errors import SettingsError
 from .keys import LaunchKey, RawKey
+from .launch import Chosen, HotPath
+from .launch_versions import is_covered
 from .notices import warn_once
 from .process import as_tiers
 from .records import Context, Kernel, Problem
@@ -33,15 +36,6 @@ __all__ = ["CachedAutotuner", "cached_autotune"]
 
 RETRY_AFTER = 5.0
 """Seconds until a scenario that fell back is looked up again."""
-
-
-class _Ready(NamedTuple):
-    """A resolution, and what the hot path needs of it."""
-
-    config: Any
-    kwargs: dict[str, Any]
-    resolution: Resolution
-    look_again: float
 
 
 class CachedAutotuner(Autotuner):  # type: ignore[misc]
@@ -82,8 +76,8 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
         self._budget = tune_seconds, tune_configs
         self._interpreted = interpreting()
         self._device: Callable[[], int] = (lambda: INTERPRETER_INDEX) if self._interpreted else current_device
-        self._ready: dict[RawKey, _Ready] = {}
-        self._fallen_back: dict[RawKey, _Ready] = {}
+        self._ready: dict[RawKey, Chosen] = {}
+        self._fallen_back: dict[RawKey, Chosen] = {}
         self._contexts: dict[int, Context] = {}
 
     def _check_names(self, key: Sequence[str]) -> None:
@@ -134,20 +128,43 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
         limit = settings.max_distance if self._max_distance is None else self._max_distance
         return Resolver(as_tiers(self._store), self.mode, limit, settings)
 
-    def run(self, *args: Any, **kwargs: Any) -> Any:
-        """Launches the kernel with its scenario's config; `kernel[grid](…)` comes here."""
-        if self.mode is Mode.OFF:
-            return super().run(*args, **kwargs)
-        if len(self.configs) < 2:
-            config, options = self.configs[0], self.configs[0].all_kwargs()
-        else:
-            config, options = self._ready_for(args, kwargs)[:2]
-        self.best_config = config
-        if config.pre_hook is not None:
-            config.pre_hook({**dict(zip(self.arg_names, args, strict=False)), **kwargs, **options})
-        return self.fn.run(*args, **kwargs, **options)
+    def __getitem__(self, grid: Any) -> Any:
+        """What launches the kernel on a grid, a tuple or a function of the arguments: `kernel[grid](…)`."""
+        if "run" in self.__dict__:  # somebody put a wrapper around this kernel's launches
+            return super().__getitem__(grid)
+        launch = self._launch
+        return lambda *args, **kwargs: launch(grid, args, kwargs)
 
-    def _ready_for(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Ready:
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """Launches the kernel with its scenario's config; `triton.heuristics` around it come here."""
+        if "grid" not in kwargs or kwargs.get("warmup"):
+            return super().run(*args, **kwargs) if self.mode is Mode.OFF else self._run(args, kwargs)[0]
+        grid = kwargs.pop("grid")
+        kwargs.pop("warmup", None)
+        return self._launch(grid, args, kwargs)
+
+    @cached_property
+    def _launch(self) -> Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]:
+        """The way from `(grid, args, kwargs)` to the device: the hot path where it may be taken."""
+        if self.mode is Mode.OFF:
+            theirs = super().run
+            return lambda grid, args, kwargs: theirs(*args, grid=grid, warmup=False, **kwargs)
+        if not self._interpreted and is_covered(self.fn):
+            return HotPath(self, self._launch_key.keys, self._buckets, self._run).launcher()
+        return lambda grid, args, kwargs: self._run(args, {"grid": grid, "warmup": False, **kwargs})[0]
+
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Chosen]:
+        """A launch as Triton makes it: what it returned, and the config that was chosen for it."""
+        if len(self.configs) < 2:
+            chosen = Chosen(self.configs[0], self.configs[0].all_kwargs())
+        else:
+            chosen = self._choose(args, kwargs)
+        self.best_config = config = chosen.config
+        if config.pre_hook is not None:
+            config.pre_hook({**dict(zip(self.arg_names, args, strict=False)), **kwargs, **chosen.options})
+        return self.fn.run(*args, **kwargs, **chosen.options), chosen
+
+    def _choose(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Chosen:
         device = self._device()
         try:
             raw = self._launch_key.raw(device, args, kwargs)
@@ -163,15 +180,19 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
         """
         device = self._device()
         ready = self._ready.get(self._launch_key.raw(device, args, kwargs))
-        return ready.resolution if ready else self._resolver.explain(self._request(device, args, kwargs))
+        return (
+            ready.resolution
+            if ready and ready.resolution
+            else self._resolver.explain(self._request(device, args, kwargs))
+        )
 
     def request(self, *args: Any, **kwargs: Any) -> Request:
         """What a launch with these arguments would ask the store for; the launch's `grid` and `warmup` included."""
         return self._request(self._device(), args, kwargs)
 
-    def _first_sight(self, raw: RawKey, device: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Ready:
+    def _first_sight(self, raw: RawKey, device: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Chosen:
         fallen_back = self._fallen_back.get(raw)
-        if fallen_back and time.monotonic() < fallen_back.look_again:
+        if fallen_back and time.monotonic() < fallen_back.until:
             return fallen_back
         request = self._request(device, args, kwargs)
         start = time.perf_counter()
@@ -184,7 +205,8 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
             self.bench_time = time.perf_counter() - start
             self.pre_hook({**request.autotuner.nargs, **kwargs, **resolution.config.all_kwargs()}, reset_only=True)
         self._report(request, resolution, benchmarked)
-        ready = _Ready(resolution.config, resolution.config.all_kwargs(), resolution, time.monotonic() + RETRY_AFTER)
+        until = math.inf if resolution.final else time.monotonic() + RETRY_AFTER
+        ready = Chosen(resolution.config, resolution.config.all_kwargs(), until, resolution)
         if resolution.final:
             self._fallen_back.pop(raw, None)
             self._ready[raw] = ready

@@ -43,7 +43,7 @@ class LaunchKey:
             raw.append(value.__class__)
             raw.append(value if bucket is None else bucket(value))
         raw += [getattr(arg, "dtype", None) for arg in args]
-        if len(kwargs) > 2:  # more than the grid and the warm-up flag
+        if kwargs:
             raw += [(name, arg.dtype) for name, arg in kwargs.items() if hasattr(arg, "dtype")]
         return tuple(raw)
 
