@@ -21,7 +21,7 @@ from ..launches import target_of
 from ..manifest import BINARIES, MANIFEST, RECORDS, Manifest, described, files_of, is_prewarmed, read_manifest
 from ..prewarmed import CUDA_UTILS, cuda_utils_source
 from ..stores import FileStore, Store, open_store
-from .host import stand_in_for_libcuda
+from .host import make_tools
 from .messages import Built, Job, Plan, Spec
 from .pool import Process, compile_all
 
@@ -120,7 +120,7 @@ def _prewarm(
 ) -> tuple[Done, Plan]:
     _take_over(out, work)
     if spec.host_modules:
-        stand_in_for_libcuda(work / "libcuda")
+        make_tools(work / "tools")
     with Process(spec) as first:
         plan = first.plan()
         cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -181,7 +181,7 @@ def _tidy(work: Path, wanted: set[str]) -> dict[str, str]:
     for folder in (work / BINARIES).iterdir():
         if folder.name not in wanted:
             shutil.rmtree(folder)
-    for name in ("libcuda", f"{RECORDS}/.locks"):
+    for name in ("tools", f"{RECORDS}/.locks"):
         shutil.rmtree(work / name, ignore_errors=True)
     found = {}
     for module in sorted((work / BINARIES).glob(f"*/{CUDA_UTILS}")):

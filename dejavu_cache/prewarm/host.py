@@ -14,11 +14,19 @@ from typing import Any
 
 from ..errors import PrewarmError
 
-__all__ = ["Host", "stand_in_for_libcuda"]
+__all__ = ["Host", "Pretender", "make_tools"]
+
+_COMPILER = """#!/bin/sh
+for each in "$@"; do
+    case "$each" in *.c | *.cpp) set -- "-ffile-prefix-map=$(dirname "$each")=." "$@" ;; esac
+done
+exec {compiler} "$@"
+"""
+"""Without it, the name of a temporary folder would get into a module, and no two were ever equal."""
 
 
-def stand_in_for_libcuda(folder: Path) -> None:
-    """Makes an empty `libcuda.so.1` in a folder.
+def make_tools(folder: Path) -> None:
+    """Makes an empty `libcuda.so.1` in a folder, and a C compiler that gives the same module for the same source.
 
     Raises:
         PrewarmError: there is no C compiler, or it does not work.
@@ -35,6 +43,9 @@ def stand_in_for_libcuda(folder: Path) -> None:
     done = subprocess.run([*command, "-o", str(library)], capture_output=True, text=True)
     if done.returncode:
         raise PrewarmError(f"the C compiler {compiler} does not work: {done.stderr.strip()[-500:]}")
+    script = folder / "cc"
+    script.write_text(_COMPILER.format(compiler=compiler), encoding="utf-8")
+    script.chmod(0o755)
 
 
 class _Hollow:
@@ -51,14 +62,15 @@ class Host:
     """Builds what launching takes, through Triton's own drivers.
 
     Args:
-        libcuda: a folder with a `libcuda.so.1`.
+        tools: what `make_tools` made.
     """
 
-    def __init__(self, libcuda: Path) -> None:
+    def __init__(self, tools: Path) -> None:
         from triton import knobs
         from triton.runtime import build
 
-        knobs.nvidia.libcuda_path = str(libcuda)
+        knobs.nvidia.libcuda_path = str(tools)
+        os.environ["CC"] = str(tools / "cc")
         build._load_module_from_path = lambda name, path: _Hollow()
 
     def build(self, compiled: Any, target: Any) -> str:

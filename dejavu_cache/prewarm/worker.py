@@ -45,8 +45,7 @@ class Worker:
         knobs.cache.dir = spec.binaries
         self._cache = _relocatable()
         knobs.cache.manager_class = self._cache
-        libcuda = Path(spec.binaries).with_name("libcuda")
-        self._host = Host(libcuda) if spec.host_modules else None
+        self._host = Host(Path(spec.binaries).with_name("tools")) if spec.host_modules else None
 
     def plan(self) -> Plan:
         """What there is to do."""

@@ -78,22 +78,20 @@ def sets(device: Device, scale: int) -> list[RecordSet]:
     """All records of a GPU; `scale` lets their winners differ."""
     add, product = products.add_one, products.product
     pointers = {"x_ptr": "*fp32", "y_ptr": "*fp32"}
-    aligned = {name: ALIGNED for name in pointers}
+    aligned = dict.fromkeys(pointers, ALIGNED)
     adds = [
         record(
             add,
             Scenario(args={"n": 1 << power}, dtypes={"x_ptr": "float32", "y_ptr": "float32"}),
             best := (power + scale) % 6,
             tuple(
-                launch(
-                    jit_function(add), add.configs[best], device, signature={**pointers, "n": "i32"}, attrs=attrs
-                )
-                for attrs in ({**aligned, "n": ALIGNED}, aligned)
+                launch(jit_function(add), add.configs[best], device, signature={**pointers, "n": "i32"}, attrs=attrs)
+                for attrs in ({**aligned, "n": ALIGNED}, {**aligned, "n": "[]"})
             ),
         )
         for power in (10, 13, 17)
     ]
-    matrices = {name: "*fp16" for name in ("a_ptr", "b_ptr", "c_ptr")}
+    matrices = dict.fromkeys(("a_ptr", "b_ptr", "c_ptr"), "*fp16")
     sizes = {"M": "i32", "N": "i32", "K": "i32"}
     products_ = [
         record(
@@ -106,7 +104,7 @@ def sets(device: Device, scale: int) -> list[RecordSet]:
                     product.configs[scale % 3],
                     device,
                     signature={**matrices, **sizes},
-                    attrs={name: ALIGNED for name in {**matrices, **sizes}},
+                    attrs=dict.fromkeys({**matrices, **sizes}, ALIGNED),
                 ),
             ),
         )
