@@ -79,14 +79,14 @@ class Manifest(_Model):
     abi: str
     """The Python whose host-side modules these are, as the end of their names says."""
     platform: str
+    host_key: str
+    """What Triton's keys of host-side modules say of a machine: another thing where one tool less is installed."""
     devices: tuple[Device, ...]
     targets: tuple[str, ...]
     """`cuda:90`, `hip:gfx942`, …"""
     codegen: dict[str, str]
     """The code generator by device."""
     kernels: tuple[PrewarmedKernel, ...]
-    host_modules: dict[str, str]
-    """Of modules whose key depends on where a machine's driver lies: the key here, by file name and source digest."""
     files: dict[str, File]
     """Every file but this one, by its path inside the folder."""
 

@@ -24,7 +24,7 @@ from .notices import warn_once
 from .settings import current_settings
 from .stores import local_folders
 
-__all__ = ["CUDA_UTILS", "cuda_utils_source", "sealed_cache", "use_prewarmed"]
+__all__ = ["CUDA_UTILS", "cuda_utils_key", "sealed_cache", "use_prewarmed"]
 
 CUDA_UTILS = f"cuda_utils{sysconfig.get_config_var('EXT_SUFFIX')}"
 """Triton's module that speaks to the driver. From 3.8 on its key has the place of the machine's driver in it."""
@@ -44,8 +44,12 @@ def use_prewarmed() -> None:
     fitting = [(folder, manifest) for folder in folders if (manifest := _fitting(folder))]
     if fitting:
         from triton import knobs
+        from triton.runtime import build
 
         knobs.cache.manager_class = sealed_cache(fitting, knobs.cache.manager_class)
+        # Triton asks the command `file` about Python; where it is not installed, keys would differ from the builder's.
+        host_key = fitting[0][1].host_key
+        build.platform_key = lambda: host_key
 
 
 def _fitting(folder: Path) -> Manifest | None:
@@ -57,15 +61,13 @@ def _fitting(folder: Path) -> Manifest | None:
     except DejavuError as error:
         warn_once(f"prewarmed {folder}", f"its binaries are not used: {error}")
         return None
-    ours, theirs = (
-        (triton.__version__, sysconfig.get_config_var("EXT_SUFFIX")),
-        (manifest.triton, manifest.abi),
-    )
+    ours = (triton.__version__, str(sysconfig.get_config_var("EXT_SUFFIX")), sysconfig.get_platform())
+    theirs = (manifest.triton, manifest.abi, manifest.platform)
     if ours != theirs:
         warn_once(
             f"prewarmed {folder}",
-            f"{folder} holds binaries for Triton {theirs[0]} and {theirs[1]}, and this is Triton {ours[0]} with "
-            f"{ours[1]}: kernels will be compiled; prewarm with what the program runs on",
+            f"{folder} holds binaries for Triton {' '.join(theirs)}, and this is {' '.join(ours)}: kernels will be "
+            "compiled; prewarm with what the program runs on",
         )
         return None
     return manifest
@@ -98,8 +100,10 @@ def sealed_cache(folders: Sequence[tuple[Path, Manifest]], otherwise: Any = None
             for place in self._sealed:
                 if (place / filename).is_file():
                     return str(place / filename)
-            if self._sealed and filename == CUDA_UTILS and (found := _cuda_utils(folders)):
-                return found
+            if self._sealed and filename == CUDA_UTILS:
+                for folder, _ in folders:
+                    if (folder / BINARIES / cuda_utils_key() / filename).is_file():
+                        return str(folder / BINARIES / cuda_utils_key() / filename)
             kept: str | None = self._beside.get_file(filename)
             return kept
 
@@ -122,23 +126,14 @@ def sealed_cache(folders: Sequence[tuple[Path, Manifest]], otherwise: Any = None
     return SealedCache
 
 
-def _cuda_utils(folders: Sequence[tuple[Path, Manifest]]) -> str | None:
-    """The module that was built from this Triton's source, wherever the builder thought that the driver lies."""
-    for folder, manifest in folders:
-        key = manifest.host_modules.get(f"{CUDA_UTILS} {cuda_utils_source()}")
-        path = folder / BINARIES / str(key) / CUDA_UTILS
-        if key and path.is_file():
-            return str(path)
-    return None
-
-
 @cache
-def cuda_utils_source() -> str:
-    """The digest of the source of Triton's module that speaks to the CUDA driver."""
+def cuda_utils_key() -> str:
+    """The key of Triton's module that speaks to the CUDA driver, wherever on a machine the driver lies."""
     import triton
 
     source = Path(triton.__file__).parent / "backends" / "nvidia" / "driver.c"
-    return hashlib.sha256(source.read_bytes()).hexdigest() if source.is_file() else ""
+    digest = hashlib.sha256(source.read_bytes()).hexdigest() if source.is_file() else ""
+    return f"cuda-utils-{digest[:24]}"
 
 
 def _writable(manager: Any, key: str, kind: dict[str, bool]) -> Any:

@@ -19,7 +19,6 @@ from .. import __version__
 from ..errors import DejavuError, PrewarmError
 from ..launches import target_of
 from ..manifest import BINARIES, MANIFEST, RECORDS, Manifest, described, files_of, is_prewarmed, read_manifest
-from ..prewarmed import CUDA_UTILS, cuda_utils_source
 from ..stores import FileStore, Store, open_store
 from .host import make_tools
 from .messages import Built, Job, Plan, Spec
@@ -128,8 +127,8 @@ def _prewarm(
     notes = _judge(plan, done)
     with open_store(spec.store) as store:
         _copy_records(plan, store, FileStore(work / RECORDS))
-    host_modules = _tidy(work, {key for built in done.values() for key in built.keys})
-    manifest = _manifest(plan, work, host_modules)
+    _tidy(work, {key for built in done.values() for key in built.keys})
+    manifest = _manifest(plan, work)
     (work / MANIFEST).write_text(manifest.text, encoding="utf-8")
     _open_to_all(work)
     _swap(work, out)
@@ -176,25 +175,16 @@ def _copy_records(plan: Plan, source: Store, target: FileStore) -> None:
                 target.put_tree(tree)
 
 
-def _tidy(work: Path, wanted: set[str]) -> dict[str, str]:
-    """Removes what only the work needed; returns the modules that are found by what they were built from."""
+def _tidy(work: Path, wanted: set[str]) -> None:
+    """Removes what only the work needed, and what an earlier prewarming needed."""
     for folder in (work / BINARIES).iterdir():
         if folder.name not in wanted:
             shutil.rmtree(folder)
     for name in ("tools", f"{RECORDS}/.locks"):
         shutil.rmtree(work / name, ignore_errors=True)
-    found = {}
-    for module in sorted((work / BINARIES).glob(f"*/{CUDA_UTILS}")):
-        digest = cuda_utils_source()
-        place = module.parent.with_name(f"cuda-utils-{digest[:24]}")
-        if module.parent != place:
-            shutil.rmtree(place, ignore_errors=True)
-            module.parent.rename(place)
-        found[f"{CUDA_UTILS} {digest}"] = place.name
-    return found
 
 
-def _manifest(plan: Plan, work: Path, host_modules: dict[str, str]) -> Manifest:
+def _manifest(plan: Plan, work: Path) -> Manifest:
     targets = {target_of(device) for device in plan.devices}
     return Manifest(
         made_by=__version__,
@@ -202,11 +192,11 @@ def _manifest(plan: Plan, work: Path, host_modules: dict[str, str]) -> Manifest:
         wheel=plan.wheel,
         abi=str(sysconfig.get_config_var("EXT_SUFFIX")),
         platform=sysconfig.get_platform(),
+        host_key=plan.host_key,
         devices=tuple(sorted(plan.devices, key=lambda device: device.name)),
         targets=tuple(sorted(f"{target.backend}:{target.arch}" for target in targets)),
         codegen=plan.codegen,
         kernels=plan.kernels,
-        host_modules=host_modules,
         files={inside: described(path) for inside, path in files_of(work)},
     )
 

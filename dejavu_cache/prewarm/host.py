@@ -12,6 +12,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
+
 from ..errors import PrewarmError
 
 __all__ = ["Host", "Pretender", "make_tools"]
@@ -71,6 +73,7 @@ class Host:
 
         knobs.nvidia.libcuda_path = str(tools)
         os.environ["CC"] = str(tools / "cc")
+        self._one_builds = FileLock(tools / "cuda-utils.lock")
         build._load_module_from_path = lambda name, path: _Hollow()
 
     def build(self, compiled: Any, target: Any) -> str:
@@ -82,7 +85,8 @@ class Host:
         if target.backend == "cuda":
             from triton.backends.nvidia.driver import CudaLauncher, CudaUtils
 
-            CudaUtils()
+            with self._one_builds:  # the largest of them, which the others then find
+                CudaUtils()
             CudaLauncher(compiled.src, compiled.metadata)
             return ""
         from triton.backends.amd.driver import HIPLauncher, HIPUtils

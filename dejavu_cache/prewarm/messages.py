@@ -76,6 +76,7 @@ class Plan(_Message):
     notes: tuple[str, ...]
     wheel: str
     triton: str
+    host_key: str
     files: dict[str, tuple[int, int]]
     """The kernels' Python files as they were imported: when they were modified, in nanoseconds, and their size."""
 

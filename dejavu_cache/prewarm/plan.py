@@ -36,6 +36,8 @@ def plan(spec: Spec, kernels: Kernels, store: Store) -> Plan:
         PrewarmError: a device has no records, or they are of another toolchain than this one, and that was not
             allowed.
     """
+    from triton.runtime.build import platform_key
+
     notes: list[str] = []
     contexts = {
         name: [each for each in store.contexts(name) if each.kernel.source == known.source]
@@ -88,6 +90,7 @@ def plan(spec: Spec, kernels: Kernels, store: Store) -> Plan:
         notes=tuple(dict.fromkeys(notes)),
         wheel=wheel(),
         triton=_triton(),
+        host_key=platform_key(),
         files=python_files([*spec.modules, *kernels.known]),
     )
 

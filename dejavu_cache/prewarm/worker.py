@@ -91,17 +91,27 @@ def _relocatable() -> Any:
 
     from triton.runtime.cache import FileCacheManager
 
+    from ..prewarmed import CUDA_UTILS, cuda_utils_key
+
     class Relocatable(FileCacheManager):  # type: ignore[misc]
         touched: dict[str, bool]
         """The keys that were asked for, and whether something was put there."""
 
-        def __init__(self, key: str, override: bool = False, dump: bool = False) -> None:
-            super().__init__(key, override, dump)
-            type(self).touched.setdefault(key, False)
+        def get_file(self, filename: str) -> str | None:
+            self._settle(filename)
+            kept: str | None = super().get_file(filename)
+            if kept is not None:
+                type(self).touched.setdefault(self.key, False)
+            return kept
 
         def put(self, data: Any, filename: str, binary: bool = True) -> str:
+            self._settle(filename)
             type(self).touched[self.key] = True
             return str(super().put(data, filename, binary=binary))
+
+        def _settle(self, filename: str) -> None:
+            if filename == CUDA_UTILS and self.key != cuda_utils_key():
+                super().__init__(cuda_utils_key())
 
         def put_group(self, filename: str, group: dict[str, str]) -> Any:
             return super().put_group(filename, {name: name for name in sorted(group)})
@@ -120,7 +130,7 @@ def _answered(ask: Callable[[], Built]) -> Built:
     try:
         return ask()
     except OSError as error:
-        fatal = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
+        fatal = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EFBIG)
         return Built(error=f"{type(error).__name__}: {error}", fatal=fatal)
     except Exception as error:  # whatever a compiler may say
         return Built(error=f"{type(error).__name__}: {error}"[:2000])
