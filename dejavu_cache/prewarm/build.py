@@ -19,10 +19,11 @@ from .. import __version__
 from ..errors import DejavuError, PrewarmError
 from ..launches import target_of
 from ..manifest import BINARIES, MANIFEST, RECORDS, Manifest, described, files_of, is_prewarmed, read_manifest
-from ..stores import FileStore, Store, open_store
+from ..stores import FileStore, Store
 from .host import make_tools
 from .messages import Built, Job, Plan, Spec
 from .pool import Process, compile_all
+from .source import all_records, own_records
 
 __all__ = ["Done", "prewarm"]
 
@@ -125,8 +126,8 @@ def _prewarm(
         cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         done = compile_all(spec, first, plan.jobs, processes or cpus, progress(len(plan.jobs)))
     notes = _judge(plan, done)
-    with open_store(spec.store) as store:
-        _copy_records(plan, store, FileStore(work / RECORDS))
+    with own_records(spec.store) as own:
+        _copy_records(plan, all_records(own), FileStore(work / RECORDS))
     _tidy(work, {key for built in done.values() for key in built.keys})
     manifest = _manifest(plan, work)
     (work / MANIFEST).write_text(manifest.text, encoding="utf-8")
@@ -269,7 +270,8 @@ class _Unchanged:
 
     def _made_from(self, files: dict[str, Any], kernels: Sequence[str]) -> dict[str, Any]:
         records = hashlib.sha256()
-        with open_store(self._spec.store) as store:
+        with own_records(self._spec.store) as own:
+            store = all_records(own)
             for kernel in kernels:
                 for whole in store.record_sets(kernel):
                     records.update(whole.model_dump_json().encode())

@@ -29,8 +29,11 @@ class _Found(NamedTuple):
     records: list[Record]
 
 
-def plan(spec: Spec, kernels: Kernels, store: Store) -> Plan:
+def plan(spec: Spec, kernels: Kernels, store: Store, own: Store) -> Plan:
     """What has to be compiled, and which records are taken along.
+
+    Args:
+        store: all records that a program will have. own: those of them that no package ships.
 
     Raises:
         PrewarmError: a device has no records, or they are of another toolchain than this one, and that was not
@@ -63,7 +66,7 @@ def plan(spec: Spec, kernels: Kernels, store: Store) -> Plan:
                 _refuse_toolchain(spec, ours[0].environment, here)
             for context in alike or ours:
                 taken.append(_Found(known, context, list(store.records(context))))
-    _refuse_wheels(spec, taken)
+    _refuse_wheels(spec, taken, own)
     for found in taken:
         if not _alike(found.context.environment, _here(found.context.environment.device)):
             notes.append(f"{found.kernel.name}: records of Triton {found.context.environment.triton} only, no binaries")
@@ -159,11 +162,11 @@ def _here(device: Device) -> _Toolchain:
     from triton.compiler.compiler import make_backend
 
     try:
-        target = target_of(device)
-    except ValueError as error:
-        raise PrewarmError(f"--device {device.name!r}: {error}") from None
+        backend = make_backend(target_of(device)).hash()
+    except Exception as error:  # before 3.5, Triton looks for ROCm's linker
+        raise PrewarmError(f"--device {device.name!r}: nothing can be compiled for it here: {error}") from None
     variables = {name: str(value) for name, value in get_cache_invalidating_env_vars().items()}
-    return _Toolchain(_triton(), codegen(make_backend(target).hash()), variables)
+    return _Toolchain(_triton(), codegen(backend), variables)
 
 
 def _alike(environment: Environment, here: _Toolchain) -> bool:
@@ -186,11 +189,11 @@ def _refuse_toolchain(spec: Spec, theirs: Environment, here: _Toolchain) -> None
     )
 
 
-def _refuse_wheels(spec: Spec, taken: list[_Found]) -> None:
+def _refuse_wheels(spec: Spec, taken: list[_Found], own: Store) -> None:
     others = {
         launch.wheel
         for found in taken
-        for record in found.records
+        for record in own.records(found.context)
         for launch in _preferred(record.launches or ())
         if launch.wheel != wheel() and launch.wheel.split()[1] == _triton()
     }

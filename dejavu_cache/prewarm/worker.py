@@ -49,15 +49,11 @@ class Worker:
 
     def plan(self) -> Plan:
         """What there is to do."""
-        from ..stores import open_store
         from .plan import plan
+        from .source import all_records, own_records
 
-        store = open_store(self._spec.store)
-        for tier in getattr(store, "tiers", [store]):
-            if hasattr(tier, "wait"):
-                tier.wait = 30.0  # a builder waits for a server; a launch would not
-        with store:
-            return plan(self._spec, self.kernels, store)
+        with own_records(self._spec.store) as own:
+            return plan(self._spec, self.kernels, all_records(own), own)
 
     def build(self, job: Job) -> Built:
         """Makes one binary, and the modules that launch it."""

@@ -45,7 +45,7 @@ def test_what_goes_in_comes_out(folder: Path, bundle: Path, tmp_path: Path) -> N
     assert checked(tmp_path / "out") == checked(folder)
     told = dejavu("bundle", "inspect", bundle)
     assert told.returncode == 0
-    for word in ("NVIDIA H200", "sm_90, 132 units, 140 GiB", "gfx942", "products.add_one", checked(folder).digest):
+    for word in ("NVIDIA H200", "sm_90, 132 units, 140 GiB", "sm_100", "products.add_one", checked(folder).digest):
         assert word in told.stdout
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
