@@ -190,8 +190,8 @@ def compilation(fn: Any, launch: Launch, config: Mapping[str, Any], target: Any)
         signature[name] = type_
         if type_ == "constexpr":
             constants[place] = own[name]
-        if isinstance(found, str):
-            attrs[place] = backend.parse_attr(found)
+        if found is not None:
+            attrs[place] = found
     if set(signature) != set(fn.arg_names):
         odd = ", ".join(sorted(set(signature) ^ set(fn.arg_names)))
         raise ValueError(f"the launch was noted for other parameters than the kernel has now ({odd}): tune it again")
@@ -206,14 +206,20 @@ def compilation(fn: Any, launch: Launch, config: Mapping[str, Any], target: Any)
 
 
 def _specialised(fn: Any, backend: Any, own: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Type and specialisation of a config's own values, as Triton finds them at a launch."""
+    """Type and attributes (None if there are none) of a config's own values, as Triton finds them at a launch."""
     from triton.runtime.jit import create_function_from_signature
 
     if not own:
         return {}
     binder = create_function_from_signature(fn.signature, fn.params, backend)
-    found = binder(**{**dict.fromkeys(fn.arg_names), **own})[1]
-    return {name: found[fn.arg_names.index(name)] for name in own}
+    bound, found, options = binder(**{**dict.fromkeys(fn.arg_names), **own})
+    places = {name: fn.arg_names.index(name) for name in own}
+    if hasattr(fn, "_pack_args"):
+        _, signature, _, attrs = fn._pack_args(backend, {}, bound, found, options)
+        return {name: (signature[name], attrs.get((place,))) for name, place in places.items()}
+    # Triton 3.4
+    told = {name: found[place] for name, place in places.items()}
+    return {name: (type_, backend.parse_attr(x) if isinstance(x, str) else None) for name, (type_, x) in told.items()}
 
 
 def _source_class(fn: Any) -> Any:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
-from types import SimpleNamespace
 from typing import Any
 
-import torch
 import triton
 import triton.language as tl
+from binding import Pointer, bound
 from triton.backends.compiler import GPUTarget
-from triton.runtime import driver, jit
+from triton.runtime import driver
 
-from dejavu_cache.launches import _backend, _key, _source_class, compilation, launch_of
+from dejavu_cache.launches import compilation, launch_of
 from dejavu_cache.prewarm.host import Pretender
 
 SPLIT = tl.constexpr(3)
@@ -34,34 +32,6 @@ def odd(x, pair, function: tl.constexpr, kind: tl.constexpr, factor: tl.constexp
     tl.store(x, function(tl.load(x)).to(kind) + pair[0])
 
 
-class Pointer:
-    """A tensor's type and alignment."""
-
-    def __init__(self, dtype: torch.dtype, place: int = 4096) -> None:
-        self.dtype, self.place = dtype, place
-
-    def data_ptr(self) -> int:
-        return self.place
-
-
-def bound(fn: Any, target: Any, args: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, Any]:
-    """The source and metadata of a launch, as `JITFunction.run` makes them."""
-    backend = _backend(target)
-    binder = jit.create_function_from_signature(fn.signature, fn.params, backend)
-    arguments, specialization, _ = binder(*args, **options)
-    kwargs = {"debug": False, **options}
-    parsed = backend.parse_options(kwargs)
-    types = [each[0] for each in specialization]
-    found = [each[1] for each in specialization]
-    find, get = jit.find_paths_if, jit.get_iterable_path
-    values = list(arguments.values())
-    constants = {path: get(values, path) for path in find(types, lambda _, each: each == "constexpr")}
-    attrs = {path: backend.parse_attr(get(found, path)) for path in find(found, lambda _, each: isinstance(each, str))}
-    source = _source_class(fn)(fn, dict(zip(fn.arg_names, types, strict=True)), constants, attrs)
-    metadata = {**dataclasses.asdict(parsed), "target": target, "hash": _key(source, backend, parsed)}
-    return source, SimpleNamespace(**metadata)
-
-
 def check(fn: Any, target: Any, config: Any, *args: Any, **options: Any) -> Any:
     own = config.all_kwargs() if config else {}
     source, metadata = bound(fn, target, args, {**options, **own})
@@ -75,7 +45,7 @@ def check(fn: Any, target: Any, config: Any, *args: Any, **options: Any) -> Any:
 def main(backend: str, arch: str) -> None:
     target = GPUTarget(backend, int(arch) if backend == "cuda" else arch, 32 if backend == "cuda" else 64)
     driver.set_active(Pretender(target))
-    x, y = Pointer(torch.bfloat16), Pointer(torch.float32, 4097)
+    x, y = Pointer("bfloat16"), Pointer("float32", 4097)
     one = triton.Config({"BLOCK": 64, "segments": 1}, num_warps=8, num_stages=2)
     two = triton.Config({"BLOCK": 128, "segments": 32}, num_warps=2, maxnreg=None)
     launch = check(plain, target, one, x, y, 1000, 0.5, True, None)
@@ -94,6 +64,7 @@ def main(backend: str, arch: str) -> None:
 
 def gluon(target: Any) -> None:
     """The attention kernel of Hopper, with its tensor descriptors."""
+    import torch
     from triton.experimental.gluon.language import NVMMASharedLayout
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
@@ -104,7 +75,7 @@ def gluon(target: Any) -> None:
     cache = torch.empty(256, 128, dtype=torch.bfloat16)
     described = TensorDescriptor(cache, [256, 128], [128, 1], [16, 64], layout)
     given: dict[str, Any] = dict.fromkeys(fn.arg_names, 7)
-    tokens = Pointer(torch.int32)
+    tokens = Pointer("int32")
     given.update(cu_seqlens_q=tokens, seqused_k=tokens, block_table=tokens)
     given.update(out=cache, q=cache, keys=described, values=described, sinks=None, softmax_scale=0.1)
     given.update(KV_HEADS=8, GROUP=4, HEAD=128, HEAD_PADDED=128, PAGE=16)

@@ -1,22 +1,27 @@
 """Writes `records.jsonl`: what tuning `products` on three GPUs would leave, with made-up timings.
 
-PYTHONPATH=.:client:service:tests/prewarm python tests/prewarm/make_records.py
+PYTHONPATH=.:client:service:tests/prewarm python tests/prewarm/make_records.py [FILE [DEVICE…]]
 
-The launches are real: they are taken from kernels that Triton compiled for these GPUs.
+The launches are real: they are what Triton makes of such arguments for these GPUs.
 """
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import products
-import triton
+from binding import Pointer, bound
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
 
 from dejavu_cache.configs import describe
-from dejavu_cache.launches import compilation, jit_function, launch_of, target_of, wheel
+from dejavu_cache.launches import jit_function, launch_of, target_of
 from dejavu_cache.noting import METHOD
+from dejavu_cache.prewarm.host import Pretender
 from dejavu_cache.prewarm.plan import _here
 from dejavu_cache.records import (
     Context,
@@ -40,17 +45,13 @@ DEVICES = [
     Device(name="AMD Instinct MI300X", arch="gfx942", units=304, memory_gib=192),
 ]
 MOMENT = datetime(2026, 1, 1, tzinfo=timezone.utc)
-ALIGNED = '[["tt.divisibility", 16]]'
 
 
-def launch(fn: Any, config: Any, device: Device, **given: Any) -> Launch:
-    """What Triton compiles, taken from what it compiled."""
-    asked = Launch(wheel=wheel(), **given)
+def launch(fn: Any, config: Any, device: Device, *args: Any, **options: Any) -> Launch:
+    """What a launch with these arguments would leave on that GPU."""
     own = {} if config is None else config.all_kwargs()
-    made = compilation(fn, asked, own, target_of(device))
-    compiled = triton.compile(made.source, target=made.target, options=made.options)
-    noted = launch_of(compiled.src, compiled.metadata, config)
-    assert noted == asked
+    noted = launch_of(*bound(fn, target_of(device), args, {**options, **own}), config)
+    assert noted is not None
     return noted
 
 
@@ -77,47 +78,22 @@ def context(tuner: Any, device: Device, **problem: Any) -> Context:
 def sets(device: Device, scale: int) -> list[RecordSet]:
     """All records of a GPU; `scale` lets their winners differ."""
     add, product = products.add_one, products.product
-    pointers = {"x_ptr": "*fp32", "y_ptr": "*fp32"}
-    aligned = dict.fromkeys(pointers, ALIGNED)
-    adds = [
-        record(
-            add,
-            Scenario(args={"n": 1 << power}, dtypes={"x_ptr": "float32", "y_ptr": "float32"}),
-            best := (power + scale) % 2,
-            tuple(
-                launch(jit_function(add), add.configs[best], device, signature={**pointers, "n": "i32"}, attrs=attrs)
-                for attrs in ({**aligned, "n": ALIGNED}, {**aligned, "n": "[]"})
-            ),
-        )
-        for power in (10, 17)
-    ]
-    matrices = dict.fromkeys(("a_ptr", "b_ptr", "c_ptr"), "*fp16")
-    sizes = {"M": "i32", "N": "i32", "K": "i32"}
+    x, a = Pointer("float32"), Pointer("float16")
+    adds = []
+    for n in (1 << 10, 1 << 17):
+        best = (n.bit_length() + scale) % 2
+        launches = tuple(launch(jit_function(add), add.configs[best], device, x, x, each) for each in (n, n + 1))
+        scenario = Scenario(args={"n": n}, dtypes={"x_ptr": "float32", "y_ptr": "float32"})
+        adds.append(record(add, scenario, best, launches))
     products_ = [
         record(
             product,
-            Scenario(args={"M": m, "N": 512, "K": 256}, dtypes=dict.fromkeys(matrices, "float16")),
+            Scenario(args={"M": 16, "N": 512, "K": 256}, dtypes=dict.fromkeys(("a_ptr", "b_ptr", "c_ptr"), "float16")),
             1,
-            (
-                launch(
-                    jit_function(product),
-                    product.configs[1],
-                    device,
-                    signature={**matrices, **sizes},
-                    attrs=dict.fromkeys({**matrices, **sizes}, ALIGNED),
-                ),
-            ),
+            (launch(jit_function(product), product.configs[1], device, a, a, a, 16, 512, 256),),
         )
-        for m in (16,)
     ]
-    halves = launch(
-        products.halve,
-        None,
-        device,
-        signature={"x_ptr": "*fp32", "BLOCK": "constexpr"},
-        attrs={"x_ptr": ALIGNED},
-        constants={"BLOCK": 64},
-    )
+    halves = launch(products.halve, None, device, x, 64)
     method = {"method": "events-cold"}
     return [
         RecordSet(
@@ -134,6 +110,14 @@ def sets(device: Device, scale: int) -> list[RecordSet]:
     ]
 
 
+def write(to: Path, devices: Sequence[str]) -> None:
+    """Writes the records of some devices, a context a line."""
+    driver.set_active(Pretender(GPUTarget("cuda", 90, 32)))
+    chosen = [each for each in DEVICES if each.name in devices]
+    lines = [canonical_json(each) for place, device in enumerate(chosen) for each in sets(device, place)]
+    to.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
 if __name__ == "__main__":
-    lines = [canonical_json(each) for place, device in enumerate(DEVICES) for each in sets(device, place)]
-    Path(__file__).with_name("records.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    here = Path(__file__).with_name("records.jsonl")
+    write(Path(sys.argv[1]) if sys.argv[1:] else here, sys.argv[2:] or [device.name for device in DEVICES])

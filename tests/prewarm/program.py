@@ -10,6 +10,7 @@ import sys
 from typing import Any
 
 import products
+from binding import Pointer
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.driver import CudaLauncher, CudaUtils
 from triton.runtime import build, driver
@@ -25,25 +26,6 @@ class Driver(Pretender):
         return 0
 
 
-class Float32:
-    """By its name, which is all that Triton asks for: torch takes seconds to import."""
-
-    def __str__(self) -> str:
-        return "torch.float32"
-
-
-class Vector:
-    """A tensor's type and its place in a GPU's memory."""
-
-    dtype = Float32()
-
-    def __init__(self, place: int = 4096) -> None:
-        self.place = place
-
-    def data_ptr(self) -> int:
-        return self.place
-
-
 def launch(kernel: Any, *args: Any, **values: Any) -> None:
     compiled = kernel.run(*args, grid=(1,), warmup=True, **values)
     CudaLauncher(compiled.src, compiled.metadata)
@@ -52,7 +34,7 @@ def launch(kernel: Any, *args: Any, **values: Any) -> None:
 driver.set_active(Driver(GPUTarget("cuda", 90, 32)))
 build._load_module_from_path = lambda name, path: _Hollow()
 CudaUtils()
-launch(products.halve, Vector(), BLOCK=64)
+launch(products.halve, Pointer("float32"), BLOCK=64)
 for block in sys.argv[1:]:
     for n in (1024, 1001):
-        launch(jit_function(products.add_one), Vector(), Vector(), n, BLOCK=int(block), num_warps=2)
+        launch(jit_function(products.add_one), Pointer("float32"), Pointer("float32"), n, BLOCK=int(block), num_warps=2)
