@@ -59,6 +59,8 @@ class Settings(BaseModel):
     """Whether a tune that takes over two seconds shows a bar, where standard error is a terminal."""
     shipped: bool = True
     """Whether records shipped inside installed packages are read."""
+    report: str = ""
+    """A folder in which every process notes what it benchmarked, compiled and missed: for `dejavu-cache verify`."""
 
     @field_validator("mode", "toolchain", mode="before")
     @classmethod

@@ -13,7 +13,7 @@ import typer
 
 from dejavu_cache.errors import DejavuError, SettingsError
 
-from .commands import diff, doctor, heuristics, listing, remote, report, sweep, transfer, upkeep
+from .commands import bundle, diff, doctor, heuristics, listing, prewarm, remote, report, sweep, transfer, upkeep
 
 __all__ = ["app", "main"]
 
@@ -30,6 +30,7 @@ EXTRAS = {
     "sklearn": "sweep",
     "torch": "gpu",
     "triton": "gpu",
+    "zstandard": "bundle",
 }
 """Which extra brings what is missing; the server's has all the rest."""
 
@@ -41,7 +42,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for module in (listing, diff, transfer, upkeep, remote, sweep, heuristics, report, doctor):
+for module in (listing, diff, transfer, upkeep, remote, sweep, heuristics, report, prewarm, bundle, doctor):
     module.register(app)
 
 

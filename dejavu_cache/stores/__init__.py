@@ -8,13 +8,24 @@ from pathlib import Path
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from ..errors import SettingsError
+from ..manifest import RECORDS, is_prewarmed
 from ..notices import warn_once
 from .base import Found, FoundTree, Store
 from .file import FileStore
 from .memory import MemoryStore
 from .tiered import TieredStore
 
-__all__ = ["FileStore", "Found", "FoundTree", "MemoryStore", "Store", "TieredStore", "open_store", "shipped_stores"]
+__all__ = [
+    "FileStore",
+    "Found",
+    "FoundTree",
+    "MemoryStore",
+    "Store",
+    "TieredStore",
+    "local_folders",
+    "open_store",
+    "shipped_stores",
+]
 
 SCHEMES = "dejavu_cache.stores"
 """The entry-point group of other schemes: each a callable from a URL to a `Store`."""
@@ -27,7 +38,8 @@ def open_store(url: str) -> Store:
     """Opens the store, or the tiers separated by commas, that a URL names.
 
     Args:
-        url: `file:///path`, `/path`, `memory://`, or a scheme that a package adds (`https://…`).
+        url: `file:///path`, `/path`, `memory://`, or a scheme that a package adds (`https://…`). A path is a
+            folder of records, or a prewarmed one.
 
     Raises:
         SettingsError: nothing is named, or nobody knows the scheme.
@@ -36,6 +48,12 @@ def open_store(url: str) -> Store:
     if not stores:
         raise SettingsError("no store is named: give a folder, file:///folder, memory:// or https://server")
     return stores[0] if len(stores) == 1 else TieredStore(stores)
+
+
+def local_folders(url: str) -> list[Path]:
+    """The folders among the stores that a URL names, in order."""
+    parts = [urlsplit(part.strip()) for part in url.split(",") if part.strip()]
+    return [Path(unquote(part.path)).expanduser() for part in parts if part.scheme in ("", "file")]
 
 
 def _open_one(url: str) -> Store:
@@ -48,7 +66,7 @@ def _open_one(url: str) -> Store:
 
 def _open_file(url: str) -> FileStore:
     if "://" not in url:
-        return FileStore(url)
+        return _file_store(Path(url).expanduser(), read_only=False)
     parts = urlsplit(url)
     options = dict(parse_qsl(parts.query))
     read_only = options.pop("read_only", "0")
@@ -56,7 +74,13 @@ def _open_file(url: str) -> FileStore:
         raise SettingsError(f"{url!r}: a file store takes ?read_only=0 or 1 and nothing else")
     if parts.netloc not in ("", "localhost"):
         raise SettingsError(f"{url!r} names a host; write file:///folder with three slashes")
-    return FileStore(unquote(parts.path), read_only=read_only == "1")
+    return _file_store(Path(unquote(parts.path)), read_only=read_only == "1")
+
+
+def _file_store(folder: Path, read_only: bool) -> FileStore:
+    """A folder's records; those of a prewarmed one are sealed."""
+    prewarmed = is_prewarmed(folder)
+    return FileStore(folder / RECORDS if prewarmed else folder, read_only=read_only or prewarmed)
 
 
 def _from_entry_point(scheme: str) -> Callable[[str], Store] | None:

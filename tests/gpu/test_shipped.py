@@ -39,4 +39,3 @@ def test_a_process_with_an_empty_store_benchmarks_nothing(tmp_path: Path) -> Non
         check=False,
     )
     assert (done.stdout, done.stderr) == ("125 0\n", "")
-    assert not list(tmp_path.rglob("*.json"))
