@@ -29,11 +29,14 @@ NEEDED = 10
 
 LEAVES = 32
 
-_HOPELESS = 2.0
+_HOPELESS = 1.5
 """Times over the best from which on it does not matter how bad a config is."""
 
 _CANNOT_RUN = 1e3
 """The burden of a failure: a leaf takes a config that failed in one of its scenarios only if all others did too."""
+
+_ALIKE = 2
+"""Scenarios in a leaf at least: one that stands alone says too little about what lies between it and the next."""
 
 _WORTH = 0.02**2
 """What a question must save: one scenario its 2%."""
@@ -107,7 +110,8 @@ class _Grown:
 
         self._columns, self._encoded = columns, encoded
         slowness = np.log(np.minimum(slowdown, _HOPELESS))
-        self._tree = DecisionTreeRegressor(max_leaf_nodes=max(leaves, 2), random_state=0).fit(encoded, slowness).tree_
+        regressor = DecisionTreeRegressor(max_leaf_nodes=max(leaves, 2), min_samples_leaf=_ALIKE, random_state=0)
+        self._tree = regressor.fit(encoded, slowness).tree_
         # Squared, since one bad scenario is worse than two so-so ones.
         # What was pruned is passed over at a launch, so it is only as bad as having no good config.
         self._burden = np.where(np.isfinite(slowdown) | ~tried, slowness**2, _CANNOT_RUN)
