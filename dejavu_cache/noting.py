@@ -22,6 +22,7 @@ from .launches import jit_function, launch_of
 from .records import Context, Kernel, Launch, Problem, Record, Scenario
 from .settings import Mode
 from .source import kernel_name, python_function, source_hash
+from .stores import MemoryStore, TieredStore
 
 __all__ = ["METHOD", "note_launches", "quiet"]
 
@@ -30,8 +31,11 @@ METHOD = "launch"
 
 _of_module: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 _of_function: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-_tuned_now: list[int] = []
+_tuned_now: list[tuple[int, TieredStore]] = []
 _lock = threading.Lock()
+
+_PATIENCE = 10.0
+"""Seconds that a tune waits for its notes to be written."""
 
 
 def note_launches(autotuner: Any) -> None:
@@ -46,14 +50,20 @@ def note_launches(autotuner: Any) -> None:
 
 
 @contextmanager
-def quiet(autotuner: Any) -> Iterator[None]:
-    """While an autotuner's configs are compiled to be measured: none of them is a launch of its own."""
-    function = id(jit_function(autotuner))
-    _tuned_now.append(function)
+def quiet(autotuner: Any, store: TieredStore) -> Iterator[None]:
+    """While an autotuner's configs are compiled to be measured: none of them is a launch of its own.
+
+    Other kernels that are launched meanwhile are noted where the measurements go.
+    """
+    tuned = id(jit_function(autotuner)), store
+    _tuned_now.append(tuned)
     try:
         yield
     finally:
-        _tuned_now.remove(function)
+        if not interpreting():
+            with suppress(Exception):
+                _writer().submit(lambda: None).result(_PATIENCE)
+        _tuned_now.remove(tuned)
 
 
 @cache
@@ -78,17 +88,18 @@ def _writer() -> ThreadPoolExecutor:
 
 def _heard(source: Any, metadata: dict[str, Any]) -> None:
     function = getattr(source, "fn", None)
-    if function is None or id(function) in _tuned_now:
+    if function is None or any(id(function) == tuned for tuned, _ in _tuned_now):
         return
     autotuner = _of_function.get(id(function))
     keeper = autotuner or _of_module.get(python_function(function).__module__)
-    if keeper is None or keeper.mode is not Mode.TUNE or keeper.home.read_only:
+    if keeper is None or keeper.mode is not Mode.TUNE:
         return
-    device = current_device()
-    _writer().submit(_keep, source, metadata, autotuner, keeper, device)
+    store = _tuned_now[-1][1] if _tuned_now else keeper.home
+    if any(not (tier.read_only or isinstance(tier, MemoryStore)) for tier in store.tiers):
+        _writer().submit(_keep, source, metadata, autotuner, store, current_device())
 
 
-def _keep(source: Any, metadata: dict[str, Any], autotuner: Any, keeper: Any, device: int) -> None:
+def _keep(source: Any, metadata: dict[str, Any], autotuner: Any, store: TieredStore, device: int) -> None:
     with suppress(Exception):  # nobody waits for it
         launch = _launch(source, SimpleNamespace(**metadata), autotuner)
         if launch is None:
@@ -98,9 +109,9 @@ def _keep(source: Any, metadata: dict[str, Any], autotuner: Any, keeper: Any, de
             environment=current_environment(device),
             problem=Problem(keys=(), method=METHOD),
         )
-        found = keeper.home.get(context, Scenario())
+        found = store.get(context, Scenario())
         if found is None or launch not in (found.record.launches or ()):
-            keeper.home.put(context, [Record(scenario=Scenario(), launches=(launch,))])
+            store.put(context, [Record(scenario=Scenario(), launches=(launch,))])
 
 
 def _launch(source: Any, metadata: Any, autotuner: Any) -> Launch | None:

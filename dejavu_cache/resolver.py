@@ -228,7 +228,7 @@ class Resolver:
         until = math.inf if seconds is None else time.monotonic() + seconds
         title = f"{request.context.kernel.name}{request.scenario}"
         showing = progress(title, total, wanted=self._settings.progress)
-        with Keeper(keep) as keeper, showing as advance, quiet(request.autotuner):
+        with Keeper(keep) as keeper, showing as advance, quiet(request.autotuner, self.store):
 
             def note(measurement: Measurement) -> None:
                 keeper(measurement)

@@ -1,7 +1,7 @@
 """The command `dejavu-cache`.
 
 Exit codes: 0 it is as it should be; 1 something is wrong, or differs, or a check failed; 2 the command was
-given wrongly; 3 the store cannot be used; 130 a sweep was interrupted.
+given wrongly; 3 the store or the bundle cannot be used; 130 a sweep was interrupted.
 """
 
 from __future__ import annotations

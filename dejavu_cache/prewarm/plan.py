@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ..configs import describe
@@ -41,54 +41,31 @@ def plan(spec: Spec, kernels: Kernels, store: Store, own: Store) -> Plan:
     """
     from triton.runtime.build import platform_key
 
-    notes: list[str] = []
-    contexts = {
-        name: [each for each in store.contexts(name) if each.kernel.source == known.source]
-        for name, known in kernels.known.items()
-    }
-    stale = {
-        name: sum(each.kernel.source != known.source for each in store.contexts(name))
-        for name, known in kernels.known.items()
-    }
-    for name, count in stale.items():
-        if count and not contexts[name]:
-            notes.append(f"{name}: its records are of other source code than is installed here: it is left out")
-    devices = {name: _device(name, contexts, spec) for name in spec.devices}
-    jobs: dict[str, Job] = {}
-    taken: list[_Found] = []
-    counts: Counter[str] = Counter()
-    for device in devices.values():
-        here = _here(device)
-        for name, known in kernels.known.items():
-            ours = [each for each in contexts[name] if each.environment.device == device]
-            alike = [each for each in ours if _alike(each.environment, here)]
-            if ours and not alike:
-                _refuse_toolchain(spec, ours[0].environment, here)
-            for context in alike or ours:
-                taken.append(_Found(known, context, list(store.records(context))))
+    notes = [f"{name} is left out: it cannot be imported here ({why})" for name, why in kernels.left_out.items()]
+    contexts = {name: _of_this_source(known, store, notes) for name, known in kernels.known.items()}
+    devices = [_device(name, contexts, spec) for name in spec.devices]
+    taken = [found for device in devices for found in _taken(spec, kernels, contexts, device, store)]
     _refuse_wheels(spec, taken, own)
+    jobs: dict[str, Job] = {}
+    scenarios: Counter[str] = Counter()
     for found in taken:
-        if not _alike(found.context.environment, _here(found.context.environment.device)):
-            notes.append(f"{found.kernel.name}: records of Triton {found.context.environment.triton} only, no binaries")
-            continue
-        for job in _jobs(spec, found, taken, store, notes, counts):
-            jobs.setdefault(job.model_dump_json(exclude={"needed"}), job)
-    for name, why in kernels.left_out.items():
-        notes.append(f"{name} is left out: it cannot be imported here ({why})")
+        for job in _jobs(spec, found, taken, store, notes, scenarios):
+            same = job.model_dump_json(exclude={"needed"})
+            if job.needed or same not in jobs:
+                jobs[same] = job
     return Plan(
         jobs=tuple(jobs.values()),
         contexts=tuple(found.context for found in taken),
-        devices=tuple(devices.values()),
-        codegen={device.name: _here(device).codegen for device in devices.values()},
+        devices=tuple(devices),
+        codegen={device.name: _here(device).codegen for device in devices},
         kernels=tuple(
             PrewarmedKernel(
                 name=name,
-                source=known.source,
-                scenarios=counts[name],
+                source=kernels.known[name].source,
+                scenarios=scenarios[name],
                 binaries=sum(job.kernel == name for job in jobs.values()),
             )
-            for name, known in sorted(kernels.known.items())
-            if any(found.kernel.name == name for found in taken)
+            for name in sorted({found.kernel.name for found in taken})
         ),
         notes=tuple(dict.fromkeys(notes)),
         wheel=wheel(),
@@ -96,6 +73,29 @@ def plan(spec: Spec, kernels: Kernels, store: Store, own: Store) -> Plan:
         host_key=platform_key(),
         files=python_files([*spec.modules, *kernels.known]),
     )
+
+
+def _of_this_source(known: Known, store: Store, notes: list[str]) -> list[Context]:
+    """The contexts of a kernel as its code is now."""
+    every = list(store.contexts(known.name))
+    ours = [each for each in every if each.kernel.source == known.source]
+    if every and not ours:
+        notes.append(f"{known.name} is left out: its records are of other source code than is installed here")
+    return ours
+
+
+def _taken(
+    spec: Spec, kernels: Kernels, contexts: Mapping[str, list[Context]], device: Device, store: Store
+) -> Iterator[_Found]:
+    """The records for a device: of this toolchain, or of another one if that is all there is, and allowed."""
+    here = _here(device)
+    for name, known in kernels.known.items():
+        ours = [each for each in contexts[name] if each.environment.device == device]
+        alike = [each for each in ours if _alike(each.environment, here)]
+        if ours and not alike:
+            _refuse_toolchain(spec, ours[0].environment, here)
+        for context in alike or ours:
+            yield _Found(known, context, list(store.records(context)))
 
 
 def _triton() -> str:
@@ -193,9 +193,10 @@ def _refuse_wheels(spec: Spec, taken: list[_Found], own: Store) -> None:
     others = {
         launch.wheel
         for found in taken
+        if _alike(found.context.environment, _here(found.context.environment.device))
         for record in own.records(found.context)
-        for launch in _preferred(record.launches or ())
-        if launch.wheel != wheel() and launch.wheel.split()[1] == _triton()
+        for launch in _distinct(record.launches or ())
+        if launch.wheel != wheel()
     }
     if others and not spec.allowed.wheel:
         raise PrewarmError(
@@ -205,24 +206,33 @@ def _refuse_wheels(spec: Spec, taken: list[_Found], own: Store) -> None:
         )
 
 
-def _preferred(launches: tuple[Launch, ...]) -> tuple[Launch, ...]:
-    """Those of this build of Triton, if there are any."""
-    return tuple(each for each in launches if each.wheel == wheel()) or launches
+def _distinct(launches: Iterable[Launch]) -> list[Launch]:
+    """One of those that differ in who noted them only: this build of Triton's, if it is one of them."""
+    found: dict[str, Launch] = {}
+    for each in launches:
+        same = each.model_dump_json(exclude={"wheel"})
+        if each.wheel == wheel() or same not in found:
+            found[same] = each
+    return list(found.values())
 
 
 def _jobs(
-    spec: Spec, found: _Found, taken: list[_Found], store: Store, notes: list[str], counts: Counter[str]
+    spec: Spec, found: _Found, taken: list[_Found], store: Store, notes: list[str], scenarios: Counter[str]
 ) -> Iterator[Job]:
-    arch = found.context.environment.device.arch
+    environment = found.context.environment
+    arch = environment.device.arch
+    if not _alike(environment, _here(environment.device)):
+        notes.append(f"{found.kernel.name}: records of Triton {environment.triton} only, no binaries")
+        return
     if found.context.problem.method == METHOD:
         yield from _untuned(found, arch)
         return
-    declared = found.kernel.configs(target_of(found.context.environment.device).backend)
+    declared = found.kernel.configs(target_of(environment.device).backend)
     extra = [
         launch
         for other in taken
         if other.context.problem.method == METHOD
-        and (other.kernel.name, other.context.environment) == (found.kernel.name, found.context.environment)
+        and (other.kernel.name, other.context.environment) == (found.kernel.name, environment)
         for record in other.records
         for launch in record.launches or ()
     ]
@@ -233,9 +243,8 @@ def _jobs(
         )
         if best is None:
             continue
-        counts[found.kernel.name] += 1
-        launches = [*(record.launches or ()), *(each for each in extra if _suits(each, record.scenario))]
-        launches = list(_preferred(tuple(launches)))
+        scenarios[found.kernel.name] += 1
+        launches = _distinct([*(record.launches or ()), *(each for each in extra if _suits(each, record.scenario))])
         bare += not launches
         for launch in launches:
             yield from _of_launch(spec, found, arch, launch, best, record, declared, store)
@@ -249,7 +258,7 @@ def _jobs(
 def _untuned(found: _Found, arch: str) -> Iterator[Job]:
     """What is launched without a config: the kernel has none, or the launch was noted with all its values."""
     for record in found.records:
-        for launch in _preferred(record.launches or ()):
+        for launch in _distinct(record.launches or ()):
             if set(launch.signature) == set(found.kernel.function.arg_names):
                 yield Job(kernel=found.kernel.name, arch=arch, launch=launch)
 

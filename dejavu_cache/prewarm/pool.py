@@ -44,6 +44,7 @@ class Process:
             text=True,
             encoding="utf-8",
             env={**kept, **own},
+            start_new_session=True,  # an interrupt is this process's to deal with
         )
         self._send(spec.model_dump_json())
 
@@ -159,7 +160,8 @@ def compile_all(
     try:
         for thread in threads:
             thread.join()
-    except BaseException:
+    finally:  # whoever interrupts waits for the jobs that are being done, so that nothing is written afterwards
         stop.set()
-        raise
+        for thread in threads:
+            thread.join()
     return done

@@ -102,7 +102,8 @@ def test_a_prewarmed_program_benchmarks_compiles_and_misses_nothing(tmp_path: Pa
         assert tree(folder) == before
         outputs = torch.load(home / "served.pt")
         (home / "served.pt").unlink()
-        assert not list(home.rglob("*")), "nothing is written, not even a folder"
+        written = [path for path in home.rglob("*") if ".nv" not in path.parts]  # that is CUDA's own
+        assert not written, "nothing is written, not even a folder"
         assert all(map(torch.equal, torch.load(tmp_path / "tuned.pt"), outputs))
         sys.stdout.write(f"as {'another user' if words else 'the same user'}: {served.stdout}")
         for path in (folder, *folder.rglob("*")):

@@ -5,13 +5,15 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+import products
 import triton
 import triton.language as tl
 from binding import Pointer, bound
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-from dejavu_cache.launches import compilation, launch_of
+from dejavu_cache.launches import compilation, jit_function, launch_of
+from dejavu_cache.noting import _launch
 from dejavu_cache.prewarm.host import Pretender
 
 SPLIT = tl.constexpr(3)
@@ -58,8 +60,22 @@ def main(backend: str, arch: str) -> None:
     tied = triton.Config({"BLOCK": 16})
     check(odd, target, tied, x, (5, y), square, tl.float16, float("inf"))
     check(odd, target, tied, x, (16, 2.0), square, tl.constexpr(tl.float32), "json:no")
+    noted(target)
     if backend == "cuda" and arch == "90" and triton.__version__ >= "3.6":
         gluon(target)
+
+
+def noted(target: Any) -> None:
+    """A tuned kernel's launch, met outside of a tune: its config is found, and left out."""
+    tuner = products.add_one
+    fn, config = jit_function(tuner), tuner.configs[4]
+    source, metadata = bound(fn, target, (Pointer("float16"), Pointer("float16"), 7), config.all_kwargs())
+    launch = _launch(source, metadata, tuner)
+    assert launch == launch_of(source, metadata, config)
+    assert "BLOCK" not in launch.signature
+    source, metadata = bound(products.halve, target, (Pointer("float16"), 128), {"num_warps": 1})
+    launch = _launch(source, metadata, None)
+    assert (launch.constants, launch.options) == ({"BLOCK": 128}, {"num_warps": 1})
 
 
 def gluon(target: Any) -> None:
