@@ -123,8 +123,8 @@ def command(*arguments: str) -> list[str]:
 class Running:
     """A server in a process of its own, on loopback."""
 
-    def __init__(self, url: str, log: Path, extra: Mapping[str, str] | None = None) -> None:
-        self.port = free_port()
+    def __init__(self, url: str, log: Path, extra: Mapping[str, str] | None = None, port: int | None = None) -> None:
+        self.port = port or free_port()
         self.base = f"http://127.0.0.1:{self.port}"
         self.log = log
         self._environ = {**os.environ, "DEJAVU_SERVER_DATABASE": url, "DEJAVU_SERVER_RATE": "0", **(extra or {})}
@@ -157,8 +157,8 @@ class Running:
 
 
 @contextmanager
-def running(url: str, log: Path, extra: Mapping[str, str] | None = None) -> Iterator[Running]:
-    server = Running(url, log, extra)
+def running(url: str, log: Path, extra: Mapping[str, str] | None = None, port: int | None = None) -> Iterator[Running]:
+    server = Running(url, log, extra, port)
     try:
         yield server
     finally:

@@ -1,6 +1,6 @@
 """A fleet: replicas on one Postgres, many client processes, and what dies in the middle.
 
-The suite disturbs a small fleet; a large one takes minutes:  FLEET_CLIENTS=32 python -m pytest tests/service/test_fleet.py
+The suite disturbs a small fleet; for a large one:  FLEET_CLIENTS=32 python -m pytest tests/service/test_fleet.py
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 from dejavu_client.client import Client
+from nursery import Child, Nursery
 from service_support import Running, restart
 from support import ADD, environment
 
@@ -46,7 +47,6 @@ PROGRAM = """
             return self.fn.run(*args, **kwargs)
 
     kernel.fn, kernel._do_bench = Spy(kernel.fn), bench
-    print("ready", flush=True)
     for n in sizes:
         launch(kernel, n)
     x = torch.ones(1)
@@ -59,22 +59,21 @@ DISTURBED = int(os.environ.get("FLEET_CLIENTS", "8"))
 """Clients of the fleet in which something dies."""
 
 
-def start_client(folder: Path, number: int, base: str) -> subprocess.Popen[str]:
+def start_client(nursery: Nursery, folder: Path, number: int, base: str) -> Child:
     """A process with a local folder of its own, as on a machine of its own."""
     sizes = [64 + (number * 7 + index) % SCENARIOS for index in range(SCENARIOS)]
     mine = folder / f"client{number}"
-    mine.mkdir()
-    env = environment(
+    return nursery.start(
+        PROGRAM,
+        str(folder / "kernels.py"),
+        str(folder / "log"),
+        json.dumps(sizes),
+        folder=mine,
         TRITON_INTERPRET="1",
-        OMP_NUM_THREADS="1",
         XDG_CACHE_HOME=str(mine / "cache"),
         DEJAVU_CACHE_URL=f"{(mine / 'records').as_uri()},{base}",
         DEJAVU_CACHE_WAIT="20",  # 32 processes on a few cores: what is slow here is the machine
     )
-    arguments = [str(folder / "kernels.py"), str(folder / "log"), json.dumps(sizes)]
-    command = [sys.executable, "-c", textwrap.dedent(PROGRAM), *arguments]
-    with (mine / "stderr").open("w") as errors:
-        return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=errors, text=True)
 
 
 def held_by_the_server(base: str) -> list[Any]:
@@ -97,21 +96,16 @@ def fleet(own_postgres: Any, tmp_path: Path) -> Any:
         replica.stop()
 
 
-def finish(processes: list[subprocess.Popen[str]], folder: Path) -> list[dict[str, Any]]:
-    results = []
-    for number, process in enumerate(processes):
-        out, _ = process.communicate(timeout=280)
-        assert process.returncode == 0, (folder / f"client{number}" / "stderr").read_text()
-        results.append(json.loads(out.splitlines()[-1]))
-    return results
+def finish(clients: list[Child]) -> list[dict[str, Any]]:
+    return [json.loads(client.finish()) for client in clients]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_each_scenario_is_tuned_once_and_all_agree(fleet: Any) -> None:
+def test_each_scenario_is_tuned_once_and_all_agree(fleet: Any, nursery: Nursery) -> None:
     _, replicas, folder = fleet
-    clients = [start_client(folder, number, replicas[number % 3].base) for number in range(CLIENTS)]
-    results = finish(clients, folder)
+    clients = [start_client(nursery, folder, number, replicas[number % 3].base) for number in range(CLIENTS)]
+    results = finish(clients)
     benchmarks = Counter(line.split()[1] for line in (folder / "log").read_text().splitlines())
     assert len(benchmarks) == SCENARIOS * 3
     assert set(benchmarks.values()) == {1}
@@ -123,9 +117,9 @@ def test_each_scenario_is_tuned_once_and_all_agree(fleet: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_replica_and_postgres_die_in_the_middle_and_no_launch_fails(fleet: Any) -> None:
+def test_a_replica_and_postgres_die_in_the_middle_and_no_launch_fails(fleet: Any, nursery: Nursery) -> None:
     postgres, replicas, folder = fleet
-    clients = [start_client(folder, number, replicas[number % 3].base) for number in range(DISTURBED)]
+    clients = [start_client(nursery, folder, number, replicas[number % 3].base) for number in range(DISTURBED)]
 
     def disturb() -> None:
         while len((folder / "log").read_text().splitlines()) < SCENARIOS // 2:
@@ -138,7 +132,7 @@ def test_a_replica_and_postgres_die_in_the_middle_and_no_launch_fails(fleet: Any
 
     disturbing = threading.Thread(target=disturb)
     disturbing.start()
-    results = finish(clients, folder)
+    results = finish(clients)
     disturbing.join(60)
     assert not disturbing.is_alive()
     for result in results:
