@@ -60,9 +60,9 @@ def postgres() -> Iterator[Any]:
         yield server
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def own_postgres() -> Iterator[Any]:
-    """Another one, with a database `migrated`, that a test may do anything to."""
+    """Another one, with a database `migrated`, that a module may do anything to."""
     with _postgres() as server:
         yield server
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -149,7 +150,8 @@ class Running:
         self.process.wait()
 
     def stop(self) -> None:
-        self.process.terminate()
+        if self.process.poll() is None:
+            self.process.terminate()
         try:
             self.process.wait(15)
         except subprocess.TimeoutExpired:
@@ -163,6 +165,17 @@ def running(url: str, log: Path, extra: Mapping[str, str] | None = None, port: i
         yield server
     finally:
         server.stop()
+
+
+@contextmanager
+def replicas(url: str, folder: Path, count: int) -> Iterator[list[Running]]:
+    """Several servers on one database; started, and stopped, all at once."""
+    with ThreadPoolExecutor(count) as pool:
+        started = list(pool.map(lambda each: Running(url, folder / f"replica{each}.log"), range(count)))
+        try:
+            yield started
+        finally:
+            list(pool.map(Running.stop, started))
 
 
 def restart(postgres: Any) -> None:
