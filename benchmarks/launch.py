@@ -27,6 +27,7 @@ from triton.runtime import driver
 from dejavu_cache import Pow2, cached_autotune
 from dejavu_cache.launch_key import binder_for
 from dejavu_cache.launch_versions import active_hook, c_launcher
+from dejavu_cache.records import Scenario
 
 RESULTS = Path(__file__).parent / "results"
 CONFIGS = [triton.Config({"BLOCK": block}, num_warps=4) for block in (64, 128, 256, 512)]
@@ -168,7 +169,7 @@ def first_sight(folder: Path) -> dict[str, float]:
     (context,) = writer._resolver.store.contexts()
     (record,) = writer._resolver.store.records(context)
     more = [
-        record.model_copy(update={"scenario": record.scenario.model_copy(update={"args": {"n0": 10_000 + index}})})
+        record.model_copy(update={"scenario": Scenario(args={"n0": 10_000 + index}, dtypes=record.scenario.dtypes)})
         for index in range(SCENARIOS)
     ]
     writer._resolver.store.put(context, more)

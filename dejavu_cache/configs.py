@@ -14,8 +14,21 @@ __all__ = ["Declared", "describe"]
 
 def describe(config: Any) -> Config:
     """What a record keeps of a `triton.Config`: everything but its hook."""
-    options = {name: value for name, value in config.all_kwargs().items() if name not in config.kwargs}
-    return Config(params={k: _scalar(v) for k, v in config.kwargs.items()}, options=options)
+    everything = config.all_kwargs()
+    # A launch that meets a scenario asks for each of its configs; content is the key, since hooks may change a config.
+    content = len(config.kwargs), *((name, value.__class__, value) for name, value in everything.items())
+    try:
+        return _described[content]
+    except (KeyError, TypeError):
+        pass
+    options = {name: value for name, value in everything.items() if name not in config.kwargs}
+    described = Config(params={k: _scalar(v) for k, v in config.kwargs.items()}, options=options)
+    if all(type(value) in (int, bool, str, type(None)) for value in everything.values()):
+        _described[content] = described
+    return described
+
+
+_described: dict[Any, Config] = {}
 
 
 def _scalar(value: Any) -> Scalar:

@@ -109,7 +109,10 @@ def canonical_json(value: Any) -> str:
     """JSON on one line with sorted keys: equal values give equal text."""
     if isinstance(value, BaseModel):
         value = value.model_dump(mode="json", exclude_none=True)
-    return json.dumps(value, sort_keys=True, allow_nan=False, ensure_ascii=False)
+    return _ENCODER.encode(value)
+
+
+_ENCODER = json.JSONEncoder(sort_keys=True, allow_nan=False, ensure_ascii=False)
 
 
 class _Model(BaseModel):
@@ -191,6 +194,11 @@ class Scenario(_Valued):
     args: Values = Field(default_factory=dict)
     dtypes: Annotated[dict[Text, Text], AfterValidator(_sorted)] = Field(default_factory=dict, max_length=256)
 
+    @cached_property
+    def text(self) -> str:
+        """The canonical JSON: its identity."""
+        return _ENCODER.encode({"args": self.args, "dtypes": self.dtypes})  # what a dump would give, sooner
+
     def __str__(self) -> str:
         args = ", ".join(f"{name}={value}" for name, value in self.args.items())
         dtypes = ", ".join(f"{name}: {value}" for name, value in self.dtypes.items())
@@ -203,6 +211,11 @@ class Config(_Valued):
     params: Values = Field(default_factory=dict)
     options: Values = Field(default_factory=dict)
     """`num_warps`, `num_stages`, `num_ctas`, … , those that are set."""
+
+    @cached_property
+    def text(self) -> str:
+        """The canonical JSON: its identity."""
+        return _ENCODER.encode({"options": self.options, "params": self.params})
 
     def __str__(self) -> str:
         return ", ".join(f"{name}={value}" for name, value in {**self.params, **self.options}.items())

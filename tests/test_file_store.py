@@ -73,6 +73,20 @@ class TestTheFile:
         again.put(context(), [record(64)])
         assert len(list(reopened(store).records(context()))) == 3
 
+    def test_gives_one_record_without_being_read(self, store: FileStore, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The first of its records, the last, and any between; what is not there costs the whole read."""
+        store.put(context(), [record(m) for m in range(100, 150)])
+        read: list[Path] = []
+        whole = FileStore._read
+        monkeypatch.setattr(FileStore, "_read", lambda *args: read.append(args[1]) or whole(*args))
+        for m in (16, 32, *range(100, 150)):
+            found = reopened(store).get(context(), record(m).scenario)
+            assert found is not None
+            assert found.record == record(m)
+        assert not read
+        assert reopened(store).get(context(), record(99).scenario) is None
+        assert len(read) == 1
+
     def test_is_seen_anew_when_another_process_writes_it(self, store: FileStore) -> None:
         assert store.get(context(), record(64).scenario) is None
         reopened(store).put(context(), [record(64)])

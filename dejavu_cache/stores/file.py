@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 
 from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
@@ -19,7 +20,7 @@ from ..notices import warn_once
 from ..records import Context, OnConflict, Record, Scenario
 from ..tree import Tree
 from .base import Found, FoundTree, Store
-from .layout import Page, read_context
+from .layout import Page, find, read_context
 
 __all__ = ["FileStore"]
 
@@ -59,8 +60,9 @@ class FileStore(Store):
     def get(self, context: Context, scenario: Scenario, *, fresh: bool = False) -> Found | None:
         path = self.path(context)
         try:
-            page = self._page(path, context)
-            record = page.get(scenario, str(path)) if page else None
+            record = self._found_alone(path, context, scenario)
+            if record is None and (page := self._page(path, context)):
+                record = page.get(scenario, str(path))
         except DamagedRecordsError as error:
             self._set_aside(path, str(error))
             return None
@@ -173,6 +175,16 @@ class FileStore(Store):
         for path in old:
             path.unlink(missing_ok=True)
         return len(old)
+
+    def _found_alone(self, path: Path, context: Context, scenario: Scenario) -> Record | None:
+        """A record, if it can be found without reading the file whole; a file that was read before need not be."""
+        if path in self._pages:
+            return None
+        try:
+            with path.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as held:
+                return find(held, context, scenario, str(path))
+        except (OSError, ValueError):  # absent, empty, or not to be read: the whole read says which
+            return None
 
     def _page(self, path: Path, context: Context) -> Page | None:
         """The file's content, read again only if the file has changed."""

@@ -20,13 +20,16 @@
 
 A line per measurement, everything sorted. Since only a record begins with a brace at the start of a
 line, a file of ten thousand records is cut into its records without being parsed; a record is parsed
-when somebody asks for it. A file that was laid out by other hands is read all the same, only slower.
+when somebody asks for it, and one is found by bisection without reading the others. A file that was laid
+out by other hands is read all the same, only slower.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from mmap import mmap
 from typing import TextIO
 
 from pydantic import ValidationError
@@ -34,7 +37,7 @@ from pydantic import ValidationError
 from ..errors import DamagedRecordsError, NewerFormatError
 from ..records import FORMAT, Context, OnConflict, Record, RecordSet, Scenario, canonical_json, merge_records
 
-__all__ = ["Page", "read_context"]
+__all__ = ["Page", "find", "read_context"]
 
 _OPENING = f'{{"format": {FORMAT},\n"context": '
 _RECORDS = ',\n"records": ['
@@ -131,11 +134,40 @@ class Page:
     @property
     def text(self) -> str:
         """The record set as it is written down."""
-        context = json.dumps(
-            self.context.model_dump(mode="json", exclude_none=True), indent=1, sort_keys=True, ensure_ascii=False
-        )
         records = ",".join("\n{" + cut.removesuffix(",") for _, cut in sorted(self._cuts.items()))
-        return f"{_OPENING}{context}{_RECORDS}{records}{_CLOSING}"
+        return f"{_head(self.context)}{records}{_CLOSING}"
+
+
+def find(held: mmap, context: Context, scenario: Scenario, where: str) -> Record | None:
+    """One record of a file that this module laid out, by bisection; the rest is not read.
+
+    None means that it was not found this way, not that it is not there: other hands may have put it elsewhere.
+
+    Raises:
+        DamagedRecordsError: its text is not a record.
+    """
+    head, closing = _head(context).encode(), _CLOSING.encode()
+    low, high = len(head), len(held) - len(closing)
+    if low >= high or held[:low] != head or held[high:] != closing:
+        return None
+    opening, wanted = f"\n{{{_SCENARIO}".encode(), scenario.text.encode()
+    while low < high:
+        start = held.rfind(b"\n{", low, (low + high) // 2 + 2)
+        end = held.find(_LINE_END.encode(), start + 1, high)
+        if start < low or end < 0 or held[start : start + len(opening)] != opening:
+            return None
+        found, after = held[start + len(opening) : end], held.find(b"\n{", end, high)
+        if found == wanted:
+            return _read_record(held[start + 2 : high if after < 0 else after].decode(), where)
+        low, high = (low, start) if found > wanted else (high if after < 0 else after, high)
+    return None
+
+
+@lru_cache(maxsize=256)
+def _head(context: Context) -> str:
+    """What stands before the records."""
+    text = json.dumps(context.model_dump(mode="json", exclude_none=True), indent=1, sort_keys=True, ensure_ascii=False)
+    return f"{_OPENING}{text}{_RECORDS}"
 
 
 def read_context(file: TextIO, where: str) -> Context:

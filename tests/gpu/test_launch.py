@@ -190,7 +190,9 @@ class Case:
         elif how < 0.08:
             kwargs["launch_pdl"] = True
         elif how < 0.09:
-            kwargs["n"] = rng.choice([True, None, 2**40, 2**63, 2**70])
+            kwargs["n"] = rng.choice([True, None, 2**70])
+        elif how < 0.11 and "extra" in kwargs:
+            kwargs["extra"] = rng.choice([True, 1.0, 2**40, 2**63, 2**70, torch.float32])
         return kwargs
 
     def _grid(self, rng: random.Random, n: int) -> Any:
@@ -285,13 +287,18 @@ def debug(jitted: Any, seen: list[Any]) -> Iterator[None]:
         knobs.runtime.debug = False
 
 
+@functools.cache
+def _side_stream(device: int) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
+
+
 @contextmanager
 def another_stream(jitted: Any, seen: list[Any]) -> Iterator[None]:
     """Another current stream."""
     if not GPU:
         yield
         return
-    stream = torch.cuda.Stream()
+    stream = _side_stream(torch.cuda.current_device())
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         yield
