@@ -1,4 +1,4 @@
-"""Fresh processes at the price of a fork: from an interpreter that has imported Torch and nothing of this project."""
+"""Fresh processes at the price of a fork: from an interpreter that has imported Torch, and nothing of this project."""
 
 from __future__ import annotations
 
@@ -14,11 +14,14 @@ from typing import Any
 
 from support import environment
 
-__all__ = ["Child", "Nursery"]
+__all__ = ["COMMAND", "Child", "Nursery"]
+
+COMMAND = "from dejavu_client.cli import main; main()"
+"""`dejavu-cache`, with the child's arguments."""
 
 _PROGRAM = """
     import gc, json, os, sys
-    import filelock, httpx, pydantic, stamina, torch, triton
+    import filelock, httpx, pydantic, sklearn.tree, stamina, torch, triton
 
     gc.freeze()  # else the children's collections copy its memory
 
@@ -46,20 +49,21 @@ class Nursery:
     """Starts processes for tests that need many, or one after the other."""
 
     def __init__(self) -> None:
+        self._started = 0
         self._process = subprocess.Popen(
             [sys.executable, "-c", textwrap.dedent(_PROGRAM)],
             env=environment(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1"),  # a process with threads is no good to fork
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
 
-    def start(self, code: str, *arguments: str, folder: Path, **env: str) -> Child:
-        """Runs code in a new process; what it prints goes to the files `out` and `err` of a new folder."""
-        folder.mkdir(parents=True)
-        out, err = folder / "out", folder / "err"
-        pid = self._ask(
-            code=textwrap.dedent(code), arguments=arguments, env=environment(**env), out=str(out), err=str(err)
-        )
-        return Child(pid, out, err, self)
+    def start(self, code: str, *arguments: object, folder: Path, **env: str) -> Child:
+        """Runs code in a new process; what it prints goes to files in a folder."""
+        self._started += 1
+        folder.mkdir(parents=True, exist_ok=True)
+        out, err = folder / f"{self._started}.out", folder / f"{self._started}.err"
+        texts = tuple(map(str, arguments))
+        pid = self._ask(code=textwrap.dedent(code), arguments=texts, env=environment(**env), out=str(out), err=str(err))
+        return Child(pid, texts, out, err, self)
 
     def wait(self, pid: int) -> int:
         """A child's exit code; negative if a signal ended it."""
@@ -80,15 +84,21 @@ class Child:
     """A process that a nursery started."""
 
     pid: int
+    arguments: tuple[str, ...]
     out: Path
     err: Path
     _nursery: Nursery
 
+    def ended(self) -> subprocess.CompletedProcess[str]:
+        """Waits for its end, good or bad."""
+        code = self._nursery.wait(self.pid)
+        return subprocess.CompletedProcess(self.arguments, code, self.out.read_text(), self.err.read_text())
+
     def finish(self) -> str:
         """Waits for it to end well, and answers what it printed."""
-        code = self._nursery.wait(self.pid)
-        assert code == 0, f"exit code {code}: {self.err.read_text()}"
-        return self.out.read_text()
+        done = self.ended()
+        assert done.returncode == 0, done
+        return done.stdout
 
     def kill(self) -> None:
         """Ends it at once, as a crash does."""

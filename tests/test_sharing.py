@@ -52,7 +52,7 @@ class Fleet:
     """Processes over one store, and the log of every benchmark that any of them ran."""
 
     def __init__(self, folder: Path, nursery: Nursery) -> None:
-        self._folder, self._nursery, self._started = folder, nursery, 0
+        self._folder, self._nursery = folder, nursery
         self.store = folder / "store"
         self.log = folder / "log"
         self.log.touch()
@@ -61,9 +61,7 @@ class Fleet:
 
     def start(self, sizes: list[int], **env: str) -> Child:
         arguments = (str(self.source), self.store.as_uri(), str(self.log), json.dumps(sizes))
-        self._started += 1
-        folder = self._folder / f"process{self._started}"
-        return self._nursery.start(PROGRAM, *arguments, folder=folder, TRITON_INTERPRET="1", **env)
+        return self._nursery.start(PROGRAM, *arguments, folder=self._folder, TRITON_INTERPRET="1", **env)
 
     def finish(self, process: Child) -> dict[str, object]:
         return json.loads(process.finish())  # type: ignore[no-any-return]

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 from dejavu_client.client import Client, address
-from nursery import Child, Nursery
+from nursery import COMMAND, Child, Nursery
 from service_support import Running, replicas, restart
 from support import ADD
 
@@ -144,8 +144,9 @@ def test_a_replica_and_postgres_die_in_the_middle_and_no_launch_fails(
     # Whoever could not ask tuned alone; all of it reaches the server once it is back, with each client's spool.
     syncing = [
         nursery.start(
-            "import sys; from dejavu_client.cli import main; sys.argv = ['dejavu-cache', 'sync']; main()",
-            folder=folder / f"sync{number}",
+            COMMAND,
+            "sync",
+            folder=folder,
             XDG_CACHE_HOME=str(folder / f"client{number}" / "cache"),
             DEJAVU_CACHE_URL=f"{(folder / f'client{number}' / 'records').as_uri()},{urls[0]}",
         )
