@@ -15,7 +15,11 @@ from multiprocessing import get_context
 from typing import Any
 
 import triton
+from attention_support import kernels
 from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from dejavu_cache.attention import hopper
 
 TARGETS = {
     "cuda:80": GPUTarget("cuda", 80, 32),
@@ -24,6 +28,8 @@ TARGETS = {
     "gfx90a": GPUTarget("hip", "gfx90a", 64),
     "gfx942": GPUTarget("hip", "gfx942", 64),
 }
+if triton.__version__.startswith("3.4."):  # its wheel lacks AMD's linker
+    TARGETS = {name: target for name, target in TARGETS.items() if target.backend == "cuda"}
 SHARED = {"cuda:80": 166912, "cuda:90": 232448, "cuda:100": 232448, "gfx90a": 65536, "gfx942": 65536}
 """Bytes that a program may have, as the drivers say."""
 
@@ -44,39 +50,36 @@ RUNTIME = ("segments", "per_sm")
 
 
 def kernel(name: str) -> Any:
-    from dejavu_cache.attention import naive, qblock, segmented, static_grid
-    from dejavu_cache.attention.hopper_kernel import hopper_kernel
+    if name == "hopper":
+        from dejavu_cache.attention.hopper_kernel import hopper_kernel
 
-    return {
-        "naive": naive.naive_kernel,
-        "qblock": qblock.qblock_kernel,
-        "segmented": segmented.segment_kernel,
-        "static_grid": static_grid.static_grid_kernel,
-        "hopper": hopper_kernel,
-    }[name]
+        return hopper_kernel
+    return kernels()[name]
 
 
 def source(name: str, params: dict[str, Any]) -> Any:
     """What Triton compiles for a launch of the kernel."""
-    from triton.compiler import ASTSource
-    from triton.experimental.gluon import language as gl
-    from triton.experimental.gluon._runtime import GluonASTSource
-
     fn = kernel(name).fn
     constants = {each: value for each, value in {**SHAPE, **params}.items() if each in fn.arg_names}
     constants = {each: value for each, value in constants.items() if each not in RUNTIME}
-    tma = f"tensordesc<bf16[16, 64],{gl.NVMMASharedLayout(128, 16, 2)!r}>"
-    described = {"keys": tma, "values": tma}
-    signature = {
-        each: "constexpr" if each in constants else {**POINTERS, **described}.get(each, "i32") for each in fn.arg_names
-    }
+    types = {**POINTERS, **({} if name != "hopper" else dict.fromkeys(("keys", "values"), tma()))}
+    signature = {each: "constexpr" if each in constants else types.get(each, "i32") for each in fn.arg_names}
     attrs = {
         (place,): [["tt.divisibility", 16]]
         for place, each in enumerate(fn.arg_names)
         if signature[each].startswith("*") or (each.startswith("stride") and each != "stride_table")
     }
-    form = GluonASTSource if name == "hopper" else ASTSource
+    form = ASTSource
+    if name == "hopper":
+        from triton.experimental.gluon._runtime import GluonASTSource as form  # noqa: N813
     return form(fn, signature, constexprs=constants, attrs=attrs)
+
+
+def tma() -> str:
+    """The type of a descriptor of pages of 16."""
+    from triton.experimental.gluon import language as gl
+
+    return f"tensordesc<bf16[16, 64],{gl.NVMMASharedLayout(128, 16, 2)!r}>"
 
 
 def configs(name: str, target: str) -> list[Any]:
@@ -102,7 +105,7 @@ def configs(name: str, target: str) -> list[Any]:
 
 
 def jobs(everything: bool) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    for name in ("naive", "qblock", "segmented", "static_grid", "hopper"):
+    for name in ("naive", "qblock", "segmented", "static_grid", *(("hopper",) if hopper.COVERED else ())):
         for target in TARGETS:
             able = configs(name, target)
             if not everything and able:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,4 +16,5 @@ def test_configs_compile_for_every_target(tmp_path: Path) -> None:
     script = [sys.executable, str(ROOT / "tests" / "attention_compiling.py")]
     env = environment(TRITON_INTERPRET="0", TRITON_CACHE_DIR=str(tmp_path))
     done = subprocess.run(script, env=env, capture_output=True, text=True, timeout=280, check=False)
-    assert (done.stdout, done.returncode) == ("21 of 21 compile\n", 0), done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.fullmatch(r"(\d+) of \1 compile\n", done.stdout)

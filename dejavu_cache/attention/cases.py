@@ -117,7 +117,7 @@ def _wanted(implementation: str, each: Lengths, model: Model) -> bool:
     if implementation in ("segmented", "static_grid"):
         return decoding or max(each.past) >= 2048
     if implementation == "hopper":
-        return not decoding and model.window < 0
+        return not decoding and model.window < 0 and hopper.available(torch.device("cuda"))
     return implementation != "naive"
 
 

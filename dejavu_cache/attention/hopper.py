@@ -15,7 +15,7 @@ import triton
 from .arguments import Batch
 from .launch import Launch, num_sms, zeros
 
-__all__ = ["launch", "run", "suits"]
+__all__ = ["COVERED", "available", "launch", "run", "suits"]
 
 
 def suits(batch: Batch) -> bool:
@@ -36,17 +36,20 @@ def suits(batch: Batch) -> bool:
         and cache.stride(1) % 8 == 0
         and cache.data_ptr() % 16 == 0
         and batch.v_cache.data_ptr() % 16 == 0
-        and _is_hopper(batch.q.device)
+        and available(batch.q.device)
     )
 
 
+COVERED = (3, 6) <= tuple(int(part) for part in triton.__version__.split(".")[:2]) <= (3, 8)
+"""Whether this Triton's Gluon is the one that the kernel is written in."""
+
+
 @cache
-def _is_hopper(device: torch.device) -> bool:
-    """Whether this is such a GPU, and a Triton whose Gluon is the one that the kernel is written in."""
-    version = tuple(int(part) for part in triton.__version__.split(".")[:2])
-    if device.type != "cuda" or torch.version.hip is not None or triton.knobs.runtime.interpret or version < (3, 6):
+def available(device: torch.device) -> bool:
+    """Whether the kernel runs on a device at all."""
+    if not COVERED or device.type != "cuda" or not torch.cuda.is_available() or triton.knobs.runtime.interpret:
         return False
-    return bool(torch.cuda.get_device_capability(device)[0] == 9)
+    return torch.version.hip is None and torch.cuda.get_device_capability(device)[0] == 9
 
 
 def launch(batch: Batch) -> Launch:
@@ -57,7 +60,7 @@ def launch(batch: Batch) -> Launch:
     """
     if not suits(batch):
         raise ValueError(
-            "implementation: 'hopper' takes a Hopper GPU, Triton 3.6 or later, bfloat16 or float16 in q and caches, "
+            "implementation: 'hopper' takes a Hopper GPU, Triton 3.6 to 3.8, bfloat16 or float16 in q and caches, "
             "a block_size that is a power of two from 8 on, and no window, softcap, ALiBi or scales; use 'auto'"
         )
     from .hopper_kernel import ROWS, hopper_kernel
