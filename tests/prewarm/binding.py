@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,8 +14,12 @@ from dejavu_cache.launches import _backend, _key, _source_class
 __all__ = ["Pointer", "bound"]
 
 
+@cache
 class Dtype:
-    """A dtype by its name, which is all that Triton asks for: torch takes seconds to import."""
+    """A dtype by its name, which is all that Triton asks for: torch takes seconds to import.
+
+    There is one of each, as in torch: Triton remembers them by their identity.
+    """
 
     def __init__(self, name: str) -> None:
         self.name = name
