@@ -17,6 +17,7 @@ from dejavu_service.rules import tokens
 from service_support import running
 
 EXAMPLES = os.environ.get("FUZZ_EXAMPLES", "8")
+HOOKS = Path(__file__).with_name("fuzz_hooks.py")
 CHECKS = (
     "not_a_server_error",
     "status_code_conformance",
@@ -43,7 +44,7 @@ def test_no_made_up_request_breaks_the_server_or_its_schema(postgres_url: str, t
             cwd=tmp_path,
             capture_output=True,
             text=True,
-            env={**os.environ, "PYTHONWARNINGS": "ignore"},
+            env={**os.environ, "PYTHONWARNINGS": "ignore", "SCHEMATHESIS_HOOKS": str(HOOKS)},
         )
         sys.stdout.write(done.stdout)
         assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
