@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .errors import NoValidConfigError as NoValidConfigError
     from .errors import ScenarioNotTuned as ScenarioNotTuned
     from .errors import StoreError as StoreError
+    from .installation import install as install
     from .resolution import Resolution as Resolution
     from .settings import Mode as Mode
     from .settings import Settings as Settings
@@ -42,6 +43,7 @@ _HOMES = {
     "StoreError": "errors",
     "cached_autotune": "autotune",
     "config_space": "spaces",
+    "install": "installation",
     "open_store": "stores",
 }
 

@@ -22,6 +22,7 @@ from .launch import Chosen, HotPath
 from .launch_versions import is_covered
 from .notices import warn_once
 from .noting import note_launches
+from .policy import Rule, current_policy
 from .prewarmed import use_prewarmed
 from .process import as_tiers
 from .records import Context, Kernel, Problem
@@ -71,13 +72,15 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
         self._name = kernel_name(fn)
         self._buckets = dict(buckets or {})
         self._check_names(key)
+        rule = current_policy().rule_for(self._name)
+        self._follow(rule, key)
         self._launch_key = LaunchKey(arg_names, [name for name in key if name in arg_names], self._buckets)
         self._store = store
-        self._mode = None if mode is None else _mode(mode)
-        self._default = default
-        self._max_distance = max_distance
+        self._mode = rule.mode if mode is None else _mode(mode)
+        self._default = rule.default_among(self.configs) if default is None else default
+        self._max_distance = rule.max_distance if max_distance is None else max_distance
         self._declared_method = self._checked(method)
-        self._budget = tune_seconds, tune_configs
+        self._budget = tune_seconds or rule.tune_seconds, tune_configs or rule.tune_configs
         self._interpreted = interpreting()
         self._device: Callable[[], int] = (lambda: INTERPRETER_INDEX) if self._interpreted else current_device
         self._ready: dict[RawKey, Chosen] = {}
@@ -98,6 +101,18 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
             warn_once(
                 f"key {self._name}", f"{self._name}: key names {unknown}, which are no arguments: they are ignored"
             )
+
+    def _follow(self, rule: Rule, key: Sequence[str]) -> None:
+        """Takes the policy's buckets, where the decorator has none, and says what of the policy does not fit."""
+        for name, bucket in rule.buckets.items():
+            if name in key and name in self.arg_names:
+                self._buckets.setdefault(name, bucket)
+            else:
+                about = f"policy {rule.match} {self._name} {name}"
+                warn_once(about, f"{self._name}: the policy has a bucket for {name!r}, which is not in key: no effect")
+        if rule.default and rule.default_among(self.configs) is None:
+            about = f"policy {rule.match} {self._name} default"
+            warn_once(about, f"{self._name}: no declared config is the policy's default {rule.default}: no effect")
 
     def _checked(self, method: str | None) -> str | None:
         if method is not None and method not in METHODS:
@@ -126,7 +141,7 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
 
     @cached_property
     def mode(self) -> Mode:
-        """What a launch may do about a miss: the decorator's word, else `DEJAVU_CACHE_MODE`."""
+        """What a launch may do about a miss: the decorator's word, the policy's, or `DEJAVU_CACHE_MODE`."""
         return self._mode or current_settings().mode
 
     @cached_property
@@ -319,6 +334,7 @@ def cached_autotune(
     method: str | None = None,
     tune_seconds: float | None = None,
     tune_configs: int | None = None,
+    made: type[CachedAutotuner] = CachedAutotuner,
 ) -> Callable[[Any], CachedAutotuner]:
     """Decorates a `triton.jit` function so that a scenario is tuned once and its record reused ever after.
 
@@ -333,6 +349,7 @@ def cached_autotune(
             one; else the first config.
         max_distance: how far, in powers of two summed over the key arguments, the scenario may be whose
             winner stands in for one that is not tuned.
+        made: the class of what is returned.
 
     Raises:
         SettingsError: a bucket names no key argument, or the mode or method does not exist.
@@ -344,7 +361,7 @@ def cached_autotune(
     """
 
     def decorate(fn: Any) -> CachedAutotuner:
-        return CachedAutotuner(
+        return made(
             fn,
             fn.arg_names,
             configs,

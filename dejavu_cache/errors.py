@@ -2,6 +2,7 @@
 
 DejavuError
 ├── SettingsError            a setting, or what `cached_autotune` was given, makes no sense
+├── KeyArgumentError         a key argument has a value that no record can hold
 ├── NoValidConfigError       every config of a scenario failed
 ├── ScenarioNotTuned         strict mode met a scenario without a record
 ├── TooFewRecordsError       there is not enough to fit a decision tree to
@@ -22,6 +23,7 @@ __all__ = [
     "BundleError",
     "DamagedRecordsError",
     "DejavuError",
+    "KeyArgumentError",
     "MergeConflictError",
     "NewerFormatError",
     "NoValidConfigError",
@@ -40,6 +42,10 @@ class DejavuError(Exception):
 
 class SettingsError(DejavuError, ValueError):
     """A setting or an argument is wrong; the message names it and what is accepted."""
+
+
+class KeyArgumentError(DejavuError, TypeError):
+    """A key argument's value cannot be written down; the message names the argument."""
 
 
 class NoValidConfigError(DejavuError, RuntimeError):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from .buckets import Bucket, Exact
+from .errors import KeyArgumentError
 from .records import Scalar, Scenario
 
 __all__ = ["LaunchKey", "dtype_name"]
@@ -54,7 +55,7 @@ class LaunchKey:
             named: the launch's arguments by name, without those left to their defaults.
 
         Raises:
-            TypeError: a key argument has a value that cannot be written down.
+            KeyArgumentError: a key argument has a value that cannot be written down.
         """
         args = {name: _scalar(name, self._bucketed(name, named[name])) for name in self.keys if name in named}
         dtypes = {
@@ -80,6 +81,6 @@ def _scalar(name: str, value: Any) -> Scalar:
     if type(value).__name__ == "dtype":
         return dtype_name(value)
     shown = f"{value}" if isinstance(value, float) else type(value).__qualname__
-    raise TypeError(
+    raise KeyArgumentError(
         f"key argument {name!r} is {shown}: a key may be an int, a bool, a finite float, a string, None or a dtype"
     )

@@ -33,7 +33,7 @@ class Chosen(NamedTuple):
     Attributes:
         config: the `triton.Config`.
         options: its meta-parameters and compiler options.
-        until: when, on the monotonic clock, it is to be chosen again.
+        until: when, on the monotonic clock, it is to be chosen again; 0 means at once, each time.
         resolution: how it was found, where there was a choice.
     """
 
@@ -120,7 +120,7 @@ class HotPath:
         """A launch through `JITFunction.run`; what it compiled or found is kept for the next one."""
         kernel, chosen = self._first(args, {"grid": grid, "warmup": False, **kwargs})
         # A config's hook may change what an argument is (a descriptor's block): such launches are Triton's each time.
-        if chosen.config.pre_hook is None and is_covered(self._fn) and not kernel_follows_hooks():
+        if chosen.until and chosen.config.pre_hook is None and is_covered(self._fn) and not kernel_follows_hooks():
             try:
                 self._keep(chosen, kernel, args, kwargs)
             except Exception as error:  # it ran: that it cannot be kept costs later launches microseconds

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from .errors import SettingsError
 
-__all__ = ["Mode", "Settings", "current_settings"]
+__all__ = ["Mode", "Settings", "current_settings", "policy_file"]
 
 PREFIX = "DEJAVU_CACHE_"
 
@@ -62,6 +62,11 @@ class Settings(BaseModel):
     report: str = ""
     """A folder in which every process notes what it benchmarked, compiled and missed: for `dejavu-cache verify`."""
 
+    policy: str = ""
+    """The policy file; empty: `dejavu.toml` in the working directory, if there is one."""
+    install: bool = False
+    """Whether plugins of other programs, such as vLLM's, replace `triton.autotune`."""
+
     @field_validator("mode", "toolchain", mode="before")
     @classmethod
     def _lower(cls, value: Any) -> Any:
@@ -96,3 +101,10 @@ class Settings(BaseModel):
 def current_settings() -> Settings:
     """This process's settings, read at first use."""
     return Settings.from_environment()
+
+
+def policy_file() -> Path | None:
+    """Where this process's policy lies, or None. Asked when kernels are decorated, before the settings are read."""
+    named = os.environ.get(PREFIX + "POLICY", "")
+    path = Path(named or "dejavu.toml")
+    return path if named or path.is_file() else None

@@ -13,7 +13,8 @@ import typer
 
 import dejavu_cache
 from dejavu_cache.errors import DejavuError, StoreError
-from dejavu_cache.settings import PREFIX, Settings
+from dejavu_cache.policy import Policy
+from dejavu_cache.settings import PREFIX, Settings, policy_file
 from dejavu_cache.stores import FileStore, Store, TieredStore, open_store
 
 from ..output import JsonOption, StoreOption, say, show_json
@@ -88,8 +89,27 @@ def _settings(url: str) -> Iterator[Finding]:
         yield Finding("wrong", "settings", str(error))
         return
     yield Finding("ok", "mode", settings.mode.value)
+    yield from _policy(store)
     for tier in store.tiers if isinstance(store, TieredStore) else [store]:
         yield from _store(tier)
+
+
+def _policy(store: Store) -> Iterator[Finding]:
+    path = policy_file()
+    if path is None:
+        return
+    policy = Policy.read(path)
+    yield from (Finding("wrong", "policy", problem) for problem in policy.problems)
+    try:
+        kernels = {context.kernel.name for context in store.contexts()}
+    except (StoreError, OSError):
+        return
+    for kernel in kernels:
+        policy.rule_for(kernel)
+    for rule in policy.rules:
+        state: Literal["ok", "note"] = "note" if rule.match in policy.unmatched else "ok"
+        said = "matches no kernel that has records" if state == "note" else "matches recorded kernels"
+        yield Finding(state, f"policy {path}", f"{rule.match!r} {said}")
 
 
 def _store(store: Store) -> Iterator[Finding]:
