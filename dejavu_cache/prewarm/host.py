@@ -45,6 +45,7 @@ def make_tools(folder: Path) -> None:
     done = subprocess.run([*command, "-o", str(library)], capture_output=True, text=True)
     if done.returncode:
         raise PrewarmError(f"the C compiler {compiler} does not work: {done.stderr.strip()[-500:]}")
+    (folder / "libcuda.so").symlink_to(library.name)  # Triton 3.4 asks for it by this name
     script = folder / "cc"
     script.write_text(_COMPILER.format(compiler=compiler), encoding="utf-8")
     script.chmod(0o755)
