@@ -13,7 +13,7 @@ import typer
 
 from dejavu_cache.errors import DejavuError, SettingsError
 
-from .commands import diff, doctor, heuristics, listing, remote, report, run, sweep, transfer, upkeep
+from .commands import diff, doctor, freeze, heuristics, listing, remote, report, run, sweep, transfer, upkeep
 
 __all__ = ["app", "main"]
 
@@ -41,7 +41,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for module in (listing, diff, transfer, upkeep, remote, run, sweep, heuristics, report, doctor):
+for module in (listing, diff, transfer, freeze, upkeep, remote, run, sweep, heuristics, report, doctor):
     module.register(app)
 
 

@@ -11,10 +11,21 @@ from ..errors import SettingsError
 from ..notices import warn_once
 from .base import Found, FoundTree, Store
 from .file import FileStore
+from .frozen import FrozenStore
 from .memory import MemoryStore
 from .tiered import TieredStore
 
-__all__ = ["FileStore", "Found", "FoundTree", "MemoryStore", "Store", "TieredStore", "open_store", "shipped_stores"]
+__all__ = [
+    "FileStore",
+    "Found",
+    "FoundTree",
+    "FrozenStore",
+    "MemoryStore",
+    "Store",
+    "TieredStore",
+    "open_store",
+    "shipped_stores",
+]
 
 SCHEMES = "dejavu_cache.stores"
 """The entry-point group of other schemes: each a callable from a URL to a `Store`."""
@@ -27,7 +38,7 @@ def open_store(url: str) -> Store:
     """Opens the store, or the tiers separated by commas, that a URL names.
 
     Args:
-        url: `file:///path`, `/path`, `memory://`, or a scheme that a package adds (`https://…`).
+        url: `file:///path`, `/path`, `memory://`, `frozen:///path` or a scheme that a package adds (`https://…`).
 
     Raises:
         SettingsError: nothing is named, or nobody knows the scheme.
@@ -59,6 +70,13 @@ def _open_file(url: str) -> FileStore:
     return FileStore(unquote(parts.path), read_only=read_only == "1")
 
 
+def _open_frozen(url: str) -> FrozenStore:
+    parts = urlsplit(url)
+    if parts.netloc or parts.query or not parts.path:
+        raise SettingsError(f"{url!r}: a snapshot is named by its path: frozen:///folder/DIGEST.jsonl")
+    return FrozenStore(Path(unquote(parts.path)))
+
+
 def _from_entry_point(scheme: str) -> Callable[[str], Store] | None:
     for point in entry_points(group=SCHEMES, name=scheme):
         opener: Callable[[str], Store] = point.load()
@@ -70,7 +88,11 @@ def _known_schemes() -> list[str]:
     return sorted({*_BUILT_IN, *(point.name for point in entry_points(group=SCHEMES))})
 
 
-_BUILT_IN: dict[str, Callable[[str], Store]] = {"file": _open_file, "memory": lambda _: MemoryStore()}
+_BUILT_IN: dict[str, Callable[[str], Store]] = {
+    "file": _open_file,
+    "memory": lambda _: MemoryStore(),
+    "frozen": _open_frozen,
+}
 
 
 def shipped_stores() -> list[Store]:
