@@ -15,6 +15,7 @@ from triton.runtime.autotuner import Autotuner
 
 from .buckets import Bucket, Exact
 from .configs import Declared
+from .consensus import agree
 from .environment import INTERPRETER_INDEX, current_device, current_environment, interpreting
 from .errors import SettingsError
 from .keys import LaunchKey, RawKey
@@ -65,6 +66,7 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
         method: str | None = None,
         tune_seconds: float | None = None,
         tune_configs: int | None = None,
+        consensus: str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(fn, arg_names, configs, key, *args, **kwargs)
@@ -80,6 +82,9 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
         self._default = rule.default_among(self.configs) if default is None else default
         self._max_distance = rule.max_distance if max_distance is None else max_distance
         self._declared_method = self._checked(method)
+        if consensus not in (None, "none", "ranks"):
+            raise SettingsError(f"{self._name}: consensus={consensus!r}: choose none or ranks")
+        self._declared_consensus = consensus
         self._budget = tune_seconds or rule.tune_seconds, tune_configs or rule.tune_configs
         self._interpreted = interpreting()
         self._device: Callable[[], int] = (lambda: INTERPRETER_INDEX) if self._interpreted else current_device
@@ -224,9 +229,7 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
         request = self._request(device, args, kwargs)
         start = time.perf_counter()
         # Whoever waited once for another's tuning does not wait again: it looks whether the record is there.
-        resolution, benchmarked = self._resolver.resolve(
-            request, wait=0.0 if fallen_back else current_settings().tune_wait
-        )
+        resolution, benchmarked = self._resolved(request, 0.0 if fallen_back else current_settings().tune_wait)
         if benchmarked:
             self.benchmarked += benchmarked
             self.bench_time = time.perf_counter() - start
@@ -240,6 +243,21 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
         else:
             self._fallen_back[raw] = ready
         return ready
+
+    def _resolved(self, request: Request, wait: float) -> tuple[Resolution, int]:
+        if self._consensus == "none":
+            return self._resolver.resolve(request, wait=wait)
+        resolver = self._resolver
+
+        def now() -> Resolution:
+            tuning = self.mode is Mode.TUNE
+            return resolver.explain(request) if tuning else resolver.resolve(request, wait=0.0)[0]
+
+        return agree(request, lambda: resolver.resolve(request, wait=wait), now, wait)
+
+    @cached_property
+    def _consensus(self) -> str:
+        return self._declared_consensus or current_settings().consensus
 
     def _report(self, request: Request, resolution: Resolution, benchmarked: int) -> None:
         """Tells everyone whom Triton's autotuner would tell: `cache`, the printed line, the listener."""
@@ -334,6 +352,7 @@ def cached_autotune(
     method: str | None = None,
     tune_seconds: float | None = None,
     tune_configs: int | None = None,
+    consensus: str | None = None,
     made: type[CachedAutotuner] = CachedAutotuner,
 ) -> Callable[[Any], CachedAutotuner]:
     """Decorates a `triton.jit` function so that a scenario is tuned once and its record reused ever after.
@@ -349,6 +368,8 @@ def cached_autotune(
             one; else the first config.
         max_distance: how far, in powers of two summed over the key arguments, the scenario may be whose
             winner stands in for one that is not tuned.
+        consensus: `ranks` makes all ranks of a torch.distributed job run one rank's decision; else what
+            `DEJAVU_CACHE_CONSENSUS` says.
         made: the class of what is returned.
 
     Raises:
@@ -383,6 +404,7 @@ def cached_autotune(
             method=method,
             tune_seconds=tune_seconds,
             tune_configs=tune_configs,
+            consensus=consensus,
         )
 
     return decorate

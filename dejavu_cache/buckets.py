@@ -1,12 +1,14 @@
 """The rules that map an argument's value to the representative of its bucket.
 
 A bucket never refuses a value at launch: what it has no rule for (None, a string, a number under
-its first step) is kept as it is or taken to the first step.
+its first step) is kept as it is or taken to the first step. `above` goes the other way, for buffers that
+must hold a value: the smallest step that does, or None where there is none.
 """
 
 from __future__ import annotations
 
 import bisect
+import math
 from typing import Annotated, Any, Literal, Union
 
 from pydantic import ConfigDict, Field, StrictFloat, StrictInt, model_validator
@@ -29,6 +31,10 @@ class Exact:
     kind: Literal["exact"] = "exact"
 
     def __call__(self, value: Any) -> Any:
+        return value
+
+    def above(self, value: int) -> int | None:
+        """The value itself."""
         return value
 
 
@@ -63,6 +69,11 @@ class Pow2:
             return self.max
         return step if step else value
 
+    def above(self, value: int) -> int | None:
+        """The smallest power of two that holds the value: 64 for 33."""
+        step = max(1 << max(value - 1, 0).bit_length(), self.min or 1)
+        return step if self.max is None or step <= self.max else None
+
 
 @dataclass(frozen=True, config=_FORBID)
 class Edges:
@@ -86,6 +97,11 @@ class Edges:
             return value
         return self.edges[max(bisect.bisect_right(self.edges, value) - 1, 0)]
 
+    def above(self, value: int) -> int | None:
+        """The first edge that holds the value."""
+        index = bisect.bisect_left(self.edges, value)
+        return math.floor(self.edges[index]) if index < len(self.edges) else None
+
 
 @dataclass(frozen=True, config=_FORBID)
 class Multiple:
@@ -102,6 +118,10 @@ class Multiple:
         if not _is_number(value):
             return value
         return max(int(value // self.n), 1) * self.n
+
+    def above(self, value: int) -> int | None:
+        """The first multiple that holds the value."""
+        return max(-(-value // self.n), 1) * self.n
 
 
 Bucket = Annotated[Union[Exact, Pow2, Edges, Multiple], Field(discriminator="kind")]  # noqa: UP007 - pydantic on 3.10

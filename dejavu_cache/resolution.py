@@ -10,10 +10,11 @@ from .records import Context, Difference, Environment, Scenario
 
 __all__ = ["How", "Resolution"]
 
-How = Literal["exact", "tuned", "nearest", "tree", "family", "toolchain", "pinned", "default"]
+How = Literal["exact", "tuned", "nearest", "tree", "family", "toolchain", "pinned", "agreed", "default"]
 """`exact`: recorded. `tuned`: benchmarked by this process. `nearest`: a neighbouring scenario's winner.
 `tree`: a decision tree's choice. `family`: recorded on another GPU of the architecture. `toolchain`: recorded
-with another Triton. `pinned`: chosen by a person. `default`: none of these, or nothing to choose."""
+with another Triton. `pinned`: chosen by a person. `agreed`: chosen by another rank of the job. `default`: none of
+these, or nothing to choose."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class Resolution:
         distance: of a `nearest` scenario, in powers of two.
         differences: on a miss, field by field, what sets the nearest record apart, or the tree's records.
         missing: declared configs without a measurement.
+        agreed: whether all ranks of the job run it, whatever is found later.
     """
 
     how: How
@@ -39,6 +41,7 @@ class Resolution:
     distance: float = 0.0
     differences: Sequence[Difference] = ()
     missing: int = 0
+    agreed: bool = False
 
     @property
     def environment(self) -> Environment:
@@ -48,7 +51,7 @@ class Resolution:
     @property
     def final(self) -> bool:
         """Whether a later look cannot find better: a fallback is looked up again."""
-        return self.how in ("exact", "tuned", "pinned")
+        return self.agreed or self.how in ("exact", "tuned", "pinned")
 
     def __str__(self) -> str:
         lines = [

@@ -45,6 +45,8 @@ class Settings(BaseModel):
     """Seconds a launch may wait for a remote store, once, before its circuit opens."""
     tune_wait: float = Field(default=120.0, ge=0, allow_inf_nan=False)
     """Seconds to wait for whoever tunes the same scenario, before running a fallback."""
+    consensus: Literal["none", "ranks"] = "none"
+    """`ranks`: all ranks of a torch.distributed job run the config that one of them decided for."""
     tune_seconds: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """Seconds that one tune may take; the next process goes on from there. Unset: as long as it takes."""
     tune_configs: int | None = Field(default=None, gt=0)
@@ -67,7 +69,7 @@ class Settings(BaseModel):
     install: bool = False
     """Whether plugins of other programs, such as vLLM's, replace `triton.autotune`."""
 
-    @field_validator("mode", "toolchain", mode="before")
+    @field_validator("mode", "toolchain", "consensus", mode="before")
     @classmethod
     def _lower(cls, value: Any) -> Any:
         return value.strip().lower() if isinstance(value, str) and not isinstance(value, Mode) else value

@@ -77,3 +77,15 @@ def test_the_representative_is_the_largest_step_not_above(
 def test_a_senseless_bucket_is_refused_where_it_is_declared(make: object, says: str) -> None:
     with pytest.raises(ValidationError, match=says):
         make()  # type: ignore[operator]
+
+
+@given(st.integers(1, 10**6), st.sampled_from([Pow2(), Pow2(min=8), Multiple(16), Edges([1, 100, 10**6]), Exact()]))
+def test_what_is_above_holds_the_value_and_is_a_step(value: int, bucket: Pow2) -> None:
+    above = bucket.above(value)
+    assert above >= value
+    assert bucket(above) == above
+    assert bucket.above(above) == above
+
+
+def test_above_the_last_step_there_is_none() -> None:
+    assert (Pow2(max=64).above(65), Edges([1, 8]).above(9)) == (None, None)

@@ -13,7 +13,21 @@ import typer
 
 from dejavu_cache.errors import DejavuError, SettingsError
 
-from .commands import bundle, diff, doctor, heuristics, listing, prewarm, remote, report, run, sweep, transfer, upkeep
+from .commands import (
+    bundle,
+    diff,
+    doctor,
+    freeze,
+    heuristics,
+    listing,
+    prewarm,
+    remote,
+    report,
+    run,
+    sweep,
+    transfer,
+    upkeep,
+)
 
 __all__ = ["app", "main"]
 
@@ -42,7 +56,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for module in (listing, diff, transfer, upkeep, remote, run, sweep, heuristics, report, prewarm, bundle, doctor):
+for module in (
+    listing, diff, transfer, freeze, upkeep, remote, run, sweep, heuristics, report, prewarm, bundle, doctor,
+):  # fmt: skip
     module.register(app)
 
 

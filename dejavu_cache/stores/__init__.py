@@ -12,6 +12,7 @@ from ..manifest import RECORDS, is_prewarmed
 from ..notices import warn_once
 from .base import Found, FoundTree, Store
 from .file import FileStore
+from .frozen import FrozenStore
 from .memory import MemoryStore
 from .tiered import TieredStore
 
@@ -19,6 +20,7 @@ __all__ = [
     "FileStore",
     "Found",
     "FoundTree",
+    "FrozenStore",
     "MemoryStore",
     "Store",
     "TieredStore",
@@ -38,8 +40,8 @@ def open_store(url: str) -> Store:
     """Opens the store, or the tiers separated by commas, that a URL names.
 
     Args:
-        url: `file:///path`, `/path`, `memory://`, or a scheme that a package adds (`https://…`). A path is a
-            folder of records, or a prewarmed one.
+        url: `file:///path`, `/path`, `memory://`, `frozen:///path` or a scheme that a package adds (`https://…`).
+            A path is a folder of records, or a prewarmed one.
 
     Raises:
         SettingsError: nothing is named, or nobody knows the scheme.
@@ -83,6 +85,13 @@ def _file_store(folder: Path, read_only: bool) -> FileStore:
     return FileStore(folder / RECORDS if prewarmed else folder, read_only=read_only or prewarmed)
 
 
+def _open_frozen(url: str) -> FrozenStore:
+    parts = urlsplit(url)
+    if parts.netloc or parts.query or not parts.path:
+        raise SettingsError(f"{url!r}: a snapshot is named by its path: frozen:///folder/DIGEST.jsonl")
+    return FrozenStore(Path(unquote(parts.path)))
+
+
 def _from_entry_point(scheme: str) -> Callable[[str], Store] | None:
     for point in entry_points(group=SCHEMES, name=scheme):
         opener: Callable[[str], Store] = point.load()
@@ -94,7 +103,11 @@ def _known_schemes() -> list[str]:
     return sorted({*_BUILT_IN, *(point.name for point in entry_points(group=SCHEMES))})
 
 
-_BUILT_IN: dict[str, Callable[[str], Store]] = {"file": _open_file, "memory": lambda _: MemoryStore()}
+_BUILT_IN: dict[str, Callable[[str], Store]] = {
+    "file": _open_file,
+    "memory": lambda _: MemoryStore(),
+    "frozen": _open_frozen,
+}
 
 
 def shipped_stores() -> list[Store]:
