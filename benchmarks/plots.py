@@ -1,4 +1,4 @@
-"""Draws the committed results for the documentation: docs/attention.svg, docs/decode.svg; prints attention's table.
+"""Draws the results for the documentation: docs/attention.svg, docs/decode.svg; prints the table of attention.
 
 pip install matplotlib; python benchmarks/plots.py
 """
@@ -13,6 +13,7 @@ import matplotlib
 import matplotlib.pyplot as plt
 
 ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
 STEPS = {
     "naive": "4.3 naive",
     "qblock": "4.4 Q blocks",
@@ -27,7 +28,7 @@ COLOURS = dict(zip(STEPS, ("#bbbbbb", "#56b4e9", "#009e73", "#cc79a7", "#e69f00"
 
 
 def read(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((ROOT / "benchmarks" / "results" / name).read_text())
+    found: dict[str, Any] = json.loads((RESULTS / name).read_text())
     return found
 
 
@@ -69,8 +70,8 @@ def attention(result: dict[str, Any]) -> None:
         f"Paged attention, {result['preset']}, page {result['page']}, {result['dtype']}, {result['device']}, "
         f"Triton {versions['triton']}, {result['date']}"
     )
-    axes.legend(ncols=len(drawn), fontsize="small")
-    axes.margins(x=0.01)
+    axes.legend(ncols=len(drawn), fontsize="small", loc="upper right")
+    axes.margins(x=0.01, y=0.15)
     figure.savefig(ROOT / "docs" / "attention.svg", metadata={"Date": None})
 
 
@@ -93,7 +94,8 @@ def decode(result: dict[str, Any]) -> None:
 def main() -> None:
     matplotlib.rcParams["svg.hashsalt"] = "dejavu-cache"  # equal results give equal files
     attention(read("attention.json"))
-    decode(read("decode.json"))
+    if (RESULTS / "decode.json").exists():
+        decode(read("decode.json"))
     print(table(read("attention.json")))
 
 
