@@ -21,7 +21,7 @@ import triton
 
 from dejavu_cache.attention.api import IMPLEMENTATIONS
 from dejavu_cache.attention.arguments import Batch
-from dejavu_cache.attention.suite import PRESETS, Lengths, batch_of, ragged
+from dejavu_cache.attention.cases import PRESETS, Lengths, batch_of, ragged
 
 RESULTS = Path(__file__).parent / "results"
 COMPARED = ("auto", "hopper", "qblock", "segmented", "static_grid", "naive")

@@ -3,7 +3,7 @@
     FLASH_ATTENTION_3=path/to/library python benchmarks/decode.py [FOLDER]
 
 A whole step is one CUDA graph, captured once for the longest context and replayed for every token; attention is
-`static_grid`, or FlashAttention 3. Everything else is the same PyTorch.
+`auto`, `static_grid`, or FlashAttention 3. Everything else is the same PyTorch.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from dejavu_cache.attention.arguments import Batch, checked_batch
 RESULTS = Path(__file__).parent / "results"
 LAYERS, HIDDEN, INNER, HEADS, KV_HEADS, HEAD, VOCABULARY = 32, 4096, 14336, 32, 8, 128, 128256
 PROMPT, NEW, PAGE = 500, 12800, 16
+OURS = ("auto", "static_grid")
 MARKS = (100, 200, 400, 800, 1600, 3200, 6400, 12800)
 
 
@@ -115,7 +116,7 @@ def seconds(attention: Callable[[Batch], torch.Tensor]) -> dict[str, float]:
 
 def main() -> None:
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else RESULTS
-    attentions = {"static_grid": IMPLEMENTATIONS["static_grid"]}
+    attentions = {name: IMPLEMENTATIONS[name] for name in OURS}
     if flash_attention.available():
         attentions["fa3"] = flash_attention.run
     found = {}
@@ -130,7 +131,9 @@ def main() -> None:
         "seconds_to_new_tokens": found,
     }
     if "fa3" in found:
-        shares = {mark: round(found["fa3"][mark] / found["static_grid"][mark], 4) for mark in found["fa3"]}
+        shares = {
+            name: {mark: round(found["fa3"][mark] / taken, 4) for mark, taken in found[name].items()} for name in OURS
+        }
         result["share_of_fa3"] = shares
         print("share of FlashAttention 3", shares)
     (folder / "decode.json").write_text(json.dumps(result, indent=1) + "\n")

@@ -22,7 +22,9 @@ from .keys import LaunchKey, RawKey
 from .launch import Chosen, HotPath
 from .launch_versions import is_covered
 from .notices import warn_once
+from .noting import note_launches
 from .policy import Rule, current_policy
+from .prewarmed import use_prewarmed
 from .process import as_tiers
 from .records import Context, Kernel, Problem
 from .resolution import Resolution
@@ -31,8 +33,10 @@ from .settings import Mode, current_settings
 from .source import kernel_name, source_hash
 from .spaces import ConfigSpace
 from .stores import Store
+from .stores.tiered import TieredStore
 from .tuning.benchmark import METHODS, method_name, wall_clock
 from .tuning.timing import DeviceTimer
+from .watch import tell_resolved, watch
 
 __all__ = ["CachedAutotuner", "cached_autotune"]
 
@@ -87,6 +91,9 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
         self._ready: dict[RawKey, Chosen] = {}
         self._fallen_back: dict[RawKey, Chosen] = {}
         self._contexts: dict[int, Context] = {}
+        use_prewarmed()
+        watch()
+        note_launches(self)
 
     def _check_names(self, key: Sequence[str]) -> None:
         for name in self._buckets:
@@ -147,6 +154,11 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
         settings = current_settings()
         limit = settings.max_distance if self._max_distance is None else self._max_distance
         return Resolver(as_tiers(self._store), self.mode, limit, settings)
+
+    @property
+    def home(self) -> TieredStore:
+        """Where records are looked for and kept."""
+        return self._resolver.store
 
     def __getitem__(self, grid: Any) -> Any:
         """What launches the kernel on a grid, a tuple or a function of the arguments: `kernel[grid](…)`."""
@@ -251,6 +263,7 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
         """Tells everyone whom Triton's autotuner would tell: `cache`, the printed line, the listener."""
         key = (*request.scenario.args.values(), *request.scenario.dtypes.values())
         self.cache[key] = resolution.config
+        tell_resolved(self._name, request.scenario, resolution, benchmarked)
         if knobs.autotuning.print and benchmarked:
             print(
                 f"Triton autotuning for function {self.base_fn.__name__},\nwith key as {key},\n"

@@ -12,7 +12,15 @@ from typing import Any
 
 from .records import Device, Environment
 
-__all__ = ["INTERPRETER", "INTERPRETER_INDEX", "capturing", "current_device", "current_environment", "interpreting"]
+__all__ = [
+    "INTERPRETER",
+    "INTERPRETER_INDEX",
+    "capturing",
+    "codegen",
+    "current_device",
+    "current_environment",
+    "interpreting",
+]
 
 INTERPRETER = "Triton interpreter"
 """The device's name where kernels are interpreted on the CPU."""
@@ -56,7 +64,7 @@ def current_environment(device: int) -> Environment:
     return Environment(
         device=_gpu(device, target),
         triton=triton.__version__,
-        codegen=_codegen(make_backend(target).hash()),
+        codegen=codegen(make_backend(target).hash()),
         variables=_variables(),
     )
 
@@ -85,7 +93,7 @@ def _variables() -> Mapping[str, str]:
     return {name: str(value) for name, value in get_cache_invalidating_env_vars().items()}
 
 
-def _codegen(backend_hash: str) -> str:
+def codegen(backend_hash: str) -> str:
     """`ptxas 12.9.86` where the backend's hash tells it, else the hash itself, shortened."""
     release = re.search(r"V(\d+(?:\.\d+)+)", backend_hash)
     return f"ptxas {release.group(1)}" if release else " ".join(backend_hash.split())[:200]

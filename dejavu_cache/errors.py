@@ -6,6 +6,8 @@ DejavuError
 ├── NoValidConfigError       every config of a scenario failed
 ├── ScenarioNotTuned         strict mode met a scenario without a record
 ├── TooFewRecordsError       there is not enough to fit a decision tree to
+├── PrewarmError             a folder cannot be prewarmed as asked
+├── BundleError              a prewarmed folder or bundle cannot be used: cut, altered, newer, not for this machine
 └── StoreError               a store cannot do what was asked
     ├── ReadOnlyStoreError   it may only be read
     ├── NewerFormatError     it was written by a newer version
@@ -18,12 +20,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 __all__ = [
+    "BundleError",
     "DamagedRecordsError",
     "DejavuError",
     "KeyArgumentError",
     "MergeConflictError",
     "NewerFormatError",
     "NoValidConfigError",
+    "PrewarmError",
     "ReadOnlyStoreError",
     "ScenarioNotTuned",
     "SettingsError",
@@ -59,6 +63,14 @@ class ScenarioNotTuned(DejavuError, LookupError):  # noqa: N818 - a miss made lo
 
 class TooFewRecordsError(DejavuError, LookupError):
     """A decision tree needs more tuned scenarios; the message says how many."""
+
+
+class PrewarmError(DejavuError):
+    """A folder cannot be prewarmed as asked; the message says what is in the way."""
+
+
+class BundleError(DejavuError):
+    """A prewarmed folder or a bundle of one cannot be used; nothing of it was."""
 
 
 class StoreError(DejavuError):

@@ -40,6 +40,7 @@ __all__ = [
     "Environment",
     "Failure",
     "Kernel",
+    "Launch",
     "Measurement",
     "OnConflict",
     "Pin",
@@ -52,6 +53,7 @@ __all__ = [
     "canonical_json",
     "differences",
     "merge_into",
+    "merge_launches",
     "merge_records",
     "now",
 ]
@@ -277,12 +279,43 @@ class Pin(_Model):
     by: Annotated[str, Field(max_length=200)] = ""
 
 
+_Told = Annotated[str, Field(max_length=4000)]
+_ToldByParameter = Annotated[dict[Text, _Told], Field(max_length=256)]
+_ToldValues = Annotated[
+    dict[Text, Union[StrictBool, _SAFE_INT, _FINITE, Annotated[StrictStr, Field(max_length=4000)], None]],  # noqa: UP007
+    Field(max_length=256),
+]
+
+
+class Launch(_Valued):
+    """What Triton was asked to compile at a launch, but for what the config says: see `dejavu_cache.launches`."""
+
+    wheel: Text
+    """The build of Triton that compiled it."""
+    signature: _ToldByParameter = Field(default_factory=dict)
+    """Types by parameter."""
+    constants: _ToldValues = Field(default_factory=dict)
+    """What is compiled in, by parameter, or by `parameter.index` inside a tuple."""
+    attrs: _ToldByParameter = Field(default_factory=dict)
+    """What was found out about a value (divisible by 16, …), by parameter, as JSON."""
+    options: _ToldValues = Field(default_factory=dict)
+    """Compiler options that are not the default."""
+    bound: Config | None = None
+    """The only config that it can be compiled with, where another would have changed more than its own values."""
+
+
+MOST_LAUNCHES = 64
+"""In a record; a kernel with more specialisations than these is one that specialises on what it should not."""
+
+
 class Record(_Model):
     """All that is known of one scenario in one context."""
 
     scenario: Scenario
     winner: Winner | None = None
     pin: Pin | None = None
+    launches: tuple[Launch, ...] | None = Field(default=None, max_length=MOST_LAUNCHES)
+    """What to compile the winner with, ahead of time; None where nobody has noted it."""
     measurements: tuple[Measurement, ...] = Field(default=(), max_length=100_000)
 
     def model_post_init(self, _: Any) -> None:
@@ -292,6 +325,7 @@ class Record(_Model):
             raise ValueError("two measurements of one config in one record")
         ordered = tuple(sorted(self.measurements, key=lambda measurement: measurement.config.text))
         object.__setattr__(self, "measurements", ordered)
+        object.__setattr__(self, "launches", tuple(sorted(set(self.launches or ()), key=_text)) or None)
 
     @property
     def pinned(self) -> Config | None:
@@ -333,8 +367,19 @@ def merge_records(one: Record, two: Record, on_conflict: OnConflict = "newest") 
         scenario=one.scenario,
         winner=_later(one.winner, two.winner),
         pin=_later(one.pin, two.pin),
+        launches=merge_launches(one, two),
         measurements=tuple(measured.values()),
     )
+
+
+def merge_launches(*records: Record | None) -> tuple[Launch, ...] | None:
+    """The launches of all, up to as many as a record holds: always the same ones, whatever the order."""
+    union = {launch for record in records if record for launch in record.launches or ()}
+    return tuple(sorted(union, key=_text)[:MOST_LAUNCHES]) or None
+
+
+def _text(launch: Launch) -> str:
+    return launch.text
 
 
 def _settle(ours: Measurement, theirs: Measurement, on_conflict: OnConflict) -> Measurement:

@@ -15,7 +15,9 @@ from .configs import Declared, describe
 from .environment import capturing
 from .errors import NoValidConfigError, ScenarioNotTuned, StoreError
 from .imported import Imported
+from .launches import tuned_launches
 from .notices import warn_once
+from .noting import quiet
 from .records import (
     Config,
     Context,
@@ -211,7 +213,9 @@ class Resolver:
             return self._fallback(request), measured
         if best is None:
             raise NoValidConfigError(request.context.kernel.name, str(request.scenario), _reasons(request, record))
-        self._put(request, Record(scenario=request.scenario, winner=Winner(config=best, at=now())))
+        launches = tuned_launches(request.autotuner, request.declared[best], request.args, request.kwargs)
+        won = Winner(config=best, at=now())
+        self._put(request, Record(scenario=request.scenario, winner=won, launches=launches))
         missing = len(_unmeasured(request.declared, record))
         config = request.declared[best]
         return self._resolution(request, "tuned", config, store=self._home, missing=missing), measured
@@ -226,7 +230,8 @@ class Resolver:
         race = not request.context.problem.method.startswith(("custom:", "wall"))
         until = math.inf if seconds is None else time.monotonic() + seconds
         title = f"{request.context.kernel.name}{request.scenario}"
-        with Keeper(keep) as keeper, progress(title, total, wanted=self._settings.progress) as advance:
+        showing = progress(title, total, wanted=self._settings.progress)
+        with Keeper(keep) as keeper, showing as advance, quiet(request.autotuner, self.store):
 
             def note(measurement: Measurement) -> None:
                 keeper(measurement)

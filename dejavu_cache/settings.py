@@ -61,6 +61,8 @@ class Settings(BaseModel):
     """Whether a tune that takes over two seconds shows a bar, where standard error is a terminal."""
     shipped: bool = True
     """Whether records shipped inside installed packages are read."""
+    report: str = ""
+    """A folder in which every process notes what it benchmarked, compiled and missed: for `dejavu-cache verify`."""
 
     policy: str = ""
     """The policy file; empty: `dejavu.toml` in the working directory, if there is one."""

@@ -200,7 +200,8 @@ def _is_jit(value: Any) -> bool:
 
 def _is_builtin(value: Any) -> bool:
     """Triton's own, which the Triton version in the environment stands for."""
-    module = getattr(value, "__module__", None) or ""
+    function = python_function(value) if _is_jit(value) else value  # the interpreter's wrapper hides the module
+    module = getattr(function, "__module__", None) or ""
     return callable(value) and (module == "triton" or module.startswith(("triton.language", "triton.experimental")))
 
 

@@ -23,6 +23,7 @@ from .records import (
     Device,
     Environment,
     Kernel,
+    Launch,
     Measurement,
     Pin,
     Problem,
@@ -113,6 +114,19 @@ class StoreContract:
         assert found is not None
         assert found.record == _record(1, _measurement(16), _measurement(32))
         assert len(list(store.records(_context()))) == 2
+
+    def test_launches_are_put_together(self, store: Store) -> None:
+        """What compiles a winner ahead of time is kept with it, whoever noted it."""
+        launches = [
+            Launch(wheel="triton 3.6.0 cp311", signature={"x": f"*{dtype}"}, constants={"n": None})
+            for dtype in ("fp16", "bf16")
+        ]
+        for launch in (launches[0], *launches):
+            store.put(_context(), [Record(scenario=_record(1).scenario, launches=(launch,))])
+        store.put(_context(), [_record(1)])
+        found = store.get(_context(), _record(1).scenario, fresh=True)
+        assert found is not None
+        assert found.record == _record(1, launches=tuple(launches))
 
     def test_the_same_put_twice_is_once(self, store: Store) -> None:
         """A client may repeat what it is not sure of."""

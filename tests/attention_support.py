@@ -153,6 +153,7 @@ def kernels() -> dict[str, Any]:
 def runnable(implementation: str, case: Case) -> list[Any]:
     """The configs of a kernel that can run a case here."""
     from dejavu_cache.attention.spaces import hopper_why_not, why_not
+    from dejavu_cache.attention.static_grid import LARGEST_BLOCK
 
     configs = list(kernels()[implementation].configs)
     padded = max(16, 1 << (case.head_size - 1).bit_length())
@@ -167,6 +168,6 @@ def runnable(implementation: str, case: Case) -> list[Any]:
         capability = 0 if torch.version.hip else 10 * major + minor
     able = [each for each in configs if why_not(each, padded, group, case.dtype.itemsize, capability) is None]
     if implementation == "static_grid":
-        rows = max(16, 1 << (max(case.new) * group - 1).bit_length())
+        rows = min(max(16, 1 << (max(case.new) * group - 1).bit_length()), LARGEST_BLOCK)
         able = [each for each in able if each.kwargs["BLOCK_M"] <= rows]
     return able

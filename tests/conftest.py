@@ -7,8 +7,12 @@ import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from nursery import Nursery
 
 # Kernels are written, edited and imported again within a second: bytecode would hide the edit.
 sys.dont_write_bytecode = True
@@ -42,3 +46,13 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     yield
     current_settings.cache_clear()
     process.default_store.cache_clear()
+
+
+@pytest.fixture(scope="session")
+def nursery() -> Iterator[Nursery]:
+    """Starts processes that need Torch and Triton."""
+    from nursery import Nursery
+
+    made = Nursery()
+    yield made
+    made.close()

@@ -7,7 +7,7 @@ from datetime import timedelta
 from hypothesis import strategies as st
 from support import MOMENT, config, measurement
 
-from dejavu_cache.records import Failure, Measurement, Pin, Record, Scenario, Winner
+from dejavu_cache.records import Failure, Launch, Measurement, Pin, Record, Scenario, Winner
 
 TEXT = st.text(st.characters(codec="utf-8", exclude_categories=("Cc", "Cs")), min_size=1, max_size=20)
 SCALARS = st.one_of(
@@ -28,14 +28,23 @@ FAILURES = st.builds(
     st.sampled_from(["out_of_resources", "skipped"]),
 )
 MEASUREMENTS = TIMINGS | FAILURES
+LAUNCHES = st.builds(
+    Launch,
+    wheel=st.sampled_from(["triton 3.6.0 cp311", "triton 3.6.0 cp312"]),
+    signature=st.dictionaries(TEXT, TEXT, max_size=2),
+    constants=st.dictionaries(TEXT, SCALARS, max_size=2),
+    bound=st.none() | st.just(config(16)),
+)
 RECORDS = st.builds(
-    lambda measurements, winner, pin: Record(
+    lambda measurements, winner, pin, launches: Record(
         scenario=Scenario(args={"M": 32}),
         measurements=tuple({each.config: each for each in measurements}.values()),
         winner=winner,
         pin=pin,
+        launches=launches,
     ),
     st.lists(MEASUREMENTS, max_size=3),
     st.none() | st.builds(Winner, config=st.just(config(16)) | st.just(config(32)), at=MOMENTS),
     st.none() | st.builds(Pin, config=st.none() | st.just(config(64)), at=MOMENTS),
+    st.lists(LAUNCHES, max_size=2).map(tuple),
 )

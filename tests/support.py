@@ -102,7 +102,9 @@ def dejavu(*arguments: object, **env: str) -> subprocess.CompletedProcess[str]:
 
 def environment(**more: str) -> dict[str, str]:
     """This process's environment with the checkout's packages on the path."""
-    path = [*map(str, (ROOT, ROOT / "client", ROOT / "service", ROOT / "tests")), os.environ.get("PYTHONPATH", "")]
+    more_path = more.pop("PYTHONPATH", "")
+    ours = map(str, (ROOT, ROOT / "client", ROOT / "service", ROOT / "tests"))
+    path = [*ours, more_path, os.environ.get("PYTHONPATH", "")]
     return {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(filter(None, path)),

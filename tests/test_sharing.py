@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import textwrap
 import time
 from pathlib import Path
 
 import pytest
-from support import ADD, environment
+from nursery import Child, Nursery
+from support import ADD
 
 from dejavu_cache.stores import FileStore
 
@@ -52,27 +51,20 @@ PROGRAM = """
 class Fleet:
     """Processes over one store, and the log of every benchmark that any of them ran."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, nursery: Nursery) -> None:
+        self._folder, self._nursery = folder, nursery
         self.store = folder / "store"
         self.log = folder / "log"
         self.log.touch()
         self.source = folder / "kernels.py"
         self.source.write_text(textwrap.dedent(ADD))
 
-    def start(self, sizes: list[int], **env: str) -> subprocess.Popen[str]:
-        arguments = [str(self.source), self.store.as_uri(), str(self.log), json.dumps(sizes)]
-        return subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(PROGRAM), *arguments],
-            env=environment(TRITON_INTERPRET="1", **env),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+    def start(self, sizes: list[int], **env: str) -> Child:
+        arguments = (str(self.source), self.store.as_uri(), str(self.log), json.dumps(sizes))
+        return self._nursery.start(PROGRAM, *arguments, folder=self._folder, TRITON_INTERPRET="1", **env)
 
-    def finish(self, process: subprocess.Popen[str]) -> dict[str, object]:
-        out, err = process.communicate(timeout=240)
-        assert process.returncode == 0, err
-        return json.loads(out)  # type: ignore[no-any-return]
+    def finish(self, process: Child) -> dict[str, object]:
+        return json.loads(process.finish())  # type: ignore[no-any-return]
 
     def run(self, *sizes: int, **env: str) -> dict[str, object]:
         return self.finish(self.start(list(sizes), **env))
@@ -88,8 +80,8 @@ class Fleet:
 
 
 @pytest.fixture
-def fleet(tmp_path: Path) -> Fleet:
-    return Fleet(tmp_path)
+def fleet(tmp_path: Path, nursery: Nursery) -> Fleet:
+    return Fleet(tmp_path, nursery)
 
 
 def test_the_second_process_benchmarks_nothing(fleet: Fleet) -> None:
@@ -137,7 +129,6 @@ def test_a_killed_tuner_loses_one_config_at_most(fleet: Fleet) -> None:
     while len(fleet.benchmarks) < 2:
         time.sleep(0.01)
     process.kill()
-    process.communicate()
     assert fleet.run(100)["benchmarked"] in (1, 2)
     assert len(fleet.benchmarks) <= 4
 
@@ -157,6 +148,5 @@ def test_an_unwritable_home_costs_the_reuse_and_nothing_else(fleet: Fleet, tmp_p
     (tmp_path / "file").write_text("")
     fleet.store = tmp_path / "file" / "store"
     process = fleet.start([100, 200, 100])
-    out, err = process.communicate(timeout=120)
-    assert json.loads(out)["benchmarked"] == 6
-    assert err.count("cannot be written") == 1
+    assert fleet.finish(process)["benchmarked"] == 6
+    assert process.err.read_text().count("cannot be written") == 1

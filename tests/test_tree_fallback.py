@@ -21,8 +21,8 @@ from dejavu_cache.stores import FileStore, MemoryStore, TieredStore
 from dejavu_cache.sweep.fit import fit
 from dejavu_cache.tree import Leaf, Tree
 
-SIZES = [2**exponent for exponent in range(1, 15)]
-FAR = 100_000
+SIZES = [2**exponent for exponent in range(1, 12)]
+FAR = 12_500
 
 
 def make(store: FileStore, configs: Any = CONFIGS, **options: Any) -> Any:
@@ -101,7 +101,7 @@ def test_the_nearest_record_goes_before_the_tree_and_the_default_after(
     assert resolved(make(store), FAR).how == "default"
     store.put(whole.context, whole.records)
     store.put_tree(tree)
-    assert resolved(make(store), 40_000).how == "nearest"
+    assert resolved(make(store), 5_000).how == "nearest"
     assert resolved(make(store), FAR).how == "tree"
     assert "args.n" in str(resolved(make(store), FAR)), "what sets the nearest record apart is told as well"
     assert resolved(make(store), 1024).how == "exact"

@@ -1,7 +1,7 @@
 """The command `dejavu-cache`.
 
 Exit codes: 0 it is as it should be; 1 something is wrong, or differs, or a check failed; 2 the command was
-given wrongly; 3 the store cannot be used; 130 a sweep was interrupted.
+given wrongly; 3 the store or the bundle cannot be used; 130 a sweep was interrupted.
 """
 
 from __future__ import annotations
@@ -13,7 +13,21 @@ import typer
 
 from dejavu_cache.errors import DejavuError, SettingsError
 
-from .commands import diff, doctor, freeze, heuristics, listing, remote, report, run, sweep, transfer, upkeep
+from .commands import (
+    bundle,
+    diff,
+    doctor,
+    freeze,
+    heuristics,
+    listing,
+    prewarm,
+    remote,
+    report,
+    run,
+    sweep,
+    transfer,
+    upkeep,
+)
 
 __all__ = ["app", "main"]
 
@@ -30,6 +44,7 @@ EXTRAS = {
     "sklearn": "sweep",
     "torch": "gpu",
     "triton": "gpu",
+    "zstandard": "bundle",
 }
 """Which extra brings what is missing; the server's has all the rest."""
 
@@ -41,7 +56,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for module in (listing, diff, transfer, freeze, upkeep, remote, run, sweep, heuristics, report, doctor):
+for module in (
+    listing, diff, transfer, freeze, upkeep, remote, run, sweep, heuristics, report, prewarm, bundle, doctor,
+):  # fmt: skip
     module.register(app)
 
 

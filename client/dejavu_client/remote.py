@@ -68,7 +68,7 @@ class RemoteStore(Store):
         self.client = client
         self.wait = wait
         self.circuit = Circuit()
-        self.spool = spool or Spool(self.url)
+        self.spool = Spool(self.url) if spool is None else spool  # an empty one is false
         self.sender = Sender(client, self.circuit, self.spool)
         self._lease_seconds = lease_seconds
         self._known: dict[Context, tuple[str, dict[Scenario, Record]]] = {}

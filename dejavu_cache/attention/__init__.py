@@ -1,11 +1,21 @@
 """Paged attention in Triton, tuned through the cache.
 
 The kernels are those of "The Anatomy of a Triton Attention Kernel" (Ringlein et al., 2025), one per file; the
-numbers in their docstrings are its sections.
+numbers in their docstrings are its sections. `suite` is what `dejavu-cache sweep dejavu_cache.attention` tunes.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 from .api import IMPLEMENTATIONS, paged_attention
 
-__all__ = ["IMPLEMENTATIONS", "paged_attention"]
+__all__ = ["IMPLEMENTATIONS", "paged_attention", "suite"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "suite":  # needs the code of sweeps, which a launch does not
+        from .cases import suite
+
+        return suite
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -13,9 +13,9 @@ import torch
 import triton
 
 from .arguments import Batch
-from .launch import Launch
+from .launch import Launch, num_sms, zeros
 
-__all__ = ["launch", "run", "suits"]
+__all__ = ["COVERED", "available", "launch", "run", "suits"]
 
 
 def suits(batch: Batch) -> bool:
@@ -36,40 +36,46 @@ def suits(batch: Batch) -> bool:
         and cache.stride(1) % 8 == 0
         and cache.data_ptr() % 16 == 0
         and batch.v_cache.data_ptr() % 16 == 0
-        and _is_hopper(batch.q.device)
+        and available(batch.q.device)
     )
 
 
+COVERED = (3, 6) <= tuple(int(part) for part in triton.__version__.split(".")[:2]) <= (3, 8)
+"""Whether this Triton's Gluon is the one that the kernel is written in."""
+
+
 @cache
-def _is_hopper(device: torch.device) -> bool:
-    """Whether this is such a GPU, and a Triton whose Gluon is the one that the kernel is written in."""
-    version = tuple(int(part) for part in triton.__version__.split(".")[:2])
-    if device.type != "cuda" or torch.version.hip is not None or triton.knobs.runtime.interpret or version < (3, 6):
+def available(device: torch.device) -> bool:
+    """Whether the kernel runs on a device at all."""
+    if not COVERED or device.type != "cuda" or not torch.cuda.is_available() or triton.knobs.runtime.interpret:
         return False
-    return bool(torch.cuda.get_device_capability(device)[0] == 9)
+    return torch.version.hip is None and torch.cuda.get_device_capability(device)[0] == 9
 
 
 def launch(batch: Batch) -> Launch:
-    """One program per two Q blocks and KV head.
+    """One program per pair of Q blocks and KV head, or one per SM.
 
     Raises:
         ValueError: the kernel cannot take the batch; `auto` chooses another then.
     """
     if not suits(batch):
         raise ValueError(
-            "implementation: 'hopper' takes a Hopper GPU, Triton 3.6 or later, bfloat16 or float16 in q and caches, "
+            "implementation: 'hopper' takes a Hopper GPU, Triton 3.6 to 3.8, bfloat16 or float16 in q and caches, "
             "a block_size that is a power of two from 8 on, and no window, softcap, ALiBi or scales; use 'auto'"
         )
     from .hopper_kernel import ROWS, hopper_kernel
 
     q, out, cache = batch.q, batch.out, batch.k_cache
+    blocks = batch.q_blocks(2 * (ROWS.value // batch.group))
+    pairs = blocks * batch.kv_heads
     return Launch(
         hopper_kernel,
-        (batch.q_blocks(2 * (ROWS.value // batch.group)) * batch.kv_heads,),
+        lambda meta: (min(pairs, num_sms(q.device)) if meta["PERSISTENT"] else pairs,),
         (
             out, out.stride(0), out.stride(1), _described(cache), _described(batch.v_cache),
-            cache.stride(0) // cache.stride(1), q, batch.cu_seqlens_q, batch.seqused_k, batch.block_table, batch.sinks,
-            batch.softmax_scale, q.stride(0), q.stride(1), batch.block_table.stride(0), *batch.composition,
+            cache.stride(0) // cache.stride(1), blocks, zeros(q.device, 2),
+            q, batch.cu_seqlens_q, batch.seqused_k, batch.block_table, batch.sinks, batch.softmax_scale,
+            q.stride(0), q.stride(1), batch.block_table.stride(0), *batch.composition,
         ),
         {
             "KV_HEADS": batch.kv_heads, "GROUP": batch.group, "HEAD": q.shape[2],

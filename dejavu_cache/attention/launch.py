@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, NamedTuple
 
-__all__ = ["Launch"]
+import torch
+
+__all__ = ["Launch", "num_sms", "zeros"]
+
+SPARE = 1 << 20
+"""Zeros that are made at a time for graphs: enough for hundreds of captured launches."""
 
 
 class Launch(NamedTuple):
@@ -23,3 +29,38 @@ class Launch(NamedTuple):
     def arguments(self) -> dict[str, Any]:
         """All arguments by name."""
         return {**dict(zip(self.kernel.arg_names, self.args, strict=False)), **self.kwargs}
+
+
+@cache
+def num_sms(device: torch.device) -> int:
+    """Multiprocessors of a GPU; a few, as programs of the interpreter."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
+
+
+def zeros(device: torch.device, count: int) -> torch.Tensor:
+    """Zeros, int32, for a kernel that counts with them and leaves them zero.
+
+    Launches of one stream follow each other, so they share them. A captured graph may be replayed on any
+    stream beside any other, so each launch in it has its own, from a supply that is made outside of graphs:
+    to clear them in the graph would take longer than some kernels.
+    """
+    if device.type != "cuda":
+        return torch.zeros(count, dtype=torch.int32)
+    spare = _spare.get(device)
+    short = spare is None or len(spare) < count
+    if torch.cuda.is_current_stream_capturing():
+        if spare is None or short:
+            return torch.zeros(count, dtype=torch.int32, device=device)
+        _spare[device] = spare[count:]
+        return spare[:count]
+    if short:
+        _spare[device] = torch.zeros(SPARE, dtype=torch.int32, device=device)
+    return _shared_zeros(device, torch.cuda.current_stream(device).cuda_stream, count)
+
+
+_spare: dict[torch.device, torch.Tensor] = {}
+
+
+@cache
+def _shared_zeros(device: torch.device, stream: int, count: int) -> torch.Tensor:
+    return torch.zeros(count, dtype=torch.int32, device=device)

@@ -54,6 +54,9 @@ PER_SM = (1, 2, 3, 4)
 SHARED_MEMORY = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
 """Bytes that a program may have, by compute capability; 64 KiB on AMD's GPUs."""
 
+SMALL = 8192
+"""Bytes of a tile of keys below which its loads are too short to be worth it."""
+
 Keep = Callable[[triton.Config, Mapping[str, Any]], bool]
 
 
@@ -62,15 +65,21 @@ def _balanced(BLOCK_M: int, num_warps: int) -> bool:
     return {16: (2, 4), 32: (2, 4), 64: (4, 8), 128: (4, 8), 256: (8, 16)}[BLOCK_M].__contains__(num_warps)
 
 
-def space(**extra: Sequence[int]) -> Sequence[triton.Config]:
-    """Tiles and compiler options, crossed with a kernel's own parameters."""
+def space(
+    tiles: Sequence[int] = (32, 64, 128), stages: Sequence[int] = (2, 3, 4, 5), **extra: Sequence[int]
+) -> Sequence[triton.Config]:
+    """Tiles and compiler options, crossed with a kernel's own parameters.
+
+    Args:
+        tiles: keys in a tile. stages: tiles in flight, as Triton counts them; both for NVIDIA's GPUs.
+    """
     if interpreting():
         own = {name: values[min(1, len(values) - 1)] for name, values in extra.items()}
         return [triton.Config({"BLOCK_M": m, "TILE": t, **own}, num_warps=4) for m, t in ((16, 32), (64, 16))]
     return config_space(
-        {"BLOCK_M": (16, 32, 64, 128, 256), "TILE": (32, 64, 128), **extra},
+        {"BLOCK_M": (16, 32, 64, 128, 256), "TILE": tiles, **extra},
         num_warps=(2, 4, 8, 16),
-        num_stages=(2, 3, 4, 5),
+        num_stages=stages,
         where=_balanced,
         # CDNA's matrix instructions take 16 or 32 rows; the compiler pipelines no deeper than two.
         hip={
@@ -91,8 +100,11 @@ def row_space() -> Sequence[triton.Config]:
 
 
 def hopper_space() -> Sequence[triton.Config]:
-    """Keys in a tile, and tiles of keys and of values in shared memory at once."""
-    return config_space({"TILE": (64, 128), "STAGES": (2, 3, 4)}, where=lambda TILE, STAGES: TILE * STAGES <= 256)
+    """Keys in a tile, tiles of keys and of values in shared memory at once, and whether programs go on."""
+    return config_space(
+        {"TILE": (64, 128), "STAGES": (2, 3, 4), "PERSISTENT": (0, 1)},
+        where=lambda TILE, STAGES: TILE * STAGES <= 256,
+    )
 
 
 def why_not(config: triton.Config, head_padded: int, group: int, element_size: int, capability: int) -> str | None:
@@ -104,14 +116,15 @@ def why_not(config: triton.Config, head_padded: int, group: int, element_size: i
     rows, tile = config.kwargs["BLOCK_M"], config.kwargs["TILE"]
     if rows < group:
         return f"BLOCK_M={rows} holds no token of {group} query heads per KV head"
-    if rows * head_padded > 4096 * config.num_warps:
+    if rows * head_padded > min(4096 * config.num_warps, 1 << 15):  # of 65,536 registers, half
         return f"an output of {rows} x {head_padded} float32 leaves {config.num_warps} warps no registers"
     if config.kwargs.get("matrix_instr_nonkdim", 16) > min(rows, tile):
         return "the matrix instruction is larger than the block"
     limit = SHARED_MEMORY.get(capability, 64 * 1024)
     # Keys and values in flight; a stage goes to the block table. Queries stay, weights pass through.
     tiles = 2 * (max(config.num_stages - 1, 2) if capability else 1) * tile * head_padded
-    need = (tiles + rows * head_padded) * element_size
+    copies = 2 if element_size == 4 and capability else 1  # float32 is split into two of tf32
+    need = copies * (tiles + rows * head_padded) * element_size
     return f"needs about {need // 1024} KiB of shared memory, {limit // 1024} are there" if need > limit else None
 
 
@@ -178,7 +191,13 @@ def _runs(config: triton.Config, given: Mapping[str, Any]) -> bool:
 
 
 def _likely(config: triton.Config, given: Mapping[str, Any]) -> bool:
-    """Blocks of about as many rows as a sequence has, up to what a matrix instruction takes and above."""
+    """Blocks of about as many rows as a sequence has, up to what a matrix instruction takes and above.
+
+    Small tiles and single stages are for shapes that leave no room for others.
+    """
+    small = config.kwargs["TILE"] * given["HEAD_PADDED"] * given["q"].element_size() < SMALL
+    if small or (config.num_stages == 1 and _capability()):
+        return False
     share, group = BUCKETS["decode_share"](given["decode_share"]), given["GROUP"]
     least = max(16, 1 << (group - 1).bit_length())
     if share == 100:

@@ -9,7 +9,6 @@ the one that is done last merges what all of them found.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache
 from typing import Any
 
 import torch
@@ -19,7 +18,7 @@ import triton.language as tl
 from ..autotune import cached_autotune
 from .arguments import Batch
 from .common import attend, init_softmax, load_block, store_rows
-from .launch import Launch
+from .launch import Launch, num_sms, zeros
 from .spaces import BUCKETS, KEYS, METHOD, PER_SM, pruned, space, usual
 
 __all__ = ["launch", "run", "static_grid_kernel"]
@@ -200,12 +199,12 @@ def launch(batch: Batch) -> Launch:
     """A fixed number of programs per SM."""
     out, device = batch.out, batch.q.device
     most_rows = min(max(16, 1 << (batch.max_seqlen_q * batch.group - 1).bit_length()), LARGEST_BLOCK)
-    most_programs = max(PER_SM) * _num_sms(device)
+    most_programs = max(PER_SM) * num_sms(device)
     scratch = torch.empty(most_programs * 2 * most_rows * (batch.head_padded + 4), dtype=torch.float32, device=device)
     return Launch(
         static_grid_kernel,
-        lambda meta: (int(meta["per_sm"]) * _num_sms(device),),
-        (out, out.stride(0), out.stride(1), scratch, _arrivals(device, most_programs), *batch.inputs),
+        lambda meta: (int(meta["per_sm"]) * num_sms(device),),
+        (out, out.stride(0), out.stride(1), scratch, zeros(device, most_programs), *batch.inputs),
         {
             **batch.shape,
             "MAX_SEQS": max(16, 1 << (batch.num_seqs - 1).bit_length()),
@@ -222,26 +221,3 @@ def run(batch: Batch) -> torch.Tensor:
     """
     launch(batch)()
     return batch.out
-
-
-@cache
-def _num_sms(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
-
-
-def _arrivals(device: torch.device, count: int) -> torch.Tensor:
-    """A zero per program, which every launch leaves zero.
-
-    Launches of one stream follow each other, so they share them. A captured graph can be replayed on any
-    stream, so it has its own, which it clears.
-    """
-    if device.type != "cuda":
-        return torch.zeros(count, dtype=torch.int32)
-    if torch.cuda.is_current_stream_capturing():
-        return torch.zeros(count, dtype=torch.int32, device=device)
-    return _shared_arrivals(device, torch.cuda.current_stream(device).cuda_stream, count)
-
-
-@cache
-def _shared_arrivals(device: torch.device, stream: int, count: int) -> torch.Tensor:
-    return torch.zeros(count, dtype=torch.int32, device=device)

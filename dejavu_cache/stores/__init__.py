@@ -8,6 +8,7 @@ from pathlib import Path
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from ..errors import SettingsError
+from ..manifest import RECORDS, is_prewarmed
 from ..notices import warn_once
 from .base import Found, FoundTree, Store
 from .file import FileStore
@@ -23,6 +24,7 @@ __all__ = [
     "MemoryStore",
     "Store",
     "TieredStore",
+    "local_folders",
     "open_store",
     "shipped_stores",
 ]
@@ -39,6 +41,7 @@ def open_store(url: str) -> Store:
 
     Args:
         url: `file:///path`, `/path`, `memory://`, `frozen:///path` or a scheme that a package adds (`https://…`).
+            A path is a folder of records, or a prewarmed one.
 
     Raises:
         SettingsError: nothing is named, or nobody knows the scheme.
@@ -47,6 +50,12 @@ def open_store(url: str) -> Store:
     if not stores:
         raise SettingsError("no store is named: give a folder, file:///folder, memory:// or https://server")
     return stores[0] if len(stores) == 1 else TieredStore(stores)
+
+
+def local_folders(url: str) -> list[Path]:
+    """The folders among the stores that a URL names, in order."""
+    parts = [urlsplit(part.strip()) for part in url.split(",") if part.strip()]
+    return [Path(unquote(part.path)).expanduser() for part in parts if part.scheme in ("", "file")]
 
 
 def _open_one(url: str) -> Store:
@@ -59,7 +68,7 @@ def _open_one(url: str) -> Store:
 
 def _open_file(url: str) -> FileStore:
     if "://" not in url:
-        return FileStore(url)
+        return _file_store(Path(url).expanduser(), read_only=False)
     parts = urlsplit(url)
     options = dict(parse_qsl(parts.query))
     read_only = options.pop("read_only", "0")
@@ -67,7 +76,13 @@ def _open_file(url: str) -> FileStore:
         raise SettingsError(f"{url!r}: a file store takes ?read_only=0 or 1 and nothing else")
     if parts.netloc not in ("", "localhost"):
         raise SettingsError(f"{url!r} names a host; write file:///folder with three slashes")
-    return FileStore(unquote(parts.path), read_only=read_only == "1")
+    return _file_store(Path(unquote(parts.path)), read_only=read_only == "1")
+
+
+def _file_store(folder: Path, read_only: bool) -> FileStore:
+    """A folder's records; those of a prewarmed one are sealed."""
+    prewarmed = is_prewarmed(folder)
+    return FileStore(folder / RECORDS if prewarmed else folder, read_only=read_only or prewarmed)
 
 
 def _open_frozen(url: str) -> FrozenStore:

@@ -8,6 +8,9 @@
     "records": [
     {"scenario": {"args": {"M": 32}, "dtypes": {"x_ptr": "float16"}},
      "winner": { … },
+     "launches": [
+      …
+     ],
      "measurements": [
       {"at": "…", "config": { … }, "median": 0.0121, …},
       …
@@ -195,6 +198,9 @@ def _write_record(record: Record) -> str:
     lines += [
         f' "{name}": {canonical_json(part)},' for name, part in (("winner", record.winner), ("pin", record.pin)) if part
     ]
+    if record.launches:
+        launches = ",\n  ".join(launch.text for launch in record.launches)
+        lines.append(f' "launches": [\n  {launches}\n ],')
     measurements = ",\n  ".join(canonical_json(measurement) for measurement in record.measurements)
     return "\n".join([*lines, f' "measurements": [\n  {measurements}\n ]}}'])
 

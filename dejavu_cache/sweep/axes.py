@@ -23,7 +23,7 @@ class Axes:
         varying.sort(key=lambda name: (not _are_numbers(self._ticks[name]), -len(self._ticks[name])))
         self.x, self.y = [*varying, "", ""][:2]
         self._others = varying[2:]
-        self.panels = sorted({self.panel(scenario) for scenario in scenarios})
+        self.panels = list(dict.fromkeys(map(self.panel, sorted(scenarios, key=self._in_order))))
 
     def place(self, scenario: Scenario) -> tuple[int, int]:
         values = values_of(scenario)
@@ -33,6 +33,10 @@ class Axes:
     def panel(self, scenario: Scenario) -> str:
         values = values_of(scenario)
         return ", ".join(f"{name}={values.get(name)}" for name in self._others)
+
+    def _in_order(self, scenario: Scenario) -> list[int]:
+        values = values_of(scenario)
+        return [self._ticks[name].index(values.get(name)) for name in self._others]
 
     @property
     def size(self) -> int:

@@ -27,20 +27,22 @@ LIMIT = 12
 NEEDED = 10
 """Scenarios: of fewer, one that is held out says nothing about the others."""
 
-LEAVES = 16
+LEAVES = 32
 
-_HOPELESS = 2.0
+_HOPELESS = 1.5
 """Times over the best from which on it does not matter how bad a config is."""
 
 _CANNOT_RUN = 1e3
 """The burden of a failure: a leaf takes a config that failed in one of its scenarios only if all others did too."""
 
+_ALIKE = 2
+"""Scenarios in a leaf at least: one that stands alone says too little about what lies between it and the next."""
+
 _WORTH = 0.02**2
 """What a question must save: one scenario its 2%."""
 
-_FOLDS = 10
-_ONE_BY_ONE = 40
-"""Up to so many scenarios, each is held out by itself."""
+_FOLDS = 20
+"""In how many parts scenarios are held out; of fewer scenarios, each by itself."""
 
 
 def fit(
@@ -93,21 +95,26 @@ class _Model(NamedTuple):
 def _fitted(costs: Costs, bound: float, limit: int, leaves: int) -> _Model:
     chosen, bound = smallest_subset(costs.slowdown, bound, limit)
     columns = Columns(costs.scenarios)
-    root = _Grown(columns, columns.encode(costs.scenarios), costs.slowdown[:, chosen], leaves).node()
+    encoded = columns.encode(costs.scenarios)
+    root = _Grown(columns, encoded, costs.slowdown[:, chosen], costs.tried[:, chosen], leaves).node()
     return _Model(root, columns.inputs, chosen, bound)
 
 
 class _Grown:
     """A regression from scenarios to every config's slowdown at once, so that leaves hold scenarios that are alike."""
 
-    def __init__(self, columns: Columns, encoded: Matrix, slowdown: Matrix, leaves: int) -> None:
+    def __init__(
+        self, columns: Columns, encoded: Matrix, slowdown: Matrix, tried: NDArray[np.bool_], leaves: int
+    ) -> None:
         from sklearn.tree import DecisionTreeRegressor
 
         self._columns, self._encoded = columns, encoded
         slowness = np.log(np.minimum(slowdown, _HOPELESS))
-        self._tree = DecisionTreeRegressor(max_leaf_nodes=max(leaves, 2), random_state=0).fit(encoded, slowness).tree_
+        regressor = DecisionTreeRegressor(max_leaf_nodes=max(leaves, 2), min_samples_leaf=_ALIKE, random_state=0)
+        self._tree = regressor.fit(encoded, slowness).tree_
         # Squared, since one bad scenario is worse than two so-so ones.
-        self._burden = np.where(np.isfinite(slowdown), slowness**2, _CANNOT_RUN)
+        # What was pruned is passed over at a launch, so it is only as bad as having no good config.
+        self._burden = np.where(np.isfinite(slowdown) | ~tried, slowness**2, _CANNOT_RUN)
 
     def node(self) -> Node:
         """The tree, without the questions that save next to nothing."""
@@ -130,12 +137,14 @@ class _Grown:
 
 def _validated(costs: Costs, bound: float, limit: int, leaves: int, progress: Callable[[float], None]) -> Regret:
     """What choices cost in scenarios that nothing of the fit has seen."""
-    folds = len(costs) if len(costs) <= _ONE_BY_ONE else _FOLDS
+    folds = min(len(costs), _FOLDS)
     paid: list[float] = []
     for done, (kept, held) in enumerate(_folds(len(costs), folds), start=1):
         model = _fitted(costs.rows(kept), bound, limit, leaves)
         rank = prepared(model.root, model.inputs, model.chosen)
-        paid += [float(costs.slowdown[row, _first(rank(values_of(costs.scenarios[row])), model)] - 1) for row in held]
+        for row in held:
+            ranked = rank(values_of(costs.scenarios[row]))
+            paid.append(float(costs.slowdown[row, _first(ranked, model, costs.tried[row])] - 1))
         progress(done / folds)
     ran = [each for each in paid if np.isfinite(each)]
     return Regret(
@@ -147,14 +156,14 @@ def _validated(costs: Costs, bound: float, limit: int, leaves: int, progress: Ca
     )
 
 
-def _first(ranked: tuple[int, ...], model: _Model) -> int:
-    """What is chosen; where the tree does not know a word that only a held-out scenario has, its most useful config."""
-    return ranked[0] if ranked else model.chosen[0]
+def _first(ranked: tuple[int, ...], model: _Model, tried: NDArray[np.bool_]) -> int:
+    """What a launch takes: the first that pruning left; where the tree has no answer, the set's most useful config."""
+    return next((column for column in ranked if tried[column]), model.chosen[0])
 
 
 def _folds(count: int, folds: int) -> Iterator[tuple[list[int], list[int]]]:
     """Which rows are kept and which held out, shuffled the same way every time."""
     order = np.random.default_rng(0).permutation(count)
-    for fold in range(min(folds, count)):
+    for fold in range(folds):
         held = sorted(order[fold::folds].tolist())
         yield sorted(set(range(count)) - set(held)), held

@@ -16,6 +16,9 @@ HEAD_STARTS = (4, 64)
 GRAPH_REPLAYS = 5
 """How often a graph of many launches is replayed for one timing."""
 
+GRAPH_MILLISECONDS = 0.05
+"""How long a graph runs at least, so that its own start does not count."""
+
 
 class Effort(NamedTuple):
     """How long to look at a config: repetitions that fill some milliseconds, within bounds."""
@@ -85,11 +88,13 @@ class DeviceTimer:
         repetitions = effort.repetitions(first.times[0])
         if not self.by_graph:
             return self._events(launch, repetitions)
-        with self._graph(launch, 1 if self.cold else repetitions) as graph:
-            if self.cold:
+        if self.cold:
+            with self._graph(launch, 1) as graph:
                 return self._events(graph.replay, repetitions)
+        launches = math.ceil(max(repetitions / GRAPH_REPLAYS, GRAPH_MILLISECONDS / max(first.times[0], 1e-4)))
+        with self._graph(launch, launches) as graph:
             replays = self._events(graph.replay, GRAPH_REPLAYS)
-            return Sample([time / repetitions for time in replays.times], replays.steady)
+            return Sample([time / launches for time in replays.times], replays.steady)
 
     def warm_up(self) -> None:
         """Keeps the device busy for some milliseconds, so that the first config does not meet a sleeping clock."""

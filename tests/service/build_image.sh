@@ -39,7 +39,7 @@ set --
 for each in ${LEND:-}; do
     set -- "$@" --volume "$each:$each:ro"
 done
-buildah build --network host --build-arg "BASE=$base" "$@" --tag localhost/dejavu-cache-server "$here"
+buildah build --format docker --network host --build-arg "BASE=$base" "$@" --tag localhost/dejavu-cache-server "$here"
 
 container=$(buildah from localhost/dejavu-cache-server)
 mounted=$(buildah mount "$container")

@@ -27,7 +27,7 @@ from dejavu_service.auth import ANYBODY
 from dejavu_service.database import Database
 from dejavu_service.rules import tokens
 from dejavu_service.settings import Settings
-from service_support import asking
+from service_support import Running, asking, running
 
 _numbers = itertools.count()
 MakeDatabase = Callable[[], str]
@@ -60,9 +60,9 @@ def postgres() -> Iterator[Any]:
         yield server
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def own_postgres() -> Iterator[Any]:
-    """Another one, with a database `migrated`, that a test may do anything to."""
+    """Another one, with a database `migrated`, that a module may do anything to."""
     with _postgres() as server:
         yield server
 
@@ -82,21 +82,53 @@ def new_postgres(postgres: Any) -> MakeDatabase:
     return lambda: _create(postgres.get_uri(), f"empty{next(_numbers)}")
 
 
-@pytest.fixture
-def postgres_url(postgres: Any) -> str:
-    return _create(postgres.get_uri(), f"test{next(_numbers)}", "migrated")
+@pytest.fixture(scope="session")
+def new_database(
+    request: pytest.FixtureRequest, migrated_file: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], str]:
+    """Makes migrated databases, of SQLite or Postgres."""
+
+    def make(kind: str) -> str:
+        if kind == "sqlite":
+            return f"sqlite:///{shutil.copy(migrated_file, tmp_path_factory.mktemp('server') / 'server.sqlite3')}"
+        return _create(request.getfixturevalue("postgres").get_uri(), f"test{next(_numbers)}", "migrated")
+
+    return make
 
 
 @pytest.fixture
-def sqlite_url(migrated_file: Path, tmp_path: Path) -> str:
-    return f"sqlite:///{shutil.copy(migrated_file, tmp_path / 'server.sqlite3')}"
+def postgres_url(new_database: Callable[[str], str]) -> str:
+    return new_database("postgres")
+
+
+@pytest.fixture
+def sqlite_url(new_database: Callable[[str], str]) -> str:
+    return new_database("sqlite")
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
-def url(request: pytest.FixtureRequest) -> str:
+def url(request: pytest.FixtureRequest, new_database: Callable[[str], str]) -> str:
     """A migrated database."""
-    found: str = request.getfixturevalue(f"{request.param}_url")
-    return found
+    return new_database(request.param)
+
+
+@pytest.fixture(scope="module", params=["sqlite", "postgres"])
+def shared_url(request: pytest.FixtureRequest, new_database: Callable[[str], str]) -> str:
+    """A migrated database, for tests that leave nothing in it, or in no place where another looks."""
+    return new_database(request.param)
+
+
+@pytest.fixture(scope="module")
+def shared_server(shared_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A running server, for tests that leave it running and stay in a namespace of their own."""
+    with running(shared_url, tmp_path_factory.mktemp("shared") / "log") as server:
+        yield server
+
+
+@pytest.fixture
+def namespace_url(shared_server: Running) -> str:
+    """A namespace of the shared server that nobody else uses, as a store's URL."""
+    return f"{shared_server.base}?namespace=test{next(_numbers)}"
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -117,13 +149,20 @@ def database(url: str) -> Iterator[Database]:
 
 @pytest.fixture
 def app(url: str) -> FastAPI:
-    return create_app(Settings(database=url, token_ttl=0, rate=0, max_body=100_000, max_records=50))
+    return _app(url)
 
 
 @pytest.fixture
 def client(app: FastAPI) -> Iterator[httpx.Client]:
     """Asks the app as somebody on this machine."""
     with asking(app) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def shared_client(shared_url: str) -> Iterator[httpx.Client]:
+    """Asks one app for a whole module, for tests that write nothing."""
+    with asking(_app(shared_url)) as opened:
         yield opened
 
 
@@ -136,6 +175,10 @@ def token(database: Database) -> Callable[..., dict[str, str]]:
         return {"Authorization": f"Bearer {issued.token}"}
 
     return make
+
+
+def _app(url: str) -> FastAPI:
+    return create_app(Settings(database=url, token_ttl=0, rate=0, max_body=100_000, max_records=50))
 
 
 def _create(uri: str, name: str, template: str = "template0") -> str:

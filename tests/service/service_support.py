@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -123,8 +124,8 @@ def command(*arguments: str) -> list[str]:
 class Running:
     """A server in a process of its own, on loopback."""
 
-    def __init__(self, url: str, log: Path, extra: Mapping[str, str] | None = None) -> None:
-        self.port = free_port()
+    def __init__(self, url: str, log: Path, extra: Mapping[str, str] | None = None, port: int | None = None) -> None:
+        self.port = port or free_port()
         self.base = f"http://127.0.0.1:{self.port}"
         self.log = log
         self._environ = {**os.environ, "DEJAVU_SERVER_DATABASE": url, "DEJAVU_SERVER_RATE": "0", **(extra or {})}
@@ -149,7 +150,8 @@ class Running:
         self.process.wait()
 
     def stop(self) -> None:
-        self.process.terminate()
+        if self.process.poll() is None:
+            self.process.terminate()
         try:
             self.process.wait(15)
         except subprocess.TimeoutExpired:
@@ -157,12 +159,23 @@ class Running:
 
 
 @contextmanager
-def running(url: str, log: Path, extra: Mapping[str, str] | None = None) -> Iterator[Running]:
-    server = Running(url, log, extra)
+def running(url: str, log: Path, extra: Mapping[str, str] | None = None, port: int | None = None) -> Iterator[Running]:
+    server = Running(url, log, extra, port)
     try:
         yield server
     finally:
         server.stop()
+
+
+@contextmanager
+def replicas(url: str, folder: Path, count: int) -> Iterator[list[Running]]:
+    """Several servers on one database; started, and stopped, all at once."""
+    with ThreadPoolExecutor(count) as pool:
+        started = list(pool.map(lambda each: Running(url, folder / f"replica{each}.log"), range(count)))
+        try:
+            yield started
+        finally:
+            list(pool.map(Running.stop, started))
 
 
 def restart(postgres: Any) -> None:

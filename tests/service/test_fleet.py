@@ -1,6 +1,6 @@
 """A fleet: replicas on one Postgres, many client processes, and what dies in the middle.
 
-The suite disturbs a small fleet; a large one takes minutes:  FLEET_CLIENTS=32 python -m pytest tests/service/test_fleet.py
+The suite runs a small fleet; for a large one:  FLEET_CLIENTS=32 python -m pytest tests/service/test_fleet.py
 """
 
 from __future__ import annotations
@@ -8,19 +8,19 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import textwrap
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from dejavu_client.client import Client
-from service_support import Running, restart
-from support import ADD, environment
+from dejavu_client.client import Client, address
+from nursery import COMMAND, Child, Nursery
+from service_support import Running, replicas, restart
+from support import ADD
 
 PROGRAM = """
     import json, os, sys, time
@@ -46,7 +46,6 @@ PROGRAM = """
             return self.fn.run(*args, **kwargs)
 
     kernel.fn, kernel._do_bench = Spy(kernel.fn), bench
-    print("ready", flush=True)
     for n in sizes:
         launch(kernel, n)
     x = torch.ones(1)
@@ -54,31 +53,30 @@ PROGRAM = """
     print(json.dumps({"benchmarked": kernel.benchmarked, "winners": winners}))
 """
 
-CLIENTS, SCENARIOS = 32, 100
-DISTURBED = int(os.environ.get("FLEET_CLIENTS", "8"))
-"""Clients of the fleet in which something dies."""
+CLIENTS = int(os.environ.get("FLEET_CLIENTS", "12"))
+SCENARIOS = 100 if CLIENTS >= 32 else 40
 
 
-def start_client(folder: Path, number: int, base: str) -> subprocess.Popen[str]:
+def start_client(nursery: Nursery, folder: Path, number: int, url: str, wait: int) -> Child:
     """A process with a local folder of its own, as on a machine of its own."""
     sizes = [64 + (number * 7 + index) % SCENARIOS for index in range(SCENARIOS)]
     mine = folder / f"client{number}"
-    mine.mkdir()
-    env = environment(
+    return nursery.start(
+        PROGRAM,
+        str(folder / "kernels.py"),
+        str(folder / "log"),
+        json.dumps(sizes),
+        folder=mine,
         TRITON_INTERPRET="1",
-        OMP_NUM_THREADS="1",
         XDG_CACHE_HOME=str(mine / "cache"),
-        DEJAVU_CACHE_URL=f"{(mine / 'records').as_uri()},{base}",
-        DEJAVU_CACHE_WAIT="20",  # 32 processes on a few cores: what is slow here is the machine
+        DEJAVU_CACHE_URL=f"{(mine / 'records').as_uri()},{url}",
+        DEJAVU_CACHE_WAIT=f"{wait}",
     )
-    arguments = [str(folder / "kernels.py"), str(folder / "log"), json.dumps(sizes)]
-    command = [sys.executable, "-c", textwrap.dedent(PROGRAM), *arguments]
-    with (mine / "stderr").open("w") as errors:
-        return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=errors, text=True)
 
 
-def held_by_the_server(base: str) -> list[Any]:
-    client = Client(base, attempts=10)
+def held_by_the_server(url: str) -> list[Any]:
+    base, namespace = address(url, "main")
+    client = Client(base, namespace=namespace, attempts=10)
     (context,) = client.contexts()
     bulk = client.bulk(context)
     client.close()
@@ -86,73 +84,75 @@ def held_by_the_server(base: str) -> list[Any]:
     return list(bulk.records)
 
 
+@pytest.fixture(scope="module")
+def three(own_postgres: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Running]]:
+    with replicas(own_postgres.get_uri(database="migrated"), tmp_path_factory.mktemp("logs"), 3) as started:
+        yield started
+
+
 @pytest.fixture
-def fleet(own_postgres: Any, tmp_path: Path) -> Any:
-    database = own_postgres.get_uri(database="migrated")
+def folder(tmp_path: Path) -> Path:
     (tmp_path / "kernels.py").write_text(textwrap.dedent(ADD))
     (tmp_path / "log").touch()
-    replicas = [Running(database, tmp_path / f"replica{index}.log") for index in range(3)]
-    yield own_postgres, replicas, tmp_path
-    for replica in replicas:
-        replica.stop()
+    return tmp_path
 
 
-def finish(processes: list[subprocess.Popen[str]], folder: Path) -> list[dict[str, Any]]:
-    results = []
-    for number, process in enumerate(processes):
-        out, _ = process.communicate(timeout=280)
-        assert process.returncode == 0, (folder / f"client{number}" / "stderr").read_text()
-        results.append(json.loads(out.splitlines()[-1]))
-    return results
+def finish(clients: list[Child]) -> list[dict[str, Any]]:
+    return [json.loads(client.finish()) for client in clients]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_each_scenario_is_tuned_once_and_all_agree(fleet: Any) -> None:
-    _, replicas, folder = fleet
-    clients = [start_client(folder, number, replicas[number % 3].base) for number in range(CLIENTS)]
-    results = finish(clients, folder)
+def test_each_scenario_is_tuned_once_and_all_agree(three: list[Running], folder: Path, nursery: Nursery) -> None:
+    urls = [f"{each.base}?namespace=quiet" for each in three]
+    # Many processes on a few cores: what takes its time here is the machine.
+    clients = [start_client(nursery, folder, number, urls[number % 3], wait=20) for number in range(CLIENTS)]
+    results = finish(clients)
     benchmarks = Counter(line.split()[1] for line in (folder / "log").read_text().splitlines())
     assert len(benchmarks) == SCENARIOS * 3
     assert set(benchmarks.values()) == {1}
     assert sum(result["benchmarked"] for result in results) == SCENARIOS * 3
     assert all(result["winners"] == results[0]["winners"] for result in results)
-    records = held_by_the_server(replicas[0].base)
+    records = held_by_the_server(urls[0])
     assert [len(record.measurements) for record in records] == [3] * SCENARIOS
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_replica_and_postgres_die_in_the_middle_and_no_launch_fails(fleet: Any) -> None:
-    postgres, replicas, folder = fleet
-    clients = [start_client(folder, number, replicas[number % 3].base) for number in range(DISTURBED)]
+def test_a_replica_and_postgres_die_in_the_middle_and_no_launch_fails(
+    three: list[Running], own_postgres: Any, folder: Path, nursery: Nursery
+) -> None:
+    urls = [f"{each.base}?namespace=disturbed" for each in three]
+    clients = [start_client(nursery, folder, number, urls[number % 3], wait=3) for number in range(CLIENTS)]
 
     def disturb() -> None:
         while len((folder / "log").read_text().splitlines()) < SCENARIOS // 2:
             time.sleep(0.05)
-        replicas[1].kill()
-        os.kill(postgres.get_pid(), signal.SIGKILL)
-        postgres.get_postmaster_info().process.wait(10)
-        restart(postgres)
-        replicas[1].start()
+        three[1].kill()
+        os.kill(own_postgres.get_pid(), signal.SIGKILL)
+        own_postgres.get_postmaster_info().process.wait(10)
+        restart(own_postgres)
+        three[1].start()
 
     disturbing = threading.Thread(target=disturb)
     disturbing.start()
-    results = finish(clients, folder)
+    results = finish(clients)
     disturbing.join(60)
     assert not disturbing.is_alive()
     for result in results:
         assert len(result["winners"]) == SCENARIOS
     # Whoever could not ask tuned alone; all of it reaches the server once it is back, with each client's spool.
-    for number in range(DISTURBED):
-        synced = subprocess.run(
-            [sys.executable, "-m", "dejavu_client", "sync"],
-            env=environment(
-                XDG_CACHE_HOME=str(folder / f"client{number}" / "cache"),
-                DEJAVU_CACHE_URL=f"{(folder / f'client{number}' / 'records').as_uri()},{replicas[0].base}",
-            ),
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        assert synced.returncode == 0, synced.stderr
-    records = held_by_the_server(replicas[0].base)
+    syncing = [
+        nursery.start(
+            COMMAND,
+            "sync",
+            folder=folder,
+            XDG_CACHE_HOME=str(folder / f"client{number}" / "cache"),
+            DEJAVU_CACHE_URL=f"{(folder / f'client{number}' / 'records').as_uri()},{urls[0]}",
+        )
+        for number in range(CLIENTS)
+    ]
+    for each in syncing:
+        each.finish()
+    records = held_by_the_server(urls[0])
     assert [len(record.measurements) for record in records] == [3] * SCENARIOS

@@ -5,18 +5,21 @@ The suite runs a few; for many:  FUZZ_EXAMPLES=300 python -m pytest tests/servic
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+import httpx
 from dejavu_service.auth import ANYBODY
 from dejavu_service.database import Database
 from dejavu_service.rules import tokens
-from service_support import running
+from service_support import body, context, record_set, running, scenario
 
 EXAMPLES = os.environ.get("FUZZ_EXAMPLES", "8")
+HOOKS = Path(__file__).with_name("fuzz_hooks.py")
 CHECKS = (
     "not_a_server_error",
     "status_code_conformance",
@@ -31,7 +34,11 @@ def test_no_made_up_request_breaks_the_server_or_its_schema(postgres_url: str, t
     database = Database(postgres_url)
     token = tokens.issue(database, ANYBODY, "fuzz", "admin", ["*"], None).token
     database.close()
+    there = {"namespace": "main", "context": context().digest, "scenario": scenario().digest}
     with running(postgres_url, tmp_path / "log", {"DEJAVU_SERVER_BURST": "1000000"}) as server:
+        authorized = {"Authorization": f"Bearer {token}"}
+        sent = httpx.post(f"{server.base}/v1/main/records", json=body(record_set()), headers=authorized)
+        assert sent.status_code == 200, sent.text
         arguments = [f"{server.base}/v1/openapi.json", "--checks", ",".join(CHECKS), "--max-examples", EXAMPLES]
         # A stream of lines is no body that can be made up from a schema; and given the chance, schemathesis
         # revokes its own token and is shut out of the rest.
@@ -43,7 +50,12 @@ def test_no_made_up_request_breaks_the_server_or_its_schema(postgres_url: str, t
             cwd=tmp_path,
             capture_output=True,
             text=True,
-            env={**os.environ, "PYTHONWARNINGS": "ignore"},
+            env={
+                **os.environ,
+                "PYTHONWARNINGS": "ignore",
+                "SCHEMATHESIS_HOOKS": str(HOOKS),
+                "FUZZ_THERE": json.dumps(there),
+            },
         )
         sys.stdout.write(done.stdout)
         assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]

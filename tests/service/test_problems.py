@@ -50,6 +50,12 @@ BODIES: dict[str, tuple[bytes, int]] = {
 }
 
 
+@pytest.fixture
+def client(shared_client: httpx.Client) -> httpx.Client:
+    """Nothing that is sent here is ever written."""
+    return shared_client
+
+
 def _problem(answer: httpx.Response, status: int) -> dict[str, Any]:
     assert answer.status_code == status, answer.text
     assert answer.headers["content-type"] == "application/problem+json"

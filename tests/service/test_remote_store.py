@@ -13,11 +13,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from dejavu_client import remote
-from dejavu_client.client import Client
+from dejavu_client.client import Client, address
 from dejavu_client.remote import RemoteStore
 from dejavu_client.spool import Spool
-from service_support import Running
+from service_support import Running, free_port, running
 from support import context, environment, launch, load, measurement, record
 
 from dejavu_cache.process import as_tiers
@@ -27,29 +26,35 @@ from dejavu_cache.testing import StoreContract
 
 
 @pytest.fixture
-def server(url: str, tmp_path: Path) -> Iterator[Running]:
-    running = Running(url, tmp_path / "server.log")
-    yield running
-    running.stop()
+def server(postgres_url: str, tmp_path: Path) -> Iterator[Running]:
+    """A server that a test may stop."""
+    with running(postgres_url, tmp_path / "server.log") as started:
+        yield started
 
 
-def opened(server: Running, tmp_path: Path, wait: float = 5.0, lease_seconds: float = 30.0) -> RemoteStore:
-    spool = Spool(server.base, tmp_path / "spool")
-    return RemoteStore(Client(server.base), wait=wait, spool=spool, lease_seconds=lease_seconds)
+_made: list[RemoteStore] = []
+
+
+def opened(url: str, tmp_path: Path, wait: float = 5.0, token: str = "") -> RemoteStore:
+    base, namespace = address(url, "main")
+    client = Client(base, namespace=namespace, token=token)
+    _made.append(RemoteStore(client, wait=wait, spool=Spool(url, tmp_path / "spool")))
+    return _made[-1]
 
 
 @pytest.fixture(autouse=True)
 def all_closed() -> Iterator[None]:
     """Connections are closed at the end of a process; here, of a test."""
     yield
-    for store in list(remote._opened):
+    while _made:
+        store = _made.pop()
         store.close()
         store.client.close()
 
 
 @pytest.fixture
-def store(server: Running, tmp_path: Path) -> RemoteStore:
-    return opened(server, tmp_path)
+def store(namespace_url: str, tmp_path: Path) -> RemoteStore:
+    return opened(namespace_url, tmp_path)
 
 
 class TestRemoteStore(StoreContract):
@@ -57,7 +62,7 @@ class TestRemoteStore(StoreContract):
 
     def reopen(self, store: Store) -> Store:
         assert isinstance(store, RemoteStore)
-        return RemoteStore(store.client, wait=store.wait, spool=store.spool)
+        return opened(store.url, store.spool.folder.parents[1])
 
 
 class TestLocalFirst:
@@ -92,19 +97,21 @@ class TestLocalFirst:
         assert len(asked) == 1
 
 
-def test_a_lease_outlives_its_dead_holder_by_its_time_only(server: Running, store: RemoteStore, tmp_path: Path) -> None:
+def test_a_lease_outlives_its_dead_holder_by_its_time_only(
+    namespace_url: str, store: RemoteStore, tmp_path: Path
+) -> None:
     code = """
         import sys, time
         from dejavu_client.client import Client
         from dejavu_client.remote import RemoteStore
         from support import context, record
-        store = RemoteStore(Client(sys.argv[1]), wait=5, lease_seconds=2)
+        store = RemoteStore(Client(sys.argv[1], namespace=sys.argv[2]), wait=5, lease_seconds=2)
         with store.lease(context(), record(1).scenario, wait=0) as held:
             print(held, flush=True)
             time.sleep(60)
     """
     holder = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(code), server.base],
+        [sys.executable, "-c", textwrap.dedent(code), *address(namespace_url, "")],
         env=environment(XDG_CACHE_HOME=str(tmp_path)), stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert holder.stdout
@@ -121,7 +128,7 @@ def test_a_lease_outlives_its_dead_holder_by_its_time_only(server: Running, stor
 
 
 def test_who_waits_for_a_lease_wakes_when_the_record_is_there(
-    server: Running, store: RemoteStore, tmp_path: Path
+    namespace_url: str, store: RemoteStore, tmp_path: Path
 ) -> None:
     code = """
         import sys, time
@@ -129,14 +136,14 @@ def test_who_waits_for_a_lease_wakes_when_the_record_is_there(
         from dejavu_client.remote import RemoteStore
         from dejavu_cache.records import Winner, now
         from support import config, context, measurement, record
-        store = RemoteStore(Client(sys.argv[1]), wait=5)
+        store = RemoteStore(Client(sys.argv[1], namespace=sys.argv[2]), wait=5)
         with store.lease(context(), record(1).scenario, wait=0) as held:
             print(held, flush=True)
             time.sleep(1)
             store.put(context(), [record(1, winner=Winner(config=config(64), at=now()))])
     """
     holder = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(code), server.base],
+        [sys.executable, "-c", textwrap.dedent(code), *address(namespace_url, "")],
         env=environment(XDG_CACHE_HOME=str(tmp_path)), stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert holder.stdout
@@ -148,48 +155,52 @@ def test_who_waits_for_a_lease_wakes_when_the_record_is_there(
     holder.stdout.close()
 
 
-def test_the_spool_empties_when_the_server_is_back(server: Running, tmp_path: Path) -> None:
+def emptied(spool: Spool, seconds: float) -> bool:
+    until = time.monotonic() + seconds
+    while len(spool) and time.monotonic() < until:
+        time.sleep(0.05)
+    return not len(spool)
+
+
+def test_the_spool_empties_when_the_server_is_back(url: str, tmp_path: Path) -> None:
     """Exactly once in effect, whoever sends it."""
-    server.stop()
-    away = opened(server, tmp_path, wait=0.2)
+    port = free_port()
+    base = f"http://127.0.0.1:{port}"
+    away = opened(base, tmp_path, wait=0.2)
     for m in range(5):
         away.put(context(), [record(m)])
     away.close()
     assert len(away.spool) >= 1
-    server.start()
-    back = opened(server, tmp_path)
-    until = time.monotonic() + 20
-    while len(back.spool) and time.monotonic() < until:
-        time.sleep(0.05)
-    assert len(back.spool) == 0
-    assert [each.scenario.args["M"] for each in back.records(context())] == [0, 1, 2, 3, 4]
-    assert all(len(each.measurements) == 1 for each in back.records(context()))
+    with running(url, tmp_path / "server.log", port=port):
+        back = opened(base, tmp_path)
+        assert emptied(back.spool, 20)
+        assert [each.scenario.args["M"] for each in back.records(context())] == [0, 1, 2, 3, 4]
+        assert all(len(each.measurements) == 1 for each in back.records(context()))
 
 
-def test_a_long_lived_process_sends_its_spool_by_itself(server: Running, tmp_path: Path) -> None:
-    server.stop()
-    store = opened(server, tmp_path, wait=0.2)
+def test_a_long_lived_process_sends_its_spool_by_itself(postgres_url: str, tmp_path: Path) -> None:
+    port = free_port()
+    store = opened(f"http://127.0.0.1:{port}", tmp_path, wait=0.2)
     store.put(context(), [record(1)])
     assert store.sender.flush(10)
     assert len(store.spool) == 1
-    server.start()
-    until = time.monotonic() + 30
-    while len(store.spool) and time.monotonic() < until:
-        time.sleep(0.05)
-    assert len(store.spool) == 0
-    assert store.circuit.closed
+    with running(postgres_url, tmp_path / "server.log", port=port):
+        assert emptied(store.spool, 30)
+        assert store.circuit.closed
 
 
-def test_a_read_only_token_reads(server: Running, url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    writer = opened(server, tmp_path)
+def test_a_read_only_token_reads(
+    server: Running, postgres_url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    writer = opened(server.base, tmp_path)
     writer.put(context(), [record(1)])
     writer.close()
     made = subprocess.run(
         [sys.executable, "-m", "dejavu_service", "token", "create", "--role", "read", "--name", "reader"],
-        env=environment(DEJAVU_SERVER_DATABASE=url), capture_output=True, text=True, check=True,
+        env=environment(DEJAVU_SERVER_DATABASE=postgres_url), capture_output=True, text=True, check=True,
     )  # fmt: skip
     token = made.stdout.split()[-1]
-    reader = RemoteStore(Client(server.base, token=token), wait=5, spool=Spool("reader", tmp_path))
+    reader = opened(server.base, tmp_path, token=token)
     deadline = time.monotonic() + 15
     while time.monotonic() < deadline:  # the server looks at its tokens every few seconds
         reader.put(context(), [record(2)])
@@ -201,11 +212,11 @@ def test_a_read_only_token_reads(server: Running, url: str, tmp_path: Path, capl
     assert len(reader.spool) == 0
 
 
-def test_a_second_machine_benchmarks_nothing(server: Running, tmp_path: Path) -> None:
+def test_a_second_machine_benchmarks_nothing(namespace_url: str, tmp_path: Path) -> None:
     """Two local folders, one server: through the decorator."""
     kernels = [load(tmp_path / "kernels.py").add for _ in range(2)]
     for name, kernel in zip(("one", "two"), kernels, strict=True):
-        shared = opened(server, tmp_path / name)
+        shared = opened(namespace_url, tmp_path / name)
         kernel._store = TieredStore([FileStore(tmp_path / name / "records"), shared])
         launch(kernel, 100)
         launch(kernel, 200)
@@ -214,8 +225,8 @@ def test_a_second_machine_benchmarks_nothing(server: Running, tmp_path: Path) ->
     assert isinstance(as_tiers(kernels[0]._store), TieredStore)
 
 
-def test_a_forked_child_has_a_sender_of_its_own(server: Running, tmp_path: Path) -> None:
-    store = opened(server, tmp_path)
+def test_a_forked_child_has_a_sender_of_its_own(namespace_url: str, tmp_path: Path) -> None:
+    store = opened(namespace_url, tmp_path)
     store.put(context(), [record(1)])
     store.close()
     child = os.fork()
@@ -255,7 +266,7 @@ def test_the_commands_move_records(server: Running, tmp_path: Path) -> None:
     assert "(pinned)" not in run("show", "add", "--store", server.base)
     assert "2 records" in run("promote", "--to", "release", "--server", server.base)
     assert "add" in run("ls", "--store", f"{server.base}?namespace=release")
-    wanting = opened(server, tmp_path)
+    wanting = opened(server.base, tmp_path)
     wanting.miss(context(), record(999).scenario)
     wanting.close()
     assert [row["count"] for row in json.loads(run("misses", "--server", server.base, "--json"))] == [1]
@@ -264,7 +275,7 @@ def test_the_commands_move_records(server: Running, tmp_path: Path) -> None:
 
 def test_the_server_is_killed_between_two_launches(server: Running, tmp_path: Path) -> None:
     kernel = load(tmp_path / "kernels.py").add
-    kernel._store = TieredStore([FileStore(tmp_path / "records"), opened(server, tmp_path, wait=0.25)])
+    kernel._store = TieredStore([FileStore(tmp_path / "records"), opened(server.base, tmp_path, wait=0.25)])
     launch(kernel, 100)
     server.process.send_signal(signal.SIGKILL)
     server.process.wait()

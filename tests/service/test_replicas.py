@@ -7,26 +7,19 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from service_support import Running, body, context, record, record_set, restart
+from service_support import Running, body, context, record, record_set, replicas, restart
 
 from dejavu_cache.records import RecordSet
 
-HOME = f"/v1/main/contexts/{context().digest}/records"
 
-
-@pytest.fixture
-def replicas(own_postgres: Any, tmp_path: Path) -> Iterator[list[Running]]:
-    postgres_url = own_postgres.get_uri(database="migrated")
-    started = [Running(postgres_url, tmp_path / f"log{each}") for each in range(3)]
-    yield started
-    for each in started:
-        if each.process.poll() is None:
-            each.stop()
+@pytest.fixture(scope="module")
+def three(own_postgres: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Running]]:
+    with replicas(own_postgres.get_uri(database="migrated"), tmp_path_factory.mktemp("logs"), 3) as started:
+        yield started
 
 
 class Writer(threading.Thread):
@@ -60,20 +53,20 @@ class Writer(threading.Thread):
 
 
 @pytest.mark.slow
-def test_nothing_acknowledged_is_lost(replicas: list[Running], own_postgres: Any) -> None:
+def test_nothing_acknowledged_is_lost(three: list[Running], own_postgres: Any) -> None:
     ends = threading.Event()
-    writers = [Writer(each, replicas, ends) for each in range(4)]
+    writers = [Writer(each, three, ends) for each in range(4)]
     for each in writers:
         each.start()
     time.sleep(1.5)
-    replicas[2].kill()
+    three[2].kill()
     time.sleep(1)
-    replicas[2].start()
+    three[2].start()
     os.kill(own_postgres.get_pid(), signal.SIGKILL)
     own_postgres.get_postmaster_info().process.wait(10)
     restart(own_postgres)
     deadline = time.monotonic() + 20
-    while time.monotonic() < deadline and any(httpx.get(f"{r.base}/readyz").status_code != 200 for r in replicas):
+    while time.monotonic() < deadline and any(httpx.get(f"{r.base}/readyz").status_code != 200 for r in three):
         time.sleep(0.1)
     before = [len(each.taken) for each in writers]
     time.sleep(1.5)
@@ -81,20 +74,20 @@ def test_nothing_acknowledged_is_lost(replicas: list[Running], own_postgres: Any
     for each in writers:
         each.join(30)
     assert all(len(each.taken) > was for each, was in zip(writers, before, strict=True)), "all go on by themselves"
-    logs = "".join(replica.log.read_text() for replica in replicas)
+    logs = "".join(replica.log.read_text() for replica in three)
     assert set().union(*(each.refused for each in writers)) <= {503}, logs[logs.find("unforeseen") - 200 :][:6000]
     taken = {m for each in writers for m in each.taken}
-    for replica in replicas:
-        answer = httpx.get(f"{replica.base}{HOME}")
+    for replica in three:
+        answer = httpx.get(f"{replica.base}/v1/main/contexts/{context().digest}/records")
         kept = RecordSet.model_validate_json(answer.content).records
         assert taken <= {each.scenario.args["M"] for each in kept}
         assert len({each.scenario for each in kept}) == len(kept)
 
 
-def test_a_write_to_one_replica_is_read_from_all_at_once(replicas: list[Running]) -> None:
+def test_a_write_to_one_replica_is_read_from_all_at_once(three: list[Running]) -> None:
     with httpx.Client() as client:
         for m in range(30):
-            client.post(f"{replicas[m % 3].base}/v1/main/records", json=body(record_set(record(m))))
-            for replica in replicas:
-                found = client.get(f"{replica.base}{HOME}").json()["records"]
+            client.post(f"{three[m % 3].base}/v1/other/records", json=body(record_set(record(m))))
+            for replica in three:
+                found = client.get(f"{replica.base}/v1/other/contexts/{context().digest}/records").json()["records"]
                 assert len(found) == m + 1

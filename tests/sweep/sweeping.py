@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -57,7 +58,7 @@ SUITE = """
 
     def suite(cases="8", bad=""):
         good = [case(100 + n) for n in range(int(cases))]
-        return [BAD[bad], *good] if bad else good
+        return [*(BAD[name] for name in bad.split()), *good]
 
     def raises():
         raise ZeroDivisionError("mine")
@@ -66,9 +67,9 @@ SUITE = """
         raise torch.cuda.OutOfMemoryError("CUDA out of memory")
 
     BAD = {
-        "raises": Case("bad", add, (1,), raises),
-        "full": Case("bad", add, (1,), full),
-        "plain": Case("bad", add_one, (1,), partial(arguments, 1)),
+        "raises": Case("raises", add, (1,), raises),
+        "full": Case("full", add, (1,), full),
+        "plain": Case("plain", add_one, (1,), partial(arguments, 1)),
     }
     met = Suite(cases=lambda: [case(100)], for_scenario=lambda kernel, scenario: case(scenario.args["n"]))
     broken = raises
@@ -85,6 +86,13 @@ class Sweeps:
         self.log.touch()
         self.suite = folder / "cases.py"
         self.suite.write_text(textwrap.dedent(SUITE))
+
+    def copy(self, folder: Path) -> Sweeps:
+        """Goes on from here in another folder."""
+        copied = Sweeps(folder)
+        shutil.copytree(self.store, copied.store)
+        shutil.copy(self.log, copied.log)
+        return copied
 
     def environment(self, **env: str) -> dict[str, str]:
         cache = str(self.folder / "cache")

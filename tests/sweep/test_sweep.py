@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from pathlib import Path
 
 import pytest
 from sweeping import Sweeps
@@ -11,17 +11,36 @@ from dejavu_cache.errors import SettingsError
 from dejavu_cache.sweep.runner import shard_of
 
 
-def test_the_second_sweep_measures_nothing(sweeps: Sweeps) -> None:
-    assert "8 cases tuned, 32 configs measured" in sweeps.run()
-    assert sweeps.recorded == sweeps.whole()
-    assert "0 cases tuned, 0 configs measured" in sweeps.run()
-    assert len(sweeps.measured) == 32
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory) -> Sweeps:
+    """A sweep of two cases, for others to go on from."""
+    done = Sweeps(tmp_path_factory.mktemp("first"))
+    told = done.json("--option", "cases=2")
+    assert (told["complete"], told["measured"], told["left"]) == (True, 8, [])
+    assert [each["case"] for each in told["outcomes"]] == ["n=100", "n=101"]
+    assert done.recorded == done.whole(2)
+    return done
+
+
+@pytest.fixture
+def swept(first: Sweeps, tmp_path: Path) -> Sweeps:
+    return first.copy(tmp_path)
+
+
+def test_the_second_sweep_measures_nothing(swept: Sweeps) -> None:
+    assert "0 cases tuned, 0 configs measured" in swept.run("--option", "cases=2")
+    assert len(swept.measured) == 8
+
+
+def test_a_larger_suite_measures_what_is_new(swept: Sweeps) -> None:
+    assert "6 cases tuned, 24 configs measured" in swept.run()
+    assert swept.recorded == swept.whole()
+    assert len(set(swept.measured)) == len(swept.measured) == 32
 
 
 def test_a_dry_run_says_how_much_and_how_long_and_measures_nothing(sweeps: Sweeps) -> None:
-    assert "32 configs of 8 cases to measure" in sweeps.run("--dry-run")
-    assert sweeps.measured == []
     sweeps.run("--option", "cases=2", BENCH_SECONDS="0.2")
+    assert "24 configs of 6 cases to measure" in sweeps.run("--dry-run")
     plan = sweeps.json("--dry-run")
     due = [each for each in plan["outcomes"] if each["status"] == "due"]
     assert sum(each["due"] for each in due) == 24
@@ -53,34 +72,29 @@ def test_a_budget_ends_a_sweep_and_the_next_one_goes_on(sweeps: Sweeps) -> None:
     assert sweeps.recorded == sweeps.whole()
 
 
-def test_verifying_measures_winners_again_and_records_nothing(sweeps: Sweeps) -> None:
+def test_verifying_measures_winners_again_and_records_nothing(swept: Sweeps) -> None:
+    before = swept.recorded
+    checked = swept.json("--verify", "3")["outcomes"]
+    assert [(each["status"], each["recorded"], each["again"]) for each in checked] == [("verified", 16.0, 16.0)] * 2
+    assert len(swept.measured) == 8 + 2
+    assert swept.recorded == before
+
+
+def test_nothing_can_be_verified_before_it_is_tuned(sweeps: Sweeps) -> None:
     assert "nothing of this suite is tuned yet" in sweeps.run("--verify", "3", code=2)
-    sweeps.run()
-    before = sweeps.recorded
-    checked = sweeps.json("--verify", "3")["outcomes"]
-    assert [(each["status"], each["recorded"], each["again"]) for each in checked] == [("verified", 16.0, 16.0)] * 3
-    assert len(sweeps.measured) == 35
-    assert sweeps.recorded == before
 
 
-def test_drift_is_reported(sweeps: Sweeps) -> None:
-    sweeps.run("--option", "cases=1")
-    (path,) = sweeps.store.rglob("*.json")
+def test_drift_is_reported(swept: Sweeps) -> None:
+    (path,) = swept.store.rglob("*.json")
     path.write_text(path.read_text().replace('"median": 16.0', '"median": 8.0'))
-    assert "+100.0%" in sweeps.run("--verify", "1", code=1)
+    assert "+100.0%" in swept.run("--verify", "1", code=1)
 
 
-@pytest.mark.parametrize(
-    ("bad", "message"),
-    [
-        ("raises", "bad: failed: ZeroDivisionError: mine"),
-        ("full", "bad: no memory for it"),
-        ("plain", "bad: failed: SettingsError: case bad: its kernel is not decorated with @cached_autotune"),
-    ],
-)
-def test_a_bad_case_costs_itself_and_nothing_else(sweeps: Sweeps, bad: str, message: str) -> None:
-    out = sweeps.run("--option", "cases=2", "--option", f"bad={bad}", code=1)
-    assert message in out
+def test_bad_cases_cost_themselves_and_nothing_else(sweeps: Sweeps) -> None:
+    out = sweeps.run("--option", "cases=2", "--option", "bad=raises full plain", code=1)
+    assert "raises: failed: ZeroDivisionError: mine" in out
+    assert "full: no memory for it" in out
+    assert "plain: failed: SettingsError: case plain: its kernel is not decorated with @cached_autotune" in out
     assert sweeps.recorded == sweeps.whole(2)
 
 
@@ -99,9 +113,3 @@ def test_a_suite_that_cannot_be_used_is_said_in_a_line(sweeps: Sweeps, arguments
 
 def test_a_sweep_into_memory_is_refused(sweeps: Sweeps) -> None:
     assert "would be lost" in sweeps.run("--store", "memory://", code=2)
-
-
-def test_json_tells_every_outcome(sweeps: Sweeps) -> None:
-    told = sweeps.json("--option", "cases=2")
-    assert (told["complete"], told["measured"], told["left"]) == (True, 8, [])
-    assert json.dumps(told["outcomes"][0]["case"]) == '"n=100"'

@@ -44,7 +44,7 @@ def fit(
         float, typer.Option(min=0, help="How far from the best the set of configs may be in any scenario, in percent.")
     ] = 5.0,
     configs: Annotated[int, typer.Option(min=1, max=256, help="How many configs at most.")] = 12,
-    max_leaves: Annotated[int, typer.Option("--leaves", min=2, max=1024, help="How many leaves at most.")] = 16,
+    max_leaves: Annotated[int, typer.Option("--leaves", min=2, max=1024, help="How many leaves at most.")] = 32,
     device: DeviceOption = "",
     triton: TritonOption = "",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what a tree would cost, and write nothing.")] = False,

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from datetime import timedelta
 from typing import NamedTuple
 
-from dejavu_cache.records import Config, Measurement, Pin, Record, Winner, canonical_json, now
+from dejavu_cache.records import Config, Measurement, Pin, Record, Winner, canonical_json, merge_launches, now
 
 from ..storage.records import Claim
 
@@ -38,6 +38,7 @@ def add(known: Record | None, sent: Record, *, pins: bool) -> Merge:
         scenario=sent.scenario,
         winner=(known and known.winner) or sent.winner,
         pin=_later([known.pin if known else None, given]),
+        launches=merge_launches(known, sent),
         measurements=tuple(measured.values()),
     )
     return Merge(record, claims)
@@ -52,6 +53,7 @@ def override(known: Record | None, source: Record) -> Merge:
         scenario=source.scenario,
         winner=_promoted(known.winner if known else None, source.winner),
         pin=known.pin if known else None,
+        launches=merge_launches(known, source),
         measurements=tuple(measured.values()),
     )
     return Merge(record, [_claim(source, each, stands=True) for each in new])

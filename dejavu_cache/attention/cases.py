@@ -1,6 +1,6 @@
 """The attention kernels' sweep: the batches of a server, for the shapes of known models.
 
-dejavu-cache sweep dejavu_cache.attention.suite --preset llama3-8b --store URL
+dejavu-cache sweep dejavu_cache.attention --preset llama3-8b --store URL
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def _wanted(implementation: str, each: Lengths, model: Model) -> bool:
     if implementation in ("segmented", "static_grid"):
         return decoding or max(each.past) >= 2048
     if implementation == "hopper":
-        return not decoding and model.window < 0
+        return not decoding and model.window < 0 and hopper.available(torch.device("cuda"))
     return implementation != "naive"
 
 

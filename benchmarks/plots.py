@@ -1,0 +1,103 @@
+"""Draws the results for the documentation: docs/attention.svg, docs/decode.svg; prints the table of attention.
+
+pip install matplotlib; python benchmarks/plots.py
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import matplotlib.pyplot as plt
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+STEPS = {
+    "naive": "4.3 naive",
+    "qblock": "4.4 Q blocks",
+    "segmented": "4.5 segments",
+    "static_grid": "4.7 static grid",
+    "hopper": "Hopper's units",
+    "auto": "auto",
+}
+"""The implementations, by the paper's sections."""
+
+COLOURS = dict(zip(STEPS, ("#bbbbbb", "#56b4e9", "#009e73", "#cc79a7", "#e69f00", "#000000"), strict=True))
+
+
+def read(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((RESULTS / name).read_text())
+    return found
+
+
+def shares(row: dict[str, Any]) -> dict[str, float]:
+    """Each implementation's share of FlashAttention 3's speed, in per cent."""
+    fa3 = row["fa3"]["microseconds"]
+    return {name: 100 * fa3 / each["microseconds"] for name, each in row.items() if "microseconds" in each}
+
+
+def table(result: dict[str, Any]) -> str:
+    """A Markdown table: a line per batch, a column per implementation."""
+    lines = [
+        "| | FA3, us | " + " | ".join(STEPS.values()) + " |",
+        "|---|---|" + "---|" * len(STEPS),
+    ]
+    for name, row in result["rows"].items():
+        share = shares(row)
+        told = [f"{share[each]:.0f}%" if each in share else "" for each in STEPS]
+        told[-1] = f"**{told[-1]}**"
+        lines.append(f"| {name} | {row['fa3']['microseconds']:.1f} | " + " | ".join(told) + " |")
+    return "\n".join(lines)
+
+
+def attention(result: dict[str, Any]) -> None:
+    """Bars of shares, a group per batch."""
+    rows = result["rows"]
+    drawn = [name for name in STEPS if name != "naive"]
+    figure, axes = plt.subplots(figsize=(11, 4.6), layout="constrained")
+    width = 0.8 / len(drawn)
+    for place, name in enumerate(drawn):
+        at = [index + (place - len(drawn) / 2 + 0.5) * width for index in range(len(rows))]
+        heights = [shares(row).get(name, 0.0) for row in rows.values()]
+        axes.bar(at, heights, width, label=STEPS[name], color=COLOURS[name])
+    axes.axhline(100, color="black", linewidth=0.8)
+    axes.set_xticks(range(len(rows)), list(rows), rotation=35, ha="right")
+    axes.set_ylabel("speed, % of FlashAttention 3")
+    versions = result["versions"]
+    axes.set_title(
+        f"Paged attention, {result['preset']}, page {result['page']}, {result['dtype']}, {result['device']}, "
+        f"Triton {versions['triton']}, {result['date']}"
+    )
+    axes.legend(ncols=len(drawn), fontsize="small", loc="upper right")
+    axes.margins(x=0.01, y=0.15)
+    figure.savefig(ROOT / "docs" / "attention.svg", metadata={"Date": None})
+
+
+def decode(result: dict[str, Any]) -> None:
+    """Seconds to a number of new tokens, over those of FlashAttention 3."""
+    figure, axes = plt.subplots(figsize=(7, 3.6), layout="constrained")
+    for name, marks in result["share_of_fa3"].items():
+        tokens = [int(each) for each in marks]
+        axes.plot(tokens, [100 * each for each in marks.values()], "o-", label=STEPS[name], color=COLOURS[name])
+    axes.axhline(100, color="grey", linewidth=0.8, label="FlashAttention 3")
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(tokens, [str(each) for each in tokens])
+    axes.set_xlabel("new tokens, batch 1, prompt of 500")
+    axes.set_ylabel("speed, % of FlashAttention 3")
+    axes.set_title(f"A decoder of Llama 3.1 8B's shape, {result['device']}, {result['date']}", fontsize="medium")
+    axes.legend(fontsize="small")
+    figure.savefig(ROOT / "docs" / "decode.svg", metadata={"Date": None})
+
+
+def main() -> None:
+    matplotlib.rcParams["svg.hashsalt"] = "dejavu-cache"  # equal results give equal files
+    attention(read("attention.json"))
+    if (RESULTS / "decode.json").exists():
+        decode(read("decode.json"))
+    print(table(read("attention.json")))
+
+
+if __name__ == "__main__":
+    main()

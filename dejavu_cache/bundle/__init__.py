@@ -1,0 +1,1 @@
+"""A prewarmed folder as one file, or as an image that registries carry."""

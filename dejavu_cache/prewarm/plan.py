@@ -1,0 +1,338 @@
+"""From records to the binaries that running from them takes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from ..configs import describe
+from ..environment import codegen
+from ..errors import PrewarmError
+from ..launches import target_of, wheel
+from ..manifest import PrewarmedKernel
+from ..noting import METHOD
+from ..records import Config, Context, Device, Environment, Launch, Record, Scenario
+from ..selection import winner
+from ..stores import Store
+from .kernels import Kernels, Known, default_of, python_files
+from .messages import Job, Plan, Spec
+
+__all__ = ["plan"]
+
+
+class _Found(NamedTuple):
+    """The records of one kernel on one device."""
+
+    kernel: Known
+    context: Context
+    records: list[Record]
+
+
+def plan(spec: Spec, kernels: Kernels, store: Store, own: Store) -> Plan:
+    """What has to be compiled, and which records are taken along.
+
+    Args:
+        store: all records that a program will have. own: those of them that no package ships.
+
+    Raises:
+        PrewarmError: a device has no records, or they are of another toolchain than this one, and that was not
+            allowed.
+    """
+    from triton.runtime.build import platform_key
+
+    notes = [f"{name} is left out: it cannot be imported here ({why})" for name, why in kernels.left_out.items()]
+    contexts = {name: _of_this_source(known, store, notes) for name, known in kernels.known.items()}
+    devices = [_device(name, contexts, spec) for name in spec.devices]
+    taken = [found for device in devices for found in _taken(spec, kernels, contexts, device, store)]
+    _refuse_wheels(spec, taken, own)
+    jobs: dict[str, Job] = {}
+    scenarios: Counter[str] = Counter()
+    for found in taken:
+        for job in _jobs(spec, found, taken, store, notes, scenarios):
+            same = job.model_dump_json(exclude={"needed"})
+            if job.needed or same not in jobs:
+                jobs[same] = job
+    return Plan(
+        jobs=tuple(jobs.values()),
+        contexts=tuple(found.context for found in taken),
+        devices=tuple(devices),
+        codegen={device.name: _here(device).codegen for device in devices},
+        kernels=tuple(
+            PrewarmedKernel(
+                name=name,
+                source=kernels.known[name].source,
+                scenarios=scenarios[name],
+                binaries=sum(job.kernel == name for job in jobs.values()),
+            )
+            for name in sorted({found.kernel.name for found in taken})
+        ),
+        notes=tuple(dict.fromkeys(notes)),
+        wheel=wheel(),
+        triton=_triton(),
+        host_key=platform_key(),
+        files=python_files([*spec.modules, *kernels.known]),
+    )
+
+
+def _of_this_source(known: Known, store: Store, notes: list[str]) -> list[Context]:
+    """The contexts of a kernel as its code is now."""
+    every = list(store.contexts(known.name))
+    ours = [each for each in every if each.kernel.source == known.source]
+    if every and not ours:
+        notes.append(f"{known.name} is left out: its records are of other source code than is installed here")
+    return ours
+
+
+def _taken(
+    spec: Spec, kernels: Kernels, contexts: Mapping[str, list[Context]], device: Device, store: Store
+) -> Iterator[_Found]:
+    """The records for a device: of this toolchain, or of another one if that is all there is, and allowed."""
+    here = _here(device)
+    for name, known in kernels.known.items():
+        ours = [each for each in contexts[name] if each.environment.device == device]
+        alike = [each for each in ours if _alike(each.environment, here)]
+        if ours and not alike:
+            _refuse_toolchain(spec, ours[0].environment, here)
+        for context in alike or ours:
+            yield _Found(known, context, list(store.records(context)))
+
+
+def _triton() -> str:
+    import triton
+
+    return str(triton.__version__)
+
+
+def _device(name: str, contexts: Mapping[str, list[Context]], spec: Spec) -> Device:
+    """The device of that name that has most records, among those of the kernels.
+
+    Raises:
+        PrewarmError: there is none.
+    """
+    known = Counter(each.environment.device for found in contexts.values() for each in found)
+    named = [device for device, _ in _most_common(known) if device.name == name]
+    if len(named) > 1:
+        told = "; ".join(f"{each.units} units, {each.memory_gib} GiB" for each in named)
+        raise PrewarmError(f"--device {name!r}: the records know several of that name ({told}): keep one kind apart")
+    if named:
+        return named[0]
+    if not known:
+        raise PrewarmError(
+            f"{spec.store} has no records of the kernels in {', '.join(spec.modules)} as they are installed here: "
+            "tune them first, or look with `dejavu-cache ls`"
+        )
+    told = ", ".join(sorted({f"{device.name!r} ({device.arch})" for device in known}))
+    near = [
+        device.name for device in known if device.name.split()[:2] == name.split()[:2] or _same_family(name, device)
+    ]
+    hint = f"; the nearest of its family is {near[0]!r}, whose timings are not its own" if near else ""
+    raise PrewarmError(f"--device {name!r}: no records; there are some for {told}{hint}")
+
+
+def _most_common(known: Counter[Device]) -> list[tuple[Device, int]]:
+    return sorted(known.items(), key=lambda each: (-each[1], each[0].model_dump_json()))
+
+
+_FAMILIES = (
+    {"A100", "A800", "A30"},
+    {"H100", "H200", "H20", "H800", "GH200"},
+    {"B100", "B200", "GB200"},
+    {"B300", "GB300"},
+    {"MI300X", "MI300A", "MI325X", "MI308X"},
+    {"L4", "L40", "L40S"},
+)
+"""Models that one compiled kernel runs on."""
+
+
+def _same_family(name: str, device: Device) -> bool:
+    wanted, there = ({*text.replace("-", " ").replace("_", " ").split()} for text in (name, device.name))
+    return any(wanted & family and there & family for family in _FAMILIES)
+
+
+class _Toolchain(NamedTuple):
+    triton: str
+    codegen: str
+    variables: dict[str, str]
+
+
+def _here(device: Device) -> _Toolchain:
+    """What this builder compiles with for a device."""
+    from triton._C.libtriton import get_cache_invalidating_env_vars
+    from triton.compiler.compiler import make_backend
+
+    try:
+        backend = make_backend(target_of(device)).hash()
+    except Exception as error:  # before 3.5, Triton looks for ROCm's linker
+        raise PrewarmError(f"--device {device.name!r}: nothing can be compiled for it here: {error}") from None
+    variables = {name: str(value) for name, value in get_cache_invalidating_env_vars().items()}
+    return _Toolchain(_triton(), codegen(backend), variables)
+
+
+def _alike(environment: Environment, here: _Toolchain) -> bool:
+    return (environment.triton, environment.codegen, environment.variables) == here
+
+
+def _refuse_toolchain(spec: Spec, theirs: Environment, here: _Toolchain) -> None:
+    if spec.allowed.triton:
+        return
+    if theirs.triton != here.triton:
+        remedy = f"pip install triton=={theirs.triton}"
+    elif theirs.codegen != here.codegen:
+        remedy = f"install the build of Triton that brings {theirs.codegen}"
+    else:
+        told = " ".join(f"{name}={value}" for name, value in theirs.variables.items()) or "none of them"
+        remedy = f"set the variables that change what Triton generates as they were: {told}"
+    raise PrewarmError(
+        f"the records for {theirs.device.name} were made by Triton {theirs.triton} with {theirs.codegen}, and this is "
+        f"Triton {here.triton} with {here.codegen}: {remedy}, or take the records alone with --allow-other-triton"
+    )
+
+
+def _refuse_wheels(spec: Spec, taken: list[_Found], own: Store) -> None:
+    others = {
+        launch.wheel
+        for found in taken
+        if _alike(found.context.environment, _here(found.context.environment.device))
+        for record in own.records(found.context)
+        for launch in _distinct(record.launches or ())
+        if launch.wheel != wheel()
+    }
+    if others and not spec.allowed.wheel:
+        raise PrewarmError(
+            f"the records were made by another build of Triton than is installed here ({', '.join(sorted(others))}, "
+            f"and this is {wheel()}), so its binaries would not be found where they were tuned: build with that "
+            "Python and wheel, or compile for programs that run on this one with --allow-other-wheel"
+        )
+
+
+def _distinct(launches: Iterable[Launch]) -> list[Launch]:
+    """One of those that differ in who noted them only: this build of Triton's, if it is one of them."""
+    found: dict[str, Launch] = {}
+    for each in launches:
+        same = each.model_dump_json(exclude={"wheel"})
+        if each.wheel == wheel() or same not in found:
+            found[same] = each
+    return list(found.values())
+
+
+def _jobs(
+    spec: Spec, found: _Found, taken: list[_Found], store: Store, notes: list[str], scenarios: Counter[str]
+) -> Iterator[Job]:
+    environment = found.context.environment
+    arch = environment.device.arch
+    if not _alike(environment, _here(environment.device)):
+        notes.append(f"{found.kernel.name}: records of Triton {environment.triton} only, no binaries")
+        return
+    if found.context.problem.method == METHOD:
+        yield from _untuned(found, arch)
+        return
+    declared = found.kernel.configs(target_of(environment.device).backend)
+    extra = [
+        launch
+        for other in taken
+        if other.context.problem.method == METHOD
+        and (other.kernel.name, other.context.environment) == (found.kernel.name, environment)
+        for record in other.records
+        for launch in record.launches or ()
+    ]
+    bare = 0
+    for record in found.records:
+        best = record.pinned or winner(
+            record, declared, _default(found, record, (record.launches or (None,))[0], declared)
+        )
+        if best is None:
+            continue
+        scenarios[found.kernel.name] += 1
+        launches = _distinct([*(record.launches or ()), *(each for each in extra if _suits(each, record.scenario))])
+        bare += not launches
+        for launch in launches:
+            yield from _of_launch(spec, found, arch, launch, best, record, declared, store)
+    if bare:
+        notes.append(
+            f"{found.kernel.name}: {bare} scenarios have a winner but nobody noted how it is launched, so they will be "
+            "compiled at first use: launch them once where they may be tuned"
+        )
+
+
+def _untuned(found: _Found, arch: str) -> Iterator[Job]:
+    """What is launched without a config: the kernel has none, or the launch was noted with all its values."""
+    for record in found.records:
+        for launch in _distinct(record.launches or ()):
+            if set(launch.signature) == set(found.kernel.function.arg_names):
+                yield Job(kernel=found.kernel.name, arch=arch, launch=launch)
+
+
+def _suits(launch: Launch, scenario: Scenario) -> bool:
+    """Whether a scenario may be launched so: with its element types, and its values where they are compiled in."""
+    for name, dtype in scenario.dtypes.items():
+        type_ = launch.signature.get(name, "")
+        if type_.startswith("*") and _TYPES.get(dtype, type_.lstrip("*k")) != type_.lstrip("*k"):
+            return False
+    return all(
+        launch.constants[name] == value or name not in launch.signature
+        for name, value in scenario.args.items()
+        if launch.signature.get(name) == "constexpr" and name in launch.constants
+    )
+
+
+_TYPES = {
+    "float16": "fp16",
+    "bfloat16": "bf16",
+    "float32": "fp32",
+    "float64": "fp64",
+    "int8": "i8",
+    "int16": "i16",
+    "int32": "i32",
+    "int64": "i64",
+    "uint8": "u8",
+    "bool": "i1",
+}
+
+
+def _of_launch(
+    spec: Spec,
+    found: _Found,
+    arch: str,
+    launch: Launch,
+    best: Config,
+    record: Record,
+    declared: Mapping[Config, Any],
+    store: Store,
+) -> Iterator[Job]:
+    configs = {best: True}
+    if spec.fallbacks:
+        for config in _fallbacks(found, record, launch, declared, store):
+            configs.setdefault(config, False)
+    for config, needed in configs.items():
+        if launch.bound in (None, config):
+            yield Job(kernel=found.kernel.name, arch=arch, launch=launch, config=config, needed=needed)
+
+
+def _fallbacks(
+    found: _Found, record: Record, launch: Launch, declared: Mapping[Config, Any], store: Store
+) -> Iterator[Config]:
+    """What would stand in for the winner: the default, and what decision trees of this GPU choose."""
+    default = _default(found, record, launch, declared)
+    if default is not None:
+        yield default
+    for tree, _ in store.trees(found.kernel.name):
+        if tree.context.environment.device == found.context.environment.device:
+            values = {**record.scenario.dtypes, **record.scenario.args}
+            chosen = next((config for config in tree.rank(values) if config in declared), None)
+            if chosen is not None:
+                yield chosen
+
+
+def _default(found: _Found, record: Record, launch: Launch | None, declared: Mapping[Config, Any]) -> Config | None:
+    constants = launch.constants if launch else {}
+    plain = {name: value for name, value in constants.items() if not _is_json(value)}
+    for autotuner in found.kernel.autotuners:
+        default = default_of(autotuner, record.scenario, plain, next(iter(declared.values()), None))
+        if default is not None:
+            return describe(default)
+    return None
+
+
+def _is_json(value: Any) -> bool:
+    return isinstance(value, str) and value.startswith("json:")

@@ -1,0 +1,160 @@
+"""The process that imports the kernels and compiles them: it reads jobs from standard input, and answers each.
+
+It sees no GPU and touches no driver. If the compiler takes it down, another one goes on.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any
+
+from ..errors import DejavuError, PrewarmError
+from .messages import Built, Job, Plan, Problem, Spec
+
+__all__ = ["main"]
+
+PLAN = "plan"
+"""Asked for in the place of a job."""
+
+
+class Worker:
+    """Compiles for one prewarming.
+
+    Raises:
+        PrewarmError: a module cannot be imported.
+    """
+
+    def __init__(self, spec: Spec) -> None:
+        from triton import knobs
+        from triton.backends.compiler import GPUTarget
+        from triton.runtime import driver
+
+        from .host import Host, Pretender
+        from .kernels import Kernels
+
+        self._spec = spec
+        self._pretend: Callable[[Any], None] = lambda target: driver.set_active(Pretender(target))
+        self._pretend(GPUTarget("cuda", 90, 32))  # modules may ask what they are imported for
+        self.kernels = Kernels.of(spec.modules)
+        knobs.compilation.store_binary_only = True
+        knobs.compilation.always_compile = False
+        knobs.cache.dir = spec.binaries
+        self._cache = _relocatable()
+        knobs.cache.manager_class = self._cache
+        self._host = Host(Path(spec.binaries).with_name("tools")) if spec.host_modules else None
+
+    def plan(self) -> Plan:
+        """What there is to do."""
+        from .plan import plan
+        from .source import all_records, own_records
+
+        with own_records(self._spec.store) as own:
+            return plan(self._spec, self.kernels, all_records(own), own)
+
+    def build(self, job: Job) -> Built:
+        """Makes one binary, and the modules that launch it."""
+        import triton
+
+        from ..launches import compilation, target_of
+        from ..records import Device
+        from .kernels import values_of
+
+        target = target_of(Device(name=job.arch, arch=job.arch, units=0, memory_gib=0))
+        self._pretend(target)
+        self._cache.touched = {}
+        known = self.kernels.known[job.kernel]
+        values = values_of(job.config, known.configs(target.backend))
+        made = compilation(known.function, job.launch, values, target)
+        compiled = triton.compile(made.source, target=target, options=made.options)
+        if compiled.hash != made.key:
+            raise PrewarmError(f"Triton gave {job} the key {compiled.hash}, not {made.key}")
+        kernels = dict(self._cache.touched)
+        note = self._host.build(compiled, target) if self._host else ""
+        return Built(
+            keys=tuple(self._cache.touched),
+            fresh=sum(kernels.values()),
+            notes=(note,) if note else (),
+        )
+
+
+def _relocatable() -> Any:
+    """Triton's cache without paths in it, which remembers what was asked of it."""
+    import json
+
+    from triton.runtime.cache import FileCacheManager
+
+    from ..prewarmed import CUDA_UTILS, cuda_utils_key
+
+    class Relocatable(FileCacheManager):  # type: ignore[misc]
+        touched: dict[str, bool]
+        """The keys that were asked for, and whether something was put there."""
+
+        def get_file(self, filename: str) -> str | None:
+            self._settle(filename)
+            kept: str | None = super().get_file(filename)
+            if kept is not None:
+                type(self).touched.setdefault(self.key, False)
+            return kept
+
+        def put(self, data: Any, filename: str, binary: bool = True) -> str:
+            self._settle(filename)
+            type(self).touched[self.key] = True
+            return str(super().put(data, filename, binary=binary))
+
+        def _settle(self, filename: str) -> None:
+            if filename == CUDA_UTILS and self.key != cuda_utils_key():
+                super().__init__(cuda_utils_key())
+
+        def put_group(self, filename: str, group: dict[str, str]) -> Any:
+            return super().put_group(filename, {name: name for name in sorted(group)})
+
+        def get_group(self, filename: str) -> dict[str, str] | None:
+            path = self.get_file(f"__grp__{filename}")
+            if path is None:
+                return None
+            names = json.loads(Path(path).read_text(encoding="utf-8"))["child_paths"]
+            return {name: self._make_path(name) for name in names}
+
+    return Relocatable
+
+
+def _answered(ask: Callable[[], Built]) -> Built:
+    try:
+        return ask()
+    except OSError as error:
+        fatal = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EFBIG)
+        return Built(error=f"{type(error).__name__}: {error}", fatal=fatal)
+    except Exception as error:  # whatever a compiler may say
+        return Built(error=f"{type(error).__name__}: {error}"[:2000])
+
+
+def main(lines: IO[str], out: IO[str]) -> int:
+    """Reads a spec, then `plan` or jobs, and answers each with a line."""
+
+    def answer(message: Any) -> None:
+        out.write(message.model_dump_json() + "\n")
+        out.flush()
+
+    try:
+        worker = Worker(Spec.model_validate_json(lines.readline()))
+        for line in lines:
+            if line.strip() == PLAN:
+                answer(worker.plan())
+            else:
+                job = Job.model_validate_json(line)
+                answer(_answered(lambda job=job: worker.build(job)))  # type: ignore[misc]
+    except DejavuError as error:
+        answer(Problem(message=str(error)))
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    # What modules print when they are imported must not get between the answers.
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    sys.exit(main(sys.stdin, answers))

@@ -1,0 +1,65 @@
+"""Binding a launch as Triton does, up to where it would compile: no GPU, no tensors."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import cache
+from types import SimpleNamespace
+from typing import Any
+
+from triton.runtime import jit
+
+from dejavu_cache.launches import _backend, _key, _source_class
+
+__all__ = ["Pointer", "bound"]
+
+
+@cache
+class Dtype:
+    """A dtype by its name, which is all that Triton asks for: torch takes seconds to import.
+
+    There is one of each, as in torch: Triton remembers them by their identity.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __str__(self) -> str:
+        return f"torch.{self.name}"
+
+
+class Pointer:
+    """A tensor's type and alignment."""
+
+    def __init__(self, dtype: str, place: int = 4096) -> None:
+        self.dtype, self.place = Dtype(dtype), place
+
+    def data_ptr(self) -> int:
+        return self.place
+
+
+def bound(fn: Any, target: Any, args: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, Any]:
+    """The source and metadata of a launch, as `JITFunction.run` makes them."""
+    backend = _backend(target)
+    binder = jit.create_function_from_signature(fn.signature, fn.params, backend)
+    arguments, specialization, _ = binder(*args, **options)
+    parsed = backend.parse_options({"debug": False, **options})
+    if hasattr(fn, "_pack_args"):
+        _, signature, constants, attrs = fn._pack_args(backend, options, arguments, specialization, {})
+        return _launched(fn, signature, constants, attrs, backend, target, parsed)
+    # Triton 3.4
+    types = [each[0] for each in specialization]
+    found = [each[1] for each in specialization]
+    find, get = jit.find_paths_if, jit.get_iterable_path
+    values = list(arguments.values())
+    constants = {path: get(values, path) for path in find(types, lambda _, each: each == "constexpr")}
+    attrs = {path: backend.parse_attr(get(found, path)) for path in find(found, lambda _, each: isinstance(each, str))}
+    return _launched(fn, dict(zip(fn.arg_names, types, strict=True)), constants, attrs, backend, target, parsed)
+
+
+def _launched(
+    fn: Any, signature: Any, constants: Any, attrs: Any, backend: Any, target: Any, parsed: Any
+) -> tuple[Any, Any]:
+    source = _source_class(fn)(fn, signature, constants, attrs)
+    metadata = {**dataclasses.asdict(parsed), "target": target, "hash": _key(source, backend, parsed)}
+    return source, SimpleNamespace(**metadata)

@@ -1,0 +1,241 @@
+"""Prewarming without a GPU: what is made, that Triton finds it, and what is refused."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import triton
+from prewarming import DEVICES, HERE, committed, prewarm, restamped
+from support import environment
+
+from dejavu_cache.manifest import checked
+from dejavu_cache.records import Record
+from dejavu_cache.stores import FileStore, open_store
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Triton compiles on Linux")
+
+
+def tree(folder: Path) -> dict[str, str]:
+    """Every file's digest."""
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def another_user() -> list[str]:
+    """What runs a command as nobody, where that can be done, and nobody can run this Python."""
+    words = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"]
+    able = os.getuid() == 0 and shutil.which("setpriv")
+    return words if able and not subprocess.run([*words, sys.executable, "-c", ""], check=False).returncode else []
+
+
+def run_program(
+    folder: Path, *blocks: object, words: Sequence[str] = (), **env: str
+) -> subprocess.CompletedProcess[str]:
+    """The program under `verify --expect-hits`, with no home, no C compiler, and no driver's library."""
+    own = {
+        "DEJAVU_CACHE_URL": str(folder),
+        "PYTHONPATH": str(HERE),
+        "HOME": "/dev/null/nobody",
+        "CC": "/bin/false",
+        "TRITON_LIBCUDA_PATH": "/nonexistent",
+        "TMPDIR": str(folder.parent),
+        "TRITON_INTERPRET": "",
+        **env,
+    }
+    program = [*words, sys.executable, str(HERE / "program.py"), *map(str, blocks)]
+    return subprocess.run(
+        [sys.executable, "-m", "dejavu_client", "verify", "--expect-hits", "--", *program],
+        env={name: value for name, value in environment(**own).items() if name != "XDG_CACHE_HOME"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        cwd="/",
+    )
+
+
+def test_binaries_for_three_architectures_are_made_without_a_gpu(folder: Path) -> None:
+    """Of winners and defaults, and of the module's kernel that nobody tunes."""
+    manifest = checked(folder)
+    assert manifest.targets == ("cuda:100", "cuda:90", "hip:gfx942")[: len(DEVICES)]
+    assert {kernel.name: kernel.scenarios for kernel in manifest.kernels} == {
+        "products.add_one": 2 * len(DEVICES),
+        "products.halve": 0,
+        "products.product": len(DEVICES),
+    }
+    binaries = {path.name: path.read_bytes() for path in folder.rglob("*") if path.suffix in (".cubin", ".hsaco")}
+    endings = {"cubin", "hsaco"} if "AMD Instinct MI300X" in DEVICES else {"cubin"}
+    assert set(binaries) == {f"{name}.{end}" for name in ("add_one", "product", "halve") for end in endings}
+    assert all(binary.startswith(b"\x7fELF") for binary in binaries.values())
+    count = sum(kernel.binaries for kernel in manifest.kernels)
+    assert len([*folder.rglob("*.cubin"), *folder.rglob("*.hsaco")]) == count
+
+
+def test_the_folder_is_moved_sealed_and_used_by_a_stranger(folder: Path, tmp_path: Path) -> None:
+    """Another user, no home, no compiler: 0 compilations, 0 modules built, and nothing in the folder changes."""
+    moved = tmp_path / "elsewhere" / "tuned"
+    shutil.copytree(folder, moved)
+    for path in (tmp_path, *tmp_path.parents[:3], moved.parent):
+        path.chmod(0o777)
+    for path in (*moved.rglob("*"), moved):
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    before = tree(moved)
+    ran = run_program(moved, 256, words=another_user())
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "3 kernels loaded, 0 compiled, 0 modules built" in ran.stdout
+    assert tree(moved) == before
+    store = open_store(str(moved))
+    assert store.read_only
+    assert len(list(store.contexts("products.add_one"))) == len(DEVICES)
+
+
+def test_what_is_not_there_is_compiled_elsewhere_and_named(folder: Path, tmp_path: Path) -> None:
+    """A config that no record chose: Triton's writable cache falls back to a temporary place."""
+    before = tree(folder)
+    ran = run_program(folder, 256, 1024, TMPDIR=str(tmp_path))
+    assert ran.returncode == 1
+    assert "compiled 2 times: products.add_one (BLOCK=1024)" in ran.stdout
+    assert "3 kernels loaded, 2 compiled, 0 modules built" in ran.stdout
+    assert f"{tmp_path}/dejavu-cache-" in ran.stderr
+    assert tree(folder) == before
+
+
+def test_the_same_again_takes_a_moment(records: FileStore, folder: Path) -> None:
+    """And changes nothing."""
+    before, start = tree(folder), time.monotonic()
+    again = prewarm(records, folder)
+    assert again.returncode == 0, again.stderr
+    assert time.monotonic() - start < 3
+    assert "nothing new" in again.stdout
+    assert tree(folder) == before
+
+
+def test_only_what_changed_is_compiled_and_what_is_not_wanted_goes(folder: Path, tmp_path: Path) -> None:
+    """Another winner is one kernel to compile for each of its launches."""
+    store = FileStore(tmp_path / "records")
+    for whole in map(restamped, committed()):
+        if "H200" in whole.context.environment.device.name:
+            store.put(whole.context, [_with_last_winning(record) for record in whole.records])
+    out = tmp_path / "folder"
+    shutil.copytree(folder, out)
+    made = prewarm(store, out, "products", "--json", devices=("NVIDIA H200",))
+    assert made.returncode == 0, made.stderr
+    manifest = json.loads(made.stdout)
+    assert manifest["compiled"] == 2
+    assert not list(out.rglob("*.hsaco"))
+    ours, theirs = tree(folder), tree(out)
+    same = {name for name in ours.keys() & theirs.keys() if name.startswith("binaries")}
+    assert {Path(name).suffix for name in same} >= {".cubin", ".so", ".json"}
+    assert all(ours[name] == theirs[name] for name in same)
+
+
+def _with_last_winning(record: Record) -> Record:
+    if not record.measurements:
+        return record
+    last = max(record.measurements, key=lambda each: (each.config.params.get("BLOCK", 0), each.median))
+    fastest = last.model_copy(update={"median": 0.1})
+    kept = (*(each for each in record.measurements if each != last), fastest)
+    return record.model_copy(update={"measurements": kept, "winner": None})
+
+
+def test_two_builds_are_the_same_bytes(records: FileStore, folder: Path, tmp_path: Path) -> None:
+    """Compiled again from nothing, the modules that a C compiler makes included."""
+    out = tmp_path / "again"
+    assert prewarm(records, out, devices=("NVIDIA H200",)).returncode == 0
+    ours, theirs = tree(folder), tree(out)
+    assert {name for name in theirs if name not in ours} == set()
+    assert {name for name in theirs if ours[name] != theirs[name]} == {"prewarmed.json"}
+
+
+REFUSED = {
+    "another Triton": (
+        {"triton": "3.3.1"},
+        "NVIDIA H200",
+        ("made by Triton 3.3.1", "pip install triton==3.3.1", "--allow-other-triton"),
+    ),
+    "another wheel": (
+        {"wheel": f"triton {triton.__version__} cp399 x86_64 0123456789ab"},
+        "NVIDIA H200",
+        ("cp399", "--allow-other-wheel"),
+    ),
+    "no such device": (
+        {},
+        "NVIDIA H100 80GB HBM3",
+        ("no records", "'NVIDIA B200' (sm_100)", "the nearest of its family is 'NVIDIA H200'"),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_records_that_do_not_fit_are_refused(case: str, tmp_path: Path) -> None:
+    """With the remedy, and no folder."""
+    stamp, device, told = REFUSED[case]
+    store = stamped_store(tmp_path, stamp)
+    made = prewarm(store, tmp_path / "out", devices=(device,))
+    assert made.returncode == 3, made.stdout + made.stderr
+    for each in told:
+        assert each in made.stderr
+    assert not [path for path in tmp_path.iterdir() if path.name not in ("records", "user")]
+
+
+def stamped_store(tmp_path: Path, stamp: dict[str, str]) -> FileStore:
+    """The committed records as another Triton would have made them."""
+    store = FileStore(tmp_path / "records")
+    for whole in (restamped(each, **stamp) for each in committed()):
+        store.put(whole.context, whole.records)
+    return store
+
+
+def test_what_differs_may_be_allowed(tmp_path: Path) -> None:
+    """Another Triton's records come without binaries."""
+    store = stamped_store(tmp_path, {"triton": "3.3.1"})
+    made = prewarm(store, tmp_path / "out", "products", "--allow-other-triton", devices=("NVIDIA H200",))
+    assert made.returncode == 0, made.stderr
+    assert "records of Triton 3.3.1 only, no binaries" in made.stderr
+    assert len(list(FileStore(tmp_path / "out" / "records").contexts())) == 3
+    assert not list((tmp_path / "out").rglob("*.cubin"))
+
+
+def test_a_module_that_cannot_be_imported_is_named(records: FileStore, tmp_path: Path) -> None:
+    """With what it lacks."""
+    (tmp_path / "lacking.py").write_text("import flash_attn_that_nobody_has\n")
+    made = prewarm(records, tmp_path / "out", "lacking", PYTHONPATH=str(tmp_path))
+    assert made.returncode == 3
+    assert "lacking cannot be imported: there is no flash_attn_that_nobody_has on the builder" in made.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_place_that_cannot_be_written_is_named(records: FileStore, tmp_path: Path) -> None:
+    """A folder of something else, a file, and a disk that is full halfway: what was there stays, and nothing else."""
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "thesis.txt").write_text("years")
+    for place in (mine, mine / "thesis.txt", mine / "thesis.txt" / "below"):
+        made = prewarm(records, place)
+        assert made.returncode == 3
+        assert str(mine) in made.stderr
+    assert (mine / "thesis.txt").read_text() == "years"
+    words = ["prewarm", "products", "--from", records.url, "--device", "NVIDIA H200", "--out", str(tmp_path / "out")]
+    full = subprocess.run(
+        [sys.executable, "-m", "dejavu_client", *words],
+        env=environment(PYTHONPATH=str(HERE), XDG_CACHE_HOME=str(tmp_path / "user")),
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096)),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert full.returncode == 3, full.stderr
+    assert "File too large" in full.stderr or "C compiler" in full.stderr
+    assert "Traceback" not in full.stderr
+    assert {path.name for path in tmp_path.iterdir()} <= {"mine", "user"}

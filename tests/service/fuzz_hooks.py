@@ -1,0 +1,32 @@
+"""What schemathesis is told about the server besides its OpenAPI; runs in its process."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections import Counter
+from contextlib import suppress
+from typing import Any
+
+import schemathesis
+
+THERE: dict[str, str] = json.loads(os.environ["FUZZ_THERE"])
+"""Path parameters under which the server has a record."""
+
+FORMED = {"namespace": "[A-Za-z0-9][A-Za-z0-9._-]{0,63}", "context": "[0-9a-f]{24}", "scenario": "[0-9a-f]{24}"}
+_calls: Counter[str] = Counter()
+
+
+@schemathesis.hook
+def before_call(context: Any, case: Any, kwargs: Any) -> None:
+    """Every other well-formed path leads to a record, as made-up digests never do; a permitted wait is cut short."""
+    path = case.path_parameters or {}
+    destroys = case.method == "DELETE" and case.path.endswith("/records")
+    if not destroys and all(re.fullmatch(FORMED.get(name, ".*"), str(value)) for name, value in path.items()):
+        _calls[f"{case.method} {case.path}"] += 1
+        if _calls[f"{case.method} {case.path}"] % 2:
+            path.update({name: THERE[name] for name in path if name in THERE})
+    with suppress(TypeError, ValueError):
+        if 0 < float((case.query or {}).get("wait", 0)) <= 30:
+            case.query["wait"] = 0.1
