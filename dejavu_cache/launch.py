@@ -107,7 +107,7 @@ class HotPath:
                 grid[1] if size > 1 else 1,
                 grid[2] if size > 2 else 1,
                 stream,
-                None if enter is None else kernel.launch_metadata(grid, stream, *arguments),
+                None if enter is None and leave is None else kernel.launch_metadata(grid, stream, *arguments),
                 enter,
                 leave,
                 arguments,

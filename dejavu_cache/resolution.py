@@ -10,11 +10,11 @@ from .records import Context, Difference, Environment, Scenario
 
 __all__ = ["How", "Resolution"]
 
-How = Literal["exact", "tuned", "nearest", "tree", "family", "toolchain", "pinned", "agreed", "default"]
+How = Literal["exact", "tuned", "nearest", "tree", "family", "toolchain", "pinned", "agreed", "imported", "default"]
 """`exact`: recorded. `tuned`: benchmarked by this process. `nearest`: a neighbouring scenario's winner.
 `tree`: a decision tree's choice. `family`: recorded on another GPU of the architecture. `toolchain`: recorded
-with another Triton. `pinned`: chosen by a person. `agreed`: chosen by another rank of the job. `default`: none of
-these, or nothing to choose."""
+with another Triton. `pinned`: chosen by a person. `agreed`: chosen by another rank of the job. `imported`: found by
+another tool. `default`: none of these, or nothing to choose."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Resolution:
         config: the `triton.Config` that a launch runs.
         scenario: the bucketed values and dtypes.
         context: kernel, environment and problem.
-        store: the URL of the store that had the record, or of the tree's file, or None.
+        store: the URL of the store that had the record, or of the tree's file, or the other tool's name, or None.
         distance: of a `nearest` scenario, in powers of two.
         differences: on a miss, field by field, what sets the nearest record apart, or the tree's records.
         missing: declared configs without a measurement.

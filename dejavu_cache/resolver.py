@@ -10,9 +10,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from .adopting import measured, stand_in
 from .configs import Declared, describe
 from .environment import capturing
 from .errors import NoValidConfigError, ScenarioNotTuned, StoreError
+from .imported import Imported
 from .launches import tuned_launches
 from .notices import warn_once
 from .noting import quiet
@@ -116,6 +118,7 @@ class Resolver:
         self._settings = settings
         self._noted: set[tuple[Context, Scenario]] = set()
         self._trees: dict[Context, list[FoundTree]] = {}
+        self._other_tools: dict[str, list[Imported]] = {}
 
     def resolve(self, request: Request, *, wait: float) -> tuple[Resolution, int]:
         """The resolution that a launch runs, and how many configs were benchmarked for it.
@@ -127,7 +130,7 @@ class Resolver:
             ScenarioNotTuned: in strict mode, on a miss.
             NoValidConfigError: every config failed.
         """
-        found = self._look_up(request)
+        found = self._look_up(request) or self._taken_over(request)
         known = self._from_record(request, found)
         may_tune = self.mode is Mode.TUNE and not capturing()
         if known and not (may_tune and _unfinished(request, known, found)):
@@ -246,18 +249,39 @@ class Resolver:
             self.store_quietly(lambda: self.store.put(request.context, [record]))
 
     def _fallback(self, request: Request) -> Resolution:
-        """The first of: another toolchain's record, the nearest scenario, a decision tree, what was found on other
-        GPUs of the family, the default."""
+        """The first of: another toolchain's record, another tool's result, the nearest scenario, a decision tree, what
+        was found on other GPUs of the family, the default."""
         return (
             self._foreign(
                 request, "toolchain", self._settings.toolchain == "loose", "environment.triton", "environment.codegen"
             )
+            or self._imported(request)
             or self._nearest(request)
             or self._tree(request)
             or self._foreign(request, "family", self._settings.family, "environment.device")
             or self._tree(request, family=self._settings.family)
             or self._resolution(request, "default", request.default, differences=self._nearest_miss(request))
         )
+
+    def _taken_over(self, request: Request) -> Found | None:
+        """Triton's own results of this very launch, put into the store as measured."""
+        record = self._quietly(lambda: measured(request, self._imported_for(request)), None)
+        if record is None:
+            return None
+        self._put(request, record)
+        return Found(record, self._home)
+
+    def _imported(self, request: Request) -> Resolution | None:
+        """What another tool found best."""
+        held = stand_in(request, self._imported_for(request))
+        return self._resolution(request, "imported", held[0], store=held[1]) if held else None
+
+    def _imported_for(self, request: Request) -> list[Imported]:
+        """What was imported for a kernel, read once."""
+        function = request.context.kernel.name.rpartition(".")[2]
+        if function not in self._other_tools:
+            self._other_tools[function] = self._quietly(lambda: list(self.store.imported(function)), [])
+        return self._other_tools[function]
 
     def _nearest(self, request: Request) -> Resolution | None:
         near = nearest(

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import NamedTuple
 
 from ..errors import ReadOnlyStoreError, StoreError
+from ..imported import Imported
 from ..records import Context, OnConflict, Record, RecordSet, Scenario
 from ..tree import Tree
 
@@ -104,6 +105,19 @@ class Store(ABC):
             StoreError: it keeps no trees, or cannot be written.
         """
         raise StoreError(f"{self.url} keeps no decision trees: name a folder")
+
+    def imported(self, function: str) -> Iterator[Imported]:
+        """What other tools found for kernels of this function's name, in any order. Most stores keep none."""
+        return iter(())
+
+    def put_imported(self, entries: Iterable[Imported]) -> None:
+        """Keeps what other tools found, beside what is there.
+
+        Raises:
+            ReadOnlyStoreError: the store may only be read.
+            StoreError: it keeps none, or cannot be written.
+        """
+        raise StoreError(f"{self.url} keeps no results of other tools: name a folder")
 
     def record_sets(self, kernel: str | None = None) -> Iterator[RecordSet]:
         """Everything, one context at a time: what an export writes."""

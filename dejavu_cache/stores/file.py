@@ -16,6 +16,7 @@ from pathlib import Path
 from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 
 from ..errors import DamagedRecordsError, StoreError
+from ..imported import Imported, read_imported, write_imported
 from ..notices import warn_once
 from ..records import Context, OnConflict, Record, Scenario
 from ..tree import Tree
@@ -38,7 +39,8 @@ class FileStore(Store):
     A file lies at `KERNEL/DEVICE/triton-VERSION/METHOD-DIGEST.json`. Writers of one file take turns
     under a lock, merge with what is there, and replace the file in one step that reaches the disk
     before it counts. What cannot be read is set aside under a name that says so, never overwritten.
-    A decision tree lies beside the records that it was fitted on, as `METHOD-DIGEST.tree.json`.
+    A decision tree lies beside the records that it was fitted on, as `METHOD-DIGEST.tree.json`; what other
+    tools found, in `.imported`.
 
     The folder need not exist: it is made by the first write.
     """
@@ -118,6 +120,27 @@ class FileStore(Store):
         path = self.path(tree.context).with_suffix(_TREE)
         self._write(path, tree.text)
         return path.as_uri()
+
+    def imported(self, function: str) -> Iterator[Imported]:
+        path = self._imported_path(function)
+        try:
+            return iter(read_imported(path.read_text(encoding="utf-8"), str(path)))
+        except FileNotFoundError:
+            return iter(())
+        except (StoreError, OSError, UnicodeDecodeError) as error:
+            warn_once(f"{path}", f"{path} is passed over: {error}")
+            return iter(())
+
+    def put_imported(self, entries: Iterable[Imported]) -> None:
+        self._refuse_if_read_only()
+        by_function: dict[str, list[Imported]] = {}
+        for entry in entries:
+            by_function.setdefault(entry.function, []).append(entry)
+        for function, found in by_function.items():
+            self._write(self._imported_path(function), write_imported([*self.imported(function), *found]))
+
+    def _imported_path(self, function: str) -> Path:
+        return self.root / ".imported" / f"{_slug(function)}.jsonl"
 
     def put(self, context: Context, records: Iterable[Record], on_conflict: OnConflict = "newest") -> None:
         self._refuse_if_read_only()

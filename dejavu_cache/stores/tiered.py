@@ -9,6 +9,7 @@ from functools import partial
 from typing import TypeVar
 
 from ..errors import MergeConflictError, StoreError
+from ..imported import Imported
 from ..notices import warn_once
 from ..records import Context, OnConflict, Record, Scenario, merge_into
 from ..tree import Tree
@@ -78,14 +79,17 @@ class TieredStore(Store):
 
     def put_tree(self, tree: Tree) -> str:
         """Keeps it in the first writable tier that can."""
-        self._refuse_if_read_only()
-        failures: list[StoreError] = []
-        for tier in self._writable:
-            try:
-                return tier.put_tree(tree)
-            except StoreError as error:
-                failures.append(error)
-        raise failures[0]
+        return self._first_that_can(lambda tier: tier.put_tree(tree))
+
+    def imported(self, function: str) -> Iterator[Imported]:
+        for tier in self.tiers:
+            nothing: list[Imported] = []
+            yield from self._ask(tier, partial(_listed, tier.imported, function), nothing)
+
+    def put_imported(self, entries: Iterable[Imported]) -> None:
+        """Keeps them in the first writable tier that can."""
+        held = list(entries)
+        self._first_that_can(lambda tier: tier.put_imported(held))
 
     def put(self, context: Context, records: Iterable[Record], on_conflict: OnConflict = "newest") -> None:
         self._refuse_if_read_only()
@@ -128,6 +132,16 @@ class TieredStore(Store):
     @property
     def _writable(self) -> list[Store]:
         return [tier for tier in self.tiers if not tier.read_only]
+
+    def _first_that_can(self, action: Callable[[Store], T]) -> T:
+        self._refuse_if_read_only()
+        failures: list[StoreError] = []
+        for tier in self._writable:
+            try:
+                return action(tier)
+            except StoreError as error:
+                failures.append(error)
+        raise failures[0]
 
     def _ask(self, tier: Store, question: Callable[[], T], otherwise: T) -> T:
         try:

@@ -123,3 +123,39 @@ def test_flash_linear_attention_runs_unmodified(tmp_path: Path) -> None:
 
 def test_hooks_restores_heuristics_and_pruning_run_unmodified(tmp_path: Path) -> None:
     check(OWN, tmp_path)
+
+
+DISK = """
+    import sys, torch, triton
+    from kernels import matmul, matmul_configs, matmul_kernel
+    from dejavu_cache import cached_autotune
+
+    decorate = {"triton": triton.autotune, "ours": cached_autotune}[sys.argv[1]]
+    kernel = decorate(configs=matmul_configs()[::8], key=["M", "N", "K"])(matmul_kernel)
+    a, b = torch.randn(2, 512, 512, device="cuda", dtype=torch.bfloat16)
+    matmul(kernel, a, b)
+    print(kernel.best_config, "|", getattr(kernel, "benchmarked", None))
+"""
+
+
+def test_tritons_own_disk_results_count_as_measured(tmp_path: Path) -> None:
+    """One command, and nothing is benchmarked: proven by Triton's own hash of code, configs and compiler."""
+    env = environment(DEJAVU_CACHE_URL=(tmp_path / "store").as_uri(), TRITON_CACHE_DIR=str(tmp_path / "triton"))
+    env["PYTHONPATH"] = f"{ROOT / 'benchmarks'}:{env['PYTHONPATH']}"
+
+    def said(*command: str, **more: str) -> str:
+        seen = subprocess.run(
+            [sys.executable, *command], env={**env, **more}, capture_output=True, text=True, timeout=200, check=False
+        )
+        assert seen.returncode == 0, seen.stderr[-4000:]
+        return seen.stdout.strip()
+
+    code = textwrap.dedent(DISK)
+    script = tmp_path / "disk.py"
+    script.write_text(code)
+    theirs = said(str(script), "triton", TRITON_CACHE_AUTOTUNING="1")
+    assert "1 results of triton for matmul_kernel" in said(
+        "-m", "dejavu_client", "import", "--triton-cache", str(tmp_path / "triton")
+    )
+    ours = said(str(script), "ours")
+    assert ours == theirs.replace("| None", "| 0")

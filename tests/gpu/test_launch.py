@@ -240,6 +240,13 @@ def launch_hooks(jitted: Any, seen: list[Any]) -> Iterator[None]:
 
 
 @contextmanager
+def exit_hook(jitted: Any, seen: list[Any]) -> Iterator[None]:
+    """The second launch hook alone."""
+    with _hook("launch_exit_hook", lambda metadata: seen.append(metadata and metadata.get()["name"])):
+        yield
+
+
+@contextmanager
 def _hook(name: str, function: Any) -> Iterator[None]:
     chain = getattr(knobs.runtime, name)
     if hasattr(chain, "calls"):
@@ -314,6 +321,7 @@ def emptied_cache(jitted: Any, seen: list[Any]) -> Iterator[None]:
 
 AROUND = {
     "launch_hooks": 0.05,
+    "exit_hook": 0.03,
     "pre_run_hook": 0.03,
     "changed_global": 0.01,
     "debug": 0.02,

@@ -6,12 +6,13 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from pydantic import ValidationError
 
 from dejavu_cache.errors import DamagedRecordsError, MergeConflictError, NewerFormatError, SettingsError
+from dejavu_cache.imported import Imported, read_foreign
 from dejavu_cache.records import FORMAT, OnConflict, RecordSet, canonical_json
 from dejavu_cache.stores import Store, open_store
 from dejavu_cache.stores.layout import Page
@@ -23,6 +24,10 @@ __all__ = ["register"]
 ConflictOption = Annotated[
     str, typer.Option("--on-conflict", metavar="RULE", help="newest, fastest or fail: for two timings of one config.")
 ]
+
+
+def _other(text: str) -> Any:
+    return typer.Option(metavar="DIR", help=text)
 
 
 def register(app: typer.Typer) -> None:
@@ -44,13 +49,51 @@ def export_records(
 
 
 def import_records(
-    file: Annotated[str, typer.Argument(help="An export, a record file, or a folder of them; - is standard input.")],
+    file: Annotated[
+        str, typer.Argument(help="An export, a record file, or a folder of them; - is standard input.")
+    ] = "",
+    triton_cache: Annotated[str, _other("Triton's cache folder: results of TRITON_CACHE_AUTOTUNING.")] = "",
+    triton_dejavu: Annotated[str, _other("A folder of triton-dejavu.")] = "",
+    fla: Annotated[str, _other("flash-linear-attention's configs.")] = "",
+    vllm: Annotated[str, _other("vLLM's fused-MoE configs.")] = "",
+    rename: Annotated[
+        list[str] | None, typer.Option(metavar="OLD=NEW", help="What your kernel calls fused_moe_kernel, E, N or M.")
+    ] = None,
     store: StoreOption = "",
     on_conflict: ConflictOption = "newest",
 ) -> None:
-    """Merge records from a file into a store; the file is read to its end before anything is written."""
+    """Merge records from a file into a store, or take over what another tool found; all is read before any is written.
+
+    Triton's own results count as measured by a kernel of the same code, configs and compiler. The others' stand in for
+    scenarios that are not tuned, as `imported`.
+    """
+    folders = {"triton": triton_cache, "triton-dejavu": triton_dejavu, "fla": fla, "vllm": vllm}
+    given = {origin: folder for origin, folder in folders.items() if folder}
+    if len(given) + bool(file) != 1:
+        raise SettingsError("name one thing to import: a FILE, --triton-cache, --triton-dejavu, --fla or --vllm")
     with opened(store) as held:
-        _merge_into(held, list(_read(file)), _rule(on_conflict))
+        if file:
+            _merge_into(held, list(_read(file)), _rule(on_conflict))
+        for origin, folder in given.items():
+            found = _renamed(read_foreign(origin, Path(folder)), rename or [])
+            held.put_imported(found)
+            functions = sorted({each.function for each in found})
+            say(f"{len(found)} results of {origin} for {', '.join(functions) or 'nothing'} kept in {held.url}")
+
+
+def _renamed(found: list[Imported], changes: list[str]) -> list[Imported]:
+    if not all(change.count("=") == 1 for change in changes):
+        raise SettingsError(f"--rename takes OLD=NEW, not {', '.join(changes)}")
+    new = dict(change.split("=") for change in changes)
+    return [
+        each.model_copy(
+            update={
+                "function": new.get(each.function, each.function),
+                "named": {new.get(name, name): value for name, value in each.named.items()},
+            }
+        )
+        for each in found
+    ]
 
 
 def merge(
