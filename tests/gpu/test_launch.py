@@ -265,8 +265,14 @@ def _hook(name: str, function: Any) -> Iterator[None]:
 
 @contextmanager
 def pre_run_hook(jitted: Any, seen: list[Any]) -> Iterator[None]:
-    """A hook of the function itself, which sees the arguments as they were passed."""
-    jitted.add_pre_run_hook(lambda *args, **kwargs: seen.append((len(args), sorted(kwargs))))
+    """A hook of the function itself sees the arguments as they were passed; how often a tune calls it is free."""
+
+    def hook(*args: Any, **kwargs: Any) -> None:
+        called = len(args), sorted(kwargs)
+        if called not in seen:
+            seen.append(called)
+
+    jitted.add_pre_run_hook(hook)
     try:
         yield
     finally:
