@@ -130,10 +130,13 @@ def failure(job: tuple[str, str, dict[str, Any]]) -> str | None:
 
 def main() -> int:
     listed = list(jobs(sys.argv[1:] == ["all"]))
+    failures = 0
     with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
-        failures = [each for each in pool.map(failure, listed, chunksize=4) if each]
-    sys.stdout.write("\n".join([*failures, f"{len(listed) - len(failures)} of {len(listed)} compile\n"]))
-    return int(bool(failures))
+        for failed in filter(None, pool.map(failure, listed, chunksize=4)):
+            failures += 1
+            print(failed, flush=True)  # noqa: T201 - told at once, since all of it takes an hour
+    print(f"{len(listed) - failures} of {len(listed)} compile")  # noqa: T201
+    return int(failures > 0)
 
 
 if __name__ == "__main__":
