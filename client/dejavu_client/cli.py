@@ -41,7 +41,6 @@ EXTRAS = {
     "numpy": "sweep",
     "optuna": "sweep",
     "ray": "ray",
-    "sklearn": "sweep",
     "torch": "gpu",
     "triton": "gpu",
     "zstandard": "bundle",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
@@ -14,7 +14,10 @@ from ..records import Scalar, Scenario, canonical_json
 from ..tree import AtMost, Equals, Input, Node
 from .costs import Matrix
 
-__all__ = ["Columns", "values_of"]
+__all__ = ["Columns", "Values", "values_of"]
+
+Values = Mapping[str, Any]
+"""What is asked about, by name."""
 
 
 def values_of(scenario: Scenario) -> dict[str, Any]:
@@ -33,11 +36,21 @@ class _Size:
     def logarithmic(self) -> bool:
         return self.known[0] > 0
 
-    def encode(self, values: Mapping[str, Any]) -> float:
+    def encode(self, values: Values) -> float:
         value = _product(values, self.inputs)
         if value is None:
             value = self.known[-1] * 2 if self.logarithmic else self.known[-1] + 1
         return math.log2(value) if self.logarithmic else float(value)
+
+    def place(self, values: Values) -> float:
+        """Where a value lies, in steps: doublings, or what is known where that includes zero or less."""
+        code = self.encode(values)
+        return code if self.logarithmic else float(np.interp(code, self.known, range(len(self.known))))
+
+    def beside(self, value: float) -> tuple[float, ...]:
+        """The known values next to a known one."""
+        index = self.known.index(value)
+        return self.known[max(index - 1, 0) : index] + self.known[index + 1 : index + 2]
 
     def split(self, threshold: float, below: Node, above: Node) -> Node:
         limit = 2.0**threshold if self.logarithmic else threshold
@@ -59,25 +72,26 @@ class _Is:
     input: str
     value: Scalar
 
-    def encode(self, values: Mapping[str, Any]) -> float:
+    def encode(self, values: Values) -> float:
         return float(values.get(self.input) == self.value)
+
+    place = encode
 
     def split(self, threshold: float, below: Node, above: Node) -> Node:
         return Equals(input=self.input, equals=self.value, yes=above, no=below)
 
 
 class Columns:
-    """How scenarios are encoded: a column per size and per product of two, one per value of what is no number.
+    """How scenarios, or configs, are encoded: a column per size, per product of two, per value of what is no number.
 
     Products are there since grids are products: a kernel changes its ways with M * N, and no split of M or of N
     alone says so. What never varied gets no column, and `inputs` keeps a tree from answering where it is another.
 
     Attributes:
-        inputs: what the inputs may be for a tree fitted on these scenarios to answer.
+        inputs: what the inputs may be for a tree fitted on these to answer.
     """
 
-    def __init__(self, scenarios: Iterable[Scenario]) -> None:
-        held = [values_of(scenario) for scenario in scenarios]
+    def __init__(self, held: Sequence[Values]) -> None:
         self.inputs: dict[str, Input] = {}
         sizes: list[_Size] = []
         flags: list[_Is] = []
@@ -93,24 +107,47 @@ class Columns:
             asked = others if numbers or len(others) > 2 else others[1:]
             flags += [_Is(name, value) for value in asked]
         pairs = combinations([size.inputs[0] for size in sizes if size.logarithmic], 2)
-        self._columns: list[_Size | _Is] = [*sizes, *flags, *(_Size(pair, _products(held, pair)) for pair in pairs)]
+        self._sizes = sizes
+        self._single: list[_Size | _Is] = [*sizes, *flags]
+        self._columns = [*self._single, *(_Size(pair, _products(held, pair)) for pair in pairs)]
 
-    def encode(self, scenarios: Sequence[Scenario]) -> Matrix:
-        """[scenarios, columns]; one column of zeros if nothing varied."""
-        rows = [[column.encode(values_of(scenario)) for column in self._columns] for scenario in scenarios]
-        return np.array(rows).reshape(len(rows), -1) if self._columns else np.zeros((len(rows), 1))
+    def encode(self, points: Sequence[Values]) -> Matrix:
+        """[points, columns]; one column of zeros if nothing varied."""
+        return _table([[column.encode(values) for column in self._columns] for values in points])
+
+    def places(self, points: Sequence[Values]) -> Matrix:
+        """[points, inputs that vary]: coordinates in which a distance is a number of steps."""
+        return _table([[column.place(values) for column in self._single] for values in points])
+
+    def beside(self, points: Sequence[Values]) -> list[Values]:
+        """What is one step of one number away from points, and none of them."""
+        steps = [
+            {**values, size.inputs[0]: other}
+            for values in points
+            for size in self._sizes
+            if _is_number(values.get(size.inputs[0]))
+            for other in size.beside(values[size.inputs[0]])
+        ]
+        new = {frozenset(values.items()): values for values in steps}
+        for values in points:
+            new.pop(frozenset(values.items()), None)
+        return list(new.values())
 
     def split(self, column: int, threshold: float, below: Node, above: Node) -> Node:
         """The question that sends a scenario below or above a threshold of its encoding."""
         return self._columns[column].split(threshold, below, above)
 
 
-def _products(held: Sequence[Mapping[str, Any]], inputs: Sequence[str]) -> tuple[float, ...]:
+def _table(rows: list[list[float]]) -> Matrix:
+    return np.array(rows) if rows and rows[0] else np.zeros((len(rows), 1))
+
+
+def _products(held: Sequence[Values], inputs: Sequence[str]) -> tuple[float, ...]:
     products = {_product(values, inputs) for values in held}
     return tuple(sorted(product for product in products if product is not None))
 
 
-def _product(values: Mapping[str, Any], inputs: Sequence[str]) -> float | None:
+def _product(values: Values, inputs: Sequence[str]) -> float | None:
     factors: list[Any] = [values.get(name) for name in inputs]
     return math.prod(factors) if all(map(_is_number, factors)) else None
 

@@ -105,7 +105,7 @@ def test_show_lists_trees_and_draws_one(store: FileStore, fitted: FileStore, dej
     assert row.split("\t")[:4] == ["pkg.kernels.matmul", "NVIDIA H200", "3.6.0", "96"]
     drawn = dejavu("heuristics", "show", "matmul", "--store", fitted.root).stdout
     assert "  if M * N <= " in drawn
-    assert "BLOCK_M=128" in drawn
+    assert "BLOCK_M=64" in drawn
     assert dejavu("heuristics", "show", "--store", store.root).returncode == 1
 
 
@@ -141,10 +141,10 @@ def test_an_export_must_name_one_tree(fitted: FileStore, dejavu: Dejavu, tmp_pat
     assert dejavu("heuristics", "export", "matmul", "--store", folder.root, "--triton", "3.9.0").returncode == 0
 
 
-def test_without_scikit_learn_the_extra_is_named(store: FileStore, tmp_path: Path) -> None:
+def test_without_numpy_the_extra_is_named(store: FileStore, tmp_path: Path) -> None:
     blocked = tmp_path / "blocked"
     blocked.mkdir()
-    (blocked / "sklearn.py").write_text("raise ModuleNotFoundError(\"No module named 'sklearn'\", name='sklearn')\n")
+    (blocked / "numpy.py").write_text("raise ModuleNotFoundError(\"No module named 'numpy'\", name='numpy')\n")
     path = ":".join(map(str, (blocked, ROOT, ROOT / "client")))
     code = "import sys; sys.argv[0] = 'dejavu-cache'; from dejavu_client.cli import main; main()"
     out = run_python(code, "heuristics", "fit", "matmul", "--store", str(store.root), check=False, PYTHONPATH=path)
