@@ -27,7 +27,7 @@ HERE = Path(__file__).parent
 RESULTS = HERE / "results"
 SCENARIOS = 32
 CONFIGS = 4
-ROUNDS = 7
+ROUNDS = 5
 
 
 def serve(out: str) -> None:
