@@ -67,7 +67,9 @@ def test_every_scenario_has_a_winner_among_the_declared_configs(name: str) -> No
 @pytest.mark.skipif(not triton.__version__.startswith("3.6."), reason="they are of Triton 3.6")
 @pytest.mark.skipif(sys.platform != "linux", reason="Triton compiles on Linux")
 def test_all_of_them_can_be_compiled_ahead(tmp_path: Path) -> None:
-    spec = Spec(modules=("dejavu_cache.attention",), store=tmp_path.as_uri(), devices=("NVIDIA H200",))
+    spec = Spec(
+        modules=("dejavu_cache.attention",), store=tmp_path.as_uri(), devices=("NVIDIA H200",), host_modules=False
+    )
     with Process(spec) as process:
         plan = process.plan()
     assert plan.notes == ()
