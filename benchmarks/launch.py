@@ -166,13 +166,13 @@ def first_sight(folder: Path) -> dict[str, float]:
     args = arguments()
     writer = tuned(cached_autotune, 1, store=folder)
     writer[grid](*args)
-    (context,) = writer._resolver.store.contexts()
-    (record,) = writer._resolver.store.records(context)
+    (context,) = (each for each in writer.home.contexts(writer._name) if each.problem.keys)
+    (record,) = writer.home.records(context)
     more = [
         record.model_copy(update={"scenario": Scenario(args={"n0": 10_000 + index}, dtypes=record.scenario.dtypes)})
         for index in range(SCENARIOS)
     ]
-    writer._resolver.store.put(context, more)
+    writer.home.put(context, more)
     taken: dict[str, list[float]] = {"theirs": [], "kernel": [], "scenario": [], "again": []}
 
     def timed(name: str, call: Callable[[], Any]) -> None:

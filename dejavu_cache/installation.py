@@ -23,9 +23,16 @@ from .source import kernel_name
 __all__ = ["AdoptedAutotuner", "install", "uninstall", "vllm_plugin"]
 
 _THEIRS = upstream.autotune
+_RUN = Autotuner.run
 _PLACES = (triton, triton.runtime, upstream)
 _LEFT_ALONE = ("torch", "triton")
 """Who builds autotuners for purposes of its own: Inductor compiles a user's kernel with a list of configs."""
+
+_SAME = (
+    "pre_hook", "post_hook", "user_defined_pre_hook", "user_defined_post_hook", "perf_model", "configs_top_k",
+    "early_config_prune", "_do_bench", "num_warmups", "num_reps", "use_cuda_graph",
+)  # fmt: skip
+"""What an autotuner's constructor makes of its arguments, and a subclass's may change."""
 
 
 class AdoptedAutotuner(CachedAutotuner):
@@ -51,6 +58,7 @@ def install() -> None:
     late = sorted({*_decorated_before(), *_holding_the_name()})
     for place in _PLACES:
         place.autotune = _ours
+    Autotuner.run = _run_another_kind
     if late:
         logger.warning(
             "install() came too late for %s: these stay with triton.autotune; call it before they are imported, "
@@ -63,6 +71,7 @@ def uninstall() -> None:
     """Gives `triton.autotune` back; kernels decorated meanwhile stay as they are."""
     for place in _PLACES:
         place.autotune = _THEIRS
+    Autotuner.run = _RUN
 
 
 def vllm_plugin() -> None:
@@ -87,6 +96,41 @@ def _ours(*args: Any, **kwargs: Any) -> Callable[[Any], Any]:
         return _THEIRS(*args, **kwargs)(fn)
 
     return decorate
+
+
+def _run_another_kind(self: Any, *args: Any, **kwargs: Any) -> Any:
+    """`Autotuner.run` as a library's own kind of autotuner finds it when it calls `super().run`.
+
+    One that has put a config into its `cache` itself has chosen, and Triton goes by that.
+    """
+    if isinstance(self, CachedAutotuner) or self.cache:
+        return _RUN(self, *args, **kwargs)
+    if not hasattr(self, "_adopted"):
+        self._adopted = _adopted(self)
+    if self._adopted is None:
+        return _RUN(self, *args, **kwargs)
+    launched = self._adopted.run(*args, **kwargs)
+    self.best_config = self._adopted.best_config
+    return launched
+
+
+def _adopted(theirs: Autotuner) -> AdoptedAutotuner | None:
+    """One of ours that tunes what an autotuner of a library's own kind would; None if that is not for us."""
+    kinds = type(theirs).__mro__[: type(theirs).__mro__.index(Autotuner)]
+    if not kinds or any(kind.__module__.partition(".")[0] in _LEFT_ALONE for kind in kinds):
+        return None
+    try:
+        own = {name for kind in kinds for name in vars(kind) if name in vars(Autotuner) and not name.startswith("__")}
+        if own - {"run"} or not current_policy().rule_for(kernel_name(theirs)).install:
+            return None
+        adopted = AdoptedAutotuner(
+            theirs.fn, theirs.arg_names, theirs.configs, theirs.keys, theirs.reset_to_zero, theirs.restore_value
+        )
+    except Exception as error:
+        warn_once(f"install {theirs!r}", f"{theirs!r} tunes by itself: {type(error).__name__}: {error}")
+        return None
+    adopted.__dict__.update({name: value for name, value in vars(theirs).items() if name in _SAME})
+    return adopted
 
 
 def _decorated_before() -> Iterator[str]:

@@ -28,6 +28,40 @@ LIBRARY = """
         tl.store(y + at, tl.load(x + at, mask=at < n) + 1, mask=at < n)
 """
 
+OWN_KIND = """
+    import triton
+    import triton.language as tl
+    from triton.runtime.autotuner import Autotuner
+
+    class Own(Autotuner):
+        launches, prepared, chosen = 0, 0, None
+
+        def __init__(self, fn, **kwargs):
+            configs = [triton.Config({"BLOCK": block}) for block in (16, 32)]
+            super().__init__(fn, fn.arg_names, configs, ["n"], None, None, **kwargs)
+            self.pre_hook = self.prepare
+
+        def prepare(self, kwargs, reset_only=False):
+            self.prepared += 1
+
+        def run(self, *args, **kwargs):
+            self.launches += 1
+            if self.chosen is not None:
+                self.cache[100, *["torch.float32"] * 2] = self.chosen
+            return super().run(*args, **kwargs)
+
+    @Own
+    @triton.jit
+    def add(x, y, n, BLOCK: tl.constexpr):
+        at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        tl.store(y + at, tl.load(x + at, mask=at < n) + 1, mask=at < n)
+
+    class Slow(Own):
+        def prune_configs(self, kwargs):
+            return self.configs
+"""
+"""A library's own kind of autotuner, as flash-linear-attention has one; and one that does more than run."""
+
 PROGRAM = """
     import os, subprocess, sys
     import torch, triton
@@ -60,6 +94,31 @@ def test_a_library_imported_afterwards_is_cached(installed: None, tmp_path: Path
         run_kernel(library.add)
         assert type(library.add) is AdoptedAutotuner
         assert library.add.benchmarked == benchmarked
+
+
+def test_a_librarys_own_kind_of_autotuner_is_cached(installed: None, tmp_path: Path) -> None:
+    for benchmarked in (2, 0):
+        kernel = load(tmp_path / "library.py", OWN_KIND, "library").add
+        run_kernel(kernel)
+        prepared = kernel.prepared
+        run_kernel(kernel)
+        assert kernel._adopted.benchmarked == benchmarked
+        assert kernel.launches == 2
+        assert prepared >= benchmarked, "its hook runs before every benchmark"
+        assert kernel.prepared == prepared
+        assert kernel.best_config.kwargs["BLOCK"] in (16, 32)
+
+
+def test_a_kind_of_autotuner_that_tunes_in_its_own_way_is_left_alone(installed: None, tmp_path: Path) -> None:
+    library = load(tmp_path / "library.py", OWN_KIND, "library")
+    other = library.Slow(library.add.fn, do_bench=lambda kernel_call, quantiles: kernel_call() or 1.0)
+    run_kernel(other)
+    assert other._adopted is None
+    assert len(other.cache) == 1
+    library.add.chosen = triton.Config({"BLOCK": 64})
+    run_kernel(library.add)
+    assert library.add.best_config is library.add.chosen, "what a library has chosen itself counts"
+    assert not hasattr(library.add, "_adopted")
 
 
 def test_what_was_imported_before_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import triton
 from attention_support import kernels
 
 from dejavu_cache import shipped
 from dejavu_cache.attention import hopper
 from dejavu_cache.attention.spaces import METHOD
+from dejavu_cache.noting import METHOD as LAUNCHED
+from dejavu_cache.prewarm.messages import Spec
+from dejavu_cache.prewarm.pool import Process
 from dejavu_cache.records import Context, Problem, RecordSet
 from dejavu_cache.source import kernel_name, source_hash
 from dejavu_cache.stores import FileStore, shipped_stores
@@ -33,8 +38,10 @@ def problem(tuned: Any) -> Problem:
 
 
 def contexts(name: str) -> tuple[FileStore, list[Context]]:
+    """What was tuned of a kernel, beside which it is noted how it is launched."""
     store = FileStore(Path(shipped.__path__[0]), read_only=True)
-    return store, list(store.contexts(kernel_name(kernel(name))))
+    every = store.contexts(kernel_name(kernel(name)))
+    return store, [each for each in every if each.problem.method != LAUNCHED]
 
 
 def test_the_library_finds_them() -> None:
@@ -55,6 +62,21 @@ def test_every_scenario_has_a_winner_among_the_declared_configs(name: str) -> No
         for record in store.records(context):
             assert record.winner is not None
             assert record.by_config[record.winner.config].median is not None
+
+
+@pytest.mark.skipif(not triton.__version__.startswith("3.6."), reason="they are of Triton 3.6")
+@pytest.mark.skipif(sys.platform != "linux", reason="Triton compiles on Linux")
+def test_all_of_them_can_be_compiled_ahead(tmp_path: Path) -> None:
+    spec = Spec(
+        modules=("dejavu_cache.attention",), store=tmp_path.as_uri(), devices=("NVIDIA H200",), host_modules=False
+    )
+    with Process(spec) as process:
+        plan = process.plan()
+    assert plan.notes == ()
+    scenarios = {each.name.rpartition(".")[2]: each.scenarios for each in plan.kernels}
+    assert min(scenarios[f"{name}_kernel"] for name in ("segment", "qblock", "static_grid", "hopper")) > 50
+    assert {job.kernel for job in plan.jobs} == {each.name for each in plan.kernels}
+    assert "dejavu_cache.attention.segmented.merge_kernel" in {job.kernel for job in plan.jobs}
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from .spaces import BUCKETS, KEYS, METHOD, pruned, space, usual
 __all__ = ["launch", "qblock_kernel", "run"]
 
 
-CONFIGS = space(tiles=(16, 32, 64, 128), stages=(1, 2, 3, 4, 5))
+CONFIGS = space(stages=(1, 2, 3, 4, 5))
 
 
 @cached_autotune(

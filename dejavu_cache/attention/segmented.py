@@ -65,9 +65,12 @@ def _merge_too(nargs: dict[str, Any], exception: Exception | None) -> None:
 
 
 def _worth_it(config: triton.Config, given: Mapping[str, Any]) -> bool:
-    """Segments of a tile at least, as many as there may be or a few times fewer."""
+    """Segments of a tile at least, as many as there may be or a few times fewer.
+
+    A builder that knows a scenario and no launch of it has no `most`; segments are not compiled in.
+    """
     context = BUCKETS["max_context"](given["max_context"])
-    most = max(min(given["most"], 2 * context // config.kwargs["TILE"]), 1)
+    most = max(min(given.get("most", max(SEGMENTS)), 2 * context // config.kwargs["TILE"]), 1)
     return bool(most // 8 < config.kwargs["segments"] <= most)
 
 

@@ -65,19 +65,17 @@ def _balanced(BLOCK_M: int, num_warps: int) -> bool:
     return {16: (2, 4), 32: (2, 4), 64: (4, 8), 128: (4, 8), 256: (8, 16)}[BLOCK_M].__contains__(num_warps)
 
 
-def space(
-    tiles: Sequence[int] = (32, 64, 128), stages: Sequence[int] = (2, 3, 4, 5), **extra: Sequence[int]
-) -> Sequence[triton.Config]:
+def space(stages: Sequence[int] = (2, 3, 4, 5), **extra: Sequence[int]) -> Sequence[triton.Config]:
     """Tiles and compiler options, crossed with a kernel's own parameters.
 
     Args:
-        tiles: keys in a tile. stages: tiles in flight, as Triton counts them; both for NVIDIA's GPUs.
+        stages: tiles in flight, as Triton counts them, on NVIDIA's GPUs.
     """
     if interpreting():
         own = {name: values[min(1, len(values) - 1)] for name, values in extra.items()}
         return [triton.Config({"BLOCK_M": m, "TILE": t, **own}, num_warps=4) for m, t in ((16, 32), (64, 16))]
     return config_space(
-        {"BLOCK_M": (16, 32, 64, 128, 256), "TILE": tiles, **extra},
+        {"BLOCK_M": (16, 32, 64, 128, 256), "TILE": (16, 32, 64, 128), **extra},
         num_warps=(2, 4, 8, 16),
         num_stages=stages,
         where=_balanced,
@@ -118,6 +116,8 @@ def why_not(config: triton.Config, head_padded: int, group: int, element_size: i
         return f"BLOCK_M={rows} holds no token of {group} query heads per KV head"
     if rows * head_padded > min(4096 * config.num_warps, 1 << 15):  # of 65,536 registers, half
         return f"an output of {rows} x {head_padded} float32 leaves {config.num_warps} warps no registers"
+    if capability >= 90 and element_size == 4 and (rows, tile, config.num_warps) == (64, 16, 8):
+        return "Triton's code for two groups of warps that share 16 float32 keys reads outside of memory"
     if config.kwargs.get("matrix_instr_nonkdim", 16) > min(rows, tile):
         return "the matrix instruction is larger than the block"
     limit = SHARED_MEMORY.get(capability, 64 * 1024)
@@ -207,12 +207,10 @@ def _likely(config: triton.Config, given: Mapping[str, Any]) -> bool:
 
 
 def _capability() -> int:
-    """CUDA's, as 90; 0 on AMD's GPUs."""
-    import torch
-
+    """CUDA's, as 90; 0 on AMD's GPUs. Triton is asked, since a builder without a GPU pretends to have one to it."""
     if interpreting():
         return 90
-    if torch.version.hip is not None:
-        return 0
-    major, minor = torch.cuda.get_device_capability()
-    return major * 10 + minor
+    from triton.runtime import driver
+
+    target = driver.active.get_current_target()
+    return int(target.arch) if target.backend == "cuda" else 0

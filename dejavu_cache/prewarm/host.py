@@ -22,9 +22,10 @@ _COMPILER = """#!/bin/sh
 for each in "$@"; do
     case "$each" in *.c | *.cpp) set -- "-ffile-prefix-map=$(dirname "$each")=." "$@" ;; esac
 done
-exec {compiler} "$@"
+exec {compiler} -Wl,--no-as-needed "$@"
 """
-"""Without it, the name of a temporary folder would get into a module, and no two were ever equal."""
+"""Without it, the name of a temporary folder would get into a module, and no two were ever equal. And where linkers
+drop libraries that seem not to be needed, as Ubuntu's do, they would drop the driver's, whose stand-in is empty."""
 
 
 def make_tools(folder: Path) -> None:

@@ -15,6 +15,7 @@ from ..noting import METHOD
 from ..records import Config, Context, Device, Environment, Launch, Record, Scenario
 from ..selection import winner
 from ..stores import Store
+from .host import Pretender
 from .kernels import Kernels, Known, default_of, python_files
 from .messages import Job, Plan, Spec
 
@@ -39,6 +40,7 @@ def plan(spec: Spec, kernels: Kernels, store: Store, own: Store) -> Plan:
         PrewarmError: a device has no records, or they are of another toolchain than this one, and that was not
             allowed.
     """
+    from triton.runtime import driver
     from triton.runtime.build import platform_key
 
     notes = [f"{name} is left out: it cannot be imported here ({why})" for name, why in kernels.left_out.items()]
@@ -49,6 +51,8 @@ def plan(spec: Spec, kernels: Kernels, store: Store, own: Store) -> Plan:
     jobs: dict[str, Job] = {}
     scenarios: Counter[str] = Counter()
     for found in taken:
+        # A default or a pruning may ask Triton what it is on.
+        driver.set_active(Pretender(target_of(found.context.environment.device)))
         for job in _jobs(spec, found, taken, store, notes, scenarios):
             same = job.model_dump_json(exclude={"needed"})
             if job.needed or same not in jobs:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import threading
 import time
@@ -38,6 +39,12 @@ def shard_of(cases: Sequence[str], shard: str) -> list[str]:
     if not (number.isdigit() and parts.isdigit() and 1 <= int(number) <= int(parts)):
         raise SettingsError(f"--shard {shard!r}: write i/n with i from 1 to n, as in 2/8")
     return list(cases[int(number) - 1 :: int(parts)])
+
+
+def _in_parts(cases: Sequence[str], parts: int) -> list[Sequence[str]]:
+    """The cases in so many runs of neighbours, about equally long."""
+    edges = [number * len(cases) // parts for number in range(parts + 1)]
+    return [cases[start:end] for start, end in itertools.pairwise(edges)]
 
 
 @dataclass
@@ -77,6 +84,9 @@ class Sweep:
     that it was to blame, is recorded as a crash and not tried again. A case that another sweep measures is
     come back to at the end.
 
+    Each host goes through a part of its own, then helps where most is left. Neighbours in a suite mostly share their
+    binaries: side by side, two hosts would compile all of them twice.
+
     Args:
         cases: names, in order.
         do: `measure`, `plan` or `verify`.
@@ -97,7 +107,7 @@ class Sweep:
         self._do = do
         self._on_event = on_event
         self._until = math.inf if budget is None else time.monotonic() + budget
-        self._waiting = deque(cases)
+        self._parts = [deque(part) for part in _in_parts(cases, len(hosts))]
         self._working = 0
         self._later: deque[str] = deque()
         self._changed = threading.Condition()
@@ -115,7 +125,7 @@ class Sweep:
             DejavuError: no host can work at all.
         """
         start = time.monotonic()
-        threads = [threading.Thread(target=self._work, args=(host,), daemon=True) for host in self._hosts]
+        threads = [threading.Thread(target=self._work, args=each, daemon=True) for each in enumerate(self._hosts)]
         try:
             for thread in threads:
                 thread.start()
@@ -142,12 +152,16 @@ class Sweep:
         return self.report
 
     @property
+    def _waiting(self) -> list[str]:
+        return [case for part in self._parts for case in part]
+
+    @property
     def _done(self) -> bool:
         """Whether nothing is left to do, though a host may still be getting ready."""
         with self._changed:
             return not (self._waiting or self._later or self._working)
 
-    def _work(self, host: Host) -> None:
+    def _work(self, number: int, host: Host) -> None:
         while not self._done:
             try:
                 host.cases()  # a host that has to be replaced holds no case meanwhile
@@ -155,18 +169,18 @@ class Sweep:
                 if not self._stopping:
                     self._errors.append(error)
                 return
-            taken = self._take()
+            taken = self._take(self._parts[number])
             if taken is None:
                 return
-            self._note(taken[0], self._attempt(host, *taken))
+            self._note(taken[0], self._attempt(host, *taken), self._parts[number])
 
-    def _take(self) -> tuple[str, float] | None:
+    def _take(self, own: deque[str]) -> tuple[str, float] | None:
         """The next case, and how long to wait for another sweep that measures it; None at the end."""
         with self._changed:
             while not self._stopping and time.monotonic() < self._until:
                 if self._waiting:
                     self._working += 1
-                    return self._waiting.popleft(), 0.0
+                    return own.popleft() if own else max(self._parts, key=len).pop(), 0.0
                 if self._later and time.monotonic() < self._since_progress + PATIENCE:
                     self._working += 1
                     return self._later.popleft(), LEASE_WAIT
@@ -200,11 +214,11 @@ class Sweep:
             return Outcome(case=case, status="failed", message=f"it took down its worker: {error.reason}")
         return None
 
-    def _note(self, case: str, outcome: Outcome | None) -> None:
+    def _note(self, case: str, outcome: Outcome | None, own: deque[str]) -> None:
         with self._changed:
             self._working -= 1
             if outcome is None:
-                self._waiting.appendleft(case)
+                own.appendleft(case)
             elif outcome.status == "busy":
                 self._later.append(case)
                 self.report.outcomes[case] = outcome

@@ -53,8 +53,8 @@ LINEAR_ATTENTION = """
         "gla": chunk_gla(q, k, v, g)[0],
         "simple_gla": chunk_simple_gla(q, k, v, gate)[0],
         "retention": chunk_retention(q, k, v)[0],
-        "delta_rule": chunk_delta_rule(q, k, v, beta)[0],
-        "gated_delta_rule": chunk_gated_delta_rule(q, k, v, gate, beta)[0],
+        "delta_rule": chunk_delta_rule(*(each.bfloat16() for each in (q, k, v, beta)))[0],
+        "gated_delta_rule": chunk_gated_delta_rule(*(each.bfloat16() for each in (q, k, v)), gate, beta.bfloat16())[0],
     }
     close = dict(rtol=2e-2, atol=2e-2)
     torch.testing.assert_close(out["gla"], naive_recurrent_gla(q, k, v, g)[0], **close)

@@ -81,6 +81,17 @@ def test_binaries_for_three_architectures_are_made_without_a_gpu(folder: Path) -
     assert len([*folder.rglob("*.cubin"), *folder.rglob("*.hsaco")]) == count
 
 
+def test_the_modules_ask_for_the_driver_whatever_the_linker_drops(records: FileStore, tmp_path: Path) -> None:
+    gcc = f"{shutil.which('gcc')} -Wl,--as-needed"  # as Ubuntu's is
+    done = prewarm(records, tmp_path / "out", devices=DEVICES[:1], CC=gcc)
+    assert done.returncode == 0, done.stderr
+    modules = [*(tmp_path / "out").rglob("cuda_utils*.so")]
+    assert modules
+    for module in modules:
+        told = subprocess.run(["readelf", "-d", str(module)], capture_output=True, text=True, check=True).stdout
+        assert "Shared library: [libcuda.so" in told
+
+
 def test_the_folder_is_moved_sealed_and_used_by_a_stranger(folder: Path, tmp_path: Path) -> None:
     """Another user, no home, no compiler: 0 compilations, 0 modules built, and nothing in the folder changes."""
     moved = tmp_path / "elsewhere" / "tuned"

@@ -1,0 +1,155 @@
+"""How good a sweep's choices are: shipped winners of random scenarios against every config that can run.
+
+    python benchmarks/exhaustive.py [FOLDER]     # on an H200; compiles for minutes; writes FOLDER/exhaustive.json
+
+A scenario is a batch and an implementation of the attention sweep for llama3-8b. Every config that the kernel
+declares and that can run is measured, also those that the sweep passes over as unlikely; then the best of them and
+the sweep's winner take turns with full effort.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import math
+import os
+import random
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+
+from dejavu_cache.attention.cases import LAUNCHES, PRESETS, Lengths, _wanted, batch_of, lengths
+from dejavu_cache.attention.launch import Launch
+from dejavu_cache.attention.spaces import METHOD, hopper_why_not, why_not
+from dejavu_cache.tuning.timing import FULL, SCREENING, DeviceTimer
+
+RESULTS = Path(__file__).parent / "results"
+MODEL, PAGE, DTYPE = PRESETS["llama3-8b"], 16, torch.bfloat16
+SAMPLE, SEED = 20, 0
+CONTENDERS, ROUNDS = 8, 5
+CANNOT = (triton.runtime.errors.OutOfResources, triton.CompilationError)
+
+
+def sample() -> list[tuple[str, Lengths]]:
+    """Random scenarios of the sweep."""
+    cases = [(name, each) for each in lengths() for name in LAUNCHES if _wanted(name, each, MODEL)]
+    return random.Random(SEED).sample(cases, SAMPLE)
+
+
+def able(implementation: str, launch: Launch) -> list[triton.Config]:
+    """The configs that can run. More segments than there is room for are as many as there is room for."""
+    given = launch.arguments
+    padded, group = given["HEAD_PADDED"], given["GROUP"]
+    if implementation == "hopper":
+        return [each for each in launch.kernel.configs if hopper_why_not(each, padded) is None]
+    configs = [each for each in launch.kernel.configs if why_not(each, padded, group, DTYPE.itemsize, 90) is None]
+    most, rows = given.get("most", math.inf), given.get("MOST_ROWS", math.inf)
+    return [
+        each for each in configs if each.kwargs.get("segments", 1) <= max(most, 1) and each.kwargs["BLOCK_M"] <= rows
+    ]
+
+
+def call(launch: Launch, config: triton.Config) -> Callable[[], Any]:
+    """A launch with a config, and what belongs to it, as the tuner measures it."""
+    kernel, meta = launch.kernel, {**launch.kwargs, **config.all_kwargs()}
+    given = {**launch.arguments, **config.kwargs}
+    grid = launch.grid(given) if callable(launch.grid) else launch.grid
+
+    def run() -> None:
+        kernel.fn[grid](*launch.args, **meta)
+        kernel.post_hook(given, exception=None)
+
+    return run
+
+
+def compile_share(share: int, of: int) -> None:
+    """Compiles some of all that is going to be measured into Triton's cache, and measures nothing."""
+    for implementation, each in sample():
+        launch = LAUNCHES[implementation](batch_of(each, MODEL, PAGE, DTYPE))
+        for config in compiled_apart(able(implementation, launch))[share::of]:
+            with suppress(*CANNOT):
+                launch.kernel.fn.warmup(*launch.args, grid=(1,), **launch.kwargs, **config.all_kwargs())
+
+
+def compiled_apart(configs: list[triton.Config]) -> list[triton.Config]:
+    """One of those that differ only in what is not compiled in."""
+    found = {}
+    for each in configs:
+        compiled_in = (value for name, value in each.kwargs.items() if name not in ("segments", "per_sm"))
+        found.setdefault((*compiled_in, each.num_warps, each.num_stages), each)
+    return list(found.values())
+
+
+def measure(implementation: str, each: Lengths) -> dict[str, Any]:
+    """One scenario: the sweep's choice, the best of all, and how they compare."""
+    launch = LAUNCHES[implementation](batch_of(each, MODEL, PAGE, DTYPE))
+    launch()
+    assert launch.kernel.benchmarked == 0, "the scenario was not in the sweep"
+    chosen = str(launch.kernel.best_config)
+    timer = DeviceTimer(METHOD)
+    timer.warm_up()
+    calls = {str(config): call(launch, config) for config in able(implementation, launch)}
+    found: dict[str, float] = {}
+    for name, run in calls.items():
+        try:
+            found[name] = statistics.median(timer.sample(run, SCREENING).times)
+        except CANNOT:
+            continue
+    racing = dict.fromkeys([chosen, *sorted(found, key=found.__getitem__)[:CONTENDERS]])
+    rounds: dict[str, list[float]] = {name: [] for name in racing}
+    for _ in range(ROUNDS):
+        for name in racing:
+            rounds[name].append(statistics.median(timer.sample(calls[name], FULL).times))
+    times = {name: statistics.median(taken) for name, taken in rounds.items()}
+    best = min(times, key=times.__getitem__)
+    return {
+        "configs": len(found),
+        "chosen": chosen,
+        "best": best,
+        "chosen us": round(times[chosen] * 1e3, 2),
+        "best us": round(times[best] * 1e3, 2),
+        "chosen / best": round(times[chosen] / times[best], 4),
+    }
+
+
+def main(folder: Path) -> None:
+    start = time.perf_counter()
+    workers = min(len(os.sched_getaffinity(0)) - 2, 24)  # each holds a batch of up to 4 GiB
+    running = [
+        subprocess.Popen([sys.executable, __file__, "--compile", str(share), str(workers)]) for share in range(workers)
+    ]
+    if sum(each.wait() for each in running):
+        sys.exit("a compiling process failed")
+    print(f"compiled in {time.perf_counter() - start:.0f} s", flush=True)
+    rows = {}
+    for implementation, each in sample():
+        name = f"{implementation} {each.name}"
+        rows[name] = measure(implementation, each)
+        print(f"{name:40}{rows[name]['configs']:6}{rows[name]['chosen / best']:8.3f}", flush=True)
+    ratios = [row["chosen / best"] for row in rows.values()]
+    report = {
+        "date": datetime.date.today().isoformat(),
+        "device": torch.cuda.get_device_name(),
+        "versions": {"triton": triton.__version__, "torch": torch.__version__},
+        "seconds": round(time.perf_counter() - start),
+        "geometric mean of chosen / best": round(math.exp(statistics.fmean(map(math.log, ratios))), 4),
+        "worst": max(ratios),
+        "scenarios": rows,
+    }
+    (folder / "exhaustive.json").write_text(json.dumps(report, indent=1) + "\n")
+    print({name: report[name] for name in ("geometric mean of chosen / best", "worst", "seconds")})
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--compile"]:
+        compile_share(int(sys.argv[2]), int(sys.argv[3]))
+    else:
+        main(Path(sys.argv[1]) if len(sys.argv) > 1 else RESULTS)
