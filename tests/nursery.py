@@ -21,7 +21,7 @@ COMMAND = "from dejavu_client.cli import main; main()"
 
 _PROGRAM = """
     import gc, json, os, sys
-    import filelock, httpx, numpy, pydantic, stamina, torch, triton
+    import filelock, httpx, pydantic, sklearn.tree, stamina, torch, triton
 
     gc.freeze()  # else the children's collections copy its memory
 

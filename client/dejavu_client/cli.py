@@ -41,6 +41,7 @@ EXTRAS = {
     "numpy": "sweep",
     "optuna": "sweep",
     "ray": "ray",
+    "sklearn": "sweep",
     "torch": "gpu",
     "triton": "gpu",
     "zstandard": "bundle",

@@ -42,11 +42,6 @@ class _Size:
             value = self.known[-1] * 2 if self.logarithmic else self.known[-1] + 1
         return math.log2(value) if self.logarithmic else float(value)
 
-    def place(self, values: Values) -> float:
-        """Where a value lies, in steps: doublings, or what is known where that includes zero or less."""
-        code = self.encode(values)
-        return code if self.logarithmic else float(np.interp(code, self.known, range(len(self.known))))
-
     def beside(self, value: float) -> tuple[float, ...]:
         """The known values next to a known one."""
         index = self.known.index(value)
@@ -75,20 +70,18 @@ class _Is:
     def encode(self, values: Values) -> float:
         return float(values.get(self.input) == self.value)
 
-    place = encode
-
     def split(self, threshold: float, below: Node, above: Node) -> Node:
         return Equals(input=self.input, equals=self.value, yes=above, no=below)
 
 
 class Columns:
-    """How scenarios, or configs, are encoded: a column per size, per product of two, per value of what is no number.
+    """How scenarios are encoded: a column per size and per product of two, one per value of what is no number.
 
     Products are there since grids are products: a kernel changes its ways with M * N, and no split of M or of N
     alone says so. What never varied gets no column, and `inputs` keeps a tree from answering where it is another.
 
     Attributes:
-        inputs: what the inputs may be for a tree fitted on these to answer.
+        inputs: what the inputs may be for a tree fitted on these scenarios to answer.
     """
 
     def __init__(self, held: Sequence[Values]) -> None:
@@ -108,16 +101,12 @@ class Columns:
             flags += [_Is(name, value) for value in asked]
         pairs = combinations([size.inputs[0] for size in sizes if size.logarithmic], 2)
         self._sizes = sizes
-        self._single: list[_Size | _Is] = [*sizes, *flags]
-        self._columns = [*self._single, *(_Size(pair, _products(held, pair)) for pair in pairs)]
+        self._columns: list[_Size | _Is] = [*sizes, *flags, *(_Size(pair, _products(held, pair)) for pair in pairs)]
 
     def encode(self, points: Sequence[Values]) -> Matrix:
         """[points, columns]; one column of zeros if nothing varied."""
-        return _table([[column.encode(values) for column in self._columns] for values in points])
-
-    def places(self, points: Sequence[Values]) -> Matrix:
-        """[points, inputs that vary]: coordinates in which a distance is a number of steps."""
-        return _table([[column.place(values) for column in self._single] for values in points])
+        rows = [[column.encode(values) for column in self._columns] for values in points]
+        return np.array(rows).reshape(len(rows), -1) if self._columns else np.zeros((len(rows), 1))
 
     def beside(self, points: Sequence[Values]) -> list[Values]:
         """What is one step of one number away from points, and none of them."""
@@ -136,10 +125,6 @@ class Columns:
     def split(self, column: int, threshold: float, below: Node, above: Node) -> Node:
         """The question that sends a scenario below or above a threshold of its encoding."""
         return self._columns[column].split(threshold, below, above)
-
-
-def _table(rows: list[list[float]]) -> Matrix:
-    return np.array(rows) if rows and rows[0] else np.zeros((len(rows), 1))
 
 
 def _products(held: Sequence[Values], inputs: Sequence[str]) -> tuple[float, ...]:

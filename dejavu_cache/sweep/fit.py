@@ -17,9 +17,8 @@ from ..errors import TooFewRecordsError
 from ..records import RecordSet
 from ..tree import Input, Node, Regret, Tree, prepared
 from .columns import Columns, values_of
-from .costs import Costs
+from .costs import Costs, Matrix
 from .grow import grown
-from .smooth import smoothed
 from .subset import smallest_subset
 
 __all__ = ["BOUND", "LEAVES", "LIMIT", "NEEDED", "fit"]
@@ -30,6 +29,11 @@ NEEDED = 10
 """Scenarios: of fewer, one that is held out says nothing about the others."""
 
 LEAVES = 32
+
+_HOPELESS = 1.5
+"""Times over the best from which on it does not matter how bad a config is."""
+
+_TREES = 100
 
 _CANNOT_RUN = 1e3
 """The burden of a failure: a leaf takes a config that failed in one of its scenarios only if all others did too."""
@@ -90,11 +94,24 @@ def _fitted(costs: Costs, bound: float, limit: int, leaves: int) -> _Model:
     tuned = [values_of(scenario) for scenario in costs.scenarios]
     columns = Columns(tuned)
     # A tree is asked between the tuned scenarios too, and learns there as much.
-    points = [*tuned, *columns.beside(tuned)]
-    burden = smoothed(costs, columns, points)[:, chosen]
+    encoded = columns.encode([*tuned, *columns.beside(tuned)])
+    burden = _expected(encoded, costs.slowdown[:, chosen])
     failed = costs.tried & ~np.isfinite(costs.slowdown)
     burden[: len(tuned)][failed[:, chosen]] = _CANNOT_RUN
-    return _Model(grown(columns, columns.encode(points), burden, leaves), columns.inputs, chosen, bound)
+    return _Model(grown(columns, encoded, burden, leaves), columns.inputs, chosen, bound)
+
+
+def _expected(encoded: Matrix, slowdown: Matrix) -> Matrix:
+    """[points, configs]: the logarithm of the slowdown, as measured in the first points and guessed in the others.
+
+    What was pruned is passed over at a launch, so it is only as bad as having no good config.
+    """
+    from sklearn.ensemble import ExtraTreesRegressor
+
+    slowness = np.log(np.minimum(slowdown, _HOPELESS))
+    forest = ExtraTreesRegressor(_TREES, random_state=0).fit(encoded[: len(slowness)], slowness.squeeze())
+    expected: Matrix = forest.predict(encoded).reshape(len(encoded), -1)
+    return np.round(expected, 5)  # the last bits of a sum decide nothing
 
 
 def _validated(costs: Costs, bound: float, limit: int, leaves: int, progress: Callable[[float], None]) -> Regret:

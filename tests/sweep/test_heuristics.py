@@ -118,7 +118,7 @@ def test_a_tree_is_small_and_says_what_it_costs(tree: Tree) -> None:
     assert len(list(leaves(tree.root))) <= 16
     assert tree.regret.scenarios == 200
     assert 0 < tree.regret.mean < 0.03
-    assert tree.regret.max < 0.2
+    assert tree.regret.max < 0.15
     assert tree.regret.failed == 0
 
 
@@ -284,10 +284,10 @@ def test_choosing_takes_under_five_microseconds(tree: Tree) -> None:
     assert best < 5e-6
 
 
-def test_choosing_does_not_need_numpy(tree: Tree) -> None:
+def test_choosing_needs_neither_numpy_nor_scikit_learn(tree: Tree) -> None:
     code = """
         import sys
-        for name in ("torch", "triton", "numpy"):
+        for name in ("torch", "triton", "numpy", "sklearn"):
             sys.modules[name] = None
         from dejavu_cache.records import Scenario
         from dejavu_cache.tree import Tree

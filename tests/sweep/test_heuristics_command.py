@@ -141,10 +141,10 @@ def test_an_export_must_name_one_tree(fitted: FileStore, dejavu: Dejavu, tmp_pat
     assert dejavu("heuristics", "export", "matmul", "--store", folder.root, "--triton", "3.9.0").returncode == 0
 
 
-def test_without_numpy_the_extra_is_named(store: FileStore, tmp_path: Path) -> None:
+def test_without_scikit_learn_the_extra_is_named(store: FileStore, tmp_path: Path) -> None:
     blocked = tmp_path / "blocked"
     blocked.mkdir()
-    (blocked / "numpy.py").write_text("raise ModuleNotFoundError(\"No module named 'numpy'\", name='numpy')\n")
+    (blocked / "sklearn.py").write_text("raise ModuleNotFoundError(\"No module named 'sklearn'\", name='sklearn')\n")
     path = ":".join(map(str, (blocked, ROOT, ROOT / "client")))
     code = "import sys; sys.argv[0] = 'dejavu-cache'; from dejavu_client.cli import main; main()"
     out = run_python(code, "heuristics", "fit", "matmul", "--store", str(store.root), check=False, PYTHONPATH=path)
