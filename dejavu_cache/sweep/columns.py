@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
@@ -14,7 +14,10 @@ from ..records import Scalar, Scenario, canonical_json
 from ..tree import AtMost, Equals, Input, Node
 from .costs import Matrix
 
-__all__ = ["Columns", "values_of"]
+__all__ = ["Columns", "Values", "values_of"]
+
+Values = Mapping[str, Any]
+"""What is asked about, by name."""
 
 
 def values_of(scenario: Scenario) -> dict[str, Any]:
@@ -33,11 +36,16 @@ class _Size:
     def logarithmic(self) -> bool:
         return self.known[0] > 0
 
-    def encode(self, values: Mapping[str, Any]) -> float:
+    def encode(self, values: Values) -> float:
         value = _product(values, self.inputs)
         if value is None:
             value = self.known[-1] * 2 if self.logarithmic else self.known[-1] + 1
         return math.log2(value) if self.logarithmic else float(value)
+
+    def beside(self, value: float) -> tuple[float, ...]:
+        """The known values next to a known one."""
+        index = self.known.index(value)
+        return self.known[max(index - 1, 0) : index] + self.known[index + 1 : index + 2]
 
     def split(self, threshold: float, below: Node, above: Node) -> Node:
         limit = 2.0**threshold if self.logarithmic else threshold
@@ -59,7 +67,7 @@ class _Is:
     input: str
     value: Scalar
 
-    def encode(self, values: Mapping[str, Any]) -> float:
+    def encode(self, values: Values) -> float:
         return float(values.get(self.input) == self.value)
 
     def split(self, threshold: float, below: Node, above: Node) -> Node:
@@ -76,8 +84,7 @@ class Columns:
         inputs: what the inputs may be for a tree fitted on these scenarios to answer.
     """
 
-    def __init__(self, scenarios: Iterable[Scenario]) -> None:
-        held = [values_of(scenario) for scenario in scenarios]
+    def __init__(self, held: Sequence[Values]) -> None:
         self.inputs: dict[str, Input] = {}
         sizes: list[_Size] = []
         flags: list[_Is] = []
@@ -93,24 +100,39 @@ class Columns:
             asked = others if numbers or len(others) > 2 else others[1:]
             flags += [_Is(name, value) for value in asked]
         pairs = combinations([size.inputs[0] for size in sizes if size.logarithmic], 2)
+        self._sizes = sizes
         self._columns: list[_Size | _Is] = [*sizes, *flags, *(_Size(pair, _products(held, pair)) for pair in pairs)]
 
-    def encode(self, scenarios: Sequence[Scenario]) -> Matrix:
-        """[scenarios, columns]; one column of zeros if nothing varied."""
-        rows = [[column.encode(values_of(scenario)) for column in self._columns] for scenario in scenarios]
+    def encode(self, points: Sequence[Values]) -> Matrix:
+        """[points, columns]; one column of zeros if nothing varied."""
+        rows = [[column.encode(values) for column in self._columns] for values in points]
         return np.array(rows).reshape(len(rows), -1) if self._columns else np.zeros((len(rows), 1))
+
+    def beside(self, points: Sequence[Values]) -> list[Values]:
+        """What is one step of one number away from points, and none of them."""
+        steps = [
+            {**values, size.inputs[0]: other}
+            for values in points
+            for size in self._sizes
+            if _is_number(values.get(size.inputs[0]))
+            for other in size.beside(values[size.inputs[0]])
+        ]
+        new = {frozenset(values.items()): values for values in steps}
+        for values in points:
+            new.pop(frozenset(values.items()), None)
+        return list(new.values())
 
     def split(self, column: int, threshold: float, below: Node, above: Node) -> Node:
         """The question that sends a scenario below or above a threshold of its encoding."""
         return self._columns[column].split(threshold, below, above)
 
 
-def _products(held: Sequence[Mapping[str, Any]], inputs: Sequence[str]) -> tuple[float, ...]:
+def _products(held: Sequence[Values], inputs: Sequence[str]) -> tuple[float, ...]:
     products = {_product(values, inputs) for values in held}
     return tuple(sorted(product for product in products if product is not None))
 
 
-def _product(values: Mapping[str, Any], inputs: Sequence[str]) -> float | None:
+def _product(values: Values, inputs: Sequence[str]) -> float | None:
     factors: list[Any] = [values.get(name) for name in inputs]
     return math.prod(factors) if all(map(_is_number, factors)) else None
 

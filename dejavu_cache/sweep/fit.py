@@ -1,8 +1,8 @@
 """From records to a decision tree: the smallest set of configs, then a tree that chooses among them.
 
-The tree learns what each config of the set costs in a scenario, not which one is the best there: to take the second
-best where the two are close is no mistake. What a tree costs is told by scenarios that were held out of
-everything, of the choice of the set too.
+The tree learns what each config of the set is expected to cost in a scenario, not which one won there: to take the
+second best where the two are close is no mistake, and what costs much next door may not be taken for having won by
+chance. What a tree costs is told by scenarios that were held out of everything, of the choice of the set too.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 
 from ..errors import TooFewRecordsError
 from ..records import RecordSet
-from ..tree import Input, Leaf, Node, Regret, Tree, prepared
+from ..tree import Input, Node, Regret, Tree, prepared
 from .columns import Columns, values_of
 from .costs import Costs, Matrix
+from .grow import grown
 from .subset import smallest_subset
 
 __all__ = ["BOUND", "LEAVES", "LIMIT", "NEEDED", "fit"]
@@ -32,14 +33,10 @@ LEAVES = 32
 _HOPELESS = 1.5
 """Times over the best from which on it does not matter how bad a config is."""
 
+_TREES = 100
+
 _CANNOT_RUN = 1e3
 """The burden of a failure: a leaf takes a config that failed in one of its scenarios only if all others did too."""
-
-_ALIKE = 2
-"""Scenarios in a leaf at least: one that stands alone says too little about what lies between it and the next."""
-
-_WORTH = 0.02**2
-"""What a question must save: one scenario its 2%."""
 
 _FOLDS = 20
 """In how many parts scenarios are held out; of fewer scenarios, each by itself."""
@@ -57,7 +54,7 @@ def fit(
 
     Args:
         bound: how far, as a share, the nearest config of the set may be from the best of all in any scenario.
-        limit: how many configs at most; where they do not suffice, the bound is widened.
+        limit: how many configs at most; where they do not suffice, the bound is exceeded.
         leaves: how many leaves at most.
         progress: is told which share of the work is done.
 
@@ -94,45 +91,27 @@ class _Model(NamedTuple):
 
 def _fitted(costs: Costs, bound: float, limit: int, leaves: int) -> _Model:
     chosen, bound = smallest_subset(costs.slowdown, bound, limit)
-    columns = Columns(costs.scenarios)
-    encoded = columns.encode(costs.scenarios)
-    root = _Grown(columns, encoded, costs.slowdown[:, chosen], costs.tried[:, chosen], leaves).node()
-    return _Model(root, columns.inputs, chosen, bound)
+    tuned = [values_of(scenario) for scenario in costs.scenarios]
+    columns = Columns(tuned)
+    # A tree is asked between the tuned scenarios too, and learns there as much.
+    encoded = columns.encode([*tuned, *columns.beside(tuned)])
+    burden = _expected(encoded, costs.slowdown[:, chosen])
+    failed = costs.tried & ~np.isfinite(costs.slowdown)
+    burden[: len(tuned)][failed[:, chosen]] = _CANNOT_RUN
+    return _Model(grown(columns, encoded, burden, leaves), columns.inputs, chosen, bound)
 
 
-class _Grown:
-    """A regression from scenarios to every config's slowdown at once, so that leaves hold scenarios that are alike."""
+def _expected(encoded: Matrix, slowdown: Matrix) -> Matrix:
+    """[points, configs]: the logarithm of the slowdown, as measured in the first points and guessed in the others.
 
-    def __init__(
-        self, columns: Columns, encoded: Matrix, slowdown: Matrix, tried: NDArray[np.bool_], leaves: int
-    ) -> None:
-        from sklearn.tree import DecisionTreeRegressor
+    What was pruned is passed over at a launch, so it is only as bad as having no good config.
+    """
+    from sklearn.ensemble import ExtraTreesRegressor
 
-        self._columns, self._encoded = columns, encoded
-        slowness = np.log(np.minimum(slowdown, _HOPELESS))
-        regressor = DecisionTreeRegressor(max_leaf_nodes=max(leaves, 2), min_samples_leaf=_ALIKE, random_state=0)
-        self._tree = regressor.fit(encoded, slowness).tree_
-        # Squared, since one bad scenario is worse than two so-so ones.
-        # What was pruned is passed over at a launch, so it is only as bad as having no good config.
-        self._burden = np.where(np.isfinite(slowdown) | ~tried, slowness**2, _CANNOT_RUN)
-
-    def node(self) -> Node:
-        """The tree, without the questions that save next to nothing."""
-        return self._node(0, np.arange(len(self._encoded)))[0]
-
-    def _node(self, at: int, rows: NDArray[np.intp]) -> tuple[Node, float]:
-        """A node and what it leaves of the burden of the rows that reach it."""
-        burdens = self._burden[rows].sum(axis=0)
-        leaf, alone = Leaf(ranking=tuple(burdens.argsort(kind="stable").tolist())), float(burdens.min())
-        if self._tree.children_left[at] < 0:
-            return leaf, alone
-        column, threshold = int(self._tree.feature[at]), float(self._tree.threshold[at])
-        is_below = self._encoded[rows, column].astype(np.float32) <= threshold  # scikit-learn's own precision
-        below, left = self._node(self._tree.children_left[at], rows[is_below])
-        above, right = self._node(self._tree.children_right[at], rows[~is_below])
-        if alone - left - right < _WORTH:
-            return leaf, alone
-        return self._columns.split(column, threshold, below, above), left + right
+    slowness = np.log(np.minimum(slowdown, _HOPELESS))
+    forest = ExtraTreesRegressor(_TREES, random_state=0).fit(encoded[: len(slowness)], slowness.squeeze())
+    expected: Matrix = forest.predict(encoded).reshape(len(encoded), -1)
+    return np.round(expected, 5)  # the last bits of a sum decide nothing
 
 
 def _validated(costs: Costs, bound: float, limit: int, leaves: int, progress: Callable[[float], None]) -> Regret:

@@ -11,6 +11,12 @@ from .costs import Matrix
 
 __all__ = ["Subset", "smallest_subset"]
 
+_HOPELESS = 0.5
+"""What is worse than this over the bound is as bad as a failure."""
+
+_WITHIN = 1e-4
+"""What a cost within the bound weighs, against one beyond."""
+
 
 class Subset(NamedTuple):
     """A set of configs, and how close it stays.
@@ -27,7 +33,8 @@ class Subset(NamedTuple):
 def smallest_subset(slowdown: Matrix, bound: float = 0.05, limit: int = 12) -> Subset:
     """Covers every scenario with a config within a bound of its best, greedily.
 
-    Where that takes more configs than the limit, the bound is widened to the least that the limit can keep.
+    Where that takes more configs than the limit, those are taken that exceed the bound least on average. Of sets that
+    keep the bound equally well, one that costs little is taken.
 
     Args:
         slowdown: [scenarios, configs], times over the best of each scenario.
@@ -35,24 +42,34 @@ def smallest_subset(slowdown: Matrix, bound: float = 0.05, limit: int = 12) -> S
         limit: how many configs at most.
     """
     columns = _cover(slowdown <= 1 + bound)
-    if len(columns) > limit:
-        bound, columns = _widened(slowdown, bound, limit)
-    return Subset(columns, max(bound, 0.0))
+    cost = np.minimum(slowdown - 1, bound + _HOPELESS)
+    loss = np.maximum(cost - bound, 0) + _WITHIN * cost
+    columns = _exchanged(loss, columns if len(columns) <= limit else _greedy(loss, limit))
+    columns.sort(key=lambda column: -int((slowdown[:, column] <= 1 + bound).sum()))
+    worst = slowdown[:, columns].min(axis=1).max(initial=1.0) - 1
+    return Subset(columns, float(max(bound, worst if np.isfinite(worst) else 0.0)))
 
 
-def _widened(slowdown: Matrix, bound: float, limit: int) -> tuple[float, list[int]]:
-    """The least of the bounds at which anything changes that needs no more configs than the limit, by bisection."""
-    steps = np.unique(slowdown[(slowdown > 1 + bound) & np.isfinite(slowdown)])
-    low, high = 0, len(steps) - 1
-    while low < high:
-        middle = (low + high) // 2
-        if len(_cover(slowdown <= steps[middle])) > limit:
-            low = middle + 1
-        else:
-            high = middle
-    columns = _cover(slowdown <= steps[high]) if len(steps) else _cover(slowdown <= 1 + bound)
-    # Where failures leave some scenarios to few configs, no bound is wide enough: the most useful ones are kept.
-    return float(steps[high] - 1) if len(steps) else bound, columns[:limit]
+def _greedy(loss: Matrix, limit: int) -> list[int]:
+    """One column after the other, each the one that leaves the least."""
+    chosen: list[int] = []
+    left = np.full((len(loss), 1), np.inf)
+    for _ in range(limit):
+        chosen.append(int(np.minimum(loss, left).sum(axis=0).argmin()))
+        left = np.minimum(left, loss[:, chosen[-1:]])
+    return chosen
+
+
+def _exchanged(loss: Matrix, chosen: list[int]) -> list[int]:
+    """The columns, with one after the other exchanged for a better one until none is left to exchange."""
+    least, place, kept = loss[:, chosen].min(axis=1).sum(), 0, 0
+    while kept < len(chosen):
+        others = chosen[:place] + chosen[place + 1 :]
+        left = np.minimum(loss, loss[:, others].min(axis=1, keepdims=True, initial=np.inf)).sum(axis=0)
+        if left.min() < least - 1e-12:
+            least, kept, chosen = left.min(), 0, [*chosen[:place], int(left.argmin()), *chosen[place + 1 :]]
+        place, kept = (place + 1) % len(chosen), kept + 1
+    return chosen
 
 
 def _cover(serves: NDArray[np.bool_]) -> list[int]:

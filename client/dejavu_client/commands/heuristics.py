@@ -126,12 +126,17 @@ def export(
 
 
 def newest(store: Store, kernel: str, device: str, triton: str) -> Iterator[RecordSet]:
-    """The records of each environment and problem that fit; of several versions of the code, the last tuned one's."""
+    """The records of each environment and problem that fit; of several versions of the code, the last tuned one's.
+
+    What was noted of launches alone, where nothing was measured, is left out.
+    """
     newest: dict[tuple[str, ...], RecordSet] = {}
     for context in store.contexts():
         if not _fits(context, kernel, device, triton):
             continue
         whole = RecordSet(context=context, records=tuple(store.records(context)))
+        if not any(record.measurements for record in whole.records):
+            continue
         place = context.kernel.name, canonical_json(context.environment), canonical_json(context.problem)
         if place not in newest or _last(whole) > _last(newest[place]):
             newest[place] = whole
