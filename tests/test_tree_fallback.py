@@ -118,7 +118,7 @@ def test_a_tree_is_only_a_fallback(store: FileStore, tree: Tree) -> None:
 
 def test_a_tree_for_other_code_or_another_triton_serves_and_says_so(store: FileStore, tree: Tree) -> None:
     kernel = tree.context.kernel.model_copy(update={"source": "f" * 32})
-    older = elsewhere(tree, triton="3.4.0")
+    older = elsewhere(tree, triton="3.1.0")
     store.put_tree(moved(older, kernel=kernel))
     found = resolved(make(store), FAR)
     assert (found.how, found.config.kwargs) == ("tree", {"BLOCK": 64})
@@ -126,9 +126,9 @@ def test_a_tree_for_other_code_or_another_triton_serves_and_says_so(store: FileS
 
 
 def test_of_several_trees_the_one_most_like_this_context_is_asked_first(store: FileStore, tree: Tree) -> None:
-    store.put_tree(elsewhere(only(tree, 32), triton="3.4.0"))
+    store.put_tree(elsewhere(only(tree, 32), triton="3.1.0"))
     store.put_tree(only(tree, 64))
-    store.put_tree(elsewhere(only(tree, 32), triton="3.9.0"))
+    store.put_tree(elsewhere(only(tree, 32), triton="9.0.0"))
     assert resolved(make(store), 3).config.kwargs == {"BLOCK": 64}
 
 
@@ -168,7 +168,7 @@ def test_a_scenario_of_another_kind_falls_to_the_default(store: FileStore, tree:
 def test_a_damaged_or_newer_tree_is_passed_over_with_a_warning(
     store: FileStore, tree: Tree, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store.put_tree(elsewhere(tree, triton="3.4.0"))
+    store.put_tree(elsewhere(tree, triton="3.1.0"))
     path = Path(store.put_tree(tree).removeprefix("file://"))
     for text, said in (("{", "not a decision tree"), (tree.text.replace('"format": 1', '"format": 9'), "upgrade")):
         caplog.clear()
