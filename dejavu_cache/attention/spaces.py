@@ -145,10 +145,10 @@ def pruned(keep: Keep = lambda config, given: True) -> dict[str, Callable[..., l
     """
 
     def prune(configs: Sequence[triton.Config], nargs: Mapping[str, Any], **kwargs: Any) -> list[triton.Config]:
-        given = {**nargs, **kwargs}
-        able = [each for each in configs if _runs(each, given)]
+        given, capability = {**nargs, **kwargs}, _capability()
+        able = [each for each in configs if _runs(each, given, capability)]
         kept = [each for each in able if keep(each, given)]
-        return [each for each in kept if _likely(each, given)] or kept or able
+        return [each for each in kept if _likely(each, given, capability)] or kept or able
 
     return {"early_config_prune": prune}
 
@@ -185,18 +185,18 @@ def usual(configs: Sequence[triton.Config], keep: Keep = lambda config, given: T
     return default
 
 
-def _runs(config: triton.Config, given: Mapping[str, Any]) -> bool:
+def _runs(config: triton.Config, given: Mapping[str, Any], capability: int) -> bool:
     size = given["q"].element_size()
-    return why_not(config, given["HEAD_PADDED"], given["GROUP"], size, _capability()) is None
+    return why_not(config, given["HEAD_PADDED"], given["GROUP"], size, capability) is None
 
 
-def _likely(config: triton.Config, given: Mapping[str, Any]) -> bool:
+def _likely(config: triton.Config, given: Mapping[str, Any], capability: int) -> bool:
     """Blocks of about as many rows as a sequence has, up to what a matrix instruction takes and above.
 
     Small tiles and single stages are for shapes that leave no room for others.
     """
     small = config.kwargs["TILE"] * given["HEAD_PADDED"] * given["q"].element_size() < SMALL
-    if small or (config.num_stages == 1 and _capability()):
+    if small or (config.num_stages == 1 and capability):
         return False
     share, group = BUCKETS["decode_share"](given["decode_share"]), given["GROUP"]
     least = max(16, 1 << (group - 1).bit_length())

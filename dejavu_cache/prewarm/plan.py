@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..configs import describe
@@ -15,6 +15,7 @@ from ..noting import METHOD
 from ..records import Config, Context, Device, Environment, Launch, Record, Scenario
 from ..selection import winner
 from ..stores import Store
+from ..tree import Tree
 from .host import Pretender
 from .kernels import Kernels, Known, default_of, python_files
 from .messages import Job, Plan, Spec
@@ -240,6 +241,9 @@ def _jobs(
         for record in other.records
         for launch in record.launches or ()
     ]
+    trees = [
+        tree for tree, _ in store.trees(found.kernel.name) if tree.context.environment.device == environment.device
+    ]
     bare = 0
     for record in found.records:
         best = record.pinned or winner(
@@ -251,7 +255,7 @@ def _jobs(
         launches = _distinct([*(record.launches or ()), *(each for each in extra if _suits(each, record.scenario))])
         bare += not launches
         for launch in launches:
-            yield from _of_launch(spec, found, arch, launch, best, record, declared, store)
+            yield from _of_launch(spec, found, arch, launch, best, record, declared, trees)
     if bare:
         notes.append(
             f"{found.kernel.name}: {bare} scenarios have a winner but nobody noted how it is launched, so they will be "
@@ -302,11 +306,11 @@ def _of_launch(
     best: Config,
     record: Record,
     declared: Mapping[Config, Any],
-    store: Store,
+    trees: Sequence[Tree],
 ) -> Iterator[Job]:
     configs = {best: True}
     if spec.fallbacks:
-        for config in _fallbacks(found, record, launch, declared, store):
+        for config in _fallbacks(found, record, launch, declared, trees):
             configs.setdefault(config, False)
     for config, needed in configs.items():
         if launch.bound in (None, config):
@@ -314,18 +318,17 @@ def _of_launch(
 
 
 def _fallbacks(
-    found: _Found, record: Record, launch: Launch, declared: Mapping[Config, Any], store: Store
+    found: _Found, record: Record, launch: Launch, declared: Mapping[Config, Any], trees: Sequence[Tree]
 ) -> Iterator[Config]:
     """What would stand in for the winner: the default, and what decision trees of this GPU choose."""
     default = _default(found, record, launch, declared)
     if default is not None:
         yield default
-    for tree, _ in store.trees(found.kernel.name):
-        if tree.context.environment.device == found.context.environment.device:
-            values = {**record.scenario.dtypes, **record.scenario.args}
-            chosen = next((config for config in tree.rank(values) if config in declared), None)
-            if chosen is not None:
-                yield chosen
+    for tree in trees:
+        values = {**record.scenario.dtypes, **record.scenario.args}
+        chosen = next((config for config in tree.rank(values) if config in declared), None)
+        if chosen is not None:
+            yield chosen
 
 
 def _default(found: _Found, record: Record, launch: Launch | None, declared: Mapping[Config, Any]) -> Config | None:
