@@ -45,16 +45,13 @@ def sample() -> list[tuple[str, Lengths]]:
 
 
 def able(implementation: str, launch: Launch) -> list[triton.Config]:
-    """The configs that can run. More segments than there is room for are as many as there is room for."""
+    """The configs that can run."""
     given = launch.arguments
     padded, group = given["HEAD_PADDED"], given["GROUP"]
     if implementation == "hopper":
         return [each for each in launch.kernel.configs if hopper_why_not(each, padded) is None]
     configs = [each for each in launch.kernel.configs if why_not(each, padded, group, DTYPE.itemsize, 90) is None]
-    most, rows = given.get("most", math.inf), given.get("MOST_ROWS", math.inf)
-    return [
-        each for each in configs if each.kwargs.get("segments", 1) <= max(most, 1) and each.kwargs["BLOCK_M"] <= rows
-    ]
+    return [each for each in configs if each.kwargs["BLOCK_M"] <= given.get("MOST_ROWS", math.inf)]
 
 
 def call(launch: Launch, config: triton.Config) -> Callable[[], Any]:
@@ -83,7 +80,7 @@ def compiled_apart(configs: list[triton.Config]) -> list[triton.Config]:
     """One of those that differ only in what is not compiled in."""
     found = {}
     for each in configs:
-        compiled_in = (value for name, value in each.kwargs.items() if name not in ("segments", "per_sm"))
+        compiled_in = (value for name, value in each.kwargs.items() if name != "per_sm")
         found.setdefault((*compiled_in, each.num_warps, each.num_stages), each)
     return list(found.values())
 

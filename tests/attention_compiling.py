@@ -45,7 +45,7 @@ POINTERS = {
     "softmax_scale": "fp32",
     "softcap": "fp32",
 }
-RUNTIME = ("segments", "per_sm")
+RUNTIME = ("per_sm",)
 """Parameters of configs that do not change the binary."""
 
 

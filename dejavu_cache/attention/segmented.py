@@ -16,28 +16,37 @@ import triton.language as tl
 from ..autotune import cached_autotune
 from .arguments import Batch
 from .common import attend, find_block, init_softmax, load_block
-from .launch import Launch
-from .spaces import BUCKETS, KEYS, METHOD, SEGMENTS, pruned, space, usual
+from .launch import Launch, num_sms
+from .spaces import BUCKETS, KEYS, METHOD, pruned, space, usual
 
 __all__ = ["launch", "merge_kernel", "run", "segment_kernel"]
 
-PARTS = 8192
+PER_SM = (1, 2, 4, 8, 16, 32)
+"""Programs for each multiprocessor, so that one config suits few long sequences as well as many short ones."""
+
+MOST_SEGMENTS = 128
+
+AT_ONCE = 1 << 15
+"""Elements of keys that the tiles of a multiprocessor's programs hold at once."""
+
+ROOM = 8192
 """As many (token, KV head, segment) as there may be: more than every GPU's programs."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["segments"])
 def merge_kernel(
-    out, stride_out_token, stride_out_head, scratch, v_scale, num_rows,
-    HEADS: tl.constexpr, HEAD: tl.constexpr, HEAD_PADDED: tl.constexpr, SEGMENTS: tl.constexpr,
+    out, stride_out_token, stride_out_head, scratch, v_scale, num_rows, segments,
+    HEADS: tl.constexpr, HEAD: tl.constexpr, HEAD_PADDED: tl.constexpr, SLOTS: tl.constexpr,
 ):  # fmt: skip
     """One program per (token, query head): the segments' outputs, weighted by what each saw."""
     row = tl.program_id(0).to(tl.int64)
-    at = row * SEGMENTS + tl.arange(0, SEGMENTS)
+    slots = tl.arange(0, SLOTS)
+    at = row * segments + slots
     dims = tl.arange(0, HEAD_PADDED)
-    peaks = scratch + num_rows.to(tl.int64) * SEGMENTS * HEAD_PADDED
-    peak = tl.load(peaks + at)
+    peaks = scratch + num_rows.to(tl.int64) * segments * HEAD_PADDED
+    peak = tl.load(peaks + at, mask=slots < segments, other=float("-inf"))
     present = peak > float("-inf")
-    total = tl.load(peaks + num_rows.to(tl.int64) * SEGMENTS + at, mask=present, other=0.0)
+    total = tl.load(peaks + num_rows.to(tl.int64) * segments + at, mask=present, other=0.0)
     part = tl.load(scratch + at[:, None] * HEAD_PADDED + dims[None, :], mask=present[:, None], other=0.0)
     weight = tl.exp2(peak - tl.max(peak, 0))
     merged = tl.sum(part * weight[:, None], 0) / tl.sum(total * weight, 0)
@@ -48,57 +57,80 @@ def merge_kernel(
 
 
 def _merge(
-    out: torch.Tensor, scratch: torch.Tensor, v_scale: torch.Tensor | None, head_padded: int, parts: int
+    out: torch.Tensor, scratch: torch.Tensor, v_scale: torch.Tensor | None, head_padded: int, segments: int
 ) -> None:
     tokens, heads, head = out.shape
+    slots = triton.next_power_of_2(segments)
     merge_kernel[(tokens * heads,)](
-        out, out.stride(0), out.stride(1), scratch, v_scale, tokens * heads,
-        HEADS=heads, HEAD=head, HEAD_PADDED=head_padded, SEGMENTS=parts, num_warps=4 if parts > 16 else 2,
+        out, out.stride(0), out.stride(1), scratch, v_scale, tokens * heads, segments,
+        HEADS=heads, HEAD=head, HEAD_PADDED=head_padded, SLOTS=slots, num_warps=4 if slots > 16 else 2,
     )  # fmt: skip
 
 
 def _merge_too(nargs: dict[str, Any], exception: Exception | None) -> None:
     """Runs after every launch that is measured, so that more segments also cost what merging them does."""
     if exception is None:
-        parts = min(nargs["segments"], nargs["most"])
-        _merge(nargs["out"], nargs["scratch"], nargs["v_scale"], nargs["HEAD_PADDED"], parts)
+        _merge(nargs["out"], nargs["scratch"], nargs["v_scale"], nargs["HEAD_PADDED"], num_segments(nargs, nargs))
 
 
-def _worth_it(config: triton.Config, given: Mapping[str, Any]) -> bool:
-    """Segments of a tile at least, as many as there may be or a few times fewer.
+def num_segments(given: Mapping[str, Any], config: Mapping[str, Any]) -> int:
+    """In how many segments a sequence's keys are cut, by the launch's arguments and a config's values.
 
-    A builder that knows a scenario and no launch of it has no `most`; segments are not compiled in.
+    As many as make `per_sm` programs for each multiprocessor, if there are tiles and room for them. Segments
+    of a single tile are worth it only if all of them run at once, in a batch whose other sequences are half as
+    long as the longest.
     """
-    context = BUCKETS["max_context"](given["max_context"])
-    most = max(min(given.get("most", max(SEGMENTS)), 2 * context // config.kwargs["TILE"]), 1)
-    return bool(most // 8 < config.kwargs["segments"] <= most)
+    block_q = config["BLOCK_M"] // given["GROUP"]
+    tokens = given["num_rows"] // (given["GROUP"] * given["KV_HEADS"])
+    num_seqs, sms = given["num_seqs"], given["sms"]
+    blocks = max(tokens // block_q, num_seqs) * given["KV_HEADS"]
+    keys = given["max_context"]
+    if given["WINDOW"] >= 0:
+        keys = min(keys, given["WINDOW"] + block_q)
+    tiles = triton.cdiv(keys, config["TILE"])
+    programs = AT_ONCE // (config["TILE"] * given["HEAD_PADDED"]) * sms
+    at_once = programs * 2 * num_seqs // (blocks * (num_seqs + 1))
+    wanted = min(int(config["per_sm"]) * sms // blocks, max(at_once, tiles // 2), tiles, given["most"])
+    return min(triton.cdiv(tiles, max(round(tiles / max(wanted, 1)), 1)), given["most"])
 
 
-CONFIGS = space(segments=SEGMENTS)
+def _differs(config: triton.Config, given: Mapping[str, Any]) -> bool:
+    """Of configs that cut prompts alike, and so are one, only the first.
+
+    Of decodes all are measured: a tree may choose any of them there, for what it is worth nearby.
+    """
+    if "sms" not in given or BUCKETS["decode_share"](given["decode_share"]) == 100:
+        return True
+    segments = num_segments(given, config.kwargs)
+    fewer = ({**config.kwargs, "per_sm": less} for less in PER_SM if less < config.kwargs["per_sm"])
+    return all(num_segments(given, other) != segments for other in fewer)
+
+
+CONFIGS = space(per_sm=PER_SM)
 
 
 @cached_autotune(
-    configs=CONFIGS, key=KEYS, buckets=BUCKETS, prune_configs_by=pruned(_worth_it), post_hook=_merge_too,
-    default=usual(CONFIGS, _worth_it, segments=16), method=METHOD,
+    configs=CONFIGS, key=KEYS, buckets=BUCKETS, prune_configs_by=pruned(_differs), post_hook=_merge_too,
+    default=usual(CONFIGS, _differs, per_sm=8), method=METHOD,
 )  # fmt: skip
 @triton.jit(
-    do_not_specialize=["num_rows", "most", "segments", "stride_table", "num_seqs", "avg_query", "max_context",
+    do_not_specialize=["num_rows", "most", "sms", "per_sm", "stride_table", "num_seqs", "avg_query", "max_context",
                        "decode_share"]
 )  # fmt: skip
 def segment_kernel(
-    out, scratch, num_rows, most,
+    out, scratch, num_rows, most, sms,
     q, k_cache, v_cache, cu_seqlens_q, seqused_k, block_table, alibi_slopes, sinks, k_scale, v_scale,
     softmax_scale, softcap,
     stride_token, stride_head, stride_page, stride_slot, stride_kv_head, stride_table,
     num_seqs, avg_query, max_context, decode_share,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD: tl.constexpr, HEAD_PADDED: tl.constexpr, PAGE: tl.constexpr,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr, TILE: tl.constexpr, segments,
+    BLOCK_M: tl.constexpr, TILE: tl.constexpr, per_sm,
 ):  # fmt: skip
     kv_head = tl.program_id(0) % KV_HEADS
     block = tl.program_id(0) // KV_HEADS
     segment = tl.program_id(1)
-    parts = tl.num_programs(1)  # `segments`, or as many as there is room for: `most`
+    segments = tl.num_programs(1)
     sequence, first, count, position = find_block(cu_seqlens_q, seqused_k, block, num_seqs, BLOCK_M // GROUP)
     if count <= 0:
         return
@@ -106,15 +138,15 @@ def segment_kernel(
     base = 0
     if WINDOW >= 0:
         base = tl.maximum(position - WINDOW, 0) // TILE * TILE
-    length = tl.cdiv(tl.cdiv(end - base, parts), TILE) * TILE
+    length = tl.cdiv(tl.cdiv(end - base, segments), TILE) * TILE
     low = base + segment * length
 
     rows = tl.arange(0, BLOCK_M)
     dims = tl.arange(0, HEAD_PADDED)
     inside = rows < count * GROUP
     row = (first + rows // GROUP).to(tl.int64) * (KV_HEADS * GROUP) + kv_head * GROUP + rows % GROUP
-    at = row * parts + segment
-    peaks = scratch + num_rows.to(tl.int64) * parts * HEAD_PADDED
+    at = row * segments + segment
+    peaks = scratch + num_rows.to(tl.int64) * segments * HEAD_PADDED
     if low >= end:
         tl.store(peaks + at, float("-inf"), mask=inside)
         return
@@ -134,32 +166,35 @@ def segment_kernel(
     )  # fmt: skip
     tl.store(scratch + at[:, None] * HEAD_PADDED + dims[None, :], acc, mask=inside[:, None])
     tl.store(peaks + at, peak, mask=inside)
-    tl.store(peaks + num_rows.to(tl.int64) * parts + at, total, mask=inside)
+    tl.store(peaks + num_rows.to(tl.int64) * segments + at, total, mask=inside)
 
 
-def launch(batch: Batch, chosen: Callable[[int], object] = lambda parts: None) -> Launch:
+def launch(batch: Batch, chosen: Callable[[int], object] = lambda segments: None) -> Launch:
     """One program per Q block, KV head and segment.
 
     Args:
-        chosen: is told, at the launch, in how many parts the config has it cut the keys.
+        chosen: is told, at the launch, in how many segments the config has it cut the keys.
     """
-    rows = batch.num_tokens * batch.q.shape[1]
-    room = PARTS // (batch.num_tokens * batch.kv_heads)
-    most = min(max(SEGMENTS), 1 << max(room.bit_length() - 1, 0))
+    rows, sms = batch.num_tokens * batch.q.shape[1], num_sms(batch.q.device)
+    most = min(MOST_SEGMENTS, max(ROOM // (batch.num_tokens * batch.kv_heads), 1))
     scratch = torch.empty(rows * most * (batch.head_padded + 2), dtype=torch.float32, device=batch.q.device)
+    given = {
+        "num_rows": rows, "most": most, "sms": sms, "num_seqs": batch.num_seqs, "max_context": batch.max_seqlen_k,
+        **batch.shape,
+    }  # fmt: skip
 
     def grid(meta: dict[str, Any]) -> tuple[int, int]:
-        parts = min(int(meta["segments"]), most)
-        chosen(parts)
-        return batch.q_blocks(meta["BLOCK_M"] // batch.group) * batch.kv_heads, parts
+        segments = num_segments(given, meta)
+        chosen(segments)
+        return batch.q_blocks(meta["BLOCK_M"] // batch.group) * batch.kv_heads, segments
 
-    return Launch(segment_kernel, grid, (batch.out, scratch, rows, most, *batch.inputs), batch.shape)
+    return Launch(segment_kernel, grid, (batch.out, scratch, rows, most, sms, *batch.inputs), batch.shape)
 
 
 def run(batch: Batch) -> torch.Tensor:
     """Attention of a batch: the segments, then one program per row to merge them."""
-    parts: list[int] = []
-    segments = launch(batch, parts.append)
-    segments()
-    _merge(batch.out, segments.args[1], batch.v_scale, batch.head_padded, parts[-1])
+    segments: list[int] = []
+    segmented = launch(batch, segments.append)
+    segmented()
+    _merge(batch.out, segmented.args[1], batch.v_scale, batch.head_padded, segments[-1])
     return batch.out

@@ -18,7 +18,6 @@ __all__ = [
     "KEYS",
     "METHOD",
     "PER_SM",
-    "SEGMENTS",
     "hopper_pruned",
     "hopper_space",
     "hopper_why_not",
@@ -48,7 +47,6 @@ HOPPER_BUCKETS = {name: bucket for name, bucket in BUCKETS.items() if name in HO
 METHOD = "cudagraph-warm"
 """A decode takes a few microseconds: only a graph's replay tells it from its launch."""
 
-SEGMENTS = (1, 2, 4, 8, 16, 32, 64, 128)
 PER_SM = (1, 2, 3, 4)
 
 SHARED_MEMORY = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
