@@ -23,8 +23,14 @@ from .spaces import BUCKETS, KEYS, METHOD, PER_SM, pruned, space, usual
 
 __all__ = ["launch", "run", "static_grid_kernel"]
 
-UNIT = tl.constexpr(128)
-"""Keys in a unit: a multiple of every tile."""
+UNIT = tl.constexpr(64)
+"""Keys in a unit: a tile, or several."""
+
+LEAST = tl.constexpr(128)
+"""Keys that a program has at least; for fewer, what it finds costs more to merge than to leave to another.
+
+A multiple of every tile. A line of no more such units than there are multiprocessors is not cut any finer.
+"""
 
 LARGEST_BLOCK = 128
 """The largest BLOCK_M worth its scratch memory."""
@@ -116,11 +122,14 @@ def static_grid_kernel(
     query_lens -= tl.load(cu_seqlens_q + each, mask=each < num_seqs, other=0)
     lengths = tl.load(seqused_k + each, mask=each < num_seqs, other=0)
     if WINDOW >= 0:
-        lengths = tl.minimum(lengths, WINDOW + BLOCK_Q + UNIT)
-    spans = tl.cdiv(query_lens, BLOCK_Q) * KV_HEADS * tl.cdiv(lengths, UNIT)
+        lengths = tl.minimum(lengths, WINDOW + BLOCK_Q + LEAST)
+    pairs = tl.cdiv(query_lens, BLOCK_Q) * KV_HEADS
+    num_sms = tl.num_programs(0) // per_sm
+    unit = tl.where(tl.sum(pairs * tl.cdiv(lengths, LEAST), 0) <= num_sms, LEAST, max(TILE, UNIT))
+    spans = pairs * tl.cdiv(lengths, unit)
     ends = tl.cumsum(spans, 0)
     units = tl.max(ends, 0)
-    programs = tl.maximum(tl.minimum(tl.num_programs(0), units), 1)
+    programs = tl.maximum(tl.minimum(tl.num_programs(0), units * unit // LEAST), 1)
     if program >= programs:
         return
     start = first_unit(program, programs, units)
@@ -134,8 +143,8 @@ def static_grid_kernel(
         length = tl.load(seqused_k + sequence)
         context = length - query_len
         if WINDOW >= 0:
-            length = tl.minimum(length, WINDOW + BLOCK_Q + UNIT)
-        span = tl.cdiv(length, UNIT)
+            length = tl.minimum(length, WINDOW + BLOCK_Q + LEAST)
+        span = tl.cdiv(length, unit)
         line_start = tl.sum(tl.where(each == sequence, ends - spans, 0), 0)
         pair = (at - line_start) // span  # of a Q block and a KV head
         kv_head = pair % KV_HEADS
@@ -149,9 +158,9 @@ def static_grid_kernel(
         position = context + offset
         base = 0
         if WINDOW >= 0:
-            base = tl.maximum(position - WINDOW, 0) // UNIT * UNIT
-        low = base + (at - pair_start) * UNIT
-        high = tl.minimum(base + (here_end - pair_start) * UNIT, position + count)
+            base = tl.maximum(position - WINDOW, 0) // unit * unit
+        low = tl.multiple_of(base + (at - pair_start) * unit, TILE)
+        high = tl.minimum(base + (here_end - pair_start) * unit, position + count)
 
         queries, positions, heads, slopes, scale = load_block(
             q, alibi_slopes, k_scale, softmax_scale, first, count, position, kv_head, stride_token, stride_head,
