@@ -30,7 +30,7 @@ NEEDED = 10
 
 LEAVES = 32
 
-_HOPELESS = 1.5
+_HOPELESS = 1.25
 """Times over the best from which on it does not matter how bad a config is."""
 
 _TREES = 100
