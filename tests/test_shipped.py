@@ -85,5 +85,5 @@ def test_each_tree_is_what_the_records_give(name: str) -> None:
     store, found = contexts(name)
     trees = {each.tree.context: each.tree for each in store.trees(kernel_name(kernel(name)))}
     for context in found:
-        again = fit(RecordSet(context=context, records=tuple(store.records(context))), bound=0.02)
+        again = fit(RecordSet(context=context, records=tuple(store.records(context))), bound=0.015)
         assert again.root == trees[context].root

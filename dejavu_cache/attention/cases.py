@@ -66,8 +66,8 @@ def ragged(sequences: int, longest: int) -> list[int]:
 
 def lengths() -> Iterator[Lengths]:
     """Batches as a server meets them: decoding, prompts, both at once, and prompts that come in chunks."""
-    for sequences in (1, 2, 4, 8, 16, 32, 64, 128):
-        for longest in (128, 512, 1024, 2048, 4096, 8192, 16384, 32768):
+    for sequences in (1, 2, 4, 8, 16, 32, 64, 128, 256):
+        for longest in (128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768):
             if sequences * longest <= MOST_TOKENS:
                 yield Lengths(f"decode {sequences} x {longest}", [1] * sequences, ragged(sequences, longest))
     for sequences in (1, 2, 4, 8, 16, 32):

@@ -38,4 +38,4 @@ def test_a_process_with_an_empty_store_benchmarks_nothing(tmp_path: Path) -> Non
         timeout=280,
         check=False,
     )
-    assert (done.stdout, done.stderr) == ("125 0\n", "")
+    assert (done.stdout, done.stderr) == ("139 0\n", "")
