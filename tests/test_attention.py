@@ -8,9 +8,12 @@ from typing import Any
 import pytest
 import torch
 from attention_support import Case, check, draw, kernels, runnable, varied
+from hypothesis import given
+from hypothesis import strategies as st
 from support import run_python
 
 from dejavu_cache.attention import IMPLEMENTATIONS, paged_attention
+from dejavu_cache.attention.segmented import PER_SM, num_segments
 
 # The interpreter divides masked lanes by zero, and converts NumPy's arrays of one element in the old way.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::RuntimeWarning")
@@ -122,3 +125,28 @@ def test_bad_input_is_named_before_any_launch(message: str, changes: dict[str, A
 
 def test_every_implementation_has_a_name() -> None:
     assert set(TUNED) < set(IMPLEMENTATIONS)
+
+
+@given(
+    num_seqs=st.integers(1, 300), context=st.integers(1, 1 << 17), tile=st.sampled_from((16, 32, 64, 128)),
+    window=st.sampled_from((-1, 0, 100, 5000)), head=st.sampled_from((64, 128, 256)), most=st.integers(1, 128),
+    sms=st.sampled_from((2, 132, 304)),
+)  # fmt: skip
+def test_a_segment_has_a_tile_at_least_and_more_programs_mean_no_fewer_segments(
+    num_seqs: int, context: int, tile: int, window: int, head: int, most: int, sms: int
+) -> None:
+    call = {
+        "GROUP": 4, "KV_HEADS": 8, "HEAD_PADDED": head, "WINDOW": window, "num_rows": num_seqs * 32, "most": most,
+        "num_seqs": num_seqs, "max_context": context, "sms": sms,
+    }  # fmt: skip
+    counts = [num_segments(call, {"BLOCK_M": 16, "TILE": tile, "per_sm": per_sm}) for per_sm in PER_SM]
+    assert counts == sorted(counts)
+    assert counts[0] >= 1
+    assert counts[-1] <= min(most, -(-context // tile))
+
+
+def test_a_lone_long_sequence_fills_the_gpu_and_a_full_batch_is_not_cut() -> None:
+    call = {"GROUP": 4, "KV_HEADS": 8, "HEAD_PADDED": 128, "WINDOW": -1, "most": 128, "sms": 132}
+    config = {"BLOCK_M": 16, "TILE": 64, "per_sm": 2}
+    assert num_segments({**call, "num_rows": 32, "num_seqs": 1, "max_context": 32768}, config) * 8 in range(200, 265)
+    assert num_segments({**call, "num_rows": 32 * 128, "num_seqs": 128, "max_context": 32768}, config) == 1

@@ -6,6 +6,7 @@ tile size and the number of segments can be tuned without telling it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -60,7 +61,7 @@ def _merge(
     out: torch.Tensor, scratch: torch.Tensor, v_scale: torch.Tensor | None, head_padded: int, segments: int
 ) -> None:
     tokens, heads, head = out.shape
-    slots = triton.next_power_of_2(segments)
+    slots = 1 << (segments - 1).bit_length()
     merge_kernel[(tokens * heads,)](
         out, out.stride(0), out.stride(1), scratch, v_scale, tokens * heads, segments,
         HEADS=heads, HEAD=head, HEAD_PADDED=head_padded, SLOTS=slots, num_warps=4 if slots > 16 else 2,
@@ -78,7 +79,7 @@ def num_segments(given: Mapping[str, Any], config: Mapping[str, Any]) -> int:
 
     As many as make `per_sm` programs for each multiprocessor, if there are tiles and room for them. Segments
     of a single tile are worth it only if all of them run at once, in a batch whose other sequences are half as
-    long as the longest.
+    long as the longest. Every launch asks, so this keeps to plain integers: `triton.cdiv` takes microseconds.
     """
     block_q = config["BLOCK_M"] // given["GROUP"]
     tokens = given["num_rows"] // (given["GROUP"] * given["KV_HEADS"])
@@ -87,11 +88,11 @@ def num_segments(given: Mapping[str, Any], config: Mapping[str, Any]) -> int:
     keys = given["max_context"]
     if given["WINDOW"] >= 0:
         keys = min(keys, given["WINDOW"] + block_q)
-    tiles = triton.cdiv(keys, config["TILE"])
+    tiles = math.ceil(keys / config["TILE"])
     programs = AT_ONCE // (config["TILE"] * given["HEAD_PADDED"]) * sms
     at_once = programs * 2 * num_seqs // (blocks * (num_seqs + 1))
     wanted = min(int(config["per_sm"]) * sms // blocks, max(at_once, tiles // 2), tiles, given["most"])
-    return min(triton.cdiv(tiles, max(round(tiles / max(wanted, 1)), 1)), given["most"])
+    return min(math.ceil(tiles / max(round(tiles / max(wanted, 1)), 1)), given["most"])
 
 
 def _differs(config: triton.Config, given: Mapping[str, Any]) -> bool:
