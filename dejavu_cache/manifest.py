@@ -64,7 +64,8 @@ class PrewarmedKernel(_Model):
     source: str
     scenarios: int
     """Scenarios with a winner, over all devices."""
-    binaries: int
+    binaries: int = 0
+    """As many as were made: configs that differ in what is not compiled in share one."""
 
 
 class Manifest(_Model):

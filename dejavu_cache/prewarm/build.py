@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import sysconfig
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
@@ -129,11 +129,12 @@ def _prewarm(
     with own_records(spec.store) as own:
         _copy_records(plan, all_records(own), FileStore(work / RECORDS))
     _tidy(work, {key for built in done.values() for key in built.keys})
-    manifest = _manifest(plan, work)
+    manifest = _manifest(plan, done, work)
     (work / MANIFEST).write_text(manifest.text, encoding="utf-8")
     _open_to_all(work)
     _swap(work, out)
-    return Done(manifest, sum(built.fresh for built in done.values()), (*plan.notes, *notes)), plan
+    compiled = _distinct(built for built in done.values() if built.fresh)
+    return Done(manifest, compiled, (*plan.notes, *notes)), plan
 
 
 def _take_over(out: Path, work: Path) -> None:
@@ -185,7 +186,12 @@ def _tidy(work: Path, wanted: set[str]) -> None:
         shutil.rmtree(work / name, ignore_errors=True)
 
 
-def _manifest(plan: Plan, work: Path) -> Manifest:
+def _distinct(made: Iterable[Built]) -> int:
+    """How many binaries there are."""
+    return len({built.binary for built in made if built.binary})
+
+
+def _manifest(plan: Plan, done: Mapping[Job, Built], work: Path) -> Manifest:
     targets = {target_of(device) for device in plan.devices}
     return Manifest(
         made_by=__version__,
@@ -197,7 +203,12 @@ def _manifest(plan: Plan, work: Path) -> Manifest:
         devices=tuple(sorted(plan.devices, key=lambda device: device.name)),
         targets=tuple(sorted(f"{target.backend}:{target.arch}" for target in targets)),
         codegen=plan.codegen,
-        kernels=plan.kernels,
+        kernels=tuple(
+            each.model_copy(
+                update={"binaries": _distinct(built for job, built in done.items() if job.kernel == each.name)}
+            )
+            for each in plan.kernels
+        ),
         files={inside: described(path) for inside, path in files_of(work)},
     )
 

@@ -88,6 +88,8 @@ class Built(_Message):
     fatal: bool = False
     """Whether no other job would fare better: the disk is full, there is no C compiler."""
     notes: tuple[str, ...] = ()
+    binary: str = ""
+    """Triton's key for it: configs that differ in what is not compiled in share one."""
     keys: tuple[str, ...] = ()
     """The folders that it needs, by Triton's names."""
     fresh: int = 0

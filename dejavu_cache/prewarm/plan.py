@@ -68,7 +68,6 @@ def plan(spec: Spec, kernels: Kernels, store: Store, own: Store) -> Plan:
                 name=name,
                 source=kernels.known[name].source,
                 scenarios=scenarios[name],
-                binaries=sum(job.kernel == name for job in jobs.values()),
             )
             for name in sorted({found.kernel.name for found in taken})
         ),

@@ -75,6 +75,7 @@ class Worker:
         kernels = dict(self._cache.touched)
         note = self._host.build(compiled, target) if self._host else ""
         return Built(
+            binary=compiled.hash,
             keys=tuple(self._cache.touched),
             fresh=sum(kernels.values()),
             notes=(note,) if note else (),
