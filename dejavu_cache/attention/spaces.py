@@ -17,7 +17,6 @@ __all__ = [
     "HOPPER_KEYS",
     "KEYS",
     "METHOD",
-    "PER_SM",
     "hopper_pruned",
     "hopper_space",
     "hopper_why_not",
@@ -46,8 +45,6 @@ HOPPER_BUCKETS = {name: bucket for name, bucket in BUCKETS.items() if name in HO
 
 METHOD = "cudagraph-warm"
 """A decode takes a few microseconds: only a graph's replay tells it from its launch."""
-
-PER_SM = (1, 2, 3, 4)
 
 SHARED_MEMORY = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
 """Bytes that a program may have, by compute capability; 64 KiB on AMD's GPUs."""

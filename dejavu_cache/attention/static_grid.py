@@ -19,7 +19,7 @@ from ..autotune import cached_autotune
 from .arguments import Batch
 from .common import attend, init_softmax, load_block, store_rows
 from .launch import Launch, num_sms, zeros
-from .spaces import BUCKETS, KEYS, METHOD, PER_SM, pruned, space, usual
+from .spaces import BUCKETS, KEYS, METHOD, pruned, space, usual
 
 __all__ = ["launch", "run", "static_grid_kernel"]
 
@@ -31,6 +31,9 @@ LEAST = tl.constexpr(128)
 
 A multiple of every tile. A line of no more such units than there are multiprocessors is not cut any finer.
 """
+
+PER_SM = (1, 2, 3, 4)
+"""Programs for each multiprocessor."""
 
 LARGEST_BLOCK = 128
 """The largest BLOCK_M worth its scratch memory."""
