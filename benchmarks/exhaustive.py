@@ -3,8 +3,9 @@
     python benchmarks/exhaustive.py [FOLDER]     # on an H200; compiles for minutes; writes FOLDER/exhaustive.json
 
 A scenario is a batch and an implementation of the attention sweep for llama3-8b. Every config that the kernel
-declares and that can run is measured, also those that the sweep passes over as unlikely; then the best of them and
-the sweep's winner take turns with full effort.
+declares and that can run is measured, also those that the sweep passes over as unlikely; one that takes five times
+as long as the sweep's winner is looked at once. Then the best and the winner take turns with full effort. Several
+GPUs share the scenarios.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ import math
 import os
 import random
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
+from itertools import repeat
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +37,8 @@ from dejavu_cache.tuning.timing import FULL, SCREENING, DeviceTimer
 RESULTS = Path(__file__).parent / "results"
 MODEL, PAGE, DTYPE = PRESETS["llama3-8b"], 16, torch.bfloat16
 SAMPLE, SEED = 20, 0
-CONTENDERS, ROUNDS = 8, 5
+CONTENDERS, ROUNDS, HOPELESS = 8, 5, 5
+SPAWN = get_context("spawn")
 CANNOT = (triton.runtime.errors.OutOfResources, triton.CompilationError)
 
 
@@ -78,7 +82,7 @@ def compile_share(share: int, of: int) -> None:
 
 def compiled_apart(configs: list[triton.Config]) -> list[triton.Config]:
     """One of those that differ only in what is not compiled in."""
-    found = {}
+    found: dict[Any, triton.Config] = {}
     for each in configs:
         compiled_in = (value for name, value in each.kwargs.items() if name != "per_sm")
         found.setdefault((*compiled_in, each.num_warps, each.num_stages), each)
@@ -94,10 +98,11 @@ def measure(implementation: str, each: Lengths) -> dict[str, Any]:
     timer = DeviceTimer(METHOD)
     timer.warm_up()
     calls = {str(config): call(launch, config) for config in able(implementation, launch)}
+    limit = HOPELESS * statistics.median(timer.sample(calls[chosen], FULL).times)
     found: dict[str, float] = {}
     for name, run in calls.items():
         try:
-            found[name] = statistics.median(timer.sample(run, SCREENING).times)
+            found[name] = statistics.median(timer.sample(run, SCREENING, limit).times)
         except CANNOT:
             continue
     racing = dict.fromkeys([chosen, *sorted(found, key=found.__getitem__)[:CONTENDERS]])
@@ -117,20 +122,26 @@ def measure(implementation: str, each: Lengths) -> dict[str, Any]:
     }
 
 
+def use(gpus: Any) -> None:
+    """Has this process measure on a GPU of its own."""
+    torch.cuda.set_device(gpus.get())
+
+
 def main(folder: Path) -> None:
     start = time.perf_counter()
     workers = min(len(os.sched_getaffinity(0)) - 2, 24)  # each holds a batch of up to 4 GiB
-    running = [
-        subprocess.Popen([sys.executable, __file__, "--compile", str(share), str(workers)]) for share in range(workers)
-    ]
-    if sum(each.wait() for each in running):
-        sys.exit("a compiling process failed")
+    with ProcessPoolExecutor(workers, SPAWN) as pool:
+        list(pool.map(compile_share, range(workers), repeat(workers)))
     print(f"compiled in {time.perf_counter() - start:.0f} s", flush=True)
+    gpus = SPAWN.Queue()
+    for gpu in range(torch.cuda.device_count()):
+        gpus.put(gpu)
     rows = {}
-    for implementation, each in sample():
-        name = f"{implementation} {each.name}"
-        rows[name] = measure(implementation, each)
-        print(f"{name:40}{rows[name]['configs']:6}{rows[name]['chosen / best']:8.3f}", flush=True)
+    with ProcessPoolExecutor(torch.cuda.device_count(), SPAWN, use, (gpus,)) as pool:
+        for (implementation, each), row in zip(sample(), pool.map(measure, *zip(*sample(), strict=True)), strict=True):
+            name = f"{implementation} {each.name}"
+            rows[name] = row
+            print(f"{name:48}{row['configs']:6}{row['chosen / best']:8.3f}", flush=True)
     ratios = [row["chosen / best"] for row in rows.values()]
     report = {
         "date": datetime.date.today().isoformat(),
@@ -146,7 +157,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--compile"]:
-        compile_share(int(sys.argv[2]), int(sys.argv[3]))
-    else:
-        main(Path(sys.argv[1]) if len(sys.argv) > 1 else RESULTS)
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else RESULTS)

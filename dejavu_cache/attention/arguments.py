@@ -18,9 +18,12 @@ CACHE_DTYPES = (torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2)
 QUERY_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Batch:
-    """A checked call. Shapes as in `paged_attention`; sizes are tokens unless named otherwise."""
+    """A checked call, not to be changed. Shapes as in `paged_attention`; sizes are tokens unless named otherwise.
+
+    One is made at every call: to have Python freeze it would take longer than to check some tensors.
+    """
 
     q: torch.Tensor
     k_cache: torch.Tensor
@@ -40,19 +43,19 @@ class Batch:
     k_scale: torch.Tensor | None
     v_scale: torch.Tensor | None
 
-    @property
+    @cached_property
     def num_tokens(self) -> int:
         return self.q.shape[0]
 
-    @property
+    @cached_property
     def num_seqs(self) -> int:
         return self.seqused_k.shape[0]
 
-    @property
+    @cached_property
     def kv_heads(self) -> int:
         return self.k_cache.shape[2]
 
-    @property
+    @cached_property
     def group(self) -> int:
         """Query heads per KV head."""
         return self.q.shape[1] // self.k_cache.shape[2]
@@ -88,7 +91,7 @@ class Batch:
         """Sequences, new tokens of one on average, the most tokens of one, and the share of decoding ones."""
         return self.num_seqs, max(self.num_tokens // self.num_seqs, 1), self.max_seqlen_k, self.decode_share
 
-    @property
+    @cached_property
     def shape(self) -> dict[str, Any]:
         """The kernels' compile-time parameters that the call decides."""
         return {
