@@ -1,7 +1,7 @@
 """Compiles the configs of the attention kernels for every target, without a GPU; prints what failed.
 
-python tests/attention_compiling.py        one config of each kernel for each target
-python tests/attention_compiling.py all    all that the rules leave: an hour on two cores
+python tests/attention_compiling.py        one config of each kernel and shape for each target
+python tests/attention_compiling.py all    all that the rules leave for the first shape too: an hour on two cores
 """
 
 from __future__ import annotations
@@ -11,15 +11,17 @@ import random
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from itertools import product
 from multiprocessing import get_context
 from typing import Any
 
 import triton
-from attention_support import kernels
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from dejavu_cache.attention import hopper
+from dejavu_cache.attention import hopper, segmented
+from dejavu_cache.attention.cases import kernel_of
+from dejavu_cache.attention.spaces import hopper_why_not, why_not
 
 TARGETS = {
     "cuda:80": GPUTarget("cuda", 80, 32),
@@ -33,15 +35,24 @@ if triton.__version__.startswith("3.4."):  # its wheel lacks AMD's linker
 SHARED = {"cuda:80": 166912, "cuda:90": 232448, "cuda:100": 232448, "gfx90a": 65536, "gfx942": 65536}
 """Bytes that a program may have, as the drivers say."""
 
-SHAPE = {
-    "KV_HEADS": 8, "GROUP": 4, "HEAD": 128, "HEAD_PADDED": 128, "PAGE": 16, "WINDOW": -1, "SOFTCAP": False,
-    "PRECISION": "ieee", "MAX_SEQS": 16, "MOST_ROWS": 128,
+PLAIN = {
+    "KV_HEADS": 8, "GROUP": 4, "HEADS": 32, "HEAD": 128, "HEAD_PADDED": 128, "PAGE": 16, "WINDOW": -1,
+    "SOFTCAP": False, "PRECISION": "ieee", "MAX_SEQS": 16, "MOST_ROWS": 128,
     "alibi_slopes": None, "sinks": None, "k_scale": None, "v_scale": None,
 }  # fmt: skip
+SHAPES: dict[str, dict[str, Any]] = {
+    "plain": PLAIN,
+    "everything": {
+        **{name: value for name, value in PLAIN.items() if value is not None},
+        "GROUP": 5, "HEADS": 40, "HEAD": 80, "PAGE": 24, "WINDOW": 100, "SOFTCAP": True,
+    },
+}  # fmt: skip
+"""Llama 3 8B's; and one with all that a call may have, odd heads and pages, and a float8 cache."""
+
 POINTERS = {
     **dict.fromkeys(("q", "k_cache", "v_cache", "out"), "*bf16"),
     **dict.fromkeys(("cu_seqlens_q", "seqused_k", "block_table", "arrivals", "taken"), "*i32"),
-    "scratch": "*fp32",
+    **dict.fromkeys(("scratch", "alibi_slopes", "sinks", "k_scale", "v_scale"), "*fp32"),
     "softmax_scale": "fp32",
     "softcap": "fp32",
 }
@@ -49,20 +60,14 @@ RUNTIME = ("per_sm",)
 """Parameters of configs that do not change the binary."""
 
 
-def kernel(name: str) -> Any:
-    if name == "hopper":
-        from dejavu_cache.attention.hopper_kernel import hopper_kernel
-
-        return hopper_kernel
-    return kernels()[name]
-
-
-def source(name: str, params: dict[str, Any]) -> Any:
+def source(name: str, shape: str, params: dict[str, Any]) -> Any:
     """What Triton compiles for a launch of the kernel."""
-    fn = kernel(name).fn
-    constants = {each: value for each, value in {**SHAPE, **params}.items() if each in fn.arg_names}
+    fn = segmented.merge_kernel if name == "merge" else kernel_of(name).fn
+    constants = {each: value for each, value in {**SHAPES[shape], **params}.items() if each in fn.arg_names}
     constants = {each: value for each, value in constants.items() if each not in RUNTIME}
     types = {**POINTERS, **({} if name != "hopper" else dict.fromkeys(("keys", "values"), tma()))}
+    if shape == "everything":
+        types.update(dict.fromkeys(("k_cache", "v_cache"), "*fp8e5"))
     signature = {each: "constexpr" if each in constants else types.get(each, "i32") for each in fn.arg_names}
     attrs = {
         (place,): [["tt.divisibility", 16]]
@@ -84,9 +89,9 @@ def tma() -> str:
 
 def configs(name: str, target: str) -> list[Any]:
     """What is left of the kernel's configs by the rules, each binary once."""
-    from dejavu_cache.attention.spaces import hopper_why_not, why_not
-
-    declared = kernel(name).configs
+    if name == "merge":
+        return [triton.Config({"SLOTS": 1 << power}) for power in range(8)]
+    declared = kernel_of(name).configs
     declared = declared.for_vendor(TARGETS[target].backend) if hasattr(declared, "for_vendor") else declared
     capability = TARGETS[target].arch if TARGETS[target].backend == "cuda" else 0
     able = []
@@ -97,45 +102,49 @@ def configs(name: str, target: str) -> list[Any]:
             reason = None
         else:
             reason = why_not(config, 128, 4, 2, capability)
-            if name == "static_grid" and config.kwargs["BLOCK_M"] > SHAPE["MOST_ROWS"]:
+            if name == "static_grid" and config.kwargs["BLOCK_M"] > PLAIN["MOST_ROWS"]:
                 reason = "no scratch memory"
         if reason is None:
             able.append(config)
     return list({str({**config.all_kwargs(), **dict.fromkeys(RUNTIME)}): config for config in able}.values())
 
 
-def jobs(everything: bool) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    for name in ("naive", "qblock", "segmented", "static_grid", *(("hopper",) if hopper.COVERED else ())):
-        for target in TARGETS:
-            able = configs(name, target)
-            if not everything and able:
-                able = [random.Random(f"{name} {target}").choice(able)]
-            for config in able:
-                yield name, target, config.all_kwargs()
+def jobs(everything: bool, target: str) -> Iterator[tuple[str, str, str, dict[str, Any]]]:
+    names = ("naive", "qblock", "segmented", "merge", "static_grid", *(("hopper",) if hopper.COVERED else ()))
+    for name, shape in product(names, SHAPES):
+        able = [] if (name, shape) == ("hopper", "everything") else configs(name, target)
+        if able and not (everything and shape == "plain"):
+            able = [random.Random(f"{name} {target}").choice(able)]
+        for config in able:
+            yield name, target, shape, config.all_kwargs()
 
 
-def failure(job: tuple[str, str, dict[str, Any]]) -> str | None:
+def failure(job: tuple[str, str, str, dict[str, Any]]) -> str | None:
     """Compiles; says what went wrong."""
-    name, target, given = job
+    name, target, shape, given = job
     options = {each: given.pop(each) for each in list(given) if each.islower() and each not in RUNTIME}
     options = {each: value for each, value in options.items() if value is not None}
     try:
-        compiled = triton.compile(source(name, given), target=TARGETS[target], options=options)
+        compiled = triton.compile(source(name, shape, given), target=TARGETS[target], options=options)
     except Exception as error:
-        return f"{name} for {target}, {given} {options}: {type(error).__name__}: {str(error)[:300]}"
+        return f"{name}, {shape}, for {target}, {given} {options}: {type(error).__name__}: {str(error)[:300]}"
     if compiled.metadata.shared > SHARED[target]:
-        return f"{name} for {target}, {given} {options}: {compiled.metadata.shared} bytes of shared memory"
+        return f"{name}, {shape}, for {target}, {given} {options}: {compiled.metadata.shared} bytes of shared memory"
     return None
 
 
 def main() -> int:
-    listed = list(jobs(sys.argv[1:] == ["all"]))
-    failures = 0
-    with ProcessPoolExecutor(len(os.sched_getaffinity(0)), mp_context=get_context("spawn")) as pool:
-        for failed in filter(None, pool.map(failure, listed, chunksize=4)):
-            failures += 1
-            print(failed, flush=True)  # noqa: T201 - told at once, since all of it takes an hour
-    print(f"{len(listed) - failures} of {len(listed)} compile")  # noqa: T201
+    everything = sys.argv[1:] == ["all"]
+    listed = failures = 0
+    for target in TARGETS:
+        # Processes of its own: Triton remembers how the first target of a process converts float8.
+        with ProcessPoolExecutor(len(os.sched_getaffinity(0)), mp_context=get_context("spawn")) as pool:
+            mine = list(jobs(everything, target))
+            listed += len(mine)
+            for failed in filter(None, pool.map(failure, mine)):
+                failures += 1
+                print(failed, flush=True)  # noqa: T201 - told at once, since all of it takes an hour
+    print(f"{listed - failures} of {listed} compile")  # noqa: T201
     return int(failures > 0)
 
 

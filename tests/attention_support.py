@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from dejavu_cache.attention import paged_attention
+from dejavu_cache.attention.cases import LAUNCHES, kernel_of
 
 TOLERANCE = {torch.bfloat16: 5e-3, torch.float16: 1e-3, torch.float32: 1e-5}
 """Relative error, by dtype of the queries."""
@@ -135,25 +136,14 @@ def varied(case: Case, **changes: Any) -> Case:
 
 def kernels() -> dict[str, Any]:
     """The tuned kernel of each implementation that runs here."""
-    from dejavu_cache.attention import naive, qblock, segmented, static_grid
-
-    found = {
-        "naive": naive.naive_kernel,
-        "qblock": qblock.qblock_kernel,
-        "segmented": segmented.segment_kernel,
-        "static_grid": static_grid.static_grid_kernel,
-    }
-    if torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9:
-        from dejavu_cache.attention.hopper_kernel import hopper_kernel
-
-        found["hopper"] = hopper_kernel
-    return found
+    hopper = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
+    return {name: kernel_of(name) for name in LAUNCHES if name != "hopper" or hopper}
 
 
 def runnable(implementation: str, case: Case) -> list[Any]:
     """The configs of a kernel that can run a case here."""
     from dejavu_cache.attention.spaces import hopper_why_not, why_not
-    from dejavu_cache.attention.static_grid import LARGEST_BLOCK
+    from dejavu_cache.attention.static_grid import most_rows
 
     configs = list(kernels()[implementation].configs)
     padded = max(16, 1 << (case.head_size - 1).bit_length())
@@ -168,6 +158,5 @@ def runnable(implementation: str, case: Case) -> list[Any]:
         capability = 0 if torch.version.hip else 10 * major + minor
     able = [each for each in configs if why_not(each, padded, group, case.dtype.itemsize, capability) is None]
     if implementation == "static_grid":
-        rows = min(max(16, 1 << (max(case.new) * group - 1).bit_length()), LARGEST_BLOCK)
-        able = [each for each in able if each.kwargs["BLOCK_M"] <= rows]
+        able = [each for each in able if each.kwargs["BLOCK_M"] <= most_rows(max(case.new), group)]
     return able

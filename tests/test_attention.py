@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from support import run_python
 
 from dejavu_cache.attention import IMPLEMENTATIONS, paged_attention
+from dejavu_cache.attention.arguments import checked_batch
 from dejavu_cache.attention.segmented import PER_SM, num_segments
 
 # The interpreter divides masked lanes by zero, and converts NumPy's arrays of one element in the old way.
@@ -34,6 +36,8 @@ CASES = {
     "softcap": varied(SMALL, softcap=5.0),
     "alibi": varied(SMALL, alibi=True),
     "sinks": varied(SMALL, sinks=True),
+    "more than a block of 32 rows": varied(SMALL, new=[1, 20], past=[40, 100]),
+    "one query": varied(SMALL, new=[1], past=[70], heads=(1, 1)),
     "everything": varied(BATCH, window=30, softcap=5.0, alibi=True, sinks=True, padding=2),
     "float16": varied(SMALL, dtype=torch.float16),
     "float8 cache": varied(SMALL, dtype=torch.float16, cache_dtype=torch.float8_e4m3fn),
@@ -52,8 +56,9 @@ def interpreted() -> None:
 def test_every_implementation_agrees_with_the_reference(
     implementation: str, case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kernel = kernels()[implementation]
-    for config in runnable(implementation, case):
+    kernel, configs = kernels()[implementation], runnable(implementation, case)
+    assert configs
+    for config in configs:
         monkeypatch.setattr(kernel, "configs", [config])
         check(case, implementation)
 
@@ -63,6 +68,34 @@ def test_auto_takes_every_batch(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(kernel, "configs", [kernel.configs[0]])
     for case in CASES.values():
         check(case, "auto")
+
+
+@pytest.mark.parametrize("implementation", TUNED)
+def test_tokens_after_the_last_sequence_are_left_alone(implementation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels()[implementation], "configs", runnable(implementation, SMALL)[:1])
+    batch = draw(SMALL)
+    padded = torch.cat([batch.arguments["q"], torch.full((3, 4, 64), float("nan"))])
+    out = torch.full_like(padded, 7.0)
+    paged_attention(**{**batch.arguments, "q": padded}, out=out, implementation=implementation)
+    assert torch.allclose(out[:-3], batch.expected, atol=1e-4)
+    assert (out[-3:] == 7.0).all()
+
+
+@pytest.mark.parametrize("left", [1 << 30, (1 << 31) - 1, 1 << 62])
+@pytest.mark.parametrize("implementation", TUNED)
+def test_a_window_larger_than_any_sequence_is_none(
+    implementation: str, left: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels()[implementation], "configs", runnable(implementation, SMALL)[:1])
+    batch = draw(SMALL)
+    batch.arguments["window_size"] = (left, 0)
+    assert torch.allclose(batch.run(implementation), batch.expected, atol=1e-4)
+
+
+def test_a_batch_of_more_sequences_than_tokens_is_still_a_decode() -> None:
+    drawn = draw(varied(SMALL, new=[1], past=[20], padding=5)).arguments
+    batch = checked_batch(*(drawn.get(name) for name in inspect.signature(checked_batch).parameters))
+    assert batch.decode_share == 100
 
 
 def test_the_kernels_are_tuned_through_the_cache(tmp_path: Path) -> None:
@@ -98,13 +131,28 @@ BAD: dict[str, tuple[str, dict[str, Any]]] = {
     "no new tokens at most": ("max_seqlen_q: 0", {"max_seqlen_q": 0}),
     "more keys than blocks": ("max_seqlen_k: 999", {"max_seqlen_k": 999}),
     "a scale of nothing": ("softmax_scale: 0", {"softmax_scale": 0.0}),
+    "a scale in words": ("softmax_scale: 'small'", {"softmax_scale": "small"}),
     "a negative cap": ("softcap: -1", {"softcap": -1.0}),
+    "no cap at all": ("softcap: None", {"softcap": None}),
+    "a length with a fraction": ("max_seqlen_q: 3.0; expected an int", {"max_seqlen_q": 3.0}),
+    "a length in a tensor": ("max_seqlen_k: tensor", {"max_seqlen_k": torch.tensor(21)}),
+    "a window of one number": ("window_size: 5", {"window_size": 5}),
+    "a window of fractions": (r"window_size: \(1.5, 0\)", {"window_size": (1.5, 0)}),
     "a window ahead": (r"window_size: \(5, 5\)", {"window_size": (5, 5)}),
     "a window of -3": (r"window_size: \(-3, -1\)", {"window_size": (-3, -1)}),
     "slopes for other heads": ("alibi_slopes: ", {"alibi_slopes": torch.zeros(3)}),
+    "slopes with gaps": ("alibi_slopes: .* contiguous", {"alibi_slopes": torch.zeros(8)[::2]}),
     "sinks for other heads": ("sinks: ", {"sinks": torch.zeros(4, 1)}),
+    "complex sinks": ("sinks: complex64", {"sinks": torch.zeros(4, dtype=torch.complex64)}),
     "a scale per head": ("k_scale: ", {"k_scale": torch.zeros(2)}),
+    "a scale of zero": ("k_scale: 0.0", {"k_scale": 0.0}),
+    "a scale without end": ("v_scale: inf", {"v_scale": float("inf")}),
     "another out": ("out: ", {"out": torch.zeros(4, 4, 32)}),
+    "an out that overlaps itself": ("out: .* of its own", {"out": torch.zeros(1, 4, 64).expand(4, 4, 64)}),
+    "a float8 that Triton cannot read": (
+        "k_cache: float8_e4m3fnuz.* float8_e4m3fn, float8_e5m2$",
+        {"k_cache": torch.zeros(8, 16, 2, 64).to(torch.float8_e4m3fnuz)},
+    ),
     "unknown implementation": ("implementation: 'fast'", {"implementation": "fast"}),
     "hopper here": ("implementation: 'hopper'", {"implementation": "hopper"}),
     "an empty sequence": ("seqused_k: 0 at 0", {"seqused_k": torch.tensor([0, 3], dtype=torch.int32)}),
@@ -121,6 +169,31 @@ BAD: dict[str, tuple[str, dict[str, Any]]] = {
 def test_bad_input_is_named_before_any_launch(message: str, changes: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=f"^{message}"):
         paged_attention(**{"implementation": "qblock", **arguments(**changes)})
+
+
+def test_heads_too_far_apart_are_named() -> None:
+    batch = draw(varied(SMALL, new=[1], past=[5], dtype=torch.float16))
+    batch.arguments["q"] = torch.empty((3 << 29) + 64, dtype=torch.float16).as_strided((1, 4, 64), (1, 1 << 29, 1))
+    with pytest.raises(ValueError, match=r"^q: .* its second dimension must span less than 2\^31 elements"):
+        paged_attention(**batch.arguments)
+
+
+def test_a_group_that_no_config_can_hold_is_named() -> None:
+    many = draw(varied(SMALL, new=[2], past=[5], heads=(71, 1)))
+    with pytest.raises(ValueError, match=r"^q: no config can run .* holds no token of 71 query heads"):
+        many.run("qblock")
+
+
+def test_tensors_of_the_cpu_need_the_interpreter() -> None:
+    code = """
+        from attention_support import Case, draw
+        try:
+            draw(Case(new=[3], past=[5])).run("auto")
+        except ValueError as error:
+            print(error)
+    """
+    said = run_python(code, TRITON_INTERPRET="0").stdout
+    assert said == "q: on cpu; expected it on a GPU, or TRITON_INTERPRET=1 in the environment\n"
 
 
 def test_every_implementation_has_a_name() -> None:

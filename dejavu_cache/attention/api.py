@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 
+from ..environment import interpreting
 from . import auto, hopper, naive, qblock, reference, segmented, static_grid
 from .arguments import Batch, checked_batch
 
@@ -70,12 +71,18 @@ def paged_attention(
 
     Raises:
         ValueError: an argument does not fit. What can only be seen by reading GPU memory (lengths, block
-            numbers) is checked if DEJAVU_ATTENTION_CHECK=1, and for tensors of the CPU.
+            numbers) is checked for tensors of the CPU, and if DEJAVU_ATTENTION_CHECK=1 when this is imported.
     """
     if implementation not in IMPLEMENTATIONS:
         raise ValueError(f"implementation: {implementation!r}; expected one of {', '.join(IMPLEMENTATIONS)}")
+    if not q.is_cuda and implementation != "reference" and not interpreting():
+        raise ValueError(f"q: on {q.device}; expected it on a GPU, or TRITON_INTERPRET=1 in the environment")
     batch = checked_batch(
         q, k_cache, v_cache, cu_seqlens_q, seqused_k, block_table, max_seqlen_q, max_seqlen_k,
         softmax_scale, window_size, softcap, alibi_slopes, sinks, k_scale, v_scale, out,
     )  # fmt: skip
-    return IMPLEMENTATIONS[implementation](batch)
+    run = IMPLEMENTATIONS[implementation]
+    if not q.is_cuda or q.device.index == torch.cuda.current_device():
+        return run(batch)
+    with torch.cuda.device(q.device):  # Triton launches on the current one
+        return run(batch)

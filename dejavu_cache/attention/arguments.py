@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -14,8 +14,16 @@ import triton
 
 __all__ = ["Batch", "checked_batch"]
 
-CACHE_DTYPES = (torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2)
+FLOAT8 = {torch.float8_e4m3fn: "fp8e4nv", torch.float8_e4m3fnuz: "fp8e4b8", torch.float8_e5m2: "fp8e5"}
+"""What a cache may hold beside the queries' dtype, and Triton's name for it."""
+
 QUERY_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+UNBOUNDED = 1 << 30
+"""A window from here on is none: no sequence is as long, and a token's number plus it must fit 32 bits."""
+
+CHECK_VALUES = os.environ.get("DEJAVU_ATTENTION_CHECK", "0") not in ("", "0")
+"""Whether what lies in GPU memory is checked too. Read once: every launch asks."""
 
 
 @dataclass(eq=False)
@@ -68,7 +76,7 @@ class Batch:
     @cached_property
     def decode_share(self) -> int:
         """Per cent of the sequences with one query token: as many as the batch's three sizes allow."""
-        longer = math.ceil((self.num_tokens - self.num_seqs) / max(self.max_seqlen_q - 1, 1))
+        longer = math.ceil(max(self.num_tokens - self.num_seqs, 0) / max(self.max_seqlen_q - 1, 1))
         return 100 * (self.num_seqs - min(longer, self.num_seqs)) // self.num_seqs
 
     def q_blocks(self, block_q: int) -> int:
@@ -136,18 +144,13 @@ def checked_batch(
     """
     _check_tensors(q, k_cache, v_cache)
     _check_lengths(q, k_cache, cu_seqlens_q, seqused_k, block_table, max_seqlen_q, max_seqlen_k)
-    for name, each in (("alibi_slopes", alibi_slopes), ("sinks", sinks)):
-        if each is not None and (each.shape != (q.shape[1],) or each.device != q.device or each.stride(0) != 1):
-            raise ValueError(f"{name}: {_said(each)}; expected one value per query head, [{q.shape[1]}], on {q.device}")
+    _check_per_head("alibi_slopes", alibi_slopes, q)
+    _check_per_head("sinks", sinks, q)
     if out is None:
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
-    elif out.shape != q.shape or out.dtype != q.dtype or out.device != q.device or out.stride(2) != 1:
-        raise ValueError(f"out: {_said(out)}; expected it like q: {_said(q)}, its last dimension contiguous")
-    scale = q.shape[2] ** -0.5 if softmax_scale is None else float(softmax_scale)
-    if not (math.isfinite(scale) and scale > 0):
-        raise ValueError(f"softmax_scale: {softmax_scale}; expected a positive number")
-    if not (math.isfinite(softcap) and softcap >= 0):
-        raise ValueError(f"softcap: {softcap}; expected a positive number, or 0 for none")
+    else:
+        _check_out(out, q)
+    scale = q.shape[2] ** -0.5 if softmax_scale is None else _positive("softmax_scale", softmax_scale)
     batch = Batch(
         q=q,
         k_cache=k_cache,
@@ -160,13 +163,13 @@ def checked_batch(
         max_seqlen_k=max_seqlen_k,
         softmax_scale=scale,
         window=_window(window_size),
-        softcap=float(softcap),
+        softcap=_positive("softcap", softcap) if softcap != 0 else 0.0,
         alibi_slopes=alibi_slopes,
         sinks=sinks,
         k_scale=_scale("k_scale", k_scale, q),
         v_scale=_scale("v_scale", v_scale, q),
     )
-    if not q.is_cuda or os.environ.get("DEJAVU_ATTENTION_CHECK", "0") not in ("", "0"):
+    if CHECK_VALUES or not q.is_cuda:
         _check_values(batch)
     return batch
 
@@ -195,8 +198,9 @@ def _check_tensors(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor
         raise ValueError(
             f"k_cache: {_said(k_cache)}; q's {q.shape[1]} heads are no multiple of its {k_cache.shape[2]} heads"
         )
-    if k_cache.dtype != q.dtype and k_cache.dtype not in CACHE_DTYPES:
-        raise ValueError(f"k_cache: {_said(k_cache)}; expected q's dtype {q.dtype} or a float8")
+    if k_cache.dtype != q.dtype and k_cache.dtype not in _readable(q.device):
+        able = ", ".join(str(each).removeprefix("torch.") for each in (q.dtype, *_readable(q.device)))
+        raise ValueError(f"k_cache: {_said(k_cache)}; expected one of what Triton reads on {q.device}: {able}")
     if v_cache.shape != k_cache.shape or v_cache.dtype != k_cache.dtype or v_cache.stride() != k_cache.stride():
         raise ValueError(f"v_cache: {_said(v_cache)}; expected it like k_cache: {_said(k_cache)}")
     for name, tensor in (("q", q), ("k_cache", k_cache), ("v_cache", v_cache)):
@@ -204,6 +208,50 @@ def _check_tensors(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor
             raise ValueError(f"{name}: {_said(tensor)}; expected the last dimension contiguous")
         if tensor.device != q.device:
             raise ValueError(f"{name}: {_said(tensor)}; expected it on {q.device}, as q")
+        _check_span(name, tensor)
+
+
+@cache
+def _readable(device: torch.device) -> tuple[torch.dtype, ...]:
+    """The float8 that kernels can read on a device."""
+    if triton.knobs.runtime.interpret:
+        return torch.float8_e4m3fn, torch.float8_e5m2
+    if device.type != "cuda":  # for `reference`, and to compile for GPUs that are elsewhere
+        return tuple(FLOAT8)
+    from triton.compiler.compiler import make_backend
+    from triton.runtime import driver
+
+    names = make_backend(driver.active.get_current_target()).parse_options({}).supported_fp8_dtypes
+    return tuple(dtype for dtype, name in FLOAT8.items() if name in names)
+
+
+def _check_per_head(name: str, each: torch.Tensor | None, q: torch.Tensor) -> None:
+    if each is None:
+        return
+    if each.shape != (q.shape[1],) or each.device != q.device or each.stride(0) != 1 or not each.is_floating_point():
+        raise ValueError(
+            f"{name}: {_said(each)}; expected a float per query head, [{q.shape[1]}], contiguous, on {q.device}"
+        )
+
+
+def _check_out(out: torch.Tensor, q: torch.Tensor) -> None:
+    if out.shape != q.shape or out.dtype != q.dtype or out.device != q.device or out.stride(2) != 1:
+        raise ValueError(f"out: {_said(out)}; expected it like q: {_said(q)}, its last dimension contiguous")
+    if (out.stride(0) == 0 and len(out) > 1) or (out.stride(1) == 0 and out.shape[1] > 1):
+        raise ValueError(f"out: {_said(out)}; expected memory of its own for each token and head")
+    _check_span("out", out)
+
+
+def _check_span(name: str, tensor: torch.Tensor) -> None:
+    """The kernels' offsets inside a block or a token have 32 bits."""
+    if tensor.shape[1] * tensor.stride(1) >= 1 << 31:
+        raise ValueError(f"{name}: {_said(tensor)}; its second dimension must span less than 2^31 elements")
+
+
+def _positive(name: str, value: float) -> float:
+    if isinstance(value, (int, float)) and math.isfinite(value) and value > 0:
+        return float(value)
+    raise ValueError(f"{name}: {value!r}; expected a positive number")
 
 
 def _check_lengths(
@@ -225,6 +273,9 @@ def _check_lengths(
     for name, tensor in (("cu_seqlens_q", cu_seqlens_q), ("seqused_k", seqused_k), ("block_table", block_table)):
         if tensor.dtype != torch.int32 or tensor.stride(-1) != 1 or tensor.device != q.device:
             raise ValueError(f"{name}: {_said(tensor)}; expected int32 on {q.device}, its last dimension contiguous")
+    for name, value in (("max_seqlen_q", max_seqlen_q), ("max_seqlen_k", max_seqlen_k)):
+        if not isinstance(value, int):
+            raise ValueError(f"{name}: {value!r}; expected an int")
     if not 1 <= max_seqlen_q <= q.shape[0]:
         raise ValueError(f"max_seqlen_q: {max_seqlen_q}; expected 1 to q's {q.shape[0]} tokens")
     room = block_table.shape[1] * k_cache.shape[1]
@@ -236,19 +287,21 @@ def _check_lengths(
 
 
 def _window(window_size: tuple[int, int]) -> int:
+    if not (isinstance(window_size, (tuple, list)) and [type(side) for side in window_size] == [int, int]):
+        raise ValueError(f"window_size: {window_size!r}; expected two ints, as (-1, -1)")
     left, right = window_size
     if right not in (-1, 0):
         raise ValueError(f"window_size: {tuple(window_size)}; attention is causal: the right side must be 0 or -1")
     if left < -1:
         raise ValueError(f"window_size: {tuple(window_size)}; the left side must be -1, for none, or more")
-    return int(left)
+    return left if left < UNBOUNDED else -1
 
 
 def _scale(name: str, scale: torch.Tensor | float | None, q: torch.Tensor) -> torch.Tensor | None:
     if scale is None:
         return None
     if not isinstance(scale, torch.Tensor):
-        return torch.full((1,), float(scale), dtype=torch.float32, device=q.device)
+        return torch.full((1,), _positive(name, scale), dtype=torch.float32, device=q.device)
     if scale.numel() != 1 or scale.dtype != torch.float32 or scale.device != q.device:
         raise ValueError(f"{name}: {_said(scale)}; expected a number, or one float32 on {q.device}")
     return scale

@@ -17,7 +17,7 @@ from . import hopper, naive, qblock, segmented, static_grid
 from .arguments import Batch, checked_batch
 from .launch import Launch
 
-__all__ = ["PRESETS", "Lengths", "Model", "batch_of", "lengths", "suite"]
+__all__ = ["LAUNCHES", "PRESETS", "Lengths", "Model", "batch_of", "kernel_of", "lengths", "suite"]
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,8 @@ LAUNCHES: dict[str, Callable[[Batch], Launch]] = {
 """The implementations that are tuned, the ones that `auto` takes most first."""
 
 
-def _kernel(implementation: str) -> Any:
+def kernel_of(implementation: str) -> Any:
+    """The tuned kernel of an implementation."""
     if implementation == "hopper":
         from .hopper_kernel import hopper_kernel
 
@@ -186,7 +187,7 @@ def _case(implementation: str, each: Lengths, shape: tuple[Model, int, torch.dty
         made = _made[0].grid
         return made(meta) if callable(made) else made
 
-    return Case(name=f"{implementation} {each.name}", kernel=_kernel(implementation), grid=grid, arguments=arguments)
+    return Case(name=f"{implementation} {each.name}", kernel=kernel_of(implementation), grid=grid, arguments=arguments)
 
 
 suite = Suite(cases=cases)

@@ -32,6 +32,7 @@ def suits(batch: Batch) -> bool:
         and page >= 8
         and page & (page - 1) == 0
         and cache.stride(2) == batch.q.shape[2]
+        and cache.stride(1) > 0
         and cache.stride(0) % cache.stride(1) == 0
         and cache.stride(1) % 8 == 0
         and cache.data_ptr() % 16 == 0

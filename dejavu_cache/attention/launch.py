@@ -42,23 +42,24 @@ def zeros(device: torch.device, count: int) -> torch.Tensor:
 
     Launches of one stream follow each other, so they share them. A captured graph may be replayed on any
     stream beside any other, so each launch in it has its own, from a supply that is made outside of graphs:
-    to clear them in the graph would take longer than some kernels.
+    to clear them in the graph would take longer than some kernels. Nobody says when a graph is gone, so a
+    supply is never given back.
     """
     if device.type != "cuda":
         return torch.zeros(count, dtype=torch.int32)
-    spare = _spare.get(device)
-    short = spare is None or len(spare) < count
+    supplies = _supplies.setdefault(device, [])
+    short = not supplies or len(supplies[-1]) < count
     if torch.cuda.is_current_stream_capturing():
-        if spare is None or short:
+        if short:
             return torch.zeros(count, dtype=torch.int32, device=device)
-        _spare[device] = spare[count:]
-        return spare[:count]
+        taken, supplies[-1] = supplies[-1][:count], supplies[-1][count:]
+        return taken
     if short:
-        _spare[device] = torch.zeros(SPARE, dtype=torch.int32, device=device)
+        supplies.append(torch.zeros(SPARE, dtype=torch.int32, device=device))
     return _shared_zeros(device, torch.cuda.current_stream(device).cuda_stream, count)
 
 
-_spare: dict[torch.device, torch.Tensor] = {}
+_supplies: dict[torch.device, list[torch.Tensor]] = {}
 
 
 @cache

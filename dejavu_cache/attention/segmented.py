@@ -34,13 +34,14 @@ ROOM = 8192
 """As many (token, KV head, segment) as there may be: more than every GPU's programs."""
 
 
-@triton.jit(do_not_specialize=["segments"])
+@triton.jit(do_not_specialize=["num_seqs", "num_rows", "segments"])
 def merge_kernel(
-    out, stride_out_token, stride_out_head, scratch, v_scale, num_rows, segments,
+    out, stride_out_token, stride_out_head, scratch, cu_seqlens_q, v_scale, num_seqs, num_rows, segments,
     HEADS: tl.constexpr, HEAD: tl.constexpr, HEAD_PADDED: tl.constexpr, SLOTS: tl.constexpr,
 ):  # fmt: skip
     """One program per (token, query head): the segments' outputs, weighted by what each saw."""
     row = tl.program_id(0).to(tl.int64)
+    tokens = tl.load(cu_seqlens_q + num_seqs)  # those after the last sequence are padding, and left alone
     slots = tl.arange(0, SLOTS)
     at = row * segments + slots
     dims = tl.arange(0, HEAD_PADDED)
@@ -54,24 +55,30 @@ def merge_kernel(
     if v_scale is not None:
         merged *= tl.load(v_scale)
     at_out = out + (row // HEADS) * stride_out_token + (row % HEADS) * stride_out_head + dims
-    tl.store(at_out, merged.to(out.dtype.element_ty), mask=dims < HEAD)
+    tl.store(at_out, merged.to(out.dtype.element_ty), mask=(dims < HEAD) & (row // HEADS < tokens))
 
 
 def _merge(
-    out: torch.Tensor, scratch: torch.Tensor, v_scale: torch.Tensor | None, head_padded: int, segments: int
+    out: torch.Tensor,
+    scratch: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    v_scale: torch.Tensor | None,
+    head_padded: int,
+    segments: int,
 ) -> None:
     tokens, heads, head = out.shape
     slots = 1 << (segments - 1).bit_length()
     merge_kernel[(tokens * heads,)](
-        out, out.stride(0), out.stride(1), scratch, v_scale, tokens * heads, segments,
-        HEADS=heads, HEAD=head, HEAD_PADDED=head_padded, SLOTS=slots, num_warps=4 if slots > 16 else 2,
+        out, out.stride(0), out.stride(1), scratch, cu_seqlens_q, v_scale, len(cu_seqlens_q) - 1, tokens * heads,
+        segments, HEADS=heads, HEAD=head, HEAD_PADDED=head_padded, SLOTS=slots, num_warps=4 if slots > 16 else 2,
     )  # fmt: skip
 
 
 def _merge_too(nargs: dict[str, Any], exception: Exception | None) -> None:
     """Runs after every launch that is measured, so that more segments also cost what merging them does."""
     if exception is None:
-        _merge(nargs["out"], nargs["scratch"], nargs["v_scale"], nargs["HEAD_PADDED"], num_segments(nargs, nargs))
+        parts = (nargs[name] for name in ("out", "scratch", "cu_seqlens_q", "v_scale", "HEAD_PADDED"))
+        _merge(*parts, num_segments(nargs, nargs))
 
 
 def num_segments(given: Mapping[str, Any], config: Mapping[str, Any]) -> int:
@@ -197,5 +204,5 @@ def run(batch: Batch) -> torch.Tensor:
     segments: list[int] = []
     segmented = launch(batch, segments.append)
     segmented()
-    _merge(batch.out, segmented.args[1], batch.v_scale, batch.head_padded, segments[-1])
+    _merge(batch.out, segmented.args[1], batch.cu_seqlens_q, batch.v_scale, batch.head_padded, segments[-1])
     return batch.out

@@ -46,8 +46,12 @@ HOPPER_BUCKETS = {name: bucket for name, bucket in BUCKETS.items() if name in HO
 METHOD = "cudagraph-warm"
 """A decode takes a few microseconds: only a graph's replay tells it from its launch."""
 
-SHARED_MEMORY = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
-"""Bytes that a program may have, by compute capability; 64 KiB on AMD's GPUs."""
+SHARED_MEMORY = {
+    capability: 1024 * kib
+    for kib, capabilities in {163: (80, 87), 99: (86, 89, 120, 121), 227: (90, 100, 103)}.items()
+    for capability in capabilities
+}
+"""Bytes that a program may have, by compute capability; elsewhere, and on AMD's GPUs, it is 64 KiB."""
 
 SMALL = 8192
 """Bytes of a tile of keys below which its loads are too short to be worth it."""
@@ -109,6 +113,8 @@ def why_not(config: triton.Config, head_padded: int, group: int, element_size: i
     rows, tile = config.kwargs["BLOCK_M"], config.kwargs["TILE"]
     if rows < group:
         return f"BLOCK_M={rows} holds no token of {group} query heads per KV head"
+    if interpreting():
+        return None  # it has neither registers nor shared memory
     if rows * head_padded > min(4096 * config.num_warps, 1 << 15):  # of 65,536 registers, half
         return f"an output of {rows} x {head_padded} float32 leaves {config.num_warps} warps no registers"
     if capability >= 90 and element_size == 4 and (rows, tile, config.num_warps) == (64, 16, 8):
@@ -141,7 +147,10 @@ def pruned(keep: Keep = lambda config, given: True) -> dict[str, Callable[..., l
 
     def prune(configs: Sequence[triton.Config], nargs: Mapping[str, Any], **kwargs: Any) -> list[triton.Config]:
         given, capability = {**nargs, **kwargs}, _capability()
-        able = [each for each in configs if _runs(each, given, capability)]
+        reasons = [_cannot(each, given, capability) for each in configs]
+        able = [each for each, reason in zip(configs, reasons, strict=True) if reason is None]
+        if not able:
+            raise ValueError(f"q: no config can run a call of this shape; of the last one, {reasons[-1]}")
         kept = [each for each in able if keep(each, given)]
         return [each for each in kept if _likely(each, given, capability)] or kept or able
 
@@ -180,9 +189,8 @@ def usual(configs: Sequence[triton.Config], keep: Keep = lambda config, given: T
     return default
 
 
-def _runs(config: triton.Config, given: Mapping[str, Any], capability: int) -> bool:
-    size = given["q"].element_size()
-    return why_not(config, given["HEAD_PADDED"], given["GROUP"], size, capability) is None
+def _cannot(config: triton.Config, given: Mapping[str, Any], capability: int) -> str | None:
+    return why_not(config, given["HEAD_PADDED"], given["GROUP"], given["q"].element_size(), capability)
 
 
 def _likely(config: triton.Config, given: Mapping[str, Any], capability: int) -> bool:

@@ -21,7 +21,7 @@ from .common import attend, init_softmax, load_block, store_rows
 from .launch import Launch, num_sms, zeros
 from .spaces import BUCKETS, KEYS, METHOD, pruned, space, usual
 
-__all__ = ["launch", "run", "static_grid_kernel"]
+__all__ = ["launch", "most_rows", "run", "static_grid_kernel"]
 
 UNIT = tl.constexpr(64)
 """Keys in a unit: a tile, or several."""
@@ -132,7 +132,8 @@ def static_grid_kernel(
     spans = pairs * tl.cdiv(lengths, unit)
     ends = tl.cumsum(spans, 0)
     units = tl.max(ends, 0)
-    programs = tl.maximum(tl.minimum(tl.num_programs(0), units * unit // LEAST), 1)
+    worth = units.to(tl.int64) * unit // LEAST
+    programs = tl.maximum(tl.minimum(tl.num_programs(0), worth), 1).to(tl.int32)
     if program >= programs:
         return
     start = first_unit(program, programs, units)
@@ -207,12 +208,17 @@ def static_grid_kernel(
         at = here_end
 
 
+def most_rows(max_seqlen_q: int, group: int) -> int:
+    """The largest BLOCK_M that is worth it for sequences of so many new tokens."""
+    return min(max(16, 1 << (max_seqlen_q * group - 1).bit_length()), LARGEST_BLOCK)
+
+
 def launch(batch: Batch) -> Launch:
     """A fixed number of programs per SM."""
     out, device = batch.out, batch.q.device
-    most_rows = min(max(16, 1 << (batch.max_seqlen_q * batch.group - 1).bit_length()), LARGEST_BLOCK)
+    rows = most_rows(batch.max_seqlen_q, batch.group)
     most_programs = max(PER_SM) * num_sms(device)
-    scratch = torch.empty(most_programs * 2 * most_rows * (batch.head_padded + 4), dtype=torch.float32, device=device)
+    scratch = torch.empty(most_programs * 2 * rows * (batch.head_padded + 4), dtype=torch.float32, device=device)
     return Launch(
         static_grid_kernel,
         lambda meta: (int(meta["per_sm"]) * num_sms(device),),
@@ -220,7 +226,7 @@ def launch(batch: Batch) -> Launch:
         {
             **batch.shape,
             "MAX_SEQS": max(16, 1 << (batch.num_seqs - 1).bit_length()),
-            "MOST_ROWS": most_rows,
+            "MOST_ROWS": rows,
         },
     )
 

@@ -22,7 +22,7 @@ PROCESS = """
     for each in batches:
         IMPLEMENTATIONS["auto"](cases.batch_of(each, cases.PRESETS["llama3-8b"], 16, torch.bfloat16))
     torch.cuda.synchronize()
-    tuned = sum(cases._kernel(name).benchmarked for name in cases.LAUNCHES)
+    tuned = sum(cases.kernel_of(name).benchmarked for name in cases.LAUNCHES)
     print(len(batches), tuned)
 """
 
