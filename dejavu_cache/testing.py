@@ -115,6 +115,14 @@ class StoreContract:
         assert found.record == _record(1, _measurement(16), _measurement(32))
         assert len(list(store.records(_context()))) == 2
 
+    def test_what_was_put_now_is_there_when_it_returns(self, store: Store) -> None:
+        """Nothing is on its way any more."""
+        store.put_now(_context(), [_record(1), _record(2)])
+        assert list(self.reopen(store).records(_context())) == [_record(1), _record(2)]
+        found = store.get(_context(), _record(1).scenario)
+        assert found is not None
+        assert found.record == _record(1)
+
     def test_launches_are_put_together(self, store: Store) -> None:
         """What compiles a winner ahead of time is kept with it, whoever noted it."""
         launches = [

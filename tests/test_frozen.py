@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 from addition import CONFIGS, add_one
-from support import context, dejavu, launch, record
+from support import MOMENT, config, context, dejavu, launch, measurement, record
 
 from dejavu_cache import cached_autotune, open_store
 from dejavu_cache.errors import ReadOnlyStoreError, ScenarioNotTuned, SettingsError, StoreError
 from dejavu_cache.process import as_tiers
+from dejavu_cache.records import Failure, Measurement
 from dejavu_cache.stores import FileStore
 from dejavu_cache.stores.frozen import freeze
 
@@ -34,6 +35,14 @@ def test_it_holds_what_the_store_held_and_takes_nothing(tmp_path: Path) -> None:
     for write in (lambda: frozen.put(context(), [record(3)]), lambda: frozen.delete(context())):
         with pytest.raises(ReadOnlyStoreError):
             write()
+
+
+def test_a_message_may_hold_any_separator(tmp_path: Path) -> None:
+    failure = Failure(kind="compile_error", reason="one\u2028two\u0085three")
+    failed = record(16, measurement(32), Measurement(config=config(64), failure=failure, at=MOMENT))
+    store = FileStore(tmp_path / "store")
+    store.put(context(), [failed])
+    assert list(freeze(store, tmp_path / "frozen").records(context())) == [failed]
 
 
 def test_what_was_changed_or_is_missing_is_refused(tmp_path: Path) -> None:

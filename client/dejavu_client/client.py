@@ -140,8 +140,10 @@ class Client:
         return None if status == 404 else _read(Record, _parsed(body))
 
     def send(self, whole: RecordSet) -> None:
-        """Merges records into the server's."""
-        self._call("POST", f"{self._home}/records", content=whole.model_dump_json(exclude_none=True))
+        """Merges records into the server's; who is told that they were taken may forget them."""
+        taken = self._json("POST", "/records", content=whole.model_dump_json(exclude_none=True)).get("records")
+        if taken != len(whole.records):
+            raise NonsenseError(f"{self.url} does not say that it took {len(whole.records)} records")
 
     def delete(self, context: Context, scenarios: Iterable[Scenario] | None = None) -> int:
         """Drops records, and says how many there were."""

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from dejavu_cache.provenance import whoami
-from dejavu_cache.records import Context, OnConflict, Record, Scenario, merge_into, merge_records
+from dejavu_cache.records import Context, OnConflict, Record, RecordSet, Scenario, merge_into, merge_records
 from dejavu_cache.settings import current_settings
 from dejavu_cache.stores import Found, Store
 
@@ -50,8 +50,8 @@ class RemoteStore(Store):
 
     Reading asks once per context, for all its records. It waits `wait` seconds at the most, whatever the
     server does; then the circuit opens, and until a background thread has seen the server answer again,
-    every call raises `UnreachableError` at once. Writing queues and returns. The server keeps the first claim
-    about a config, so `on_conflict` only ever matters as `"fail"`.
+    every call raises `UnreachableError` at once. `put` queues and returns; `put_now` waits. The server keeps the
+    first claim about a config, so `on_conflict` only ever matters as `"fail"`.
 
     Args:
         wait: seconds that a call may take.
@@ -97,11 +97,15 @@ class RemoteStore(Store):
             known = self._records_of(context, fresh=True)
             for record in records:
                 merge_records(known.get(record.scenario, record), record, "fail")
-        unpinned = [record.model_copy(update={"pin": None}) for record in records]
-        self.sender.put(context, unpinned)
+        self.sender.put(context, _unpinned(records))
         for record in records:
             if record.pin is not None:
                 self._pin(context, record)
+
+    def put_now(self, context: Context, records: Iterable[Record]) -> None:
+        whole = RecordSet(context=context, records=_unpinned(records))
+        self._ask(lambda: self.client.send(whole))
+        self._known.pop(context, None)
 
     def _pin(self, context: Context, record: Record) -> None:
         """Pins are for admins, who want to know whether it worked: this waits and raises."""
@@ -241,6 +245,10 @@ def _within(seconds: float, question: Callable[[], T]) -> T:
     if error is not None:
         raise error
     return answer  # type: ignore[no-any-return]
+
+
+def _unpinned(records: Iterable[Record]) -> tuple[Record, ...]:
+    return tuple(record.model_copy(update={"pin": None}) for record in records)
 
 
 def _let_go(sender: Sender, client: Client) -> None:

@@ -24,7 +24,8 @@ class Sender:
     """Sends records and misses, keeps them on disk while the server is away, and probes whether it is back.
 
     What `put` was given is with the server or in the spool once `flush` returns True; a process that is
-    killed before loses it here, which is why a local store stands before a remote one.
+    killed before loses it here, which is why a local store stands before a remote one. A sweep, whose only copy
+    it would be, does not go through here: see `RemoteStore.put_now`.
     """
 
     def __init__(self, client: Client, circuit: Circuit, spool: Spool) -> None:

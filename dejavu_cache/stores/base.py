@@ -77,6 +77,14 @@ class Store(ABC):
             StoreError: the store cannot be written, for the reason in the message.
         """
 
+    def put_now(self, context: Context, records: Iterable[Record]) -> None:
+        """As `put`, but has taken them when it returns: for who would otherwise delete the only copy.
+
+        Raises:
+            StoreError: it has not, or one of its tiers has not, and another try may do no harm.
+        """
+        self.put(context, records)
+
     @abstractmethod
     def delete(self, context: Context, scenarios: Iterable[Scenario] | None = None) -> int:
         """Drops the records of some scenarios, or of all, and says how many there were."""

@@ -40,7 +40,7 @@ class FrozenStore(MemoryStore):
             ) from None
         if hashlib.sha256(content).hexdigest() != path.stem:
             raise StoreError(f"{path} is not the snapshot that its name says: it was changed or cut; copy it again")
-        for line in content.decode().splitlines():
+        for line in content.splitlines():
             whole = _parse(line, path)
             super().put(whole.context, whole.records)
 
@@ -52,7 +52,7 @@ class FrozenStore(MemoryStore):
         return 0
 
 
-def _parse(line: str, path: Path) -> RecordSet:
+def _parse(line: bytes, path: Path) -> RecordSet:
     try:
         whole = RecordSet.model_validate_json(line)
     except ValidationError as error:

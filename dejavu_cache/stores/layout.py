@@ -37,7 +37,7 @@ from pydantic import ValidationError
 from ..errors import DamagedRecordsError, NewerFormatError
 from ..records import FORMAT, Context, OnConflict, Record, RecordSet, Scenario, canonical_json, merge_records
 
-__all__ = ["Page", "find", "read_context"]
+__all__ = ["Page", "find", "read_context", "read_set"]
 
 _OPENING = f'{{"format": {FORMAT},\n"context": '
 _RECORDS = ',\n"records": ['
@@ -83,14 +83,7 @@ class Page:
 
     @classmethod
     def _parse_whole(cls, text: str, where: str) -> Page:
-        try:
-            held = json.loads(text)
-            found = held.get("format")
-            if isinstance(found, int) and found > FORMAT:
-                raise NewerFormatError(where, found, FORMAT)
-            whole = RecordSet.model_validate_json(text)
-        except (ValueError, AttributeError) as error:
-            raise DamagedRecordsError(f"{where} is damaged: {_reason(error)}") from None
+        whole = read_set(text, where)
         return cls(whole.context, whole.records)
 
     def __len__(self) -> int:
@@ -136,6 +129,22 @@ class Page:
         """The record set as it is written down."""
         records = ",".join("\n{" + cut.removesuffix(",") for _, cut in sorted(self._cuts.items()))
         return f"{_head(self.context)}{records}{_CLOSING}"
+
+
+def read_set(text: str | bytes, where: str) -> RecordSet:
+    """A record set, however it is laid out.
+
+    Raises:
+        NewerFormatError: a newer version wrote it.
+        DamagedRecordsError: it is truncated, not JSON, or not a record set.
+    """
+    try:
+        found = json.loads(text).get("format")
+        if isinstance(found, int) and found > FORMAT:
+            raise NewerFormatError(where, found, FORMAT)
+        return RecordSet.model_validate_json(text)
+    except (ValueError, AttributeError) as error:
+        raise DamagedRecordsError(f"{where} is damaged: {_reason(error)}") from None
 
 
 def find(held: mmap, context: Context, scenario: Scenario, where: str) -> Record | None:

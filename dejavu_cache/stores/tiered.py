@@ -92,19 +92,30 @@ class TieredStore(Store):
         self._first_that_can(lambda tier: tier.put_imported(held))
 
     def put(self, context: Context, records: Iterable[Record], on_conflict: OnConflict = "newest") -> None:
-        self._refuse_if_read_only()
         records = list(records)
+        failures = self._put_in_each(lambda tier: tier.put(context, records, on_conflict))
+        if len(failures) == len(self._writable):
+            raise failures[0]
+
+    def put_now(self, context: Context, records: Iterable[Record]) -> None:
+        records = list(records)
+        failures = self._put_in_each(lambda tier: tier.put_now(context, records))
+        if failures:
+            raise failures[0]
+
+    def _put_in_each(self, put: Callable[[Store], None]) -> list[StoreError]:
+        """Writes to all that can be written, and says what those raised that did not take it."""
+        self._refuse_if_read_only()
         failures: list[StoreError] = []
         for tier in self._writable:
             try:
-                tier.put(context, records, on_conflict)
+                put(tier)
             except MergeConflictError:
                 raise
             except StoreError as error:
                 failures.append(error)
                 warn_once(f"put {tier.url}", f"nothing is written to {tier.url}: {error}")
-        if len(failures) == len(self._writable):
-            raise failures[0]
+        return failures
 
     def delete(self, context: Context, scenarios: Iterable[Scenario] | None = None) -> int:
         self._refuse_if_read_only()

@@ -61,13 +61,14 @@ def by_one(costs: Costs) -> Choice:
 
 
 def by_tree(costs: Costs, tree: Tree) -> Choice:
-    """What a tree chooses, among the configs that ran anywhere."""
+    """What a tree chooses, as a launch asks it: the first of its configs that pruning left in the scenario."""
     place = {config: column for column, config in enumerate(costs.configs)}
     slowdown = np.full(len(costs), np.inf)
     for row, scenario in enumerate(costs.scenarios):
-        chosen = next((each for each in tree.rank(values_of(scenario)) if each in place), None)
+        ranked = (place[each] for each in tree.rank(values_of(scenario)) if each in place)
+        chosen = next((column for column in ranked if costs.tried[row, column]), None)
         if chosen is not None:
-            slowdown[row] = costs.slowdown[row, place[chosen]]
+            slowdown[row] = costs.slowdown[row, chosen]
     regret = tree.regret
     note = f"held out: {times(1 + regret.mean)} on average, {times(1 + regret.max)} at worst"
     return Choice("decision tree", "by-tree", slowdown, None, f"{len(tree.configs)} configs; {note}")

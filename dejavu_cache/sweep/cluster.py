@@ -68,6 +68,7 @@ class RayHost:
         self._resources = dict(resources)
         self._actor: Any = None
         self._closed = False
+        self._kept: list[str] = []
 
     def cases(self) -> list[str]:
         import ray
@@ -102,9 +103,12 @@ class RayHost:
         actor, self._actor = self._actor, None
         if actor is not None:
             with suppress(Exception):  # it may be gone already
-                ray.get(actor.close.remote(), timeout=20)
+                self._kept = ray.get(actor.close.remote(), timeout=20)
             with suppress(Exception):
                 ray.kill(actor)
+
+    def kept(self) -> list[str]:
+        return self._kept
 
     def _started(self) -> Any:
         import ray
@@ -130,5 +134,7 @@ class _Actor:
             config = None if error.config is None else error.config.model_dump()
             return json.dumps({"lost": {"config": config, "reason": error.reason, "blame": error.blame}})
 
-    def close(self) -> None:
+    def close(self) -> list[str]:
+        """Ends the worker, and says what it leaves on this machine, where nobody else would look."""
         self._host.close()
+        return [f"{socket.gethostname()}:{path}" for path in self._host.kept()]

@@ -14,6 +14,7 @@ from typing import Any, Literal, Protocol
 
 from ..errors import DejavuError, SettingsError
 from ..records import Config
+from .journal import left_behind
 from .messages import Job, Outcome, Spec
 
 __all__ = ["Host", "HostLostError", "LocalHost"]
@@ -65,6 +66,9 @@ class Host(Protocol):
 
     def close(self) -> None:
         """Ends the worker; what it measured is kept."""
+
+    def kept(self) -> list[str]:
+        """The files, where the worker was, with what the store has not taken; to be asked after `close`."""
 
 
 class LocalHost:
@@ -121,6 +125,9 @@ class LocalHost:
 
     def close(self) -> None:
         self._end(kill=False)
+
+    def kept(self) -> list[str]:
+        return [str(path) for path in left_behind(self._spec.store)]
 
     def _started(self) -> subprocess.Popen[str]:
         with self._lock:

@@ -6,18 +6,19 @@ import hashlib
 import os
 import socket
 import threading
+import time
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from filelock import FileLock, Timeout
-from pydantic import ValidationError
 
-from ..errors import StoreError
+from ..errors import DamagedRecordsError, NewerFormatError, StoreError
 from ..notices import warn_once
 from ..records import Context, OnConflict, Record, RecordSet, Scenario, canonical_json, merge_into, merge_records
 from ..stores import Found, Store
+from ..stores.layout import read_set
 
 __all__ = ["Journal", "journals", "left_behind"]
 
@@ -37,7 +38,8 @@ def left_behind(home: str) -> list[Path]:
         lock = _lock_of(path)
         with suppress(Timeout):
             lock.acquire()
-            left.append(path)
+            if path.exists():  # else its sweep has ended just now
+                left.append(path)
             _unlock(lock)
     return left
 
@@ -110,13 +112,14 @@ class Journal(Store):
         with self._lock:
             for context, held in list(self._held.items()):
                 try:
-                    self.home.put(context, held.values())
-                except (StoreError, OSError) as error:
+                    self.home.put_now(context, held.values())
+                except (StoreError, OSError) as error:  # those of another context may be taken
                     self._away(error)
-                    return False
-                del self._held[context]
-            self.path.unlink(missing_ok=True)
-            return True
+                else:
+                    del self._held[context]
+            if not self._held:
+                self.path.unlink(missing_ok=True)
+            return not self._held
 
     def close(self) -> None:
         """Hands over what is held, and leaves the rest on the disk."""
@@ -129,7 +132,7 @@ class Journal(Store):
     def _away(self, error: Exception) -> None:
         warn_once(
             f"journal {self.url}",
-            f"{self.url} is away ({error}): what is measured is kept in {self.path} until it is back",
+            f"{self.url} is away ({error}): what is measured is kept in {self.path} until it takes it",
         )
 
     def _adopt(self) -> None:
@@ -141,12 +144,25 @@ class Journal(Store):
             except Timeout:
                 continue
             try:
-                for whole in _read(path):
-                    self.put(whole.context, whole.records)
-                if self.flush() or self.path.exists():
-                    path.unlink(missing_ok=True)
+                self._take_over(path)
+            except FileNotFoundError:  # another worker was here first
+                pass
+            except NewerFormatError as error:
+                warn_once(f"{path}", str(error))
             finally:
                 _unlock(lock)
+
+    def _take_over(self, path: Path) -> None:
+        whole_sets, damage = _read(path)
+        for whole in whole_sets:
+            self.put(whole.context, whole.records)
+        self.flush()
+        if damage is None:
+            path.unlink()
+            return
+        aside = path.with_name(f"{path.name}.damaged-{time.time_ns()}")
+        path.replace(aside)
+        warn_once(f"{path}", f"{damage}; the other lines are taken over, and the file is kept as {aside.name}")
 
 
 def _lock_of(path: Path) -> FileLock:
@@ -159,9 +175,21 @@ def _unlock(lock: FileLock) -> None:
         Path(lock.lock_file).unlink()
 
 
-def _read(path: Path) -> Iterator[RecordSet]:
-    for line in path.read_text(encoding="utf-8").splitlines():
+def _read(path: Path) -> tuple[list[RecordSet], DamagedRecordsError | None]:
+    """What can be read of a journal, and what is wrong with the first line that cannot.
+
+    Raises:
+        FileNotFoundError: it is not there any more.
+        NewerFormatError: a newer version wrote some of it.
+    """
+    *lines, rest = path.read_bytes().split(b"\n")
+    if rest:  # what was being written when the process died
+        warn_once(f"{path}", f"{path} ends in the middle of a line, which is passed over")
+    whole_sets: list[RecordSet] = []
+    damage: DamagedRecordsError | None = None
+    for number, line in enumerate(lines, 1):
         try:
-            yield RecordSet.model_validate_json(line)
-        except ValidationError:  # the line that was being written when the process died
-            warn_once(f"{path}", f"{path} ends in the middle of a line, which is passed over")
+            whole_sets.append(read_set(line, f"{path}, line {number},"))
+        except DamagedRecordsError as error:
+            damage = damage or error
+    return whole_sets, damage

@@ -55,11 +55,13 @@ class Report:
         outcomes: by case, in the order in which they came.
         left: cases that nobody came to.
         stopped: why not all were, or nothing.
+        kept: the files, on whatever machine, with what the store has not taken.
     """
 
     outcomes: dict[str, Outcome] = field(default_factory=dict)
     left: list[str] = field(default_factory=list)
     stopped: str = ""
+    kept: list[str] = field(default_factory=list)
     seconds: float = 0.0
 
     def of(self, *statuses: str) -> list[Outcome]:
@@ -74,7 +76,7 @@ class Report:
     @property
     def complete(self) -> bool:
         """Whether nothing is left to do."""
-        return not (self.left or self.stopped or self.of("failed", "skipped", "partial", "busy"))
+        return not (self.left or self.stopped or self.kept or self.of("failed", "skipped", "partial", "busy"))
 
 
 class Sweep:
@@ -148,6 +150,7 @@ class Sweep:
         if self._errors:
             self.report.stopped = self.report.stopped or str(self._errors[0])
         self.report.left = [*self._waiting, *self._later]
+        self.report.kept = sorted({each for host in self._hosts for each in host.kept()})
         self.report.seconds = time.monotonic() - start
         return self.report
 

@@ -116,6 +116,23 @@ def store(server: BadServer, tmp_path: Path) -> Iterator[RemoteStore]:
     store.client.close()
 
 
+def test_no_bad_server_is_believed_to_have_taken_records(store: RemoteStore) -> None:
+    """Whoever hands over the only copy learns that it must be kept."""
+    with pytest.raises(RemoteError):
+        store.put_now(context(), [record(1), record(2)])
+    assert len(store.spool) == 0
+
+
+def test_a_folder_does_not_take_records_for_a_server_that_knows_no_such_address(tmp_path: Path) -> None:
+    server = BadServer(lambda peer: peer.sendall(answer("404 Not Found", b"{}")))
+    folder = FileStore(tmp_path / "folder")
+    away = RemoteStore(Client(server.url), wait=WAIT, spool=Spool("x", tmp_path / "spool"))
+    with TieredStore([folder, away]) as both, pytest.raises(RemoteError, match="not found"):
+        both.put_now(context(), [record(1)])
+    assert folder.get(context(), record(1).scenario) is not None
+    server.close()
+
+
 def test_reading_raises_in_time_and_then_at_once(store: RemoteStore) -> None:
     start = time.monotonic()
     with pytest.raises(RemoteError):

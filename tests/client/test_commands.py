@@ -7,9 +7,9 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from support import MOMENT, context, dejavu, measurement, record, run_python
+from support import MOMENT, config, context, dejavu, measurement, record, run_python
 
-from dejavu_cache.records import Failure, Measurement, Winner
+from dejavu_cache.records import Failure, Measurement, RecordSet, Winner, canonical_json
 from dejavu_cache.stores import FileStore
 
 
@@ -64,6 +64,16 @@ def test_an_export_imports_to_the_same_files(store: FileStore, tmp_path: Path) -
     copy = FileStore(tmp_path / "copy")
     assert dejavu("import", tmp_path / "records.ndjson", "--store", copy.root).returncode == 0
     assert copy.path(context()).read_bytes() == store.path(context()).read_bytes()
+
+
+def test_only_a_newline_ends_a_line_of_an_export(tmp_path: Path) -> None:
+    """Compilers' messages may hold all kinds of separators."""
+    failure = Failure(kind="compile_error", reason="one\u2028two\u0085three")
+    failed = record(16, measurement(32), Measurement(config=config(64), failure=failure, at=MOMENT))
+    line = canonical_json(RecordSet(context=context(), records=(failed,)))
+    (tmp_path / "records.ndjson").write_text(line + "\n", encoding="utf-8")
+    dejavu("import", tmp_path / "records.ndjson", "--store", tmp_path / "other")
+    assert list(FileStore(tmp_path / "other").records(context())) == [failed]
 
 
 def test_a_record_file_and_a_folder_are_imported_too(store: FileStore, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from support import environment
 
-from dejavu_cache.stores import FileStore
+from dejavu_cache.stores import FileStore, Store
 
 SUITE = """
     import os, time
@@ -134,8 +134,11 @@ class Sweeps:
 
     @property
     def recorded(self) -> dict[int, dict[int, str]]:
-        """By size and block: what the store has, a time or a failure."""
-        store = FileStore(self.store)
+        """By size and block: what the folder has, a time or a failure."""
+        return self.recorded_in(FileStore(self.store))
+
+    def recorded_in(self, store: Store) -> dict[int, dict[int, str]]:
+        """The same of another store."""
         return {
             record.scenario.args["n"]: {  # type: ignore[misc]
                 each.config.params["BLOCK"]: each.failure.kind if each.failure else f"{each.median}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
 from collections.abc import Iterator
 
@@ -58,6 +59,21 @@ def test_a_cluster_that_loses_a_worker_completes_the_sweep(cluster: Sweeps) -> N
     assert report.complete
     assert cluster.recorded == cluster.whole()
     assert len(cluster.measured) - len(set(cluster.measured)) <= 1
+
+
+def test_what_a_store_did_not_take_is_told_by_the_machine_that_has_it(
+    cluster: Sweeps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dejavu_cache.sweep.cluster import ray_hosts
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cluster.folder / "the sweep's own"))  # its workers are elsewhere
+    hosts = ray_hosts(Spec(suite=str(cluster.suite), store=cluster.store.as_uri()), "local")
+    cases, _ = (host.cases() for host in hosts)
+    cluster.store.write_text("a file stands where the folder should be")
+    report = Sweep(hosts, cases[:2]).run()
+    left = {f"{socket.gethostname()}:{path}" for path in (cluster.folder / "cache").rglob("*.jsonl")}
+    assert set(report.kept) == left != set()
+    assert not report.complete
 
 
 def test_no_cluster_is_said_in_a_line(sweeps: Sweeps) -> None:

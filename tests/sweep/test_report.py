@@ -13,6 +13,8 @@ from support import MOMENT, config, context, dejavu, measurement, record
 
 from dejavu_cache.records import Failure, Measurement, Record, RecordSet, Scenario
 from dejavu_cache.stores import FileStore
+from dejavu_cache.sweep.choices import by_tree
+from dejavu_cache.sweep.costs import Costs
 from dejavu_cache.sweep.fit import fit
 from dejavu_cache.sweep.report import render
 
@@ -150,6 +152,17 @@ def test_names_from_records_are_text_and_nothing_else() -> None:
     told = page(on(*records, kernel=evil, device=evil), on(*records, kernel=evil, device="other"))
     assert "script" not in told.tags
     assert evil in told.text
+
+
+def test_a_tree_costs_what_a_launch_pays_where_its_first_choice_is_pruned() -> None:
+    """32 is best wherever it is measured; where it is not, a launch runs 64."""
+    records = [record(2**m, measurement(32, 1.0), measurement(64, 2.0), measurement(128, 4.0)) for m in range(11)]
+    pruned = record(2**11, measurement(64, 2.0), measurement(128, 4.0))
+    costs = Costs.of([*records, pruned])
+    tree = fit(on(*records, pruned), leaves=1)
+    assert tree.rank({"M": 2**11, "N": 64, "x_ptr": "float16"})[0] == config(32)
+    chosen = by_tree(costs, tree)
+    assert (chosen.failed, chosen.worst) == (0, 1.0)
 
 
 @pytest.mark.parametrize(

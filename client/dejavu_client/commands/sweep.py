@@ -83,19 +83,16 @@ def sweep(
     finally:
         for host in hosts:
             host.close()
-    from dejavu_cache.sweep.journal import left_behind
-
-    kept = left_behind(home.url)
     if as_json:
-        show_json({**_as_json(report), "kept": [str(path) for path in kept]})
+        show_json(_as_json(report))
     else:
         (_say_plan if dry_run else _say_drift if verify else _say_report)(report, home.url)
-    for path in kept:
+    for path in report.kept:
         sys.stderr.write(f"{home.url} has not taken all of it: {path} waits for the next sweep into it\n")
     if report.stopped == "interrupted":
         raise typer.Exit(INTERRUPTED)
     drifted = [each for each in report.of("verified") if abs(_drift(each)) > DRIFT]
-    if kept or drifted or not (report.complete or dry_run):
+    if report.kept or drifted or not (report.complete or dry_run):
         raise typer.Exit(1)
 
 
@@ -185,7 +182,7 @@ def _say_report(report: Report, url: str) -> None:
         say(f"{each.case}: {why}{': ' + each.message if each.message else ''}")
     tuned, known = len(report.of("tuned")), len(report.of("known", "unwanted"))
     taken = f"{report.measured} configs measured in {report.seconds:.0f} s"
-    say(f"{tuned} cases tuned, {taken}; {known} were there already; records are in {url}")
+    say(f"{tuned} cases tuned, {taken}; {known} were there already{'' if report.kept else f'; records are in {url}'}")
     if report.complete:
         return
     if report.stopped:
@@ -231,6 +228,7 @@ def _as_json(report: Report) -> dict[str, Any]:
         "outcomes": [each.model_dump(exclude_none=True) for each in report.outcomes.values()],
         "left": report.left,
         "stopped": report.stopped,
+        "kept": report.kept,
         "measured": report.measured,
         "seconds": round(report.seconds, 1),
         "complete": report.complete,

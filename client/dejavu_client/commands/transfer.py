@@ -141,7 +141,7 @@ def _read(file: str) -> Iterator[RecordSet]:
         page = Page.parse(text, file)
         yield RecordSet(context=page.context, records=tuple(page.records(file)))
         return
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             yield _read_line(line, f"{file}, line {number}")
 

@@ -1,0 +1,85 @@
+"""What a sweep left is taken over by the next one, whatever state the file is in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support import MOMENT, config, context, measurement, record
+
+from dejavu_cache.records import Failure, Measurement, RecordSet, canonical_json
+from dejavu_cache.stores import FileStore
+from dejavu_cache.sweep.journal import Journal
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> FileStore:
+    return FileStore(tmp_path / "store")
+
+
+@pytest.fixture
+def left(tmp_path: Path) -> Path:
+    """Where a journal of a sweep that is over lies."""
+    (tmp_path / "journals").mkdir()
+    return tmp_path / "journals" / "left.jsonl"
+
+
+def line(m: int) -> bytes:
+    return canonical_json(RecordSet(context=context(), records=(record(m),))).encode() + b"\n"
+
+
+def taken(store: FileStore, left: Path) -> list[object]:
+    """What the store has once another sweep began."""
+    Journal(store, left.parent).close()
+    return [each.scenario.args["M"] for each in store.records(context())]
+
+
+@pytest.mark.parametrize("damage", [b"\xff\n", b"{}\n", line(3)[:40] + b"\n", b'{"format": "new"}\n'])
+def test_a_damaged_line_costs_no_other_and_the_file_is_set_aside(
+    store: FileStore, left: Path, damage: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = line(1) + damage + line(2)
+    left.write_bytes(whole)
+    assert taken(store, left) == [1, 2]
+    (aside,) = left.parent.glob("left.jsonl.damaged-*")
+    assert aside.read_bytes() == whole
+    assert f"{left}, line 2, is damaged" in caplog.text
+    assert f"kept as {aside.name}" in caplog.text
+    assert not left.exists()
+
+
+def test_a_line_of_a_newer_version_is_left_for_it(
+    store: FileStore, left: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = line(1) + b'{"format": 99, "what": "who knows"}\n'
+    left.write_bytes(whole)
+    assert taken(store, left) == []
+    assert left.read_bytes() == whole
+    assert "line 2, has format 99" in caplog.text
+    assert "upgrade dejavu-cache" in caplog.text
+
+
+def test_a_line_that_was_being_written_is_passed_over(
+    store: FileStore, left: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    left.write_bytes(line(1) + line(2)[:-40])
+    assert taken(store, left) == [1]
+    assert "ends in the middle of a line" in caplog.text
+    assert list(left.parent.iterdir()) == []
+
+
+def test_a_journal_that_another_worker_takes_over_meanwhile_stops_nobody(store: FileStore, left: Path) -> None:
+    left.symlink_to(left.with_name("gone"))  # it is listed, and gone when it is opened
+    left.with_name("other.jsonl").write_bytes(line(1))
+    assert taken(store, left) == [1]
+
+
+@pytest.mark.parametrize("separator", ["\u2028", "\u0085"])
+def test_only_a_newline_ends_a_line(store: FileStore, left: Path, separator: str) -> None:
+    """Compilers' messages may hold all kinds of separators."""
+    failure = Failure(kind="compile_error", reason=f"one{separator}two")
+    failed = record(1, measurement(32), Measurement(config=config(64), failure=failure, at=MOMENT))
+    text = canonical_json(RecordSet(context=context(), records=(failed,)))
+    left.write_text(text + "\n", encoding="utf-8")
+    assert taken(store, left) == [1]
+    assert next(store.records(context())) == failed
