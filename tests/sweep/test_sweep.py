@@ -142,7 +142,7 @@ def test_a_suite_imports_what_lies_beside_it(sweeps: Sweeps) -> None:
     ("arguments", "message"),
     [
         (["--shard", "²/³"], "--shard '²/³': write i/n"),
-        (["--verify", "-3"], "--verify"),
+        (["--verify", "-3"], "Invalid value for '--verify'"),
         (["--verify", "2", "--dry-run"], "--verify and --dry-run: give one of them"),
         (["--gpus", "all", "--ray", "local"], "--gpus and --ray: give one of them"),
         (["--gpus", "²"], "--gpus ²: this machine has"),
