@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 import triton
+from matmul import matmul_kernel
 
 from dejavu_cache.sweep.suite import Case
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from matmul import matmul_kernel
 
 
 def suite(preset: str = "small") -> Iterator[Case]:

@@ -12,10 +12,13 @@ from typing import Any
 
 import torch
 
+from ..buckets import Exact
+from ..records import Scenario
 from ..sweep.suite import Case, Suite
 from . import hopper, naive, qblock, segmented, static_grid
 from .arguments import Batch, checked_batch
 from .launch import Launch
+from .spaces import BUCKETS, KEYS
 
 __all__ = ["LAUNCHES", "PRESETS", "Lengths", "Model", "batch_of", "kernel_of", "lengths", "suite"]
 
@@ -190,4 +193,54 @@ def _case(implementation: str, each: Lengths, shape: tuple[Model, int, torch.dty
     return Case(name=f"{implementation} {each.name}", kernel=kernel_of(implementation), grid=grid, arguments=arguments)
 
 
-suite = Suite(cases=cases)
+def for_scenario(kernel: str, scenario: Scenario) -> Case | None:
+    """The case of a scenario that programs met; None with a softcap, ALiBi or scales, which no batch here has."""
+    implementation = kernel.split(".")[-2].removesuffix("_kernel")
+    given, dtypes = scenario.args, scenario.dtypes
+    asked = given.get("SOFTCAP") or {"alibi_slopes", "k_scale", "v_scale"} & set(dtypes)
+    if implementation not in LAUNCHES or asked or dtypes["q"] != dtypes.get("k_cache", dtypes["q"]):
+        return None
+    heads, group, head, page, window = (
+        int(given.get(name, -1) or 0) for name in ("KV_HEADS", "GROUP", "HEAD", "PAGE", "WINDOW")
+    )
+    model = Model(heads * group, heads, head, window, "sinks" in dtypes)
+    shape = (model, page, getattr(torch, dtypes["q"]), 1)
+    for each in _compositions(str(scenario), *(int(given[name] or 0) for name in KEYS[:3])):
+        counted = _counted(implementation, each, shape)
+        if all(value == BUCKETS.get(name, Exact())(counted[name]) for name, value in given.items()):
+            return _case(implementation, each, shape)
+    return None
+
+
+def _compositions(name: str, num_seqs: int, new: int, longest: int) -> Iterator[Lengths]:
+    """Batches that may have these sizes in buckets; what a server meets most comes first."""
+    for sequences in (num_seqs, 2 * num_seqs - 1):  # some shares need an odd number
+        rest = sequences - 1
+        past = [longest, *(min(each, max(MOST_TOKENS // sequences, 1)) for each in ragged(sequences, longest)[1:])]
+        for told in (
+            [1] * sequences,  # decoding
+            ragged(sequences, longest),  # prompts
+            [new] * sequences,  # parts of prompts
+            [1 if each % 2 else max(2 * new - 1, 2) for each in range(sequences)],  # half of them decoding
+            [sequences * (new - 1) + 1, *[1] * rest],  # all but one decoding
+            [*[2] * rest, 1],  # one drafted token
+        ):
+            yield Lengths(name, told, [max(total - one, 0) for one, total in zip(told, past, strict=True)])
+
+
+def _counted(implementation: str, each: Lengths, shape: tuple[Model, int, torch.dtype, int]) -> Mapping[str, Any]:
+    """The arguments of a launch whose tensors have no memory."""
+    model, page, dtype, _ = shape
+    with torch.device("meta"):
+        q = torch.empty(sum(each.new), model.query_heads, model.head_size, dtype=dtype)
+        cache = torch.empty(1, page, model.kv_heads, model.head_size, dtype=dtype)
+        table = torch.empty(len(each.new), 1, dtype=torch.int32)
+        longest = max(map(sum, zip(each.new, each.past, strict=True)))
+        batch = Batch(
+            q, cache, cache, q, table[:, 0], table[:, 0], table, max(each.new), longest,
+            1.0, model.window, 0.0, None, None, None, None,
+        )  # fmt: skip
+        return LAUNCHES["qblock" if implementation == "hopper" else implementation](batch).arguments
+
+
+suite = Suite(cases=cases, for_scenario=for_scenario)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, Literal, Protocol
 
-from ..errors import DejavuError, SettingsError
+from ..errors import DejavuError, SettingsError, StoreError
 from ..records import Config
 from .journal import left_behind
 from .messages import Job, Outcome, Spec
@@ -117,7 +117,7 @@ class LocalHost:
             self._end(kill=True)
             raise HostLostError(config, f"it gave no answer in {self._patience:.0f} s", "config") from None
         except (EOFError, BrokenPipeError):
-            code = self._end(kill=True)
+            code = self._end(kill=False)  # it is about to end by itself: how, is the reason
             raise HostLostError(config, f"the process that measured it ended with {_told(code)}", "unknown") from None
         except HostLostError:
             self._end(kill=True)
@@ -153,14 +153,19 @@ class LocalHost:
             process.stdin.flush()
         try:
             event = self._event()
-        except (queue.Empty, EOFError):
+        except EOFError:
+            how = f"it ended with {_told(_ended(process))}"
+            raise HostLostError(None, f"no worker can be started: {how}", "config") from None
+        except (queue.Empty, KeyboardInterrupt) as error:
             process.kill()
-            raise HostLostError(
-                None, f"no worker can be started: it ended with {_told(process.wait())}", "config"
-            ) from None
+            process.wait()
+            if isinstance(error, KeyboardInterrupt):
+                raise
+            how = f"it gave no answer in {self._patience:.0f} s"
+            raise HostLostError(None, f"no worker can be started: {how}", "config") from None
         if event["event"] == "refused":
             process.wait()
-            raise SettingsError(event["message"])
+            raise (StoreError if event["store"] else SettingsError)(event["message"])
         self._cases = event["cases"]
         return process
 
@@ -179,11 +184,16 @@ class LocalHost:
             process.kill()
         with suppress(OSError):
             process.stdin.close()  # type: ignore[union-attr]
-        try:
-            return process.wait(LAST_WORDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            return process.wait()
+        return _ended(process)
+
+
+def _ended(process: subprocess.Popen[str]) -> int:
+    """The exit code of a process that is about to end, or is made to."""
+    try:
+        return process.wait(LAST_WORDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.wait()
 
 
 def _listen(process: subprocess.Popen[str], events: queue.SimpleQueue[dict[str, Any] | None]) -> None:

@@ -65,6 +65,7 @@ class Outcome(_Message):
     """What became of a job.
 
     Attributes:
+        scenario, kernel, device: what was asked for, as far as the case came to that.
         status: `tuned`; `known`, if there was nothing to do; `partial`, if time ran out; `busy`, if another
             process tunes it; `unwanted`, if no program missed it; `skipped`, without memory for the arguments;
             `failed`; for a plan, `due`; for a verification, `verified`.
@@ -77,6 +78,8 @@ class Outcome(_Message):
     case: str
     status: str
     scenario: str = ""
+    kernel: str = ""
+    device: str = ""
     measured: int = 0
     due: int = 0
     seconds: float = 0.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 import threading
 import time
 from collections import Counter, deque
@@ -11,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import SettingsError
+from ..errors import DejavuError, SettingsError
 from .hosts import Host, HostLostError
 from .messages import Crash, Job, Outcome, Task
 
@@ -35,10 +36,11 @@ def shard_of(cases: Sequence[str], shard: str) -> list[str]:
     Raises:
         SettingsError: it is not of this form.
     """
-    number, _, parts = shard.partition("/")
-    if not (number.isdigit() and parts.isdigit() and 1 <= int(number) <= int(parts)):
+    found = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", shard)
+    number, parts = (int(found[1]), int(found[2])) if found else (0, 0)
+    if not 1 <= number <= parts:
         raise SettingsError(f"--shard {shard!r}: write i/n with i from 1 to n, as in 2/8")
-    return list(cases[int(number) - 1 :: int(parts)])
+    return list(cases[number - 1 :: parts])
 
 
 def _in_parts(cases: Sequence[str], parts: int) -> list[Sequence[str]]:
@@ -53,9 +55,10 @@ class Report:
 
     Attributes:
         outcomes: by case, in the order in which they came.
-        left: cases that nobody came to.
+        left: cases that nobody came to, or came to an end with.
         stopped: why not all were, or nothing.
         kept: the files, on whatever machine, with what the store has not taken.
+        workers: how many there were at once.
     """
 
     outcomes: dict[str, Outcome] = field(default_factory=dict)
@@ -63,6 +66,7 @@ class Report:
     stopped: str = ""
     kept: list[str] = field(default_factory=list)
     seconds: float = 0.0
+    workers: int = 1
 
     def of(self, *statuses: str) -> list[Outcome]:
         """The outcomes with these statuses."""
@@ -93,7 +97,7 @@ class Sweep:
         cases: names, in order.
         do: `measure`, `plan` or `verify`.
         budget: seconds for all of it.
-        on_event: is told `case`, `config`, `outcome` and `lost`, from any thread.
+        on_event: is told `case`, `config`, `outcome` and `lost`, from any thread. If it raises, the sweep stops.
     """
 
     def __init__(
@@ -106,6 +110,7 @@ class Sweep:
         on_event: OnEvent = lambda event: None,
     ) -> None:
         self._hosts = hosts
+        self._cases = cases
         self._do = do
         self._on_event = on_event
         self._until = math.inf if budget is None else time.monotonic() + budget
@@ -118,7 +123,7 @@ class Sweep:
         self._lost: Counter[tuple[str, str]] = Counter()
         self._since_progress = time.monotonic()
         self._errors: list[Exception] = []
-        self.report = Report()
+        self.report = Report(workers=len(hosts))
 
     def run(self) -> Report:
         """Works until all cases are done, time is over, or somebody presses Ctrl-C.
@@ -148,8 +153,8 @@ class Sweep:
         if time.monotonic() > self._until and (self._waiting or self._later):
             self.report.stopped = self.report.stopped or "the budget is used up"
         if self._errors:
-            self.report.stopped = self.report.stopped or str(self._errors[0])
-        self.report.left = [*self._waiting, *self._later]
+            self.report.stopped = self.report.stopped or _told(self._errors[0])
+        self.report.left = [case for case in self._cases if case not in self.report.outcomes]
         self.report.kept = sorted({each for host in self._hosts for each in host.kept()})
         self.report.seconds = time.monotonic() - start
         return self.report
@@ -175,7 +180,14 @@ class Sweep:
             taken = self._take(self._parts[number])
             if taken is None:
                 return
-            self._note(taken[0], self._attempt(host, *taken), self._parts[number])
+            outcome = None
+            try:
+                outcome = self._attempt(host, *taken)
+            except Exception as error:
+                self._errors.append(error)
+                return
+            finally:  # whatever happens, others must not wait for this case
+                self._note(taken[0], outcome, self._parts[number])
 
     def _take(self, own: deque[str]) -> tuple[str, float] | None:
         """The next case, and how long to wait for another sweep that measures it; None at the end."""
@@ -195,26 +207,35 @@ class Sweep:
     def _attempt(self, host: Host, case: str, wait: float) -> Outcome | None:
         """A case's outcome, or None if it must be tried again."""
         left = None if self._until == math.inf else max(self._until - time.monotonic(), 0.001)
-        job = Job(do=self._do, case=case, wait=wait, seconds=left, crashes=tuple(self._crashes.get(case, ())))
         try:
-            return host.do(job, self._on_event)
+            job = Job(do=self._do, case=case, wait=wait, seconds=left, crashes=tuple(self._crashes.get(case, ())))
+            return host.do(job, self._tell)
         except HostLostError as error:
             if self._stopping:
                 return None
-            self._on_event({"event": "lost", "case": case, "reason": error.reason})
+            self._tell({"event": "lost", "case": case, "reason": error.reason})
             return self._after_loss(case, error)
         except Exception as error:
             return Outcome(case=case, status="failed", message=f"{type(error).__name__}: {error}"[:2000])
+
+    def _tell(self, event: Mapping[str, Any]) -> None:
+        """Tells what happens; what is begun is ended even if whoever listens raises, and nothing else is begun."""
+        try:
+            self._on_event(event)
+        except Exception as error:
+            self._errors.append(error)
+            self._stopping = True
 
     def _after_loss(self, case: str, error: HostLostError) -> Outcome | None:
         if error.blame == "machine":
             return None
         self._lost[case, str(error.config)] += 1
         to_blame = error.blame == "config" or self._lost[case, str(error.config)] >= LIVES
-        if error.config is not None and to_blame:
-            self._crashes.setdefault(case, []).append(Crash(config=error.config, reason=error.reason[:2000]))
-        if error.config is None and to_blame:
+        if not to_blame:
+            return None
+        if error.config is None or self._do != "measure":
             return Outcome(case=case, status="failed", message=f"it took down its worker: {error.reason}")
+        self._crashes.setdefault(case, []).append(Crash(config=error.config, reason=error.reason[:2000]))
         return None
 
     def _note(self, case: str, outcome: Outcome | None, own: deque[str]) -> None:
@@ -233,4 +254,8 @@ class Sweep:
                 self.report.outcomes[case] = outcome
             self._changed.notify_all()
         if outcome is not None and outcome.status != "busy":
-            self._on_event({"event": "outcome", "outcome": outcome})
+            self._tell({"event": "outcome", "outcome": outcome})
+
+
+def _told(error: Exception) -> str:
+    return str(error) if isinstance(error, DejavuError) else f"{type(error).__name__}: {error}"

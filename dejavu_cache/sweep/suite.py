@@ -43,7 +43,7 @@ class Suite:
     Attributes:
         cases: gives all cases; may take options, as text, by name (`--preset llama3-8b`, `--option tp=4`).
         for_scenario: gives the case of a kernel, by its name, and a scenario that programs met and that is not
-            among the cases, or None; for `--from-misses`.
+            among the cases, or None; for `--from-misses`. It is asked about the kernels that the cases have.
     """
 
     cases: Callable[..., Iterable[Case]]
@@ -53,18 +53,38 @@ class Suite:
         """The cases, in order.
 
         Raises:
-            SettingsError: the suite raised, or two cases have one name.
+            SettingsError: the suite raised, gave something else, or two cases have one name.
         """
         try:
             cases = list(self.cases(**options))
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             told = ", ".join(f"{name}={value}" for name, value in options.items())
             raise SettingsError(f"the suite raised for ({told}): {type(error).__name__}: {error}") from error
+        for case in cases:
+            _check(case)
         names = [case.name for case in cases]
         twice = {name for name in names if names.count(name) > 1}
         if twice:
             raise SettingsError(f"the suite has several cases of the name {sorted(twice)[0]!r}")
         return cases
+
+    def case_for(self, kernel: str, scenario: Scenario) -> Case | None:
+        """The case that the suite makes for a scenario, if it does.
+
+        Raises:
+            SettingsError: it gave something else; the suite may raise whatever it likes.
+        """
+        case = self.for_scenario(kernel, scenario) if self.for_scenario else None
+        if case is not None:
+            _check(case)
+        return case
+
+
+def _check(case: Any) -> None:
+    if not isinstance(case, Case):
+        raise SettingsError(f"the suite gave {str(case)[:80]!r}, which is no Case")
+    if not isinstance(case.name, str):
+        raise SettingsError(f"the suite has a case of the name {str(case.name)[:80]}, which is no text")
 
 
 def load_suite(where: str) -> Suite:
@@ -93,7 +113,7 @@ def _module(name: str) -> Any:
         sys.path.insert(0, str(Path.cwd()))
     try:
         return _from_file(Path(name)) if name.endswith(".py") else importlib.import_module(name)
-    except Exception as error:  # it may raise whatever it likes
+    except (Exception, SystemExit) as error:  # it may raise whatever it likes
         raise SettingsError(f"{name} cannot be imported: {type(error).__name__}: {error}") from error
 
 
@@ -101,6 +121,7 @@ def _from_file(path: Path) -> Any:
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
         raise ImportError(f"{path} is no Python file")
+    sys.path.insert(0, str(path.parent.absolute()))  # as for a script
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
     spec.loader.exec_module(module)

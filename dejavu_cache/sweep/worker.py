@@ -13,25 +13,28 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import IO, Any
 
 from ..autotune import CachedAutotuner
 from ..configs import describe
-from ..errors import DejavuError, NoValidConfigError, SettingsError
+from ..environment import INTERPRETER_INDEX, current_device, current_environment, interpreting
+from ..errors import DejavuError, NoValidConfigError, SettingsError, StoreError
 from ..provenance import whoami
 from ..records import Config, Failure, Measurement, Record, now
 from ..resolver import Request, Resolver
 from ..selection import winner
 from ..settings import Mode, current_settings
+from ..source import kernel_name
 from ..stores import Store, TieredStore, open_store
 from ..tuning.benchmark import is_out_of_memory
 from ..tuning.tuner import Launch, Tuner
 from .journal import Journal
 from .messages import Crash, Job, Miss, Outcome, Spec
-from .suite import Case, load_suite
+from .suite import Case, Suite, load_suite
 
 __all__ = ["main"]
 
@@ -52,36 +55,39 @@ class Worker:
     def __init__(self, spec: Spec, tell: Callable[[Mapping[str, Any]], None]) -> None:
         self._tell = tell
         self._misses = None if spec.misses is None else set(spec.misses)
+        self._told: Mapping[str, str] = {}
         suite = load_suite(spec.suite)
-        cases = {case.name: case for case in suite.listed(spec.options)}
-        if spec.misses is not None and suite.for_scenario is not None:
-            wanted = (suite.for_scenario(each.kernel, each.scenario) for each in spec.misses)
-            cases = {**{case.name: case for case in wanted if case is not None}, **cases}
-        self.cases = cases
+        cases = suite.listed(spec.options)
+        missed = list(_missed(suite, cases, spec.misses)) if spec.misses else []
+        self._made_for = {case.name: miss for case, miss in missed}
+        self.cases = {case.name: case for case in [*(case for case, _ in missed), *cases]}
         self.journal = Journal(_patient(open_store(spec.store)))
 
     def do(self, job: Job) -> Outcome:
         """Does a job; what goes wrong with the case is the outcome, what goes wrong with the device is raised."""
         start = time.perf_counter()
+        miss = self._made_for.get(job.case)
+        self._told = {"case": job.case, **(_told(miss) if miss else {})}
         try:
             outcome = self._do(job)
         except NoValidConfigError as error:
-            outcome = Outcome(case=job.case, status="failed", message=str(error))
+            outcome = Outcome(status="failed", message=str(error), **self._told)
         except Exception as error:
             if not isinstance(error, DejavuError) and not _device_works():
                 raise
             status = "skipped" if is_out_of_memory(error) else "failed"
-            outcome = Outcome(case=job.case, status=status, message=f"{type(error).__name__}: {error}"[:2000])
+            outcome = Outcome(status=status, message=f"{type(error).__name__}: {error}"[:2000], **self._told)
         return outcome.model_copy(update={"seconds": round(time.perf_counter() - start, 3)})
 
     def _do(self, job: Job) -> Outcome:
         case = self.cases[job.case]
         request = _request(case)
-        told = {"case": job.case, "scenario": str(request.scenario)}
-        if self._misses is not None and _miss(request) not in self._misses:
+        miss = _miss(request)
+        self._told = told = {"case": job.case, **_told(miss)}
+        if self._misses is not None and miss not in self._misses:
             return Outcome(status="unwanted", **told)
         if job.do == "plan":
-            due = len(self._due(request))
+            due = self._left(request)
             return Outcome(status="due" if due else "known", due=due, estimate=self._estimate(request, due), **told)
         if job.do == "verify":
             return self._verify(job, request, told)
@@ -108,6 +114,11 @@ class Worker:
         found = self.journal.get(request.context, request.scenario, fresh=True)
         return request.due(found.record if found else None)
 
+    def _left(self, request: Request) -> int:
+        """How many configs a sweep would measure: a plan may want only some of those that are due."""
+        due, wanted = len(self._due(request)), request.plan.configs
+        return due if wanted is None else min(due, wanted - (len(request.declared) - due))
+
     def _estimate(self, request: Request, due: int) -> float | None:
         records = self.journal.records(request.context)
         taken = [each.seconds for record in records for each in record.measurements if not each.skipped]
@@ -132,8 +143,11 @@ class Worker:
         again: list[Measurement] = []
         launch = Launch(request.autotuner, request.declared, best, request.args, request.kwargs)
         Tuner(launch, again.append, before=self._before).again(best)
-        recorded = found.record.by_config[best].median
-        return Outcome(status="verified", recorded=recorded, again=again[-1].median, message=str(best), **told)
+        taken, recorded = again[-1], found.record.by_config[best].median
+        if taken.failure is not None:
+            status = "skipped" if taken.skipped else "failed"
+            return Outcome(status=status, message=f"{best}: {taken.failure.kind}: {taken.failure.reason}", **told)
+        return Outcome(status="verified", recorded=recorded, again=taken.median, message=str(best), **told)
 
 
 def _patient(store: Store) -> Store:
@@ -144,27 +158,64 @@ def _patient(store: Store) -> Store:
     return store
 
 
+def _missed(suite: Suite, cases: Sequence[Case], misses: Sequence[Miss]) -> Iterator[tuple[Case, Miss]]:
+    """The cases that a suite makes for misses on this device, of the kernels that its own cases have.
+
+    If it raises over one, that is what becomes of this miss's case.
+    """
+    kernels = {kernel_name(layer.fn) for case in cases for layer in _layers(case.kernel) if _is_ours(layer)}
+    device = current_environment(INTERPRETER_INDEX if interpreting() else current_device()).device.name
+    for miss in misses:
+        if miss.kernel not in kernels or miss.device != device:
+            continue
+        try:
+            case = suite.case_for(miss.kernel, miss.scenario)
+        except Exception as error:
+            case = Case(f"{miss.kernel}{miss.scenario}", None, None, partial(_raise, error))
+        if case is not None:
+            yield case, miss
+
+
+def _raise(error: Exception) -> Mapping[str, Any]:
+    raise error
+
+
+def _layers(kernel: Any) -> Iterator[Any]:
+    """A kernel and what it is wrapped around, down to our autotuner, if there is one."""
+    yield kernel
+    while not _is_ours(kernel) and (kernel := getattr(kernel, "fn", None)) is not None:
+        yield kernel
+
+
+def _is_ours(layer: Any) -> bool:
+    return isinstance(layer, CachedAutotuner)
+
+
 def _request(case: Case) -> Request:
     """What a launch of the case would ask for; outer heuristics add their arguments as they would there."""
     named = dict(case.arguments())
-    kernel = case.kernel
-    while not isinstance(kernel, CachedAutotuner):
-        for name, heuristic in getattr(kernel, "values", {}).items():
+    *outer, kernel = _layers(case.kernel)
+    if not _is_ours(kernel):
+        raise SettingsError(f"case {case.name}: its kernel is not decorated with @cached_autotune")
+    for layer in outer:
+        for name, heuristic in getattr(layer, "values", {}).items():
             named[name] = heuristic(dict(named))
-        kernel = getattr(kernel, "fn", None)
-        if kernel is None:
-            raise SettingsError(f"case {case.name}: its kernel is not decorated with @cached_autotune")
     args = []
     for name in kernel.arg_names:  # by position as far as they go: pruning functions look there
         if name not in named:
             break
         args.append(named.pop(name))
-    return kernel.request(*args, grid=case.grid, warmup=False, **named)
+    request: Request = kernel.request(*args, grid=case.grid, warmup=False, **named)
+    return request
 
 
 def _miss(request: Request) -> Miss:
     context = request.context
     return Miss(kernel=context.kernel.name, device=context.environment.device.name, scenario=request.scenario)
+
+
+def _told(miss: Miss) -> dict[str, str]:
+    return {"kernel": miss.kernel, "device": miss.device, "scenario": str(miss.scenario)}
 
 
 def _device_works() -> bool:
@@ -180,15 +231,16 @@ def _device_works() -> bool:
 
 
 class _Jobs:
-    """The jobs on standard input; whoever is busy when the input ends is interrupted, since nobody waits any more."""
+    """The jobs that come in; whoever is busy when there are no more is interrupted, since nobody waits any longer."""
 
-    def __init__(self) -> None:
+    def __init__(self, lines: IO[str]) -> None:
+        self._lines = lines
         self._queue: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._busy = False
         threading.Thread(target=self._read, name="dejavu-cache jobs", daemon=True).start()
 
     def _read(self) -> None:
-        for line in sys.stdin:
+        for line in self._lines:
             self._queue.put(line)
         self._queue.put(None)
         if self._busy:
@@ -201,8 +253,8 @@ class _Jobs:
             self._busy = False
 
 
-def main(out: IO[str]) -> int:
-    """Reads a spec, then jobs, until the input ends; says what happens on `out`."""
+def main(lines: IO[str], out: IO[str]) -> int:
+    """Reads a spec, then jobs, until there are no more lines; says what happens on `out`."""
     lock = threading.Lock()
 
     def tell(event: Mapping[str, Any]) -> None:
@@ -211,13 +263,14 @@ def main(out: IO[str]) -> int:
             out.flush()
 
     try:
-        worker = Worker(Spec.model_validate_json(sys.stdin.readline()), tell)
-    except DejavuError as error:
-        tell({"event": "refused", "message": str(error)})
+        worker = Worker(Spec.model_validate_json(lines.readline()), tell)
+    except Exception as error:
+        message = str(error) if isinstance(error, DejavuError) else f"{type(error).__name__}: {error}"
+        tell({"event": "refused", "message": message, "store": isinstance(error, StoreError | OSError)})
         return 2
     tell({"event": "ready", "cases": list(worker.cases), "kept": str(worker.journal.path)})
     with worker.journal, suppress(KeyboardInterrupt):
-        for job in _Jobs():
+        for job in _Jobs(lines):
             try:
                 outcome = worker.do(job)
             except Exception as error:
@@ -234,9 +287,11 @@ def _interrupt(signum: int, frame: Any) -> None:
 if __name__ == "__main__":
     for each in (signal.SIGINT, signal.SIGTERM):
         signal.signal(each, _interrupt)
-    # What kernels and suites print must not get between the events.
+    # What kernels and suites print must not get between the events, nor what they read come from the jobs.
+    jobs = os.fdopen(os.dup(0), encoding="utf-8")
     events = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
-    code = main(events)
+    code = main(jobs, events)
     sys.stderr.flush()
     os._exit(code)  # a device in a bad state, or a thread that waits for it, would hold up an orderly end

@@ -24,23 +24,33 @@ KERNEL = """
         at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
         tl.store(y_ptr + at, tl.load(x_ptr + at, mask=at < n) + 1, mask=at < n)
 
+    @cached_autotune(configs=CONFIGS, key=["m"])
+    @triton.jit
+    def add_two(x_ptr, y_ptr, m, BLOCK: tl.constexpr):
+        at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        tl.store(y_ptr + at, tl.load(x_ptr + at, mask=at < m) + 2, mask=at < m)
+
     def case(n):
+        if n == 400:
+            raise ValueError("mine")
         grid = lambda meta: (triton.cdiv(n, meta["BLOCK"]),)
         return Case(f"n={n}", add_one, grid, lambda: {"x_ptr": torch.zeros(n), "y_ptr": torch.zeros(n), "n": n})
 
     suite = Suite(cases=lambda: [case(100), case(200)], for_scenario=lambda kernel, scenario: case(scenario.args["n"]))
+    fixed = Suite(cases=lambda: [case(100), case(200)])
 """
 
 SERVER = """
-    import torch
-    from met import add_one
-    for n in (200, 300):
+    import sys, torch
+    from met import add_one, add_two
+    for n in map(int, sys.argv[1:]):
         add_one[(1,)](torch.zeros(n), torch.zeros(n), n)
+        add_two[(1,)](torch.zeros(n), torch.zeros(n), n)
     assert add_one.benchmarked == 0
 """
 
 
-def python(folder: Path, url: str, *arguments: str, **env: str) -> str:
+def python(folder: Path, url: str, *arguments: str, code: int = 0, **env: str) -> str:
     done = subprocess.run(
         [sys.executable, *arguments],
         env=environment(
@@ -51,18 +61,44 @@ def python(folder: Path, url: str, *arguments: str, **env: str) -> str:
         text=True,
         timeout=120,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.returncode == code, done.stdout + done.stderr
     return done.stdout
 
 
 def test_only_what_programs_missed_is_tuned(sqlite_url: str, tmp_path: Path) -> None:
     (tmp_path / "met.py").write_text(textwrap.dedent(KERNEL))
     with running(sqlite_url, tmp_path / "log") as server:
-        python(tmp_path, server.base, "-c", textwrap.dedent(SERVER), DEJAVU_CACHE_MODE="reuse")
+        python(tmp_path, server.base, "-c", textwrap.dedent(SERVER), "200", "300", DEJAVU_CACHE_MODE="reuse")
         sweep = ["-m", "dejavu_client", "sweep", "met", "--from-misses", "--store", server.base]
-        assert "2 cases tuned, 4 configs measured" in python(tmp_path, server.base, *sweep)
+        told = python(tmp_path, server.base, *sweep)
+        assert "2 cases tuned, 4 configs measured" in told
+        assert "0 were there already" in told
+        assert "1 nobody asked for" in told
         shown = python(tmp_path, server.base, "-m", "dejavu_client", "show", "add_one", "--store", server.base)
         assert "n=200" in shown
         assert "n=300" in shown
         assert "n=100" not in shown
         assert "0 cases tuned" in python(tmp_path, server.base, *sweep)
+
+
+def test_a_miss_that_no_case_stands_for_is_told(sqlite_url: str, tmp_path: Path) -> None:
+    (tmp_path / "met.py").write_text(textwrap.dedent(KERNEL))
+    with running(sqlite_url, tmp_path / "log") as server:
+        met = "200", "300", "500"
+        python(tmp_path, server.base, "-c", textwrap.dedent(SERVER), *met, DEJAVU_CACHE_MODE="reuse")
+        sweep = ["-m", "dejavu_client", "sweep", "met:fixed", "--from-misses", "--store", server.base]
+        told = python(tmp_path, server.base, *sweep, code=1)
+        assert "1 cases tuned" in told
+        assert "2 misses have no case here" in told
+
+
+def test_a_miss_whose_case_raises_costs_itself_and_nothing_else(sqlite_url: str, tmp_path: Path) -> None:
+    (tmp_path / "met.py").write_text(textwrap.dedent(KERNEL))
+    with running(sqlite_url, tmp_path / "log") as server:
+        python(tmp_path, server.base, "-c", textwrap.dedent(SERVER), "300", "400", DEJAVU_CACHE_MODE="reuse")
+        sweep = ["-m", "dejavu_client", "sweep", "met", "--from-misses", "--store", server.base]
+        told = python(tmp_path, server.base, *sweep, code=1)
+        assert "1 cases tuned" in told
+        assert "n=400" in told
+        assert "failed: ValueError: mine" in told
+        assert "have no case here" not in told

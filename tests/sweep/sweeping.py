@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from support import environment
 from dejavu_cache.stores import FileStore, Store
 
 SUITE = """
-    import os, time
+    import os, sys, time
     from functools import partial
     import torch, triton, triton.language as tl
     from dejavu_cache import cached_autotune
@@ -33,6 +34,8 @@ SUITE = """
         kernel_call()
         if os.environ.get("FATAL") == f"{latest}":
             os.kill(os.getpid(), 9)
+        if os.environ.get("FULL") == f"{latest}":
+            full()
         time.sleep(float(os.environ.get("BENCH_SECONDS", "0.02")))
         with open(os.environ["LOG"], "a") as log:  # appending a short line is atomic
             log.write(f"{latest}\\n")
@@ -50,7 +53,13 @@ SUITE = """
     add = cached_autotune(configs=CONFIGS, key=["n"], do_bench=bench)(add_one)
     add.fn = Logged(add.fn)
 
+    few = cached_autotune(configs=CONFIGS, key=["n"], do_bench=bench, tune_configs=2)(add_one)
+    few.fn = Logged(few.fn)
+
     def arguments(n):
+        if "MAKING" in os.environ:
+            open(os.environ["MAKING"], "a").write("x")
+            time.sleep(0.5)
         return {"x_ptr": torch.zeros(n), "y_ptr": torch.zeros(n), "n": n}
 
     def case(n):
@@ -70,9 +79,26 @@ SUITE = """
         "raises": Case("raises", add, (1,), raises),
         "full": Case("full", add, (1,), full),
         "plain": Case("plain", add_one, (1,), partial(arguments, 1)),
+        "asks": Case("asks", add, (1,), lambda: arguments(int(input("how many? ")))),
     }
     met = Suite(cases=lambda: [case(100)], for_scenario=lambda kernel, scenario: case(scenario.args["n"]))
     broken = raises
+
+    def leaves():
+        sys.exit(3)
+
+    def stuck():
+        open(os.environ["MAKING"], "a").write("x")
+        time.sleep(60)
+
+    def strange():
+        return [case(100), "n=101"]
+
+    def numbered():
+        return [Case(5, add, (1,), partial(arguments, 1))]
+
+    def budgeted():
+        return [Case("few", few, (1,), partial(arguments, 1))]
 """
 
 
@@ -122,10 +148,7 @@ class Sweeps:
         return json.loads(out)  # type: ignore[no-any-return]
 
     def wait_for(self, measurements: int) -> None:
-        until = time.monotonic() + 60
-        while len(self.measured) < measurements:
-            assert time.monotonic() < until, "nothing is measured"
-            time.sleep(0.005)
+        wait_until(lambda: len(self.measured) >= measurements)
 
     @property
     def measured(self) -> list[str]:
@@ -151,6 +174,13 @@ class Sweeps:
     def whole(self, cases: int = 8) -> dict[int, dict[int, str]]:
         """What one undisturbed sweep records."""
         return {100 + n: {block: f"{float(block)}" for block in (16, 32, 64, 128)} for n in range(cases)}
+
+
+def wait_until(happened: Callable[[], bool]) -> None:
+    until = time.monotonic() + 60
+    while not happened():
+        assert time.monotonic() < until, "it does not happen"
+        time.sleep(0.005)
 
 
 def kill_tree(process: subprocess.Popen[str]) -> None:

@@ -8,11 +8,13 @@ import signal
 import threading
 import time
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
-from sweeping import Sweeps, kill_tree
+from sweeping import Sweeps, kill_tree, wait_until
 
 from dejavu_cache.sweep.hosts import LocalHost
 from dejavu_cache.sweep.messages import Spec
@@ -64,6 +66,52 @@ def test_a_config_that_takes_its_worker_down_is_contained(sweeps: Sweeps) -> Non
     assert "0 configs measured" in sweeps.run("--option", "cases=3", FATAL="101 32")
 
 
+def test_a_winner_that_takes_its_worker_down_ends_its_verification(sweeps: Sweeps) -> None:
+    sweeps.run("--option", "cases=2")
+    out = sweeps.run("--option", "cases=2", "--verify", "2", code=1, FATAL="101 16")
+    assert "n=101: failed: it took down its worker" in out
+    assert len(sweeps.measured) == 8 + 1, "the other is verified"
+    assert sweeps.recorded == sweeps.whole(2)
+
+
+def test_a_winner_that_does_not_fit_any_more_is_told(sweeps: Sweeps) -> None:
+    sweeps.run("--option", "cases=2")
+    out = sweeps.run("--option", "cases=2", "--verify", "2", code=1, FULL="101 16")
+    assert "n=101: skipped: BLOCK=16" in out
+    assert "out of memory" in out
+    assert "Traceback" not in out
+
+
+def test_a_listener_that_raises_ends_the_sweep_and_loses_no_case(
+    sweeps: Sweeps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in sweeps.environment().items():
+        monkeypatch.setenv(name, value)
+    host = LocalHost(Spec(suite=str(sweeps.suite), store=sweeps.store.as_uri(), options={"cases": "3"}))
+    cases = host.cases()
+
+    def listen(event: Mapping[str, Any]) -> None:
+        if event["event"] == "case" and event["case"] == "n=101":
+            raise ValueError("mine")
+
+    report = Sweep([host], cases, on_event=listen).run()
+    assert report.stopped == "ValueError: mine"
+    assert not report.complete
+    assert sorted([*report.outcomes, *report.left]) == cases
+    assert sweeps.recorded == sweeps.whole(len(report.outcomes)), "what was begun is ended"
+
+
+def test_a_case_that_no_host_can_take_is_left(sweeps: Sweeps, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in sweeps.environment().items():
+        monkeypatch.setenv(name, value)
+    host = LocalHost(Spec(suite=str(sweeps.suite), store=sweeps.store.as_uri(), options={"cases": "1"}))
+    report = Sweep([host], [*host.cases(), 5]).run()  # type: ignore[list-item]
+    assert report.left == [5]
+    assert "case" in report.stopped
+    assert not report.complete
+    assert sweeps.recorded == sweeps.whole(1)
+
+
 def test_a_worker_that_somebody_kills_costs_no_config(sweeps: Sweeps, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in sweeps.environment(BENCH_SECONDS="0.1").items():
         monkeypatch.setenv(name, value)
@@ -111,6 +159,41 @@ def test_ctrl_c_says_what_is_kept(sweeps: Sweeps) -> None:
     sweeps.run()
     assert sweeps.recorded == sweeps.whole()
     assert len(sweeps.measured) - len(set(sweeps.measured)) <= 1
+
+
+def test_ctrl_c_before_anything_is_measured_says_so(sweeps: Sweeps, tmp_path: Path) -> None:
+    making = tmp_path / "making"
+    process = sweeps.start(suite=":stuck", MAKING=str(making))
+    wait_until(making.exists)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, out + err
+    assert "what was measured is kept" in err
+    assert "Traceback" not in err
+
+
+def test_a_second_ctrl_c_says_what_is_kept_too(sweeps: Sweeps) -> None:
+    process = sweeps.start(BENCH_SECONDS="2")
+    sweeps.wait_for(1)
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.3)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, out + err
+    assert "what was measured is kept" in out + err
+    assert "Traceback" not in err
+
+
+def test_ctrl_c_ends_a_verification_while_it_looks_for_winners(sweeps: Sweeps, tmp_path: Path) -> None:
+    sweeps.run()
+    making = tmp_path / "making"
+    process = sweeps.start("--verify", "8", MAKING=str(making))
+    wait_until(making.exists)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, out + err
+    assert "stopped (interrupted)" in out
+    assert len(sweeps.measured) == 32
 
 
 def test_a_store_that_goes_away_costs_nothing(sweeps: Sweeps, tmp_path: Path) -> None:

@@ -189,6 +189,10 @@ def test_the_command_writes_the_page_and_names_bad_input(tmp_path: Path) -> None
     assert "default 1.33x 2.00x" in Page((tmp_path / "page.html").read_text()).text
     bad = dejavu("report", "--store", store.root, "--to", tmp_path / "bad.html", "--default", "BLOCK=7")
     assert (bad.returncode, "no measured config has these values" in bad.stderr) == (2, True)
+    for nowhere in (tmp_path / "no" / "page.html", tmp_path):
+        bad = dejavu("report", "--store", store.root, "--to", nowhere)
+        assert (bad.returncode, f"--to {nowhere}: it cannot be written" in bad.stderr) == (2, True)
+        assert "Traceback" not in bad.stderr
     empty = dejavu("report", "--store", tmp_path / "nothing", "--to", tmp_path / "empty.html")
     assert empty.returncode == 1
     assert "There are no records here." in (tmp_path / "empty.html").read_text()

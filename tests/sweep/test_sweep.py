@@ -103,12 +103,61 @@ def test_bad_cases_cost_themselves_and_nothing_else(sweeps: Sweeps) -> None:
     [
         ({"suite": ":nothing"}, "has no suite 'nothing'"),
         ({"suite": ":broken"}, "the suite raised for (): ZeroDivisionError: mine"),
+        ({"suite": ":leaves"}, "the suite raised for (): SystemExit: 3"),
+        ({"suite": ":strange"}, "the suite gave 'n=101', which is no Case"),
+        ({"suite": ":numbered"}, "the suite has a case of the name 5, which is no text"),
     ],
 )
 def test_a_suite_that_cannot_be_used_is_said_in_a_line(sweeps: Sweeps, arguments: dict[str, str], message: str) -> None:
     out = sweeps.run(code=2, **arguments)  # type: ignore[arg-type]
     assert message in out
     assert "Traceback" not in out
+
+
+def test_a_module_that_exits_is_said_in_a_line(sweeps: Sweeps) -> None:
+    sweeps.suite.write_text("import sys\nsys.exit(3)\n")
+    out = sweeps.run(code=2)
+    assert "cannot be imported: SystemExit: 3" in out
+    assert "Traceback" not in out
+
+
+def test_a_case_that_reads_standard_input_finds_it_empty(sweeps: Sweeps) -> None:
+    out = sweeps.run("--option", "cases=2", "--option", "bad=asks", code=1)
+    assert "asks: failed: EOFError" in out
+    assert sweeps.recorded == sweeps.whole(2)
+
+
+def test_a_dry_run_knows_a_budget_of_configs(sweeps: Sweeps) -> None:
+    assert "2 configs of 1 cases to measure" in sweeps.run("--dry-run", suite=":budgeted")
+    assert "2 configs measured" in sweeps.run(suite=":budgeted")
+
+
+def test_a_suite_imports_what_lies_beside_it(sweeps: Sweeps) -> None:
+    (sweeps.folder / "beside.py").write_text("CASES = '3'\n")
+    sweeps.suite.write_text("from beside import CASES\n" + sweeps.suite.read_text() + "three = lambda: suite(CASES)\n")
+    assert "12 configs of 3 cases to measure" in sweeps.run("--dry-run", suite=":three")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--shard", "²/³"], "--shard '²/³': write i/n"),
+        (["--verify", "-3"], "Invalid value for '--verify'"),
+        (["--verify", "2", "--dry-run"], "--verify and --dry-run: give one of them"),
+        (["--gpus", "all", "--ray", "local"], "--gpus and --ray: give one of them"),
+        (["--gpus", "²"], "--gpus ²: this machine has"),
+    ],
+)
+def test_an_option_that_makes_no_sense_is_refused(sweeps: Sweeps, arguments: list[str], message: str) -> None:
+    out = sweeps.run(*arguments, code=2)
+    assert message in out
+    assert "Traceback" not in out
+
+
+def test_a_case_that_only_its_author_can_mend_is_not_to_be_tried_again(sweeps: Sweeps) -> None:
+    out = sweeps.run("--option", "cases=0", "--option", "bad=plain", code=1)
+    assert "plain: failed" in out
+    assert "run the same command again" not in out
 
 
 def test_a_sweep_into_memory_is_refused(sweeps: Sweeps) -> None:

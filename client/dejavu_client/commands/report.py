@@ -46,7 +46,11 @@ def report(
     configs = {each.config for whole in wholes for record in whole.records for each in record.measurements}
     if wanted and not any(has_values(config, wanted) for config in configs):
         raise SettingsError(f"--default {' '.join(default)}: no measured config has these values")
-    to.write_text(render(wholes, trees, wanted, held.url), encoding="utf-8")
+    page = render(wholes, trees, wanted, held.url)
+    try:
+        to.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise SettingsError(f"--to {to}: it cannot be written: {error.strerror}") from None
     say(f"{to}: {sum(len(whole.records) for whole in wholes)} scenarios in {len(wholes)} environments")
     if not wholes:
         raise typer.Exit(1)

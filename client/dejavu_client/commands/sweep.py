@@ -6,8 +6,9 @@ import os
 import random
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -55,45 +56,80 @@ def sweep(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say how much there is to measure; measure nothing.")
     ] = False,
-    verify: Annotated[int, typer.Option(metavar="N", help="Measure N tuned winners again; report drift.")] = 0,
+    verify: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Measure N tuned winners again; report drift.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Tune all cases of a suite. What is recorded already is not measured again, and stopping loses nothing."""
-    from dejavu_cache.sweep.messages import Spec
-    from dejavu_cache.sweep.runner import Sweep, shard_of
-
+    _refuse_both("--verify", verify, "--dry-run", dry_run)
+    _refuse_both("--gpus", gpus, "--ray", ray)
     home = open_store(store) if store else default_store()
     if home.url.startswith("memory:"):
         raise SettingsError("a sweep into memory:// would be lost at its end: give --store a folder or a server")
     options = {**assignments(option, "--option"), **({"preset": preset} if preset else {})}
-    misses = _misses(home.url) if from_misses else None
     if suite.partition(":")[0].endswith(".py"):  # workers may have other working directories
         suite = str(Path(suite).absolute())
-    spec = Spec(suite=suite, options=options, store=home.url, misses=misses)
     seconds = _seconds(budget) if budget else None
-    hosts = _hosts(spec, gpus, ray)
+    do: Task = "plan" if dry_run else "verify" if verify else "measure"
     try:
-        cases = hosts[0].cases()
-        cases = shard_of(cases, shard) if shard else cases
-        if verify:
-            cases = _tuned(_hosts(spec, gpus, ray), cases, verify)
-        with _progress(len(cases), as_json) as on_event:
-            do: Task = "plan" if dry_run else "verify" if verify else "measure"
-            report = Sweep(hosts, cases, do=do, budget=seconds, on_event=on_event).run()
-    finally:
-        for host in hosts:
-            host.close()
+        spec = _spec(suite, options, home.url, from_misses)
+        report = _run(spec, partial(_hosts, spec, gpus, ray), do, shard, verify, seconds, as_json)
+    except KeyboardInterrupt:  # before there was anything to report on, or for the second time
+        sys.stderr.write("stopped (interrupted); what was measured is kept\nrun the same command again to go on\n")
+        raise typer.Exit(INTERRUPTED) from None
+    # A part of the suite does not tell what the whole lacks.
+    lacking = 0 if shard or verify or report.left else _without_case(spec.misses or (), report)
     if as_json:
-        show_json(_as_json(report))
+        show_json({**_as_json(report), "misses_without_case": lacking})
     else:
         (_say_plan if dry_run else _say_drift if verify else _say_report)(report, home.url)
+        _say_rest(report, lacking)
     for path in report.kept:
         sys.stderr.write(f"{home.url} has not taken all of it: {path} waits for the next sweep into it\n")
     if report.stopped == "interrupted":
         raise typer.Exit(INTERRUPTED)
     drifted = [each for each in report.of("verified") if abs(_drift(each)) > DRIFT]
-    if report.kept or drifted or not (report.complete or dry_run):
+    if report.kept or lacking or drifted or report.left or not (report.complete or dry_run):
         raise typer.Exit(1)
+
+
+def _refuse_both(one: str, first: object, other: str, second: object) -> None:
+    if first and second:
+        raise SettingsError(f"{one} and {other}: give one of them")
+
+
+def _spec(suite: str, options: dict[str, str], url: str, from_misses: bool) -> Spec:
+    from dejavu_cache.sweep.messages import Spec
+
+    return Spec(suite=suite, options=options, store=url, misses=_misses(url) if from_misses else None)
+
+
+def _run(
+    spec: Spec,
+    new_hosts: Callable[[], Sequence[Host]],
+    do: Task,
+    shard: str,
+    sample: int | None,
+    seconds: float | None,
+    quiet: bool,
+) -> Report:
+    from dejavu_cache.sweep.runner import Sweep, shard_of
+
+    hosts = new_hosts()
+    try:
+        cases = hosts[0].cases()
+        cases = shard_of(cases, shard) if shard else cases
+        if sample:
+            report = Sweep(hosts, cases, do="plan").run()
+            if report.stopped:
+                return report
+            cases, hosts = _tuned(report, sample), new_hosts()  # a sweep closes its own
+        with _progress(len(cases), quiet) as on_event:
+            return Sweep(hosts, cases, do=do, budget=seconds, on_event=on_event).run()
+    finally:
+        for host in hosts:
+            host.close()
 
 
 def _hosts(spec: Spec, gpus: str, ray: str) -> Sequence[Host]:
@@ -124,7 +160,7 @@ def _numbers(gpus: str) -> list[str]:
 
     count = torch.cuda.device_count()
     numbers = [str(number) for number in range(count)] if gpus == "all" else [each.strip() for each in gpus.split(",")]
-    wrong = [number for number in numbers if not (number.isdigit() and int(number) < count)]
+    wrong = [number for number in numbers if not (re.fullmatch("[0-9]{1,9}", number) and int(number) < count)]
     if wrong or not numbers:
         raise SettingsError(f"--gpus {gpus}: this machine has {count} GPUs: give all, or numbers from 0")
     return numbers
@@ -146,17 +182,26 @@ def _misses(url: str) -> tuple[Miss, ...]:
 
 
 def _seconds(text: str) -> float:
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text)
+    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([smh]?)", text)
     if not found or float(found[1]) == 0:
         raise SettingsError(f"--budget {text!r}: write 90s, 20m or 2h")
     return float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[found[2]]
 
 
-def _tuned(hosts: Sequence[Host], cases: Sequence[str], wanted: int) -> list[str]:
-    """A random sample of the cases that are tuned."""
-    from dejavu_cache.sweep.runner import Sweep
+def _without_case(misses: Sequence[Miss], report: Report) -> int:
+    """How many misses of a suite's kernels on its devices none of its cases stands for."""
+    outcomes = report.outcomes.values()
+    covered = {(each.kernel, each.device) for each in outcomes}
+    met = {(each.kernel, each.device, each.scenario) for each in outcomes}
+    return sum(
+        (miss.kernel, miss.device) in covered and (miss.kernel, miss.device, str(miss.scenario)) not in met
+        for miss in misses
+    )
 
-    tuned = [each.case for each in Sweep(hosts, cases, do="plan").run().of("known")]
+
+def _tuned(plan: Report, wanted: int) -> list[str]:
+    """A random sample of the cases that are tuned."""
+    tuned = [each.case for each in plan.of("known")]
     if not tuned:
         raise SettingsError("nothing of this suite is tuned yet: run the sweep without --verify first")
     return random.sample(tuned, min(wanted, len(tuned)))
@@ -180,32 +225,38 @@ def _say_report(report: Report, url: str) -> None:
     for each in report.of("failed", "skipped", "busy"):
         why = {"skipped": "no memory for it", "busy": "another sweep measures it"}.get(each.status, each.status)
         say(f"{each.case}: {why}{': ' + each.message if each.message else ''}")
-    tuned, known = len(report.of("tuned")), len(report.of("known", "unwanted"))
+    tuned, known, unwanted = (len(report.of(status)) for status in ("tuned", "known", "unwanted"))
     taken = f"{report.measured} configs measured in {report.seconds:.0f} s"
-    say(f"{tuned} cases tuned, {taken}; {known} were there already{'' if report.kept else f'; records are in {url}'}")
-    if report.complete:
-        return
+    there = f"{known} were there already{f', {unwanted} nobody asked for' if unwanted else ''}"
+    say(f"{tuned} cases tuned, {taken}; {there}{'' if report.kept else f'; records are in {url}'}")
+
+
+def _say_rest(report: Report, lacking: int) -> None:
+    """What is still to do, and how."""
+    if lacking:
+        say(f"{lacking} misses have no case here: the suite needs one for them, or a for_scenario that makes it")
+    unfinished = len(report.left) + len(report.of("partial", "busy"))
     if report.stopped:
-        unfinished = len(report.left) + len(report.of("partial"))
         say(f"stopped ({report.stopped}) with {unfinished} cases to go; what was measured is kept")
-    say("run the same command again to go on")
+    if report.stopped or unfinished:
+        say("run the same command again to go on")
 
 
 def _say_plan(report: Report, url: str) -> None:
     due = report.of("due")
     if due:
-        _show_due(due, url)
+        _show_due(due, url, min(report.workers, len(due)))
     else:
         say(f"nothing to measure: {len(report.of('known'))} cases are tuned in {url}")
     for each in report.of("failed", "skipped"):
         say(f"{each.case}: {each.status}: {each.message}")
 
 
-def _show_due(due: Sequence[Outcome], url: str) -> None:
+def _show_due(due: Sequence[Outcome], url: str, at_once: int) -> None:
     show_table(["case", "scenario", "configs to measure"], [(each.case, each.scenario, each.due) for each in due])
     estimates = [each.estimate for each in due]
     known = [each for each in estimates if each is not None]
-    about = f"about {sum(known) * len(due) / len(known):.0f} s" if known else "how long, no record tells yet"
+    about = f"about {sum(known) * len(due) / len(known) / at_once:.0f} s" if known else "how long, no record tells yet"
     say(f"{sum(each.due for each in due)} configs of {len(due)} cases to measure into {url}, {about}")
 
 

@@ -1,0 +1,83 @@
+"""The attention suite makes a case of what programs met, whatever that was."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dejavu_cache.attention.cases import Lengths, Model, _case, suite
+from dejavu_cache.records import Scenario
+from dejavu_cache.sweep.suite import Case
+
+KERNELS = {
+    "naive": "dejavu_cache.attention.naive.naive_kernel",
+    "qblock": "dejavu_cache.attention.qblock.qblock_kernel",
+    "segmented": "dejavu_cache.attention.segmented.segment_kernel",
+    "static_grid": "dejavu_cache.attention.static_grid.static_grid_kernel",
+}
+
+DECODING = st.tuples(st.just(1), st.integers(0, 600))
+PROMPT = st.tuples(st.integers(1, 300), st.just(0))
+CHUNK = st.tuples(st.integers(1, 100), st.integers(0, 600))
+BATCHES = st.lists(DECODING | PROMPT | CHUNK, min_size=1, max_size=12) | st.lists(DECODING, min_size=1, max_size=40)
+
+MODELS = st.builds(
+    Model,
+    query_heads=st.sampled_from((4, 8)),
+    kv_heads=st.sampled_from((1, 2, 4)),
+    head_size=st.just(16),
+    window=st.sampled_from((-1, 0, 100)),
+    sinks=st.booleans(),
+)
+
+
+def met(case: Case) -> tuple[str, Scenario]:
+    """The kernel and the scenario of a launch of the case."""
+    request = case.kernel.request(grid=case.grid, warmup=False, **case.arguments())
+    return request.context.kernel.name, request.scenario
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.sampled_from(sorted(KERNELS)),
+    BATCHES,
+    MODELS,
+    st.sampled_from((8, 16)),
+    st.sampled_from((torch.float16, torch.float32)),
+)
+def test_a_case_made_for_a_scenario_has_this_scenario(
+    implementation: str, sequences: list[tuple[int, int]], model: Model, page: int, dtype: torch.dtype
+) -> None:
+    lengths = Lengths("met", [new for new, _ in sequences], [past for _, past in sequences])
+    kernel, scenario = met(_case(implementation, lengths, (model, page, dtype, 1)))
+    assert kernel == KERNELS[implementation]
+    case = suite.case_for(kernel, scenario)
+    if case is None:
+        assert implementation == "static_grid", f"no case for {scenario}"
+    else:
+        assert met(case) == (kernel, scenario)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"args": {"SOFTCAP": True}},
+        {"args": {"decode_share": 100, "avg_query": 2}},
+        {"dtypes": {"k_scale": "float32"}},
+        {"dtypes": {"k_cache": "float8_e4m3fn"}},
+    ],
+)
+def test_a_scenario_that_the_suite_has_no_batch_for_has_no_case(change: dict[str, Any]) -> None:
+    lengths = Lengths("met", [1, 1], [100, 100])
+    kernel, scenario = met(_case("qblock", lengths, (Model(4, 1, 16), 16, torch.float16, 1)))
+    assert suite.case_for(kernel, scenario) is not None
+    other = {name: {**values, **change.get(name, {})} for name, values in scenario.model_dump().items()}
+    assert suite.case_for(kernel, Scenario.model_validate(other)) is None
+
+
+def test_a_kernel_of_somebody_else_has_no_case() -> None:
+    assert suite.case_for("theirs.module.kernel", Scenario(args={"n": 1})) is None
