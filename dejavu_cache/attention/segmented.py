@@ -77,8 +77,10 @@ def _merge(
 def _merge_too(nargs: dict[str, Any], exception: Exception | None) -> None:
     """Runs after every launch that is measured, so that more segments also cost what merging them does."""
     if exception is None:
-        parts = (nargs[name] for name in ("out", "scratch", "cu_seqlens_q", "v_scale", "HEAD_PADDED"))
-        _merge(*parts, num_segments(nargs, nargs))
+        _merge(
+            nargs["out"], nargs["scratch"], nargs["cu_seqlens_q"], nargs["v_scale"], nargs["HEAD_PADDED"],
+            num_segments(nargs, nargs),
+        )  # fmt: skip
 
 
 def num_segments(given: Mapping[str, Any], config: Mapping[str, Any]) -> int:

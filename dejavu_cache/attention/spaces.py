@@ -32,10 +32,13 @@ KEYS = (
 )  # fmt: skip
 """What drives a kernel's speed: the batch's composition, then the model's and the cache's shape."""
 
+SHORT = 128
+"""Contexts up to here count as one."""
+
 BUCKETS: dict[str, Bucket] = {
     "num_seqs": Pow2(max=256),
     "avg_query": Pow2(max=8192),
-    "max_context": Pow2(min=128, max=131072),
+    "max_context": Pow2(min=SHORT, max=131072),
     "decode_share": Edges((0, 50, 100)),
     "WINDOW": Pow2(),
 }
@@ -196,17 +199,19 @@ def _cannot(config: triton.Config, given: Mapping[str, Any], capability: int) ->
 def _likely(config: triton.Config, given: Mapping[str, Any], capability: int) -> bool:
     """Blocks of about as many rows as a sequence has, up to what a matrix instruction takes and above.
 
-    Small tiles and single stages are for shapes that leave no room for others.
+    Small tiles and single stages are for shapes that leave no room for others, and for sequences of a few tiles.
     """
+    short = BUCKETS["max_context"](given["max_context"]) == SHORT
     small = config.kwargs["TILE"] * given["HEAD_PADDED"] * given["q"].element_size() < SMALL
-    if small or (config.num_stages == 1 and capability):
+    if not short and (small or (config.num_stages == 1 and capability)):
         return False
     share, group = BUCKETS["decode_share"](given["decode_share"]), given["GROUP"]
     least = max(16, 1 << (group - 1).bit_length())
     if share == 100:
         return bool(config.kwargs["BLOCK_M"] == least)
     rows = BUCKETS["avg_query"](given["avg_query"]) * group
-    return bool(max(least, min(64, rows)) <= config.kwargs["BLOCK_M"] <= max(4 * rows, 128))
+    fewest = least if short else max(least, min(64, rows))
+    return bool(fewest <= config.kwargs["BLOCK_M"] <= max(4 * rows, 128))
 
 
 def _capability() -> int:
