@@ -25,7 +25,7 @@ def anything(chance: random.Random, values: list[Any]) -> Any:
 
 
 def check_agreement(fitted: Tree, seen: Sequence[Scenario], count: int) -> None:
-    """Asks both about scenarios of the fit with up to four values changed: a tree answers to few that are all random."""
+    """Asks both about scenarios of the fit with some values changed: a tree answers to few that are all random."""
     choose, chance = exported(fitted), random.Random(0)
     known = [{name: {**each.dtypes, **each.args}.get(name) for name in fitted.inputs} for each in seen]
     answers = set()
