@@ -45,6 +45,9 @@ __all__ = ["Plan", "Request", "Resolver"]
 _one_at_a_time = threading.RLock()
 """Held while this process tunes: two benchmarks at once would time each other."""
 
+RACE_WAIT = 1.0
+"""Seconds to wait for a process that holds no more than a race: what is recorded serves as well meanwhile."""
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -54,11 +57,13 @@ class Plan:
         strategy: which configs are measured: see `config_space`.
         seconds: how long one tune may take; the next one goes on from there. None: as long as it takes.
         configs: with how many measured configs a scenario counts as tuned; None: with all of them.
+        race: whether the close ones are measured again in turns.
     """
 
     strategy: Strategy = "exhaustive"
     seconds: float | None = None
     configs: int | None = None
+    race: bool = True
 
 
 @dataclass(frozen=True)
@@ -90,6 +95,10 @@ class Request:
             return []
         return sorted(missing, key=lambda config: config != describe(self.default))
 
+    def unfinished(self, record: Record) -> bool:
+        """Whether there is something left to do: configs to measure, or the race and the winner, which come last."""
+        return record.winner is None or bool(self.due(record))
+
 
 class Resolver:
     """Decides, for one autotuner, where configs come from.
@@ -111,8 +120,9 @@ class Resolver:
     ) -> None:
         self.store = store
         self._before = before
-        kept = (tier.url for tier in store.tiers if not (tier.read_only or isinstance(tier, MemoryStore)))
+        kept = [tier.url for tier in store.tiers if not (tier.read_only or isinstance(tier, MemoryStore))]
         self._home = ",".join(kept) or store.url
+        self._lasting = bool(kept)
         self.mode = mode
         self._max_distance = max_distance
         self._settings = settings
@@ -133,10 +143,11 @@ class Resolver:
         found = self._look_up(request) or self._taken_over(request)
         known = self._from_record(request, found)
         may_tune = self.mode is Mode.TUNE and not capturing()
-        if known and not (may_tune and _unfinished(request, known, found)):
+        if known and not (may_tune and self._unfinished(request, known, found)):
             return known, 0
         if may_tune:
-            return self._tune(request, wait)
+            only_race = known and found and not request.due(found.record)
+            return self._tune(request, min(wait, RACE_WAIT) if only_race else wait)
         self._note_miss(request)
         if self.mode is Mode.STRICT:
             raise ScenarioNotTuned(self._explain_miss(request))
@@ -191,13 +202,19 @@ class Resolver:
             # Whoever held the lease before may have done the work, or died halfway through it.
             found = self._look_up(request, fresh=True)
             known = self._from_record(request, found)
-            if known and not _unfinished(request, known, found):
+            if known and not self._unfinished(request, known, found):
                 return known, 0
             record = found.record if found else Record(scenario=request.scenario)
             due = request.due(record)
-            if due and not held:
+            if (due or known) and not held:
                 return known or self._fallback(request), 0
             return self._measure(request, record, due)
+
+    def _unfinished(self, request: Request, known: Resolution, found: Found | None) -> bool:
+        """Whether there is more to do; a pin ends that, and a winner is wanted only where the next process finds it."""
+        if known.how == "pinned" or found is None:
+            return False
+        return request.unfinished(found.record) if self._lasting else bool(request.due(found.record))
 
     def _measure(self, request: Request, record: Record, due: list[Config]) -> tuple[Resolution, int]:
         def keep(measurements: Sequence[Measurement]) -> None:
@@ -206,7 +223,9 @@ class Resolver:
             record = merge_records(record, taken)
             self._put(request, taken)
 
-        measured = self._tune_all(request, keep, _search(request, record, due), len(due))
+        # Without a winner it never came to a race: whoever measured so far is in this one.
+        earlier = record.measurements if record.winner is None else ()
+        measured = self._tune_all(request, keep, _search(request, record, due), len(due), earlier)
         best = winner(record, set(request.declared), describe(request.default))
         if best is None and any(each.skipped for each in record.measurements):
             warn_once(f"memory {request.context.kernel.name}", _no_memory(request))
@@ -218,16 +237,22 @@ class Resolver:
         self._put(request, Record(scenario=request.scenario, winner=won, launches=launches))
         missing = len(_unmeasured(request.declared, record))
         config = request.declared[best]
-        return self._resolution(request, "tuned", config, store=self._home, missing=missing), measured
+        how: How = "tuned" if due or measured else "exact"
+        return self._resolution(request, how, config, store=self._home, missing=missing), measured
 
     def _tune_all(
-        self, request: Request, keep: Callable[[Sequence[Measurement]], None], search: Search, total: int
+        self,
+        request: Request,
+        keep: Callable[[Sequence[Measurement]], None],
+        search: Search,
+        total: int,
+        earlier: Sequence[Measurement],
     ) -> int:
         """Measures what a search asks for, within the plan's time, and says how many configs that were."""
         seconds, default = request.plan.seconds, describe(request.default)
         launch = Launch(request.autotuner, request.declared, default, request.args, request.kwargs)
         # A caller's own benchmark is called once per config; Triton's may be asked again where it is close.
-        race = not request.context.problem.method.startswith(("custom:", "wall"))
+        race = request.plan.race and not request.context.problem.method.startswith(("custom:", "wall"))
         until = math.inf if seconds is None else time.monotonic() + seconds
         title = f"{request.context.kernel.name}{request.scenario}"
         showing = progress(title, total, wanted=self._settings.progress)
@@ -242,7 +267,7 @@ class Resolver:
                     keeper.drain()
                     self._before(config)
 
-            return Tuner(launch, note, race=race, until=until, before=announce).tune(search)
+            return Tuner(launch, note, race=race, until=until, before=announce, earlier=earlier).tune(search)
 
     def _put(self, request: Request, record: Record) -> None:
         if not self.store.read_only:
@@ -378,11 +403,6 @@ def _foreignness(context: Context, found: FoundTree) -> tuple[bool, bool, bool, 
         theirs.kernel != ours.kernel,
         -found.tree.at.timestamp(),
     )
-
-
-def _unfinished(request: Request, known: Resolution, found: Found | None) -> bool:
-    """Whether there is more to measure; a pin ends that."""
-    return known.how != "pinned" and bool(request.due(found.record if found else None))
 
 
 def _search(request: Request, record: Record, due: list[Config]) -> Search:

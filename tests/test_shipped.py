@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import triton
+from agreement import check_agreement
 from attention_support import kernels
 
 from dejavu_cache import shipped
@@ -86,4 +87,13 @@ def test_each_tree_is_what_the_records_give(name: str) -> None:
     trees = {each.tree.context: each.tree for each in store.trees(kernel_name(kernel(name)))}
     for context in found:
         again = fit(RecordSet(context=context, records=tuple(store.records(context))), bound=0.015)
-        assert again.root == trees[context].root
+        assert again.text == trees[context].text
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_each_tree_exported_as_python_agrees_with_it_on_10000_random_scenarios(name: str) -> None:
+    store, found = contexts(name)
+    trees = list(store.trees(kernel_name(kernel(name))))
+    assert {each.tree.context for each in trees} == {*found}
+    for each in trees:
+        check_agreement(each.tree, [record.scenario for record in store.records(each.tree.context)], 10_000)

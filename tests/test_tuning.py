@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,7 +17,9 @@ from support import launch
 from dejavu_cache import cached_autotune, config_space, open_store
 from dejavu_cache.errors import SettingsError
 from dejavu_cache.process import default_store
+from dejavu_cache.records import Config, Measurement, now
 from dejavu_cache.settings import current_settings
+from dejavu_cache.tuning.search import OptunaSearch
 
 
 def test_the_first_measurement_of_a_close_race_does_not_decide(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,6 +40,89 @@ def test_the_first_measurement_of_a_close_race_does_not_decide(monkeypatch: pyte
     assert len(order) == 9, "three measured once, two of them three times more"
     assert kernel.benchmarked == 3
     assert isinstance(kernel, triton.runtime.Autotuner)
+
+
+class TestCutShort:
+    """Everything is measured, but the process died before the race or the winner."""
+
+    @pytest.fixture
+    def order(self) -> list[int]:
+        """The blocks that were measured by the process that died, which was in the race by then."""
+        return []
+
+    @pytest.fixture
+    def racing(self, order: list[int], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+        """Makes a kernel whose close configs race; the first process meets its end there."""
+        monkeypatch.setattr("dejavu_cache.autotune.method_name", lambda *args: "events-cold")
+
+        def make(times: dict[int, float], dies_at: int = 0, **options: Any) -> Any:
+            clock = Clock(times)
+
+            def bench(kernel_call: Callable[[], Any], quantiles: Sequence[float]) -> list[float]:
+                if len(order) + 1 == dies_at:
+                    raise KeyboardInterrupt
+                timing = clock(kernel_call, quantiles)
+                order.append(clock.block)
+                return timing
+
+            kernel = clock.kernel(do_bench=None, configs=CONFIGS, **options)
+            kernel.do_bench = bench
+            return kernel
+
+        with pytest.raises(KeyboardInterrupt):
+            launch(make({16: 1.0, 32: 1.02, 64: 5.0}, dies_at=4), 100)
+        assert order == [16, 32, 64]
+        order.clear()
+        return make
+
+    @property
+    def won(self) -> dict[str, Any] | None:
+        (context,) = default_store().contexts()
+        (record,) = default_store().records(context)
+        return record.winner and record.winner.config.params
+
+    def test_the_next_process_holds_the_race(self, racing: Callable[..., Any], order: list[int]) -> None:
+        """And only that, among those that were close; by then it is another one that is faster."""
+        kernel = racing({16: 1.1, 32: 1.02})
+        launch(kernel, 100)
+        assert Counter(order) == {16: 3, 32: 3}
+        assert kernel.best_config.kwargs == self.won == {"BLOCK": 32}
+        assert kernel.benchmarked == 2
+        launch(racing({}), 100)
+        assert len(order) == 6, "once"
+
+    def test_what_is_measured_afterwards_races_against_what_was_measured_before(
+        self, racing: Callable[..., Any], order: list[int]
+    ) -> None:
+        """As it would have, had nothing come between."""
+        kernel = racing({16: 1.1, 32: 1.02, 128: 1.01})
+        kernel.configs = [*CONFIGS, *blocks(128)]
+        launch(kernel, 100)
+        assert Counter(order) == {16: 3, 32: 3, 128: 4}
+        assert self.won == {"BLOCK": 128}
+
+    @pytest.mark.parametrize("mode", ["reuse", "strict"])
+    def test_it_serves_where_nothing_may_be_measured(
+        self, mode: str, racing: Callable[..., Any], order: list[int]
+    ) -> None:
+        kernel = racing({}, mode=mode)
+        launch(kernel, 100)
+        assert (order, self.won) == ([], None)
+        assert kernel.best_config.kwargs == {"BLOCK": 16}
+        assert kernel.explain(torch.ones(1), torch.ones(1), 100).how == "exact"
+
+    def test_it_serves_while_another_process_holds_the_race(self, racing: Callable[..., Any], order: list[int]) -> None:
+        """Whoever waits for a tune may wait for minutes; not so who has something to run."""
+        store = default_store()
+        (context,) = store.contexts()
+        (record,) = store.records(context)
+        with store.lease(context, record.scenario, wait=0):
+            start = time.monotonic()
+            kernel = racing({})
+            launch(kernel, 100)
+            assert time.monotonic() - start < 10
+        assert (order, self.won) == ([], None)
+        assert kernel.best_config.kwargs == {"BLOCK": 16}
 
 
 class Clock:
@@ -102,6 +188,12 @@ class TestBudgets:
         assert clock.asked == [16, 32, 64, 128]
         assert again.best_config is configs[3]
 
+    def test_time_that_is_over_at_once_is_enough_for_one(self) -> None:
+        clock = Clock({})
+        kernel = clock.kernel(configs=blocks(16, 32), tune_seconds=1e-9)
+        launch(kernel, 100)
+        assert clock.asked == [16]
+
     def test_the_environment_sets_them_too(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("DEJAVU_CACHE_TUNE_CONFIGS", "1")
         clock = Clock({})
@@ -147,6 +239,25 @@ def test_optuna_finds_the_best_of_thousands_within_its_budget() -> None:
     assert abs(found.kwargs["SHAPE"] - 13) <= 1
     launch(cached_autotune(space, key=["n"], do_bench=bench)(fake), 100)
     assert len(asked) == 60
+
+
+@pytest.mark.parametrize("budget", [50, 60])
+def test_optuna_fills_its_budget_where_hardly_any_combination_is_a_config(budget: int) -> None:
+    """60 of 54,000: what the sampler wants is nearly always none of them."""
+    space = config_space(
+        {"A": list(range(30)), "B": list(range(30)), "C": list(range(60))},
+        where=lambda A, B, C: A == B and C in (A, A + 30),
+    )
+    declared = [Config(params=config.kwargs) for config in space]
+    assert len(declared) == 60
+    search, asked = OptunaSearch(declared, [], declared[:1], budget), []
+    start = time.monotonic()
+    while batch := search.ask():
+        asked += batch
+        search.tell(Measurement(config=each, median=1.0 + each.params["A"], at=now()) for each in batch)  # type: ignore[operator]
+    assert asked[0] == declared[0]
+    assert len(asked) == len({*asked} & {*declared}) == budget
+    assert time.monotonic() - start < 10
 
 
 def test_memory_that_is_gone_for_all_configs_costs_the_tuning_and_not_the_launch(

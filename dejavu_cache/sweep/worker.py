@@ -95,17 +95,28 @@ class Worker:
 
     def _measure(self, job: Job, request: Request, told: Mapping[str, str]) -> Outcome:
         self._note_crashes(request, job.crashes)
-        request = replace(request, plan=replace(request.plan, seconds=job.seconds or request.plan.seconds))
-        self._tell({"event": "case", "case": job.case, "due": len(self._due(request))})
+        known = self._recorded(request)
+        # What has a timing and took a process down did so in the race, and would again.
+        timed = {each.config for each in known.measurements if each.median is not None}
+        race = timed.isdisjoint(each.config for each in job.crashes)
+        plan = replace(request.plan, seconds=job.seconds or request.plan.seconds, race=race)
+        request = replace(request, plan=plan)
+        self._tell({"event": "case", "case": job.case, "due": len(request.due(known))})
         resolver = Resolver(TieredStore([self.journal]), Mode.TUNE, 0.0, current_settings(), before=self._before)
-        _, measured = resolver.resolve(request, wait=job.wait)
-        due = len(self._due(request))
+        resolution, measured = resolver.resolve(request, wait=job.wait)
+        known = self._recorded(request)
+        pinned = resolution.how == "pinned"
+        due = 0 if pinned else len(request.due(known))
         status = "tuned" if measured else "known"
-        if due and not measured:
-            status = "busy"
+        if not (measured or pinned) and resolution.how != "tuned" and request.unfinished(known):
+            status = "busy"  # another process holds the lease
         elif due and job.seconds is not None:
             status = "partial"
         return Outcome(status=status, measured=measured, due=due, **told)
+
+    def _recorded(self, request: Request) -> Record:
+        found = self.journal.get(request.context, request.scenario, fresh=True)
+        return found.record if found else Record(scenario=request.scenario)
 
     def _before(self, config: Config) -> None:
         self._tell({"event": "config", "config": config.model_dump()})

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+import random
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
-from ..records import Config, Measurement, Scalar
+from ..records import Config, Measurement
 
 __all__ = ["Exhaustive", "OptunaSearch", "Search"]
 
 BATCH = 16
 """How many configs Optuna proposes at once, so that they compile at once."""
-
-TRIALS_PER_CONFIG = 20
-"""How many proposals that are no configs, or known ones, are passed over before the search gives up."""
 
 SEED = 0
 
@@ -46,6 +44,9 @@ class Exhaustive:
 class OptunaSearch:
     """Configs that Optuna's TPE sampler proposes, from a study in memory with a fixed seed.
 
+    The sampler knows nothing of conditions between parameters. Where it proposes what is no config, or a known one,
+    the unknown config is taken that has most of its values; so a batch is full as long as there are any.
+
     Args:
         declared: the configs that may be proposed.
         known: what is measured already, from which the sampler learns first.
@@ -56,48 +57,59 @@ class OptunaSearch:
     def __init__(
         self, declared: Iterable[Config], known: Iterable[Measurement], first: Sequence[Config], budget: int
     ) -> None:
+        import numpy as np
         import optuna
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._optuna = optuna
         self._left = budget
-        self._by_values = {_values(config): config for config in declared}
-        self._choices = _choices(self._by_values.values())
+        self._configs = list(declared)
+        random.Random(SEED).shuffle(self._configs)  # of several as good as each other, any may be the first
+        self._places = {config: place for place, config in enumerate(self._configs)}
+        rows, counts = _table(self._configs)
+        self._rows = np.array(rows)
+        self._unknown = np.ones(len(rows), dtype=bool)
+        self._distributions = {
+            name: optuna.distributions.CategoricalDistribution(range(count)) for name, count in counts.items()
+        }
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # constant_liar is called experimental; it spreads what a batch proposes
             sampler = optuna.samplers.TPESampler(seed=SEED, n_startup_trials=BATCH, constant_liar=True)
         self._study = optuna.create_study(sampler=sampler)
         self._trials: dict[Config, Any] = {}
-        self._seen: set[Config] = set()
-        self._first = list(first)
+        self._first = [self._places[config] for config in first]
         for measurement in known:
-            self._seen.add(measurement.config)
-            self._learn(measurement)
+            if measurement.config in self._places:
+                self._learn(measurement)
 
     def ask(self) -> Sequence[Config]:
         batch: list[Config] = []
-        for _ in range(BATCH * TRIALS_PER_CONFIG):
-            if len(batch) == min(BATCH, self._left):
-                break
-            config = self._propose()
-            if config is not None:
-                batch.append(config)
-        self._left -= len(batch)
+        while len(batch) < BATCH and self._left and self._unknown.any():
+            batch.append(self._propose())
+            self._left -= 1
         return batch
 
-    def _propose(self) -> Config | None:
-        if self._first:
-            config = self._first.pop(0)
-            self._study.enqueue_trial(self._indices(config))
-        trial = self._study.ask()
-        chosen = {name: trial.suggest_categorical(name, range(len(values))) for name, values in self._choices.items()}
-        found = self._by_values.get(_key({name: self._choices[name][index] for name, index in chosen.items()}))
-        if found is None or found in self._seen:
-            self._study.tell(trial, state=self._optuna.trial.TrialState.PRUNED)
-            return None
-        self._seen.add(found)
-        self._trials[found] = trial
-        return found
+    def _propose(self) -> Config:
+        trial = self._trial(self._first.pop(0) if self._first else None)
+        wanted = [trial.params[name] for name in self._distributions]
+        alike = (self._rows == wanted).sum(axis=1)
+        alike[~self._unknown] = -1
+        place = int(alike.argmax())
+        if alike[place] < len(wanted):
+            self._study.tell(trial, state=self._optuna.trial.TrialState.FAIL)
+            trial = self._trial(place)
+        self._unknown[place] = False
+        self._trials[self._configs[place]] = trial
+        return self._configs[place]
+
+    def _trial(self, place: int | None = None) -> Any:
+        """A trial of a config, or of what the sampler likes best."""
+        if place is not None:
+            self._study.enqueue_trial(self._params(place))
+        return self._study.ask(self._distributions)
+
+    def _params(self, place: int) -> dict[str, int]:
+        return dict(zip(self._distributions, self._rows[place].tolist(), strict=True))
 
     def tell(self, taken: Iterable[Measurement]) -> None:
         for measurement in taken:
@@ -110,36 +122,19 @@ class OptunaSearch:
                 self._study.tell(trial, measurement.median)
 
     def _learn(self, measurement: Measurement) -> None:
-        if measurement.median is None or _values(measurement.config) not in self._by_values:
-            return
-        distributions = {
-            name: self._optuna.distributions.CategoricalDistribution(range(len(values)))
-            for name, values in self._choices.items()
-        }
-        params = self._indices(measurement.config)
-        self._study.add_trial(
-            self._optuna.trial.create_trial(params=params, distributions=distributions, value=measurement.median)
-        )
-
-    def _indices(self, config: Config) -> dict[str, int]:
-        given = _given(config)
-        return {name: values.index(given.get(name)) for name, values in self._choices.items()}
+        place = self._places[measurement.config]
+        self._unknown[place] = False
+        if measurement.median is not None:
+            trial = self._optuna.trial.create_trial(
+                params=self._params(place), distributions=self._distributions, value=measurement.median
+            )
+            self._study.add_trial(trial)
 
 
-def _given(config: Config) -> dict[str, Scalar]:
-    return {**config.params, **config.options}
-
-
-def _key(given: Mapping[str, Scalar]) -> tuple[Any, ...]:
-    return tuple(sorted((name, repr(value)) for name, value in given.items() if value is not None))
-
-
-def _values(config: Config) -> tuple[Any, ...]:
-    return _key(_given(config))
-
-
-def _choices(configs: Iterable[Config]) -> dict[str, list[Scalar]]:
-    """Each parameter's values, in order of appearance."""
-    given = [_given(config) for config in configs]
-    names = dict.fromkeys(name for each in given for name in each)
-    return {name: list({repr(each.get(name)): each.get(name) for each in given}.values()) for name in names}
+def _table(configs: Iterable[Config]) -> tuple[list[list[int]], dict[str, int]]:
+    """A row of numbers per config, one for each parameter's value; and each parameter's number of values."""
+    given = [{**config.params, **config.options} for config in configs]
+    # By their texts: True is not 1, nor 1 one of 1.0.
+    values: dict[str, dict[str, int]] = {name: {} for each in given for name in each}
+    rows = [[held.setdefault(repr(each.get(name)), len(held)) for name, held in values.items()] for each in given]
+    return rows, {name: len(held) for name, held in values.items()}

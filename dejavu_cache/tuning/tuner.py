@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..configs import Declared
@@ -67,6 +67,7 @@ class Tuner:
         before: is told each config before anything of it touches the device.
         race: whether close configs may be measured again.
         until: when to stop, by `time.monotonic`.
+        earlier: what a tune measured that did not come to its race: it takes part in this one's.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class Tuner:
         race: bool = True,
         until: float = math.inf,
         before: Callable[[Config], None] = lambda config: None,
+        earlier: Iterable[Measurement] = (),
     ) -> None:
         self._launch = launch
         self._keep = keep
@@ -86,23 +88,23 @@ class Tuner:
         self._benchmark = launch.autotuner.do_bench
         self._timer = self._benchmark if isinstance(self._benchmark, DeviceTimer) else None
         self._taken: dict[Config, Measurement] = {}
-        self._best = math.inf
+        self._earlier = {each.config: each for each in earlier if each.config in launch.declared}
+        self._best = min((each.median for each in self._earlier.values() if each.median is not None), default=math.inf)
 
     def tune(self, search: Search) -> int:
         """Measures what a search asks for, and races the best of it; says how many configs were measured."""
         self._warm_up()
         try:
-            while not self._over and (configs := search.ask()):
+            while not (self._over and self._taken) and (configs := search.ask()):
                 before = len(self._taken)
                 for start in range(0, len(configs), TOGETHER):
                     self._screen(configs[start : start + TOGETHER])
                 search.tell(list(self._taken.values())[before:])
-            if self._race:
-                self._settle()
+            raced = self._settle() if self._race else []
         finally:
             if self._timer is not None:
                 self._timer.release()
-        return len(self._taken)
+        return len({*self._taken, *raced})
 
     def again(self, config: Config) -> None:
         """Measures one config with full effort."""
@@ -172,12 +174,15 @@ class Tuner:
             )
         self._keep(measurement)
 
-    def _settle(self) -> None:
-        """Races the finalists, and keeps the medians of all their rounds.
+    def _settle(self) -> Iterable[Config]:
+        """Races the finalists, keeps the medians of all their rounds, and says who they were.
 
         One after the other, each config meets another clock and another temperature; in turns they meet the same.
         """
         racing = self._finalists()
+        if len(racing) < 2:
+            return []
+        self._prepare([config for config in racing if config not in self._taken])
         rounds: dict[Config, list[Measurement]] = {config: [] for config in racing}
         for turn in range(MOST_ROUNDS):
             if len(racing) < 2 or (self._over and turn):
@@ -190,13 +195,24 @@ class Tuner:
         for measurements in rounds.values():
             if measurements:
                 self._keep(_pooled(measurements))
+        return rounds
+
+    def _prepare(self, names: Sequence[Config]) -> None:
+        """Compiles what only an earlier process has launched."""
+        launch = self._launch
+        configs = [launch.declared[name] for name in names]
+        with compiling(launch.autotuner, configs, launch.args, launch.kwargs) as candidates:
+            for name, candidate in zip(names, candidates, strict=True):
+                self._before(name)
+                candidate.settle()
 
     def _finalists(self) -> list[Config]:
-        timed = sorted((each for each in self._taken.values() if each.median is not None), key=_median)
+        known = {**self._earlier, **self._taken}
+        timed = sorted((each for each in known.values() if each.median is not None), key=_median)
         close = {each.config for each in timed[:FINALISTS] if _median(each) <= self._best * (1 + FINALIST)}
         yardstick = {each.config for each in timed if each.config == self._launch.default}
         racing = close | yardstick if len(close) > 1 else close
-        return [config for config in self._taken if config in racing]
+        return [config for config in known if config in racing]
 
     def _measure(self, config: Config, effort: Effort, *, patient: bool = True) -> Measurement | None:
         """One config's measurement; None if it was disturbed, and whoever asked is not `patient`."""

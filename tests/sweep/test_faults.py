@@ -35,6 +35,17 @@ def test_killed_three_times_it_ends_as_one_whole_sweep(sweeps: Sweeps) -> None:
     assert len(sweeps.measured) - len(set(sweeps.measured)) <= 3
 
 
+def test_killed_between_the_last_measurement_and_the_winner_it_gets_its_winner_from_the_next(sweeps: Sweeps) -> None:
+    for _ in range(2):
+        process = sweeps.start("--option", "cases=3", DIES_BEFORE_THE_WINNER="1")
+        process.communicate(timeout=60)
+        assert process.returncode == -signal.SIGKILL
+        assert len(sweeps.measured) == 4
+    sweeps.run("--option", "cases=3")
+    assert sweeps.recorded == sweeps.whole(3)
+    assert len(sweeps.measured) == 12, "nothing is measured twice"
+
+
 def test_a_worker_outlives_a_killed_sweep_by_no_more_than_a_moment(sweeps: Sweeps) -> None:
     process = sweeps.start(BENCH_SECONDS="0.2")
     sweeps.wait_for(2)

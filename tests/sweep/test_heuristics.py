@@ -6,13 +6,13 @@ import json
 import math
 import random
 import timeit
-from collections.abc import Callable
 from itertools import combinations, product
 from typing import Any
 
 import landscape
 import numpy as np
 import pytest
+from agreement import check_agreement
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import MOMENT, config, context, measurement, run_python
@@ -181,31 +181,6 @@ def test_what_was_always_the_same_number_must_be_that_number() -> None:
     one = landscape.scenarios()[0]
     assert fitted.choose(Scenario(args={**one.args, "K": 256}, dtypes=one.dtypes)) is not None
     assert fitted.choose(Scenario(args={**one.args, "K": 64}, dtypes=one.dtypes)) is None
-
-
-def exported(fitted: Tree) -> Callable[..., dict[str, Any] | None]:
-    """The `choose` of a tree's Python."""
-    module: dict[str, Any] = {}
-    exec(as_python(fitted), module)  # it is what a person would paste
-    return module["choose"]  # type: ignore[no-any-return]
-
-
-def anything(chance: random.Random, values: list[Any]) -> Any:
-    """Mostly what a kernel is launched with, sometimes what no fit has seen."""
-    numbers = [chance.randint(-4, 70_000), 2 ** chance.randint(0, 40), chance.uniform(0, 5000), 0]
-    return chance.choice([*values * 3, *numbers * 3, None, True, False, "auto", 1])
-
-
-def check_agreement(fitted: Tree, seen: list[Scenario], count: int) -> None:
-    choose, chance = exported(fitted), random.Random(0)
-    values = {name: [{**each.dtypes, **each.args}.get(name) for each in seen] for name in fitted.inputs}
-    answers = set()
-    for _ in range(count):
-        scenario = Scenario(args={name: anything(chance, values[name][:8]) for name in fitted.inputs})
-        ours, theirs = fitted.choose(scenario), choose(**scenario.args)
-        assert theirs == (ours and {**ours.params, **ours.options}), scenario
-        answers.add(ours)
-    assert answers == {None, *(fitted.configs[each.ranking[0]] for each in leaves(fitted.root))}
 
 
 def test_the_exported_python_agrees_with_the_json_on_10000_random_scenarios(tree: Tree) -> None:

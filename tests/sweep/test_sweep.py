@@ -8,6 +8,8 @@ import pytest
 from sweeping import Sweeps
 
 from dejavu_cache.errors import SettingsError
+from dejavu_cache.records import Pin, now
+from dejavu_cache.stores import FileStore
 from dejavu_cache.sweep.runner import shard_of
 
 
@@ -78,6 +80,17 @@ def test_verifying_measures_winners_again_and_records_nothing(swept: Sweeps) -> 
     assert [(each["status"], each["recorded"], each["again"]) for each in checked] == [("verified", 16.0, 16.0)] * 2
     assert len(swept.measured) == 8 + 2
     assert swept.recorded == before
+
+
+def test_what_is_pinned_is_not_due(swept: Sweeps) -> None:
+    """Nor is another sweep to blame: nobody measures it."""
+    store = FileStore(swept.store)
+    (context,) = store.contexts()
+    records = [record.model_copy(update={"measurements": record.measurements[:1]}) for record in store.records(context)]
+    store.delete(context)
+    pin = Pin(config=records[0].measurements[0].config, at=now())
+    store.put(context, [record.model_copy(update={"pin": pin}) for record in records])
+    assert "0 cases tuned, 0 configs measured" in swept.run("--option", "cases=2")
 
 
 def test_nothing_can_be_verified_before_it_is_tuned(sweeps: Sweeps) -> None:
