@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import triton
 from agreement import check_agreement
-from attention_support import kernels
 
 from dejavu_cache import shipped
 from dejavu_cache.attention import hopper
+from dejavu_cache.attention.cases import kernel_of as kernel
 from dejavu_cache.attention.spaces import METHOD
 from dejavu_cache.noting import METHOD as LAUNCHED
 from dejavu_cache.prewarm.messages import Spec
@@ -22,15 +22,10 @@ from dejavu_cache.source import kernel_name, source_hash
 from dejavu_cache.stores import FileStore, shipped_stores
 from dejavu_cache.sweep.fit import fit
 
+BOUNDS = {"static_grid": 0.03}
+"""What `heuristics fit --bound` was given, where it was not 2%."""
+
 SHIPPED = ("qblock", "segmented", "static_grid", *(("hopper",) if hopper.COVERED else ()))
-
-
-def kernel(name: str) -> Any:
-    if name != "hopper":
-        return kernels()[name]
-    from dejavu_cache.attention.hopper_kernel import hopper_kernel
-
-    return hopper_kernel
 
 
 def problem(tuned: Any) -> Problem:
@@ -86,7 +81,7 @@ def test_each_tree_is_what_the_records_give(name: str) -> None:
     store, found = contexts(name)
     trees = {each.tree.context: each.tree for each in store.trees(kernel_name(kernel(name)))}
     for context in found:
-        again = fit(RecordSet(context=context, records=tuple(store.records(context))), bound=0.015)
+        again = fit(RecordSet(context=context, records=tuple(store.records(context))), bound=BOUNDS.get(name, 0.02))
         assert again.text == trees[context].text
 
 

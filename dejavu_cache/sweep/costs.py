@@ -40,13 +40,13 @@ class Costs:
     def of(cls, records: Iterable[Record]) -> Costs:
         """The table of the records with something to choose: two timed configs or more.
 
-        A record with less than a quarter of the measurements of the fullest one is hardly begun, and left out.
+        A record with less than a tenth of the measurements of the fullest one is hardly begun, and left out.
         Those between may be whole: pruning leaves many configs to some scenarios and few to others.
         """
         held = [record for record in records if sum(each.median is not None for each in record.measurements) > 1]
         fullest = max((len(record.measurements) for record in held), default=0)
         held = sorted(
-            (record for record in held if 4 * len(record.measurements) >= fullest),
+            (record for record in held if 10 * len(record.measurements) >= fullest),
             key=lambda record: record.scenario.text,
         )
         configs = sorted(

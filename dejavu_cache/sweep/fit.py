@@ -30,7 +30,7 @@ NEEDED = 10
 
 LEAVES = 32
 
-_HOPELESS = 1.25
+_HOPELESS = 1.4
 """Times over the best from which on it does not matter how bad a config is."""
 
 _TREES = 100
@@ -38,8 +38,11 @@ _TREES = 100
 _CANNOT_RUN = 1e3
 """The burden of a failure: a leaf takes a config that failed in one of its scenarios only if all others did too."""
 
-_FOLDS = 20
-"""In how many parts scenarios are held out; of fewer scenarios, each by itself."""
+_FOLDS = 100
+"""In how many parts scenarios are held out; of fewer scenarios, each by itself.
+
+A part of several may hold out neighbours together, and then what it says depends on how they were shuffled.
+"""
 
 
 def fit(

@@ -54,7 +54,7 @@ def test_fit_prints_the_regret_and_what_one_config_would_cost(store: FileStore, 
     assert head == "pkg.kernels.matmul on NVIDIA H200, Triton 3.6.0, events-cold"
     assert "within 5.0% of the best of all in each of 96 scenarios" in subset
     assert "over the best on average" in tree
-    assert "held out in 20 folds" in tree
+    assert "held out in 96 folds" in tree
     assert "one config for all" in single
     assert file == "  not written"
     assert list(store.trees()) == []
