@@ -105,7 +105,7 @@ def test_show_lists_trees_and_draws_one(store: FileStore, fitted: FileStore, dej
     assert row.split("\t")[:4] == ["pkg.kernels.matmul", "NVIDIA H200", "3.6.0", "36"]
     drawn = dejavu("heuristics", "show", "matmul", "--store", fitted.root).stdout
     assert "  if M * N <= " in drawn
-    assert "BLOCK_M=64" in drawn
+    assert "BLOCK_M=128" in drawn
     assert dejavu("heuristics", "show", "--store", store.root).returncode == 1
 
 
