@@ -117,12 +117,14 @@ def compile_all(
 ) -> dict[Job, Built]:
     """Does all jobs in some processes, and returns how each went; a fatal one stops the others.
 
+    A process compiles for one architecture only: Triton goes on converting float8 as the first one of its process did.
+
     Args:
         first: a process that runs already.
         advance: is told each job that is done.
     """
     left: queue.SimpleQueue[Job] = queue.SimpleQueue()
-    for job in jobs:
+    for job in sorted(jobs, key=lambda job: job.arch):
         left.put(job)
     done: dict[Job, Built] = {}
     stop = threading.Event()
@@ -130,15 +132,19 @@ def compile_all(
 
     def work(process: Process | None) -> None:
         mine: list[Process] = []
+        arch = None
         try:
             while not stop.is_set():
                 try:
                     job = left.get_nowait()
                 except queue.Empty:
                     return
-                if process is None:
+                if process in mine and arch != job.arch:
+                    process.close()
+                if process is None or arch not in (None, job.arch):
                     process = Process(spec)
                     mine.append(process)
+                arch = job.arch
                 try:
                     built = process.build(job)
                 except _LostError as error:

@@ -1,0 +1,41 @@
+"""What is compiled for one architecture does not depend on which others are asked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from prewarming import HERE
+
+from dejavu_cache.launches import wheel
+from dejavu_cache.prewarm.messages import Job, Spec
+from dejavu_cache.prewarm.pool import Process, compile_all
+from dejavu_cache.records import Launch
+
+ARCHITECTURES = ("sm_90", "sm_80", "sm_100")
+
+
+def binaries(folder: Path, *architectures: str) -> dict[str, bytes]:
+    """Compiles one kernel for them, and returns what became of it by its key in Triton's cache."""
+    out = folder / "binaries"
+    spec = Spec(modules=("widening",), store=folder.as_uri(), devices=(), host_modules=False, binaries=str(out))
+    launch = Launch(
+        wheel=wheel(),
+        signature={"x_ptr": "*fp8e5", "y_ptr": "*bf16", "BLOCK": "constexpr"},
+        constants={"BLOCK": 256},
+        attrs={"x_ptr": '[["tt.divisibility", 16]]', "y_ptr": '[["tt.divisibility", 16]]'},
+        options={},
+    )
+    jobs = [Job(kernel="widening.widen", arch=arch, launch=launch) for arch in architectures]
+    with Process(spec) as process:
+        built = compile_all(spec, process, jobs, 1, lambda job, built: None)
+    assert [each.error for each in built.values()] == [""] * len(jobs)
+    return {found.parent.name: found.read_bytes() for found in out.rglob("*.cubin")}
+
+
+def test_together_they_give_what_each_gives_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(HERE))
+    alone = [binaries(tmp_path / arch, arch) for arch in ARCHITECTURES]
+    together = binaries(tmp_path / "together", *ARCHITECTURES)
+    assert len(together) == 3
+    assert together == {key: binary for each in alone for key, binary in each.items()}
