@@ -95,6 +95,10 @@ class Request:
             return []
         return sorted(missing, key=lambda config: config != describe(self.default))
 
+    def wanted(self, due: int) -> int:
+        """How many of so many due configs the plan wants measured."""
+        return due if self.plan.configs is None else min(due, self.plan.configs - (len(self.declared) - due))
+
     def unfinished(self, record: Record) -> bool:
         """Whether there is something left to do: configs to measure, or the race and the winner, which come last."""
         return record.winner is None or bool(self.due(record))
@@ -407,7 +411,7 @@ def _foreignness(context: Context, found: FoundTree) -> tuple[bool, bool, bool, 
 
 def _search(request: Request, record: Record, due: list[Config]) -> Search:
     plan = request.plan
-    left = len(due) if plan.configs is None else min(plan.configs - (len(request.declared) - len(due)), len(due))
+    left = request.wanted(len(due))
     if plan.strategy == "optuna" and _has_optuna():
         timed = [each for each in record.measurements if not each.skipped]
         return OptunaSearch(

@@ -221,7 +221,9 @@ def _readable(device: torch.device) -> tuple[torch.dtype, ...]:
     from triton.compiler.compiler import make_backend
     from triton.runtime import driver
 
-    names = make_backend(driver.active.get_current_target()).parse_options({}).supported_fp8_dtypes
+    with torch.cuda.device(device):
+        target = driver.active.get_current_target()
+    names = make_backend(target).parse_options({}).supported_fp8_dtypes
     return tuple(dtype for dtype, name in FLOAT8.items() if name in names)
 
 

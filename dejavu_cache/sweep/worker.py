@@ -87,7 +87,7 @@ class Worker:
         if self._misses is not None and miss not in self._misses:
             return Outcome(status="unwanted", **told)
         if job.do == "plan":
-            due = self._left(request)
+            due = request.wanted(len(self._due(request)))
             return Outcome(status="due" if due else "known", due=due, estimate=self._estimate(request, due), **told)
         if job.do == "verify":
             return self._verify(job, request, told)
@@ -122,13 +122,7 @@ class Worker:
         self._tell({"event": "config", "config": config.model_dump()})
 
     def _due(self, request: Request) -> list[Config]:
-        found = self.journal.get(request.context, request.scenario, fresh=True)
-        return request.due(found.record if found else None)
-
-    def _left(self, request: Request) -> int:
-        """How many configs a sweep would measure: a plan may want only some of those that are due."""
-        due, wanted = len(self._due(request)), request.plan.configs
-        return due if wanted is None else min(due, wanted - (len(request.declared) - due))
+        return request.due(self._recorded(request))
 
     def _estimate(self, request: Request, due: int) -> float | None:
         records = self.journal.records(request.context)
