@@ -22,6 +22,7 @@ lint: $(VENV)/.installed
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python tools/check_prose.py
 
 gpu-test:  ## on a machine with a GPU, with that machine's own torch and Triton; faster with pytest-xdist: PYTEST="-n 12"
 	$(PYTHON) -m pytest -m gpu $(PYTEST) tests/gpu

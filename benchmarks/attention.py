@@ -20,8 +20,8 @@ import torch
 import triton
 
 from dejavu_cache.attention.api import IMPLEMENTATIONS
-from dejavu_cache.attention.arguments import Batch
-from dejavu_cache.attention.cases import PRESETS, Lengths, batch_of, ragged
+from dejavu_cache.attention.batch import Batch
+from dejavu_cache.attention.sweep_suite import PRESETS, Lengths, batch_of, ragged
 
 RESULTS = Path(__file__).parent / "results"
 COMPARED = ("auto", "hopper", "qblock", "segmented", "static_grid", "naive")
@@ -47,7 +47,9 @@ def scenarios() -> list[Lengths]:
     return found
 
 
-def microseconds(batch: Batch, implementation: str, expected: torch.Tensor | None) -> dict[str, Any]:
+def microseconds(
+    batch: Batch, implementation: str, expected: torch.Tensor | None
+) -> dict[str, Any]:
     """GPU time of one implementation, and its relative error where there is something to compare it with."""
     run = flash_attention.run if implementation == "fa3" else IMPLEMENTATIONS[implementation]
     batch.out.fill_(float("nan"))
@@ -58,7 +60,11 @@ def microseconds(batch: Batch, implementation: str, expected: torch.Tensor | Non
         return {"left_out": str(error)[:200]}
     found = batch.out.clone()
     median = triton.testing.do_bench_cudagraph(lambda: run(batch), rep=20, return_mode="median")
-    wrong = None if expected is None else float(f"{float((found - expected).norm() / expected.norm()):.1e}")
+    wrong = (
+        None
+        if expected is None
+        else float(f"{float((found - expected).norm() / expected.norm()):.1e}")
+    )
     if wrong is not None and not wrong < TOLERANCE:
         sys.exit(f"{implementation}: relative error {wrong}")
     return {"microseconds": round(median * 1e3, 2), "error": wrong}
@@ -82,12 +88,16 @@ def summary(rows: dict[str, dict[str, Any]]) -> dict[str, dict[str, float]]:
     found: dict[str, dict[str, float]] = {}
     for implementation in COMPARED:
         for kind in ("decode", "prefill", "mixed", "chunked"):
-            values = [share(row, implementation) for name, row in rows.items() if name.startswith(kind)]
+            values = [
+                share(row, implementation) for name, row in rows.items() if name.startswith(kind)
+            ]
             shares = [value for value in values if value]
             if len(shares) == len(values):
                 mean = math.exp(sum(map(math.log, shares)) / len(shares))
                 found.setdefault(implementation, {})[kind] = round(mean, 3)
-                found[implementation]["least"] = round(min(*shares, found[implementation].get("least", math.inf)), 3)
+                found[implementation]["least"] = round(
+                    min(*shares, found[implementation].get("least", math.inf)), 3
+                )
     return found
 
 
@@ -100,9 +110,15 @@ def main() -> None:
     rows: dict[str, dict[str, Any]] = {}
     for each in scenarios():
         batch = batch_of(each, PRESETS[preset], page, torch.bfloat16)
-        scores = sum(n * (n + p) for n, p in zip(each.new, each.past, strict=True)) * batch.q.shape[1]
+        scores = (
+            sum(n * (n + p) for n, p in zip(each.new, each.past, strict=True)) * batch.q.shape[1]
+        )
         expected = reference(batch)
-        row = {name: microseconds(batch, name, expected) for name in names if name != "naive" or scores < SLOW}
+        row = {
+            name: microseconds(batch, name, expected)
+            for name in names
+            if name != "naive" or scores < SLOW
+        }
         rows[each.name] = row
         told = [
             f"{name} {row[name]['microseconds']:8.1f}"

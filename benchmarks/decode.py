@@ -23,7 +23,7 @@ import triton
 from torch.nn import functional
 
 from dejavu_cache.attention.api import IMPLEMENTATIONS
-from dejavu_cache.attention.arguments import Batch, checked_batch
+from dejavu_cache.attention.batch import Batch, checked_batch
 
 RESULTS = Path(__file__).parent / "results"
 LAYERS, HIDDEN, INNER, HEADS, KV_HEADS, HEAD, VOCABULARY = 32, 4096, 14336, 32, 8, 128, 128256
@@ -145,7 +145,10 @@ def main() -> None:
     }
     if "fa3" in found:
         shares = {
-            name: {mark: round(found["fa3"][mark] / taken, 4) for mark, taken in found[name].items()} for name in OURS
+            name: {
+                mark: round(found["fa3"][mark] / taken, 4) for mark, taken in found[name].items()
+            }
+            for name in OURS
         }
         result["share_of_fa3"] = shares
         print("share of FlashAttention 3", shares)

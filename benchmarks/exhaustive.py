@@ -29,10 +29,17 @@ from typing import Any
 import torch
 import triton
 
-from dejavu_cache.attention.cases import LAUNCHES, PRESETS, Lengths, _wanted, batch_of, lengths
-from dejavu_cache.attention.launch import Launch
-from dejavu_cache.attention.spaces import METHOD, hopper_why_not, why_not
-from dejavu_cache.tuning.timing import FULL, SCREENING, DeviceTimer
+from dejavu_cache.attention.kernels.kernel_call import Launch
+from dejavu_cache.attention.search_space import METHOD, hopper_why_not, why_not
+from dejavu_cache.attention.sweep_suite import (
+    LAUNCHES,
+    PRESETS,
+    Lengths,
+    _wanted,
+    batch_of,
+    lengths,
+)
+from dejavu_cache.tuning.device_timer import FULL, SCREENING, DeviceTimer
 
 RESULTS = Path(__file__).parent / "results"
 MODEL, PAGE, DTYPE = PRESETS["llama3-8b"], 16, torch.bfloat16
@@ -54,7 +61,11 @@ def able(implementation: str, launch: Launch) -> list[triton.Config]:
     padded, group = given["HEAD_PADDED"], given["GROUP"]
     if implementation == "hopper":
         return [each for each in launch.kernel.configs if hopper_why_not(each, padded) is None]
-    configs = [each for each in launch.kernel.configs if why_not(each, padded, group, DTYPE.itemsize, 90) is None]
+    configs = [
+        each
+        for each in launch.kernel.configs
+        if why_not(each, padded, group, DTYPE.itemsize, 90) is None
+    ]
     return [each for each in configs if each.kwargs["BLOCK_M"] <= given.get("MOST_ROWS", math.inf)]
 
 
@@ -77,7 +88,9 @@ def compile_share(share: int, of: int) -> None:
         launch = LAUNCHES[implementation](batch_of(each, MODEL, PAGE, DTYPE))
         for config in compiled_apart(able(implementation, launch))[share::of]:
             with suppress(*CANNOT):
-                launch.kernel.fn.warmup(*launch.args, grid=(1,), **launch.kwargs, **config.all_kwargs())
+                launch.kernel.fn.warmup(
+                    *launch.args, grid=(1,), **launch.kwargs, **config.all_kwargs()
+                )
 
 
 def compiled_apart(configs: list[triton.Config]) -> list[triton.Config]:
@@ -138,7 +151,9 @@ def main(folder: Path) -> None:
         gpus.put(gpu)
     rows = {}
     with ProcessPoolExecutor(torch.cuda.device_count(), SPAWN, use, (gpus,)) as pool:
-        for (implementation, each), row in zip(sample(), pool.map(measure, *zip(*sample(), strict=True)), strict=True):
+        for (implementation, each), row in zip(
+            sample(), pool.map(measure, *zip(*sample(), strict=True)), strict=True
+        ):
             name = f"{implementation} {each.name}"
             rows[name] = row
             print(f"{name:48}{row['configs']:6}{row['chosen / best']:8.3f}", flush=True)
@@ -148,7 +163,9 @@ def main(folder: Path) -> None:
         "device": torch.cuda.get_device_name(),
         "versions": {"triton": triton.__version__, "torch": torch.__version__},
         "seconds": round(time.perf_counter() - start),
-        "geometric mean of chosen / best": round(math.exp(statistics.fmean(map(math.log, ratios))), 4),
+        "geometric mean of chosen / best": round(
+            math.exp(statistics.fmean(map(math.log, ratios))), 4
+        ),
         "worst": max(ratios),
         "scenarios": rows,
     }

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from dejavu_cache.attention.arguments import Batch
+from dejavu_cache.attention.batch import Batch
 
 __all__ = ["available", "run"]
 

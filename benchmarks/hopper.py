@@ -12,13 +12,20 @@ import flash_attention
 import torch
 import triton
 
-from dejavu_cache.attention import hopper
-from dejavu_cache.attention.cases import PRESETS, batch_of
+from dejavu_cache.attention.kernels import hopper
+from dejavu_cache.attention.sweep_suite import PRESETS, batch_of
 
 
 def main() -> None:
     flash_attention.available()
-    print(torch.cuda.get_device_name(), "torch", torch.__version__, "triton", triton.__version__, datetime.date.today())
+    print(
+        torch.cuda.get_device_name(),
+        "torch",
+        torch.__version__,
+        "triton",
+        triton.__version__,
+        datetime.date.today(),
+    )
     print("microseconds (share of FlashAttention 3's speed); TILE x STAGES, p where persistent")
     for each in attention.scenarios():
         if each.name.startswith("decode"):

@@ -15,7 +15,9 @@ Decorator = Callable[..., Callable[[Any], Any]]
 def matmul_configs() -> list[triton.Config]:
     """48 configs: the usual tiles of a matrix product."""
     return [
-        triton.Config({"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k}, num_warps=warps, num_stages=stages)
+        triton.Config(
+            {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k}, num_warps=warps, num_stages=stages
+        )
         for m in (64, 128)
         for n in (64, 128, 256)
         for k in (32, 64)
@@ -25,7 +27,17 @@ def matmul_configs() -> list[triton.Config]:
 
 
 @triton.jit
-def matmul_kernel(a_ptr, b_ptr, c_ptr, M, N, K, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
+def matmul_kernel(
+    a_ptr,
+    b_ptr,
+    c_ptr,
+    M,
+    N,
+    K,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
     """c[M, N] = a[M, K] @ b[K, N]; all sizes are multiples of the blocks."""
     rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -107,5 +119,7 @@ def add_norm(
     residual, y = residual.clone(), torch.full_like(x, float("nan"))
     total = torch.zeros(1, device=x.device)
     rows, d = x.shape
-    kernel[lambda meta: (triton.cdiv(rows, meta["BLOCK_T"]),)](x, residual, weight, y, total, rows, d, 1e-6)
+    kernel[lambda meta: (triton.cdiv(rows, meta["BLOCK_T"]),)](
+        x, residual, weight, y, total, rows, d, 1e-6
+    )
     return y, residual, total

@@ -25,9 +25,9 @@ from triton import knobs
 from triton.runtime import driver
 
 from dejavu_cache import Pow2, cached_autotune
-from dejavu_cache.launch_key import binder_for
-from dejavu_cache.launch_versions import active_hook, c_launcher
-from dejavu_cache.records import Scenario
+from dejavu_cache.model.scenario import Scenario
+from dejavu_cache.triton_internals.binder import binder_for
+from dejavu_cache.triton_internals.versions import active_hook, c_launcher
 
 RESULTS = Path(__file__).parent / "results"
 CONFIGS = [triton.Config({"BLOCK": block}, num_warps=4) for block in (64, 128, 256, 512)]
@@ -38,7 +38,11 @@ SCENARIOS = 10_000
 def sixteen(t0, t1, t2, t3, t4, n0, n1, n2, n3, n4, n5, s0, s1, s2, s3, s4, BLOCK: tl.constexpr):
     """A kernel that does next to nothing with 16 arguments."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    value = tl.load(t0 + at, mask=at < n0) + tl.load(t1 + at, mask=at < n1) + tl.load(t2 + at, mask=at < n2)
+    value = (
+        tl.load(t0 + at, mask=at < n0)
+        + tl.load(t1 + at, mask=at < n1)
+        + tl.load(t2 + at, mask=at < n2)
+    )
     value += tl.load(t3 + at, mask=at < n3) + n4 + n5 + s0 + s1 + s2 + s3 + s4
     tl.store(t4 + at, value, mask=at < n0)
 
@@ -54,7 +58,9 @@ def once(kernel_call: Callable[[], Any], quantiles: Any) -> list[float]:
     return [1.0, 1.0, 1.0]
 
 
-def microseconds(calls: dict[str, Callable[[], Any]], rounds: int = 300, repeat: int = 50) -> dict[str, float]:
+def microseconds(
+    calls: dict[str, Callable[[], Any]], rounds: int = 300, repeat: int = 50
+) -> dict[str, float]:
     """The median host time of each call, the calls taking turns; the device is never more than `repeat` behind."""
     taken: dict[str, list[float]] = {name: [] for name in calls}
     for call in calls.values():
@@ -73,12 +79,18 @@ def microseconds(calls: dict[str, Callable[[], Any]], rounds: int = 300, repeat:
 
 def arguments(n: int = 1000) -> list[Any]:
     """5 tensors and 11 integers; the first six integers are keys."""
-    return [torch.zeros(2048, device="cuda") for _ in range(5)] + [n, 1001, 1002, 1003, 104, 105] + list(range(6, 11))
+    return (
+        [torch.zeros(2048, device="cuda") for _ in range(5)]
+        + [n, 1001, 1002, 1003, 104, 105]
+        + list(range(6, 11))
+    )
 
 
 def tuned(decorator: Callable[..., Any], keys: int, **options: Any) -> Any:
     """The kernel under an autotuner, with its first keys."""
-    return decorator(configs=CONFIGS, key=KEYS[:keys], do_bench=once, **options)(triton.jit(sixteen))
+    return decorator(configs=CONFIGS, key=KEYS[:keys], do_bench=once, **options)(
+        triton.jit(sixteen)
+    )
 
 
 def launches(folder: Path) -> dict[str, float]:
@@ -106,7 +118,13 @@ def launches(folder: Path) -> dict[str, float]:
             "cached_autotune, a fallback in mode reuse": lambda: fallback[grid](*args),
             f"cached_autotune, {SCENARIOS} scenarios": lambda: crowded[grid](*args),
             "cached_autotune, keyword arguments": lambda: ours[grid](
-                *args[:10], n5=args[10], s0=args[11], s1=args[12], s2=args[13], s3=args[14], s4=args[15]
+                *args[:10],
+                n5=args[10],
+                s0=args[11],
+                s1=args[12],
+                s2=args[13],
+                s3=args[14],
+                s4=args[15],
             ),
         }
     )
@@ -154,7 +172,17 @@ def breakdown(folder: Path) -> dict[str, float]:
             ),
             "the C launcher": lambda: call(16, 1, 1, stream, None, None, None, bound.values()),
             "Triton's launcher of the compiled kernel": lambda: compiled.run(
-                16, 1, 1, stream, compiled.function, compiled.packed_metadata, None, None, None, *args, 64
+                16,
+                1,
+                1,
+                stream,
+                compiled.function,
+                compiled.packed_metadata,
+                None,
+                None,
+                None,
+                *args,
+                64,
             ),
             "the whole launch": lambda: kernel[grid](*args),
         }
@@ -169,7 +197,11 @@ def first_sight(folder: Path) -> dict[str, float]:
     (context,) = (each for each in writer.home.contexts(writer._name) if each.problem.keys)
     (record,) = writer.home.records(context)
     more = [
-        record.model_copy(update={"scenario": Scenario(args={"n0": 10_000 + index}, dtypes=record.scenario.dtypes)})
+        record.model_copy(
+            update={
+                "scenario": Scenario(args={"n0": 10_000 + index}, dtypes=record.scenario.dtypes)
+            }
+        )
         for index in range(SCENARIOS)
     ]
     writer.home.put(context, more)
@@ -192,8 +224,12 @@ def first_sight(folder: Path) -> dict[str, float]:
     median = {name: statistics.median(times) for name, times in taken.items()}
     return {
         "triton.jit, a kernel's first launch (module load)": round(median["theirs"], 3),
-        "cached_autotune, a kernel's first launch, beyond that": round(median["kernel"] - median["theirs"], 3),
-        "cached_autotune, another recorded scenario, beyond a launch": round(median["scenario"] - median["again"], 3),
+        "cached_autotune, a kernel's first launch, beyond that": round(
+            median["kernel"] - median["theirs"], 3
+        ),
+        "cached_autotune, another recorded scenario, beyond a launch": round(
+            median["scenario"] - median["again"], 3
+        ),
     }
 
 
@@ -201,19 +237,28 @@ def main(results_folder: Path) -> None:
     """Measures, prints and writes the results."""
     with tempfile.TemporaryDirectory() as folder:
         timed = launches(Path(folder))
-        ours, bucketed = timed["cached_autotune, 3 keys"], timed["cached_autotune, 6 keys in pow2 buckets"]
+        ours, bucketed = (
+            timed["cached_autotune, 3 keys"],
+            timed["cached_autotune, 6 keys in pow2 buckets"],
+        )
         crowded = timed[f"cached_autotune, {SCENARIOS} scenarios"]
         results = {
             "date": datetime.date.today().isoformat(),
             "gpu": torch.cuda.get_device_name(),
-            "versions": {"python": platform.python_version(), "triton": triton.__version__, "torch": torch.__version__},
+            "versions": {
+                "python": platform.python_version(),
+                "triton": triton.__version__,
+                "torch": torch.__version__,
+            },
             "launch, us": timed,
             "of triton.jit (at most 0.75)": round(ours / timed["triton.jit"], 3),
             "of triton.autotune (at most 0.5)": round(ours / timed["triton.autotune"], 3),
             "6 pow2 buckets over 3 exact keys (at most 1.1)": round(bucketed / ours, 3),
             f"{SCENARIOS} scenarios over one (flat)": round(crowded / ours, 3),
             "parts, us": breakdown(Path(folder)),
-            f"first sight in a file of {SCENARIOS} records, ms": first_sight(Path(folder) / "first"),
+            f"first sight in a file of {SCENARIOS} records, ms": first_sight(
+                Path(folder) / "first"
+            ),
         }
     print(json.dumps(results, indent=2))
     results_folder.mkdir(exist_ok=True)

@@ -27,15 +27,14 @@ if not torch.cuda.is_available():
 import triton
 
 from dejavu_cache import Pow2, cached_autotune
-from dejavu_cache.records import (
+from dejavu_cache.model.record import Measurement, Record
+from dejavu_cache.model.scenario import (
     Config,
     Context,
     Device,
     Environment,
     Kernel,
-    Measurement,
     Problem,
-    Record,
     Scenario,
     now,
 )
@@ -65,7 +64,9 @@ def once(kernel_call: Callable[[], Any], quantiles: Any) -> list[float]:
     return [1.0, 1.0, 1.0]
 
 
-def microseconds(calls: dict[str, Callable[[], Any]], rounds: int = 200, repeat: int = 50) -> dict[str, float]:
+def microseconds(
+    calls: dict[str, Callable[[], Any]], rounds: int = 200, repeat: int = 50
+) -> dict[str, float]:
     """The median time of each call, the calls taking turns."""
     taken: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(rounds):
@@ -85,10 +86,18 @@ def resolved_launch(store: Path) -> dict[str, float]:
     theirs = triton.autotune(configs=configs, key=key, do_bench=once)(Nothing(names))
     ours = cached_autotune(configs=configs, key=key, do_bench=once, store=store)(Nothing(names))
     bucketed = cached_autotune(
-        configs=configs, key=key, do_bench=once, store=store, buckets={name: Pow2(max=4096) for name in key}
+        configs=configs,
+        key=key,
+        do_bench=once,
+        store=store,
+        buckets={name: Pow2(max=4096) for name in key},
     )(Nothing(names))
     args = [torch.empty(1) for _ in range(5)] + list(range(100, 111))
-    kernels = {"triton.autotune": theirs, "cached_autotune": ours, "cached_autotune, 3 pow2 buckets": bucketed}
+    kernels = {
+        "triton.autotune": theirs,
+        "cached_autotune": ours,
+        "cached_autotune, 3 pow2 buckets": bucketed,
+    }
 
     def caller(kernel: Any) -> Callable[[], Any]:
         return lambda: kernel[(1,)](*args)
@@ -100,12 +109,16 @@ def record(index: int) -> Record:
     """A record with four measurements."""
     measurements = (
         Measurement(
-            config=Config(params={"BLOCK": 16 << i}, options={"num_warps": 4}), median=0.1 + i, at=now(), by="a@b"
+            config=Config(params={"BLOCK": 16 << i}, options={"num_warps": 4}),
+            median=0.1 + i,
+            at=now(),
+            by="a@b",
         )
         for i in range(4)
     )
     return Record(
-        scenario=Scenario(args={"M": index, "N": 64}, dtypes={"x": "float16"}), measurements=tuple(measurements)
+        scenario=Scenario(args={"M": index, "N": 64}, dtypes={"x": "float16"}),
+        measurements=tuple(measurements),
     )
 
 
@@ -142,7 +155,10 @@ def first_sight(folder: Path, kernels: int) -> dict[str, float]:
 def import_seconds() -> float:
     """The median time that `import dejavu_cache` adds to a fresh interpreter."""
     code = "import time; start = time.perf_counter(); import dejavu_cache; print(time.perf_counter() - start)"
-    runs = [subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True) for _ in range(9)]
+    runs = [
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        for _ in range(9)
+    ]
     return statistics.median(float(run.stdout) for run in runs)
 
 
@@ -154,11 +170,17 @@ def main(results_folder: Path) -> None:
             "date": datetime.date.today().isoformat(),
             "machine": platform.machine(),
             "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-            "versions": {"python": platform.python_version(), "triton": triton.__version__, "torch": torch.__version__},
+            "versions": {
+                "python": platform.python_version(),
+                "triton": triton.__version__,
+                "torch": torch.__version__,
+            },
             "resolved launch, us": launch,
             "ratio to triton.autotune": launch["cached_autotune"] / launch["triton.autotune"],
             f"first sight, {RECORDS} records of one kernel": first_sight(Path(folder) / "one", 1),
-            f"first sight, {RECORDS} records of 100 kernels": first_sight(Path(folder) / "many", 100),
+            f"first sight, {RECORDS} records of 100 kernels": first_sight(
+                Path(folder) / "many", 100
+            ),
             "import dejavu_cache, s": import_seconds(),
         }
     print(json.dumps(results, indent=2))

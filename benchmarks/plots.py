@@ -24,7 +24,9 @@ STEPS = {
 }
 """The implementations, by the paper's sections."""
 
-COLOURS = dict(zip(STEPS, ("#bbbbbb", "#56b4e9", "#009e73", "#cc79a7", "#e69f00", "#000000"), strict=True))
+COLOURS = dict(
+    zip(STEPS, ("#bbbbbb", "#56b4e9", "#009e73", "#cc79a7", "#e69f00", "#000000"), strict=True)
+)
 
 
 def read(name: str) -> dict[str, Any]:
@@ -35,7 +37,11 @@ def read(name: str) -> dict[str, Any]:
 def shares(row: dict[str, Any]) -> dict[str, float]:
     """Each implementation's share of FlashAttention 3's speed, in per cent."""
     fa3 = row["fa3"]["microseconds"]
-    return {name: 100 * fa3 / each["microseconds"] for name, each in row.items() if "microseconds" in each}
+    return {
+        name: 100 * fa3 / each["microseconds"]
+        for name, each in row.items()
+        if "microseconds" in each
+    }
 
 
 def table(result: dict[str, Any]) -> str:
@@ -80,13 +86,22 @@ def decode(result: dict[str, Any]) -> None:
     figure, axes = plt.subplots(figsize=(7, 3.6), layout="constrained")
     for name, marks in result["share_of_fa3"].items():
         tokens = [int(each) for each in marks]
-        axes.plot(tokens, [100 * each for each in marks.values()], "o-", label=STEPS[name], color=COLOURS[name])
+        axes.plot(
+            tokens,
+            [100 * each for each in marks.values()],
+            "o-",
+            label=STEPS[name],
+            color=COLOURS[name],
+        )
     axes.axhline(100, color="grey", linewidth=0.8, label="FlashAttention 3")
     axes.set_xscale("log", base=2)
     axes.set_xticks(tokens, [str(each) for each in tokens])
     axes.set_xlabel("new tokens, batch 1, prompt of 500")
     axes.set_ylabel("speed, % of FlashAttention 3")
-    axes.set_title(f"A decoder of Llama 3.1 8B's shape, {result['device']}, {result['date']}", fontsize="medium")
+    axes.set_title(
+        f"A decoder of Llama 3.1 8B's shape, {result['device']}, {result['date']}",
+        fontsize="medium",
+    )
     axes.legend(fontsize="small")
     figure.savefig(ROOT / "docs" / "decode.svg", metadata={"Date": None})
 

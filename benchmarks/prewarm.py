@@ -36,15 +36,18 @@ def serve(out: str) -> None:
     import torch
     import triton  # noqa: F401 - part of what a program imports
 
-    from dejavu_cache.attention import segmented
-    from dejavu_cache.attention.cases import LAUNCHES, PRESETS, _wanted, batch_of, lengths
+    from dejavu_cache.attention.kernels import segmented
+    from dejavu_cache.attention.sweep_suite import LAUNCHES, PRESETS, _wanted, batch_of, lengths
 
     torch.zeros(1, device="cuda")
     torch.cuda.synchronize()
     imported = time.perf_counter() - began
     model = PRESETS["llama3-8b"]
     cases = [
-        (name, each) for each in lengths() for name in ("segmented", "qblock", "hopper") if _wanted(name, each, model)
+        (name, each)
+        for each in lengths()
+        for name in ("segmented", "qblock", "hopper")
+        if _wanted(name, each, model)
     ]
     chosen = [cases[at * len(cases) // SCENARIOS] for at in range(SCENARIOS)]
     spent = 0.0
@@ -70,7 +73,9 @@ def serve(out: str) -> None:
 def process(out: Path, **env: str) -> dict[str, Any]:
     """One fresh process; its whole life is told too."""
     start = time.perf_counter()
-    done = subprocess.run([sys.executable, __file__, "--serve", str(out)], env={**os.environ, **env}, check=False)
+    done = subprocess.run(
+        [sys.executable, __file__, "--serve", str(out)], env={**os.environ, **env}, check=False
+    )
     if done.returncode:
         raise SystemExit(done.returncode)
     return {**json.loads(out.read_text()), "life": time.perf_counter() - start}
@@ -100,9 +105,20 @@ def on_gpu(folder: Path) -> None:
     runs: dict[str, list[dict[str, Any]]] = {"cold": [], "warm": [], "prewarmed": []}
     with tempfile.TemporaryDirectory(prefix="dejavu-prewarm-") as text:
         work = Path(text)
-        out, records, warm, built = work / "out.json", work / "records", work / "triton", work / "prewarmed"
-        few = {"DEJAVU_CACHE_TUNE_CONFIGS": str(CONFIGS), "DEJAVU_CACHE_SHIPPED": "0", "DEJAVU_CACHE_PROGRESS": "0"}
-        runs["cold"].append(process(out, DEJAVU_CACHE_URL=str(records), TRITON_CACHE_DIR=str(work / "cold"), **few))
+        out, records, warm, built = (
+            work / "out.json",
+            work / "records",
+            work / "triton",
+            work / "prewarmed",
+        )
+        few = {
+            "DEJAVU_CACHE_TUNE_CONFIGS": str(CONFIGS),
+            "DEJAVU_CACHE_SHIPPED": "0",
+            "DEJAVU_CACHE_PROGRESS": "0",
+        }
+        runs["cold"].append(
+            process(out, DEJAVU_CACHE_URL=str(records), TRITON_CACHE_DIR=str(work / "cold"), **few)
+        )
         start = time.perf_counter()
         command(
             "prewarm", "dejavu_cache.attention", "--from", records, "--device", properties.name, "--out", built,
@@ -110,19 +126,32 @@ def on_gpu(folder: Path) -> None:
         )  # fmt: skip
         took = time.perf_counter() - start
         serving = {**few, "DEJAVU_CACHE_MODE": "reuse"}
-        process(out, DEJAVU_CACHE_URL=str(records), TRITON_CACHE_DIR=str(warm), **serving)  # fills Triton's cache
+        process(
+            out, DEJAVU_CACHE_URL=str(records), TRITON_CACHE_DIR=str(warm), **serving
+        )  # fills Triton's cache
         for number in range(ROUNDS):
-            runs["warm"].append(process(out, DEJAVU_CACHE_URL=str(records), TRITON_CACHE_DIR=str(warm), **serving))
+            runs["warm"].append(
+                process(out, DEJAVU_CACHE_URL=str(records), TRITON_CACHE_DIR=str(warm), **serving)
+            )
             empty = str(work / f"empty-{number}")
-            runs["prewarmed"].append(process(out, DEJAVU_CACHE_URL=str(built), TRITON_CACHE_DIR=empty, **serving))
-            missed = {name: how for name, how in runs["prewarmed"][-1]["found"].items() if how != "exact"}
+            runs["prewarmed"].append(
+                process(out, DEJAVU_CACHE_URL=str(built), TRITON_CACHE_DIR=empty, **serving)
+            )
+            missed = {
+                name: how for name, how in runs["prewarmed"][-1]["found"].items() if how != "exact"
+            }
             assert not missed, f"a prewarmed process found no record of {missed}"
             left = compiled(Path(empty))
             assert not left, f"a prewarmed process compiled {left}"
-        outputs = {json.dumps(run["outputs"]) for kind in ("warm", "prewarmed") for run in runs[kind]}
+        outputs = {
+            json.dumps(run["outputs"]) for kind in ("warm", "prewarmed") for run in runs[kind]
+        }
         assert len(outputs) == 1, "the outputs differ"
     median = {
-        kind: {what: statistics.median(run[what] for run in each) for what in ("imports", "first results", "life")}
+        kind: {
+            what: statistics.median(run[what] for run in each)
+            for what in ("imports", "first results", "life")
+        }
         for kind, each in runs.items()
     }
     first = {kind: times["first results"] for kind, times in median.items()}
@@ -140,7 +169,9 @@ def on_gpu(folder: Path) -> None:
         "cold / prewarmed": first["cold"] / first["prewarmed"],
         "seconds to prewarm": took,
         "runs, seconds": {
-            kind: [{name: run[name] for name in ("imports", "first results", "life")} for run in each]
+            kind: [
+                {name: run[name] for name in ("imports", "first results", "life")} for run in each
+            ]
             for kind, each in runs.items()
         },
     }
@@ -150,7 +181,11 @@ def on_gpu(folder: Path) -> None:
 def write(path: Path, result: dict[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(result, indent=2) + "\n")
-    print(json.dumps({name: value for name, value in result.items() if name != "runs, seconds"}, indent=2))
+    print(
+        json.dumps(
+            {name: value for name, value in result.items() if name != "runs, seconds"}, indent=2
+        )
+    )
 
 
 def make_records(url: str) -> None:
@@ -162,9 +197,9 @@ def make_records(url: str) -> None:
     from triton.backends.compiler import GPUTarget
     from triton.runtime import driver
 
-    from dejavu_cache.launches import jit_function
-    from dejavu_cache.records import Scenario
+    from dejavu_cache.model.scenario import Scenario
     from dejavu_cache.stores import open_store
+    from dejavu_cache.triton_internals.compilation import jit_function
 
     driver.set_active(Pretender(GPUTarget("cuda", 90, 32)))
     product = prewarm_product.product
@@ -175,7 +210,19 @@ def make_records(url: str) -> None:
             for number in range(100):
                 best, dtype = number % len(product.configs), dtypes[number // len(product.configs)]
                 x = Pointer(dtype)
-                launches = (launch(jit_function(product), product.configs[best], device, x, x, x, 4096, 4096, 4096),)
+                launches = (
+                    launch(
+                        jit_function(product),
+                        product.configs[best],
+                        device,
+                        x,
+                        x,
+                        x,
+                        4096,
+                        4096,
+                        4096,
+                    ),
+                )
                 scenario = Scenario(
                     args={"M": 4096 + number, "N": 4096, "K": 4096},
                     dtypes=dict.fromkeys(("a_ptr", "b_ptr", "c_ptr"), dtype),
@@ -192,7 +239,9 @@ def on_cpu(folder: Path) -> None:
             "XDG_CACHE_HOME": str(work / "user"),
         }
         subprocess.run(
-            [sys.executable, __file__, "--records", str(work / "records")], env={**os.environ, **own}, check=True
+            [sys.executable, __file__, "--records", str(work / "records")],
+            env={**os.environ, **own},
+            check=True,
         )
         seconds = []
         for _ in range(2):

@@ -19,7 +19,14 @@ from typing import Any
 
 import torch
 import triton
-from kernels import add_norm, add_norm_kernel, decorate_add_norm, matmul, matmul_configs, matmul_kernel
+from kernels import (
+    add_norm,
+    add_norm_kernel,
+    decorate_add_norm,
+    matmul,
+    matmul_configs,
+    matmul_kernel,
+)
 
 from dejavu_cache import cached_autotune
 
@@ -27,7 +34,9 @@ RESULTS = Path(__file__).parent / "results"
 SIZES = ((4096, 4096, 4096), (512, 4096, 1024))
 
 
-def inputs() -> tuple[list[tuple[torch.Tensor, torch.Tensor]], list[tuple[torch.Tensor, torch.Tensor, Any]]]:
+def inputs() -> tuple[
+    list[tuple[torch.Tensor, torch.Tensor]], list[tuple[torch.Tensor, torch.Tensor, Any]]
+]:
     """The same random arguments in every process."""
     torch.manual_seed(0)
     options = {"device": "cuda", "dtype": torch.bfloat16}
@@ -79,7 +88,9 @@ def compare(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> list[fl
         times: list[list[float]] = [[], []]
         for _ in range(7):
             for which, call in enumerate(calls):
-                times[which].append(triton.testing.do_bench(call, warmup=10, rep=50, return_mode="median"))
+                times[which].append(
+                    triton.testing.do_bench(call, warmup=10, rep=50, return_mode="median")
+                )
         ratios.append(sorted(times[0])[3] / sorted(times[1])[3])
     return ratios
 
@@ -90,7 +101,9 @@ def _fixed_matmul(config: dict[str, Any], a: torch.Tensor, b: torch.Tensor) -> A
     return lambda: matmul_kernel[grid](a, b, c, a.shape[0], b.shape[1], a.shape[1], **config)
 
 
-def _fixed_norm(config: dict[str, Any], x: torch.Tensor, residual: torch.Tensor, weight: Any) -> Any:
+def _fixed_norm(
+    config: dict[str, Any], x: torch.Tensor, residual: torch.Tensor, weight: Any
+) -> Any:
     y, total, (rows, d) = torch.empty_like(x), torch.zeros(1, device=x.device), x.shape
     options = {**config, "BLOCK_D": triton.next_power_of_2(d), "HAS_WEIGHT": weight is not None}
     grid = (triton.cdiv(rows, config["BLOCK_T"]),)
@@ -115,15 +128,23 @@ def main(results_folder: Path) -> None:
     with tempfile.TemporaryDirectory() as folder:
         store = (Path(folder) / "records").as_uri()
         theirs = process("triton", folder, TRITON_CACHE_DIR=f"{folder}/compiled-theirs")
-        first = process("ours", folder, TRITON_CACHE_DIR=f"{folder}/compiled", DEJAVU_CACHE_URL=store)
-        second = process("ours", folder, TRITON_CACHE_DIR=f"{folder}/compiled", DEJAVU_CACHE_URL=store)
-        outputs = [torch.load(each["outputs"], weights_only=True) for each in (theirs, first, second)]
+        first = process(
+            "ours", folder, TRITON_CACHE_DIR=f"{folder}/compiled", DEJAVU_CACHE_URL=store
+        )
+        second = process(
+            "ours", folder, TRITON_CACHE_DIR=f"{folder}/compiled", DEJAVU_CACHE_URL=store
+        )
+        outputs = [
+            torch.load(each["outputs"], weights_only=True) for each in (theirs, first, second)
+        ]
         same = all(
             torch.allclose(one.float(), each.float(), rtol=1e-2, atol=1e-1)
             for other in outputs[1:]
             for one, each in zip(outputs[0], other, strict=True)
         )
-        identical = all(torch.equal(one, each) for one, each in zip(outputs[1], outputs[2], strict=True))
+        identical = all(
+            torch.equal(one, each) for one, each in zip(outputs[1], outputs[2], strict=True)
+        )
         results = {
             "date": datetime.date.today().isoformat(),
             "gpu": torch.cuda.get_device_name(),
@@ -131,8 +152,14 @@ def main(results_folder: Path) -> None:
             "triton.autotune, s": theirs["seconds"],
             "first process, s": first["seconds"],
             "second process, s": second["seconds"],
-            "first process, configs benchmarked": [first["benchmarked"], first["benchmarked, library-style"]],
-            "second process, configs benchmarked": [second["benchmarked"], second["benchmarked, library-style"]],
+            "first process, configs benchmarked": [
+                first["benchmarked"],
+                first["benchmarked, library-style"],
+            ],
+            "second process, configs benchmarked": [
+                second["benchmarked"],
+                second["benchmarked, library-style"],
+            ],
             "outputs agree with triton.autotune's": same,
             "second process's outputs are the first's, bit for bit": identical,
             "our winner's time / triton.autotune's": compare(second["winners"], theirs["winners"]),
@@ -146,6 +173,12 @@ def main(results_folder: Path) -> None:
 
 if __name__ == "__main__":
     if len(sys.argv) == 3:
-        print(json.dumps(run(cached_autotune if sys.argv[1] == "ours" else triton.autotune, Path(sys.argv[2]))))
+        print(
+            json.dumps(
+                run(
+                    cached_autotune if sys.argv[1] == "ours" else triton.autotune, Path(sys.argv[2])
+                )
+            )
+        )
     else:
         main(Path(sys.argv[1]) if len(sys.argv) == 2 else RESULTS)

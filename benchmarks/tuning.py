@@ -53,7 +53,11 @@ def tune(side: str) -> dict[str, Any]:
     torch.cuda.synchronize()
     seconds = time.perf_counter() - start
     torch.testing.assert_close(c, expected, rtol=2e-2, atol=1e-1)
-    return {"seconds": seconds, "winner": str(kernel.best_config), "benchmarked": getattr(kernel, "benchmarked", None)}
+    return {
+        "seconds": seconds,
+        "winner": str(kernel.best_config),
+        "benchmarked": getattr(kernel, "benchmarked", None),
+    }
 
 
 def race(names: list[str]) -> dict[str, float]:
@@ -80,16 +84,28 @@ def median_of(config: triton.Config, a: torch.Tensor, b: torch.Tensor, rep: int)
     c = torch.empty(m, n, device="cuda", dtype=a.dtype)
     grid = (m // config.kwargs["BLOCK_M"], n // config.kwargs["BLOCK_N"])
     return float(
-        do_bench(lambda: matmul_kernel[grid](a, b, c, m, n, k, **config.all_kwargs()), rep=rep, quantiles=[0.5])
+        do_bench(
+            lambda: matmul_kernel[grid](a, b, c, m, n, k, **config.all_kwargs()),
+            rep=rep,
+            quantiles=[0.5],
+        )
     )
 
 
 def fresh(*arguments: str, cache: Path) -> Any:
     """Runs this program in a process of its own, and reads its answer."""
-    environment = {**os.environ, "TRITON_CACHE_DIR": str(cache), "DEJAVU_CACHE_URL": str(cache / "store")}
+    environment = {
+        **os.environ,
+        "TRITON_CACHE_DIR": str(cache),
+        "DEJAVU_CACHE_URL": str(cache / "store"),
+    }
     environment.pop("DEJAVU_CACHE_MODE", None)
     done = subprocess.run(
-        [sys.executable, __file__, *arguments], env=environment, capture_output=True, text=True, timeout=200
+        [sys.executable, __file__, *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=200,
     )
     if done.returncode:
         sys.exit(f"{' '.join(arguments)} failed:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
@@ -105,14 +121,19 @@ def main(folder: Path) -> None:
             for side, wanted in RUNS.items():
                 if turn < wanted:
                     runs[side].append(fresh("tune", side, cache=Path(scratch) / f"{side}-{turn}"))
-                    print(f"{side}: {runs[side][-1]['seconds']:.2f} s, {runs[side][-1]['winner']}", flush=True)
+                    print(
+                        f"{side}: {runs[side][-1]['seconds']:.2f} s, {runs[side][-1]['winner']}",
+                        flush=True,
+                    )
         winners = [run["winner"] for side in runs.values() for run in side]
         times = fresh("race", *dict.fromkeys(winners), cache=Path(scratch) / "theirs-0")
     best = min(times, key=times.__getitem__)
     for side in runs.values():
         for run in side:
             run["over best"] = times[run["winner"]] / times[best]
-    seconds = {side: statistics.median(run["seconds"] for run in taken) for side, taken in runs.items()}
+    seconds = {
+        side: statistics.median(run["seconds"] for run in taken) for side, taken in runs.items()
+    }
     report = {
         "at": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "device": torch.cuda.get_device_name(),
@@ -123,7 +144,9 @@ def main(folder: Path) -> None:
         "configs": len(matmul_configs()),
         "seconds": seconds,
         "times faster": seconds["theirs"] / seconds["ours"],
-        "worst winner over best": {side: max(run["over best"] for run in taken) for side, taken in runs.items()},
+        "worst winner over best": {
+            side: max(run["over best"] for run in taken) for side, taken in runs.items()
+        },
         "best": {"config": best, "ms": times[best]},
         "runs": runs,
         "race ms": times,

@@ -9,46 +9,46 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .autotune import CachedAutotuner as CachedAutotuner
-    from .autotune import cached_autotune as cached_autotune
-    from .buckets import Edges as Edges
-    from .buckets import Exact as Exact
-    from .buckets import Multiple as Multiple
-    from .buckets import Pow2 as Pow2
     from .errors import DejavuError as DejavuError
     from .errors import NoValidConfigError as NoValidConfigError
     from .errors import ScenarioNotTuned as ScenarioNotTuned
     from .errors import StoreError as StoreError
-    from .installation import install as install
-    from .resolution import Resolution as Resolution
+    from .installation.autotune_replacement import install as install
+    from .model.buckets import Edges as Edges
+    from .model.buckets import Exact as Exact
+    from .model.buckets import Multiple as Multiple
+    from .model.buckets import Pow2 as Pow2
+    from .model.resolution import Resolution as Resolution
+    from .runtime.autotuner import CachedAutotuner as CachedAutotuner
+    from .runtime.autotuner import cached_autotune as cached_autotune
     from .settings import Mode as Mode
     from .settings import Settings as Settings
-    from .spaces import ConfigSpace as ConfigSpace
-    from .spaces import config_space as config_space
     from .stores import open_store as open_store
+    from .tuning.config_space import ConfigSpace as ConfigSpace
+    from .tuning.config_space import config_space as config_space
 
 _HOMES = {
-    "CachedAutotuner": "autotune",
-    "ConfigSpace": "spaces",
+    "CachedAutotuner": "runtime.autotuner",
+    "ConfigSpace": "tuning.config_space",
     "DejavuError": "errors",
-    "Edges": "buckets",
-    "Exact": "buckets",
+    "Edges": "model.buckets",
+    "Exact": "model.buckets",
     "Mode": "settings",
-    "Multiple": "buckets",
+    "Multiple": "model.buckets",
     "NoValidConfigError": "errors",
-    "Pow2": "buckets",
-    "Resolution": "resolution",
+    "Pow2": "model.buckets",
+    "Resolution": "model.resolution",
     "ScenarioNotTuned": "errors",
     "Settings": "settings",
     "StoreError": "errors",
-    "cached_autotune": "autotune",
-    "config_space": "spaces",
-    "install": "installation",
+    "cached_autotune": "runtime.autotuner",
+    "config_space": "tuning.config_space",
+    "install": "installation.autotune_replacement",
     "open_store": "stores",
 }
 
 __version__ = "0.1.0"
-__all__ = [*_HOMES, "__version__"]  # noqa: PLE0604 - names all
+__all__ = [*_HOMES, "__version__"]
 
 
 def __getattr__(name: str) -> Any:

@@ -57,7 +57,7 @@ class NoValidConfigError(DejavuError, RuntimeError):
         super().__init__(f"no config of {kernel} can run {scenario}; each one failed:\n{lines}")
 
 
-class ScenarioNotTuned(DejavuError, LookupError):  # noqa: N818 - a miss made loud, named as users speak of it
+class ScenarioNotTuned(DejavuError, LookupError):
     """Strict mode met a scenario without a usable record."""
 
 

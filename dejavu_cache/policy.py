@@ -22,7 +22,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from .buckets import Bucket
+from .model.buckets import Bucket
 from .notices import logger, warn_once
 from .settings import Mode, policy_file
 
@@ -56,7 +56,9 @@ class Rule(BaseModel):
     def _short(cls, value: Any) -> Any:
         if not isinstance(value, dict):
             return value
-        return {name: {"kind": each} if isinstance(each, str) else each for name, each in value.items()}
+        return {
+            name: {"kind": each} if isinstance(each, str) else each for name, each in value.items()
+        }
 
     def default_among(self, configs: Sequence[Any]) -> Any | None:
         """The first declared config that has the default's values, or None."""
@@ -87,9 +89,14 @@ class Policy:
         try:
             held = tomllib.loads(path.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-            return cls(problems=[f"{path}: {getattr(error, 'strerror', None) or error}; no policy applies"])
+            return cls(
+                problems=[f"{path}: {getattr(error, 'strerror', None) or error}; no policy applies"]
+            )
         entries = held.pop("kernel", [])
-        problems = [f"{path}: {name!r} is no part of a policy, which is a list of [[kernel]]" for name in held]
+        problems = [
+            f"{path}: {name!r} is no part of a policy, which is a list of [[kernel]]"
+            for name in held
+        ]
         rules = []
         for number, entry in enumerate(entries if isinstance(entries, list) else [entries], 1):
             rule, wrong = _rule(entry)
@@ -114,11 +121,18 @@ def _rule(entry: Any) -> tuple[Rule | None, list[str]]:
     if not isinstance(entry, dict):
         return None, [f"{entry!r} is no table; it is left out"]
     known = {name: value for name, value in entry.items() if name in Rule.model_fields}
-    wrong = [f"{name!r} is unknown; known are {', '.join(Rule.model_fields)}" for name in entry if name not in known]
+    wrong = [
+        f"{name!r} is unknown; known are {', '.join(Rule.model_fields)}"
+        for name in entry
+        if name not in known
+    ]
     try:
         return Rule.model_validate(known), wrong
     except ValidationError as error:
-        said = (f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors(include_url=False))
+        said = (
+            f"{'.'.join(map(str, each['loc']))}: {each['msg']}"
+            for each in error.errors(include_url=False)
+        )
         return None, [*wrong, *(f"{each}; the rule is left out" for each in said)]
 
 
@@ -138,4 +152,6 @@ def current_policy() -> Policy:
 
 def _say_unmatched(policy: Policy, path: Path) -> None:
     if policy.unmatched and policy.matched:
-        logger.warning("%s: no kernel of this process matched %s", path, ", ".join(policy.unmatched))
+        logger.warning(
+            "%s: no kernel of this process matched %s", path, ", ".join(policy.unmatched)
+        )

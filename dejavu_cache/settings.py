@@ -72,7 +72,11 @@ class Settings(BaseModel):
     @field_validator("mode", "toolchain", "consensus", mode="before")
     @classmethod
     def _lower(cls, value: Any) -> Any:
-        return value.strip().lower() if isinstance(value, str) and not isinstance(value, Mode) else value
+        return (
+            value.strip().lower()
+            if isinstance(value, str) and not isinstance(value, Mode)
+            else value
+        )
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> Settings:
@@ -87,7 +91,8 @@ class Settings(BaseModel):
             return cls.model_validate({name: text for name, text in given.items() if text})
         except ValidationError as error:
             problems = "; ".join(
-                f"{PREFIX}{str(part['loc'][0]).upper()}={part['input']!r}: {part['msg']}" for part in error.errors()
+                f"{PREFIX}{str(part['loc'][0]).upper()}={part['input']!r}: {part['msg']}"
+                for part in error.errors()
             )
             raise SettingsError(problems) from None
 

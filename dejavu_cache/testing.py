@@ -15,23 +15,11 @@ import threading
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
-from .buckets import Pow2
 from .errors import MergeConflictError
-from .records import (
-    Config,
-    Context,
-    Device,
-    Environment,
-    Kernel,
-    Launch,
-    Measurement,
-    Pin,
-    Problem,
-    Record,
-    Scenario,
-    Winner,
-    merge_records,
-)
+from .model.buckets import Pow2
+from .model.merge import merge_records
+from .model.record import Launch, Measurement, Pin, Record, Winner
+from .model.scenario import Config, Context, Device, Environment, Kernel, Problem, Scenario
 from .stores import Store
 
 __all__ = ["StoreContract"]
@@ -54,7 +42,12 @@ def _context(name: str = "pkg.add", source: str = "0" * 32) -> Context:
 def _measurement(block: int, median: float = 1.0, hours: int = 0) -> Measurement:
     config = Config(params={"BLOCK": block, "flag": None}, options={"num_warps": 4})
     return Measurement(
-        config=config, median=median, p20=median, p80=median, at=_MOMENT + timedelta(hours=hours), by="a@b"
+        config=config,
+        median=median,
+        p20=median,
+        p80=median,
+        at=_MOMENT + timedelta(hours=hours),
+        by="a@b",
     )
 
 
@@ -88,7 +81,10 @@ class StoreContract:
     def test_what_was_put_is_got(self, store: Store) -> None:
         """Whole, with the store's name on it."""
         written = _record(
-            1, _measurement(16), _measurement(32), winner=Winner(config=_measurement(32).config, at=_MOMENT)
+            1,
+            _measurement(16),
+            _measurement(32),
+            winner=Winner(config=_measurement(32).config, at=_MOMENT),
         )
         store.put(_context(), [written])
         found = store.get(_context(), written.scenario, fresh=True)
@@ -145,7 +141,10 @@ class StoreContract:
 
     def test_of_two_timings_the_rule_decides(self, store: Store) -> None:
         """The newest by default; on an append-only store the first."""
-        first, second = _record(1, _measurement(16, 1.0)), _record(1, _measurement(16, 2.0, hours=1))
+        first, second = (
+            _record(1, _measurement(16, 1.0)),
+            _record(1, _measurement(16, 2.0, hours=1)),
+        )
         store.put(_context(), [first])
         store.close()
         store.put(_context(), [second])
@@ -173,7 +172,9 @@ class StoreContract:
         found = store.get(_context(), pinned.scenario, fresh=True)
         assert found is not None
         assert found.record.pinned == _measurement(16).config
-        store.put(_context(), [Record(scenario=pinned.scenario, pin=Pin(at=_MOMENT + timedelta(hours=1)))])
+        store.put(
+            _context(), [Record(scenario=pinned.scenario, pin=Pin(at=_MOMENT + timedelta(hours=1)))]
+        )
         found = store.get(_context(), pinned.scenario, fresh=True)
         assert found is not None
         assert found.record.pinned is None
@@ -186,7 +187,9 @@ class StoreContract:
         contexts = list(store.contexts())
         assert contexts == sorted(contexts, key=lambda context: context.text)
         records = list(store.records(contexts[0]))
-        assert [each.scenario.text for each in records] == sorted(each.scenario.text for each in records)
+        assert [each.scenario.text for each in records] == sorted(
+            each.scenario.text for each in records
+        )
         assert len(records) == 3
 
     def test_contexts_of_one_kernel(self, store: Store) -> None:
@@ -231,7 +234,9 @@ class StoreContract:
     def test_threads_lose_nothing(self, store: Store) -> None:
         """Eight threads put into one context."""
         threads = [
-            threading.Thread(target=lambda m=m: [store.put(_context(), [_record(m * 10 + i)]) for i in range(5)])
+            threading.Thread(
+                target=lambda m=m: [store.put(_context(), [_record(m * 10 + i)]) for i in range(5)]
+            )
             for m in range(8)
         ]
         for thread in threads:
@@ -252,7 +257,7 @@ class StoreContract:
         assert store.get(_context(), _record(1).scenario) is None
 
 
-class _elsewhere:  # noqa: N801 - reads as a context manager
+class _elsewhere:
     """A lease asked for by another thread, since a holder may get its own again."""
 
     def __init__(self, store: Store, scenario: Scenario, wait: float = 0.2) -> None:

@@ -33,7 +33,11 @@ def worker() -> None:
         a = torch.randn(rows, width, device=device)
         b = torch.randn(width, width, device=device)
         torch.testing.assert_close(matmul(a, b), a @ b, rtol=1e-2, atol=1e-1)
-    print(json.dumps({"benchmarked": matmul_kernel.benchmarked, "seconds": time.perf_counter() - start}))
+    print(
+        json.dumps(
+            {"benchmarked": matmul_kernel.benchmarked, "seconds": time.perf_counter() - start}
+        )
+    )
 
 
 def run_worker(url: str) -> dict[str, float]:
@@ -41,7 +45,9 @@ def run_worker(url: str) -> dict[str, float]:
     env = {**os.environ, "DEJAVU_CACHE_URL": url, "DEJAVU_CACHE_WAIT": "5"}
     if not shutil.which("nvidia-smi") and not Path("/dev/kfd").exists():
         env["TRITON_INTERPRET"] = "1"
-    out = subprocess.run([sys.executable, __file__, "worker"], env=env, check=True, stdout=subprocess.PIPE, text=True)
+    out = subprocess.run(
+        [sys.executable, __file__, "worker"], env=env, check=True, stdout=subprocess.PIPE, text=True
+    )
     result: dict[str, float] = json.loads(out.stdout)
     return result
 
@@ -53,7 +59,16 @@ def server(folder: Path) -> Iterator[str]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     database = f"sqlite:///{folder / 'server.sqlite3'}"
-    command = [sys.executable, "-m", "dejavu_client", "serve", "--port", str(port), "--database", database]
+    command = [
+        sys.executable,
+        "-m",
+        "dejavu_client",
+        "serve",
+        "--port",
+        str(port),
+        "--database",
+        database,
+    ]
     with (folder / "server.log").open("w") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)
     url = f"http://127.0.0.1:{port}"
@@ -72,7 +87,10 @@ def server(folder: Path) -> Iterator[str]:
 
 def tell(what: str, result: dict[str, float]) -> None:
     """A line about one process."""
-    print(f"{what}: benchmarked {result['benchmarked']:2} configs, took {result['seconds']:6.2f} s", flush=True)
+    print(
+        f"{what}: benchmarked {result['benchmarked']:2} configs, took {result['seconds']:6.2f} s",
+        flush=True,
+    )
 
 
 def dejavu(*arguments: str) -> None:
@@ -94,7 +112,10 @@ def main() -> None:
             dejavu("push", "--server", url, "--store", mine)
             third = run_worker(f"{other},{url}")
             tell("another folder, same server ", third)
-        print(f"saved: {first['seconds'] - second['seconds']:.2f} s, in every process from now on\n", flush=True)
+        print(
+            f"saved: {first['seconds'] - second['seconds']:.2f} s, in every process from now on\n",
+            flush=True,
+        )
         dejavu("ls", "--store", mine)
         dejavu("show", "matmul.matmul_kernel", "--store", other)
         if second["benchmarked"] or third["benchmarked"]:

@@ -1,11 +1,11 @@
-"""Runs the migrations: inside the transaction that `dejavu_service.schema` opened, or on its own for `alembic`."""
+"""Runs the migrations: inside the transaction that `dejavu_service.storage.schema` opened, or on its own for `alembic`."""
 
 from __future__ import annotations
 
 from alembic import context
-from dejavu_service.database import Database
 from dejavu_service.settings import read_settings
-from dejavu_service.tables import metadata
+from dejavu_service.storage.database import Database
+from dejavu_service.storage.tables import metadata
 from sqlalchemy import Connection
 
 
@@ -24,7 +24,9 @@ given = context.config.attributes.get("connection")
 if given is not None:
     _run(given)
 else:
-    database = Database(context.config.get_main_option("sqlalchemy.url") or read_settings().database)
+    database = Database(
+        context.config.get_main_option("sqlalchemy.url") or read_settings().database
+    )
     with database.write() as opened:
         _run(opened)
     database.close()

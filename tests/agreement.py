@@ -6,9 +6,9 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from dejavu_cache.records import Scenario
-from dejavu_cache.sweep.python import as_python
-from dejavu_cache.tree import Tree, leaves
+from dejavu_cache.heuristics.python_export import as_python
+from dejavu_cache.model.decision_tree import Tree, leaves
+from dejavu_cache.model.scenario import Scenario
 
 
 def exported(fitted: Tree) -> Callable[..., dict[str, Any] | None]:
@@ -27,7 +27,9 @@ def anything(chance: random.Random, values: list[Any]) -> Any:
 def check_agreement(fitted: Tree, seen: Sequence[Scenario], count: int) -> None:
     """Asks both about scenarios of the fit with some values changed: a tree answers to few that are all random."""
     choose, chance = exported(fitted), random.Random(0)
-    known = [{name: {**each.dtypes, **each.args}.get(name) for name in fitted.inputs} for each in seen]
+    known = [
+        {name: {**each.dtypes, **each.args}.get(name) for name in fitted.inputs} for each in seen
+    ]
     answers = set()
     for _ in range(count):
         given = dict(chance.choice(known))

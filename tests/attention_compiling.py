@@ -18,9 +18,9 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from dejavu_cache.attention import hopper, segmented
-from dejavu_cache.attention.cases import kernel_of
-from dejavu_cache.attention.spaces import hopper_why_not, why_not
+from dejavu_cache.attention.kernels import hopper, segmented
+from dejavu_cache.attention.search_space import hopper_why_not, why_not
+from dejavu_cache.attention.sweep_suite import kernel_of
 
 TARGETS = {
     "cuda:80": GPUTarget("cuda", 80, 32),
@@ -31,7 +31,13 @@ TARGETS = {
 }
 if triton.__version__.startswith("3.4."):  # its wheel lacks AMD's linker
     TARGETS = {name: target for name, target in TARGETS.items() if target.backend == "cuda"}
-SHARED = {"cuda:80": 166912, "cuda:90": 232448, "cuda:100": 232448, "gfx90a": 65536, "gfx942": 65536}
+SHARED = {
+    "cuda:80": 166912,
+    "cuda:90": 232448,
+    "cuda:100": 232448,
+    "gfx90a": 65536,
+    "gfx942": 65536,
+}
 """Bytes that a program may have, as the drivers say."""
 
 PLAIN = {
@@ -62,12 +68,16 @@ RUNTIME = ("per_sm",)
 def source(name: str, shape: str, params: dict[str, Any]) -> Any:
     """What Triton compiles for a launch of the kernel."""
     fn = segmented.merge_kernel if name == "merge" else kernel_of(name).fn
-    constants = {each: value for each, value in {**SHAPES[shape], **params}.items() if each in fn.arg_names}
+    constants = {
+        each: value for each, value in {**SHAPES[shape], **params}.items() if each in fn.arg_names
+    }
     constants = {each: value for each, value in constants.items() if each not in RUNTIME}
     types = {**POINTERS, **({} if name != "hopper" else dict.fromkeys(("keys", "values"), tma()))}
     if shape == "everything":
         types.update(dict.fromkeys(("k_cache", "v_cache"), "*fp8e5"))
-    signature = {each: "constexpr" if each in constants else types.get(each, "i32") for each in fn.arg_names}
+    signature = {
+        each: "constexpr" if each in constants else types.get(each, "i32") for each in fn.arg_names
+    }
     attrs = {
         (place,): [["tt.divisibility", 16]]
         for place, each in enumerate(fn.arg_names)
@@ -75,7 +85,7 @@ def source(name: str, shape: str, params: dict[str, Any]) -> Any:
     }
     form = ASTSource
     if name == "hopper":
-        from triton.experimental.gluon._runtime import GluonASTSource as form  # noqa: N813
+        from triton.experimental.gluon._runtime import GluonASTSource as form
     return form(fn, signature, constexprs=constants, attrs=attrs)
 
 
@@ -91,7 +101,11 @@ def configs(name: str, target: str) -> list[Any]:
     if name == "merge":
         return [triton.Config({"SLOTS": 1 << power}) for power in range(8)]
     declared = kernel_of(name).configs
-    declared = declared.for_vendor(TARGETS[target].backend) if hasattr(declared, "for_vendor") else declared
+    declared = (
+        declared.for_vendor(TARGETS[target].backend)
+        if hasattr(declared, "for_vendor")
+        else declared
+    )
     capability = TARGETS[target].arch if TARGETS[target].backend == "cuda" else 0
     able = []
     for config in declared:
@@ -105,11 +119,20 @@ def configs(name: str, target: str) -> list[Any]:
                 reason = "no scratch memory"
         if reason is None:
             able.append(config)
-    return list({str({**config.all_kwargs(), **dict.fromkeys(RUNTIME)}): config for config in able}.values())
+    return list(
+        {str({**config.all_kwargs(), **dict.fromkeys(RUNTIME)}): config for config in able}.values()
+    )
 
 
 def jobs(everything: bool, target: str) -> Iterator[tuple[str, str, str, dict[str, Any]]]:
-    for name in ("naive", "qblock", "segmented", "merge", "static_grid", *(("hopper",) if hopper.COVERED else ())):
+    for name in (
+        "naive",
+        "qblock",
+        "segmented",
+        "merge",
+        "static_grid",
+        *(("hopper",) if hopper.COVERED else ()),
+    ):
         pick = random.Random(f"{target} {name}")
         shapes = ["plain"] if name == "hopper" else list(SHAPES)
         for shape in shapes if everything else [pick.choice(shapes)]:
@@ -123,10 +146,14 @@ def jobs(everything: bool, target: str) -> Iterator[tuple[str, str, str, dict[st
 def failure(job: tuple[str, str, str, dict[str, Any]]) -> str | None:
     """Compiles; says what went wrong."""
     name, target, shape, given = job
-    options = {each: given.pop(each) for each in list(given) if each.islower() and each not in RUNTIME}
+    options = {
+        each: given.pop(each) for each in list(given) if each.islower() and each not in RUNTIME
+    }
     options = {each: value for each, value in options.items() if value is not None}
     try:
-        compiled = triton.compile(source(name, shape, given), target=TARGETS[target], options=options)
+        compiled = triton.compile(
+            source(name, shape, given), target=TARGETS[target], options=options
+        )
     except Exception as error:
         return f"{name}, {shape}, for {target}, {given} {options}: {type(error).__name__}: {str(error)[:300]}"
     if compiled.metadata.shared > SHARED[target]:
@@ -139,13 +166,15 @@ def main() -> int:
     listed = failures = 0
     for target in TARGETS:
         # Processes of its own: Triton remembers how the first target of a process converts float8.
-        with ProcessPoolExecutor(len(os.sched_getaffinity(0)), mp_context=get_context("spawn")) as pool:
+        with ProcessPoolExecutor(
+            len(os.sched_getaffinity(0)), mp_context=get_context("spawn")
+        ) as pool:
             mine = list(jobs(everything, target))
             listed += len(mine)
             for failed in filter(None, pool.map(failure, mine)):
                 failures += 1
-                print(failed, flush=True)  # noqa: T201 - told at once, since all of it takes an hour
-    print(f"{listed - failures} of {listed} compile")  # noqa: T201
+                print(failed, flush=True)
+    print(f"{listed - failures} of {listed} compile")
     return int(failures > 0)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from dejavu_cache.attention import paged_attention
-from dejavu_cache.attention.cases import LAUNCHES, kernel_of
+from dejavu_cache.attention.sweep_suite import LAUNCHES, kernel_of
 
 TOLERANCE = {torch.bfloat16: 5e-3, torch.float16: 1e-3, torch.float32: 1e-5}
 """Relative error, by dtype of the queries."""
@@ -47,7 +47,9 @@ class Case:
         }
         features = [name for name in ("alibi", "sinks") if getattr(self, name)]
         features += [
-            f"{name}{value}" for name in ("window", "softcap", "padding") if (value := getattr(self, name)) > 0
+            f"{name}{value}"
+            for name in ("window", "softcap", "padding")
+            if (value := getattr(self, name)) > 0
         ]
         return " ".join([f"{name}={value}" for name, value in told.items()] + features)
 
@@ -101,13 +103,17 @@ def draw(case: Case, device: str | None = None) -> Drawn:
             "k_cache": caches[0],
             "v_cache": caches[1],
             "cu_seqlens_q": torch.tensor(begins, dtype=torch.int32, device=device),
-            "seqused_k": torch.tensor([*lengths, *[0] * case.padding], dtype=torch.int32, device=device),
+            "seqused_k": torch.tensor(
+                [*lengths, *[0] * case.padding], dtype=torch.int32, device=device
+            ),
             "block_table": table.to(device),
             "max_seqlen_q": max(case.new),
             "max_seqlen_k": max(lengths),
             "window_size": (case.window, -1),
             "softcap": case.softcap,
-            "alibi_slopes": torch.rand(query_heads, generator=generator).mul(0.2).to(device) if case.alibi else None,
+            "alibi_slopes": torch.rand(query_heads, generator=generator).mul(0.2).to(device)
+            if case.alibi
+            else None,
             "sinks": normal(query_heads).to(device) if case.sinks else None,
             "k_scale": 0.7 if scaled else None,
             "v_scale": 1.3 if scaled else None,
@@ -142,8 +148,8 @@ def kernels() -> dict[str, Any]:
 
 def runnable(implementation: str, case: Case) -> list[Any]:
     """The configs of a kernel that can run a case here."""
-    from dejavu_cache.attention.spaces import hopper_why_not, why_not
-    from dejavu_cache.attention.static_grid import most_rows
+    from dejavu_cache.attention.kernels.static_grid import most_rows
+    from dejavu_cache.attention.search_space import hopper_why_not, why_not
 
     configs = list(kernels()[implementation].configs)
     padded = max(16, 1 << (case.head_size - 1).bit_length())
@@ -156,7 +162,11 @@ def runnable(implementation: str, case: Case) -> list[Any]:
     if torch.cuda.is_available():
         major, minor = torch.cuda.get_device_capability()
         capability = 0 if torch.version.hip else 10 * major + minor
-    able = [each for each in configs if why_not(each, padded, group, case.dtype.itemsize, capability) is None]
+    able = [
+        each
+        for each in configs
+        if why_not(each, padded, group, case.dtype.itemsize, capability) is None
+    ]
     if implementation == "static_grid":
         able = [each for each in able if each.kwargs["BLOCK_M"] <= most_rows(max(case.new), group)]
     return able

@@ -36,8 +36,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Every test starts with an empty default store and unread settings."""
-    from dejavu_cache import notices, process
+    from dejavu_cache import notices
     from dejavu_cache.settings import current_settings
+    from dejavu_cache.stores import default as process
 
     monkeypatch.setenv("DEJAVU_CACHE_URL", (tmp_path / "default-store").as_uri())
     notices._said.clear()

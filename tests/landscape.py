@@ -13,7 +13,8 @@ from datetime import timedelta
 
 from support import MOMENT, context
 
-from dejavu_cache.records import Config, Failure, Measurement, Record, RecordSet, Scenario
+from dejavu_cache.model.record import Failure, Measurement, Record, RecordSet
+from dejavu_cache.model.scenario import Config, Scenario
 
 UNITS = 132
 SHARED = 220_000
@@ -22,7 +23,10 @@ SHARED = 220_000
 def configs() -> list[Config]:
     """96 configs of five parameters."""
     return [
-        Config(params={"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k}, options={"num_warps": warps, "num_stages": stages})
+        Config(
+            params={"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k},
+            options={"num_warps": warps, "num_stages": stages},
+        )
         for m in (16, 32, 64, 128)
         for n in (32, 64, 128, 256)
         for k in (32, 64, 128)
@@ -52,15 +56,29 @@ def milliseconds(scenario: Scenario, config: Config) -> float | None:
         return None
     waves = math.ceil(math.ceil(m / block_m) * math.ceil(n / block_n) / UNITS)
     reuse = block_m * block_n / (block_m + block_n)
-    compute = block_m * block_n * block_k * size / 2 / min(1.0, (block_m * block_n / (warps * 1024)) ** 0.5)
+    compute = (
+        block_m
+        * block_n
+        * block_k
+        * size
+        / 2
+        / min(1.0, (block_m * block_n / (warps * 1024)) ** 0.5)
+    )
     memory = (block_m + block_n) * block_k * size * (1 + 8 / reuse) * 12
     spill = 1 + max(0.0, block_m * block_n / (warps * 2048) - 1)
     steps = math.ceil(k / block_k)
-    tile = steps * max(compute * spill, memory) / stages**0.2 + 40_000 + 6_000 * warps + 20_000 * stages
+    tile = (
+        steps * max(compute * spill, memory) / stages**0.2
+        + 40_000
+        + 6_000 * warps
+        + 20_000 * stages
+    )
     return waves * tile * 1e-8 + 0.002
 
 
-def sweep(among: Iterable[Scenario], noise: float = 0.01, seed: int = 0, later: int = 0, **changes: str) -> RecordSet:
+def sweep(
+    among: Iterable[Scenario], noise: float = 0.01, seed: int = 0, later: int = 0, **changes: str
+) -> RecordSet:
     """The records of a sweep, with some noise, so many days later; the keywords change the context."""
     chance, at = random.Random(seed), MOMENT + timedelta(days=later)
     records = []
@@ -72,6 +90,10 @@ def sweep(among: Iterable[Scenario], noise: float = 0.01, seed: int = 0, later: 
                 failure = Failure(kind="out_of_resources", reason="shared memory")
                 taken.append(Measurement(config=config, failure=failure, at=at))
             else:
-                taken.append(Measurement(config=config, median=median * chance.uniform(1, 1 + noise), at=at))
+                taken.append(
+                    Measurement(config=config, median=median * chance.uniform(1, 1 + noise), at=at)
+                )
         records.append(Record(scenario=scenario, measurements=tuple(taken)))
-    return RecordSet(context=context(**{"kernel": "pkg.kernels.matmul", **changes}), records=tuple(records))
+    return RecordSet(
+        context=context(**{"kernel": "pkg.kernels.matmul", **changes}), records=tuple(records)
+    )

@@ -16,7 +16,7 @@ from support import environment
 
 __all__ = ["COMMAND", "Child", "Nursery"]
 
-COMMAND = "from dejavu_client.cli import main; main()"
+COMMAND = "from dejavu_client.cli.main import main; main()"
 """`dejavu-cache`, with the child's arguments."""
 
 _PROGRAM = """
@@ -62,7 +62,13 @@ class Nursery:
         folder.mkdir(parents=True, exist_ok=True)
         out, err = folder / f"{self._started}.out", folder / f"{self._started}.err"
         texts = tuple(map(str, arguments))
-        pid = self._ask(code=textwrap.dedent(code), arguments=texts, env=environment(**env), out=str(out), err=str(err))
+        pid = self._ask(
+            code=textwrap.dedent(code),
+            arguments=texts,
+            env=environment(**env),
+            out=str(out),
+            err=str(err),
+        )
         return Child(pid, texts, out, err, self)
 
     def wait(self, pid: int) -> int:
@@ -92,7 +98,9 @@ class Child:
     def ended(self) -> subprocess.CompletedProcess[str]:
         """Waits for its end, good or bad."""
         code = self._nursery.wait(self.pid)
-        return subprocess.CompletedProcess(self.arguments, code, self.out.read_text(), self.err.read_text())
+        return subprocess.CompletedProcess(
+            self.arguments, code, self.out.read_text(), self.err.read_text()
+        )
 
     def finish(self) -> str:
         """Waits for it to end well, and answers what it printed."""

@@ -7,9 +7,12 @@ from datetime import timedelta
 from hypothesis import strategies as st
 from support import MOMENT, config, measurement
 
-from dejavu_cache.records import Failure, Launch, Measurement, Pin, Record, Scenario, Winner
+from dejavu_cache.model.record import Failure, Launch, Measurement, Pin, Record, Winner
+from dejavu_cache.model.scenario import Scenario
 
-TEXT = st.text(st.characters(codec="utf-8", exclude_categories=("Cc", "Cs")), min_size=1, max_size=20)
+TEXT = st.text(
+    st.characters(codec="utf-8", exclude_categories=("Cc", "Cs")), min_size=1, max_size=20
+)
 SCALARS = st.one_of(
     st.none(),
     st.booleans(),
@@ -18,12 +21,18 @@ SCALARS = st.one_of(
     TEXT,
 )
 SCENARIOS = st.builds(
-    Scenario, args=st.dictionaries(TEXT, SCALARS, max_size=4), dtypes=st.dictionaries(TEXT, TEXT, max_size=3)
+    Scenario,
+    args=st.dictionaries(TEXT, SCALARS, max_size=4),
+    dtypes=st.dictionaries(TEXT, TEXT, max_size=3),
 )
 MOMENTS = st.integers(0, 5).map(lambda hours: MOMENT + timedelta(hours=hours))
-TIMINGS = st.builds(measurement, block=st.sampled_from([16, 32, 64]), median=st.floats(0, 1e6), at=MOMENTS)
+TIMINGS = st.builds(
+    measurement, block=st.sampled_from([16, 32, 64]), median=st.floats(0, 1e6), at=MOMENTS
+)
 FAILURES = st.builds(
-    lambda timing, kind: Measurement(config=timing.config, failure=Failure(kind=kind, reason=kind), at=timing.at),
+    lambda timing, kind: Measurement(
+        config=timing.config, failure=Failure(kind=kind, reason=kind), at=timing.at
+    ),
     TIMINGS,
     st.sampled_from(["out_of_resources", "skipped"]),
 )

@@ -13,16 +13,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from dejavu_cache.buckets import Pow2
-from dejavu_cache.records import (
+from dejavu_cache.model.buckets import Pow2
+from dejavu_cache.model.record import Measurement, Record
+from dejavu_cache.model.scenario import (
     Config,
     Context,
     Device,
     Environment,
     Kernel,
-    Measurement,
     Problem,
-    Record,
     Scenario,
 )
 
@@ -82,7 +81,9 @@ def launch(kernel: Any, n: int = 100, dtype: str = "float32", **kwargs: Any) -> 
     return y
 
 
-def run_python(code: str, *argv: str, check: bool = True, **env: str) -> subprocess.CompletedProcess[str]:
+def run_python(
+    code: str, *argv: str, check: bool = True, **env: str
+) -> subprocess.CompletedProcess[str]:
     """Runs code in a fresh interpreter that finds this checkout."""
     return subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code), *argv],
@@ -97,7 +98,9 @@ def run_python(code: str, *argv: str, check: bool = True, **env: str) -> subproc
 def dejavu(*arguments: object, **env: str) -> subprocess.CompletedProcess[str]:
     """Runs the command as a user would."""
     command = [sys.executable, "-m", "dejavu_client", *map(str, arguments)]
-    return subprocess.run(command, env=environment(**env), capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(
+        command, env=environment(**env), capture_output=True, text=True, timeout=60, check=False
+    )
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -115,10 +118,16 @@ def environment(**more: str) -> dict[str, str]:
 
 def context(**changes: Any) -> Context:
     """A context on an H200; the keywords change the kernel's name, its source, the device or Triton's version."""
-    device = Device(name=changes.get("device", "NVIDIA H200"), arch="sm_90", units=132, memory_gib=140)
+    device = Device(
+        name=changes.get("device", "NVIDIA H200"), arch="sm_90", units=132, memory_gib=140
+    )
     return Context(
-        kernel=Kernel(name=changes.get("kernel", "pkg.kernels.add"), source=changes.get("source", "0" * 32)),
-        environment=Environment(device=device, triton=changes.get("triton", "3.6.0"), codegen="ptxas 12.9.86"),
+        kernel=Kernel(
+            name=changes.get("kernel", "pkg.kernels.add"), source=changes.get("source", "0" * 32)
+        ),
+        environment=Environment(
+            device=device, triton=changes.get("triton", "3.6.0"), codegen="ptxas 12.9.86"
+        ),
         problem=Problem(keys=("M", "N"), buckets={"M": Pow2()}, method="events-cold"),
     )
 
@@ -130,7 +139,14 @@ def config(block: int = 64, **options: Any) -> Config:
 
 def measurement(block: int = 64, median: float = 1.0, at: datetime = MOMENT) -> Measurement:
     """A timing with narrow quantiles."""
-    return Measurement(config=config(block), median=median, p20=median * 0.99, p80=median * 1.001, at=at, by="me@here")
+    return Measurement(
+        config=config(block),
+        median=median,
+        p20=median * 0.99,
+        p80=median * 1.001,
+        at=at,
+        by="me@here",
+    )
 
 
 def record(m: int = 32, *measurements: Measurement, **fields: Any) -> Record:

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from support import run_python
 
 from dejavu_cache.attention import IMPLEMENTATIONS, paged_attention
-from dejavu_cache.attention.arguments import checked_batch
-from dejavu_cache.attention.segmented import PER_SM, num_segments
+from dejavu_cache.attention.batch import checked_batch
+from dejavu_cache.attention.kernels.segmented import PER_SM, num_segments
 
 # The interpreter divides masked lanes by zero, and converts NumPy's arrays of one element in the old way.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::RuntimeWarning")
@@ -71,7 +71,9 @@ def test_auto_takes_every_batch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("implementation", TUNED)
-def test_tokens_after_the_last_sequence_are_left_alone(implementation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokens_after_the_last_sequence_are_left_alone(
+    implementation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(kernels()[implementation], "configs", runnable(implementation, SMALL)[:1])
     batch = draw(SMALL)
     padded = torch.cat([batch.arguments["q"], torch.full((3, 4, 64), float("nan"))])
@@ -94,7 +96,9 @@ def test_a_window_larger_than_any_sequence_is_none(
 
 def test_a_batch_of_more_sequences_than_tokens_is_still_a_decode() -> None:
     drawn = draw(varied(SMALL, new=[1], past=[20], padding=5)).arguments
-    batch = checked_batch(*(drawn.get(name) for name in inspect.signature(checked_batch).parameters))
+    batch = checked_batch(
+        *(drawn.get(name) for name in inspect.signature(checked_batch).parameters)
+    )
     assert batch.decode_share == 100
 
 
@@ -118,16 +122,28 @@ BAD: dict[str, tuple[str, dict[str, Any]]] = {
     "no tokens": ("q: ", {"q": torch.zeros(0, 4, 64)}),
     "heads too large": ("q: .* up to 256", {"q": torch.zeros(4, 4, 512)}),
     "q not contiguous": ("q: .* contiguous", {"q": torch.zeros(4, 64, 4).transpose(1, 2)}),
-    "bfloat16 in the interpreter": ("q: .* interpreter", {"q": torch.zeros(4, 4, 64, dtype=torch.bfloat16)}),
+    "bfloat16 in the interpreter": (
+        "q: .* interpreter",
+        {"q": torch.zeros(4, 4, 64, dtype=torch.bfloat16)},
+    ),
     "cache of three dimensions": ("k_cache: ", {"k_cache": torch.zeros(8, 2, 64)}),
-    "cache of another head size": ("k_cache: .* head_size 64", {"k_cache": torch.zeros(8, 16, 2, 32)}),
-    "cache of another dtype": ("k_cache: float16", {"k_cache": torch.zeros(8, 16, 2, 64, dtype=torch.float16)}),
+    "cache of another head size": (
+        "k_cache: .* head_size 64",
+        {"k_cache": torch.zeros(8, 16, 2, 32)},
+    ),
+    "cache of another dtype": (
+        "k_cache: float16",
+        {"k_cache": torch.zeros(8, 16, 2, 64, dtype=torch.float16)},
+    ),
     "heads that do not divide": ("k_cache: .* no multiple", {"k_cache": torch.zeros(8, 16, 3, 64)}),
     "values unlike keys": ("v_cache: ", {"v_cache": torch.zeros(8, 16, 2, 64)}),
     "too few beginnings": ("cu_seqlens_q: ", {"cu_seqlens_q": torch.zeros(2, dtype=torch.int32)}),
     "long beginnings": ("cu_seqlens_q: int64", {"cu_seqlens_q": torch.tensor([0, 1, 4])}),
     "no sequences": ("seqused_k: ", {"seqused_k": torch.zeros(0, dtype=torch.int32)}),
-    "a table for another batch": ("block_table: ", {"block_table": torch.zeros(3, 2, dtype=torch.int32)}),
+    "a table for another batch": (
+        "block_table: ",
+        {"block_table": torch.zeros(3, 2, dtype=torch.int32)},
+    ),
     "no new tokens at most": ("max_seqlen_q: 0", {"max_seqlen_q": 0}),
     "more keys than blocks": ("max_seqlen_k: 999", {"max_seqlen_k": 999}),
     "a scale of nothing": ("softmax_scale: 0", {"softmax_scale": 0.0}),
@@ -148,16 +164,28 @@ BAD: dict[str, tuple[str, dict[str, Any]]] = {
     "a scale of zero": ("k_scale: 0.0", {"k_scale": 0.0}),
     "a scale without end": ("v_scale: inf", {"v_scale": float("inf")}),
     "another out": ("out: ", {"out": torch.zeros(4, 4, 32)}),
-    "an out that overlaps itself": ("out: .* of its own", {"out": torch.zeros(1, 4, 64).expand(4, 4, 64)}),
+    "an out that overlaps itself": (
+        "out: .* of its own",
+        {"out": torch.zeros(1, 4, 64).expand(4, 4, 64)},
+    ),
     "a float8 that Triton cannot read": (
         "k_cache: float8_e4m3fnuz.* float8_e4m3fn, float8_e5m2$",
         {"k_cache": torch.zeros(8, 16, 2, 64).to(torch.float8_e4m3fnuz)},
     ),
     "unknown implementation": ("implementation: 'fast'", {"implementation": "fast"}),
     "hopper here": ("implementation: 'hopper'", {"implementation": "hopper"}),
-    "an empty sequence": ("seqused_k: 0 at 0", {"seqused_k": torch.tensor([0, 3], dtype=torch.int32)}),
-    "more keys than said": ("seqused_k: 30 at 0", {"seqused_k": torch.tensor([30, 3], dtype=torch.int32)}),
-    "falling beginnings": ("cu_seqlens_q: ", {"cu_seqlens_q": torch.tensor([0, 5, 4], dtype=torch.int32)}),
+    "an empty sequence": (
+        "seqused_k: 0 at 0",
+        {"seqused_k": torch.tensor([0, 3], dtype=torch.int32)},
+    ),
+    "more keys than said": (
+        "seqused_k: 30 at 0",
+        {"seqused_k": torch.tensor([30, 3], dtype=torch.int32)},
+    ),
+    "falling beginnings": (
+        "cu_seqlens_q: ",
+        {"cu_seqlens_q": torch.tensor([0, 5, 4], dtype=torch.int32)},
+    ),
     "blocks outside the cache": (
         "block_table: 77 in row 0",
         {"block_table": torch.full((2, 2), 77, dtype=torch.int32)},
@@ -173,14 +201,20 @@ def test_bad_input_is_named_before_any_launch(message: str, changes: dict[str, A
 
 def test_heads_too_far_apart_are_named() -> None:
     batch = draw(varied(SMALL, new=[1], past=[5], dtype=torch.float16))
-    batch.arguments["q"] = torch.empty((3 << 29) + 64, dtype=torch.float16).as_strided((1, 4, 64), (1, 1 << 29, 1))
-    with pytest.raises(ValueError, match=r"^q: .* its second dimension must span less than 2\^31 elements"):
+    batch.arguments["q"] = torch.empty((3 << 29) + 64, dtype=torch.float16).as_strided(
+        (1, 4, 64), (1, 1 << 29, 1)
+    )
+    with pytest.raises(
+        ValueError, match=r"^q: .* its second dimension must span less than 2\^31 elements"
+    ):
         paged_attention(**batch.arguments)
 
 
 def test_a_group_that_no_config_can_hold_is_named() -> None:
     many = draw(varied(SMALL, new=[2], past=[5], heads=(71, 1)))
-    with pytest.raises(ValueError, match=r"^q: no config can run .* holds no token of 71 query heads"):
+    with pytest.raises(
+        ValueError, match=r"^q: no config can run .* holds no token of 71 query heads"
+    ):
         many.run("qblock")
 
 
@@ -212,7 +246,9 @@ def test_a_segment_has_a_tile_at_least_and_more_programs_mean_no_fewer_segments(
         "GROUP": 4, "KV_HEADS": 8, "HEAD_PADDED": head, "WINDOW": window, "num_rows": num_seqs * 32, "most": most,
         "num_seqs": num_seqs, "max_context": context, "sms": sms,
     }  # fmt: skip
-    counts = [num_segments(call, {"BLOCK_M": 16, "TILE": tile, "per_sm": per_sm}) for per_sm in PER_SM]
+    counts = [
+        num_segments(call, {"BLOCK_M": 16, "TILE": tile, "per_sm": per_sm}) for per_sm in PER_SM
+    ]
     assert counts == sorted(counts)
     assert counts[0] >= 1
     assert counts[-1] <= min(most, -(-context // tile))
@@ -221,5 +257,10 @@ def test_a_segment_has_a_tile_at_least_and_more_programs_mean_no_fewer_segments(
 def test_a_lone_long_sequence_fills_the_gpu_and_a_full_batch_is_not_cut() -> None:
     call = {"GROUP": 4, "KV_HEADS": 8, "HEAD_PADDED": 128, "WINDOW": -1, "most": 128, "sms": 132}
     config = {"BLOCK_M": 16, "TILE": 64, "per_sm": 2}
-    assert num_segments({**call, "num_rows": 32, "num_seqs": 1, "max_context": 32768}, config) * 8 in range(200, 265)
-    assert num_segments({**call, "num_rows": 32 * 128, "num_seqs": 128, "max_context": 32768}, config) == 1
+    assert num_segments(
+        {**call, "num_rows": 32, "num_seqs": 1, "max_context": 32768}, config
+    ) * 8 in range(200, 265)
+    assert (
+        num_segments({**call, "num_rows": 32 * 128, "num_seqs": 128, "max_context": 32768}, config)
+        == 1
+    )

@@ -9,21 +9,23 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dejavu_cache.attention.cases import Lengths, Model, _case, suite
-from dejavu_cache.records import Scenario
+from dejavu_cache.attention.sweep_suite import Lengths, Model, _case, suite
+from dejavu_cache.model.scenario import Scenario
 from dejavu_cache.sweep.suite import Case
 
 KERNELS = {
-    "naive": "dejavu_cache.attention.naive.naive_kernel",
-    "qblock": "dejavu_cache.attention.qblock.qblock_kernel",
-    "segmented": "dejavu_cache.attention.segmented.segment_kernel",
-    "static_grid": "dejavu_cache.attention.static_grid.static_grid_kernel",
+    "naive": "dejavu_cache.attention.kernels.naive.naive_kernel",
+    "qblock": "dejavu_cache.attention.kernels.qblock.qblock_kernel",
+    "segmented": "dejavu_cache.attention.kernels.segmented.segment_kernel",
+    "static_grid": "dejavu_cache.attention.kernels.static_grid.static_grid_kernel",
 }
 
 DECODING = st.tuples(st.just(1), st.integers(0, 600))
 PROMPT = st.tuples(st.integers(1, 300), st.just(0))
 CHUNK = st.tuples(st.integers(1, 100), st.integers(0, 600))
-BATCHES = st.lists(DECODING | PROMPT | CHUNK, min_size=1, max_size=12) | st.lists(DECODING, min_size=1, max_size=40)
+BATCHES = st.lists(DECODING | PROMPT | CHUNK, min_size=1, max_size=12) | st.lists(
+    DECODING, min_size=1, max_size=40
+)
 
 MODELS = st.builds(
     Model,
@@ -50,7 +52,11 @@ def met(case: Case) -> tuple[str, Scenario]:
     st.sampled_from((torch.float16, torch.float32)),
 )
 def test_a_case_made_for_a_scenario_has_this_scenario(
-    implementation: str, sequences: list[tuple[int, int]], model: Model, page: int, dtype: torch.dtype
+    implementation: str,
+    sequences: list[tuple[int, int]],
+    model: Model,
+    page: int,
+    dtype: torch.dtype,
 ) -> None:
     lengths = Lengths("met", [new for new, _ in sequences], [past for _, past in sequences])
     kernel, scenario = met(_case(implementation, lengths, (model, page, dtype, 1)))
@@ -75,7 +81,9 @@ def test_a_scenario_that_the_suite_has_no_batch_for_has_no_case(change: dict[str
     lengths = Lengths("met", [1, 1], [100, 100])
     kernel, scenario = met(_case("qblock", lengths, (Model(4, 1, 16), 16, torch.float16, 1)))
     assert suite.case_for(kernel, scenario) is not None
-    other = {name: {**values, **change.get(name, {})} for name, values in scenario.model_dump().items()}
+    other = {
+        name: {**values, **change.get(name, {})} for name, values in scenario.model_dump().items()
+    }
     assert suite.case_for(kernel, Scenario.model_validate(other)) is None
 
 

@@ -15,7 +15,15 @@ from addition import CONFIGS, add_one
 from support import launch
 from triton.runtime.autotuner import Autotuner
 
-from dejavu_cache import Exact, NoValidConfigError, Pow2, Resolution, ScenarioNotTuned, cached_autotune, open_store
+from dejavu_cache import (
+    Exact,
+    NoValidConfigError,
+    Pow2,
+    Resolution,
+    ScenarioNotTuned,
+    cached_autotune,
+    open_store,
+)
 from dejavu_cache.errors import SettingsError
 
 
@@ -135,7 +143,10 @@ def test_a_dead_tune_goes_on_where_it_stopped() -> None:
             raise KeyboardInterrupt
         return bench(kernel_call, quantiles)
 
-    dies.__module__, dies.__qualname__ = Bench.__module__, Bench.__qualname__  # the same method by name
+    dies.__module__, dies.__qualname__ = (
+        Bench.__module__,
+        Bench.__qualname__,
+    )  # the same method by name
     with pytest.raises(KeyboardInterrupt):
         launch(make(do_bench=dies), 100)
     rest = Bench([1.0])
@@ -190,7 +201,9 @@ def test_it_stacks_with_heuristics_on_either_side(outside: bool) -> None:
 
     even = triton.heuristics({"EVEN": lambda args: args["n"] % 64 == 0})
     bench = Bench()
-    stacked = even(make(bench, fn=kernel, key=["n", "EVEN"])) if outside else make(bench, fn=even(kernel))
+    stacked = (
+        even(make(bench, fn=kernel, key=["n", "EVEN"])) if outside else make(bench, fn=even(kernel))
+    )
     launch(stacked, 128)
     launch(stacked, 100)
     launch(stacked, 100)
@@ -216,7 +229,9 @@ def test_hooks_run_as_upstream_runs_them() -> None:
     seen: list[str] = []
 
     def hooked(name: str) -> Any:
-        return triton.Config({"BLOCK": int(name)}, pre_hook=lambda args: seen.append(f"{name} n={args['n']}"))
+        return triton.Config(
+            {"BLOCK": int(name)}, pre_hook=lambda args: seen.append(f"{name} n={args['n']}")
+        )
 
     options: dict[str, Any] = {
         "configs": [hooked("16"), hooked("32")],
@@ -239,7 +254,11 @@ def test_pruning_is_honoured() -> None:
 
     kernel = make(
         bench,
-        prune_configs_by={"early_config_prune": early, "perf_model": lambda **args: args["BLOCK"], "top_k": 1},
+        prune_configs_by={
+            "early_config_prune": early,
+            "perf_model": lambda **args: args["BLOCK"],
+            "top_k": 1,
+        },
     )
     launch(kernel, 100)
     assert bench.calls == 1
@@ -248,12 +267,18 @@ def test_pruning_is_honoured() -> None:
 
 def test_a_pruned_config_is_not_reused() -> None:
     launch(make(), 100)
-    kernel = make(prune_configs_by={"early_config_prune": lambda configs, named, **kwargs: [configs[0], configs[2]]})
+    kernel = make(
+        prune_configs_by={
+            "early_config_prune": lambda configs, named, **kwargs: [configs[0], configs[2]]
+        }
+    )
     launch(kernel, 100)
     assert kernel.best_config.kwargs == {"BLOCK": 64}
 
 
-@pytest.mark.skipif(not hasattr(add_one, "warmup"), reason="this Triton's interpreter has no warmup")
+@pytest.mark.skipif(
+    not hasattr(add_one, "warmup"), reason="this Triton's interpreter has no warmup"
+)
 def test_warmup_is_upstreams() -> None:
     kernel = make()
     kernel.warmup(torch.float32, torch.float32, 100, grid=(1,))
@@ -330,8 +355,10 @@ class TestModes:
 
     def test_a_miss_is_put_on_the_worklist_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
         missed: list[object] = []
-        monkeypatch.setattr("dejavu_cache.stores.MemoryStore.miss", lambda store, *miss: missed.append(miss))
-        monkeypatch.setattr("dejavu_cache.autotune.RETRY_AFTER", 0.0)
+        monkeypatch.setattr(
+            "dejavu_cache.stores.MemoryStore.miss", lambda store, *miss: missed.append(miss)
+        )
+        monkeypatch.setattr("dejavu_cache.runtime.autotuner.RETRY_AFTER", 0.0)
         kernel = make(mode="reuse")
         for n in (100, 100, 200, 100):
             launch(kernel, n)
@@ -344,7 +371,9 @@ class TestModes:
         assert kernel.best_config.kwargs == {"BLOCK": 32}
         resolution = kernel.explain(torch.ones(1), torch.ones(1), 256)
         assert (resolution.how, resolution.distance) == ("nearest", 1.0)
-        assert [str(each) for each in resolution.differences] == ["args.n: 128 recorded, 256 wanted"]
+        assert [str(each) for each in resolution.differences] == [
+            "args.n: 128 recorded, 256 wanted"
+        ]
         launch(kernel, 128 * 8)
         assert kernel.best_config is CONFIGS[0], "three powers of two are too far"
 
@@ -354,7 +383,9 @@ class TestModes:
         launch(kernel, 256)
         assert kernel.best_config is CONFIGS[0]
 
-    @pytest.mark.parametrize("default", [CONFIGS[2], lambda named: CONFIGS[2 if named["n"] == 100 else 0]])
+    @pytest.mark.parametrize(
+        "default", [CONFIGS[2], lambda named: CONFIGS[2 if named["n"] == 100 else 0]]
+    )
     def test_the_default_may_be_given(self, default: Any) -> None:
         kernel = make(mode="reuse", default=default)
         launch(kernel, 100)
@@ -376,7 +407,7 @@ class TestModes:
 
     def test_capturing_a_graph_never_benchmarks(self, monkeypatch: pytest.MonkeyPatch) -> None:
         capturing = True
-        monkeypatch.setattr("dejavu_cache.resolver.capturing", lambda: capturing)
+        monkeypatch.setattr("dejavu_cache.runtime.resolver.capturing", lambda: capturing)
         bench = Bench()
         kernel = make(bench)
         launch(kernel, 100)
@@ -422,7 +453,9 @@ class TestFailures:
             launch(make(again), 100)
         assert again.calls == 0
 
-    def test_running_out_of_memory_is_not_the_configs_fault(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_running_out_of_memory_is_not_the_configs_fault(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
         bench = Bench()
 
         def hungry(kernel_call: Callable[[], Any], quantiles: Sequence[float]) -> list[float]:
@@ -469,7 +502,8 @@ def test_threads_tune_a_scenario_once() -> None:
 
 
 def test_a_pin_overrules_the_measurements(tmp_path: Path) -> None:
-    from dejavu_cache.records import Pin, Record, now
+    from dejavu_cache.model.record import Pin, Record
+    from dejavu_cache.model.scenario import now
 
     launch(make(store=tmp_path), 100)
     store = open_store(str(tmp_path))

@@ -7,12 +7,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from dejavu_cache.buckets import Bucket, Edges, Exact, Multiple, Pow2
+from dejavu_cache.model.buckets import Bucket, Edges, Exact, Multiple, Pow2
 
-VALUES = st.one_of(st.none(), st.booleans(), st.text(), st.integers(), st.floats(allow_nan=False, allow_infinity=False))
+VALUES = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.text(),
+    st.integers(),
+    st.floats(allow_nan=False, allow_infinity=False),
+)
 BUCKETS = st.one_of(
     st.just(Exact()),
-    st.builds(lambda low, span: Pow2(min=2**low, max=2 ** (low + span)), st.integers(0, 10), st.integers(0, 10)),
+    st.builds(
+        lambda low, span: Pow2(min=2**low, max=2 ** (low + span)),
+        st.integers(0, 10),
+        st.integers(0, 10),
+    ),
     st.builds(lambda edges: Edges(sorted(edges)), st.sets(st.integers(-1000, 1000), min_size=1)),
     st.builds(Multiple, st.integers(1, 512)),
 )
@@ -79,7 +89,10 @@ def test_a_senseless_bucket_is_refused_where_it_is_declared(make: object, says: 
         make()  # type: ignore[operator]
 
 
-@given(st.integers(1, 10**6), st.sampled_from([Pow2(), Pow2(min=8), Multiple(16), Edges([1, 100, 10**6]), Exact()]))
+@given(
+    st.integers(1, 10**6),
+    st.sampled_from([Pow2(), Pow2(min=8), Multiple(16), Edges([1, 100, 10**6]), Exact()]),
+)
 def test_what_is_above_holds_the_value_and_is_a_step(value: int, bucket: Pow2) -> None:
     above = bucket.above(value)
     assert above >= value

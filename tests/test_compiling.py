@@ -69,8 +69,8 @@ PROGRAM = """
         put(self, *rest)
     triton.compiler.compiler.CompiledKernel.__init__ = spy
 
-    from dejavu_cache.tuning.benchmark import compile_failure_of
-    from dejavu_cache.tuning.compiling import compiling
+    from dejavu_cache.tuning.benchmark_methods import compile_failure_of
+    from dejavu_cache.tuning.compile_ahead import compiling
     seen = []
     with compiling(tuner, configs, args, {"grid": (1,)}) as candidates:
         for candidate in candidates[: int(sys.argv[2])]:
@@ -87,7 +87,9 @@ PROGRAM = """
 
 @pytest.mark.skipif(not HAS_ASYNC, reason="this Triton compiles one after the other")
 def test_what_cannot_run_is_known_before_any_launch(tmp_path: Path) -> None:
-    done = run_python(PROGRAM, str(tmp_path), "5", TRITON_INTERPRET="0", TRITON_CACHE_DIR=str(tmp_path / "cache"))
+    done = run_python(
+        PROGRAM, str(tmp_path), "5", TRITON_INTERPRET="0", TRITON_CACHE_DIR=str(tmp_path / "cache")
+    )
     seen, hooked, threads, after = json.loads(done.stdout)
     assert seen[0] == seen[4] == "runs"
     assert seen[1].startswith("out_of_resources: out of resource: shared memory, Required: 5")
@@ -103,7 +105,9 @@ def test_what_cannot_run_is_known_before_any_launch(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not HAS_ASYNC, reason="this Triton compiles one after the other")
 def test_what_is_given_up_halfway_can_still_be_launched(tmp_path: Path) -> None:
-    done = run_python(PROGRAM, str(tmp_path), "1", TRITON_INTERPRET="0", TRITON_CACHE_DIR=str(tmp_path / "cache"))
+    done = run_python(
+        PROGRAM, str(tmp_path), "1", TRITON_INTERPRET="0", TRITON_CACHE_DIR=str(tmp_path / "cache")
+    )
     seen, _, _, after = json.loads(done.stdout)
     assert seen == ["runs"]
     assert after == "CompiledKernel"

@@ -17,9 +17,9 @@ from strategies import RECORDS
 from support import MOMENT, context, environment, measurement, record, run_python
 
 from dejavu_cache.errors import NewerFormatError, ReadOnlyStoreError, StoreError
-from dejavu_cache.records import Record, RecordSet
+from dejavu_cache.model.record import Record, RecordSet
 from dejavu_cache.stores import FileStore, open_store
-from dejavu_cache.stores.layout import Page
+from dejavu_cache.stores.file_layout import Page
 
 
 @pytest.fixture
@@ -40,7 +40,11 @@ def reopened(store: FileStore) -> FileStore:
 
 class TestTheFile:
     def test_lies_where_a_person_looks(self, store: FileStore) -> None:
-        assert only_file(store).relative_to(store.root).parts[:3] == ("pkg.kernels.add", "NVIDIA-H200", "triton-3.6.0")
+        assert only_file(store).relative_to(store.root).parts[:3] == (
+            "pkg.kernels.add",
+            "NVIDIA-H200",
+            "triton-3.6.0",
+        )
 
     def test_is_json_with_a_line_per_measurement(self, store: FileStore) -> None:
         text = only_file(store).read_text()
@@ -73,7 +77,9 @@ class TestTheFile:
         again.put(context(), [record(64)])
         assert len(list(reopened(store).records(context()))) == 3
 
-    def test_gives_one_record_without_being_read(self, store: FileStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_gives_one_record_without_being_read(
+        self, store: FileStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """The first of its records, the last, and any between; what is not there costs the whole read."""
         store.put(context(), [record(m) for m in range(100, 150)])
         read: list[Path] = []
@@ -107,13 +113,17 @@ DAMAGE = {
     "binary": lambda text: "\udc80\udcff",
     "NaN": lambda text: text.replace('"median": 1.0', '"median": NaN'),
     "negative": lambda text: text.replace('"median": 1.0', '"median": -1.0'),
-    "an unknown field": lambda text: text.replace('"median": 1.0', '"median": 1.0, "code": "import os"'),
+    "an unknown field": lambda text: text.replace(
+        '"median": 1.0', '"median": 1.0, "code": "import os"'
+    ),
     "another kernel's": lambda text: text.replace("pkg.kernels.add", "pkg.kernels.mul"),
 }
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_file_is_set_aside_whole(store: FileStore, damage: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_file_is_set_aside_whole(
+    store: FileStore, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
     path = only_file(store)
     damaged = DAMAGE[damage](path.read_text()).encode(errors="surrogateescape")
     path.write_bytes(damaged)
@@ -138,7 +148,9 @@ def test_writing_first_sets_it_aside_too(store: FileStore, damage: str) -> None:
     assert [each.read_bytes() for each in again.set_aside()] == [damaged]
 
 
-def test_a_damaged_file_in_a_read_only_store_stays(store: FileStore, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_file_in_a_read_only_store_stays(
+    store: FileStore, caplog: pytest.LogCaptureFixture
+) -> None:
     path = only_file(store)
     path.write_text("hello")
     assert FileStore(store.root, read_only=True).get(context(), record(16).scenario) is None
@@ -227,7 +239,9 @@ def test_a_folder_without_rights_is_said(store: FileStore) -> None:
                 path.chmod(0o755)
 
 
-def test_a_file_system_without_locks_is_still_written(store: FileStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_without_locks_is_still_written(
+    store: FileStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def no_locks(*args: object) -> None:
         raise OSError(37, "No locks available")
 
@@ -270,7 +284,9 @@ def start_writer(root: Path, start: int, count: int) -> subprocess.Popen[str]:
     )
 
 
-def test_processes_that_write_one_file_lose_nothing(tmp_path: Path, writers: list[subprocess.Popen[str]]) -> None:
+def test_processes_that_write_one_file_lose_nothing(
+    tmp_path: Path, writers: list[subprocess.Popen[str]]
+) -> None:
     root = tmp_path / "store"
     writers += [start_writer(root, 1000 * index, 25) for index in range(1, 5)]
     for process in writers:

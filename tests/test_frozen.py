@@ -10,10 +10,10 @@ from support import MOMENT, config, context, dejavu, launch, measurement, record
 
 from dejavu_cache import cached_autotune, open_store
 from dejavu_cache.errors import ReadOnlyStoreError, ScenarioNotTuned, SettingsError, StoreError
-from dejavu_cache.process import as_tiers
-from dejavu_cache.records import Failure, Measurement
+from dejavu_cache.model.record import Failure, Measurement
 from dejavu_cache.stores import FileStore
-from dejavu_cache.stores.frozen import freeze
+from dejavu_cache.stores.default import as_tiers
+from dejavu_cache.stores.snapshot import freeze
 
 
 def test_the_same_records_have_the_same_name(tmp_path: Path) -> None:
@@ -71,4 +71,6 @@ def test_a_job_in_strict_mode_runs_from_it(tmp_path: Path) -> None:
     assert kernel.best_config is tuned.best_config
     with pytest.raises(ScenarioNotTuned):
         launch(kernel, 101)
-    assert [tier.url for tier in as_tiers(url).tiers] == [url, "memory://"], "no shipped records beside it"
+    assert [tier.url for tier in as_tiers(url).tiers] == [url, "memory://"], (
+        "no shipped records beside it"
+    )

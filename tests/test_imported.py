@@ -14,7 +14,7 @@ import triton.language as tl
 from support import dejavu
 
 from dejavu_cache import Pow2, cached_autotune
-from dejavu_cache.imported import read_foreign
+from dejavu_cache.model.foreign_result import read_foreign
 from dejavu_cache.stores import FileStore
 
 CONFIGS = [
@@ -55,7 +55,12 @@ def triton_dejavu(tmp_path: Path) -> Path:
         "num_consumer_groups: 0, reg_dec_producer: 0, reg_inc_consumer: 0, maxnreg: None"
     )
     folder = (
-        tmp_path / "dejavu" / "dejavu_0.7" / f"triton_{triton.__version__}" / "cuda_12.4" / "gpu_Triton_interpreter"
+        tmp_path
+        / "dejavu"
+        / "dejavu_0.7"
+        / f"triton_{triton.__version__}"
+        / "cuda_12.4"
+        / "gpu_Triton_interpreter"
     )
     content = {
         "signature": "JITFunction(vllm.ops.moe:fused_moe_kernel)",
@@ -64,9 +69,22 @@ def triton_dejavu(tmp_path: Path) -> Path:
         "keys": ["M", "E", "N"],
         "cache": {key: config},
         "timings": {key: [0.1367]},
-        "timings_data": {"labels": ["ms"], "rep_t_ms": 100, "warmup_t_ms": 25, "cuda_graphs": False},
+        "timings_data": {
+            "labels": ["ms"],
+            "rep_t_ms": 100,
+            "warmup_t_ms": 25,
+            "cuda_graphs": False,
+        },
     }
-    write(folder / "fused_moe_kernel" / "autotune_config-2" / "code_version-5" / "default" / "cache.json", content)
+    write(
+        folder
+        / "fused_moe_kernel"
+        / "autotune_config-2"
+        / "code_version-5"
+        / "default"
+        / "cache.json",
+        content,
+    )
     return tmp_path / "dejavu"
 
 
@@ -74,12 +92,22 @@ def triton_dejavu(tmp_path: Path) -> Path:
 def fla(tmp_path: Path) -> Path:
     """As flash-linear-attention's config cache reads it."""
     key = [64, 128, 192, "torch.float16", "torch.float32"]
-    config = {"kwargs": {"BLOCK_SIZE_M": 16, "GROUP_SIZE_M": 16}, "num_warps": 8, "num_ctas": 1, "num_stages": 3}
+    config = {
+        "kwargs": {"BLOCK_SIZE_M": 16, "GROUP_SIZE_M": 16},
+        "num_warps": 8,
+        "num_ctas": 1,
+        "num_stages": 3,
+    }
     digest = hashlib.md5(json.dumps(key, separators=(",", ":")).encode()).hexdigest()
     content = {
         "kernel_name": "fused_moe_kernel",
         "triton_version": triton.__version__,
-        "autotune_entries": {digest: {"autotune_key": key, "config": {**config, "maxnreg": None, "ir_override": None}}},
+        "autotune_entries": {
+            digest: {
+                "autotune_key": key,
+                "config": {**config, "maxnreg": None, "ir_override": None},
+            }
+        },
         "default_config": config,
     }
     write(tmp_path / "fla" / "Triton_interpreter" / "fused_moe_kernel.json", content)
@@ -87,7 +115,9 @@ def fla(tmp_path: Path) -> Path:
 
 
 def chosen(store: Path, m: int = 64, **options: Any) -> tuple[str, dict[str, Any], int]:
-    kernel = cached_autotune(CONFIGS, ["M", "E", "N"], store=store, mode="reuse", **options)(fused_moe_kernel)
+    kernel = cached_autotune(CONFIGS, ["M", "E", "N"], store=store, mode="reuse", **options)(
+        fused_moe_kernel
+    )
     found = kernel.explain(torch.ones(1, dtype=torch.float16), torch.ones(1), m, 128, 192)
     return found.how, found.config.kwargs, found.config.num_warps
 
@@ -126,7 +156,9 @@ def test_names_can_be_translated(vllm: Path, tmp_path: Path) -> None:
     store = tmp_path / "store"
     options = ["--rename", "fused_moe_kernel=my_kernel", "--rename", "M=tokens"]
     assert dejavu("import", "--vllm", vllm, *options, "--store", store).returncode == 0
-    (first, _) = sorted(FileStore(store).imported("my_kernel"), key=lambda each: int(each.named["tokens"]))
+    (first, _) = sorted(
+        FileStore(store).imported("my_kernel"), key=lambda each: int(each.named["tokens"])
+    )
     assert first.named == {"E": "128", "N": "192", "tokens": "1"}
 
 
@@ -145,8 +177,15 @@ def test_tritons_own_files_are_read(tmp_path: Path) -> None:
     key = [100, "torch.float32", "torch.float32"]
     write(tmp_path / "ABC" / "add.autotune.json", {"key": key, "configs_timings": timings})
     (entry,) = read_foreign("triton", tmp_path)
-    assert (entry.function, entry.key, entry.proof) == ("add", ("100", "torch.float32", "torch.float32"), "ABC")
-    assert [(each.config.params["BLOCK"], each.median) for each in entry.timings] == [(16, 0.1), (32, 0.3)]
+    assert (entry.function, entry.key, entry.proof) == (
+        "add",
+        ("100", "torch.float32", "torch.float32"),
+        "ABC",
+    )
+    assert [(each.config.params["BLOCK"], each.median) for each in entry.timings] == [
+        (16, 0.1),
+        (32, 0.3),
+    ]
 
 
 @pytest.mark.parametrize(

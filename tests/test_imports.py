@@ -22,9 +22,9 @@ def test_records_and_stores_need_no_triton() -> None:
         import sys
         for name in ("torch", "triton", "httpx", "sqlalchemy"):
             sys.modules[name] = None
-        import dejavu_cache, dejavu_cache.records, dejavu_cache.selection
+        import dejavu_cache, dejavu_cache.model.record, dejavu_cache.model.selection
         from dejavu_cache import Pow2, Settings, open_store
-        import dejavu_cache.sweep.cluster, dejavu_cache.sweep.runner, dejavu_cache.sweep.suite
+        import dejavu_cache.sweep.ray_hosts, dejavu_cache.sweep.runner, dejavu_cache.sweep.suite
         assert list(open_store("memory://").contexts()) == []
     """
     run_python(code)

@@ -14,8 +14,13 @@ import triton
 import triton.language as tl
 from support import dejavu, environment, load
 
-from dejavu_cache import installation
-from dejavu_cache.installation import AdoptedAutotuner, install, uninstall
+from dejavu_cache.installation import autotune_replacement as installation
+from dejavu_cache.installation.autotune_replacement import (
+    AdoptedAutotuner,
+    install,
+    uninstall,
+)
+from dejavu_cache.integrations import vllm
 
 LIBRARY = """
     import triton
@@ -109,9 +114,13 @@ def test_a_librarys_own_kind_of_autotuner_is_cached(installed: None, tmp_path: P
         assert kernel.best_config.kwargs["BLOCK"] in (16, 32)
 
 
-def test_a_kind_of_autotuner_that_tunes_in_its_own_way_is_left_alone(installed: None, tmp_path: Path) -> None:
+def test_a_kind_of_autotuner_that_tunes_in_its_own_way_is_left_alone(
+    installed: None, tmp_path: Path
+) -> None:
     library = load(tmp_path / "library.py", OWN_KIND, "library")
-    other = library.Slow(library.add.fn, do_bench=lambda kernel_call, quantiles: kernel_call() or 1.0)
+    other = library.Slow(
+        library.add.fn, do_bench=lambda kernel_call, quantiles: kernel_call() or 1.0
+    )
     run_kernel(other)
     assert other._adopted is None
     assert len(other.cache) == 1
@@ -121,7 +130,9 @@ def test_a_kind_of_autotuner_that_tunes_in_its_own_way_is_left_alone(installed: 
     assert not hasattr(library.add, "_adopted")
 
 
-def test_what_was_imported_before_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_was_imported_before_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     early = load(tmp_path / "early.py", LIBRARY, "early")
     holds = load(tmp_path / "holds.py", "from triton import autotune", "holds")
     sys.modules["holds"] = holds
@@ -140,7 +151,10 @@ def test_what_was_imported_before_is_named(tmp_path: Path, caplog: pytest.LogCap
 
 def test_torchs_own_autotuners_stay_tritons(installed: None) -> None:
     """Inductor makes an autotuner of a user's kernel when it compiles it."""
-    made: dict[str, Any] = {"__name__": "torch._higher_order_ops.triton_kernel_wrap", "triton": triton}
+    made: dict[str, Any] = {
+        "__name__": "torch._higher_order_ops.triton_kernel_wrap",
+        "triton": triton,
+    }
     exec("decorator = triton.autotune(configs=[], key=[])", made)
     assert not isinstance(made["decorator"](triton.jit(ignores)), AdoptedAutotuner)
     assert isinstance(triton.autotune(configs=[], key=[])(triton.jit(ignores)), AdoptedAutotuner)
@@ -172,12 +186,12 @@ def test_vllm_is_left_alone_unless_asked(monkeypatch: pytest.MonkeyPatch) -> Non
     from dejavu_cache.settings import current_settings
 
     theirs = triton.autotune
-    installation.vllm_plugin()
+    vllm.register()
     assert triton.autotune is theirs
     monkeypatch.setenv("DEJAVU_CACHE_INSTALL", "1")
     current_settings.cache_clear()
     try:
-        installation.vllm_plugin()
+        vllm.register()
         assert triton.autotune is not theirs
     finally:
         uninstall()
@@ -187,9 +201,19 @@ def test_run_reaches_a_program_and_its_children(tmp_path: Path) -> None:
     """The first process tunes, its child does not; another `sitecustomize` runs as it would have."""
     for name, text in (("library", LIBRARY), ("program", PROGRAM)):
         load_text(tmp_path / f"{name}.py", text)
-    load_text(tmp_path / "site" / "sitecustomize.py", 'import os; os.environ["OTHER"] = "other ran"')
+    load_text(
+        tmp_path / "site" / "sitecustomize.py", 'import os; os.environ["OTHER"] = "other ran"'
+    )
     path = [str(tmp_path / "site"), environment()["PYTHONPATH"]]
-    command = ["run", "--store", tmp_path / "store", "--", sys.executable, tmp_path / "program.py", "with a child"]
+    command = [
+        "run",
+        "--store",
+        tmp_path / "store",
+        "--",
+        sys.executable,
+        tmp_path / "program.py",
+        "with a child",
+    ]
     seen = dejavu(*command, PYTHONPATH=":".join(path), TRITON_INTERPRET="1")
     assert seen.stdout.splitlines() == ["other ran 2 200", "other ran 0 200"], seen.stderr
 
@@ -202,12 +226,12 @@ def load_text(path: Path, text: str) -> None:
 
 
 def test_another_python_without_the_package_goes_on_and_says_so(tmp_path: Path) -> None:
-    bootstrap = Path(installation.__file__).parent / "bootstrap"
+    startup = Path(installation.__file__).parent / "startup"
     load_text(tmp_path / "triton.py", "autotune = 1")
     code = "import triton; print(triton.autotune)"
     seen = subprocess.run(
         [sys._base_executable, "-s", "-c", code],
-        env={"PYTHONPATH": f"{bootstrap}:{tmp_path}"},
+        env={"PYTHONPATH": f"{startup}:{tmp_path}"},
         capture_output=True,
         text=True,
         check=True,
@@ -216,7 +240,10 @@ def test_another_python_without_the_package_goes_on_and_says_so(tmp_path: Path) 
     assert "kernels of this process are not cached" in seen.stderr
     assert "pip install dejavu-cache there" in seen.stderr
     quiet = subprocess.run(
-        [sys._base_executable, "-s", "-c", "pass"], env={"PYTHONPATH": str(bootstrap)}, capture_output=True, check=True
+        [sys._base_executable, "-s", "-c", "pass"],
+        env={"PYTHONPATH": str(startup)},
+        capture_output=True,
+        check=True,
     )
     assert quiet.stderr == b"", "a process without Triton hears nothing"
 

@@ -41,7 +41,9 @@ def test_a_kernel_gets_what_its_pattern_says(policy: Path) -> None:
 
 
 def test_the_decorator_counts_over_it(policy: Path) -> None:
-    policy.write_text('[[kernel]]\nmatch = "*"\nmode = "strict"\nbuckets = { n = "pow2" }\ndefault = { BLOCK = 64 }\n')
+    policy.write_text(
+        '[[kernel]]\nmatch = "*"\nmode = "strict"\nbuckets = { n = "pow2" }\ndefault = { BLOCK = 64 }\n'
+    )
     kernel = make(mode="reuse", buckets={"n": Pow2(max=16)}, default=CONFIGS[1])
     launch(kernel, 100)
     assert kernel.best_config is CONFIGS[1]
@@ -75,14 +77,20 @@ def test_what_is_wrong_is_left_out_and_said(policy: Path, caplog: pytest.LogCapt
 
 
 @pytest.mark.parametrize("text", ["not toml", "\udcff"])
-def test_a_file_that_cannot_be_read_is_no_policy(policy: Path, text: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_file_that_cannot_be_read_is_no_policy(
+    policy: Path, text: str, caplog: pytest.LogCaptureFixture
+) -> None:
     policy.write_bytes(text.encode(errors="surrogateescape"))
     launch(make(), 100)
     assert "no policy applies" in caplog.text
 
 
-def test_what_does_not_fit_a_kernel_has_no_effect_and_is_said(policy: Path, caplog: pytest.LogCaptureFixture) -> None:
-    policy.write_text('[[kernel]]\nmatch = "*"\nbuckets = { m = "pow2" }\ndefault = { BLOCK = 17 }\n')
+def test_what_does_not_fit_a_kernel_has_no_effect_and_is_said(
+    policy: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    policy.write_text(
+        '[[kernel]]\nmatch = "*"\nbuckets = { m = "pow2" }\ndefault = { BLOCK = 17 }\n'
+    )
     launch(make(), 100)
     assert "a bucket for 'm', which is not in key" in caplog.text
     assert "no declared config is the policy's default {'BLOCK': 17}" in caplog.text
@@ -90,7 +98,9 @@ def test_what_does_not_fit_a_kernel_has_no_effect_and_is_said(policy: Path, capl
 
 def test_doctor_lists_what_is_wrong_and_what_matches_nothing(policy: Path, tmp_path: Path) -> None:
     launch(make(), 100)
-    policy.write_text('[[kernel]]\nmatch = "addition.*"\nmod = 1\n[[kernel]]\nmatch = "fla.*"\nmode = "reuse"\n')
+    policy.write_text(
+        '[[kernel]]\nmatch = "addition.*"\nmod = 1\n[[kernel]]\nmatch = "fla.*"\nmode = "reuse"\n'
+    )
     seen = dejavu("doctor", DEJAVU_CACHE_POLICY=str(policy))
     assert seen.returncode == 1
     assert "'mod' is unknown" in seen.stdout

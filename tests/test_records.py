@@ -14,18 +14,9 @@ from strategies import RECORDS, SCENARIOS
 from support import MOMENT, config, context, measurement, record
 
 from dejavu_cache.errors import MergeConflictError
-from dejavu_cache.records import (
-    Config,
-    Device,
-    Failure,
-    Measurement,
-    Pin,
-    Record,
-    RecordSet,
-    Scenario,
-    differences,
-    merge_records,
-)
+from dejavu_cache.model.merge import differences, merge_records
+from dejavu_cache.model.record import Failure, Measurement, Pin, Record, RecordSet
+from dejavu_cache.model.scenario import Config, Device, Scenario
 
 
 @given(SCENARIOS)
@@ -39,7 +30,10 @@ def test_a_scenario_survives_json_as_the_same_key(scenario: Scenario) -> None:
 @given(SCENARIOS, SCENARIOS)
 def test_scenarios_are_equal_just_when_their_fields_are(one: Scenario, two: Scenario) -> None:
     def typed(scenario: Scenario) -> list[tuple[str, str]]:
-        return sorted((name, repr(value)) for name, value in {**scenario.args, "dtypes": scenario.dtypes}.items())
+        return sorted(
+            (name, repr(value))
+            for name, value in {**scenario.args, "dtypes": scenario.dtypes}.items()
+        )
 
     assert (one == two) == (typed(one) == typed(two))
 
@@ -93,14 +87,24 @@ def test_a_timing_that_cannot_be_is_refused(median: object) -> None:
         Measurement(config=config(), median=median, at=MOMENT)
 
 
-@pytest.mark.parametrize("at", ["2026-01-02T03:04:05+02:00", "2026-01-02t01:04:05.000z", MOMENT.astimezone()])
+@pytest.mark.parametrize(
+    "at", ["2026-01-02T03:04:05+02:00", "2026-01-02t01:04:05.000z", MOMENT.astimezone()]
+)
 def test_a_moment_is_kept_in_utc(at: object) -> None:
     kept = Pin.model_validate({"at": at}).at
     assert kept.utcoffset() == timedelta(0)
 
 
 @pytest.mark.parametrize(
-    "at", ["2026-01-02T03:04:05", "2026-01-02", "1767323045", 1767323045, None, MOMENT.replace(tzinfo=None)]
+    "at",
+    [
+        "2026-01-02T03:04:05",
+        "2026-01-02",
+        "1767323045",
+        1767323045,
+        None,
+        MOMENT.replace(tzinfo=None),
+    ],
 )
 def test_a_moment_without_its_offset_is_refused(at: object) -> None:
     with pytest.raises(ValidationError, match="at"):
@@ -127,13 +131,20 @@ def test_one_config_is_measured_once_in_a_record() -> None:
 
 def test_a_context_knows_its_parts() -> None:
     """Every part of the identity changes the digest."""
-    changed = [{"kernel": "a.b"}, {"source": "1" * 32}, {"device": "NVIDIA H100"}, {"triton": "3.7.0"}]
+    changed = [
+        {"kernel": "a.b"},
+        {"source": "1" * 32},
+        {"device": "NVIDIA H100"},
+        {"triton": "3.7.0"},
+    ]
     digests = {context(**change).digest for change in [{}, *changed]}
     assert len(digests) == 5
 
 
 def test_differences_name_the_leaves() -> None:
-    apart = differences(context().model_dump(), context(triton="3.7.1", device="NVIDIA H100").model_dump())
+    apart = differences(
+        context().model_dump(), context(triton="3.7.1", device="NVIDIA H100").model_dump()
+    )
     assert [each.field for each in apart] == ["environment.device.name", "environment.triton"]
     assert str(apart[1]) == "environment.triton: '3.7.1' recorded, '3.6.0' wanted"
 
@@ -148,8 +159,12 @@ def test_a_skip_gives_way_to_whatever_is_known_and_counts_for_nothing() -> None:
     """A device that was full says nothing about the config, however late it says it."""
     timed = measurement(64, at=MOMENT)
     skipped = Measurement(
-        config=timed.config, failure=Failure(kind="skipped", reason="full"), at=MOMENT + timedelta(days=1)
+        config=timed.config,
+        failure=Failure(kind="skipped", reason="full"),
+        at=MOMENT + timedelta(days=1),
     )
     for on_conflict in ("newest", "fastest", "fail"):
         for one, two in ((timed, skipped), (skipped, timed)):
-            assert merge_records(record(32, one), record(32, two), on_conflict).measurements == (timed,)
+            assert merge_records(record(32, one), record(32, two), on_conflict).measurements == (
+                timed,
+            )

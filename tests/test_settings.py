@@ -19,13 +19,21 @@ def test_an_empty_variable_counts_as_unset() -> None:
 
 
 def test_values_are_read() -> None:
-    settings = Settings.from_environment({"DEJAVU_CACHE_MODE": " Strict ", "DEJAVU_CACHE_FAMILY": "1", "HOME": "/x"})
+    settings = Settings.from_environment(
+        {"DEJAVU_CACHE_MODE": " Strict ", "DEJAVU_CACHE_FAMILY": "1", "HOME": "/x"}
+    )
     assert (settings.mode, settings.family) == (Mode.STRICT, True)
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("MODE", "sometimes"), ("WAIT", "soon"), ("WAIT", "-1"), ("WAIT", "nan"), ("NAMESPACE", "../main")],
+    [
+        ("MODE", "sometimes"),
+        ("WAIT", "soon"),
+        ("WAIT", "-1"),
+        ("WAIT", "nan"),
+        ("NAMESPACE", "../main"),
+    ],
 )
 def test_a_bad_value_is_named_with_its_variable(name: str, value: str) -> None:
     with pytest.raises(SettingsError, match=f"DEJAVU_CACHE_{name}='{value}'"):

@@ -61,7 +61,9 @@ class Fleet:
 
     def start(self, sizes: list[int], **env: str) -> Child:
         arguments = (str(self.source), self.store.as_uri(), str(self.log), json.dumps(sizes))
-        return self._nursery.start(PROGRAM, *arguments, folder=self._folder, TRITON_INTERPRET="1", **env)
+        return self._nursery.start(
+            PROGRAM, *arguments, folder=self._folder, TRITON_INTERPRET="1", **env
+        )
 
     def finish(self, process: Child) -> dict[str, object]:
         return json.loads(process.finish())  # type: ignore[no-any-return]

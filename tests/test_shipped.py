@@ -10,17 +10,18 @@ import pytest
 import triton
 from agreement import check_agreement
 
-from dejavu_cache import shipped
-from dejavu_cache.attention import hopper
-from dejavu_cache.attention.cases import kernel_of as kernel
-from dejavu_cache.attention.spaces import METHOD
-from dejavu_cache.noting import METHOD as LAUNCHED
+from dejavu_cache.attention import records as shipped
+from dejavu_cache.attention.kernels import hopper
+from dejavu_cache.attention.search_space import METHOD
+from dejavu_cache.attention.sweep_suite import kernel_of as kernel
+from dejavu_cache.heuristics.fit import fit
+from dejavu_cache.model.record import RecordSet
+from dejavu_cache.model.scenario import Context, Problem
 from dejavu_cache.prewarm.messages import Spec
-from dejavu_cache.prewarm.pool import Process
-from dejavu_cache.records import Context, Problem, RecordSet
-from dejavu_cache.source import kernel_name, source_hash
+from dejavu_cache.prewarm.worker_pool import Process
+from dejavu_cache.runtime.launch_recorder import METHOD as LAUNCHED
 from dejavu_cache.stores import FileStore, shipped_stores
-from dejavu_cache.sweep.fit import fit
+from dejavu_cache.triton_internals.source_hash import kernel_name, source_hash
 
 BOUNDS = {"static_grid": 0.03}
 """What `heuristics fit --bound` was given, where it was not 2%."""
@@ -41,7 +42,9 @@ def contexts(name: str) -> tuple[FileStore, list[Context]]:
 
 
 def test_the_library_finds_them() -> None:
-    assert Path(shipped.__path__[0]).as_uri() in [store.url.partition("?")[0] for store in shipped_stores()]
+    assert Path(shipped.__path__[0]).as_uri() in [
+        store.url.partition("?")[0] for store in shipped_stores()
+    ]
 
 
 @pytest.mark.parametrize("name", SHIPPED)
@@ -64,15 +67,23 @@ def test_every_scenario_has_a_winner_among_the_declared_configs(name: str) -> No
 @pytest.mark.skipif(sys.platform != "linux", reason="Triton compiles on Linux")
 def test_all_of_them_can_be_compiled_ahead(tmp_path: Path) -> None:
     spec = Spec(
-        modules=("dejavu_cache.attention",), store=tmp_path.as_uri(), devices=("NVIDIA H200",), host_modules=False
+        modules=("dejavu_cache.attention",),
+        store=tmp_path.as_uri(),
+        devices=("NVIDIA H200",),
+        host_modules=False,
     )
     with Process(spec) as process:
         plan = process.plan()
     assert plan.notes == ()
     scenarios = {each.name.rpartition(".")[2]: each.scenarios for each in plan.kernels}
-    assert min(scenarios[f"{name}_kernel"] for name in ("segment", "qblock", "static_grid", "hopper")) > 50
+    assert (
+        min(scenarios[f"{name}_kernel"] for name in ("segment", "qblock", "static_grid", "hopper"))
+        > 50
+    )
     assert {job.kernel for job in plan.jobs} == {each.name for each in plan.kernels}
-    assert "dejavu_cache.attention.segmented.merge_kernel" in {job.kernel for job in plan.jobs}
+    assert "dejavu_cache.attention.kernels.segmented.merge_kernel" in {
+        job.kernel for job in plan.jobs
+    }
 
 
 @pytest.mark.slow
@@ -81,7 +92,10 @@ def test_each_tree_is_what_the_records_give(name: str) -> None:
     store, found = contexts(name)
     trees = {each.tree.context: each.tree for each in store.trees(kernel_name(kernel(name)))}
     for context in found:
-        again = fit(RecordSet(context=context, records=tuple(store.records(context))), bound=BOUNDS.get(name, 0.02))
+        again = fit(
+            RecordSet(context=context, records=tuple(store.records(context))),
+            bound=BOUNDS.get(name, 0.02),
+        )
         assert again.text == trees[context].text
 
 
@@ -91,4 +105,6 @@ def test_each_tree_exported_as_python_agrees_with_it_on_10000_random_scenarios(n
     trees = list(store.trees(kernel_name(kernel(name))))
     assert {each.tree.context for each in trees} == {*found}
     for each in trees:
-        check_agreement(each.tree, [record.scenario for record in store.records(each.tree.context)], 10_000)
+        check_agreement(
+            each.tree, [record.scenario for record in store.records(each.tree.context)], 10_000
+        )

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support import ADD, load
 
-from dejavu_cache.source import kernel_name, source_hash
+from dejavu_cache.triton_internals.source_hash import kernel_name, source_hash
 
 KERNEL = ADD.replace("SHIFT =", 'KEYS = ["n"]\n    SHIFT =', 1)
 
@@ -28,10 +28,16 @@ def hash_of(tmp_path: Path, source: str, file: str = "kernels.py") -> str:
         ("lines above", "    SHIFT", "\n\n\n    UNUSED = 3\n    SHIFT"),
         ("the list of configs", "(16, 32, 64)", "(16, 32, 64, 128)"),
         ("what the decorator is given", 'key=["n"]', "key=KEYS"),
-        ("a comment in the helper", "        return x + SHIFT", "        # shifted\n        return x + SHIFT"),
+        (
+            "a comment in the helper",
+            "        return x + SHIFT",
+            "        # shifted\n        return x + SHIFT",
+        ),
     ],
 )
-def test_what_does_not_change_the_code_does_not_change_the_hash(tmp_path: Path, what: str, old: str, new: str) -> None:
+def test_what_does_not_change_the_code_does_not_change_the_hash(
+    tmp_path: Path, what: str, old: str, new: str
+) -> None:
     assert old in KERNEL
     assert hash_of(tmp_path, KERNEL.replace(old, new, 1)) == hash_of(tmp_path, KERNEL), what
 
@@ -108,4 +114,7 @@ def test_the_hash_does_not_depend_on_the_version_of_python(tmp_path: Path) -> No
 
 
 def test_a_kernel_goes_by_its_module_and_qualified_name(tmp_path: Path) -> None:
-    assert kernel_name(load(tmp_path / "anything.py", KERNEL, name="pkg.ops.kernels").add) == "pkg.ops.kernels.add"
+    assert (
+        kernel_name(load(tmp_path / "anything.py", KERNEL, name="pkg.ops.kernels").add)
+        == "pkg.ops.kernels.add"
+    )

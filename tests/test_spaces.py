@@ -95,7 +95,9 @@ def test_it_goes_wherever_a_list_goes() -> None:
         return [config for config in configs if config.kwargs["BLOCK"] > 16]
 
     space = config_space({"BLOCK": [16, 32, 64]}, num_warps=[4, 8])
-    kernel = cached_autotune(space, key=["n"], do_bench=bench, prune_configs_by={"early_config_prune": early})(add_one)
+    kernel = cached_autotune(
+        space, key=["n"], do_bench=bench, prune_configs_by={"early_config_prune": early}
+    )(add_one)
     launch(kernel)
     assert len(calls) == 4
     assert kernel.best_config is space[-1]

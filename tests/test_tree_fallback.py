@@ -14,12 +14,13 @@ from addition import CONFIGS, add_one
 from support import MOMENT, launch
 
 from dejavu_cache import Resolution, ScenarioNotTuned, cached_autotune
-from dejavu_cache.configs import describe
 from dejavu_cache.errors import StoreError
-from dejavu_cache.records import Context, Measurement, Record, RecordSet, Scenario
+from dejavu_cache.heuristics.fit import fit
+from dejavu_cache.model.decision_tree import Leaf, Tree
+from dejavu_cache.model.record import Measurement, Record, RecordSet
+from dejavu_cache.model.scenario import Context, Scenario
 from dejavu_cache.stores import FileStore, MemoryStore, TieredStore
-from dejavu_cache.sweep.fit import fit
-from dejavu_cache.tree import Leaf, Tree
+from dejavu_cache.triton_internals.config_names import describe
 
 SIZES = [2**exponent for exponent in range(1, 12)]
 FAR = 12_500
@@ -103,7 +104,9 @@ def test_the_nearest_record_goes_before_the_tree_and_the_default_after(
     store.put_tree(tree)
     assert resolved(make(store), 5_000).how == "nearest"
     assert resolved(make(store), FAR).how == "tree"
-    assert "args.n" in str(resolved(make(store), FAR)), "what sets the nearest record apart is told as well"
+    assert "args.n" in str(resolved(make(store), FAR)), (
+        "what sets the nearest record apart is told as well"
+    )
     assert resolved(make(store), 1024).how == "exact"
 
 
@@ -116,7 +119,9 @@ def test_a_tree_is_only_a_fallback(store: FileStore, tree: Tree) -> None:
     assert (tuner.benchmarked, resolved(tuner, 100).how) == (3, "tuned")
 
 
-def test_a_tree_for_other_code_or_another_triton_serves_and_says_so(store: FileStore, tree: Tree) -> None:
+def test_a_tree_for_other_code_or_another_triton_serves_and_says_so(
+    store: FileStore, tree: Tree
+) -> None:
     kernel = tree.context.kernel.model_copy(update={"source": "f" * 32})
     older = elsewhere(tree, triton="3.1.0")
     store.put_tree(moved(older, kernel=kernel))
@@ -125,7 +130,9 @@ def test_a_tree_for_other_code_or_another_triton_serves_and_says_so(store: FileS
     assert {each.field for each in found.differences} == {"kernel.source", "environment.triton"}
 
 
-def test_of_several_trees_the_one_most_like_this_context_is_asked_first(store: FileStore, tree: Tree) -> None:
+def test_of_several_trees_the_one_most_like_this_context_is_asked_first(
+    store: FileStore, tree: Tree
+) -> None:
     store.put_tree(elsewhere(only(tree, 32), triton="3.1.0"))
     store.put_tree(only(tree, 64))
     store.put_tree(elsewhere(only(tree, 32), triton="9.0.0"))
@@ -143,7 +150,10 @@ def test_another_gpus_tree_serves_only_where_the_family_may(
     monkeypatch.setenv("DEJAVU_CACHE_FAMILY", "1")
     current_settings.cache_clear()
     found = resolved(make(store), FAR)
-    assert (found.how, [each.field for each in found.differences]) == ("tree", ["environment.device.units"])
+    assert (found.how, [each.field for each in found.differences]) == (
+        "tree",
+        ["environment.device.units"],
+    )
     other = FileStore(store.root.with_name("other"))
     other.put_tree(elsewhere(tree, device=device.model_copy(update={"arch": "sm_10"})))
     assert resolved(make(other), FAR).how == "default"
@@ -156,7 +166,9 @@ def test_a_config_that_the_kernel_does_not_declare_never_runs(store: FileStore, 
     launch(without_64, FAR)
     neither = make(store, [CONFIGS[0], triton.Config({"BLOCK": 128})])
     assert resolved(neither, FAR).how == "default"
-    pruned = make(store, prune_configs_by={"early_config_prune": lambda configs, named, **rest: configs[:2]})
+    pruned = make(
+        store, prune_configs_by={"early_config_prune": lambda configs, named, **rest: configs[:2]}
+    )
     assert resolved(pruned, FAR).config.kwargs == {"BLOCK": 32}
 
 
@@ -170,11 +182,16 @@ def test_a_damaged_or_newer_tree_is_passed_over_with_a_warning(
 ) -> None:
     store.put_tree(elsewhere(tree, triton="3.1.0"))
     path = Path(store.put_tree(tree).removeprefix("file://"))
-    for text, said in (("{", "not a decision tree"), (tree.text.replace('"format": 1', '"format": 9'), "upgrade")):
+    for text, said in (
+        ("{", "not a decision tree"),
+        (tree.text.replace('"format": 1', '"format": 9'), "upgrade"),
+    ):
         caplog.clear()
         path.write_text(text)
         with caplog.at_level(logging.WARNING):
-            assert [each.field for each in resolved(make(store), FAR).differences] == ["environment.triton"]
+            assert [each.field for each in resolved(make(store), FAR).differences] == [
+                "environment.triton"
+            ]
         assert said in caplog.text
         assert path.read_text() == text
         from dejavu_cache import notices
@@ -182,7 +199,9 @@ def test_a_damaged_or_newer_tree_is_passed_over_with_a_warning(
         notices._said.clear()
 
 
-def test_a_tree_beside_records_disturbs_no_record(store: FileStore, tree: Tree, whole: RecordSet) -> None:
+def test_a_tree_beside_records_disturbs_no_record(
+    store: FileStore, tree: Tree, whole: RecordSet
+) -> None:
     store.put_tree(tree)
     store.put(whole.context, whole.records)
     assert list(store.contexts()) == [whole.context]

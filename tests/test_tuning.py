@@ -16,13 +16,16 @@ from support import launch
 
 from dejavu_cache import cached_autotune, config_space, open_store
 from dejavu_cache.errors import SettingsError
-from dejavu_cache.process import default_store
-from dejavu_cache.records import Config, Measurement, now
+from dejavu_cache.model.record import Measurement
+from dejavu_cache.model.scenario import Config, now
 from dejavu_cache.settings import current_settings
+from dejavu_cache.stores.default import default_store
 from dejavu_cache.tuning.search import OptunaSearch
 
 
-def test_the_first_measurement_of_a_close_race_does_not_decide(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_measurement_of_a_close_race_does_not_decide(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The first config was measured on a cold clock, once too slow; the repeats put that right."""
     timings = iter([1.05, 1.02, 5.0, *[1.0, 1.02] * 3])
     order: list[int] = []
@@ -34,7 +37,7 @@ def test_the_first_measurement_of_a_close_race_does_not_decide(monkeypatch: pyte
 
     kernel = cached_autotune(configs=CONFIGS, key=["n"])(add_one)
     kernel.do_bench = bench
-    monkeypatch.setattr("dejavu_cache.autotune.method_name", lambda *args: "events-cold")
+    monkeypatch.setattr("dejavu_cache.runtime.autotuner.method_name", lambda *args: "events-cold")
     launch(kernel, 100)
     assert kernel.best_config.kwargs == {"BLOCK": 16}
     assert len(order) == 9, "three measured once, two of them three times more"
@@ -53,7 +56,9 @@ class TestCutShort:
     @pytest.fixture
     def racing(self, order: list[int], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
         """Makes a kernel whose close configs race; the first process meets its end there."""
-        monkeypatch.setattr("dejavu_cache.autotune.method_name", lambda *args: "events-cold")
+        monkeypatch.setattr(
+            "dejavu_cache.runtime.autotuner.method_name", lambda *args: "events-cold"
+        )
 
         def make(times: dict[int, float], dies_at: int = 0, **options: Any) -> Any:
             clock = Clock(times)
@@ -81,7 +86,9 @@ class TestCutShort:
         (record,) = default_store().records(context)
         return record.winner and record.winner.config.params
 
-    def test_the_next_process_holds_the_race(self, racing: Callable[..., Any], order: list[int]) -> None:
+    def test_the_next_process_holds_the_race(
+        self, racing: Callable[..., Any], order: list[int]
+    ) -> None:
         """And only that, among those that were close; by then it is another one that is faster."""
         kernel = racing({16: 1.1, 32: 1.02})
         launch(kernel, 100)
@@ -111,7 +118,9 @@ class TestCutShort:
         assert kernel.best_config.kwargs == {"BLOCK": 16}
         assert kernel.explain(torch.ones(1), torch.ones(1), 100).how == "exact"
 
-    def test_it_serves_while_another_process_holds_the_race(self, racing: Callable[..., Any], order: list[int]) -> None:
+    def test_it_serves_while_another_process_holds_the_race(
+        self, racing: Callable[..., Any], order: list[int]
+    ) -> None:
         """Whoever waits for a tune may wait for minutes; not so who has something to run."""
         store = default_store()
         (context,) = store.contexts()
@@ -172,7 +181,9 @@ class TestBudgets:
         configs = blocks(16, 32, 64, 128)
 
         class Slow(Clock):
-            def __call__(self, kernel_call: Callable[[], Any], quantiles: Sequence[float]) -> list[float]:
+            def __call__(
+                self, kernel_call: Callable[[], Any], quantiles: Sequence[float]
+            ) -> list[float]:
                 time.sleep(0.3)
                 return super().__call__(kernel_call, quantiles)
 
@@ -254,7 +265,9 @@ def test_optuna_fills_its_budget_where_hardly_any_combination_is_a_config(budget
     start = time.monotonic()
     while batch := search.ask():
         asked += batch
-        search.tell(Measurement(config=each, median=1.0 + each.params["A"], at=now()) for each in batch)  # type: ignore[operator]
+        search.tell(
+            Measurement(config=each, median=1.0 + each.params["A"], at=now()) for each in batch
+        )  # type: ignore[operator]
     assert asked[0] == declared[0]
     assert len(asked) == len({*asked} & {*declared}) == budget
     assert time.monotonic() - start < 10
@@ -277,7 +290,9 @@ def test_memory_that_is_gone_for_all_configs_costs_the_tuning_and_not_the_launch
     assert again.explain(torch.ones(1), torch.ones(1), 100).missing == 3
 
 
-@pytest.mark.parametrize("options", [{"method": "events"}, {"method": "events-warm", "do_bench": print}])
+@pytest.mark.parametrize(
+    "options", [{"method": "events"}, {"method": "events-warm", "do_bench": print}]
+)
 def test_a_method_is_one_of_four_and_alone(options: dict[str, Any]) -> None:
     with pytest.raises(SettingsError, match="method"):
         cached_autotune(configs=CONFIGS, key=["n"], **options)(add_one)
@@ -288,9 +303,13 @@ def test_a_measurement_is_on_disk_before_the_next_but_one_is_over(tmp_path: Path
     stored: list[int] = []
 
     class Slow(Clock):
-        def __call__(self, kernel_call: Callable[[], Any], quantiles: Sequence[float]) -> list[float]:
+        def __call__(
+            self, kernel_call: Callable[[], Any], quantiles: Sequence[float]
+        ) -> list[float]:
             time.sleep(0.3)
-            stored.append(sum(len(r.measurements) for c in store.contexts() for r in store.records(c)))
+            stored.append(
+                sum(len(r.measurements) for c in store.contexts() for r in store.records(c))
+            )
             return super().__call__(kernel_call, quantiles)
 
     launch(Slow({}).kernel(configs=CONFIGS, store=tmp_path), 100)
@@ -301,11 +320,13 @@ def test_a_long_tune_shows_a_bar_on_a_terminal_and_nowhere_else(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class Slow(Clock):
-        def __call__(self, kernel_call: Callable[[], Any], quantiles: Sequence[float]) -> list[float]:
+        def __call__(
+            self, kernel_call: Callable[[], Any], quantiles: Sequence[float]
+        ) -> list[float]:
             time.sleep(0.1)
             return super().__call__(kernel_call, quantiles)
 
-    monkeypatch.setattr("dejavu_cache.tuning.progress.SHOWN_AFTER", 0.05)
+    monkeypatch.setattr("dejavu_cache.tuning.progress_bar.SHOWN_AFTER", 0.05)
     launch(Slow({}).kernel(configs=CONFIGS), 100)
     assert capsys.readouterr().err == ""
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
@@ -324,7 +345,9 @@ def test_without_optuna_the_first_configs_are_measured(
     """A launch goes on where an extra is missing."""
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     clock = Clock({32: 1.0})
-    kernel = clock.kernel(configs=config_space({"BLOCK": [16, 32, 64, 128]}, search="optuna", budget=2))
+    kernel = clock.kernel(
+        configs=config_space({"BLOCK": [16, 32, 64, 128]}, search="optuna", budget=2)
+    )
     launch(kernel, 100)
     assert clock.asked == [16, 32]
     assert "dejavu-cache[sweep]" in caplog.text

@@ -15,7 +15,7 @@ __all__ = ["IMPLEMENTATIONS", "paged_attention", "suite"]
 
 def __getattr__(name: str) -> Any:
     if name == "suite":  # needs the code of sweeps, which a launch does not
-        from .cases import suite
+        from .sweep_suite import suite
 
         return suite
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -6,9 +6,11 @@ from collections.abc import Callable
 
 import torch
 
-from ..environment import interpreting
-from . import auto, hopper, naive, qblock, reference, segmented, static_grid
-from .arguments import Batch, checked_batch
+from ..triton_internals.environment import interpreting
+from . import dispatch as auto
+from . import reference
+from .batch import Batch, checked_batch
+from .kernels import hopper, naive, qblock, segmented, static_grid
 
 __all__ = ["IMPLEMENTATIONS", "paged_attention"]
 
@@ -74,9 +76,13 @@ def paged_attention(
             numbers) is checked for tensors of the CPU, and if DEJAVU_ATTENTION_CHECK=1 when this is imported.
     """
     if implementation not in IMPLEMENTATIONS:
-        raise ValueError(f"implementation: {implementation!r}; expected one of {', '.join(IMPLEMENTATIONS)}")
+        raise ValueError(
+            f"implementation: {implementation!r}; expected one of {', '.join(IMPLEMENTATIONS)}"
+        )
     if not q.is_cuda and implementation != "reference" and not interpreting():
-        raise ValueError(f"q: on {q.device}; expected it on a GPU, or TRITON_INTERPRET=1 in the environment")
+        raise ValueError(
+            f"q: on {q.device}; expected it on a GPU, or TRITON_INTERPRET=1 in the environment"
+        )
     batch = checked_batch(
         q, k_cache, v_cache, cu_seqlens_q, seqused_k, block_table, max_seqlen_q, max_seqlen_k,
         softmax_scale, window_size, softcap, alibi_slopes, sinks, k_scale, v_scale, out,

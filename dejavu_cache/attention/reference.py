@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from .arguments import Batch
+from .batch import Batch
 
 __all__ = ["run"]
 
@@ -17,7 +17,9 @@ def run(batch: Batch) -> torch.Tensor:
     for index, keys in enumerate(batch.seqused_k.tolist()):
         if begins[index + 1] > begins[index]:
             rows = slice(begins[index], begins[index + 1])
-            batch.out[rows] = _sequence(batch, index, batch.q[rows].float(), keys).to(batch.out.dtype)
+            batch.out[rows] = _sequence(batch, index, batch.q[rows].float(), keys).to(
+                batch.out.dtype
+            )
     return batch.out
 
 

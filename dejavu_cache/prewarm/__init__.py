@@ -1,1 +1,1 @@
-"""Making folders from which programs benchmark nothing and compile nothing, without a GPU."""
+"""Build folders from which programs benchmark nothing and compile nothing, without a GPU."""

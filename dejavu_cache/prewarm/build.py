@@ -17,13 +17,22 @@ from filelock import FileLock, Timeout
 
 from .. import __version__
 from ..errors import DejavuError, PrewarmError
-from ..launches import target_of
-from ..manifest import BINARIES, MANIFEST, RECORDS, Manifest, described, files_of, is_prewarmed, read_manifest
 from ..stores import FileStore, Store
-from .host import make_tools
+from ..stores.manifest import (
+    BINARIES,
+    MANIFEST,
+    RECORDS,
+    Manifest,
+    described,
+    files_of,
+    is_prewarmed,
+    read_manifest,
+)
+from ..triton_internals.compilation import target_of
+from .host_modules import make_tools
 from .messages import Built, Job, Plan, Spec
-from .pool import Process, compile_all
-from .source import all_records, own_records
+from .record_source import all_records, own_records
+from .worker_pool import Process, compile_all
 
 __all__ = ["Done", "prewarm"]
 
@@ -67,7 +76,9 @@ def prewarm(
     """
     out = out.absolute()
     _check_place(out)
-    spec = Spec(modules=tuple(modules), store=store, devices=tuple(dict.fromkeys(devices)), **options)
+    spec = Spec(
+        modules=tuple(modules), store=store, devices=tuple(dict.fromkeys(devices)), **options
+    )
     known = _Unchanged(out, spec)
     before = known.look()
     if before is not None:
@@ -76,7 +87,13 @@ def prewarm(
     lock = FileLock(work.with_suffix(".lock"), timeout=0)
     try:
         with lock, _scratch(work):
-            done = _prewarm(spec.model_copy(update={"binaries": str(work / BINARIES)}), out, work, processes, progress)
+            done = _prewarm(
+                spec.model_copy(update={"binaries": str(work / BINARIES)}),
+                out,
+                work,
+                processes,
+                progress,
+            )
             known.note(done)
             return done[0]
     except Timeout:
@@ -100,7 +117,9 @@ def _scratch(work: Path) -> Iterator[None]:
 
 def _check_place(out: Path) -> None:
     if out.exists() and not is_prewarmed(out) and (not out.is_dir() or any(out.iterdir())):
-        raise PrewarmError(f"{out} is there already and is no prewarmed folder: name a new one, or an empty one")
+        raise PrewarmError(
+            f"{out} is there already and is no prewarmed folder: name a new one, or an empty one"
+        )
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -116,14 +135,22 @@ def _explained(error: OSError, out: Path) -> PrewarmError:
 
 
 def _prewarm(
-    spec: Spec, out: Path, work: Path, processes: int | None, progress: Callable[[int], Callable[[Job, Built], None]]
+    spec: Spec,
+    out: Path,
+    work: Path,
+    processes: int | None,
+    progress: Callable[[int], Callable[[Job, Built], None]],
 ) -> tuple[Done, Plan]:
     _take_over(out, work)
     if spec.host_modules:
         make_tools(work / "tools")
     with Process(spec) as first:
         plan = first.plan()
-        cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        cpus = (
+            len(os.sched_getaffinity(0))
+            if hasattr(os, "sched_getaffinity")
+            else os.cpu_count() or 1
+        )
         done = compile_all(spec, first, plan.jobs, processes or cpus, progress(len(plan.jobs)))
     notes = _judge(plan, done)
     with own_records(spec.store) as own:
@@ -160,9 +187,13 @@ def _judge(plan: Plan, done: dict[Job, Built]) -> list[str]:
     fatal = [f"{job}: {built.error}" for job, built in failed.items() if job.needed or built.fatal]
     if fatal:
         raise PrewarmError(
-            f"{len(fatal)} binaries could not be made, and nothing was written:\n  " + "\n  ".join(fatal)
+            f"{len(fatal)} binaries could not be made, and nothing was written:\n  "
+            + "\n  ".join(fatal)
         )
-    notes = [f"{job} could not be compiled and is left out: {built.error}" for job, built in failed.items()]
+    notes = [
+        f"{job} could not be compiled and is left out: {built.error}"
+        for job, built in failed.items()
+    ]
     return list(dict.fromkeys([*notes, *(note for built in done.values() for note in built.notes)]))
 
 
@@ -205,7 +236,11 @@ def _manifest(plan: Plan, done: Mapping[Job, Built], work: Path) -> Manifest:
         codegen=plan.codegen,
         kernels=tuple(
             each.model_copy(
-                update={"binaries": _distinct(built for job, built in done.items() if job.kernel == each.name)}
+                update={
+                    "binaries": _distinct(
+                        built for job, built in done.items() if job.kernel == each.name
+                    )
+                }
             )
             for each in plan.kernels
         ),
@@ -245,7 +280,9 @@ class _Unchanged:
         from platformdirs import user_cache_dir
 
         name = hashlib.sha256(str(out).encode()).hexdigest()[:24]
-        self._path = Path(user_cache_dir("dejavu-cache", appauthor=False)) / "prewarm" / f"{name}.json"
+        self._path = (
+            Path(user_cache_dir("dejavu-cache", appauthor=False)) / "prewarm" / f"{name}.json"
+        )
         self._out = out
         self._spec = spec
 
@@ -256,7 +293,9 @@ class _Unchanged:
             manifest = read_manifest(self._out)
             same = noted["manifest"] == manifest.digest and all(
                 (inside.stat().st_size if inside.is_file() else -1) == file.size
-                for inside, file in ((self._out / name, file) for name, file in manifest.files.items())
+                for inside, file in (
+                    (self._out / name, file) for name, file in manifest.files.items()
+                )
             )
             if same and noted["from"] == self._made_from(noted["files"], noted["kernels"]):
                 return Done(manifest, 0, tuple(noted["notes"]))
@@ -267,7 +306,10 @@ class _Unchanged:
     def note(self, made: tuple[Done, Plan]) -> None:
         """Keeps what a prewarming was made from."""
         done, plan = made
-        files, kernels = dict(plan.files), sorted({context.kernel.name for context in plan.contexts})
+        files, kernels = (
+            dict(plan.files),
+            sorted({context.kernel.name for context in plan.contexts}),
+        )
         noted = {
             "manifest": done.manifest.digest,
             "files": files,
@@ -297,5 +339,9 @@ class _Unchanged:
             "records": records.hexdigest(),
             "files": now,
             "triton": [version("triton"), sysconfig.get_config_var("EXT_SUFFIX"), __version__],
-            "variables": {name: value for name, value in sorted(os.environ.items()) if name.startswith("TRITON_")},
+            "variables": {
+                name: value
+                for name, value in sorted(os.environ.items())
+                if name.startswith("TRITON_")
+            },
         }

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict
 
-from ..manifest import PrewarmedKernel
-from ..records import Config, Context, Device, Launch
+from ..model.record import Launch
+from ..model.scenario import Config, Context, Device
+from ..stores.manifest import PrewarmedKernel
 
 __all__ = ["Allowed", "Built", "Job", "Plan", "Problem", "Spec"]
 

@@ -6,18 +6,19 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ..configs import describe
-from ..environment import codegen
 from ..errors import PrewarmError
-from ..launches import target_of, wheel
-from ..manifest import PrewarmedKernel
-from ..noting import METHOD
-from ..records import Config, Context, Device, Environment, Launch, Record, Scenario
-from ..selection import winner
+from ..model.decision_tree import Tree
+from ..model.record import Launch, Record
+from ..model.scenario import Config, Context, Device, Environment, Scenario
+from ..model.selection import winner
+from ..runtime.launch_recorder import METHOD
 from ..stores import Store
-from ..tree import Tree
-from .host import Pretender
-from .kernels import Kernels, Known, default_of, python_files
+from ..stores.manifest import PrewarmedKernel
+from ..triton_internals.compilation import target_of, wheel
+from ..triton_internals.config_names import describe
+from ..triton_internals.environment import codegen
+from .host_modules import Pretender
+from .kernel_discovery import Kernels, Known, default_of, python_files
 from .messages import Job, Plan, Spec
 
 __all__ = ["plan"]
@@ -44,10 +45,15 @@ def plan(spec: Spec, kernels: Kernels, store: Store, own: Store) -> Plan:
     from triton.runtime import driver
     from triton.runtime.build import platform_key
 
-    notes = [f"{name} is left out: it cannot be imported here ({why})" for name, why in kernels.left_out.items()]
+    notes = [
+        f"{name} is left out: it cannot be imported here ({why})"
+        for name, why in kernels.left_out.items()
+    ]
     contexts = {name: _of_this_source(known, store, notes) for name, known in kernels.known.items()}
     devices = [_device(name, contexts, spec) for name in spec.devices]
-    taken = [found for device in devices for found in _taken(spec, kernels, contexts, device, store)]
+    taken = [
+        found for device in devices for found in _taken(spec, kernels, contexts, device, store)
+    ]
     _refuse_wheels(spec, taken, own)
     jobs: dict[str, Job] = {}
     scenarios: Counter[str] = Counter()
@@ -84,12 +90,18 @@ def _of_this_source(known: Known, store: Store, notes: list[str]) -> list[Contex
     every = list(store.contexts(known.name))
     ours = [each for each in every if each.kernel.source == known.source]
     if every and not ours:
-        notes.append(f"{known.name} is left out: its records are of other source code than is installed here")
+        notes.append(
+            f"{known.name} is left out: its records are of other source code than is installed here"
+        )
     return ours
 
 
 def _taken(
-    spec: Spec, kernels: Kernels, contexts: Mapping[str, list[Context]], device: Device, store: Store
+    spec: Spec,
+    kernels: Kernels,
+    contexts: Mapping[str, list[Context]],
+    device: Device,
+    store: Store,
 ) -> Iterator[_Found]:
     """The records for a device: of this toolchain, or of another one if that is all there is, and allowed."""
     here = _here(device)
@@ -118,7 +130,9 @@ def _device(name: str, contexts: Mapping[str, list[Context]], spec: Spec) -> Dev
     named = [device for device, _ in _most_common(known) if device.name == name]
     if len(named) > 1:
         told = "; ".join(f"{each.units} units, {each.memory_gib} GiB" for each in named)
-        raise PrewarmError(f"--device {name!r}: the records know several of that name ({told}): keep one kind apart")
+        raise PrewarmError(
+            f"--device {name!r}: the records know several of that name ({told}): keep one kind apart"
+        )
     if named:
         return named[0]
     if not known:
@@ -128,9 +142,13 @@ def _device(name: str, contexts: Mapping[str, list[Context]], spec: Spec) -> Dev
         )
     told = ", ".join(sorted({f"{device.name!r} ({device.arch})" for device in known}))
     near = [
-        device.name for device in known if device.name.split()[:2] == name.split()[:2] or _same_family(name, device)
+        device.name
+        for device in known
+        if device.name.split()[:2] == name.split()[:2] or _same_family(name, device)
     ]
-    hint = f"; the nearest of its family is {near[0]!r}, whose timings are not its own" if near else ""
+    hint = (
+        f"; the nearest of its family is {near[0]!r}, whose timings are not its own" if near else ""
+    )
     raise PrewarmError(f"--device {name!r}: no records; there are some for {told}{hint}")
 
 
@@ -150,7 +168,9 @@ _FAMILIES = (
 
 
 def _same_family(name: str, device: Device) -> bool:
-    wanted, there = ({*text.replace("-", " ").replace("_", " ").split()} for text in (name, device.name))
+    wanted, there = (
+        {*text.replace("-", " ").replace("_", " ").split()} for text in (name, device.name)
+    )
     return any(wanted & family and there & family for family in _FAMILIES)
 
 
@@ -168,7 +188,9 @@ def _here(device: Device) -> _Toolchain:
     try:
         backend = make_backend(target_of(device)).hash()
     except Exception as error:  # before 3.5, Triton looks for ROCm's linker
-        raise PrewarmError(f"--device {device.name!r}: nothing can be compiled for it here: {error}") from None
+        raise PrewarmError(
+            f"--device {device.name!r}: nothing can be compiled for it here: {error}"
+        ) from None
     variables = {name: str(value) for name, value in get_cache_invalidating_env_vars().items()}
     return _Toolchain(_triton(), codegen(backend), variables)
 
@@ -185,7 +207,10 @@ def _refuse_toolchain(spec: Spec, theirs: Environment, here: _Toolchain) -> None
     elif theirs.codegen != here.codegen:
         remedy = f"install the build of Triton that brings {theirs.codegen}"
     else:
-        told = " ".join(f"{name}={value}" for name, value in theirs.variables.items()) or "none of them"
+        told = (
+            " ".join(f"{name}={value}" for name, value in theirs.variables.items())
+            or "none of them"
+        )
         remedy = f"set the variables that change what Triton generates as they were: {told}"
     raise PrewarmError(
         f"the records for {theirs.device.name} were made by Triton {theirs.triton} with {theirs.codegen}, and this is "
@@ -221,12 +246,19 @@ def _distinct(launches: Iterable[Launch]) -> list[Launch]:
 
 
 def _jobs(
-    spec: Spec, found: _Found, taken: list[_Found], store: Store, notes: list[str], scenarios: Counter[str]
+    spec: Spec,
+    found: _Found,
+    taken: list[_Found],
+    store: Store,
+    notes: list[str],
+    scenarios: Counter[str],
 ) -> Iterator[Job]:
     environment = found.context.environment
     arch = environment.device.arch
     if not _alike(environment, _here(environment.device)):
-        notes.append(f"{found.kernel.name}: records of Triton {environment.triton} only, no binaries")
+        notes.append(
+            f"{found.kernel.name}: records of Triton {environment.triton} only, no binaries"
+        )
         return
     if found.context.problem.method == METHOD:
         yield from _untuned(found, arch)
@@ -241,7 +273,9 @@ def _jobs(
         for launch in record.launches or ()
     ]
     trees = [
-        tree for tree, _ in store.trees(found.kernel.name) if tree.context.environment.device == environment.device
+        tree
+        for tree, _ in store.trees(found.kernel.name)
+        if tree.context.environment.device == environment.device
     ]
     bare = 0
     for record in found.records:
@@ -251,7 +285,9 @@ def _jobs(
         if best is None:
             continue
         scenarios[found.kernel.name] += 1
-        launches = _distinct([*(record.launches or ()), *(each for each in extra if _suits(each, record.scenario))])
+        launches = _distinct(
+            [*(record.launches or ()), *(each for each in extra if _suits(each, record.scenario))]
+        )
         bare += not launches
         for launch in launches:
             yield from _of_launch(spec, found, arch, launch, best, record, declared, trees)
@@ -313,11 +349,17 @@ def _of_launch(
             configs.setdefault(config, False)
     for config, needed in configs.items():
         if launch.bound in (None, config):
-            yield Job(kernel=found.kernel.name, arch=arch, launch=launch, config=config, needed=needed)
+            yield Job(
+                kernel=found.kernel.name, arch=arch, launch=launch, config=config, needed=needed
+            )
 
 
 def _fallbacks(
-    found: _Found, record: Record, launch: Launch, declared: Mapping[Config, Any], trees: Sequence[Tree]
+    found: _Found,
+    record: Record,
+    launch: Launch,
+    declared: Mapping[Config, Any],
+    trees: Sequence[Tree],
 ) -> Iterator[Config]:
     """What would stand in for the winner: the default, and what decision trees of this GPU choose."""
     default = _default(found, record, launch, declared)
@@ -330,7 +372,9 @@ def _fallbacks(
             yield chosen
 
 
-def _default(found: _Found, record: Record, launch: Launch | None, declared: Mapping[Config, Any]) -> Config | None:
+def _default(
+    found: _Found, record: Record, launch: Launch | None, declared: Mapping[Config, Any]
+) -> Config | None:
     constants = launch.constants if launch else {}
     plain = {name: value for name, value in constants.items() if not _is_json(value)}
     for autotuner in found.kernel.autotuners:

@@ -33,8 +33,8 @@ class Worker:
         from triton.backends.compiler import GPUTarget
         from triton.runtime import driver
 
-        from .host import Host, Pretender
-        from .kernels import Kernels
+        from .host_modules import Host, Pretender
+        from .kernel_discovery import Kernels
 
         self._spec = spec
         self._pretend: Callable[[Any], None] = lambda target: driver.set_active(Pretender(target))
@@ -50,7 +50,7 @@ class Worker:
     def plan(self) -> Plan:
         """What there is to do."""
         from .plan import plan
-        from .source import all_records, own_records
+        from .record_source import all_records, own_records
 
         with own_records(self._spec.store) as own:
             return plan(self._spec, self.kernels, all_records(own), own)
@@ -59,9 +59,9 @@ class Worker:
         """Makes one binary, and the modules that launch it."""
         import triton
 
-        from ..launches import compilation, target_of
-        from ..records import Device
-        from .kernels import values_of
+        from ..model.scenario import Device
+        from ..triton_internals.compilation import compilation, target_of
+        from .kernel_discovery import values_of
 
         target = target_of(Device(name=job.arch, arch=job.arch, units=0, memory_gib=0))
         self._pretend(target)
@@ -88,7 +88,7 @@ def _relocatable() -> Any:
 
     from triton.runtime.cache import FileCacheManager
 
-    from ..prewarmed import CUDA_UTILS, cuda_utils_key
+    from ..triton_internals.cache_managers import CUDA_UTILS, cuda_utils_key
 
     class Relocatable(FileCacheManager):  # type: ignore[misc]
         touched: dict[str, bool]

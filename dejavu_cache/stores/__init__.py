@@ -1,20 +1,13 @@
-"""Where records live, and how to open a store by its URL."""
+"""Where records live."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from importlib.metadata import entry_points
-from pathlib import Path
-from urllib.parse import parse_qsl, unquote, urlsplit
-
-from ..errors import SettingsError
-from ..manifest import RECORDS, is_prewarmed
-from ..notices import warn_once
 from .base import Found, FoundTree, Store
 from .file import FileStore
-from .frozen import FrozenStore
 from .memory import MemoryStore
+from .snapshot import FrozenStore
 from .tiered import TieredStore
+from .urls import local_folders, open_store, shipped_stores
 
 __all__ = [
     "FileStore",
@@ -28,101 +21,3 @@ __all__ = [
     "open_store",
     "shipped_stores",
 ]
-
-SCHEMES = "dejavu_cache.stores"
-"""The entry-point group of other schemes: each a callable from a URL to a `Store`."""
-
-SHIPPED = "dejavu_cache.records"
-"""The entry-point group of packages that ship records: each names a package whose folder is a file store."""
-
-
-def open_store(url: str) -> Store:
-    """Opens the store, or the tiers separated by commas, that a URL names.
-
-    Args:
-        url: `file:///path`, `/path`, `memory://`, `frozen:///path` or a scheme that a package adds (`https://…`).
-            A path is a folder of records, or a prewarmed one.
-
-    Raises:
-        SettingsError: nothing is named, or nobody knows the scheme.
-    """
-    stores = [_open_one(part.strip()) for part in url.split(",") if part.strip()]
-    if not stores:
-        raise SettingsError("no store is named: give a folder, file:///folder, memory:// or https://server")
-    return stores[0] if len(stores) == 1 else TieredStore(stores)
-
-
-def local_folders(url: str) -> list[Path]:
-    """The folders among the stores that a URL names, in order."""
-    parts = [urlsplit(part.strip()) for part in url.split(",") if part.strip()]
-    return [Path(unquote(part.path)).expanduser() for part in parts if part.scheme in ("", "file")]
-
-
-def _open_one(url: str) -> Store:
-    scheme = urlsplit(url).scheme if "://" in url else "file"
-    opener = _BUILT_IN.get(scheme) or _from_entry_point(scheme)
-    if opener is None:
-        raise SettingsError(f"no store knows the scheme {scheme!r} of {url!r}; known are {', '.join(_known_schemes())}")
-    return opener(url)
-
-
-def _open_file(url: str) -> FileStore:
-    if "://" not in url:
-        return _file_store(Path(url).expanduser(), read_only=False)
-    parts = urlsplit(url)
-    options = dict(parse_qsl(parts.query))
-    read_only = options.pop("read_only", "0")
-    if options or read_only not in ("0", "1"):
-        raise SettingsError(f"{url!r}: a file store takes ?read_only=0 or 1 and nothing else")
-    if parts.netloc not in ("", "localhost"):
-        raise SettingsError(f"{url!r} names a host; write file:///folder with three slashes")
-    return _file_store(Path(unquote(parts.path)), read_only=read_only == "1")
-
-
-def _file_store(folder: Path, read_only: bool) -> FileStore:
-    """A folder's records; those of a prewarmed one are sealed."""
-    prewarmed = is_prewarmed(folder)
-    return FileStore(folder / RECORDS if prewarmed else folder, read_only=read_only or prewarmed)
-
-
-def _open_frozen(url: str) -> FrozenStore:
-    parts = urlsplit(url)
-    if parts.netloc or parts.query or not parts.path:
-        raise SettingsError(f"{url!r}: a snapshot is named by its path: frozen:///folder/DIGEST.jsonl")
-    return FrozenStore(Path(unquote(parts.path)))
-
-
-def _from_entry_point(scheme: str) -> Callable[[str], Store] | None:
-    for point in entry_points(group=SCHEMES, name=scheme):
-        opener: Callable[[str], Store] = point.load()
-        return opener
-    return None
-
-
-def _known_schemes() -> list[str]:
-    return sorted({*_BUILT_IN, *(point.name for point in entry_points(group=SCHEMES))})
-
-
-_BUILT_IN: dict[str, Callable[[str], Store]] = {
-    "file": _open_file,
-    "memory": lambda _: MemoryStore(),
-    "frozen": _open_frozen,
-}
-
-
-def shipped_stores() -> list[Store]:
-    """The records that installed packages carry, read-only.
-
-    A package ships records by an entry point in the group `dejavu_cache.records` whose object is the
-    folder's path, or a module whose folder it is.
-    """
-    stores: list[Store] = []
-    for point in sorted(entry_points(group=SHIPPED), key=lambda point: point.name):
-        try:
-            held = point.load()
-            folder = Path(held if isinstance(held, (str, Path)) else held.__path__[0])
-        except Exception as error:  # a stranger's package must not stop a launch
-            warn_once(f"{SHIPPED}:{point.name}", f"the records of {point.value} cannot be found: {error}")
-            continue
-        stores.append(FileStore(folder, read_only=True))
-    return stores

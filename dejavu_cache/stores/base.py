@@ -9,9 +9,11 @@ from types import TracebackType
 from typing import NamedTuple
 
 from ..errors import ReadOnlyStoreError, StoreError
-from ..imported import Imported
-from ..records import Context, OnConflict, Record, RecordSet, Scenario
-from ..tree import Tree
+from ..model.decision_tree import Tree
+from ..model.foreign_result import Imported
+from ..model.merge import OnConflict
+from ..model.record import Record, RecordSet
+from ..model.scenario import Context, Scenario
 
 __all__ = ["Found", "FoundTree", "Store"]
 
@@ -68,7 +70,9 @@ class Store(ABC):
         """The contexts that have records, of one kernel or of all, in the order of their text."""
 
     @abstractmethod
-    def put(self, context: Context, records: Iterable[Record], on_conflict: OnConflict = "newest") -> None:
+    def put(
+        self, context: Context, records: Iterable[Record], on_conflict: OnConflict = "newest"
+    ) -> None:
         """Merges records into the store.
 
         Raises:
@@ -89,7 +93,9 @@ class Store(ABC):
     def delete(self, context: Context, scenarios: Iterable[Scenario] | None = None) -> int:
         """Drops the records of some scenarios, or of all, and says how many there were."""
 
-    def lease(self, context: Context, scenario: Scenario, *, wait: float) -> AbstractContextManager[bool]:
+    def lease(
+        self, context: Context, scenario: Scenario, *, wait: float
+    ) -> AbstractContextManager[bool]:
         """The right to tune one scenario, held by at most one process at a time.
 
         Yields True to the holder, and False to one who waited `wait` seconds in vain. Either should
@@ -142,7 +148,12 @@ class Store(ABC):
     def __enter__(self) -> Store:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
         self.close()
 
     def __repr__(self) -> str:

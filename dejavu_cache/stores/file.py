@@ -16,12 +16,14 @@ from pathlib import Path
 from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 
 from ..errors import DamagedRecordsError, StoreError
-from ..imported import Imported, read_imported, write_imported
+from ..model.decision_tree import Tree
+from ..model.foreign_result import Imported, read_imported, write_imported
+from ..model.merge import OnConflict
+from ..model.record import Record
+from ..model.scenario import Context, Scenario
 from ..notices import warn_once
-from ..records import Context, OnConflict, Record, Scenario
-from ..tree import Tree
 from .base import Found, FoundTree, Store
-from .layout import Page, find, read_context
+from .file_layout import Page, find, read_context
 
 __all__ = ["FileStore"]
 
@@ -90,7 +92,9 @@ class FileStore(Store):
 
     def unreadable(self) -> dict[Path, str]:
         """The files that are passed over, and why: newer, damaged, or in a place that is not theirs."""
-        return {path: str(context) for path, context in self._files() if isinstance(context, Exception)}
+        return {
+            path: str(context) for path, context in self._files() if isinstance(context, Exception)
+        }
 
     def _files(self, folder: str = "") -> Iterator[tuple[Path, Context | Exception]]:
         for path in sorted((self.root / folder).rglob("*.json")):
@@ -106,7 +110,9 @@ class FileStore(Store):
                 yield path, error
 
     def trees(self, kernel: str | None = None) -> Iterator[FoundTree]:
-        for path in sorted((self.root / ("" if kernel is None else _slug(kernel))).rglob(f"*{_TREE}")):
+        for path in sorted(
+            (self.root / ("" if kernel is None else _slug(kernel))).rglob(f"*{_TREE}")
+        ):
             try:
                 tree = Tree.parse(path.read_text(encoding="utf-8"), str(path))
             except (StoreError, OSError, UnicodeDecodeError) as error:
@@ -137,12 +143,16 @@ class FileStore(Store):
         for entry in entries:
             by_function.setdefault(entry.function, []).append(entry)
         for function, found in by_function.items():
-            self._write(self._imported_path(function), write_imported([*self.imported(function), *found]))
+            self._write(
+                self._imported_path(function), write_imported([*self.imported(function), *found])
+            )
 
     def _imported_path(self, function: str) -> Path:
         return self.root / ".imported" / f"{_slug(function)}.jsonl"
 
-    def put(self, context: Context, records: Iterable[Record], on_conflict: OnConflict = "newest") -> None:
+    def put(
+        self, context: Context, records: Iterable[Record], on_conflict: OnConflict = "newest"
+    ) -> None:
         self._refuse_if_read_only()
         records = list(records)
         with self._writing(context) as (path, page):
@@ -179,7 +189,10 @@ class FileStore(Store):
             yield False
             return
         except OSError as error:
-            warn_once(f"lease {self.url}", f"{self.url} cannot lock ({error}): several processes may tune one scenario")
+            warn_once(
+                f"lease {self.url}",
+                f"{self.url} cannot lock ({error}): several processes may tune one scenario",
+            )
             yield True
             return
         try:
@@ -232,7 +245,9 @@ class FileStore(Store):
         except OSError as error:
             raise _explained(error, path, "read") from error
         if page.context != context:
-            raise DamagedRecordsError(f"{path} holds records of another context: {page.context.kernel.name}")
+            raise DamagedRecordsError(
+                f"{path} holds records of another context: {page.context.kernel.name}"
+            )
         return page
 
     @contextmanager
@@ -242,7 +257,9 @@ class FileStore(Store):
         try:
             lock = self._acquire(f"{context.digest}.lock", _WRITE_WAIT)
         except Timeout:
-            raise StoreError(f"{path} has been locked by another writer for {_WRITE_WAIT:.0f} s") from None
+            raise StoreError(
+                f"{path} has been locked by another writer for {_WRITE_WAIT:.0f} s"
+            ) from None
         except OSError as error:
             raise _explained(error, self.root, "written") from error
         with self._lock:
@@ -299,7 +316,10 @@ class FileStore(Store):
         with self._lock:
             self._pages.pop(path, None)
             if self.read_only:
-                warn_once(f"{path}", f"{why}; the store is read-only, so the file stays and is passed over")
+                warn_once(
+                    f"{path}",
+                    f"{why}; the store is read-only, so the file stays and is passed over",
+                )
                 return
             aside = path.with_name(f"{path.name}.damaged-{time.time_ns()}")
             try:
@@ -326,7 +346,9 @@ _REMEDIES = {
 
 def _explained(error: OSError, path: Path, what: str) -> StoreError:
     remedy = _REMEDIES.get(error.errno or 0, "")
-    return StoreError(f"{path} cannot be {what}: {error.strerror or error}{'; ' + remedy if remedy else ''}")
+    return StoreError(
+        f"{path} cannot be {what}: {error.strerror or error}{'; ' + remedy if remedy else ''}"
+    )
 
 
 def _slug(name: str) -> str:

@@ -6,7 +6,9 @@ import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-from ..records import Context, OnConflict, Record, Scenario, merge_into
+from ..model.merge import OnConflict, merge_into
+from ..model.record import Record
+from ..model.scenario import Context, Scenario
 from .base import Found, Store
 
 __all__ = ["MemoryStore"]
@@ -36,7 +38,9 @@ class MemoryStore(Store):
             held = [context for context in self._held if kernel in (None, context.kernel.name)]
         return iter(sorted(held, key=lambda context: context.text))
 
-    def put(self, context: Context, records: Iterable[Record], on_conflict: OnConflict = "newest") -> None:
+    def put(
+        self, context: Context, records: Iterable[Record], on_conflict: OnConflict = "newest"
+    ) -> None:
         with self._lock:
             merged = merge_into(self._held.get(context, {}), records, on_conflict)
             if merged:
@@ -45,7 +49,11 @@ class MemoryStore(Store):
     def delete(self, context: Context, scenarios: Iterable[Scenario] | None = None) -> int:
         with self._lock:
             held = self._held.get(context, {})
-            gone = [scenario for scenario in (list(held) if scenarios is None else scenarios) if scenario in held]
+            gone = [
+                scenario
+                for scenario in (list(held) if scenarios is None else scenarios)
+                if scenario in held
+            ]
             for scenario in gone:
                 del held[scenario]
             if not held:

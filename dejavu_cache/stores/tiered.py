@@ -9,10 +9,12 @@ from functools import partial
 from typing import TypeVar
 
 from ..errors import MergeConflictError, StoreError
-from ..imported import Imported
+from ..model.decision_tree import Tree
+from ..model.foreign_result import Imported
+from ..model.merge import OnConflict, merge_into
+from ..model.record import Record
+from ..model.scenario import Context, Scenario
 from ..notices import warn_once
-from ..records import Context, OnConflict, Record, Scenario, merge_into
-from ..tree import Tree
 from .base import Found, FoundTree, Store
 
 __all__ = ["TieredStore"]
@@ -37,20 +39,31 @@ class TieredStore(Store):
         self.remote = any(tier.remote for tier in self.tiers)
 
     def get(self, context: Context, scenario: Scenario, *, fresh: bool = False) -> Found | None:
-        best = self._gather(context, scenario, fresh, [tier for tier in self.tiers if not tier.remote])
+        best = self._gather(
+            context, scenario, fresh, [tier for tier in self.tiers if not tier.remote]
+        )
         if best is None or fresh:
-            best = self._gather(context, scenario, fresh, [tier for tier in self.tiers if tier.remote], best)
+            best = self._gather(
+                context, scenario, fresh, [tier for tier in self.tiers if tier.remote], best
+            )
         if best is not None:
             self._fill_back(context, best)
         return best
 
     def _gather(
-        self, context: Context, scenario: Scenario, fresh: bool, tiers: Sequence[Store], best: Found | None = None
+        self,
+        context: Context,
+        scenario: Scenario,
+        fresh: bool,
+        tiers: Sequence[Store],
+        best: Found | None = None,
     ) -> Found | None:
         for tier in tiers:
             found = self._ask(tier, partial(tier.get, context, scenario, fresh=fresh), None)
             if found is not None:
-                best = found if best is None else Found(_union(best.record, found.record), best.store)
+                best = (
+                    found if best is None else Found(_union(best.record, found.record), best.store)
+                )
         return best
 
     def _fill_back(self, context: Context, found: Found) -> None:
@@ -63,7 +76,9 @@ class TieredStore(Store):
     def records(self, context: Context) -> Iterator[Record]:
         merged: dict[Scenario, Record] = {}
         for tier in self.tiers:
-            merged = merge_into(merged, self._ask(tier, partial(_listed, tier.records, context), []))
+            merged = merge_into(
+                merged, self._ask(tier, partial(_listed, tier.records, context), [])
+            )
         return iter(sorted(merged.values(), key=lambda record: record.scenario.text))
 
     def contexts(self, kernel: str | None = None) -> Iterator[Context]:
@@ -91,7 +106,9 @@ class TieredStore(Store):
         held = list(entries)
         self._first_that_can(lambda tier: tier.put_imported(held))
 
-    def put(self, context: Context, records: Iterable[Record], on_conflict: OnConflict = "newest") -> None:
+    def put(
+        self, context: Context, records: Iterable[Record], on_conflict: OnConflict = "newest"
+    ) -> None:
         records = list(records)
         failures = self._put_in_each(lambda tier: tier.put(context, records, on_conflict))
         if len(failures) == len(self._writable):
@@ -128,7 +145,9 @@ class TieredStore(Store):
         until = time.monotonic() + wait
         with ExitStack() as held:
             yield all(
-                held.enter_context(tier.lease(context, scenario, wait=max(until - time.monotonic(), 0.0)))
+                held.enter_context(
+                    tier.lease(context, scenario, wait=max(until - time.monotonic(), 0.0))
+                )
                 for tier in self._writable
             )
 

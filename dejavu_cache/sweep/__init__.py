@@ -1,1 +1,1 @@
-"""Offline tuning: many scenarios at once, and what is made of the results."""
+"""Tune many scenarios ahead of time."""

@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Any, Literal, Protocol
 
 from ..errors import DejavuError, SettingsError, StoreError
-from ..records import Config
+from ..model.scenario import Config
 from .journal import left_behind
 from .messages import Job, Outcome, Spec
 
@@ -79,7 +79,9 @@ class LocalHost:
         patience: seconds without a word after which a worker is taken to hang.
     """
 
-    def __init__(self, spec: Spec, environment: Mapping[str, str] | None = None, patience: float = PATIENCE) -> None:
+    def __init__(
+        self, spec: Spec, environment: Mapping[str, str] | None = None, patience: float = PATIENCE
+    ) -> None:
         self._spec = spec
         self._environment = {**os.environ, "DEJAVU_CACHE_PROGRESS": "0", **(environment or {})}
         self._patience = patience
@@ -115,10 +117,14 @@ class LocalHost:
                 on_event(event)
         except queue.Empty:
             self._end(kill=True)
-            raise HostLostError(config, f"it gave no answer in {self._patience:.0f} s", "config") from None
+            raise HostLostError(
+                config, f"it gave no answer in {self._patience:.0f} s", "config"
+            ) from None
         except (EOFError, BrokenPipeError):
             code = self._end(kill=False)  # it is about to end by itself: how, is the reason
-            raise HostLostError(config, f"the process that measured it ended with {_told(code)}", "unknown") from None
+            raise HostLostError(
+                config, f"the process that measured it ended with {_told(code)}", "unknown"
+            ) from None
         except HostLostError:
             self._end(kill=True)
             raise
@@ -196,7 +202,9 @@ def _ended(process: subprocess.Popen[str]) -> int:
         return process.wait()
 
 
-def _listen(process: subprocess.Popen[str], events: queue.SimpleQueue[dict[str, Any] | None]) -> None:
+def _listen(
+    process: subprocess.Popen[str], events: queue.SimpleQueue[dict[str, Any] | None]
+) -> None:
     assert process.stdout is not None
     with process.stdout:
         for line in process.stdout:

@@ -15,10 +15,12 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from ..errors import DamagedRecordsError, NewerFormatError, StoreError
+from ..model.merge import OnConflict, merge_into, merge_records
+from ..model.record import Record, RecordSet
+from ..model.scenario import Context, Scenario, canonical_json
 from ..notices import warn_once
-from ..records import Context, OnConflict, Record, RecordSet, Scenario, canonical_json, merge_into, merge_records
 from ..stores import Found, Store
-from ..stores.layout import read_set
+from ..stores.file_layout import read_set
 
 __all__ = ["Journal", "journals", "left_behind"]
 
@@ -57,7 +59,9 @@ class Journal(Store):
         self.home = home
         self.url = home.url
         self.folder = folder or journals(home.url)
-        self.path = self.folder / f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}.jsonl"
+        self.path = (
+            self.folder / f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}.jsonl"
+        )
         self._held: dict[Context, dict[Scenario, Record]] = {}
         self._lock = threading.Lock()
         self._open: FileLock | None = None
@@ -80,7 +84,9 @@ class Journal(Store):
     def contexts(self, kernel: str | None = None) -> Iterator[Context]:
         return self.home.contexts(kernel)
 
-    def put(self, context: Context, records: Iterable[Record], on_conflict: OnConflict = "newest") -> None:
+    def put(
+        self, context: Context, records: Iterable[Record], on_conflict: OnConflict = "newest"
+    ) -> None:
         records = tuple(records)
         with self._lock:
             self._append(canonical_json(RecordSet(context=context, records=records)))
@@ -162,7 +168,10 @@ class Journal(Store):
             return
         aside = path.with_name(f"{path.name}.damaged-{time.time_ns()}")
         path.replace(aside)
-        warn_once(f"{path}", f"{damage}; the other lines are taken over, and the file is kept as {aside.name}")
+        warn_once(
+            f"{path}",
+            f"{damage}; the other lines are taken over, and the file is kept as {aside.name}",
+        )
 
 
 def _lock_of(path: Path) -> FileLock:

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from ..records import Config, Scenario
+from ..model.scenario import Config, Scenario
 
 __all__ = ["Crash", "Job", "Miss", "Outcome", "Spec", "Task"]
 

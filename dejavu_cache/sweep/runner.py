@@ -80,7 +80,12 @@ class Report:
     @property
     def complete(self) -> bool:
         """Whether nothing is left to do."""
-        return not (self.left or self.stopped or self.kept or self.of("failed", "skipped", "partial", "busy"))
+        return not (
+            self.left
+            or self.stopped
+            or self.kept
+            or self.of("failed", "skipped", "partial", "busy")
+        )
 
 
 class Sweep:
@@ -132,7 +137,10 @@ class Sweep:
             DejavuError: no host can work at all.
         """
         start = time.monotonic()
-        threads = [threading.Thread(target=self._work, args=each, daemon=True) for each in enumerate(self._hosts)]
+        threads = [
+            threading.Thread(target=self._work, args=each, daemon=True)
+            for each in enumerate(self._hosts)
+        ]
         try:
             for thread in threads:
                 thread.start()
@@ -208,7 +216,13 @@ class Sweep:
         """A case's outcome, or None if it must be tried again."""
         left = None if self._until == math.inf else max(self._until - time.monotonic(), 0.001)
         try:
-            job = Job(do=self._do, case=case, wait=wait, seconds=left, crashes=tuple(self._crashes.get(case, ())))
+            job = Job(
+                do=self._do,
+                case=case,
+                wait=wait,
+                seconds=left,
+                crashes=tuple(self._crashes.get(case, ())),
+            )
             return host.do(job, self._tell)
         except HostLostError as error:
             if self._stopping:
@@ -216,7 +230,9 @@ class Sweep:
             self._tell({"event": "lost", "case": case, "reason": error.reason})
             return self._after_loss(case, error)
         except Exception as error:
-            return Outcome(case=case, status="failed", message=f"{type(error).__name__}: {error}"[:2000])
+            return Outcome(
+                case=case, status="failed", message=f"{type(error).__name__}: {error}"[:2000]
+            )
 
     def _tell(self, event: Mapping[str, Any]) -> None:
         """Tells what happens; what is begun is ended even if whoever listens raises, and nothing else is begun."""
@@ -234,8 +250,12 @@ class Sweep:
         if not to_blame:
             return None
         if error.config is None or self._do != "measure":
-            return Outcome(case=case, status="failed", message=f"it took down its worker: {error.reason}")
-        self._crashes.setdefault(case, []).append(Crash(config=error.config, reason=error.reason[:2000]))
+            return Outcome(
+                case=case, status="failed", message=f"it took down its worker: {error.reason}"
+            )
+        self._crashes.setdefault(case, []).append(
+            Crash(config=error.config, reason=error.reason[:2000])
+        )
         return None
 
     def _note(self, case: str, outcome: Outcome | None, own: deque[str]) -> None:

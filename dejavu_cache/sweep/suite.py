@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import SettingsError
-from ..records import Scenario
+from ..model.scenario import Scenario
 
 __all__ = ["Case", "Suite", "load_suite"]
 
@@ -59,7 +59,9 @@ class Suite:
             cases = list(self.cases(**options))
         except (Exception, SystemExit) as error:
             told = ", ".join(f"{name}={value}" for name, value in options.items())
-            raise SettingsError(f"the suite raised for ({told}): {type(error).__name__}: {error}") from error
+            raise SettingsError(
+                f"the suite raised for ({told}): {type(error).__name__}: {error}"
+            ) from error
         for case in cases:
             _check(case)
         names = [case.name for case in cases]
@@ -84,7 +86,9 @@ def _check(case: Any) -> None:
     if not isinstance(case, Case):
         raise SettingsError(f"the suite gave {str(case)[:80]!r}, which is no Case")
     if not isinstance(case.name, str):
-        raise SettingsError(f"the suite has a case of the name {str(case.name)[:80]}, which is no text")
+        raise SettingsError(
+            f"the suite has a case of the name {str(case.name)[:80]}, which is no text"
+        )
 
 
 def load_suite(where: str) -> Suite:
@@ -114,7 +118,9 @@ def _module(name: str) -> Any:
     try:
         return _from_file(Path(name)) if name.endswith(".py") else importlib.import_module(name)
     except (Exception, SystemExit) as error:  # it may raise whatever it likes
-        raise SettingsError(f"{name} cannot be imported: {type(error).__name__}: {error}") from error
+        raise SettingsError(
+            f"{name} cannot be imported: {type(error).__name__}: {error}"
+        ) from error
 
 
 def _from_file(path: Path) -> Any:

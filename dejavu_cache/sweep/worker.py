@@ -19,18 +19,24 @@ from dataclasses import replace
 from functools import partial
 from typing import IO, Any
 
-from ..autotune import CachedAutotuner
-from ..configs import describe
-from ..environment import INTERPRETER_INDEX, current_device, current_environment, interpreting
 from ..errors import DejavuError, NoValidConfigError, SettingsError, StoreError
+from ..model.record import Failure, Measurement, Record
+from ..model.scenario import Config, now
+from ..model.selection import winner
 from ..provenance import whoami
-from ..records import Config, Failure, Measurement, Record, now
-from ..resolver import Request, Resolver
-from ..selection import winner
+from ..runtime.autotuner import CachedAutotuner
+from ..runtime.resolver import Request, Resolver
 from ..settings import Mode, current_settings
-from ..source import kernel_name
 from ..stores import Store, TieredStore, open_store
-from ..tuning.benchmark import is_out_of_memory
+from ..triton_internals.config_names import describe
+from ..triton_internals.environment import (
+    INTERPRETER_INDEX,
+    current_device,
+    current_environment,
+    interpreting,
+)
+from ..triton_internals.source_hash import kernel_name
+from ..tuning.benchmark_methods import is_out_of_memory
 from ..tuning.tuner import Launch, Tuner
 from .journal import Journal
 from .messages import Crash, Job, Miss, Outcome, Spec
@@ -76,7 +82,9 @@ class Worker:
             if not isinstance(error, DejavuError) and not _device_works():
                 raise
             status = "skipped" if is_out_of_memory(error) else "failed"
-            outcome = Outcome(status=status, message=f"{type(error).__name__}: {error}"[:2000], **self._told)
+            outcome = Outcome(
+                status=status, message=f"{type(error).__name__}: {error}"[:2000], **self._told
+            )
         return outcome.model_copy(update={"seconds": round(time.perf_counter() - start, 3)})
 
     def _do(self, job: Job) -> Outcome:
@@ -88,7 +96,12 @@ class Worker:
             return Outcome(status="unwanted", **told)
         if job.do == "plan":
             due = request.wanted(len(self._due(request)))
-            return Outcome(status="due" if due else "known", due=due, estimate=self._estimate(request, due), **told)
+            return Outcome(
+                status="due" if due else "known",
+                due=due,
+                estimate=self._estimate(request, due),
+                **told,
+            )
         if job.do == "verify":
             return self._verify(job, request, told)
         return self._measure(job, request, told)
@@ -102,7 +115,9 @@ class Worker:
         plan = replace(request.plan, seconds=job.seconds or request.plan.seconds, race=race)
         request = replace(request, plan=plan)
         self._tell({"event": "case", "case": job.case, "due": len(request.due(known))})
-        resolver = Resolver(TieredStore([self.journal]), Mode.TUNE, 0.0, current_settings(), before=self._before)
+        resolver = Resolver(
+            TieredStore([self.journal]), Mode.TUNE, 0.0, current_settings(), before=self._before
+        )
         resolution, measured = resolver.resolve(request, wait=job.wait)
         known = self._recorded(request)
         pinned = resolution.how == "pinned"
@@ -126,18 +141,27 @@ class Worker:
 
     def _estimate(self, request: Request, due: int) -> float | None:
         records = self.journal.records(request.context)
-        taken = [each.seconds for record in records for each in record.measurements if not each.skipped]
+        taken = [
+            each.seconds for record in records for each in record.measurements if not each.skipped
+        ]
         return due * sum(taken) / len(taken) if taken else None
 
     def _note_crashes(self, request: Request, crashes: tuple[Crash, ...]) -> None:
         due = set(self._due(request))
         taken = tuple(
-            Measurement(config=each.config, failure=Failure(kind="crash", reason=each.reason), at=now(), by=whoami())
+            Measurement(
+                config=each.config,
+                failure=Failure(kind="crash", reason=each.reason),
+                at=now(),
+                by=whoami(),
+            )
             for each in crashes
             if each.config in due
         )
         if taken:
-            self.journal.put(request.context, [Record(scenario=request.scenario, measurements=taken)])
+            self.journal.put(
+                request.context, [Record(scenario=request.scenario, measurements=taken)]
+            )
 
     def _verify(self, job: Job, request: Request, told: Mapping[str, str]) -> Outcome:
         """Measures the winner again, and keeps nothing of it."""
@@ -151,8 +175,14 @@ class Worker:
         taken, recorded = again[-1], found.record.by_config[best].median
         if taken.failure is not None:
             status = "skipped" if taken.skipped else "failed"
-            return Outcome(status=status, message=f"{best}: {taken.failure.kind}: {taken.failure.reason}", **told)
-        return Outcome(status="verified", recorded=recorded, again=taken.median, message=str(best), **told)
+            return Outcome(
+                status=status,
+                message=f"{best}: {taken.failure.kind}: {taken.failure.reason}",
+                **told,
+            )
+        return Outcome(
+            status="verified", recorded=recorded, again=taken.median, message=str(best), **told
+        )
 
 
 def _patient(store: Store) -> Store:
@@ -163,13 +193,19 @@ def _patient(store: Store) -> Store:
     return store
 
 
-def _missed(suite: Suite, cases: Sequence[Case], misses: Sequence[Miss]) -> Iterator[tuple[Case, Miss]]:
+def _missed(
+    suite: Suite, cases: Sequence[Case], misses: Sequence[Miss]
+) -> Iterator[tuple[Case, Miss]]:
     """The cases that a suite makes for misses on this device, of the kernels that its own cases have.
 
     If it raises over one, that is what becomes of this miss's case.
     """
-    kernels = {kernel_name(layer.fn) for case in cases for layer in _layers(case.kernel) if _is_ours(layer)}
-    device = current_environment(INTERPRETER_INDEX if interpreting() else current_device()).device.name
+    kernels = {
+        kernel_name(layer.fn) for case in cases for layer in _layers(case.kernel) if _is_ours(layer)
+    }
+    device = current_environment(
+        INTERPRETER_INDEX if interpreting() else current_device()
+    ).device.name
     for miss in misses:
         if miss.kernel not in kernels or miss.device != device:
             continue
@@ -216,7 +252,11 @@ def _request(case: Case) -> Request:
 
 def _miss(request: Request) -> Miss:
     context = request.context
-    return Miss(kernel=context.kernel.name, device=context.environment.device.name, scenario=request.scenario)
+    return Miss(
+        kernel=context.kernel.name,
+        device=context.environment.device.name,
+        scenario=request.scenario,
+    )
 
 
 def _told(miss: Miss) -> dict[str, str]:
@@ -270,8 +310,16 @@ def main(lines: IO[str], out: IO[str]) -> int:
     try:
         worker = Worker(Spec.model_validate_json(lines.readline()), tell)
     except Exception as error:
-        message = str(error) if isinstance(error, DejavuError) else f"{type(error).__name__}: {error}"
-        tell({"event": "refused", "message": message, "store": isinstance(error, StoreError | OSError)})
+        message = (
+            str(error) if isinstance(error, DejavuError) else f"{type(error).__name__}: {error}"
+        )
+        tell(
+            {
+                "event": "refused",
+                "message": message,
+                "store": isinstance(error, StoreError | OSError),
+            }
+        )
         return 2
     tell({"event": "ready", "cases": list(worker.cases), "kept": str(worker.journal.path)})
     with worker.journal, suppress(KeyboardInterrupt):
@@ -299,4 +347,6 @@ if __name__ == "__main__":
     os.dup2(2, 1)
     code = main(jobs, events)
     sys.stderr.flush()
-    os._exit(code)  # a device in a bad state, or a thread that waits for it, would hold up an orderly end
+    os._exit(
+        code
+    )  # a device in a bad state, or a thread that waits for it, would hold up an orderly end

@@ -1,1 +1,1 @@
-"""Finding the best config of a scenario by measuring."""
+"""Find the best config of a scenario by measuring."""

@@ -7,7 +7,8 @@ import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
-from ..records import Config, Measurement
+from ..model.record import Measurement
+from ..model.scenario import Config
 
 __all__ = ["Exhaustive", "OptunaSearch", "Search"]
 
@@ -55,7 +56,11 @@ class OptunaSearch:
     """
 
     def __init__(
-        self, declared: Iterable[Config], known: Iterable[Measurement], first: Sequence[Config], budget: int
+        self,
+        declared: Iterable[Config],
+        known: Iterable[Measurement],
+        first: Sequence[Config],
+        budget: int,
     ) -> None:
         import numpy as np
         import optuna
@@ -64,17 +69,24 @@ class OptunaSearch:
         self._optuna = optuna
         self._left = budget
         self._configs = list(declared)
-        random.Random(SEED).shuffle(self._configs)  # of several as good as each other, any may be the first
+        random.Random(SEED).shuffle(
+            self._configs
+        )  # of several as good as each other, any may be the first
         self._places = {config: place for place, config in enumerate(self._configs)}
         rows, counts = _table(self._configs)
         self._rows = np.array(rows)
         self._unknown = np.ones(len(rows), dtype=bool)
         self._distributions = {
-            name: optuna.distributions.CategoricalDistribution(range(count)) for name, count in counts.items()
+            name: optuna.distributions.CategoricalDistribution(range(count))
+            for name, count in counts.items()
         }
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # constant_liar is called experimental; it spreads what a batch proposes
-            sampler = optuna.samplers.TPESampler(seed=SEED, n_startup_trials=BATCH, constant_liar=True)
+            warnings.simplefilter(
+                "ignore"
+            )  # constant_liar is called experimental; it spreads what a batch proposes
+            sampler = optuna.samplers.TPESampler(
+                seed=SEED, n_startup_trials=BATCH, constant_liar=True
+            )
         self._study = optuna.create_study(sampler=sampler)
         self._trials: dict[Config, Any] = {}
         self._first = [self._places[config] for config in first]
@@ -126,7 +138,9 @@ class OptunaSearch:
         self._unknown[place] = False
         if measurement.median is not None:
             trial = self._optuna.trial.create_trial(
-                params=self._params(place), distributions=self._distributions, value=measurement.median
+                params=self._params(place),
+                distributions=self._distributions,
+                value=measurement.median,
             )
             self._study.add_trial(trial)
 
@@ -136,5 +150,8 @@ def _table(configs: Iterable[Config]) -> tuple[list[list[int]], dict[str, int]]:
     given = [{**config.params, **config.options} for config in configs]
     # By their texts: True is not 1, nor 1 one of 1.0.
     values: dict[str, dict[str, int]] = {name: {} for each in given for name in each}
-    rows = [[held.setdefault(repr(each.get(name)), len(held)) for name, held in values.items()] for each in given]
+    rows = [
+        [held.setdefault(repr(each.get(name)), len(held)) for name, held in values.items()]
+        for each in given
+    ]
     return rows, {name: len(held) for name, held in values.items()}

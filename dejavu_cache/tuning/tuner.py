@@ -8,15 +8,22 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ..configs import Declared
+from ..model.record import Failure, Measurement
+from ..model.scenario import Config, now
+from ..model.selection import NOISE, contends
 from ..notices import warn_once
 from ..provenance import whoami
-from ..records import Config, Failure, Measurement, now
-from ..selection import NOISE, contends
-from .benchmark import compile_failure_of, failure_of, is_out_of_memory, quantiles_of, skip
-from .compiling import Candidate, compiling, threads_for
+from ..triton_internals.config_names import Declared
+from .benchmark_methods import (
+    compile_failure_of,
+    failure_of,
+    is_out_of_memory,
+    quantiles_of,
+    skip,
+)
+from .compile_ahead import Candidate, compiling, threads_for
+from .device_timer import FULL, SCREENING, DeviceTimer, Effort, Sample
 from .search import Search
-from .timing import FULL, SCREENING, DeviceTimer, Effort, Sample
 
 __all__ = ["Launch", "Tuner"]
 
@@ -89,7 +96,10 @@ class Tuner:
         self._timer = self._benchmark if isinstance(self._benchmark, DeviceTimer) else None
         self._taken: dict[Config, Measurement] = {}
         self._earlier = {each.config: each for each in earlier if each.config in launch.declared}
-        self._best = min((each.median for each in self._earlier.values() if each.median is not None), default=math.inf)
+        self._best = min(
+            (each.median for each in self._earlier.values() if each.median is not None),
+            default=math.inf,
+        )
 
     def tune(self, search: Search) -> int:
         """Measures what a search asks for, and races the best of it; says how many configs were measured."""
@@ -123,7 +133,9 @@ class Tuner:
             try:
                 self._timer.warm_up()
             except Exception as error:
-                if not is_out_of_memory(error):  # each config will meet the same, and be skipped for it
+                if not is_out_of_memory(
+                    error
+                ):  # each config will meet the same, and be skipped for it
                     raise
 
     def _screen(self, names: Sequence[Config]) -> None:
@@ -170,7 +182,8 @@ class Tuner:
         self._best = min(self._best, math.inf if measurement.median is None else measurement.median)
         if measurement.skipped:
             warn_once(
-                f"memory {measurement.config}", f"({measurement.config}) is skipped: the device has no memory left"
+                f"memory {measurement.config}",
+                f"({measurement.config}) is skipped: the device has no memory left",
             )
         self._keep(measurement)
 
@@ -209,12 +222,18 @@ class Tuner:
     def _finalists(self) -> list[Config]:
         known = {**self._earlier, **self._taken}
         timed = sorted((each for each in known.values() if each.median is not None), key=_median)
-        close = {each.config for each in timed[:FINALISTS] if _median(each) <= self._best * (1 + FINALIST)}
+        close = {
+            each.config
+            for each in timed[:FINALISTS]
+            if _median(each) <= self._best * (1 + FINALIST)
+        }
         yardstick = {each.config for each in timed if each.config == self._launch.default}
         racing = close | yardstick if len(close) > 1 else close
         return [config for config in known if config in racing]
 
-    def _measure(self, config: Config, effort: Effort, *, patient: bool = True) -> Measurement | None:
+    def _measure(
+        self, config: Config, effort: Effort, *, patient: bool = True
+    ) -> Measurement | None:
         """One config's measurement; None if it was disturbed, and whoever asked is not `patient`."""
         start = time.perf_counter()
         timing = self._timing(config, effort, patient)
@@ -239,7 +258,9 @@ class Tuner:
         launch, timing = self._launch, None
         launch.autotuner.do_bench = observed
         try:
-            timing = launch.autotuner._bench(*launch.args, config=launch.declared[config], **launch.kwargs)
+            timing = launch.autotuner._bench(
+                *launch.args, config=launch.declared[config], **launch.kwargs
+            )
         except Exception as error:
             raised.append(error)
         finally:
@@ -280,7 +301,11 @@ def _still_racing(
         return []
     medians = {config: statistics.median(map(_median, rounds[config])) for config in ran}
     best = min(ran, key=medians.__getitem__)
-    rest = [config for config in ran if config != best and _undecided(rounds[config], rounds[best], decide)]
+    rest = [
+        config
+        for config in ran
+        if config != best and _undecided(rounds[config], rounds[best], decide)
+    ]
     return [best, *rest] if rest else []
 
 

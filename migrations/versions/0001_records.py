@@ -30,7 +30,9 @@ def upgrade() -> None:
         sa.UniqueConstraint("namespace", "digest", name="uq_contexts_namespace_digest"),
         sqlite_autoincrement=True,
     )
-    op.create_index("ix_contexts_namespace_kernel_digest", "contexts", ["namespace", "kernel", "digest"])
+    op.create_index(
+        "ix_contexts_namespace_kernel_digest", "contexts", ["namespace", "kernel", "digest"]
+    )
     op.create_index("ix_contexts_used_at", "contexts", ["used_at"])
     op.create_table(
         "records",
@@ -42,7 +44,9 @@ def upgrade() -> None:
         sa.Column("promoted", sa.Boolean, nullable=False),
         sa.Column("updated_at", sa.Double, nullable=False),
         sa.PrimaryKeyConstraint("context_id", "scenario", name="pk_records"),
-        sa.ForeignKeyConstraint(["context_id"], ["contexts.id"], name="fk_records_context_id", ondelete="CASCADE"),
+        sa.ForeignKeyConstraint(
+            ["context_id"], ["contexts.id"], name="fk_records_context_id", ondelete="CASCADE"
+        ),
     )
     op.create_table(
         "measurements",
@@ -62,7 +66,9 @@ def upgrade() -> None:
             name="fk_measurements_context_id_scenario",
             ondelete="CASCADE",
         ),
-        sa.UniqueConstraint("context_id", "scenario", "digest", name="uq_measurements_context_id_scenario_digest"),
+        sa.UniqueConstraint(
+            "context_id", "scenario", "digest", name="uq_measurements_context_id_scenario_digest"
+        ),
         sqlite_autoincrement=True,
     )
     op.create_table(

@@ -23,7 +23,9 @@ def upgrade() -> None:
         sa.Column("first_seen", sa.Double, nullable=False),
         sa.Column("last_seen", sa.Double, nullable=False),
         sa.PrimaryKeyConstraint("context_id", "scenario", name="pk_misses"),
-        sa.ForeignKeyConstraint(["context_id"], ["contexts.id"], name="fk_misses_context_id", ondelete="CASCADE"),
+        sa.ForeignKeyConstraint(
+            ["context_id"], ["contexts.id"], name="fk_misses_context_id", ondelete="CASCADE"
+        ),
     )
     op.create_index("ix_misses_last_seen", "misses", ["last_seen"])
     op.create_table(

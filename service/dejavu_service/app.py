@@ -13,8 +13,8 @@ from starlette.concurrency import run_in_threadpool
 
 from dejavu_cache import __version__
 
-from .auth import Gate
-from .front import Front
+from .middleware.authentication import Gate
+from .middleware.request_log import Front
 from .openapi import publish
 from .problems import install_handlers
 from .routes.bulk import quick_route
@@ -26,7 +26,7 @@ from .routes.pins import pins
 from .routes.records import records
 from .routes.tokens import tokens
 from .routes.transfer import transfer
-from .server import Server
+from .server_parts import Server
 from .settings import Settings
 
 __all__ = ["create_app"]
@@ -82,4 +82,6 @@ async def _flush(server: Server) -> None:
         try:
             await run_in_threadpool(server.reads.flush)
         except SQLAlchemyError as error:
-            _logger.warning("use was not noted", extra={"fields": {"error": str(error).partition("\n")[0]}})
+            _logger.warning(
+                "use was not noted", extra={"fields": {"error": str(error).partition("\n")[0]}}
+            )

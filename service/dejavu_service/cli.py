@@ -11,22 +11,29 @@ import typer
 from dejavu_cache.errors import DejavuError
 
 if TYPE_CHECKING:
-    from .database import Database
     from .settings import Settings
+    from .storage.database import Database
 
 __all__ = ["register"]
 
 _URL = Annotated[
     Optional[str],  # noqa: UP045 - Typer on 3.10
-    typer.Option("--database", help="sqlite:///FILE or postgresql://…; else DEJAVU_SERVER_DATABASE, else a file."),
+    typer.Option(
+        "--database",
+        help="sqlite:///FILE or postgresql://…; else DEJAVU_SERVER_DATABASE, else a file.",
+    ),
 ]
-_Role = Annotated[str, typer.Option("--role", help="read, write or admin: each may do what those before it may.")]
+_Role = Annotated[
+    str, typer.Option("--role", help="read, write or admin: each may do what those before it may.")
+]
 _Namespaces = Annotated[
     Optional[list[str]],  # noqa: UP045
     typer.Option("--namespace", help="One that the token may use, as often as needed; else all."),
 ]
 
-database_app = typer.Typer(no_args_is_help=True, help="The server's database: its schema and its size.")
+database_app = typer.Typer(
+    no_args_is_help=True, help="The server's database: its schema and its size."
+)
 token_app = typer.Typer(no_args_is_help=True, help="Who may use the server.")
 
 
@@ -38,26 +45,40 @@ def register(app: typer.Typer) -> None:
 
 
 def serve(
-    host: Annotated[Optional[str], typer.Option(help="The address to listen on [127.0.0.1].")] = None,  # noqa: UP045
+    host: Annotated[str | None, typer.Option(help="The address to listen on [127.0.0.1].")] = None,
     port: Annotated[Optional[int], typer.Option(help="The port to listen on [8765].")] = None,  # noqa: UP045
     database: _URL = None,
     tls_cert: Annotated[Optional[str], typer.Option(help="A certificate chain, PEM.")] = None,  # noqa: UP045
     tls_key: Annotated[Optional[str], typer.Option(help="Its private key, PEM.")] = None,  # noqa: UP045
     open_read: Annotated[
         Optional[bool],  # noqa: UP045
-        typer.Option("--open-read", help="Whoever has no token may read records, pages and metrics."),
+        typer.Option(
+            "--open-read", help="Whoever has no token may read records, pages and metrics."
+        ),
     ] = None,
-    log_level: Annotated[Optional[str], typer.Option(help="debug, info, warning or error [info].")] = None,  # noqa: UP045
+    log_level: Annotated[
+        str | None, typer.Option(help="debug, info, warning or error [info].")
+    ] = None,
 ) -> None:
     """Runs the team's cache server."""
-    flags: dict[str, object] = {"host": host, "port": port, "tls_cert": tls_cert, "tls_key": tls_key}
+    flags: dict[str, object] = {
+        "host": host,
+        "port": port,
+        "tls_cert": tls_cert,
+        "tls_key": tls_key,
+    }
     flags |= {"open_read": open_read, "log_level": log_level}
     with _opened(database, flags) as (settings, opened):
         from . import serving
 
         if serving.prepare(settings, opened):
-            typer.echo(f"No tokens: {settings.host} answers this machine only, and everybody on it.", err=True)
-            typer.echo("To serve others:  dejavu-cache token create --role admin --name ops", err=True)
+            typer.echo(
+                f"No tokens: {settings.host} answers this machine only, and everybody on it.",
+                err=True,
+            )
+            typer.echo(
+                "To serve others:  dejavu-cache token create --role admin --name ops", err=True
+            )
         serving.run(settings)
 
 
@@ -65,7 +86,7 @@ def serve(
 def upgrade(database: _URL = None) -> None:
     """Brings the schema up to date; any number of processes may do so at once."""
     with _opened(database) as (_, opened):
-        from . import schema
+        from .storage import schema
 
         schema.upgrade(opened)
         typer.echo(f"{opened.url} is up to date.")
@@ -75,7 +96,7 @@ def upgrade(database: _URL = None) -> None:
 def check(database: _URL = None) -> None:
     """Says whether the schema is the one that this version works with."""
     with _opened(database) as (_, opened):
-        from . import schema
+        from .storage import schema
 
         found = schema.state(opened)
         typer.echo(f"{opened.url}: {found.value}")
@@ -86,16 +107,22 @@ def check(database: _URL = None) -> None:
 
 @database_app.command("prune")
 def prune(
-    unused_days: Annotated[float, typer.Option(min=1, help="Drop records whose context was not used for so long.")],
-    misses_days: Annotated[float, typer.Option(min=1, help="Forget misses not seen for so long.")] = 30,
+    unused_days: Annotated[
+        float, typer.Option(min=1, help="Drop records whose context was not used for so long.")
+    ],
+    misses_days: Annotated[
+        float, typer.Option(min=1, help="Forget misses not seen for so long.")
+    ] = 30,
     database: _URL = None,
 ) -> None:
     """Drops what nobody uses; nothing that is pinned or promoted goes."""
     with _opened(database) as (_, opened):
-        from .rules.retention import prune as drop
+        from .services.retention import prune as drop
 
         gone = drop(opened, unused_days, misses_days)
-        typer.echo(f"Dropped {gone.records} records, {gone.misses} misses and {gone.contexts} empty contexts.")
+        typer.echo(
+            f"Dropped {gone.records} records, {gone.misses} misses and {gone.contexts} empty contexts."
+        )
 
 
 @token_app.command("create")
@@ -103,20 +130,25 @@ def create(
     name: Annotated[str, typer.Option(help="Who or what will use it.")],
     role: _Role = "read",
     namespace: _Namespaces = None,
-    days: Annotated[Optional[float], typer.Option(min=0.001, help="It expires after so many days.")] = None,  # noqa: UP045
+    days: Annotated[
+        float | None, typer.Option(min=0.001, help="It expires after so many days.")
+    ] = None,
     database: _URL = None,
 ) -> None:
     """Makes a token and shows it, this once."""
     with _opened(database, ready=True) as (_, opened):
-        from .auth import ANYBODY
+        from .middleware.authentication import ANYBODY
         from .routes.tokens import TokenWish
-        from .rules import tokens
+        from .services import tokens
 
-        wish = TokenWish.model_validate({"name": name, "role": role, "namespaces": namespace or ["*"], "days": days})
+        wish = TokenWish.model_validate(
+            {"name": name, "role": role, "namespaces": namespace or ["*"], "days": days}
+        )
         seconds = None if wish.days is None else wish.days * 86400
         issued = tokens.issue(opened, ANYBODY, wish.name, wish.role, wish.namespaces, seconds)
         typer.echo(
-            f"{issued.id}: {issued.role} for {', '.join(issued.namespaces)}. Keep it: only a hash is stored.", err=True
+            f"{issued.id}: {issued.role} for {', '.join(issued.namespaces)}. Keep it: only a hash is stored.",
+            err=True,
         )
         typer.echo(issued.token)
 
@@ -125,20 +157,28 @@ def create(
 def list_(database: _URL = None) -> None:
     """Lists the tokens, without their secrets."""
     with _opened(database, ready=True) as (_, opened):
-        from .auth import ANYBODY
-        from .rules import tokens
+        from .middleware.authentication import ANYBODY
+        from .services import tokens
 
         for each in tokens.listed(opened, ANYBODY):
-            until = f"revoked {each.revoked:%F}" if each.revoked else f"until {each.expires:%F}" if each.expires else ""
-            typer.echo(f"{each.id}  {each.role:5}  {','.join(each.namespaces):12}  {each.name}  {until}".rstrip())
+            until = (
+                f"revoked {each.revoked:%F}"
+                if each.revoked
+                else f"until {each.expires:%F}"
+                if each.expires
+                else ""
+            )
+            typer.echo(
+                f"{each.id}  {each.role:5}  {','.join(each.namespaces):12}  {each.name}  {until}".rstrip()
+            )
 
 
 @token_app.command("revoke")
 def revoke(identity: Annotated[str, typer.Argument(metavar="ID")], database: _URL = None) -> None:
     """Ends a token; running servers notice within seconds."""
     with _opened(database, ready=True) as (_, opened):
-        from .auth import ANYBODY
-        from .rules import tokens
+        from .middleware.authentication import ANYBODY
+        from .services import tokens
 
         tokens.revoke(opened, ANYBODY, identity)
         typer.echo(f"{identity} is revoked.")
@@ -152,10 +192,10 @@ def _opened(
     from pydantic import ValidationError
     from sqlalchemy.exc import DBAPIError
 
-    from . import schema
-    from .database import Database
     from .problems import ProblemError
     from .settings import read_settings
+    from .storage import schema
+    from .storage.database import Database
 
     opened: Database | None = None
     try:

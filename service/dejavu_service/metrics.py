@@ -9,8 +9,8 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 from sqlalchemy.exc import SQLAlchemyError
 
-from .database import Database
 from .storage import contexts, leases
+from .storage.database import Database
 
 __all__ = ["Metrics"]
 
@@ -23,13 +23,24 @@ class Metrics:
     def __init__(self, database: Database) -> None:
         self._registry = CollectorRegistry()
         self._requests = Counter(
-            "dejavu_requests", "Requests answered", ["method", "route", "status"], registry=self._registry
+            "dejavu_requests",
+            "Requests answered",
+            ["method", "route", "status"],
+            registry=self._registry,
         )
         self._seconds = Histogram(
-            "dejavu_request_seconds", "Time to answer", ["route"], buckets=_BUCKETS, registry=self._registry
+            "dejavu_request_seconds",
+            "Time to answer",
+            ["route"],
+            buckets=_BUCKETS,
+            registry=self._registry,
         )
-        lookups = Counter("dejavu_lookups", "Reads of records by outcome", ["outcome"], registry=self._registry)
-        self.hits, self.unchanged, self.misses = (lookups.labels(each) for each in ("hit", "unchanged", "miss"))
+        lookups = Counter(
+            "dejavu_lookups", "Reads of records by outcome", ["outcome"], registry=self._registry
+        )
+        self.hits, self.unchanged, self.misses = (
+            lookups.labels(each) for each in ("hit", "unchanged", "miss")
+        )
         self._known: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
         self._registry.register(_Holdings(database))
 
@@ -59,7 +70,9 @@ class _Holdings(Collector):
     def collect(self) -> Iterator[GaugeMetricFamily]:
         up = GaugeMetricFamily("dejavu_database_up", "Whether the database answers")
         held = GaugeMetricFamily("dejavu_leases_held", "Scenarios being tuned now")
-        kept = GaugeMetricFamily("dejavu_records", "Records", labels=["namespace", "kernel", "device"])
+        kept = GaugeMetricFamily(
+            "dejavu_records", "Records", labels=["namespace", "kernel", "device"]
+        )
         try:
             with self._database.read() as connection:
                 held.add_metric([], leases.held(connection))

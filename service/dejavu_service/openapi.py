@@ -9,7 +9,8 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from dejavu_cache.records import Context, Record, RecordSet, Scenario
+from dejavu_cache.model.record import Record, RecordSet
+from dejavu_cache.model.scenario import Context, Scenario
 
 from .problems import Refusal
 

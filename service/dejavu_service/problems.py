@@ -102,9 +102,9 @@ async def _refused(_: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     detail = error.detail
     if detail == HTTPStatus(error.status_code).phrase:
-        detail = {404: "there is nothing at this path; see /v1/openapi.json for those there are"}.get(
-            error.status_code, f"{detail}: see /v1/openapi.json for what is accepted here"
-        )
+        detail = {
+            404: "there is nothing at this path; see /v1/openapi.json for those there are"
+        }.get(error.status_code, f"{detail}: see /v1/openapi.json for what is accepted here")
     return problem(error.status_code, detail, headers=error.headers)
 
 
@@ -112,7 +112,10 @@ async def _malformed(_: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     found = [{"loc": list(each["loc"]), "msg": each["msg"]} for each in error.errors()]
     if any(each["loc"][0] == "path" for each in found):
-        return problem(404, "no such resource: " + "; ".join(f"{each['loc'][-1]}: {each['msg']}" for each in found))
+        return problem(
+            404,
+            "no such resource: " + "; ".join(f"{each['loc'][-1]}: {each['msg']}" for each in found),
+        )
     first = f"{'.'.join(map(str, found[0]['loc']))}: {found[0]['msg']}"
     more = f", and {len(found) - 1} more" if len(found) > 1 else ""
     return problem(422, first + more, errors=found[:_SHOWN])
@@ -128,5 +131,7 @@ async def _away(_: Request, error: Exception) -> Response:
 
 def away(error: Exception) -> Response:
     """The response while the database does not answer."""
-    _logger.warning("the database does not answer", extra={"fields": {"error": str(error).partition("\n")[0]}})
+    _logger.warning(
+        "the database does not answer", extra={"fields": {"error": str(error).partition("\n")[0]}}
+    )
     return problem(503, "the database does not answer: try again", headers={"Retry-After": "1"})

@@ -8,12 +8,12 @@ import uvicorn
 
 from dejavu_cache.errors import SettingsError
 
-from . import schema
 from .app import create_app
-from .auth import is_loopback
-from .database import Database
 from .logs import configure
+from .middleware.authentication import is_loopback
 from .settings import Settings
+from .storage import schema
+from .storage.database import Database
 from .storage.tokens import any_issued
 
 __all__ = ["prepare", "run"]

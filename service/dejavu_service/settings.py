@@ -54,14 +54,18 @@ class Settings(BaseModel):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
 
-def read_settings(flags: Mapping[str, Any] | None = None, environ: Mapping[str, str] = os.environ) -> Settings:
+def read_settings(
+    flags: Mapping[str, Any] | None = None, environ: Mapping[str, str] = os.environ
+) -> Settings:
     """The settings of the environment, with the flags that are not None put over them.
 
     Raises:
         SettingsError: a variable has no meaning or a value that does not fit.
     """
     given: dict[str, Any] = {
-        name.removeprefix(PREFIX).lower(): value for name, value in environ.items() if name.startswith(PREFIX) and value
+        name.removeprefix(PREFIX).lower(): value
+        for name, value in environ.items()
+        if name.startswith(PREFIX) and value
     }
     given |= {name: value for name, value in (flags or {}).items() if value is not None}
     try:

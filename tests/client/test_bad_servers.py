@@ -10,26 +10,36 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from dejavu_client.client import Client, address
-from dejavu_client.errors import RemoteError
-from dejavu_client.remote import RemoteStore
-from dejavu_client.spool import Spool
+from dejavu_client.http.errors import RemoteError
+from dejavu_client.http.protocol_client import Client, address
+from dejavu_client.http.remote_store import RemoteStore
+from dejavu_client.http.spool import Spool
 from support import context, launch, load, record
 
 from dejavu_cache.errors import SettingsError
-from dejavu_cache.records import Config, RecordSet
+from dejavu_cache.model.record import RecordSet
+from dejavu_cache.model.scenario import Config
 from dejavu_cache.stores import FileStore, TieredStore
 
 WAIT = 0.25
 
 
 def answer(status: str, body: bytes, *headers: str) -> bytes:
-    lines = [f"HTTP/1.1 {status}", f"Content-Length: {len(body)}", "Content-Type: application/json", *headers]
+    lines = [
+        f"HTTP/1.1 {status}",
+        f"Content-Length: {len(body)}",
+        "Content-Type: application/json",
+        *headers,
+    ]
     return "\r\n".join([*lines, "", ""]).encode() + body
 
 
 def a_record_set(of: object = None) -> bytes:
-    return RecordSet(context=of or context(), records=(record(1),)).model_dump_json(exclude_none=True).encode()  # type: ignore[arg-type]
+    return (
+        RecordSet(context=of or context(), records=(record(1),))
+        .model_dump_json(exclude_none=True)
+        .encode()
+    )  # type: ignore[arg-type]
 
 
 def hang(peer: socket.socket) -> None:
@@ -57,14 +67,18 @@ BAD: dict[str, Callable[[socket.socket], None]] = {
     "is overloaded": lambda peer: peer.sendall(answer("429 Too Many", b"{}")),
     "is no JSON": lambda peer: peer.sendall(answer("200 OK", b"<html>")),
     "is no record set": lambda peer: peer.sendall(answer("200 OK", b'{"records": 1}')),
-    "is of another context": lambda peer: peer.sendall(answer("200 OK", a_record_set(context(kernel="other.kernel")))),
+    "is of another context": lambda peer: peer.sendall(
+        answer("200 OK", a_record_set(context(kernel="other.kernel")))
+    ),
     "is of a newer format": lambda peer: peer.sendall(
         answer("200 OK", a_record_set().replace(b'"format":1', b'"format":99'))
     ),
     "has a timing that cannot be": lambda peer: peer.sendall(
         answer("200 OK", a_record_set().replace(b'"median":1.0', b'"median":-1.0'))
     ),
-    "leads elsewhere": lambda peer: peer.sendall(answer("302 Found", b"", "Location: http://127.0.0.1:1/")),
+    "leads elsewhere": lambda peer: peer.sendall(
+        answer("302 Found", b"", "Location: http://127.0.0.1:1/")
+    ),
     "refuses": lambda peer: peer.sendall(answer("403 No", b'{"detail": "not you"}')),
 }
 
@@ -123,7 +137,9 @@ def test_no_bad_server_is_believed_to_have_taken_records(store: RemoteStore) -> 
     assert len(store.spool) == 0
 
 
-def test_a_folder_does_not_take_records_for_a_server_that_knows_no_such_address(tmp_path: Path) -> None:
+def test_a_folder_does_not_take_records_for_a_server_that_knows_no_such_address(
+    tmp_path: Path,
+) -> None:
     server = BadServer(lambda peer: peer.sendall(answer("404 Not Found", b"{}")))
     folder = FileStore(tmp_path / "folder")
     away = RemoteStore(Client(server.url), wait=WAIT, spool=Spool("x", tmp_path / "spool"))
@@ -155,7 +171,9 @@ def test_a_launch_goes_on_with_one_warning(
         launch(kernel, n)
     assert kernel.benchmarked == 6
     about_the_server = [each for each in caplog.records if server.url in each.getMessage()]
-    assert 1 <= len(about_the_server) <= 2, "one about reading, and one about writing where that is refused"
+    assert 1 <= len(about_the_server) <= 2, (
+        "one about reading, and one about writing where that is refused"
+    )
 
 
 def test_what_a_dead_server_should_have_got_is_spooled(tmp_path: Path) -> None:
@@ -167,7 +185,10 @@ def test_what_a_dead_server_should_have_got_is_spooled(tmp_path: Path) -> None:
         store.put(context(), [record(m)])
     assert time.monotonic() - start < 1
     store.close()
-    kept = [RecordSet.model_validate_json(path.read_bytes()) for path in store.spool.folder.glob("*.json")]
+    kept = [
+        RecordSet.model_validate_json(path.read_bytes())
+        for path in store.spool.folder.glob("*.json")
+    ]
     assert {each.scenario.args["M"] for whole in kept for each in whole.records} == set(range(20))
 
 
@@ -207,7 +228,9 @@ def test_a_config_that_the_kernel_never_declared_is_not_run(tmp_path: Path) -> N
     assert (again.benchmarked, again.best_config.kwargs["BLOCK"] in (16, 32, 64)) == (0, True)
 
 
-@pytest.mark.parametrize("url", ["http://me:secret@host", "http://host?token=x", "http://host#x", "http://"])
+@pytest.mark.parametrize(
+    "url", ["http://me:secret@host", "http://host?token=x", "http://host#x", "http://"]
+)
 def test_a_senseless_url_is_refused(url: str) -> None:
     with pytest.raises(SettingsError):
         address(url, "main")

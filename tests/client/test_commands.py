@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from support import MOMENT, config, context, dejavu, measurement, record, run_python
 
-from dejavu_cache.records import Failure, Measurement, RecordSet, Winner, canonical_json
+from dejavu_cache.model.record import Failure, Measurement, RecordSet, Winner
+from dejavu_cache.model.scenario import canonical_json
 from dejavu_cache.stores import FileStore
 
 
@@ -17,9 +18,13 @@ from dejavu_cache.stores import FileStore
 def store(tmp_path: Path) -> FileStore:
     store = FileStore(tmp_path / "store")
     failed = Measurement(
-        config=measurement(128).config, failure=Failure(kind="out_of_resources", reason="shared memory"), at=MOMENT
+        config=measurement(128).config,
+        failure=Failure(kind="out_of_resources", reason="shared memory"),
+        at=MOMENT,
     )
-    store.put(context(), [record(16, measurement(32, 1.0), measurement(64, 2.0), failed), record(32)])
+    store.put(
+        context(), [record(16, measurement(32, 1.0), measurement(64, 2.0), failed), record(32)]
+    )
     return store
 
 
@@ -38,7 +43,9 @@ def test_show_names_winner_runner_up_and_failures(store: FileStore) -> None:
 
 
 def test_show_filters_by_scenario(store: FileStore) -> None:
-    found = json.loads(dejavu("show", "add", "--scenario", "M=32", "--store", store.root, "--json").stdout)
+    found = json.loads(
+        dejavu("show", "add", "--scenario", "M=32", "--store", store.root, "--json").stdout
+    )
     assert [each["record"]["scenario"]["args"]["M"] for each in found] == [32]
 
 
@@ -54,7 +61,10 @@ def test_diff_tells_what_the_others_winner_costs(store: FileStore, tmp_path: Pat
     other.put(context(), [record(16, measurement(32, 1.0), faster)])
     out = dejavu("diff", store.root, other.root, "--json")
     assert out.returncode == 1
-    assert [(row["what"], row["cost"]) for row in json.loads(out.stdout)] == [("winner", 2.0), ("only in A", None)]
+    assert [(row["what"], row["cost"]) for row in json.loads(out.stdout)] == [
+        ("winner", 2.0),
+        ("only in A", None),
+    ]
 
 
 def test_an_export_imports_to_the_same_files(store: FileStore, tmp_path: Path) -> None:
@@ -84,7 +94,9 @@ def test_a_record_file_and_a_folder_are_imported_too(store: FileStore, tmp_path:
 
 
 @pytest.mark.parametrize("damage", ["{}", "hello", '{"format": 99}', '{"context": 1}'])
-def test_nothing_of_a_damaged_export_is_imported(store: FileStore, tmp_path: Path, damage: str) -> None:
+def test_nothing_of_a_damaged_export_is_imported(
+    store: FileStore, tmp_path: Path, damage: str
+) -> None:
     exported = dejavu("export", "--store", store.root).stdout
     (tmp_path / "records.ndjson").write_text(f"{exported}{damage}\n")
     out = dejavu("import", tmp_path / "records.ndjson", "--store", tmp_path / "copy")
@@ -94,7 +106,9 @@ def test_nothing_of_a_damaged_export_is_imported(store: FileStore, tmp_path: Pat
 
 
 @pytest.mark.parametrize(("rule", "median"), [("newest", 3.0), ("fastest", 1.0), ("fail", None)])
-def test_merge_settles_conflicts_as_told(store: FileStore, tmp_path: Path, rule: str, median: float | None) -> None:
+def test_merge_settles_conflicts_as_told(
+    store: FileStore, tmp_path: Path, rule: str, median: float | None
+) -> None:
     other = FileStore(tmp_path / "other")
     other.put(context(), [record(32, measurement(64, 3.0, MOMENT + timedelta(days=1)))])
     out = dejavu("merge", other.root, "--into", store.root, "--on-conflict", rule)
@@ -168,10 +182,16 @@ def test_an_unusable_store_exits_3_with_one_line(tmp_path: Path) -> None:
 def test_the_winner_of_a_record_is_the_recorded_one(tmp_path: Path) -> None:
     store = FileStore(tmp_path)
     tie = record(
-        16, measurement(32, 1.0), measurement(64, 1.001), winner=Winner(config=measurement(64).config, at=MOMENT)
+        16,
+        measurement(32, 1.0),
+        measurement(64, 1.001),
+        winner=Winner(config=measurement(64).config, at=MOMENT),
     )
     store.put(context(), [tie])
-    assert "BLOCK=64" in dejavu("show", "add", "--store", tmp_path).stdout.splitlines()[-1].split("\t")[1]
+    assert (
+        "BLOCK=64"
+        in dejavu("show", "add", "--store", tmp_path).stdout.splitlines()[-1].split("\t")[1]
+    )
 
 
 def test_a_command_whose_extra_is_missing_says_what_to_install() -> None:
@@ -179,7 +199,7 @@ def test_a_command_whose_extra_is_missing_says_what_to_install() -> None:
         import sys
         sys.modules["sqlalchemy"] = None
         sys.argv = ["dejavu-cache", "serve"]
-        from dejavu_client.cli import main
+        from dejavu_client.cli.main import main
         main()
     """
     out = run_python(code, check=False)

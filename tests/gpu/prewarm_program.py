@@ -12,7 +12,7 @@ import products
 import torch
 import triton
 
-from dejavu_cache.attention.cases import LAUNCHES, PRESETS, Lengths, batch_of
+from dejavu_cache.attention.sweep_suite import LAUNCHES, PRESETS, Lengths, batch_of
 
 outputs = []
 for n in (1024, 1025, 100_000):
@@ -25,9 +25,9 @@ for n in (1024, 1025, 100_000):
 torch.manual_seed(0)
 a, b = torch.randn(64, 256, device="cuda").half(), torch.randn(256, 512, device="cuda").half()
 c = torch.full((64, 512), float("nan"), device="cuda").half()
-products.product[lambda meta: (triton.cdiv(64, meta["BLOCK_M"]), triton.cdiv(512, meta["BLOCK_N"]))](
-    a, b, c, 64, 512, 256
-)
+products.product[
+    lambda meta: (triton.cdiv(64, meta["BLOCK_M"]), triton.cdiv(512, meta["BLOCK_N"]))
+](a, b, c, 64, 512, 256)
 torch.testing.assert_close(c, a @ b, rtol=1e-2, atol=1e-2)
 outputs.append(c)
 half = torch.ones(64, device="cuda")
@@ -44,7 +44,7 @@ for name, lengths in BATCHES.items():
     torch.manual_seed(len(outputs))
     batch = batch_of(lengths, PRESETS["llama3-8b"], 16, torch.bfloat16)
     if name == "segmented":
-        from dejavu_cache.attention import segmented
+        from dejavu_cache.attention.kernels import segmented
 
         outputs.append(segmented.run(batch))
     else:

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.gpu
 
 COUNT = """
     import gc
-    from dejavu_cache.installation import AdoptedAutotuner
+    from dejavu_cache.installation.autotune_replacement import AdoptedAutotuner
     from triton.runtime.autotuner import Autotuner
     tuners = [each for each in gc.get_objects() if isinstance(each, Autotuner) and each.cache]
     assert all(type(each) is AdoptedAutotuner for each in tuners), tuners
@@ -94,8 +94,12 @@ def run(program: str, folder: Path, how: str, *path: Path) -> tuple[dict[str, to
     if how == "run":
         command = [sys.executable, "-m", "dejavu_client", "run", "--", *command]
     env = environment(DEJAVU_CACHE_URL=(folder / "store").as_uri(), DEJAVU_CACHE_TUNE_CONFIGS="8")
-    env["PYTHONPATH"] = os.pathsep.join([*map(str, path), str(ROOT / "benchmarks"), env["PYTHONPATH"]])
-    seen = subprocess.run(command, env=env, capture_output=True, text=True, timeout=280, check=False)
+    env["PYTHONPATH"] = os.pathsep.join(
+        [*map(str, path), str(ROOT / "benchmarks"), env["PYTHONPATH"]]
+    )
+    seen = subprocess.run(
+        command, env=env, capture_output=True, text=True, timeout=280, check=False
+    )
     assert seen.returncode == 0, seen.stdout[-2000:] + seen.stderr[-6000:]
     words = seen.stdout.split()
     assert int(words[words.index("by") + 1]) > 0, "no kernel was adopted"
@@ -108,7 +112,9 @@ def check(program: str, folder: Path, *path: Path) -> None:
     second, again = run(program, folder, "run", *path)
     assert again == 0
     for name, value in first.items():
-        assert torch.equal(second[name], value), f"{name} differs by {(second[name] - value).abs().max()}"
+        assert torch.equal(second[name], value), (
+            f"{name} differs by {(second[name] - value).abs().max()}"
+        )
 
 
 def test_flash_linear_attention_runs_unmodified(tmp_path: Path) -> None:
@@ -140,12 +146,19 @@ DISK = """
 
 def test_tritons_own_disk_results_count_as_measured(tmp_path: Path) -> None:
     """One command, and nothing is benchmarked: proven by Triton's own hash of code, configs and compiler."""
-    env = environment(DEJAVU_CACHE_URL=(tmp_path / "store").as_uri(), TRITON_CACHE_DIR=str(tmp_path / "triton"))
+    env = environment(
+        DEJAVU_CACHE_URL=(tmp_path / "store").as_uri(), TRITON_CACHE_DIR=str(tmp_path / "triton")
+    )
     env["PYTHONPATH"] = f"{ROOT / 'benchmarks'}:{env['PYTHONPATH']}"
 
     def said(*command: str, **more: str) -> str:
         seen = subprocess.run(
-            [sys.executable, *command], env={**env, **more}, capture_output=True, text=True, timeout=200, check=False
+            [sys.executable, *command],
+            env={**env, **more},
+            capture_output=True,
+            text=True,
+            timeout=200,
+            check=False,
         )
         assert seen.returncode == 0, seen.stderr[-4000:]
         return seen.stdout.strip()

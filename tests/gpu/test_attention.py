@@ -7,9 +7,20 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from attention_support import TOLERANCE, Case, check, draw, kernels, relative_error, runnable, varied
+from attention_support import (
+    TOLERANCE,
+    Case,
+    check,
+    draw,
+    kernels,
+    relative_error,
+    runnable,
+    varied,
+)
 
-from dejavu_cache.attention import arguments, launch, paged_attention
+from dejavu_cache.attention import batch as arguments
+from dejavu_cache.attention import paged_attention
+from dejavu_cache.attention.kernels import kernel_call as launch
 
 pytestmark = pytest.mark.gpu
 
@@ -37,7 +48,9 @@ def drawn_case(seed: int, implementation: str) -> Case:
         head_size=pick.choice([64, 80, 96, 128, 192, 256]),
         page=pick.choice([8, 16, 32, 64, 128] if plain else [1, 7, 16, 24, 32, 64, 128, 544]),
         dtype=dtype,
-        cache_dtype=None if plain else pick.choice([None, None, torch.float8_e4m3fn, torch.float8_e5m2]),
+        cache_dtype=None
+        if plain
+        else pick.choice([None, None, torch.float8_e4m3fn, torch.float8_e5m2]),
         window=-1 if plain else pick.choice([-1, -1, 0, 40, 128, 5000]),
         softcap=0.0 if plain else pick.choice([0.0, 0.0, 20.0]),
         alibi=not plain and pick.random() < 0.3,
@@ -121,12 +134,18 @@ def test_one_captured_graph_serves_fifty_batches(
     for seed in range(50):
         case = other_lengths(shape, seed)
         error = captured.replay(case)
-        assert error < TOLERANCE[torch.bfloat16], f"replay {seed}: relative error {error:.1e} for {case}"
+        assert error < TOLERANCE[torch.bfloat16], (
+            f"replay {seed}: relative error {error:.1e} for {case}"
+        )
 
 
-def test_a_graph_keeps_its_counters_when_many_more_are_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_graph_keeps_its_counters_when_many_more_are_captured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(launch, "_supplies", {})
-    monkeypatch.setattr(launch, "SPARE", 3 * 4 * torch.cuda.get_device_properties(0).multi_processor_count)
+    monkeypatch.setattr(
+        launch, "SPARE", 3 * 4 * torch.cuda.get_device_properties(0).multi_processor_count
+    )
     kernel = kernels()["static_grid"]
     monkeypatch.setattr(kernel, "configs", runnable("static_grid", DECODES)[:1])
     first, *others = [Captured(DECODES, "static_grid") for _ in range(5)]
@@ -134,7 +153,9 @@ def test_a_graph_keeps_its_counters_when_many_more_are_captured(monkeypatch: pyt
     poison = [torch.full((1 << 18,), 7, dtype=torch.int32, device="cuda") for _ in range(256)]
     assert first.replay(other_lengths(DECODES, 0)) < TOLERANCE[torch.bfloat16]
     assert all((each == 7).all() for each in poison)
-    assert all(each.replay(other_lengths(DECODES, 1)) < TOLERANCE[torch.bfloat16] for each in others)
+    assert all(
+        each.replay(other_lengths(DECODES, 1)) < TOLERANCE[torch.bfloat16] for each in others
+    )
 
 
 def test_a_call_runs_on_the_gpu_of_its_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,11 +185,15 @@ def test_a_cache_beyond_two_to_the_31_elements(monkeypatch: pytest.MonkeyPatch) 
     blocks = (1 << 31) // page + 64
     for name in ("k_cache", "v_cache"):
         small = batch.arguments[name]
-        large = torch.full((blocks, *small.shape[1:]), float("nan"), dtype=small.dtype, device="cuda")
+        large = torch.full(
+            (blocks, *small.shape[1:]), float("nan"), dtype=small.dtype, device="cuda"
+        )
         large[-len(small) :] = small
         batch.arguments[name] = large
     table = batch.arguments["block_table"]
     table += torch.where(table < 2**30, blocks - len(small), 0).to(torch.int32)
     for implementation, kernel in kernels().items():
         monkeypatch.setattr(kernel, "configs", runnable(implementation, case)[:1])
-        assert relative_error(batch.run(implementation), batch.expected) < TOLERANCE[case.dtype], implementation
+        assert relative_error(batch.run(implementation), batch.expected) < TOLERANCE[case.dtype], (
+            implementation
+        )

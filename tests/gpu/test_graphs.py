@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from dejavu_cache import Pow2, cached_autotune
-from dejavu_cache.graphs import GraphedStep
+from dejavu_cache.runtime.graphs import GraphedStep
 
 pytestmark = pytest.mark.gpu
 
@@ -22,16 +22,24 @@ CONFIGS = [triton.Config({"BLOCK": block}) for block in (64, 128, 256)]
 def scale_rows(x, factor, out, rows, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < rows * WIDTH
-    tl.store(out + at, tl.load(x + at, mask=inside) * tl.load(factor + at // WIDTH, mask=inside), mask=inside)
+    tl.store(
+        out + at,
+        tl.load(x + at, mask=inside) * tl.load(factor + at // WIDTH, mask=inside),
+        mask=inside,
+    )
 
 
 def make(store: Path, **options: Any) -> Any:
-    return cached_autotune(CONFIGS, ["rows"], buckets={"rows": Pow2()}, store=store, **options)(scale_rows)
+    return cached_autotune(CONFIGS, ["rows"], buckets={"rows": Pow2()}, store=store, **options)(
+        scale_rows
+    )
 
 
 def scaled(kernel: Any, x: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
     out = torch.empty_like(x)
-    kernel[lambda meta: (triton.cdiv(x.numel(), meta["BLOCK"]),)](x, factor, out, x.shape[0], WIDTH=x.shape[1])
+    kernel[lambda meta: (triton.cdiv(x.numel(), meta["BLOCK"]),)](
+        x, factor, out, x.shape[0], WIDTH=x.shape[1]
+    )
     return out
 
 
@@ -61,14 +69,18 @@ def test_a_miss_inside_a_capture_is_resolved_without_a_benchmark(tmp_path: Path,
 def test_one_graph_per_bucket_serves_fifty_sizes(tmp_path: Path) -> None:
     kernel = make(tmp_path)
     step = GraphedStep(
-        lambda x, factor, shift: scaled(kernel, x, factor) + shift, Pow2(min=8, max=512), fixed=["shift"]
+        lambda x, factor, shift: scaled(kernel, x, factor) + shift,
+        Pow2(min=8, max=512),
+        fixed=["shift"],
     )
     shift = torch.randn(64, device="cuda")
     generator = torch.Generator().manual_seed(0)
     sizes = torch.randint(1, 513, (50,), generator=generator).tolist()
     for size in [*sizes, *sizes]:
         x, factor = torch.randn(size, 64, device="cuda"), torch.randn(size, device="cuda")
-        torch.testing.assert_close(step(size, x=x, factor=factor, shift=shift), x * factor[:, None] + shift)
+        torch.testing.assert_close(
+            step(size, x=x, factor=factor, shift=shift), x * factor[:, None] + shift
+        )
     assert set(step.sizes) <= {8, 16, 32, 64, 128, 256, 512}
     assert kernel.benchmarked <= 3 * 7
 

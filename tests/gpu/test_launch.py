@@ -32,7 +32,10 @@ LAUNCHES = int(os.environ.get("LAUNCHES", "5000"))
 GPU = torch.cuda.is_available()
 DEVICES = [f"cuda:{index}" for index in range(torch.cuda.device_count())][:2] if GPU else ["cpu"]
 NUMBER = tl.constexpr(3)
-CONFIGS = [triton.Config({"BLOCK": block}, num_warps=warps) for block, warps in ((64, 2), (128, 4), (256, 4))]
+CONFIGS = [
+    triton.Config({"BLOCK": block}, num_warps=warps)
+    for block, warps in ((64, 2), (128, 4), (256, 4))
+]
 
 
 def plain(x, out, n, extra, scale, FLAG: tl.constexpr, BLOCK: tl.constexpr):
@@ -43,7 +46,9 @@ def plain(x, out, n, extra, scale, FLAG: tl.constexpr, BLOCK: tl.constexpr):
     tl.store(out + at, value, mask=at < n)
 
 
-def defaults(x, out, n=64, bias=None, shift=3, KIND: tl.constexpr = "add", BLOCK: tl.constexpr = 16):
+def defaults(
+    x, out, n=64, bias=None, shift=3, KIND: tl.constexpr = "add", BLOCK: tl.constexpr = 16
+):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     value = tl.load(x + at, mask=at < n)
     if bias is not None:
@@ -58,7 +63,10 @@ def annotated(x, out, n, m, k, scale, BLOCK: tl.constexpr):
     tl.store(out + at, tl.load(x + at, mask=at < n) * scale + m + k, mask=at < n)
 
 
-annotated.__annotations__ |= {"n": "i64", "scale": "fp32"}  # Triton's names of types mean nothing to Python
+annotated.__annotations__ |= {
+    "n": "i64",
+    "scale": "fp32",
+}  # Triton's names of types mean nothing to Python
 
 
 def reads_a_global(x, out, n, BLOCK: tl.constexpr):
@@ -102,7 +110,11 @@ class Pair:
 
     def __init__(self, function: Callable[..., None], store: Path, **options: Any) -> None:
         self.name = function.__name__
-        options = {"configs": CONFIGS, "prune_configs_by": {"early_config_prune": one_by_size}, **options}
+        options = {
+            "configs": CONFIGS,
+            "prune_configs_by": {"early_config_prune": one_by_size},
+            **options,
+        }
         jitted = KERNELS.get(function, {})
         self.functions = [triton.jit(function, **jitted), triton.jit(function, **jitted)]
         options.setdefault("do_bench", without_timing)
@@ -133,7 +145,11 @@ class Case:
         def tensor() -> torch.Tensor:
             offset = rng.choice([0, 0, 0, 1])
             base = torch.arange(1032, device=self.device).to(dtype)
-            return torch.nn.Parameter(base[offset:], requires_grad=False) if rng.random() < 0.1 else base[offset:]
+            return (
+                torch.nn.Parameter(base[offset:], requires_grad=False)
+                if rng.random() < 0.1
+                else base[offset:]
+            )
 
         out = torch.full((1024,), -7.0, device=self.device, dtype=dtype)
         named = self._named(rng, n, tensor, out)
@@ -156,7 +172,12 @@ class Case:
         if name == "plain":
             extra = rng.choice([1, 2, 3, -5, 2**31 - 1])
             scale = rng.choice([1.0, 2.5, 3])
-            return {**common, "extra": extra, "scale": scale, "FLAG": rng.choice([True, False, True, False, 1])}
+            return {
+                **common,
+                "extra": extra,
+                "scale": scale,
+                "FLAG": rng.choice([True, False, True, False, 1]),
+            }
         if name == "defaults":
             maybe = {
                 "bias": rng.choice([None, tensor()]),
@@ -164,9 +185,17 @@ class Case:
                 "KIND": rng.choice(["add", ""]),
             }
             kept = {key: value for key, value in maybe.items() if rng.random() < 0.5}
-            return {**{key: common[key] for key in common if key != "n" or rng.random() < 0.7}, **kept}
+            return {
+                **{key: common[key] for key in common if key != "n" or rng.random() < 0.7},
+                **kept,
+            }
         if name == "annotated":
-            return {**common, "m": rng.choice([1, 16, 5]), "k": rng.choice([1, 32, 9]), "scale": rng.choice([1.0, 0.5])}
+            return {
+                **common,
+                "m": rng.choice([1, 16, 5]),
+                "k": rng.choice([1, 32, 9]),
+                "scale": rng.choice([1.0, 0.5]),
+            }
         if name == "takes_a_tuple":
             return {"pair": (common.pop("x"), rng.choice([1, 16, 5, 1.5])), **common}
         return common
@@ -197,9 +226,24 @@ class Case:
 
     def _grid(self, rng: random.Random, n: int) -> Any:
         if rng.random() < 0.6:
-            return lambda meta: (triton.cdiv(meta["n"], meta["BLOCK"]), *rng.choice([(), (1,), (1, 1)]))
+            return lambda meta: (
+                triton.cdiv(meta["n"], meta["BLOCK"]),
+                *rng.choice([(), (1,), (1, 1)]),
+            )
         return rng.choice(
-            [(16,), (16,), (16, 1), [16, 1, 1], (16, 1, 1, 9), (0,), (), None, 5, (1.5,), lambda meta: meta["nonsense"]]
+            [
+                (16,),
+                (16,),
+                (16, 1),
+                [16, 1, 1],
+                (16, 1, 1, 9),
+                (0,),
+                (),
+                None,
+                5,
+                (1.5,),
+                lambda meta: meta["nonsense"],
+            ]
         )
 
     def run(self, which: str) -> tuple[Any, ...]:
@@ -242,7 +286,9 @@ def launch_hooks(jitted: Any, seen: list[Any]) -> Iterator[None]:
 @contextmanager
 def exit_hook(jitted: Any, seen: list[Any]) -> Iterator[None]:
     """The second launch hook alone."""
-    with _hook("launch_exit_hook", lambda metadata: seen.append(metadata and metadata.get()["name"])):
+    with _hook(
+        "launch_exit_hook", lambda metadata: seen.append(metadata and metadata.get()["name"])
+    ):
         yield
 
 
@@ -361,21 +407,29 @@ def test_random_launches_cannot_be_told_apart(tmp_path: Path, through_triton: Co
         try:
             theirs, ours = case.run("theirs"), case.run("ours")
         except Exception:
-            different.append(f"launch {index} of {case.pair.name}: the comparison failed\n{traceback.format_exc()}")
+            different.append(
+                f"launch {index} of {case.pair.name}: the comparison failed\n{traceback.format_exc()}"
+            )
             continue
         errors[str(theirs[2])[:60]] += 1
         if theirs != ours:
             grid, args, kwargs, _ = case.arguments()
-            parts = zip(("kernel", "written", "error", "hooks", "config"), theirs, ours, strict=True)
+            parts = zip(
+                ("kernel", "written", "error", "hooks", "config"), theirs, ours, strict=True
+            )
             shown = "".join(
-                f"\n  {part}: theirs {str(a)[:300]}\n  {part}: ours   {str(b)[:300]}" for part, a, b in parts if a != b
+                f"\n  {part}: theirs {str(a)[:300]}\n  {part}: ours   {str(b)[:300]}"
+                for part, a, b in parts
+                if a != b
             )
             different.append(
                 f"launch {index} of {case.pair.name} on {case.device}, around it {case.around}, grid {grid}, "
                 f"args {_shown(args)}, kwargs {_shown(kwargs)}{shown}"
             )
     ours_through_triton = sum(through_triton[id(pair.functions[1])] for pair in pairs)
-    print(f"\n{LAUNCHES} launches, {len(different)} different; ours through Triton: {ours_through_triton}")
+    print(
+        f"\n{LAUNCHES} launches, {len(different)} different; ours through Triton: {ours_through_triton}"
+    )
     print("errors that both raised:", dict(errors))
     print("\n".join(different[:40]))
     assert not different
@@ -399,7 +453,9 @@ def _launch(kernel: Any, n: int, device: str = DEVICES[0], **kwargs: Any) -> tor
     return out
 
 
-def test_a_resolved_launch_does_not_pass_through_triton(tmp_path: Path, through_triton: Counter[int]) -> None:
+def test_a_resolved_launch_does_not_pass_through_triton(
+    tmp_path: Path, through_triton: Counter[int]
+) -> None:
     """Neither bare, nor with buckets, nor with one config, nor where nothing is tuned and a fallback runs."""
     options: dict[str, Any] = {"configs": CONFIGS, "key": ["n"], "do_bench": without_timing}
     ways = {
@@ -409,7 +465,9 @@ def test_a_resolved_launch_does_not_pass_through_triton(tmp_path: Path, through_
         "a fallback": {"mode": "reuse"},
     }
     for name, way in ways.items():
-        kernel = cached_autotune(**{**options, "store": tmp_path / name, **way})(triton.jit(reads_a_global))
+        kernel = cached_autotune(**{**options, "store": tmp_path / name, **way})(
+            triton.jit(reads_a_global)
+        )
         for n in (100, 101):
             _launch(kernel, n)
         before = through_triton[id(kernel.fn)]
@@ -434,12 +492,16 @@ def test_a_config_with_a_hook_sees_its_arguments_and_may_change_them(tmp_path: P
         tl.store(out + start + tl.arange(0, BLOCK), x.load([start]))
 
     configs = [triton.Config({"BLOCK": block}, pre_hook=hook) for block in (64, 128)]
-    kernel = cached_autotune(configs, ["n"], do_bench=without_timing, store=tmp_path)(triton.jit(copies))
+    kernel = cached_autotune(configs, ["n"], do_bench=without_timing, store=tmp_path)(
+        triton.jit(copies)
+    )
     x = torch.arange(1024, device=DEVICES[0]).float()
     counts = []
     for _ in range(3):
         out = torch.full_like(x, -7.0)
-        kernel[lambda meta: (1024 // meta["BLOCK"],)](TensorDescriptor.from_tensor(x, [16]), out, 1024)
+        kernel[lambda meta: (1024 // meta["BLOCK"],)](
+            TensorDescriptor.from_tensor(x, [16]), out, 1024
+        )
         assert not GPU or torch.equal(out, x)
         counts.append(len(seen))
     assert [counts[1] - counts[0], counts[2] - counts[1]] == [1, 1]
@@ -454,11 +516,15 @@ def test_descriptors_without_a_hook_are_launched_as_triton_does(tmp_path: Path) 
         for start in range(tl.program_id(0) * BLOCK, tl.program_id(0) * BLOCK + BLOCK, SIZE):
             tl.store(out + start + at, x.load([start]))
 
-    kernel = cached_autotune(CONFIGS, ["n"], do_bench=without_timing, store=tmp_path)(triton.jit(copies))
+    kernel = cached_autotune(CONFIGS, ["n"], do_bench=without_timing, store=tmp_path)(
+        triton.jit(copies)
+    )
     x = torch.arange(1024, device=DEVICES[0]).float()
     for size in (16, 64, 16, 64, 16):
         out = torch.full_like(x, -7.0)
-        kernel[lambda meta: (1024 // meta["BLOCK"],)](TensorDescriptor.from_tensor(x, [size]), out, 1024, SIZE=size)
+        kernel[lambda meta: (1024 // meta["BLOCK"],)](
+            TensorDescriptor.from_tensor(x, [size]), out, 1024, SIZE=size
+        )
         assert not GPU or torch.equal(out, x)
 
 

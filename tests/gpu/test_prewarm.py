@@ -27,7 +27,10 @@ def env(**more: str) -> dict[str, str]:
 
 def tree(folder: Path) -> dict[str, str]:
     files = (path for path in sorted(folder.rglob("*")) if path.is_file())
-    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in files
+    }
 
 
 def another_user() -> list[str]:
@@ -36,7 +39,9 @@ def another_user() -> list[str]:
     if os.getuid() or not shutil.which("setpriv"):
         return []
     check = "import sys, torch; torch.cuda.init(); sys.exit(0)"
-    ran = subprocess.run([*words, sys.executable, "-c", check], env=env(HOME="/dev/null/nobody"), check=False)
+    ran = subprocess.run(
+        [*words, sys.executable, "-c", check], env=env(HOME="/dev/null/nobody"), check=False
+    )
     return [] if ran.returncode else words
 
 
@@ -47,7 +52,9 @@ def test_a_prewarmed_program_benchmarks_compiles_and_misses_nothing(tmp_path: Pa
     few = {"DEJAVU_CACHE_TUNE_CONFIGS": "4", "DEJAVU_CACHE_SHIPPED": "0"}
     tuning = subprocess.run(
         [sys.executable, str(PROGRAM), str(tmp_path / "tuned.pt")],
-        env=env(DEJAVU_CACHE_URL=records.as_uri(), TRITON_CACHE_DIR=str(tmp_path / "triton"), **few),
+        env=env(
+            DEJAVU_CACHE_URL=records.as_uri(), TRITON_CACHE_DIR=str(tmp_path / "triton"), **few
+        ),
         capture_output=True,
         text=True,
         timeout=500,
@@ -58,7 +65,14 @@ def test_a_prewarmed_program_benchmarks_compiles_and_misses_nothing(tmp_path: Pa
     assert dejavu("import", exported, "--store", tmp_path / "carried").returncode == 0
 
     name = torch.cuda.get_device_properties(0).name
-    words = ["--from", str(tmp_path / "carried"), "--device", name, "--out", str(tmp_path / "built")]
+    words = [
+        "--from",
+        str(tmp_path / "carried"),
+        "--device",
+        name,
+        "--out",
+        str(tmp_path / "built"),
+    ]
     made = subprocess.run(
         [sys.executable, "-m", "dejavu_client", "prewarm", *MODULES, *words],
         env=env(CUDA_VISIBLE_DEVICES="", DEJAVU_CACHE_SHIPPED="0", HOME=str(tmp_path / "builder")),
@@ -80,7 +94,10 @@ def test_a_prewarmed_program_benchmarks_compiles_and_misses_nothing(tmp_path: Pa
         for path in (*folder.rglob("*"), folder):
             path.chmod(0o555 if path.is_dir() else 0o444)
         before = tree(folder)
-        words, verify = another_user(), [sys.executable, "-m", "dejavu_client", "verify", "--expect-hits", "--"]
+        words, verify = (
+            another_user(),
+            [sys.executable, "-m", "dejavu_client", "verify", "--expect-hits", "--"],
+        )
         served = subprocess.run(
             [*verify, *words, sys.executable, str(PROGRAM), str(home / "served.pt")],
             env=env(
@@ -102,7 +119,9 @@ def test_a_prewarmed_program_benchmarks_compiles_and_misses_nothing(tmp_path: Pa
         assert tree(folder) == before
         outputs = torch.load(home / "served.pt")
         (home / "served.pt").unlink()
-        written = [path for path in home.rglob("*") if ".nv" not in path.parts]  # that is CUDA's own
+        written = [
+            path for path in home.rglob("*") if ".nv" not in path.parts
+        ]  # that is CUDA's own
         assert not written, "nothing is written, not even a folder"
         assert all(map(torch.equal, torch.load(tmp_path / "tuned.pt"), outputs))
         sys.stdout.write(f"as {'another user' if words else 'the same user'}: {served.stdout}")

@@ -70,7 +70,15 @@ def test_ranks_run_one_config(tmp_path: Path, consensus: str) -> None:
     env["PYTHONPATH"] = f"{ROOT / 'benchmarks'}:{env['PYTHONPATH']}"
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(RANK), str(port), str(rank), str(tmp_path), consensus],
+            [
+                sys.executable,
+                "-c",
+                textwrap.dedent(RANK),
+                str(port),
+                str(rank),
+                str(tmp_path),
+                consensus,
+            ],
             env=env,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -83,5 +91,7 @@ def test_ranks_run_one_config(tmp_path: Path, consensus: str) -> None:
     assert [rank.returncode for rank in ranks] == [0, -9], outputs
     zero, one = (json.loads((tmp_path / f"chosen{rank}.json").read_text()) for rank in range(2))
     assert zero["chosen"] == one["chosen"]
-    assert zero["tuned"] + one["tuned"] == 6 * (3 + 3), "three scenarios of both ranks and three of one, each once"
+    assert zero["tuned"] + one["tuned"] == 6 * (3 + 3), (
+        "three scenarios of both ranks and three of one, each once"
+    )
     assert float(outputs[0][0]) < 60

@@ -71,15 +71,17 @@ def double(x_ptr, n, BLOCK: tl.constexpr):
 
 def make_double(store: Path) -> object:
     configs = [triton.Config({"BLOCK": block}) for block in (64, 128)]
-    return cached_autotune(configs=configs, key=["n"], restore_value=["x_ptr"], store=store, buckets={"n": Pow2()})(
-        double
-    )
+    return cached_autotune(
+        configs=configs, key=["n"], restore_value=["x_ptr"], store=store, buckets={"n": Pow2()}
+    )(double)
 
 
 def test_a_scenario_met_first_in_a_graph_capture_is_not_benchmarked(tmp_path: Path) -> None:
     kernel = make_double(tmp_path)
     x = torch.ones(1000, device="cuda")
-    double[(16,)](torch.ones(1000, device="cuda"), 1000, BLOCK=64)  # compiled: loading a module may not be captured
+    double[(16,)](
+        torch.ones(1000, device="cuda"), 1000, BLOCK=64
+    )  # compiled: loading a module may not be captured
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         kernel[lambda meta: (triton.cdiv(1000, meta["BLOCK"]),)](x, 1000)

@@ -47,7 +47,9 @@ def test_a_ruined_context_is_replaced(tmp_path: Path, monkeypatch: pytest.Monkey
     host = LocalHost(Spec(suite=str(path), store=(tmp_path / "store").as_uri()))
     lost: list[str] = []
     report = Sweep(
-        [host], host.cases(), on_event=lambda e: lost.append(e["reason"]) if e["event"] == "lost" else None
+        [host],
+        host.cases(),
+        on_event=lambda e: lost.append(e["reason"]) if e["event"] == "lost" else None,
     ).run()
     assert report.complete
     assert len(lost) == 3, "one per scenario"
@@ -57,5 +59,8 @@ def test_a_ruined_context_is_replaced(tmp_path: Path, monkeypatch: pytest.Monkey
     records = list(store.records(context))
     assert len(records) == 3
     for record in records:
-        told = {each.config.params["BLOCK"]: each.failure and each.failure.kind for each in record.measurements}
+        told = {
+            each.config.params["BLOCK"]: each.failure and each.failure.kind
+            for each in record.measurements
+        }
         assert told == {64: None, 128: "crash", 256: None}

@@ -12,7 +12,7 @@ import triton
 from support import ROOT
 
 from dejavu_cache import cached_autotune, open_store
-from dejavu_cache.tuning.timing import FULL, DeviceTimer
+from dejavu_cache.tuning.device_timer import FULL, DeviceTimer
 
 pytestmark = pytest.mark.gpu
 
@@ -27,13 +27,27 @@ def product() -> tuple[Any, torch.Tensor, torch.Tensor]:
     return matmul_kernel, a, b
 
 
-@pytest.mark.parametrize("method", ["events-cold", "events-warm", "cudagraph-cold", "cudagraph-warm"])
+@pytest.mark.parametrize(
+    "method", ["events-cold", "events-warm", "cudagraph-cold", "cudagraph-warm"]
+)
 def test_a_method_times_what_triton_times(product: Any, method: str) -> None:
     kernel, a, b = product
     c = torch.empty_like(a)
 
     def call() -> None:
-        kernel[(16, 16)](a, b, c, 2048, 2048, 2048, BLOCK_M=128, BLOCK_N=128, BLOCK_K=64, num_warps=8, num_stages=3)
+        kernel[(16, 16)](
+            a,
+            b,
+            c,
+            2048,
+            2048,
+            2048,
+            BLOCK_M=128,
+            BLOCK_N=128,
+            BLOCK_K=64,
+            num_warps=8,
+            num_stages=3,
+        )
 
     call()
     timer = DeviceTimer(method)
@@ -62,7 +76,11 @@ def test_a_tune_records_all_and_finds_a_good_one(product: Any, method: str, tmp_
     assert context.problem.method == method
     (record,) = store.records(context)
     assert len(record.measurements) == len(configs)
-    failures = {each.config.params.get("BLOCK_K"): each.failure.kind for each in record.measurements if each.failure}
+    failures = {
+        each.config.params.get("BLOCK_K"): each.failure.kind
+        for each in record.measurements
+        if each.failure
+    }
     assert failures == {128: "out_of_resources", 32: "compile_error"}
     best = min(each.median for each in record.measurements if each.median is not None)
     won = next(each for each in record.measurements if each.config.params == kernel.best_config.kwargs

@@ -9,7 +9,7 @@ from typing import Any
 
 from triton.runtime import jit
 
-from dejavu_cache.launches import _backend, _key, _source_class
+from dejavu_cache.triton_internals.compilation import _backend, _key, _source_class
 
 __all__ = ["Pointer", "bound"]
 
@@ -45,21 +45,34 @@ def bound(fn: Any, target: Any, args: tuple[Any, ...], options: dict[str, Any]) 
     arguments, specialization, _ = binder(*args, **options)
     parsed = backend.parse_options({"debug": False, **options})
     if hasattr(fn, "_pack_args"):
-        _, signature, constants, attrs = fn._pack_args(backend, options, arguments, specialization, {})
+        _, signature, constants, attrs = fn._pack_args(
+            backend, options, arguments, specialization, {}
+        )
         return _launched(fn, signature, constants, attrs, backend, target, parsed)
     # Triton 3.4
     types = [each[0] for each in specialization]
     found = [each[1] for each in specialization]
     find, get = jit.find_paths_if, jit.get_iterable_path
     values = list(arguments.values())
-    constants = {path: get(values, path) for path in find(types, lambda _, each: each == "constexpr")}
-    attrs = {path: backend.parse_attr(get(found, path)) for path in find(found, lambda _, each: isinstance(each, str))}
-    return _launched(fn, dict(zip(fn.arg_names, types, strict=True)), constants, attrs, backend, target, parsed)
+    constants = {
+        path: get(values, path) for path in find(types, lambda _, each: each == "constexpr")
+    }
+    attrs = {
+        path: backend.parse_attr(get(found, path))
+        for path in find(found, lambda _, each: isinstance(each, str))
+    }
+    return _launched(
+        fn, dict(zip(fn.arg_names, types, strict=True)), constants, attrs, backend, target, parsed
+    )
 
 
 def _launched(
     fn: Any, signature: Any, constants: Any, attrs: Any, backend: Any, target: Any, parsed: Any
 ) -> tuple[Any, Any]:
     source = _source_class(fn)(fn, signature, constants, attrs)
-    metadata = {**dataclasses.asdict(parsed), "target": target, "hash": _key(source, backend, parsed)}
+    metadata = {
+        **dataclasses.asdict(parsed),
+        "target": target,
+        "hash": _key(source, backend, parsed),
+    }
     return source, SimpleNamespace(**metadata)

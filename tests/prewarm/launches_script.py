@@ -12,9 +12,9 @@ from binding import Pointer, bound
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-from dejavu_cache.launches import compilation, jit_function, launch_of
-from dejavu_cache.noting import _launch
-from dejavu_cache.prewarm.host import Pretender
+from dejavu_cache.prewarm.host_modules import Pretender
+from dejavu_cache.runtime.launch_recorder import _launch
+from dejavu_cache.triton_internals.compilation import compilation, jit_function, launch_of
 
 SPLIT = tl.constexpr(3)
 
@@ -30,7 +30,9 @@ def plain(x, y, n, scale, flag, mask, BLOCK: tl.constexpr, segments):
 
 
 @triton.jit
-def odd(x, pair, function: tl.constexpr, kind: tl.constexpr, factor: tl.constexpr, BLOCK: tl.constexpr):
+def odd(
+    x, pair, function: tl.constexpr, kind: tl.constexpr, factor: tl.constexpr, BLOCK: tl.constexpr
+):
     tl.store(x, function(tl.load(x)).to(kind) + pair[0])
 
 
@@ -45,7 +47,9 @@ def check(fn: Any, target: Any, config: Any, *args: Any, **options: Any) -> Any:
 
 
 def main(backend: str, arch: str) -> None:
-    target = GPUTarget(backend, int(arch) if backend == "cuda" else arch, 32 if backend == "cuda" else 64)
+    target = GPUTarget(
+        backend, int(arch) if backend == "cuda" else arch, 32 if backend == "cuda" else 64
+    )
     driver.set_active(Pretender(target))
     x, y = Pointer("bfloat16"), Pointer("float32", 4097)
     one = triton.Config({"BLOCK": 64, "segments": 1}, num_warps=8, num_stages=2)
@@ -69,7 +73,9 @@ def noted(target: Any) -> None:
     """A tuned kernel's launch, met outside of a tune: its config is found, and left out."""
     tuner = products.add_one
     fn, config = jit_function(tuner), tuner.configs[4]
-    source, metadata = bound(fn, target, (Pointer("float16"), Pointer("float16"), 7), config.all_kwargs())
+    source, metadata = bound(
+        fn, target, (Pointer("float16"), Pointer("float16"), 7), config.all_kwargs()
+    )
     launch = _launch(source, metadata, tuner)
     assert launch == launch_of(source, metadata, config)
     assert "BLOCK" not in launch.signature
@@ -84,7 +90,7 @@ def gluon(target: Any) -> None:
     from triton.experimental.gluon.language import NVMMASharedLayout
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-    from dejavu_cache.attention.hopper_kernel import hopper_kernel
+    from dejavu_cache.attention.kernels.hopper_kernel import hopper_kernel
 
     fn = hopper_kernel.fn
     layout = NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
@@ -93,7 +99,9 @@ def gluon(target: Any) -> None:
     given: dict[str, Any] = dict.fromkeys(fn.arg_names, 7)
     tokens = Pointer("int32")
     given.update(cu_seqlens_q=tokens, seqused_k=tokens, block_table=tokens, taken=tokens)
-    given.update(out=cache, q=cache, keys=described, values=described, sinks=None, softmax_scale=0.1)
+    given.update(
+        out=cache, q=cache, keys=described, values=described, sinks=None, softmax_scale=0.1
+    )
     given.update(KV_HEADS=8, GROUP=4, HEAD=128, HEAD_PADDED=128, PAGE=16)
     config = triton.Config({"TILE": 64, "STAGES": 2, "PERSISTENT": 1}, num_warps=4)
     args = tuple(given[name] for name in fn.arg_names if name not in config.kwargs)

@@ -18,26 +18,22 @@ from binding import Pointer, bound
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-from dejavu_cache.configs import describe
-from dejavu_cache.launches import jit_function, launch_of, target_of
-from dejavu_cache.noting import METHOD
-from dejavu_cache.prewarm.host import Pretender
-from dejavu_cache.prewarm.plan import _here
-from dejavu_cache.records import (
+from dejavu_cache.model.record import Launch, Measurement, Record, RecordSet, Winner
+from dejavu_cache.model.scenario import (
     Context,
     Device,
     Environment,
     Kernel,
-    Launch,
-    Measurement,
     Problem,
-    Record,
-    RecordSet,
     Scenario,
-    Winner,
     canonical_json,
 )
-from dejavu_cache.source import kernel_name, source_hash
+from dejavu_cache.prewarm.host_modules import Pretender
+from dejavu_cache.prewarm.plan import _here
+from dejavu_cache.runtime.launch_recorder import METHOD
+from dejavu_cache.triton_internals.compilation import jit_function, launch_of, target_of
+from dejavu_cache.triton_internals.config_names import describe
+from dejavu_cache.triton_internals.source_hash import kernel_name, source_hash
 
 DEVICES = [
     Device(name="NVIDIA H200", arch="sm_90", units=132, memory_gib=140),
@@ -58,7 +54,9 @@ def launch(fn: Any, config: Any, device: Device, *args: Any, **options: Any) -> 
 def record(tuner: Any, scenario: Scenario, best: int, launches: tuple[Launch, ...]) -> Record:
     """A record in which one config is the fastest, and the others are slower by their place."""
     measurements = tuple(
-        Measurement(config=describe(config), median=1.0 + abs(place - best), at=MOMENT, by="made up")
+        Measurement(
+            config=describe(config), median=1.0 + abs(place - best), at=MOMENT, by="made up"
+        )
         for place, config in enumerate(tuner.configs)
     )
     winner = Winner(config=describe(tuner.configs[best]), at=MOMENT)
@@ -70,7 +68,9 @@ def context(tuner: Any, device: Device, **problem: Any) -> Context:
     here = _here(device)
     return Context(
         kernel=Kernel(name=kernel_name(tuner), source=source_hash(tuner)),
-        environment=Environment(device=device, triton=here.triton, codegen=here.codegen, variables=here.variables),
+        environment=Environment(
+            device=device, triton=here.triton, codegen=here.codegen, variables=here.variables
+        ),
         problem=Problem(**problem),
     )
 
@@ -82,13 +82,18 @@ def sets(device: Device, scale: int) -> list[RecordSet]:
     adds = []
     for n in (1 << 10, 1 << 17):
         best = (n.bit_length() + scale) % 2
-        launches = tuple(launch(jit_function(add), add.configs[best], device, x, x, each) for each in (n, n + 1))
+        launches = tuple(
+            launch(jit_function(add), add.configs[best], device, x, x, each) for each in (n, n + 1)
+        )
         scenario = Scenario(args={"n": n}, dtypes={"x_ptr": "float32", "y_ptr": "float32"})
         adds.append(record(add, scenario, best, launches))
     products_ = [
         record(
             product,
-            Scenario(args={"M": 16, "N": 512, "K": 256}, dtypes=dict.fromkeys(("a_ptr", "b_ptr", "c_ptr"), "float16")),
+            Scenario(
+                args={"M": 16, "N": 512, "K": 256},
+                dtypes=dict.fromkeys(("a_ptr", "b_ptr", "c_ptr"), "float16"),
+            ),
             1,
             (launch(jit_function(product), product.configs[1], device, a, a, a, 16, 512, 256),),
         )
@@ -97,10 +102,17 @@ def sets(device: Device, scale: int) -> list[RecordSet]:
     method = {"method": "events-cold"}
     return [
         RecordSet(
-            context=context(add, device, keys=("n",), buckets={"n": add._buckets["n"]}, **method), records=tuple(adds)
+            context=context(add, device, keys=("n",), buckets={"n": add._buckets["n"]}, **method),
+            records=tuple(adds),
         ),
         RecordSet(
-            context=context(product, device, keys=("M", "N", "K"), buckets={"M": product._buckets["M"]}, **method),
+            context=context(
+                product,
+                device,
+                keys=("M", "N", "K"),
+                buckets={"M": product._buckets["M"]},
+                **method,
+            ),
             records=tuple(products_),
         ),
         RecordSet(
@@ -114,10 +126,15 @@ def write(to: Path, devices: Sequence[str]) -> None:
     """Writes the records of some devices, a context a line."""
     driver.set_active(Pretender(GPUTarget("cuda", 90, 32)))
     chosen = [each for each in DEVICES if each.name in devices]
-    lines = [canonical_json(each) for place, device in enumerate(chosen) for each in sets(device, place)]
+    lines = [
+        canonical_json(each) for place, device in enumerate(chosen) for each in sets(device, place)
+    ]
     to.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
     here = Path(__file__).with_name("records.jsonl")
-    write(Path(sys.argv[1]) if sys.argv[1:] else here, sys.argv[2:] or [device.name for device in DEVICES])
+    write(
+        Path(sys.argv[1]) if sys.argv[1:] else here,
+        sys.argv[2:] or [device.name for device in DEVICES],
+    )

@@ -11,7 +11,8 @@ from pathlib import Path
 import triton
 from support import dejavu, environment
 
-from dejavu_cache.records import Environment, Launch, Record, RecordSet
+from dejavu_cache.model.record import Launch, Record, RecordSet
+from dejavu_cache.model.scenario import Environment
 from dejavu_cache.stores import FileStore
 
 __all__ = ["DEVICES", "HERE", "committed", "prewarm", "restamped"]
@@ -37,12 +38,14 @@ def committed() -> list[RecordSet]:
 
 def restamped(whole: RecordSet, *, triton: str = "", wheel: str = "") -> RecordSet:
     """Records as the build of Triton that is installed would have made them, or another."""
-    from dejavu_cache import launches
     from dejavu_cache.prewarm.plan import _here
+    from dejavu_cache.triton_internals import compilation as launches
 
     device = whole.context.environment.device
     here = _here(device)
-    made = Environment(device=device, triton=triton or here.triton, codegen=here.codegen, variables=here.variables)
+    made = Environment(
+        device=device, triton=triton or here.triton, codegen=here.codegen, variables=here.variables
+    )
     stamp = wheel or launches.wheel()
     return RecordSet(
         context=whole.context.model_copy(update={"environment": made}),
@@ -51,7 +54,10 @@ def restamped(whole: RecordSet, *, triton: str = "", wheel: str = "") -> RecordS
 
 
 def _stamped(record: Record, wheel: str) -> Record:
-    noted = tuple(Launch.model_validate({**each.model_dump(), "wheel": wheel}) for each in record.launches or ())
+    noted = tuple(
+        Launch.model_validate({**each.model_dump(), "wheel": wheel})
+        for each in record.launches or ()
+    )
     return record.model_copy(update={"launches": noted})
 
 

@@ -15,8 +15,8 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.driver import CudaLauncher, CudaUtils
 from triton.runtime import build, driver
 
-from dejavu_cache.launches import jit_function
-from dejavu_cache.prewarm.host import Pretender, _Hollow
+from dejavu_cache.prewarm.host_modules import Pretender, _Hollow
+from dejavu_cache.triton_internals.compilation import jit_function
 
 
 class Driver(Pretender):
@@ -37,4 +37,11 @@ CudaUtils()
 launch(products.halve, Pointer("float32"), BLOCK=64)
 for block in sys.argv[1:]:
     for n in (1024, 1001):
-        launch(jit_function(products.add_one), Pointer("float32"), Pointer("float32"), n, BLOCK=int(block), num_warps=2)
+        launch(
+            jit_function(products.add_one),
+            Pointer("float32"),
+            Pointer("float32"),
+            n,
+            BLOCK=int(block),
+            num_warps=2,
+        )

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from prewarming import HERE
 
-from dejavu_cache.launches import wheel
+from dejavu_cache.model.record import Launch
 from dejavu_cache.prewarm.messages import Job, Spec
-from dejavu_cache.prewarm.pool import Process, compile_all
-from dejavu_cache.records import Launch
+from dejavu_cache.prewarm.worker_pool import Process, compile_all
+from dejavu_cache.triton_internals.compilation import wheel
 
 ARCHITECTURES = ("sm_90", "sm_80")
 
@@ -18,7 +18,13 @@ ARCHITECTURES = ("sm_90", "sm_80")
 def binaries(folder: Path, *architectures: str) -> dict[str, bytes]:
     """Compiles one kernel for them, and returns what became of it by its key in Triton's cache."""
     out = folder / "binaries"
-    spec = Spec(modules=("widening",), store=folder.as_uri(), devices=(), host_modules=False, binaries=str(out))
+    spec = Spec(
+        modules=("widening",),
+        store=folder.as_uri(),
+        devices=(),
+        host_modules=False,
+        binaries=str(out),
+    )
     launch = Launch(
         wheel=wheel(),
         signature={"x_ptr": "*fp8e5", "y_ptr": "*bf16", "BLOCK": "constexpr"},
@@ -33,7 +39,9 @@ def binaries(folder: Path, *architectures: str) -> dict[str, bytes]:
     return {found.parent.name: found.read_bytes() for found in out.rglob("*.cubin")}
 
 
-def test_together_they_give_what_each_gives_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_together_they_give_what_each_gives_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.syspath_prepend(str(HERE))
     alone = [binaries(tmp_path / arch, arch) for arch in ARCHITECTURES]
     together = binaries(tmp_path / "together", *ARCHITECTURES)

@@ -14,11 +14,11 @@ import pytest
 import zstandard
 from support import dejavu
 
-from dejavu_cache.bundle import archive
-from dejavu_cache.bundle.fit import fields, read_any
-from dejavu_cache.bundle.oci import bundle_in, write_layout
 from dejavu_cache.errors import BundleError
-from dejavu_cache.manifest import MANIFEST, SCHEMA, checked
+from dejavu_cache.prewarm.bundle import archive
+from dejavu_cache.prewarm.bundle.compatibility import fields, read_any
+from dejavu_cache.prewarm.bundle.oci_image import bundle_in, write_layout
+from dejavu_cache.stores.manifest import MANIFEST, SCHEMA, checked
 
 
 @pytest.fixture(scope="session")
@@ -28,7 +28,9 @@ def bundle(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-def test_the_same_folder_elsewhere_gives_the_same_bytes(folder: Path, bundle: Path, tmp_path: Path) -> None:
+def test_the_same_folder_elsewhere_gives_the_same_bytes(
+    folder: Path, bundle: Path, tmp_path: Path
+) -> None:
     """Whenever it was made, by whom, and whatever it is called."""
     other = tmp_path / "other"
     shutil.copytree(folder, other)
@@ -45,7 +47,13 @@ def test_what_goes_in_comes_out(folder: Path, bundle: Path, tmp_path: Path) -> N
     assert checked(tmp_path / "out") == checked(folder)
     told = dejavu("bundle", "inspect", bundle)
     assert told.returncode == 0
-    for word in ("NVIDIA H200", "sm_90, 132 units, 140 GiB", "sm_100", "products.add_one", checked(folder).digest):
+    for word in (
+        "NVIDIA H200",
+        "sm_90, 132 units, 140 GiB",
+        "sm_100",
+        "products.add_one",
+        checked(folder).digest,
+    ):
         assert word in told.stdout
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
@@ -108,12 +116,16 @@ def entry(name: str, kind: bytes = tarfile.REGTYPE) -> tarfile.TarInfo:
     ],
     ids=lambda entry: f"{entry.name} {entry.type.decode()}",
 )
-def test_what_reaches_outside_is_refused(folder: Path, tmp_path: Path, evil: tarfile.TarInfo) -> None:
+def test_what_reaches_outside_is_refused(
+    folder: Path, tmp_path: Path, evil: tarfile.TarInfo
+) -> None:
     """Whatever its manifest says of it."""
     said = {evil.name: {"size": 4, "sha256": hashlib.sha256(b"evil").hexdigest()}}
     files = {} if evil.name == "not-in-the-manifest" else said
     data = b"" if evil.type != tarfile.REGTYPE else b"evil"
-    file = sealed(tmp_path / "bundle", (entry(MANIFEST), manifest_of(folder, files=files)), (evil, data))
+    file = sealed(
+        tmp_path / "bundle", (entry(MANIFEST), manifest_of(folder, files=files)), (evil, data)
+    )
     with pytest.raises(BundleError):
         archive.extract(file, tmp_path / "deep" / "out")
     assert not (tmp_path / "deep" / "out").exists()
@@ -122,7 +134,10 @@ def test_what_reaches_outside_is_refused(folder: Path, tmp_path: Path, evil: tar
 
 def test_a_newer_one_and_other_files_are_refused(folder: Path, tmp_path: Path) -> None:
     """The newer one says what to do."""
-    newer = sealed(tmp_path / "newer", (entry(MANIFEST), manifest_of(folder, schema_version=SCHEMA + 1, more={})))
+    newer = sealed(
+        tmp_path / "newer",
+        (entry(MANIFEST), manifest_of(folder, schema_version=SCHEMA + 1, more={})),
+    )
     with pytest.raises(BundleError, match=f"schema version {SCHEMA + 1}.*upgrade dejavu-cache"):
         archive.read_bundle(newer)
     missing = sealed(tmp_path / "missing", (entry(MANIFEST), manifest_of(folder)))
@@ -165,7 +180,9 @@ def test_the_machine_is_looked_at_field_by_field(folder: Path) -> None:
     assert dejavu("bundle", "verify", "--no-device", folder).returncode == 0
 
 
-def test_an_image_layout_is_what_registries_take(folder: Path, bundle: Path, tmp_path: Path) -> None:
+def test_an_image_layout_is_what_registries_take(
+    folder: Path, bundle: Path, tmp_path: Path
+) -> None:
     """Every blob is where its digest says; its layer is the bundle; two of them are the same."""
     layout = tmp_path / "image"
     write_layout(folder, layout)
@@ -173,10 +190,17 @@ def test_an_image_layout_is_what_registries_take(folder: Path, bundle: Path, tmp
     for blob in (layout / "blobs" / "sha256").iterdir():
         assert hashlib.sha256(blob.read_bytes()).hexdigest() == blob.name
     assert bundle_in(layout).read_bytes() == bundle.read_bytes()
-    config = json.loads(next(b for b in layout.rglob("*") if b.is_file() and b"diff_ids" in b.read_bytes()).read_text())
+    config = json.loads(
+        next(
+            b for b in layout.rglob("*") if b.is_file() and b"diff_ids" in b.read_bytes()
+        ).read_text()
+    )
     plain = zstandard.ZstdDecompressor().stream_reader(bundle.read_bytes()).read()
     assert config["rootfs"]["diff_ids"] == [f"sha256:{hashlib.sha256(plain).hexdigest()}"]
     assert read_any(layout) == checked(folder)
     write_layout(folder, tmp_path / "again")
-    names = [sorted(str(path.relative_to(each)) for path in each.rglob("*")) for each in (layout, tmp_path / "again")]
+    names = [
+        sorted(str(path.relative_to(each)) for path in each.rglob("*"))
+        for each in (layout, tmp_path / "again")
+    ]
     assert names[0] == names[1]

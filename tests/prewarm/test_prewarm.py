@@ -18,9 +18,9 @@ import triton
 from prewarming import DEVICES, HERE, committed, prewarm, restamped
 from support import environment
 
-from dejavu_cache.manifest import checked
-from dejavu_cache.records import Record
+from dejavu_cache.model.record import Record
 from dejavu_cache.stores import FileStore, open_store
+from dejavu_cache.stores.manifest import checked
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Triton compiles on Linux")
 
@@ -28,14 +28,21 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Triton compiles
 def tree(folder: Path) -> dict[str, str]:
     """Every file's digest."""
     files = (path for path in sorted(folder.rglob("*")) if path.is_file())
-    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in files
+    }
 
 
 def another_user() -> list[str]:
     """What runs a command as nobody, where that can be done, and nobody can run this Python."""
     words = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"]
     able = os.getuid() == 0 and shutil.which("setpriv")
-    return words if able and not subprocess.run([*words, sys.executable, "-c", ""], check=False).returncode else []
+    return (
+        words
+        if able and not subprocess.run([*words, sys.executable, "-c", ""], check=False).returncode
+        else []
+    )
 
 
 def run_program(
@@ -73,22 +80,32 @@ def test_binaries_for_three_architectures_are_made_without_a_gpu(folder: Path) -
         "products.halve": 0,
         "products.product": len(DEVICES),
     }
-    binaries = {path.name: path.read_bytes() for path in folder.rglob("*") if path.suffix in (".cubin", ".hsaco")}
+    binaries = {
+        path.name: path.read_bytes()
+        for path in folder.rglob("*")
+        if path.suffix in (".cubin", ".hsaco")
+    }
     endings = {"cubin", "hsaco"} if "AMD Instinct MI300X" in DEVICES else {"cubin"}
-    assert set(binaries) == {f"{name}.{end}" for name in ("add_one", "product", "halve") for end in endings}
+    assert set(binaries) == {
+        f"{name}.{end}" for name in ("add_one", "product", "halve") for end in endings
+    }
     assert all(binary.startswith(b"\x7fELF") for binary in binaries.values())
     count = sum(kernel.binaries for kernel in manifest.kernels)
     assert len([*folder.rglob("*.cubin"), *folder.rglob("*.hsaco")]) == count
 
 
-def test_the_modules_ask_for_the_driver_whatever_the_linker_drops(records: FileStore, tmp_path: Path) -> None:
+def test_the_modules_ask_for_the_driver_whatever_the_linker_drops(
+    records: FileStore, tmp_path: Path
+) -> None:
     gcc = f"{shutil.which('gcc')} -Wl,--as-needed"  # as Ubuntu's is
     done = prewarm(records, tmp_path / "out", devices=DEVICES[:1], CC=gcc)
     assert done.returncode == 0, done.stderr
     modules = [*(tmp_path / "out").rglob("cuda_utils*.so")]
     assert modules
     for module in modules:
-        told = subprocess.run(["readelf", "-d", str(module)], capture_output=True, text=True, check=True).stdout
+        told = subprocess.run(
+            ["readelf", "-d", str(module)], capture_output=True, text=True, check=True
+        ).stdout
         assert "Shared library: [libcuda.so" in told
 
 
@@ -131,7 +148,9 @@ def test_the_same_again_takes_a_moment(records: FileStore, folder: Path) -> None
     assert tree(folder) == before
 
 
-def test_only_what_changed_is_compiled_and_what_is_not_wanted_goes(folder: Path, tmp_path: Path) -> None:
+def test_only_what_changed_is_compiled_and_what_is_not_wanted_goes(
+    folder: Path, tmp_path: Path
+) -> None:
     """Another winner is one kernel to compile for each of its launches."""
     store = FileStore(tmp_path / "records")
     for whole in map(restamped, committed()):
@@ -153,7 +172,9 @@ def test_only_what_changed_is_compiled_and_what_is_not_wanted_goes(folder: Path,
 def _with_last_winning(record: Record) -> Record:
     if not record.measurements:
         return record
-    last = max(record.measurements, key=lambda each: (each.config.params.get("BLOCK", 0), each.median))
+    last = max(
+        record.measurements, key=lambda each: (each.config.params.get("BLOCK", 0), each.median)
+    )
     fastest = last.model_copy(update={"median": 0.1})
     kept = (*(each for each in record.measurements if each != last), fastest)
     return record.model_copy(update={"measurements": kept, "winner": None})
@@ -210,7 +231,9 @@ def stamped_store(tmp_path: Path, stamp: dict[str, str]) -> FileStore:
 def test_what_differs_may_be_allowed(tmp_path: Path) -> None:
     """Another Triton's records come without binaries."""
     store = stamped_store(tmp_path, {"triton": "3.3.1"})
-    made = prewarm(store, tmp_path / "out", "products", "--allow-other-triton", devices=("NVIDIA H200",))
+    made = prewarm(
+        store, tmp_path / "out", "products", "--allow-other-triton", devices=("NVIDIA H200",)
+    )
     assert made.returncode == 0, made.stderr
     assert "records of Triton 3.3.1 only, no binaries" in made.stderr
     assert len(list(FileStore(tmp_path / "out" / "records").contexts())) == 3
@@ -222,7 +245,10 @@ def test_a_module_that_cannot_be_imported_is_named(records: FileStore, tmp_path:
     (tmp_path / "lacking.py").write_text("import flash_attn_that_nobody_has\n")
     made = prewarm(records, tmp_path / "out", "lacking", PYTHONPATH=str(tmp_path))
     assert made.returncode == 3
-    assert "lacking cannot be imported: there is no flash_attn_that_nobody_has on the builder" in made.stderr
+    assert (
+        "lacking cannot be imported: there is no flash_attn_that_nobody_has on the builder"
+        in made.stderr
+    )
     assert not (tmp_path / "out").exists()
 
 
@@ -236,7 +262,16 @@ def test_a_place_that_cannot_be_written_is_named(records: FileStore, tmp_path: P
         assert made.returncode == 3
         assert str(mine) in made.stderr
     assert (mine / "thesis.txt").read_text() == "years"
-    words = ["prewarm", "products", "--from", records.url, "--device", "NVIDIA H200", "--out", str(tmp_path / "out")]
+    words = [
+        "prewarm",
+        "products",
+        "--from",
+        records.url,
+        "--device",
+        "NVIDIA H200",
+        "--out",
+        str(tmp_path / "out"),
+    ]
     full = subprocess.run(
         [sys.executable, "-m", "dejavu_client", *words],
         env=environment(PYTHONPATH=str(HERE), XDG_CACHE_HOME=str(tmp_path / "user")),

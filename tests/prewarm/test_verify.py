@@ -32,17 +32,25 @@ def verify(tmp_path: Path, *sizes: int, **env: str):
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     own = {"DEJAVU_CACHE_URL": str(tmp_path / "store"), "TRITON_INTERPRET": "1"}
-    return dejavu("verify", "--expect-hits", "--", sys.executable, program, *sizes, **{**own, **env})
+    return dejavu(
+        "verify", "--expect-hits", "--", sys.executable, program, *sizes, **{**own, **env}
+    )
 
 
 def test_an_untuned_scenario_is_named(tmp_path: Path) -> None:
     """After one run has tuned two scenarios, these two are hits, and a third is not."""
     tuning = verify(tmp_path, 100, 200)
     assert tuning.returncode == 1
-    assert "benchmarked: program.add(n=100; x_ptr: float32, y_ptr: float32) (2 configs)" in tuning.stdout
+    assert (
+        "benchmarked: program.add(n=100; x_ptr: float32, y_ptr: float32) (2 configs)"
+        in tuning.stdout
+    )
     missed = verify(tmp_path, 100, 200, 5000, DEJAVU_CACHE_MODE="reuse")
     assert missed.returncode == 1
-    assert "missed: program.add(n=5000; x_ptr: float32, y_ptr: float32) (resolved by: default)" in missed.stdout
+    assert (
+        "missed: program.add(n=5000; x_ptr: float32, y_ptr: float32) (resolved by: default)"
+        in missed.stdout
+    )
     assert "2 scenarios hit, 1 missed" in missed.stdout
 
 

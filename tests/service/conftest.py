@@ -21,12 +21,12 @@ from sqlalchemy import create_engine, make_url, text
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from dejavu_service import schema
 from dejavu_service.app import create_app
-from dejavu_service.auth import ANYBODY
-from dejavu_service.database import Database
-from dejavu_service.rules import tokens
+from dejavu_service.middleware.authentication import ANYBODY
+from dejavu_service.services import tokens
 from dejavu_service.settings import Settings
+from dejavu_service.storage import schema
+from dejavu_service.storage.database import Database
 from service_support import Running, asking, running
 
 _numbers = itertools.count()
@@ -91,7 +91,9 @@ def new_database(
     def make(kind: str) -> str:
         if kind == "sqlite":
             return f"sqlite:///{shutil.copy(migrated_file, tmp_path_factory.mktemp('server') / 'server.sqlite3')}"
-        return _create(request.getfixturevalue("postgres").get_uri(), f"test{next(_numbers)}", "migrated")
+        return _create(
+            request.getfixturevalue("postgres").get_uri(), f"test{next(_numbers)}", "migrated"
+        )
 
     return make
 
@@ -182,7 +184,9 @@ def _app(url: str) -> FastAPI:
 
 
 def _create(uri: str, name: str, template: str = "template0") -> str:
-    engine = create_engine(make_url(uri).set(drivername="postgresql+psycopg"), isolation_level="AUTOCOMMIT")
+    engine = create_engine(
+        make_url(uri).set(drivername="postgresql+psycopg"), isolation_level="AUTOCOMMIT"
+    )
     with engine.connect() as connection:
         connection.execute(text(f"CREATE DATABASE {name} TEMPLATE {template}"))
     engine.dispose()

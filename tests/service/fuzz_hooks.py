@@ -14,7 +14,11 @@ import schemathesis
 THERE: dict[str, str] = json.loads(os.environ["FUZZ_THERE"])
 """Path parameters under which the server has a record."""
 
-FORMED = {"namespace": "[A-Za-z0-9][A-Za-z0-9._-]{0,63}", "context": "[0-9a-f]{24}", "scenario": "[0-9a-f]{24}"}
+FORMED = {
+    "namespace": "[A-Za-z0-9][A-Za-z0-9._-]{0,63}",
+    "context": "[0-9a-f]{24}",
+    "scenario": "[0-9a-f]{24}",
+}
 _calls: Counter[str] = Counter()
 
 
@@ -23,7 +27,9 @@ def before_call(context: Any, case: Any, kwargs: Any) -> None:
     """Every other well-formed path leads to a record, as made-up digests never do; a permitted wait is cut short."""
     path = case.path_parameters or {}
     destroys = case.method == "DELETE" and case.path.endswith("/records")
-    if not destroys and all(re.fullmatch(FORMED.get(name, ".*"), str(value)) for name, value in path.items()):
+    if not destroys and all(
+        re.fullmatch(FORMED.get(name, ".*"), str(value)) for name, value in path.items()
+    ):
         _calls[f"{case.method} {case.path}"] += 1
         if _calls[f"{case.method} {case.path}"] % 2:
             path.update({name: THERE[name] for name in path if name in THERE})

@@ -19,19 +19,15 @@ import httpx
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 from fastapi import FastAPI
 
-from dejavu_cache.records import (
+from dejavu_cache.model.record import Failure, Measurement, Record, RecordSet, Winner
+from dejavu_cache.model.scenario import (
     Config,
     Context,
     Device,
     Environment,
-    Failure,
     Kernel,
-    Measurement,
     Problem,
-    Record,
-    RecordSet,
     Scenario,
-    Winner,
 )
 
 START = datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc)
@@ -41,32 +37,47 @@ def context(kernel: str = "shop.kernels.matmul", device: str = "NVIDIA H200") ->
     return Context(
         kernel=Kernel(name=kernel, source="0123456789abcdef"),
         environment=Environment(
-            device=Device(name=device, arch="sm_90", units=132, memory_gib=140), triton="3.6.0", codegen="ptxas 12.8"
+            device=Device(name=device, arch="sm_90", units=132, memory_gib=140),
+            triton="3.6.0",
+            codegen="ptxas 12.8",
         ),
         problem=Problem(keys=("M", "N", "K"), method="events-cold"),
     )
 
 
 def config(block: int = 64, warps: int = 4) -> Config:
-    return Config(params={"BLOCK_M": block, "BLOCK_N": 64}, options={"num_warps": warps, "num_stages": 3})
+    return Config(
+        params={"BLOCK_M": block, "BLOCK_N": 64}, options={"num_warps": warps, "num_stages": 3}
+    )
 
 
 def scenario(m: int = 1) -> Scenario:
-    return Scenario(args={"M": m, "N": 4096, "K": 4096}, dtypes={"a_ptr": "float16", "b_ptr": "float16"})
+    return Scenario(
+        args={"M": m, "N": 4096, "K": 4096}, dtypes={"a_ptr": "float16", "b_ptr": "float16"}
+    )
 
 
-def measurement(of: Config, median: float | None = 0.1, after: float = 0, by: str = "ann@h200-1") -> Measurement:
+def measurement(
+    of: Config, median: float | None = 0.1, after: float = 0, by: str = "ann@h200-1"
+) -> Measurement:
     at = START + timedelta(seconds=after)
     if median is None:
         failure = Failure(kind="out_of_resources", reason="shared memory: 295 KiB of 227 KiB")
         return Measurement(config=of, failure=failure, at=at, by=by)
-    return Measurement(config=of, median=median, p20=median * 0.98, p80=median * 1.04, at=at, by=by, seconds=0.4)
+    return Measurement(
+        config=of, median=median, p20=median * 0.98, p80=median * 1.04, at=at, by=by, seconds=0.4
+    )
 
 
-def record(m: int = 1, median: float = 0.1, configs: int = 3, after: float = 0, by: str = "ann@h200-1") -> Record:
+def record(
+    m: int = 1, median: float = 0.1, configs: int = 3, after: float = 0, by: str = "ann@h200-1"
+) -> Record:
     """A record whose first config is the fastest."""
     declared = [config(16 * 2**each) for each in range(configs)]
-    measured = [measurement(each, median * (1 + 0.1 * place), after, by) for place, each in enumerate(declared)]
+    measured = [
+        measurement(each, median * (1 + 0.1 * place), after, by)
+        for place, each in enumerate(declared)
+    ]
     winner = Winner(config=declared[0], at=START + timedelta(seconds=after)) if declared else None
     return Record(scenario=scenario(m), winner=winner, measurements=tuple(measured))
 
@@ -99,10 +110,14 @@ class _Transport(httpx.BaseTransport):
         return self._portal.call(self._handle, request)
 
     async def _handle(self, request: httpx.Request) -> httpx.Response:
-        sent = httpx.Request(request.method, request.url, headers=request.headers, content=request.read())
+        sent = httpx.Request(
+            request.method, request.url, headers=request.headers, content=request.read()
+        )
         answer = await self._transport.handle_async_request(sent)
         raw = b"".join([part async for part in answer.stream])  # type: ignore[union-attr]
-        return httpx.Response(answer.status_code, headers=answer.headers, stream=httpx.ByteStream(raw))
+        return httpx.Response(
+            answer.status_code, headers=answer.headers, stream=httpx.ByteStream(raw)
+        )
 
 
 @contextmanager
@@ -111,7 +126,9 @@ def asking(app: FastAPI, **headers: str) -> Iterator[httpx.Client]:
     with (
         start_blocking_portal() as portal,
         portal.wrap_async_context_manager(app.router.lifespan_context(app)),
-        httpx.Client(transport=_Transport(app, portal), base_url="http://localhost", headers=headers) as client,
+        httpx.Client(
+            transport=_Transport(app, portal), base_url="http://localhost", headers=headers
+        ) as client,
     ):
         yield client
 
@@ -124,16 +141,25 @@ def command(*arguments: str) -> list[str]:
 class Running:
     """A server in a process of its own, on loopback."""
 
-    def __init__(self, url: str, log: Path, extra: Mapping[str, str] | None = None, port: int | None = None) -> None:
+    def __init__(
+        self, url: str, log: Path, extra: Mapping[str, str] | None = None, port: int | None = None
+    ) -> None:
         self.port = port or free_port()
         self.base = f"http://127.0.0.1:{self.port}"
         self.log = log
-        self._environ = {**os.environ, "DEJAVU_SERVER_DATABASE": url, "DEJAVU_SERVER_RATE": "0", **(extra or {})}
+        self._environ = {
+            **os.environ,
+            "DEJAVU_SERVER_DATABASE": url,
+            "DEJAVU_SERVER_RATE": "0",
+            **(extra or {}),
+        }
         self.start()
 
     def start(self) -> None:
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(command("serve", "--port", str(self.port)), env=self._environ, stderr=log)
+            self.process = subprocess.Popen(
+                command("serve", "--port", str(self.port)), env=self._environ, stderr=log
+            )
         deadline = time.monotonic() + 30
         while time.monotonic() < deadline:
             try:
@@ -159,7 +185,9 @@ class Running:
 
 
 @contextmanager
-def running(url: str, log: Path, extra: Mapping[str, str] | None = None, port: int | None = None) -> Iterator[Running]:
+def running(
+    url: str, log: Path, extra: Mapping[str, str] | None = None, port: int | None = None
+) -> Iterator[Running]:
     server = Running(url, log, extra, port)
     try:
         yield server
@@ -171,7 +199,9 @@ def running(url: str, log: Path, extra: Mapping[str, str] | None = None, port: i
 def replicas(url: str, folder: Path, count: int) -> Iterator[list[Running]]:
     """Several servers on one database; started, and stopped, all at once."""
     with ThreadPoolExecutor(count) as pool:
-        started = list(pool.map(lambda each: Running(url, folder / f"replica{each}.log"), range(count)))
+        started = list(
+            pool.map(lambda each: Running(url, folder / f"replica{each}.log"), range(count))
+        )
         try:
             yield started
         finally:

@@ -10,11 +10,11 @@ from typing import Any
 import httpx
 import pytest
 from dejavu_service.app import create_app
-from dejavu_service.auth import Identities
-from dejavu_service.database import Database
+from dejavu_service.middleware.authentication import Identities
 from dejavu_service.settings import Settings
 from dejavu_service.storage import tokens as stored
-from dejavu_service.tables import tokens as token_table
+from dejavu_service.storage.database import Database
+from dejavu_service.storage.tables import tokens as token_table
 from service_support import asking, body, config, context, record_set, scenario
 from sqlalchemy import select
 
@@ -72,9 +72,13 @@ def test_only_an_admin_of_everything_makes_tokens(client: httpx.Client, token: M
     assert client.post("/v1/tokens", json=wish, headers=token("admin")).status_code == 201
 
 
-def test_a_token_lives_until_it_is_revoked(client: httpx.Client, token: MakeToken, database: Database) -> None:
+def test_a_token_lives_until_it_is_revoked(
+    client: httpx.Client, token: MakeToken, database: Database
+) -> None:
     admin = token("admin")
-    made = client.post("/v1/tokens", json={"name": "ci", "role": "read", "namespaces": ["*"]}, headers=admin).json()
+    made = client.post(
+        "/v1/tokens", json={"name": "ci", "role": "read", "namespaces": ["*"]}, headers=admin
+    ).json()
     mine = {"Authorization": f"Bearer {made['token']}"}
     assert client.get("/v1/main/contexts", headers=mine).status_code == 200
     listed = client.get("/v1/tokens", headers=admin)
@@ -160,10 +164,15 @@ def test_a_token_that_was_revoked_is_not_remembered_by_a_look_up_under_way(
     asyncio.run(ask())
 
 
-@pytest.mark.parametrize("presented", ["", "x", "dejavu__", "dejavu_{id}_wrong", "dejavu_\x7f_x", "Bearer"])
+@pytest.mark.parametrize(
+    "presented", ["", "x", "dejavu__", "dejavu_{id}_wrong", "dejavu_\x7f_x", "Bearer"]
+)
 def test_a_wrong_token_is_refused(client: httpx.Client, token: MakeToken, presented: str) -> None:
     identity = token("admin")["Authorization"].split("_")[1]
-    answer = client.get("/v1/main/contexts", headers={"Authorization": f"Bearer {presented.replace('{id}', identity)}"})
+    answer = client.get(
+        "/v1/main/contexts",
+        headers={"Authorization": f"Bearer {presented.replace('{id}', identity)}"},
+    )
     assert answer.status_code == 401
     assert answer.headers["content-type"] == "application/problem+json"
     assert answer.headers["www-authenticate"] == "Bearer"
@@ -200,7 +209,9 @@ def test_pages_take_the_token_as_a_password(client: httpx.Client, token: MakeTok
     assert answer.headers["www-authenticate"].startswith("Basic")
     assert client.get("/pages/main", auth=("anyone", secret)).status_code == 200
     assert client.get("/pages/main", auth=("anyone", "wrong")).status_code == 401
-    assert client.get("/v1/main/contexts", auth=("anyone", secret)).status_code == 401, "browsers send it unasked"
+    assert client.get("/v1/main/contexts", auth=("anyone", secret)).status_code == 401, (
+        "browsers send it unasked"
+    )
 
 
 def test_health_needs_no_token(client: httpx.Client, token: MakeToken) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import httpx
-from dejavu_service.database import Database
-from dejavu_service.tables import measurements
+from dejavu_service.storage.database import Database
+from dejavu_service.storage.tables import measurements
 from service_support import body, config, context, measurement, record, record_set, scenario
 from sqlalchemy import select
 
-from dejavu_cache.records import Record, RecordSet, Winner, merge_records
+from dejavu_cache.model.merge import merge_records
+from dejavu_cache.model.record import Record, RecordSet, Winner
 
 PIN = f"/v1/main/contexts/{context().digest}/pins/{scenario().digest}"
 
@@ -21,17 +22,25 @@ def post(client: httpx.Client, sent: RecordSet, namespace: str = "main") -> None
 
 def read(client: httpx.Client, namespace: str = "main") -> list[Record]:
     answer = client.get(f"/v1/{namespace}/contexts/{context().digest}/records")
-    return list(RecordSet.model_validate_json(answer.content).records) if answer.status_code == 200 else []
+    return (
+        list(RecordSet.model_validate_json(answer.content).records)
+        if answer.status_code == 200
+        else []
+    )
 
 
 def test_a_pin_is_put_and_taken_back(client: httpx.Client) -> None:
     post(client, record_set())
-    pinned = Record.model_validate_json(client.put(PIN, json={"config": body(config(32)), "by": "ann"}).content)
+    pinned = Record.model_validate_json(
+        client.put(PIN, json={"config": body(config(32)), "by": "ann"}).content
+    )
     assert (pinned.pinned, pinned.pin and pinned.pin.by) == (config(32), "ann")
     assert read(client) == [pinned]
     freed = Record.model_validate_json(client.delete(PIN).content)
     assert freed.pinned is None
-    assert merge_records(pinned, freed).pinned is None, "a local store must learn that it was taken back"
+    assert merge_records(pinned, freed).pinned is None, (
+        "a local store must learn that it was taken back"
+    )
     assert read(client) == [freed]
 
 
@@ -40,13 +49,18 @@ def test_there_is_nothing_to_pin_without_a_record(client: httpx.Client) -> None:
     assert client.delete(PIN).status_code == 404
 
 
-def test_promotion_lets_the_source_stand_and_keeps_the_rest(client: httpx.Client, database: Database) -> None:
+def test_promotion_lets_the_source_stand_and_keeps_the_rest(
+    client: httpx.Client, database: Database
+) -> None:
     post(client, record_set(record(1, median=0.1)))
     best = config(256)
     source = Record(
         scenario=scenario(1),
         winner=Winner(config=best, at=record().winner.at),  # type: ignore[union-attr]
-        measurements=(measurement(best, 0.01, by="bob@h200-2"), measurement(config(16), 0.5, by="bob@h200-2")),
+        measurements=(
+            measurement(best, 0.01, by="bob@h200-2"),
+            measurement(config(16), 0.5, by="bob@h200-2"),
+        ),
     )
     post(client, record_set(source, record(2)), "pr-7")
     assert client.post("/v1/pr-7/promote", json={"to": "main"}).json() == {"records": 2}
@@ -56,10 +70,16 @@ def test_promotion_lets_the_source_stand_and_keeps_the_rest(client: httpx.Client
     assert one.by_config[config(16)].median == 0.5
     assert one.by_config[config(32)] == record(1, median=0.1).by_config[config(32)]
     assert one.by_config[best].by == "bob@h200-2"
-    assert merge_records(one, record(1, median=0.1)).winner == one.winner, "local stores must take the new winner"
+    assert merge_records(one, record(1, median=0.1)).winner == one.winner, (
+        "local stores must take the new winner"
+    )
     assert two == record(2)
     with database.read() as connection:
-        beside = connection.execute(select(measurements.c.text).where(~measurements.c.stands)).scalars().all()
+        beside = (
+            connection.execute(select(measurements.c.text).where(~measurements.c.stands))
+            .scalars()
+            .all()
+        )
     assert len(beside) == 1, "what was there before is kept beside"
 
 
@@ -80,9 +100,13 @@ def test_promotion_of_some(client: httpx.Client) -> None:
     other = context("other.kernel")
     post(client, record_set(), "pr-7")
     post(client, record_set(of=other), "pr-7")
-    assert client.post("/v1/pr-7/promote", json={"to": "x", "kernel": "other.kernel"}).json() == {"records": 1}
+    assert client.post("/v1/pr-7/promote", json={"to": "x", "kernel": "other.kernel"}).json() == {
+        "records": 1
+    }
     assert read(client, "x") == []
-    assert client.post("/v1/pr-7/promote", json={"to": "x", "contexts": [context().digest]}).json() == {"records": 1}
+    assert client.post(
+        "/v1/pr-7/promote", json={"to": "x", "contexts": [context().digest]}
+    ).json() == {"records": 1}
     assert read(client, "x") == [record()]
     for nothing in ({"to": "x", "contexts": ["0" * 24]}, {"to": "x", "kernel": "unknown"}):
         assert client.post("/v1/pr-7/promote", json=nothing).status_code == 404
@@ -107,7 +131,11 @@ def test_an_export_is_an_import(client: httpx.Client) -> None:
 
 def test_a_bad_line_imports_nothing(client: httpx.Client) -> None:
     good = record_set().model_dump_json(exclude_none=True)
-    bad: dict[str, Any] = {"not json": "{", "nan": good.replace("0.1,", "NaN,"), "long": good + " " * 100_001}
+    bad: dict[str, Any] = {
+        "not json": "{",
+        "nan": good.replace("0.1,", "NaN,"),
+        "long": good + " " * 100_001,
+    }
     for name, line in bad.items():
         answer = client.post("/v1/main/import", content=f"{good}\n\n{line}\n")
         assert answer.status_code in (413, 422), name

@@ -9,10 +9,10 @@ from pathlib import Path
 import httpx
 import pytest
 import typer
-from dejavu_service import schema
 from dejavu_service.cli import register
-from dejavu_service.database import Database
 from dejavu_service.settings import Settings, read_settings
+from dejavu_service.storage import schema
+from dejavu_service.storage.database import Database
 from service_support import body, command, free_port, record_set, running
 from typer.testing import CliRunner
 
@@ -37,7 +37,19 @@ def test_upgrade_and_check(empty_url: str) -> None:
 
 
 def test_tokens_are_made_listed_and_revoked(url: str) -> None:
-    code, said = run(url, "token", "create", "--name", "ci", "--role", "write", "--namespace", "pr-1", "--days", "30")
+    code, said = run(
+        url,
+        "token",
+        "create",
+        "--name",
+        "ci",
+        "--role",
+        "write",
+        "--namespace",
+        "pr-1",
+        "--days",
+        "30",
+    )
     assert code == 0
     (secret,) = [line for line in said.splitlines() if line.startswith("dejavu_")]
     identity = secret.split("_")[1]
@@ -53,7 +65,8 @@ def test_tokens_are_made_listed_and_revoked(url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [("--role", "owner"), ("--namespace", "../x"), ("--namespace", ""), ("--days", "99999")]
+    "arguments",
+    [("--role", "owner"), ("--namespace", "../x"), ("--namespace", ""), ("--days", "99999")],
 )
 def test_a_token_that_makes_no_sense(sqlite_url: str, arguments: tuple[str, str]) -> None:
     code, said = run(sqlite_url, "token", "create", "--name", "ci", *arguments)
@@ -96,7 +109,10 @@ def test_a_database_that_is_not_supported(url: str) -> None:
 
 
 def test_settings_come_from_one_place() -> None:
-    found = read_settings({"port": 1, "host": None}, {"DEJAVU_SERVER_HOST": "::1", "DEJAVU_SERVER_PORT": "2", "X": "3"})
+    found = read_settings(
+        {"port": 1, "host": None},
+        {"DEJAVU_SERVER_HOST": "::1", "DEJAVU_SERVER_PORT": "2", "X": "3"},
+    )
     assert (found.host, found.port) == ("::1", 1)
     assert read_settings({}, {"DEJAVU_SERVER_RATE": ""}).rate == Settings().rate
     for bad in ({"DEJAVU_SERVER_PORT": "x"}, {"DEJAVU_SERVER_SPEED": "1"}):
@@ -113,7 +129,9 @@ def test_prune_says_what_went(sqlite_url: str) -> None:
 
 def test_a_fresh_machine_serves(tmp_path: Path) -> None:
     with running(f"sqlite:///{tmp_path / 'new' / 'server.sqlite3'}", tmp_path / "log") as server:
-        assert httpx.post(f"{server.base}/v1/main/records", json=body(record_set())).status_code == 200
+        assert (
+            httpx.post(f"{server.base}/v1/main/records", json=body(record_set())).status_code == 200
+        )
         answer = httpx.get(f"{server.base}/v1/main/contexts", headers={"X-Request-Id": "seen"})
         assert answer.headers["x-request-id"] == "seen"
     assert "this machine only" in (tmp_path / "log").read_text()
@@ -122,7 +140,9 @@ def test_a_fresh_machine_serves(tmp_path: Path) -> None:
 def test_tls(tmp_path: Path) -> None:
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     wanted = ["-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=localhost"]
-    made = subprocess.run(["openssl", "req", *wanted, "-keyout", key, "-out", cert], capture_output=True)
+    made = subprocess.run(
+        ["openssl", "req", *wanted, "-keyout", key, "-out", cert], capture_output=True
+    )
     if made.returncode:
         pytest.skip("there is no openssl here")
     port = free_port()

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dejavu_client.client import Client, address
+from dejavu_client.http.protocol_client import Client, address
 from nursery import COMMAND, Child, Nursery
 from service_support import Running, replicas, restart
 from support import ADD
@@ -86,7 +86,9 @@ def held_by_the_server(url: str) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def three(own_postgres: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Running]]:
-    with replicas(own_postgres.get_uri(database="migrated"), tmp_path_factory.mktemp("logs"), 3) as started:
+    with replicas(
+        own_postgres.get_uri(database="migrated"), tmp_path_factory.mktemp("logs"), 3
+    ) as started:
         yield started
 
 
@@ -103,10 +105,15 @@ def finish(clients: list[Child]) -> list[dict[str, Any]]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_each_scenario_is_tuned_once_and_all_agree(three: list[Running], folder: Path, nursery: Nursery) -> None:
+def test_each_scenario_is_tuned_once_and_all_agree(
+    three: list[Running], folder: Path, nursery: Nursery
+) -> None:
     urls = [f"{each.base}?namespace=quiet" for each in three]
     # Many processes on a few cores: what takes its time here is the machine.
-    clients = [start_client(nursery, folder, number, urls[number % 3], wait=20) for number in range(CLIENTS)]
+    clients = [
+        start_client(nursery, folder, number, urls[number % 3], wait=20)
+        for number in range(CLIENTS)
+    ]
     results = finish(clients)
     benchmarks = Counter(line.split()[1] for line in (folder / "log").read_text().splitlines())
     assert len(benchmarks) == SCENARIOS * 3
@@ -123,7 +130,9 @@ def test_a_replica_and_postgres_die_in_the_middle_and_no_launch_fails(
     three: list[Running], own_postgres: Any, folder: Path, nursery: Nursery
 ) -> None:
     urls = [f"{each.base}?namespace=disturbed" for each in three]
-    clients = [start_client(nursery, folder, number, urls[number % 3], wait=3) for number in range(CLIENTS)]
+    clients = [
+        start_client(nursery, folder, number, urls[number % 3], wait=3) for number in range(CLIENTS)
+    ]
 
     def disturb() -> None:
         while len((folder / "log").read_text().splitlines()) < SCENARIOS // 2:

@@ -13,9 +13,9 @@ import sys
 from pathlib import Path
 
 import httpx
-from dejavu_service.auth import ANYBODY
-from dejavu_service.database import Database
-from dejavu_service.rules import tokens
+from dejavu_service.middleware.authentication import ANYBODY
+from dejavu_service.services import tokens
+from dejavu_service.storage.database import Database
 from service_support import body, context, record_set, running, scenario
 
 EXAMPLES = os.environ.get("FUZZ_EXAMPLES", "8")
@@ -30,21 +30,37 @@ CHECKS = (
 )
 
 
-def test_no_made_up_request_breaks_the_server_or_its_schema(postgres_url: str, tmp_path: Path) -> None:
+def test_no_made_up_request_breaks_the_server_or_its_schema(
+    postgres_url: str, tmp_path: Path
+) -> None:
     database = Database(postgres_url)
     token = tokens.issue(database, ANYBODY, "fuzz", "admin", ["*"], None).token
     database.close()
     there = {"namespace": "main", "context": context().digest, "scenario": scenario().digest}
     with running(postgres_url, tmp_path / "log", {"DEJAVU_SERVER_BURST": "1000000"}) as server:
         authorized = {"Authorization": f"Bearer {token}"}
-        sent = httpx.post(f"{server.base}/v1/main/records", json=body(record_set()), headers=authorized)
+        sent = httpx.post(
+            f"{server.base}/v1/main/records", json=body(record_set()), headers=authorized
+        )
         assert sent.status_code == 200, sent.text
-        arguments = [f"{server.base}/v1/openapi.json", "--checks", ",".join(CHECKS), "--max-examples", EXAMPLES]
+        arguments = [
+            f"{server.base}/v1/openapi.json",
+            "--checks",
+            ",".join(CHECKS),
+            "--max-examples",
+            EXAMPLES,
+        ]
         # A stream of lines is no body that can be made up from a schema; and given the chance, schemathesis
         # revokes its own token and is shut out of the rest.
         arguments += ["--exclude-path-regex", "(/import|/tokens/.*)$"]
         (tmp_path / "schemathesis.toml").write_text(f'[auth.openapi.token]\nbearer = "{token}"\n')
-        arguments += ["--phases", "examples,coverage,fuzzing", "--generation-deterministic", "--request-timeout", "40"]
+        arguments += [
+            "--phases",
+            "examples,coverage,fuzzing",
+            "--generation-deterministic",
+            "--request-timeout",
+            "40",
+        ]
         done = subprocess.run(
             [sys.executable, "-m", "schemathesis.cli", "run", *arguments],
             cwd=tmp_path,

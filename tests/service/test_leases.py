@@ -8,17 +8,19 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
-from dejavu_service.database import Database
-from dejavu_service.tables import epoch, leases
+from dejavu_service.storage.database import Database
+from dejavu_service.storage.tables import epoch, leases
 from service_support import body, context, record, record_set, scenario
 from sqlalchemy import update
 
-from dejavu_cache.records import Record
+from dejavu_cache.model.record import Record
 
 HOME = f"/v1/main/contexts/{context().digest}/records"
 
 
-def grant(client: httpx.Client, holder: str, ttl: float = 30, m: int = 1, namespace: str = "main") -> dict[str, Any]:
+def grant(
+    client: httpx.Client, holder: str, ttl: float = 30, m: int = 1, namespace: str = "main"
+) -> dict[str, Any]:
     wish = {"context": body(context()), "scenario": body(scenario(m)), "holder": holder, "ttl": ttl}
     answer = client.post(f"/v1/{namespace}/leases", json=wish)
     assert answer.status_code == 200, answer.text
@@ -58,7 +60,10 @@ def test_an_expired_lease_is_taken_over(client: httpx.Client, database: Database
 
 def test_a_lease_is_renewed_until_it_expires(client: httpx.Client, database: Database) -> None:
     lease = grant(client, "a", ttl=5)["lease"]
-    assert client.put(f"/v1/main/leases/{lease}", json={"ttl": 500}).json() == {"lease": lease, "expires_in": 500}
+    assert client.put(f"/v1/main/leases/{lease}", json={"ttl": 500}).json() == {
+        "lease": lease,
+        "expires_in": 500,
+    }
     assert grant(client, "b")["expires_in"] > 400
     expire(database)
     assert client.put(f"/v1/main/leases/{lease}", json={"ttl": 500}).status_code == 404

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import httpx
-from dejavu_service.views import row
+from dejavu_service.pages.views import row
 from service_support import body, config, context, measurement, record, record_set, scenario
 
-from dejavu_cache.records import Record
+from dejavu_cache.model.record import Record
 
 
 def fill(client: httpx.Client) -> None:
     for name in ("shop.kernels.matmul", "shop.kernels.<script>alert(1)</script>"):
         for device in ("NVIDIA H200", "AMD Instinct MI300X"):
-            client.post("/v1/main/records", json=body(record_set(record(1), record(64), of=context(name, device))))
-    client.post("/v1/main/misses", json={"misses": [{"context": body(context()), "scenario": body(scenario(7))}]})
+            client.post(
+                "/v1/main/records",
+                json=body(record_set(record(1), record(64), of=context(name, device))),
+            )
+    client.post(
+        "/v1/main/misses",
+        json={"misses": [{"context": body(context()), "scenario": body(scenario(7))}]},
+    )
 
 
 def test_the_overview_has_kernels_by_devices(client: httpx.Client) -> None:
@@ -21,7 +27,12 @@ def test_the_overview_has_kernels_by_devices(client: httpx.Client) -> None:
     fill(client)
     page = client.get("/pages/main")
     assert "8 records of" in " ".join(page.text.split())
-    for shown in ("NVIDIA H200", "AMD Instinct MI300X", context().digest, "shop.<wbr>kernels.<wbr>matmul"):
+    for shown in (
+        "NVIDIA H200",
+        "AMD Instinct MI300X",
+        context().digest,
+        "shop.<wbr>kernels.<wbr>matmul",
+    ):
         assert shown in page.text
     assert "<script" not in page.text
     assert "default-src 'none'" in page.headers["content-security-policy"]
@@ -44,7 +55,8 @@ def test_a_kernel_shows_scenarios_timings_and_pins(client: httpx.Client) -> None
 def test_many_scenarios_come_in_pages(client: httpx.Client) -> None:
     for start in (0, 40):
         client.post(
-            "/v1/main/records", json=body(record_set(*(record(m, configs=1) for m in range(start, start + 40))))
+            "/v1/main/records",
+            json=body(record_set(*(record(m, configs=1) for m in range(start, start + 40)))),
         )
     path = f"/pages/main/contexts/{context().digest}"
     assert client.get(path).text.count("<details>") == 50
@@ -78,7 +90,12 @@ def test_near_ties_and_failures_are_counted() -> None:
 
 
 def test_a_record_without_timings_is_shown_too() -> None:
-    shown = row(Record(scenario=scenario(), measurements=(measurement(config(), None), measurement(config(16), 0.0))))
+    shown = row(
+        Record(
+            scenario=scenario(),
+            measurements=(measurement(config(), None), measurement(config(16), 0.0)),
+        )
+    )
     assert (shown.chosen, shown.timing, shown.gain) == (None, None, None)
 
 
@@ -89,7 +106,8 @@ def test_metrics_tell_what_there_is(client: httpx.Client) -> None:
     client.get(home, headers={"If-None-Match": tag})
     client.get(f"/v1/main/contexts/{'0' * 24}/records")
     client.post(
-        "/v1/main/leases", json={"context": body(context()), "scenario": body(scenario()), "holder": "a", "ttl": 9}
+        "/v1/main/leases",
+        json={"context": body(context()), "scenario": body(scenario()), "holder": "a", "ttl": 9},
     )
     text = client.get("/metrics").text
     for line in (

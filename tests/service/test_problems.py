@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 from dejavu_service.app import create_app
-from dejavu_service.limits import Rate
+from dejavu_service.middleware.limits import Rate
 from dejavu_service.problems import ProblemError
 from dejavu_service.settings import Settings
 from service_support import asking, body, context, record, record_set, scenario
@@ -31,21 +31,30 @@ BODIES: dict[str, tuple[bytes, int]] = {
     "a text for a number": (GOOD.replace('"median": 0.1,', '"median": "fast",').encode(), 422),
     "a number as a text": (GOOD.replace('"median": 0.1,', '"median": "0.1",').encode(), 422),
     "a yes for a number": (GOOD.replace('"units": 132', '"units": true').encode(), 422),
-    "an unknown field": (GOOD.replace('"median": 0.1,', '"median": 0.1, "speed": 1,').encode(), 422),
+    "an unknown field": (
+        GOOD.replace('"median": 0.1,', '"median": 0.1, "speed": 1,').encode(),
+        422,
+    ),
     "a missing field": (GOOD.replace('"triton": "3.6.0"', '"codegen": "x"').encode(), 422),
     "NUL": (GOOD.replace("ann@h200-1", "ann\\u0000").encode(), 400),
     "half a surrogate": (GOOD.replace("ann@h200-1", "\\ud800").encode(), 400),
     "no UTF-8": (GOOD.encode().replace(b"ann@h200-1", b"\xff\xfe"), 400),
     "a control character": (GOOD.replace("shop.kernels.matmul", "a\\u0001b").encode(), 422),
     "the year 1": (GOOD.replace("2026-01-02T03:04:05Z", "0001-01-01T00:00:00+14:00").encode(), 422),
-    "the year 9999": (GOOD.replace("2026-01-02T03:04:05Z", "9999-12-31T23:59:59-14:00").encode(), 422),
+    "the year 9999": (
+        GOOD.replace("2026-01-02T03:04:05Z", "9999-12-31T23:59:59-14:00").encode(),
+        422,
+    ),
     "no date": (GOOD.replace("2026-01-02T03:04:05Z", "yesterday").encode(), 422),
     "no offset": (GOOD.replace("2026-01-02T03:04:05Z", "2026-01-02T03:04:05").encode(), 422),
     "seconds since 1970": (GOOD.replace('"2026-01-02T03:04:05Z"', "1767323045").encode(), 422),
     "a newer format": (GOOD.replace('"format": 1', '"format": 2').encode(), 422),
     "format 0": (GOOD.replace('"format": 1', '"format": 0').encode(), 422),
     "one config twice": (GOOD.replace('"BLOCK_M": 32', '"BLOCK_M": 16').encode(), 422),
-    "too many records": (json.dumps(body(record_set(*(record(m, configs=0) for m in range(51))))).encode(), 413),
+    "too many records": (
+        json.dumps(body(record_set(*(record(m, configs=0) for m in range(51))))).encode(),
+        413,
+    ),
     "too many bytes": (b" " * 100_001, 413),
 }
 
@@ -66,9 +75,13 @@ def _problem(answer: httpx.Response, status: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", BODIES)
-def test_a_malformed_body_is_refused_and_nothing_is_written(client: httpx.Client, name: str) -> None:
+def test_a_malformed_body_is_refused_and_nothing_is_written(
+    client: httpx.Client, name: str
+) -> None:
     sent, status = BODIES[name]
-    answer = client.post("/v1/main/records", content=sent, headers={"Content-Type": "application/json"})
+    answer = client.post(
+        "/v1/main/records", content=sent, headers={"Content-Type": "application/json"}
+    )
     _problem(answer, status)
     assert client.get("/v1/main/contexts").json()["contexts"] == []
 
@@ -82,7 +95,11 @@ def test_an_error_names_the_field(client: httpx.Client) -> None:
 
 
 def test_bodies_are_plain_json(client: httpx.Client) -> None:
-    for headers in ({}, {"Content-Type": "text/plain"}, {"Content-Type": "application/json", "Content-Encoding": "br"}):
+    for headers in (
+        {},
+        {"Content-Type": "text/plain"},
+        {"Content-Type": "application/json", "Content-Encoding": "br"},
+    ):
         _problem(client.post("/v1/main/records", content=GOOD, headers=headers), 415)
 
 
@@ -114,7 +131,8 @@ def test_tricks_with_paths_find_nothing(client: httpx.Client, path: str) -> None
 
 
 @pytest.mark.parametrize(
-    "query", ["kernel=%00", "kernel=", "limit=0", "limit=x", "limit=99999999999999999999", "after=x"]
+    "query",
+    ["kernel=%00", "kernel=", "limit=0", "limit=x", "limit=99999999999999999999", "after=x"],
 )
 def test_a_query_that_makes_no_sense(client: httpx.Client, query: str) -> None:
     _problem(client.get(f"/v1/main/contexts?{query}"), 422)
@@ -124,11 +142,18 @@ def test_methods_that_are_not_there(client: httpx.Client) -> None:
     _problem(client.patch("/v1/main/records"), 405)
 
 
-@pytest.mark.parametrize("ttl", ["0", "-1", "1e300", '"x"', '"5"', "true", "null", "99999999999999999999999"])
+@pytest.mark.parametrize(
+    "ttl", ["0", "-1", "1e300", '"x"', '"5"', "true", "null", "99999999999999999999999"]
+)
 def test_a_lease_has_a_sensible_length(client: httpx.Client, ttl: str) -> None:
-    wish = json.dumps({"context": body(context()), "scenario": body(scenario()), "holder": "a", "ttl": 7})
+    wish = json.dumps(
+        {"context": body(context()), "scenario": body(scenario()), "holder": "a", "ttl": 7}
+    )
     sent = wish.replace("7}", f"{ttl}}}")
-    _problem(client.post("/v1/main/leases", content=sent, headers={"Content-Type": "application/json"}), 422)
+    _problem(
+        client.post("/v1/main/leases", content=sent, headers={"Content-Type": "application/json"}),
+        422,
+    )
 
 
 def test_who_asks_too_fast_is_told_to_wait(url: str) -> None:
@@ -157,7 +182,7 @@ def test_a_bucket_fills_again() -> None:
 def test_what_nobody_foresaw_names_the_request(
     url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from dejavu_service.rules import records
+    from dejavu_service.services import records
 
     def broken(*_: Any) -> None:
         raise RuntimeError("a bug")
@@ -167,10 +192,15 @@ def test_what_nobody_foresaw_names_the_request(
         answer = client.get("/v1/main/contexts", headers={"X-Request-Id": "abc-1"})
     assert "abc-1" in _problem(answer, 500)["detail"]
     assert answer.headers["x-request-id"] == "abc-1"
-    assert [each.fields["request"] for each in caplog.records if each.levelname == "ERROR"] == ["abc-1"]  # type: ignore[attr-defined]
+    assert [each.fields["request"] for each in caplog.records if each.levelname == "ERROR"] == [
+        "abc-1"
+    ]  # type: ignore[attr-defined]
 
 
 def test_a_request_id_is_echoed_or_made(client: httpx.Client) -> None:
     assert client.get("/livez", headers={"X-Request-Id": "mine"}).headers["x-request-id"] == "mine"
     for bad in ("", "a b", "x" * 65):
-        assert client.get("/livez", headers={"X-Request-Id": bad}).headers["x-request-id"] not in ("", bad)
+        assert client.get("/livez", headers={"X-Request-Id": bad}).headers["x-request-id"] not in (
+            "",
+            bad,
+        )

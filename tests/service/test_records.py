@@ -5,18 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 import httpx
-from dejavu_service.database import Database
+from dejavu_service.storage.database import Database
 from dejavu_service.storage.records import whole
-from dejavu_service.tables import measurements
+from dejavu_service.storage.tables import measurements
 from service_support import asking, body, config, context, measurement, record, record_set, scenario
 from sqlalchemy import func, select
 
-from dejavu_cache.records import Pin, Record, RecordSet, Winner, now
+from dejavu_cache.model.record import Pin, Record, RecordSet, Winner
+from dejavu_cache.model.scenario import now
 
 HOME = f"/v1/main/contexts/{context().digest}/records"
 
 
-def post(client: httpx.Client, sent: RecordSet, namespace: str = "main", **headers: str) -> dict[str, Any]:
+def post(
+    client: httpx.Client, sent: RecordSet, namespace: str = "main", **headers: str
+) -> dict[str, Any]:
     answer = client.post(f"/v1/{namespace}/records", json=body(sent), headers=headers)
     assert answer.status_code == 200, answer.text
     counted: dict[str, Any] = answer.json()
@@ -38,7 +41,11 @@ def test_what_was_posted_is_read_in_the_order_of_scenarios(client: httpx.Client)
 def test_the_same_post_again_changes_nothing(client: httpx.Client) -> None:
     post(client, record_set(record(1), record(2)))
     before = client.get(HOME)
-    assert post(client, record_set(record(1), record(2))) == {"records": 2, "measurements": 0, "beside": 0}
+    assert post(client, record_set(record(1), record(2))) == {
+        "records": 2,
+        "measurements": 0,
+        "beside": 0,
+    }
     after = client.get(HOME)
     assert (after.content, after.headers["etag"]) == (before.content, before.headers["etag"])
 
@@ -51,7 +58,9 @@ def test_a_conflicting_claim_is_kept_beside(client: httpx.Client, database: Data
     assert read(client) == [record(median=0.1)]
     with database.read() as connection:
         kept = connection.execute(
-            select(measurements.c.stands, func.count()).group_by(measurements.c.stands).order_by(measurements.c.stands)
+            select(measurements.c.stands, func.count())
+            .group_by(measurements.c.stands)
+            .order_by(measurements.c.stands)
         ).all()
     assert [tuple(each) for each in kept] == [(False, 3), (True, 3)]
 
@@ -59,7 +68,9 @@ def test_a_conflicting_claim_is_kept_beside(client: httpx.Client, database: Data
 def test_new_configs_join_and_the_first_winner_stands(client: httpx.Client) -> None:
     post(client, record_set(record(configs=1)))
     better = Record(
-        scenario=scenario(), winner=Winner(config=config(8), at=now()), measurements=(measurement(config(8), 0.01),)
+        scenario=scenario(),
+        winner=Winner(config=config(8), at=now()),
+        measurements=(measurement(config(8), 0.01),),
     )
     assert post(client, record_set(better))["measurements"] == 1
     (found,) = read(client)
@@ -156,7 +167,9 @@ def test_contexts_come_in_pages(client: httpx.Client) -> None:
     found = [*first["contexts"], *second["contexts"]]
     assert found == [body(each) for each in sorted(everything, key=lambda each: each.digest)]
     assert second["next"] is None
-    assert client.get("/v1/main/contexts?kernel=kernel2").json()["contexts"] == [body(context("kernel2"))]
+    assert client.get("/v1/main/contexts?kernel=kernel2").json()["contexts"] == [
+        body(context("kernel2"))
+    ]
     assert client.get("/v1/other/contexts").json() == {"contexts": [], "next": None}
 
 

@@ -13,15 +13,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from dejavu_client.client import Client, address
-from dejavu_client.remote import RemoteStore
-from dejavu_client.spool import Spool
+from dejavu_client.http.protocol_client import Client, address
+from dejavu_client.http.remote_store import RemoteStore
+from dejavu_client.http.spool import Spool
 from service_support import Running, free_port, running
 from support import context, environment, launch, load, measurement, record
 
-from dejavu_cache.process import as_tiers
-from dejavu_cache.records import Winner, now
+from dejavu_cache.model.record import Winner
+from dejavu_cache.model.scenario import now
 from dejavu_cache.stores import FileStore, Store, TieredStore
+from dejavu_cache.stores.default import as_tiers
 from dejavu_cache.testing import StoreContract
 
 
@@ -68,7 +69,9 @@ class TestRemoteStore(StoreContract):
 class TestLocalFirst:
     """A folder before the server: what launches use."""
 
-    def test_the_folder_answers_and_the_server_is_not_asked(self, store: RemoteStore, tmp_path: Path) -> None:
+    def test_the_folder_answers_and_the_server_is_not_asked(
+        self, store: RemoteStore, tmp_path: Path
+    ) -> None:
         folder = FileStore(tmp_path / "folder")
         folder.put(context(), [record(16)])
         asked: list[object] = []
@@ -102,8 +105,8 @@ def test_a_lease_outlives_its_dead_holder_by_its_time_only(
 ) -> None:
     code = """
         import sys, time
-        from dejavu_client.client import Client
-        from dejavu_client.remote import RemoteStore
+        from dejavu_client.http.protocol_client import Client
+        from dejavu_client.http.remote_store import RemoteStore
         from support import context, record
         store = RemoteStore(Client(sys.argv[1], namespace=sys.argv[2]), wait=5, lease_seconds=2)
         with store.lease(context(), record(1).scenario, wait=0) as held:
@@ -132,8 +135,8 @@ def test_who_waits_for_a_lease_wakes_when_the_record_is_there(
 ) -> None:
     code = """
         import sys, time
-        from dejavu_client.client import Client
-        from dejavu_client.remote import RemoteStore
+        from dejavu_client.http.protocol_client import Client
+        from dejavu_client.http.remote_store import RemoteStore
         from dejavu_cache.records import Winner, now
         from support import config, context, measurement, record
         store = RemoteStore(Client(sys.argv[1], namespace=sys.argv[2]), wait=5)
@@ -243,7 +246,12 @@ def test_a_forked_child_has_a_sender_of_its_own(namespace_url: str, tmp_path: Pa
 
 def test_the_commands_move_records(server: Running, tmp_path: Path) -> None:
     folder = FileStore(tmp_path / "folder")
-    tie = record(16, measurement(32, 1.0), measurement(64, 2.0), winner=Winner(config=measurement(32).config, at=now()))
+    tie = record(
+        16,
+        measurement(32, 1.0),
+        measurement(64, 2.0),
+        winner=Winner(config=measurement(32).config, at=now()),
+    )
     folder.put(context(), [tie, record(32)])
 
     def run(*arguments: object) -> str:
@@ -269,13 +277,17 @@ def test_the_commands_move_records(server: Running, tmp_path: Path) -> None:
     wanting = opened(server.base, tmp_path)
     wanting.miss(context(), record(999).scenario)
     wanting.close()
-    assert [row["count"] for row in json.loads(run("misses", "--server", server.base, "--json"))] == [1]
+    assert [
+        row["count"] for row in json.loads(run("misses", "--server", server.base, "--json"))
+    ] == [1]
     assert "0 record sets that waited" in run("sync", "--server", server.base, "--store", copy.root)
 
 
 def test_the_server_is_killed_between_two_launches(server: Running, tmp_path: Path) -> None:
     kernel = load(tmp_path / "kernels.py").add
-    kernel._store = TieredStore([FileStore(tmp_path / "records"), opened(server.base, tmp_path, wait=0.25)])
+    kernel._store = TieredStore(
+        [FileStore(tmp_path / "records"), opened(server.base, tmp_path, wait=0.25)]
+    )
     launch(kernel, 100)
     server.process.send_signal(signal.SIGKILL)
     server.process.wait()

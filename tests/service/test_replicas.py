@@ -13,12 +13,14 @@ import httpx
 import pytest
 from service_support import Running, body, context, record, record_set, replicas, restart
 
-from dejavu_cache.records import RecordSet
+from dejavu_cache.model.record import RecordSet
 
 
 @pytest.fixture(scope="module")
 def three(own_postgres: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Running]]:
-    with replicas(own_postgres.get_uri(database="migrated"), tmp_path_factory.mktemp("logs"), 3) as started:
+    with replicas(
+        own_postgres.get_uri(database="migrated"), tmp_path_factory.mktemp("logs"), 3
+    ) as started:
         yield started
 
 
@@ -66,16 +68,22 @@ def test_nothing_acknowledged_is_lost(three: list[Running], own_postgres: Any) -
     own_postgres.get_postmaster_info().process.wait(10)
     restart(own_postgres)
     deadline = time.monotonic() + 20
-    while time.monotonic() < deadline and any(httpx.get(f"{r.base}/readyz").status_code != 200 for r in three):
+    while time.monotonic() < deadline and any(
+        httpx.get(f"{r.base}/readyz").status_code != 200 for r in three
+    ):
         time.sleep(0.1)
     before = [len(each.taken) for each in writers]
     time.sleep(1.5)
     ends.set()
     for each in writers:
         each.join(30)
-    assert all(len(each.taken) > was for each, was in zip(writers, before, strict=True)), "all go on by themselves"
+    assert all(len(each.taken) > was for each, was in zip(writers, before, strict=True)), (
+        "all go on by themselves"
+    )
     logs = "".join(replica.log.read_text() for replica in three)
-    assert set().union(*(each.refused for each in writers)) <= {503}, logs[logs.find("unforeseen") - 200 :][:6000]
+    assert set().union(*(each.refused for each in writers)) <= {503}, logs[
+        logs.find("unforeseen") - 200 :
+    ][:6000]
     taken = {m for each in writers for m in each.taken}
     for replica in three:
         answer = httpx.get(f"{replica.base}/v1/main/contexts/{context().digest}/records")
@@ -89,5 +97,7 @@ def test_a_write_to_one_replica_is_read_from_all_at_once(three: list[Running]) -
         for m in range(30):
             client.post(f"{three[m % 3].base}/v1/other/records", json=body(record_set(record(m))))
             for replica in three:
-                found = client.get(f"{replica.base}/v1/other/contexts/{context().digest}/records").json()["records"]
+                found = client.get(
+                    f"{replica.base}/v1/other/contexts/{context().digest}/records"
+                ).json()["records"]
                 assert len(found) == m + 1

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import httpx
-from dejavu_service.database import Database
-from dejavu_service.rules.retention import Pruned, prune
-from dejavu_service.tables import contexts, epoch, measurements, misses
+from dejavu_service.services.retention import Pruned, prune
+from dejavu_service.storage.database import Database
+from dejavu_service.storage.tables import contexts, epoch, measurements, misses
 from fastapi import FastAPI
 from service_support import body, config, context, record, record_set, scenario
 from sqlalchemy import func, select, update
@@ -19,7 +19,9 @@ def age(database: Database, days: float) -> None:
         connection.execute(update(misses).values(last_seen=epoch() - days * 86400))
 
 
-def test_unused_records_go_with_their_measurements(client: httpx.Client, database: Database) -> None:
+def test_unused_records_go_with_their_measurements(
+    client: httpx.Client, database: Database
+) -> None:
     client.post("/v1/main/records", json=body(record_set(record(1), record(2))))
     assert prune(database, 30, 30) == Pruned(0, 0, 0)
     age(database, 31)
@@ -53,7 +55,10 @@ def test_pinned_and_promoted_records_stay(client: httpx.Client, database: Databa
 
 
 def test_old_misses_are_forgotten(client: httpx.Client, database: Database) -> None:
-    client.post("/v1/main/misses", json={"misses": [{"context": body(context()), "scenario": body(scenario())}]})
+    client.post(
+        "/v1/main/misses",
+        json={"misses": [{"context": body(context()), "scenario": body(scenario())}]},
+    )
     assert prune(database, 30, 30) == Pruned(0, 0, 0)
     age(database, 31)
     assert prune(database, 30, 30) == Pruned(0, 1, 1)

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import psycopg
 import pytest
-from dejavu_service import revisions
-from dejavu_service.database import Database
-from dejavu_service.revisions import GroupedRevisions
+from dejavu_service.bulk_read import revisions
+from dejavu_service.bulk_read.revisions import GroupedRevisions
 from dejavu_service.storage import contexts
+from dejavu_service.storage.database import Database
 from service_support import context
 from sqlalchemy import text
 
@@ -46,11 +46,15 @@ def questions(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return asked
 
 
-def test_those_who_ask_at_once_share_a_question(database: Database, context_id: int, questions: list[int]) -> None:
+def test_those_who_ask_at_once_share_a_question(
+    database: Database, context_id: int, questions: list[int]
+) -> None:
     async def ask() -> None:
         grouped = GroupedRevisions(database)
         unknown = ("main", "no such context")
-        *found, missing = await asyncio.gather(*(grouped.get(KEY) for _ in range(50)), grouped.get(unknown))
+        *found, missing = await asyncio.gather(
+            *(grouped.get(KEY) for _ in range(50)), grouped.get(unknown)
+        )
         await grouped.close()
         assert missing is None
         assert {each.id for each in found if each} == {context_id}
@@ -68,7 +72,9 @@ def test_what_was_written_while_a_question_was_out_is_in_the_answer_to_who_comes
         for _ in range(20):
             early = asyncio.create_task(grouped.get(KEY))
             await asyncio.sleep(0.001)
-            with database.write() as connection:  # the event loop stands: the first answer has not been taken
+            with (
+                database.write() as connection
+            ):  # the event loop stands: the first answer has not been taken
                 contexts.changed(connection, context_id, 1)
                 written = connection.execute(text("SELECT records FROM contexts")).scalar()
             late = await grouped.get(KEY)
@@ -109,7 +115,9 @@ def test_no_answer_in_time_fails_all_who_wait_and_the_next_are_answered(
         await grouped.get(KEY)
         with database.write() as connection:
             connection.execute(text("LOCK TABLE contexts IN ACCESS EXCLUSIVE MODE"))
-            failed = await asyncio.gather(*(grouped.get(KEY) for _ in range(3)), return_exceptions=True)
+            failed = await asyncio.gather(
+                *(grouped.get(KEY) for _ in range(3)), return_exceptions=True
+            )
         assert [type(each) for each in failed] == [revisions._UnansweredError] * 3
         assert isinstance(failed[0], psycopg.Error)
         assert await grouped.get(KEY) is not None
@@ -135,7 +143,9 @@ def test_keys_are_quoted(database: Database, context_id: int) -> None:
 
     async def ask() -> None:
         grouped = GroupedRevisions(database)
-        assert await asyncio.gather(*(grouped.get((each, each)) for each in odd)) == [None] * len(odd)
+        assert await asyncio.gather(*(grouped.get((each, each)) for each in odd)) == [None] * len(
+            odd
+        )
         assert await grouped.get(KEY) is not None
         await grouped.close()
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import httpx
 import pytest
-from dejavu_service import schema
 from dejavu_service.app import create_app
-from dejavu_service.database import Database
 from dejavu_service.settings import Settings
+from dejavu_service.storage import schema
+from dejavu_service.storage.database import Database
 from service_support import asking, body, command, context, record_set
 from sqlalchemy import inspect, text
 
@@ -54,7 +54,9 @@ def test_records_survive_down_and_up(database: Database, client: httpx.Client, u
 def test_ten_upgrade_at_once(empty_url: str) -> None:
     environ = {**os.environ, "DEJAVU_SERVER_DATABASE": empty_url}
     racing = [
-        subprocess.Popen(command("db", "upgrade"), env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        subprocess.Popen(
+            command("db", "upgrade"), env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
         for _ in range(10)
     ]
     said = [(each.communicate()[0], each.returncode) for each in racing]

@@ -8,9 +8,9 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from dejavu_client.client import Client
-from dejavu_client.remote import RemoteStore
-from dejavu_client.spool import Spool
+from dejavu_client.http.protocol_client import Client
+from dejavu_client.http.remote_store import RemoteStore
+from dejavu_client.http.spool import Spool
 from service_support import running
 from support import environment
 from sweep.sweeping import Sweeps
@@ -55,7 +55,9 @@ def test_a_server_that_goes_away_costs_nothing(sqlite_url: str, sweeps: Sweeps) 
     assert journals(sweeps) == []
 
 
-def test_a_server_that_was_never_there_is_not_called_the_place_of_the_records(sweeps: Sweeps) -> None:
+def test_a_server_that_was_never_there_is_not_called_the_place_of_the_records(
+    sweeps: Sweeps,
+) -> None:
     nowhere = ("--store", "http://127.0.0.1:9", "--option", "cases=2")
     out = sweeps.run(*nowhere, code=1)
     assert "records are in http://127.0.0.1:9" not in out
@@ -63,7 +65,9 @@ def test_a_server_that_was_never_there_is_not_called_the_place_of_the_records(sw
     assert "0 configs measured" in sweeps.run(*nowhere, code=1)
     assert len(sweeps.measured) == 8
     (journal,) = journals(sweeps)
-    assert sweeps.json(*nowhere, code=1)["kept"] != [str(journal)], "each sweep takes over what the last one left"
+    assert sweeps.json(*nowhere, code=1)["kept"] != [str(journal)], (
+        "each sweep takes over what the last one left"
+    )
 
 
 def test_what_a_token_may_not_write_waits_for_one_that_may(sqlite_url: str, sweeps: Sweeps) -> None:

@@ -54,7 +54,11 @@ def python(folder: Path, url: str, *arguments: str, code: int = 0, **env: str) -
     done = subprocess.run(
         [sys.executable, *arguments],
         env=environment(
-            TRITON_INTERPRET="1", DEJAVU_CACHE_URL=url, DEJAVU_CACHE_WAIT="10", XDG_CACHE_HOME=str(folder), **env
+            TRITON_INTERPRET="1",
+            DEJAVU_CACHE_URL=url,
+            DEJAVU_CACHE_WAIT="10",
+            XDG_CACHE_HOME=str(folder),
+            **env,
         ),
         cwd=folder,
         capture_output=True,
@@ -68,13 +72,23 @@ def python(folder: Path, url: str, *arguments: str, code: int = 0, **env: str) -
 def test_only_what_programs_missed_is_tuned(sqlite_url: str, tmp_path: Path) -> None:
     (tmp_path / "met.py").write_text(textwrap.dedent(KERNEL))
     with running(sqlite_url, tmp_path / "log") as server:
-        python(tmp_path, server.base, "-c", textwrap.dedent(SERVER), "200", "300", DEJAVU_CACHE_MODE="reuse")
+        python(
+            tmp_path,
+            server.base,
+            "-c",
+            textwrap.dedent(SERVER),
+            "200",
+            "300",
+            DEJAVU_CACHE_MODE="reuse",
+        )
         sweep = ["-m", "dejavu_client", "sweep", "met", "--from-misses", "--store", server.base]
         told = python(tmp_path, server.base, *sweep)
         assert "2 cases tuned, 4 configs measured" in told
         assert "0 were there already" in told
         assert "1 nobody asked for" in told
-        shown = python(tmp_path, server.base, "-m", "dejavu_client", "show", "add_one", "--store", server.base)
+        shown = python(
+            tmp_path, server.base, "-m", "dejavu_client", "show", "add_one", "--store", server.base
+        )
         assert "n=200" in shown
         assert "n=300" in shown
         assert "n=100" not in shown
@@ -85,17 +99,37 @@ def test_a_miss_that_no_case_stands_for_is_told(sqlite_url: str, tmp_path: Path)
     (tmp_path / "met.py").write_text(textwrap.dedent(KERNEL))
     with running(sqlite_url, tmp_path / "log") as server:
         met = "200", "300", "500"
-        python(tmp_path, server.base, "-c", textwrap.dedent(SERVER), *met, DEJAVU_CACHE_MODE="reuse")
-        sweep = ["-m", "dejavu_client", "sweep", "met:fixed", "--from-misses", "--store", server.base]
+        python(
+            tmp_path, server.base, "-c", textwrap.dedent(SERVER), *met, DEJAVU_CACHE_MODE="reuse"
+        )
+        sweep = [
+            "-m",
+            "dejavu_client",
+            "sweep",
+            "met:fixed",
+            "--from-misses",
+            "--store",
+            server.base,
+        ]
         told = python(tmp_path, server.base, *sweep, code=1)
         assert "1 cases tuned" in told
         assert "2 misses have no case here" in told
 
 
-def test_a_miss_whose_case_raises_costs_itself_and_nothing_else(sqlite_url: str, tmp_path: Path) -> None:
+def test_a_miss_whose_case_raises_costs_itself_and_nothing_else(
+    sqlite_url: str, tmp_path: Path
+) -> None:
     (tmp_path / "met.py").write_text(textwrap.dedent(KERNEL))
     with running(sqlite_url, tmp_path / "log") as server:
-        python(tmp_path, server.base, "-c", textwrap.dedent(SERVER), "300", "400", DEJAVU_CACHE_MODE="reuse")
+        python(
+            tmp_path,
+            server.base,
+            "-c",
+            textwrap.dedent(SERVER),
+            "300",
+            "400",
+            DEJAVU_CACHE_MODE="reuse",
+        )
         sweep = ["-m", "dejavu_client", "sweep", "met", "--from-misses", "--store", server.base]
         told = python(tmp_path, server.base, *sweep, code=1)
         assert "1 cases tuned" in told

@@ -135,7 +135,15 @@ class Sweeps:
     def start(self, *arguments: str, suite: str = "", **env: str) -> subprocess.Popen[str]:
         store = [] if "--store" in arguments else ["--store", str(self.store)]
         return subprocess.Popen(
-            [sys.executable, "-m", "dejavu_client", "sweep", str(self.suite) + suite, *store, *arguments],
+            [
+                sys.executable,
+                "-m",
+                "dejavu_client",
+                "sweep",
+                str(self.suite) + suite,
+                *store,
+                *arguments,
+            ],
             env=self.environment(**env),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -172,7 +180,9 @@ class Sweeps:
         """The same of another store."""
         return {
             record.scenario.args["n"]: {  # type: ignore[misc]
-                each.config.params["BLOCK"]: (each.failure.kind if each.failure else f"{each.median}")
+                each.config.params["BLOCK"]: (
+                    each.failure.kind if each.failure else f"{each.median}"
+                )
                 + (", wins" if record.winner and record.winner.config == each.config else "")
                 for each in record.measurements
             }
@@ -182,7 +192,9 @@ class Sweeps:
 
     def whole(self, cases: int = 8) -> dict[int, dict[int, str]]:
         """What one undisturbed sweep records."""
-        return {100 + n: {16: "16.0, wins", 32: "32.0", 64: "64.0", 128: "128.0"} for n in range(cases)}
+        return {
+            100 + n: {16: "16.0, wins", 32: "32.0", 64: "64.0", 128: "128.0"} for n in range(cases)
+        }
 
 
 def wait_until(happened: Callable[[], bool]) -> None:

@@ -35,7 +35,9 @@ def test_killed_three_times_it_ends_as_one_whole_sweep(sweeps: Sweeps) -> None:
     assert len(sweeps.measured) - len(set(sweeps.measured)) <= 3
 
 
-def test_killed_between_the_last_measurement_and_the_winner_it_gets_its_winner_from_the_next(sweeps: Sweeps) -> None:
+def test_killed_between_the_last_measurement_and_the_winner_it_gets_its_winner_from_the_next(
+    sweeps: Sweeps,
+) -> None:
     for _ in range(2):
         process = sweeps.start("--option", "cases=3", DIES_BEFORE_THE_WINNER="1")
         process.communicate(timeout=60)
@@ -98,7 +100,9 @@ def test_a_listener_that_raises_ends_the_sweep_and_loses_no_case(
 ) -> None:
     for name, value in sweeps.environment().items():
         monkeypatch.setenv(name, value)
-    host = LocalHost(Spec(suite=str(sweeps.suite), store=sweeps.store.as_uri(), options={"cases": "3"}))
+    host = LocalHost(
+        Spec(suite=str(sweeps.suite), store=sweeps.store.as_uri(), options={"cases": "3"})
+    )
     cases = host.cases()
 
     def listen(event: Mapping[str, Any]) -> None:
@@ -112,10 +116,14 @@ def test_a_listener_that_raises_ends_the_sweep_and_loses_no_case(
     assert sweeps.recorded == sweeps.whole(len(report.outcomes)), "what was begun is ended"
 
 
-def test_a_case_that_no_host_can_take_is_left(sweeps: Sweeps, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_case_that_no_host_can_take_is_left(
+    sweeps: Sweeps, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, value in sweeps.environment().items():
         monkeypatch.setenv(name, value)
-    host = LocalHost(Spec(suite=str(sweeps.suite), store=sweeps.store.as_uri(), options={"cases": "1"}))
+    host = LocalHost(
+        Spec(suite=str(sweeps.suite), store=sweeps.store.as_uri(), options={"cases": "1"})
+    )
     report = Sweep([host], [*host.cases(), 5]).run()  # type: ignore[list-item]
     assert report.left == [5]
     assert "case" in report.stopped
@@ -123,7 +131,9 @@ def test_a_case_that_no_host_can_take_is_left(sweeps: Sweeps, monkeypatch: pytes
     assert sweeps.recorded == sweeps.whole(1)
 
 
-def test_a_worker_that_somebody_kills_costs_no_config(sweeps: Sweeps, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_somebody_kills_costs_no_config(
+    sweeps: Sweeps, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, value in sweeps.environment(BENCH_SECONDS="0.1").items():
         monkeypatch.setenv(name, value)
     host = LocalHost(Spec(suite=str(sweeps.suite), store=sweeps.store.as_uri()))
@@ -148,11 +158,16 @@ def test_a_worker_that_somebody_kills_costs_no_config(sweeps: Sweeps, monkeypatc
 def test_a_worker_that_hangs_is_replaced(sweeps: Sweeps, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in sweeps.environment().items():
         monkeypatch.setenv(name, value)
-    host = LocalHost(Spec(suite=str(sweeps.suite), store=sweeps.store.as_uri(), options={"cases": "2"}), patience=10)
+    host = LocalHost(
+        Spec(suite=str(sweeps.suite), store=sweeps.store.as_uri(), options={"cases": "2"}),
+        patience=10,
+    )
     cases = host.cases()
     os.kill(host.pid, signal.SIGSTOP)
     lost: list[str] = []
-    report = Sweep([host], cases, on_event=lambda e: lost.append(e["reason"]) if e["event"] == "lost" else None).run()
+    report = Sweep(
+        [host], cases, on_event=lambda e: lost.append(e["reason"]) if e["event"] == "lost" else None
+    ).run()
     assert lost == ["it gave no answer in 10 s"]
     assert {each.status for each in report.outcomes.values()} == {"failed", "tuned"}
 
@@ -195,7 +210,9 @@ def test_a_second_ctrl_c_says_what_is_kept_too(sweeps: Sweeps) -> None:
     assert "Traceback" not in err
 
 
-def test_ctrl_c_ends_a_verification_while_it_looks_for_winners(sweeps: Sweeps, tmp_path: Path) -> None:
+def test_ctrl_c_ends_a_verification_while_it_looks_for_winners(
+    sweeps: Sweeps, tmp_path: Path
+) -> None:
     sweeps.run()
     making = tmp_path / "making"
     process = sweeps.start("--verify", "8", MAKING=str(making))

@@ -17,13 +17,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import MOMENT, config, context, measurement, run_python
 
-from dejavu_cache.errors import DamagedRecordsError, NewerFormatError, SettingsError, TooFewRecordsError
-from dejavu_cache.records import Config, Failure, Measurement, Record, RecordSet, Scenario
-from dejavu_cache.sweep.costs import Costs
-from dejavu_cache.sweep.fit import fit
-from dejavu_cache.sweep.python import as_python
-from dejavu_cache.sweep.subset import smallest_subset
-from dejavu_cache.tree import Tree, leaves
+from dejavu_cache.errors import (
+    DamagedRecordsError,
+    NewerFormatError,
+    SettingsError,
+    TooFewRecordsError,
+)
+from dejavu_cache.heuristics.config_subset import smallest_subset
+from dejavu_cache.heuristics.fit import fit
+from dejavu_cache.heuristics.python_export import as_python
+from dejavu_cache.heuristics.slowdowns import Costs
+from dejavu_cache.model.decision_tree import Tree, leaves
+from dejavu_cache.model.record import Failure, Measurement, Record, RecordSet
+from dejavu_cache.model.scenario import Config, Scenario
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +61,10 @@ def test_the_subset_is_within_one_of_the_smallest_there_is(seed: int, bound: flo
     smallest = next(
         size
         for size in range(1, 8)
-        if any((slowdown[:, list(some)].min(axis=1) <= 1 + bound).all() for some in combinations(range(7), size))
+        if any(
+            (slowdown[:, list(some)].min(axis=1) <= 1 + bound).all()
+            for some in combinations(range(7), size)
+        )
     )
     assert smallest <= found <= smallest + 1
 
@@ -100,7 +109,9 @@ def test_a_record_that_is_hardly_begun_does_not_count() -> None:
     whole = landscape.sweep(landscape.scenarios())
 
     def counted(measured: int) -> int:
-        begun = whole.records[0].model_copy(update={"measurements": whole.records[0].measurements[:measured]})
+        begun = whole.records[0].model_copy(
+            update={"measurements": whole.records[0].measurements[:measured]}
+        )
         return len(Costs.of([begun, *whole.records[1:]]))
 
     assert counted(9) == len(whole.records) - 1
@@ -129,9 +140,14 @@ def test_a_tree_is_small_and_says_what_it_costs(tree: Tree) -> None:
 
 def test_the_regret_that_is_told_is_the_regret_that_strangers_meet(tree: Tree) -> None:
     """On sizes that no fold has seen, between and beyond those of the fit."""
-    unseen = Costs.of(landscape.sweep(landscape.scenarios((32, 128, 512, 2048, 8192)), noise=0).records)
+    unseen = Costs.of(
+        landscape.sweep(landscape.scenarios((32, 128, 512, 2048, 8192)), noise=0).records
+    )
     place = {config: column for column, config in enumerate(unseen.configs)}
-    paid = [unseen.slowdown[row, place[tree.choose(each)]] - 1 for row, each in enumerate(unseen.scenarios)]  # type: ignore[index]
+    paid = [
+        unseen.slowdown[row, place[tree.choose(each)]] - 1
+        for row, each in enumerate(unseen.scenarios)
+    ]  # type: ignore[index]
     assert np.mean(paid) < 0.1
     best_single = min(unseen.slowdown[:, column].mean() - 1 for column in place.values())
     assert np.mean(paid) < best_single / 4
@@ -146,7 +162,9 @@ def test_a_tree_prefers_two_close_seconds_over_a_winner_that_is_terrible_elsewhe
     records = [
         Record(
             scenario=Scenario(args={"n": n}),
-            measurements=tuple(measurement(b, m) for b, m in zip((16, 32, 64), medians(n), strict=True)),
+            measurements=tuple(
+                measurement(b, m) for b, m in zip((16, 32, 64), medians(n), strict=True)
+            ),
         )
         for n in range(1, 31)
     ]
@@ -157,10 +175,18 @@ def test_a_tree_prefers_two_close_seconds_over_a_winner_that_is_terrible_elsewhe
 
 def test_a_leaf_avoids_what_failed_in_any_of_its_scenarios() -> None:
     def taken(n: int) -> tuple[Measurement, ...]:
-        failed = Measurement(config=config(16), failure=Failure(kind="out_of_resources", reason="no"), at=MOMENT)
-        return failed if n == 7 else measurement(16, 1.0), measurement(32, 1.2), measurement(64, 1.04 if n == 7 else 3)
+        failed = Measurement(
+            config=config(16), failure=Failure(kind="out_of_resources", reason="no"), at=MOMENT
+        )
+        return (
+            failed if n == 7 else measurement(16, 1.0),
+            measurement(32, 1.2),
+            measurement(64, 1.04 if n == 7 else 3),
+        )
 
-    records = [Record(scenario=Scenario(args={"n": n}), measurements=taken(n)) for n in range(1, 61)]
+    records = [
+        Record(scenario=Scenario(args={"n": n}), measurements=taken(n)) for n in range(1, 61)
+    ]
     fitted = fit(RecordSet(context=context(), records=tuple(records)), leaves=2)
     assert fitted.choose(Scenario(args={"n": 7})) != config(16)
 
@@ -177,7 +203,9 @@ def test_a_kind_of_scenario_that_was_never_fitted_gets_no_answer(tree: Tree) -> 
     ):
         other = Scenario(args={**known.args, **args}, dtypes={**known.dtypes, **dtypes})
         assert tree.choose(other) is None
-    missing = Scenario(args={name: value for name, value in known.args.items() if name != "K"}, dtypes=known.dtypes)
+    missing = Scenario(
+        args={name: value for name, value in known.args.items() if name != "K"}, dtypes=known.dtypes
+    )
     assert tree.choose(missing) is None
 
 
@@ -197,7 +225,15 @@ def test_they_agree_on_flags_words_none_and_fractions_too() -> None:
     """One input of each kind, and one that is a number or None."""
 
     def median(block: int, args: dict[str, Any]) -> float:
-        wanted = 16 if args["window"] is None else 32 if args["share"] <= 0.3 else 64 if args["causal"] else 128
+        wanted = (
+            16
+            if args["window"] is None
+            else 32
+            if args["share"] <= 0.3
+            else 64
+            if args["causal"]
+            else 128
+        )
         return 1.0 + abs(block - wanted) / 16 + (args["layout"] == "rows") * (block == 128) * 3
 
     seen = [
@@ -210,7 +246,9 @@ def test_they_agree_on_flags_words_none_and_fractions_too() -> None:
     records = [
         Record(
             scenario=Scenario(args=args),
-            measurements=tuple(measurement(block, median(block, args)) for block in (16, 32, 64, 128)),
+            measurements=tuple(
+                measurement(block, median(block, args)) for block in (16, 32, 64, 128)
+            ),
         )
         for args in seen
     ]
@@ -221,7 +259,10 @@ def test_they_agree_on_flags_words_none_and_fractions_too() -> None:
 
 def test_a_name_that_is_no_python_is_not_exported() -> None:
     records = [
-        Record(scenario=Scenario(args={"n): pass #": n}), measurements=(measurement(16, n), measurement(32, 16 / n)))
+        Record(
+            scenario=Scenario(args={"n): pass #": n}),
+            measurements=(measurement(16, n), measurement(32, 16 / n)),
+        )
         for n in (1, 2, 3, 5, 6, 7, 8, 9, 10, 11)
     ]
     with pytest.raises(SettingsError, match="no name in Python"):
@@ -248,7 +289,15 @@ def test_a_bad_tree_is_refused_by_name(tree: Tree) -> None:
         tree.text[:400],
         changed(tree, root={"ranking": [99]}),
         changed(tree, root={"ranking": []}),
-        changed(tree, root={"inputs": ["nobody"], "at_most": 1, "yes": {"ranking": [0]}, "no": {"ranking": [0]}}),
+        changed(
+            tree,
+            root={
+                "inputs": ["nobody"],
+                "at_most": 1,
+                "yes": {"ranking": [0]},
+                "no": {"ranking": [0]},
+            },
+        ),
         changed(tree, configs=[]),
         changed(tree, root=0).replace('"root": 0', f'"root": {nested}'),
     ):
@@ -270,7 +319,7 @@ def test_choosing_needs_neither_numpy_nor_scikit_learn(tree: Tree) -> None:
         for name in ("torch", "triton", "numpy", "sklearn"):
             sys.modules[name] = None
         from dejavu_cache.records import Scenario
-        from dejavu_cache.tree import Tree
+        from dejavu_cache.model.decision_tree import Tree
         tree = Tree.parse(sys.argv[1], "argument")
         print(tree.choose(Scenario.model_validate_json(sys.argv[2])).text)
     """

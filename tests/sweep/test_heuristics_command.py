@@ -13,8 +13,8 @@ import pytest
 from nursery import COMMAND, Nursery
 from support import ROOT, run_python
 
+from dejavu_cache.model.decision_tree import Tree
 from dejavu_cache.stores import FileStore
-from dejavu_cache.tree import Tree
 
 Dejavu = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -42,13 +42,19 @@ def dejavu(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> Dejavu
 def fitted(store: FileStore, dejavu: Dejavu, tmp_path_factory: pytest.TempPathFactory) -> FileStore:
     """A folder with the tree of one GPU; nobody writes to it."""
     folder = tmp_path_factory.mktemp("trees")
-    out = dejavu("heuristics", "fit", "matmul", "--store", store.root, "--into", folder, "--device", "h200")
+    out = dejavu(
+        "heuristics", "fit", "matmul", "--store", store.root, "--into", folder, "--device", "h200"
+    )
     assert out.returncode == 0, out.stderr
     return FileStore(folder)
 
 
-def test_fit_prints_the_regret_and_what_one_config_would_cost(store: FileStore, dejavu: Dejavu) -> None:
-    out = dejavu("heuristics", "fit", "matmul", "--store", store.root, "--device", "H200", "--dry-run")
+def test_fit_prints_the_regret_and_what_one_config_would_cost(
+    store: FileStore, dejavu: Dejavu
+) -> None:
+    out = dejavu(
+        "heuristics", "fit", "matmul", "--store", store.root, "--device", "H200", "--dry-run"
+    )
     assert out.returncode == 0
     head, subset, tree, single, file = out.stdout.splitlines()
     assert head == "pkg.kernels.matmul on NVIDIA H200, Triton 3.6.0, events-cold"
@@ -61,7 +67,17 @@ def test_fit_prints_the_regret_and_what_one_config_would_cost(store: FileStore, 
 
 
 def test_the_json_has_the_same_numbers(store: FileStore, dejavu: Dejavu) -> None:
-    out = dejavu("heuristics", "fit", "matmul", "--store", store.root, "--device", "H200", "--dry-run", "--json")
+    out = dejavu(
+        "heuristics",
+        "fit",
+        "matmul",
+        "--store",
+        store.root,
+        "--device",
+        "H200",
+        "--dry-run",
+        "--json",
+    )
     (row,) = json.loads(out.stdout)
     assert row["regret"]["mean"] < 0.05 < row["one config"]["mean"]
     assert row["configs"] <= 12
@@ -70,7 +86,16 @@ def test_the_json_has_the_same_numbers(store: FileStore, dejavu: Dejavu) -> None
 def test_a_tighter_bound_and_a_smaller_set_are_kept(store: FileStore, dejavu: Dejavu) -> None:
     def row(*options: str) -> dict[str, Any]:
         out = dejavu(
-            "heuristics", "fit", "matmul", "--store", store.root, "--device", "H200", "--dry-run", "--json", *options
+            "heuristics",
+            "fit",
+            "matmul",
+            "--store",
+            store.root,
+            "--device",
+            "H200",
+            "--dry-run",
+            "--json",
+            *options,
         )
         return json.loads(out.stdout)[0]  # type: ignore[no-any-return]
 
@@ -80,7 +105,9 @@ def test_a_tighter_bound_and_a_smaller_set_are_kept(store: FileStore, dejavu: De
     assert small["bound"] > 0.05
 
 
-def test_too_few_records_exit_1_and_say_how_many_are_needed(store: FileStore, dejavu: Dejavu) -> None:
+def test_too_few_records_exit_1_and_say_how_many_are_needed(
+    store: FileStore, dejavu: Dejavu
+) -> None:
     out = dejavu("heuristics", "fit", "matmul", "--store", store.root, "--device", "L4")
     assert out.returncode == 1
     assert "NVIDIA L4, and a tree needs 10: tune 6 more" in out.stderr
@@ -99,7 +126,9 @@ def test_only_the_code_that_was_tuned_last_is_fitted(dejavu: Dejavu, tmp_path: P
     assert [each.tree.context.kernel.source for each in copy.trees()] == ["b" * 32]
 
 
-def test_show_lists_trees_and_draws_one(store: FileStore, fitted: FileStore, dejavu: Dejavu) -> None:
+def test_show_lists_trees_and_draws_one(
+    store: FileStore, fitted: FileStore, dejavu: Dejavu
+) -> None:
     header, row = dejavu("heuristics", "show", "--store", fitted.root).stdout.splitlines()
     assert header.split("\t")[:3] == ["kernel", "device", "triton"]
     assert row.split("\t")[:4] == ["pkg.kernels.matmul", "NVIDIA H200", "3.6.0", "36"]
@@ -109,7 +138,9 @@ def test_show_lists_trees_and_draws_one(store: FileStore, fitted: FileStore, dej
     assert dejavu("heuristics", "show", "--store", store.root).returncode == 1
 
 
-def test_the_exported_python_chooses_as_the_library_does(fitted: FileStore, dejavu: Dejavu, tmp_path: Path) -> None:
+def test_the_exported_python_chooses_as_the_library_does(
+    fitted: FileStore, dejavu: Dejavu, tmp_path: Path
+) -> None:
     python = dejavu("heuristics", "export", "matmul", "--store", fitted.root).stdout
     (found,) = fitted.trees()
     scenario = landscape.scenarios()[50]
@@ -117,7 +148,9 @@ def test_the_exported_python_chooses_as_the_library_does(fitted: FileStore, deja
     assert chosen is not None
     code = f"{python}\nprint(choose(**{ {**scenario.args, **scenario.dtypes}!r}))"
     (tmp_path / "pasted.py").write_text(code)
-    told = run_python("import runpy, sys; runpy.run_path(sys.argv[1])", str(tmp_path / "pasted.py")).stdout
+    told = run_python(
+        "import runpy, sys; runpy.run_path(sys.argv[1])", str(tmp_path / "pasted.py")
+    ).stdout
     assert told.strip() == repr({**chosen.params, **chosen.options})
     assert max(map(len, python.splitlines())) <= 120
 
@@ -135,17 +168,37 @@ def test_an_export_must_name_one_tree(fitted: FileStore, dejavu: Dejavu, tmp_pat
     (found,) = fitted.trees()
     folder = FileStore(tmp_path / "trees")
     folder.put_tree(found.tree)
-    folder.put_tree(Tree.parse(found.tree.text.replace('"triton": "3.6.0"', '"triton": "3.9.0"'), "another"))
+    folder.put_tree(
+        Tree.parse(found.tree.text.replace('"triton": "3.6.0"', '"triton": "3.9.0"'), "another")
+    )
     out = dejavu("heuristics", "export", "matmul", "--store", folder.root)
     assert (out.returncode, "2 trees fit" in out.stderr) == (2, True)
-    assert dejavu("heuristics", "export", "matmul", "--store", folder.root, "--triton", "3.9.0").returncode == 0
+    assert (
+        dejavu(
+            "heuristics", "export", "matmul", "--store", folder.root, "--triton", "3.9.0"
+        ).returncode
+        == 0
+    )
 
 
 def test_without_scikit_learn_the_extra_is_named(store: FileStore, tmp_path: Path) -> None:
     blocked = tmp_path / "blocked"
     blocked.mkdir()
-    (blocked / "sklearn.py").write_text("raise ModuleNotFoundError(\"No module named 'sklearn'\", name='sklearn')\n")
+    (blocked / "sklearn.py").write_text(
+        "raise ModuleNotFoundError(\"No module named 'sklearn'\", name='sklearn')\n"
+    )
     path = ":".join(map(str, (blocked, ROOT, ROOT / "client")))
-    code = "import sys; sys.argv[0] = 'dejavu-cache'; from dejavu_client.cli import main; main()"
-    out = run_python(code, "heuristics", "fit", "matmul", "--store", str(store.root), check=False, PYTHONPATH=path)
+    code = (
+        "import sys; sys.argv[0] = 'dejavu-cache'; from dejavu_client.cli.main import main; main()"
+    )
+    out = run_python(
+        code,
+        "heuristics",
+        "fit",
+        "matmul",
+        "--store",
+        str(store.root),
+        check=False,
+        PYTHONPATH=path,
+    )
     assert (out.returncode, "pip install 'dejavu-cache[sweep]'" in out.stderr) == (2, True)

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from support import MOMENT, config, context, measurement, record
 
-from dejavu_cache.records import Failure, Measurement, RecordSet, canonical_json
+from dejavu_cache.model.record import Failure, Measurement, RecordSet
+from dejavu_cache.model.scenario import canonical_json
 from dejavu_cache.stores import FileStore
 from dejavu_cache.sweep.journal import Journal
 
@@ -34,7 +35,9 @@ def taken(store: FileStore, left: Path) -> list[object]:
     return [each.scenario.args["M"] for each in store.records(context())]
 
 
-@pytest.mark.parametrize("damage", [b"\xff\n", b"{}\n", line(3)[:40] + b"\n", b'{"format": "new"}\n'])
+@pytest.mark.parametrize(
+    "damage", [b"\xff\n", b"{}\n", line(3)[:40] + b"\n", b'{"format": "new"}\n']
+)
 def test_a_damaged_line_costs_no_other_and_the_file_is_set_aside(
     store: FileStore, left: Path, damage: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -68,7 +71,9 @@ def test_a_line_that_was_being_written_is_passed_over(
     assert list(left.parent.iterdir()) == []
 
 
-def test_a_journal_that_another_worker_takes_over_meanwhile_stops_nobody(store: FileStore, left: Path) -> None:
+def test_a_journal_that_another_worker_takes_over_meanwhile_stops_nobody(
+    store: FileStore, left: Path
+) -> None:
     left.symlink_to(left.with_name("gone"))  # it is listed, and gone when it is opened
     left.with_name("other.jsonl").write_bytes(line(1))
     assert taken(store, left) == [1]

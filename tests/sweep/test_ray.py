@@ -26,15 +26,19 @@ pytestmark = [
 @pytest.fixture
 def cluster(sweeps: Sweeps, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sweeps]:
     """Two CPU workers in a cluster of their own."""
-    for name, value in sweeps.environment(BENCH_SECONDS="0.2", RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0").items():
+    for name, value in sweeps.environment(
+        BENCH_SECONDS="0.2", RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0"
+    ).items():
         monkeypatch.setenv(name, value)
-    ray.init(num_cpus=2, num_gpus=0, include_dashboard=False, log_to_driver=False, logging_level="error")
+    ray.init(
+        num_cpus=2, num_gpus=0, include_dashboard=False, log_to_driver=False, logging_level="error"
+    )
     yield sweeps
     ray.shutdown()
 
 
 def test_a_cluster_that_loses_a_worker_completes_the_sweep(cluster: Sweeps) -> None:
-    from dejavu_cache.sweep.cluster import ray_hosts
+    from dejavu_cache.sweep.ray_hosts import ray_hosts
 
     hosts = ray_hosts(Spec(suite=str(cluster.suite), store=cluster.store.as_uri()), "local")
     assert len(hosts) == 2
@@ -45,14 +49,18 @@ def test_a_cluster_that_loses_a_worker_completes_the_sweep(cluster: Sweeps) -> N
     def kill_an_actor() -> None:
         cluster.wait_for(6)
         actors = [
-            each for each in psutil.process_iter(["cmdline"]) if "ray::_Actor" in " ".join(each.info["cmdline"] or [])
+            each
+            for each in psutil.process_iter(["cmdline"])
+            if "ray::_Actor" in " ".join(each.info["cmdline"] or [])
         ]
         killed.append(actors[0].pid)
         os.kill(actors[0].pid, signal.SIGKILL)
 
     killer = threading.Thread(target=kill_an_actor)
     killer.start()
-    report = Sweep(hosts, cases, on_event=lambda e: lost.append(e["case"]) if e["event"] == "lost" else None).run()
+    report = Sweep(
+        hosts, cases, on_event=lambda e: lost.append(e["case"]) if e["event"] == "lost" else None
+    ).run()
     killer.join()
     assert killed
     assert len(lost) == 1
@@ -64,14 +72,18 @@ def test_a_cluster_that_loses_a_worker_completes_the_sweep(cluster: Sweeps) -> N
 def test_what_a_store_did_not_take_is_told_by_the_machine_that_has_it(
     cluster: Sweeps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from dejavu_cache.sweep.cluster import ray_hosts
+    from dejavu_cache.sweep.ray_hosts import ray_hosts
 
-    monkeypatch.setenv("XDG_CACHE_HOME", str(cluster.folder / "the sweep's own"))  # its workers are elsewhere
+    monkeypatch.setenv(
+        "XDG_CACHE_HOME", str(cluster.folder / "the sweep's own")
+    )  # its workers are elsewhere
     hosts = ray_hosts(Spec(suite=str(cluster.suite), store=cluster.store.as_uri()), "local")
     cases, _ = (host.cases() for host in hosts)
     cluster.store.write_text("a file stands where the folder should be")
     report = Sweep(hosts, cases[:2]).run()
-    left = {f"{socket.gethostname()}:{path}" for path in (cluster.folder / "cache").rglob("*.jsonl")}
+    left = {
+        f"{socket.gethostname()}:{path}" for path in (cluster.folder / "cache").rglob("*.jsonl")
+    }
     assert set(report.kept) == left != set()
     assert not report.complete
 

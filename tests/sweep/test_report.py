@@ -11,12 +11,13 @@ import landscape
 import pytest
 from support import MOMENT, config, context, dejavu, measurement, record
 
-from dejavu_cache.records import Failure, Measurement, Record, RecordSet, Scenario
+from dejavu_cache.heuristics.fit import fit
+from dejavu_cache.heuristics.slowdowns import Costs
+from dejavu_cache.model.record import Failure, Measurement, Record, RecordSet
+from dejavu_cache.model.scenario import Scenario
+from dejavu_cache.report.choices import by_tree
+from dejavu_cache.report.page import render
 from dejavu_cache.stores import FileStore
-from dejavu_cache.sweep.choices import by_tree
-from dejavu_cache.sweep.costs import Costs
-from dejavu_cache.sweep.fit import fit
-from dejavu_cache.sweep.report import render
 
 
 class Page(HTMLParser):
@@ -28,11 +29,17 @@ class Page(HTMLParser):
         self.tags: list[str] = []
         self.loads: list[str] = []
         self.feed(html)
-        self.svgs = [ElementTree.fromstring(svg) for svg in re.findall(r"<svg.*?</svg>", html, re.DOTALL)]
+        self.svgs = [
+            ElementTree.fromstring(svg) for svg in re.findall(r"<svg.*?</svg>", html, re.DOTALL)
+        ]
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
-        self.loads += [value or "" for name, value in attrs if name in ("src", "href", "data", "action", "srcset")]
+        self.loads += [
+            value or ""
+            for name, value in attrs
+            if name in ("src", "href", "data", "action", "srcset")
+        ]
 
     def handle_data(self, data: str) -> None:
         self.texts.append(data.strip())
@@ -94,7 +101,9 @@ def test_configs_are_counted_by_wins_and_by_how_often_they_are_close() -> None:
 
 
 def test_coverage_shows_the_holes() -> None:
-    whole = landscape.sweep([each for each in landscape.scenarios() if (each.args["M"], each.args["N"]) != (64, 256)])
+    whole = landscape.sweep(
+        [each for each in landscape.scenarios() if (each.args["M"], each.args["N"]) != (64, 256)]
+    )
     told = page(whole)
     assert len(told.plot("Tuned scenarios")) == 24 * 2 + 5 + 5 + 2
     assert "(64, 256)" not in told.text
@@ -102,13 +111,22 @@ def test_coverage_shows_the_holes() -> None:
 
 
 def test_failures_and_gaps_are_told() -> None:
-    failed = Measurement(config=config(128), failure=Failure(kind="out_of_resources", reason="no"), at=MOMENT)
-    told = page(on(record(16, measurement(32), measurement(64), failed), record(32, measurement(32), measurement(64))))
+    failed = Measurement(
+        config=config(128), failure=Failure(kind="out_of_resources", reason="no"), at=MOMENT
+    )
+    told = page(
+        on(
+            record(16, measurement(32), measurement(64), failed),
+            record(32, measurement(32), measurement(64)),
+        )
+    )
     assert "5 measurements: 4 timed, 1 failed (out of resources: 1), 1 not measured" in told.text
 
 
 def test_a_default_that_cannot_run_somewhere_is_told_so() -> None:
-    failed = Measurement(config=config(64), failure=Failure(kind="out_of_resources", reason="no"), at=MOMENT)
+    failed = Measurement(
+        config=config(64), failure=Failure(kind="out_of_resources", reason="no"), at=MOMENT
+    )
     whole = on(record(16, measurement(32), failed, measurement(128)), *FEW.records[1:])
     told = page(whole, default={"BLOCK": "64"})
     assert "default: 1.00x on average, 1.00x at worst, cannot run in 1" in told.text
@@ -117,7 +135,8 @@ def test_a_default_that_cannot_run_somewhere_is_told_so() -> None:
 def test_a_tree_is_judged_here_and_by_what_was_held_out() -> None:
     told = page(landscape.sweep(landscape.scenarios()), fitted=True)
     assert re.search(
-        r"decision tree 5 configs; held out: 1\.01x on average, 1\.0\dx at worst 1\.0\dx 1\.0\dx", told.text
+        r"decision tree 5 configs; held out: 1\.01x on average, 1\.0\dx at worst 1\.0\dx 1\.0\dx",
+        told.text,
     )
     assert "No decision tree is here" in page(FEW).text
 
@@ -130,16 +149,26 @@ def test_two_gpus_are_compared_both_ways() -> None:
         device="NVIDIA L4",
     )
     told = page(FEW, second)
-    assert "NVIDIA H200 1.00x 2.00x on average, 3.00x at worst same winner in 1 of 2 scenarios (50%)" in told.text
-    assert "NVIDIA L4 1.50x on average, 2.00x at worst same winner in 1 of 2 scenarios (50%) 1.00x" in told.text
+    assert (
+        "NVIDIA H200 1.00x 2.00x on average, 3.00x at worst same winner in 1 of 2 scenarios (50%)"
+        in told.text
+    )
+    assert (
+        "NVIDIA L4 1.50x on average, 2.00x at worst same winner in 1 of 2 scenarios (50%) 1.00x"
+        in told.text
+    )
     assert "winners of NVIDIA L4 on NVIDIA H200" in told.text
 
 
 def test_two_triton_versions_are_compared_too_but_never_two_methods() -> None:
     assert "Triton 3.9.0" in page(FEW, on(*FEW.records, triton="3.9.0")).text
     warm = FEW.context.problem.model_copy(update={"method": "cudagraph-warm"})
-    other = type(FEW.context)(kernel=FEW.context.kernel, environment=FEW.context.environment, problem=warm)
-    assert "between environments" not in page(FEW, RecordSet(context=other, records=FEW.records)).text
+    other = type(FEW.context)(
+        kernel=FEW.context.kernel, environment=FEW.context.environment, problem=warm
+    )
+    assert (
+        "between environments" not in page(FEW, RecordSet(context=other, records=FEW.records)).text
+    )
 
 
 def test_names_from_records_are_text_and_nothing_else() -> None:
@@ -156,7 +185,10 @@ def test_names_from_records_are_text_and_nothing_else() -> None:
 
 def test_a_tree_costs_what_a_launch_pays_where_its_first_choice_is_pruned() -> None:
     """32 is best wherever it is measured; where it is not, a launch runs 64."""
-    records = [record(2**m, measurement(32, 1.0), measurement(64, 2.0), measurement(128, 4.0)) for m in range(11)]
+    records = [
+        record(2**m, measurement(32, 1.0), measurement(64, 2.0), measurement(128, 4.0))
+        for m in range(11)
+    ]
     pruned = record(2**11, measurement(64, 2.0), measurement(128, 4.0))
     costs = Costs.of([*records, pruned])
     tree = fit(on(*records, pruned), leaves=1)
@@ -170,7 +202,14 @@ def test_a_tree_costs_what_a_launch_pays_where_its_first_choice_is_pruned() -> N
     [
         on(record(16)),
         on(record(16, measurement(32, 0.0), measurement(64, 0.0))),
-        on(record(16, Measurement(config=config(1), failure=Failure(kind="compile_error", reason=""), at=MOMENT))),
+        on(
+            record(
+                16,
+                Measurement(
+                    config=config(1), failure=Failure(kind="compile_error", reason=""), at=MOMENT
+                ),
+            )
+        ),
         on(Record(scenario=Scenario(), measurements=(measurement(32), measurement(64)))),
         on(Record(scenario=Scenario(args={"n": None}))),
         on(*(record(m, measurement(32, m), measurement(64, 1e6 - m)) for m in range(1, 400, 7))),
@@ -184,10 +223,14 @@ def test_odd_records_make_a_page_too(whole: RecordSet) -> None:
 def test_the_command_writes_the_page_and_names_bad_input(tmp_path: Path) -> None:
     store = FileStore(tmp_path / "store")
     store.put(FEW.context, FEW.records)
-    out = dejavu("report", "--store", store.root, "--to", tmp_path / "page.html", "--default", "BLOCK=64")
+    out = dejavu(
+        "report", "--store", store.root, "--to", tmp_path / "page.html", "--default", "BLOCK=64"
+    )
     assert (out.returncode, "3 scenarios in 1 environments" in out.stdout) == (0, True)
     assert "default 1.33x 2.00x" in Page((tmp_path / "page.html").read_text()).text
-    bad = dejavu("report", "--store", store.root, "--to", tmp_path / "bad.html", "--default", "BLOCK=7")
+    bad = dejavu(
+        "report", "--store", store.root, "--to", tmp_path / "bad.html", "--default", "BLOCK=7"
+    )
     assert (bad.returncode, "no measured config has these values" in bad.stderr) == (2, True)
     for nowhere in (tmp_path / "no" / "page.html", tmp_path):
         bad = dejavu("report", "--store", store.root, "--to", nowhere)

@@ -8,7 +8,8 @@ import pytest
 from sweeping import Sweeps
 
 from dejavu_cache.errors import SettingsError
-from dejavu_cache.records import Pin, now
+from dejavu_cache.model.record import Pin
+from dejavu_cache.model.scenario import now
 from dejavu_cache.stores import FileStore
 from dejavu_cache.sweep.runner import shard_of
 
@@ -77,7 +78,9 @@ def test_a_budget_ends_a_sweep_and_the_next_one_goes_on(sweeps: Sweeps) -> None:
 def test_verifying_measures_winners_again_and_records_nothing(swept: Sweeps) -> None:
     before = swept.recorded
     checked = swept.json("--verify", "3")["outcomes"]
-    assert [(each["status"], each["recorded"], each["again"]) for each in checked] == [("verified", 16.0, 16.0)] * 2
+    assert [(each["status"], each["recorded"], each["again"]) for each in checked] == [
+        ("verified", 16.0, 16.0)
+    ] * 2
     assert len(swept.measured) == 8 + 2
     assert swept.recorded == before
 
@@ -86,7 +89,10 @@ def test_what_is_pinned_is_not_due(swept: Sweeps) -> None:
     """Nor is another sweep to blame: nobody measures it."""
     store = FileStore(swept.store)
     (context,) = store.contexts()
-    records = [record.model_copy(update={"measurements": record.measurements[:1]}) for record in store.records(context)]
+    records = [
+        record.model_copy(update={"measurements": record.measurements[:1]})
+        for record in store.records(context)
+    ]
     store.delete(context)
     pin = Pin(config=records[0].measurements[0].config, at=now())
     store.put(context, [record.model_copy(update={"pin": pin}) for record in records])
@@ -107,7 +113,10 @@ def test_bad_cases_cost_themselves_and_nothing_else(sweeps: Sweeps) -> None:
     out = sweeps.run("--option", "cases=2", "--option", "bad=raises full plain", code=1)
     assert "raises: failed: ZeroDivisionError: mine" in out
     assert "full: no memory for it" in out
-    assert "plain: failed: SettingsError: case plain: its kernel is not decorated with @cached_autotune" in out
+    assert (
+        "plain: failed: SettingsError: case plain: its kernel is not decorated with @cached_autotune"
+        in out
+    )
     assert sweeps.recorded == sweeps.whole(2)
 
 
@@ -121,7 +130,9 @@ def test_bad_cases_cost_themselves_and_nothing_else(sweeps: Sweeps) -> None:
         ({"suite": ":numbered"}, "the suite has a case of the name 5, which is no text"),
     ],
 )
-def test_a_suite_that_cannot_be_used_is_said_in_a_line(sweeps: Sweeps, arguments: dict[str, str], message: str) -> None:
+def test_a_suite_that_cannot_be_used_is_said_in_a_line(
+    sweeps: Sweeps, arguments: dict[str, str], message: str
+) -> None:
     out = sweeps.run(code=2, **arguments)  # type: ignore[arg-type]
     assert message in out
     assert "Traceback" not in out
@@ -147,7 +158,9 @@ def test_a_dry_run_knows_a_budget_of_configs(sweeps: Sweeps) -> None:
 
 def test_a_suite_imports_what_lies_beside_it(sweeps: Sweeps) -> None:
     (sweeps.folder / "beside.py").write_text("CASES = '3'\n")
-    sweeps.suite.write_text("from beside import CASES\n" + sweeps.suite.read_text() + "three = lambda: suite(CASES)\n")
+    sweeps.suite.write_text(
+        "from beside import CASES\n" + sweeps.suite.read_text() + "three = lambda: suite(CASES)\n"
+    )
     assert "12 configs of 3 cases to measure" in sweeps.run("--dry-run", suite=":three")
 
 
@@ -161,7 +174,9 @@ def test_a_suite_imports_what_lies_beside_it(sweeps: Sweeps) -> None:
         (["--gpus", "²"], "--gpus ²: this machine has"),
     ],
 )
-def test_an_option_that_makes_no_sense_is_refused(sweeps: Sweeps, arguments: list[str], message: str) -> None:
+def test_an_option_that_makes_no_sense_is_refused(
+    sweeps: Sweeps, arguments: list[str], message: str
+) -> None:
     out = sweeps.run(*arguments, code=2)
     assert message in out
     assert "Traceback" not in out

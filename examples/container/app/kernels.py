@@ -7,7 +7,11 @@ from dejavu_cache import Pow2, cached_autotune
 
 
 @cached_autotune(
-    configs=[triton.Config({"BLOCK": block}, num_warps=warps) for block in (256, 512, 1024) for warps in (2, 4)],
+    configs=[
+        triton.Config({"BLOCK": block}, num_warps=warps)
+        for block in (256, 512, 1024)
+        for warps in (2, 4)
+    ],
     key=["n"],
     buckets={"n": Pow2(max=1 << 24)},
 )

@@ -9,11 +9,11 @@ from fastapi import Request, Response
 from starlette.concurrency import run_in_threadpool
 from starlette.routing import Route
 
+from ..bulk_read.answers import Answer, etag
+from ..middleware.asgi_scope import header
 from ..problems import ProblemError
-from ..reads import Answer, etag
-from ..rules.access import NAMESPACE
-from ..scopes import header
-from ..server import Server
+from ..server_parts import Server
+from ..services.access import NAMESPACE
 from .common import Asking
 
 __all__ = ["PATH", "bulk_read", "quick_route"]
@@ -38,7 +38,9 @@ async def bulk_read(here: Asking, namespace: str, context: str, request: Request
     answer = await reads.answer(key, revision) if revision is not None else None
     (metrics.hits if answer else metrics.misses).inc()
     if answer is None:
-        raise ProblemError(404, "nothing is known of this context here: post records, or ask another namespace")
+        raise ProblemError(
+            404, "nothing is known of this context here: post records, or ask another namespace"
+        )
     return await _sent(answer, header(request.scope, b"accept-encoding") or "")
 
 
@@ -48,7 +50,10 @@ def quick_route(server: Server) -> Route:
     async def quick(request: Request) -> Response:
         namespace, context = request.path_params["namespace"], request.path_params["context"]
         if not (_NAMESPACE.fullmatch(namespace) and _DIGEST.fullmatch(context)):
-            raise ProblemError(404, "no such resource: a namespace is a short name, a context 24 hexadecimal digits")
+            raise ProblemError(
+                404,
+                "no such resource: a namespace is a short name, a context 24 hexadecimal digits",
+            )
         request.scope["route"] = route
         here = Asking(request.scope["principal"], server)
         return await bulk_read(here, namespace, context, request)
@@ -60,17 +65,27 @@ def quick_route(server: Server) -> Route:
 def _has(if_none_match: str | None, tag: str) -> bool:
     if if_none_match is None:
         return False
-    return if_none_match.strip() == "*" or tag in {each.strip().removeprefix("W/") for each in if_none_match.split(",")}
+    return if_none_match.strip() == "*" or tag in {
+        each.strip().removeprefix("W/") for each in if_none_match.split(",")
+    }
 
 
 def _headers(tag: str) -> dict[str, str]:
-    return {"ETag": tag, "Vary": "Accept-Encoding, Authorization", "Cache-Control": "private, no-cache"}
+    return {
+        "ETag": tag,
+        "Vary": "Accept-Encoding, Authorization",
+        "Cache-Control": "private, no-cache",
+    }
 
 
 async def _sent(answer: Answer, accepted: str) -> Response:
     headers = _headers(answer.etag)
     if _takes_gzip(accepted):
-        return Response(answer.gzipped, headers=headers | {"Content-Encoding": "gzip"}, media_type="application/json")
+        return Response(
+            answer.gzipped,
+            headers=headers | {"Content-Encoding": "gzip"},
+            media_type="application/json",
+        )
     plain = await run_in_threadpool(gzip.decompress, answer.gzipped)
     return Response(plain, headers=headers, media_type="application/json")
 

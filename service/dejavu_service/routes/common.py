@@ -6,10 +6,10 @@ from typing import Annotated, Any, NamedTuple
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 
-from ..bodies import StrictRoute
 from ..problems import RESPONSES
-from ..rules.access import NAMESPACE, Principal
-from ..server import Server
+from ..server_parts import Server
+from ..services.access import NAMESPACE, Principal
+from .json_body import StrictRoute
 
 __all__ = [
     "Asking",
@@ -26,10 +26,14 @@ __all__ = [
 _DIGEST = r"^[0-9a-f]{24}$"
 _PLAIN = r"^[^\x00-\x1f\x7f]+$"
 
-Namespace = Annotated[str, Path(pattern=NAMESPACE, description="A namespace, such as `main` or `pr-123`")]
+Namespace = Annotated[
+    str, Path(pattern=NAMESPACE, description="A namespace, such as `main` or `pr-123`")
+]
 ContextDigest = Annotated[str, Path(pattern=_DIGEST, description="The digest of a context")]
 ScenarioDigest = Annotated[str, Path(pattern=_DIGEST, description="The digest of a scenario")]
-KernelName = Annotated[str | None, Query(min_length=1, max_length=500, pattern=_PLAIN, description="One kernel only")]
+KernelName = Annotated[
+    str | None, Query(min_length=1, max_length=500, pattern=_PLAIN, description="One kernel only")
+]
 
 
 class Asking(NamedTuple):

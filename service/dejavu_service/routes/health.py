@@ -7,8 +7,8 @@ from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
 
 from ..problems import RESPONSES, problem
-from ..rules.access import EVERYWHERE
-from ..schema import State, state
+from ..services.access import EVERYWHERE
+from ..storage.schema import State, state
 from .common import Here
 
 __all__ = ["health"]
@@ -38,7 +38,9 @@ async def readyz(request: Request) -> Health | Response:
     return Health()
 
 
-@health.get("/metrics", response_class=Response, responses={401: RESPONSES[401], 403: RESPONSES[403]})
+@health.get(
+    "/metrics", response_class=Response, responses={401: RESPONSES[401], 403: RESPONSES[403]}
+)
 def metrics(here: Here) -> Response:
     """For Prometheus."""
     here.who.require("read", EVERYWHERE)

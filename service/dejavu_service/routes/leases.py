@@ -7,9 +7,9 @@ from typing import Annotated
 from fastapi import Path
 from pydantic import BaseModel, ConfigDict, Field, StrictFloat
 
-from dejavu_cache.records import Context, Scenario
+from dejavu_cache.model.scenario import Context, Scenario
 
-from ..rules import leases as rules
+from ..services import leases as rules
 from .common import Here, Namespace, router
 
 __all__ = ["leases"]

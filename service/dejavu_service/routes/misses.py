@@ -8,9 +8,9 @@ from typing import Annotated
 from fastapi import Query, Response
 from pydantic import BaseModel, ConfigDict, Field, StrictInt
 
-from dejavu_cache.records import Context, Scenario
+from dejavu_cache.model.scenario import Context, Scenario
 
-from ..rules import misses as rules
+from ..services import misses as rules
 from .common import Here, KernelName, Namespace, json_text, router, shows
 
 __all__ = ["misses"]
@@ -52,7 +52,10 @@ def count_misses(namespace: Namespace, report: Misses, here: Here) -> Counted:
 
 @misses.get("/{namespace}/misses", responses=shows("Worklist"))
 def list_misses(
-    namespace: Namespace, here: Here, kernel: KernelName = None, limit: Annotated[int, Query(ge=1, le=1000)] = 100
+    namespace: Namespace,
+    here: Here,
+    kernel: KernelName = None,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> Response:
     """The worklist, most wanted first."""
     lines = [

@@ -14,15 +14,15 @@ from markupsafe import Markup
 
 from dejavu_cache import __version__
 
+from ..pages import queries as rules
 from ..problems import ProblemError
-from ..rules import pages as rules
 from .common import ContextDigest, Here, Namespace
 
 __all__ = ["pages"]
 
 pages = APIRouter(default_response_class=HTMLResponse, include_in_schema=False)
 
-_TEMPLATES = Path(__file__).parents[1] / "templates"
+_TEMPLATES = Path(__file__).parents[1] / "pages" / "templates"
 _PAGE = 50
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'self'; form-action 'self'; frame-ancestors 'none'",
@@ -31,9 +31,15 @@ _HEADERS = {
     "Cache-Control": "private, no-store",
 }
 
-_templates = Environment(loader=FileSystemLoader(_TEMPLATES), autoescape=True, trim_blocks=True, lstrip_blocks=True)
-_templates.filters["ms"] = lambda value: f"{value:.3g} ms" if value >= 0.1 else f"{value * 1000:.3g} µs"
-_templates.filters["day"] = lambda seconds: f"{datetime.fromtimestamp(seconds, timezone.utc):%Y-%m-%d %H:%M}"
+_templates = Environment(
+    loader=FileSystemLoader(_TEMPLATES), autoescape=True, trim_blocks=True, lstrip_blocks=True
+)
+_templates.filters["ms"] = lambda value: (
+    f"{value:.3g} ms" if value >= 0.1 else f"{value * 1000:.3g} µs"
+)
+_templates.filters["day"] = lambda seconds: (
+    f"{datetime.fromtimestamp(seconds, timezone.utc):%Y-%m-%d %H:%M}"
+)
 # A long name breaks after its dots.
 _templates.filters["dotted"] = lambda name: Markup("<wbr>").join(re.split(r"(?<=\.)", name))
 _templates.globals["version"] = __version__
@@ -62,21 +68,37 @@ def overview(namespace: Namespace, here: Here) -> Response:
 @pages.get("/pages/{namespace}/misses")
 def worklist(namespace: Namespace, here: Here) -> Response:
     """What was wanted and not there."""
-    return _page("misses.html", here, namespace, wanted=rules.worklist(here.server.database, here.who, namespace))
+    return _page(
+        "misses.html",
+        here,
+        namespace,
+        wanted=rules.worklist(here.server.database, here.who, namespace),
+    )
 
 
 @pages.get("/pages/{namespace}/contexts/{context}")
 def kernel(
-    namespace: Namespace, context: ContextDigest, here: Here, page: Annotated[int, Query(ge=1, le=100_000)] = 1
+    namespace: Namespace,
+    context: ContextDigest,
+    here: Here,
+    page: Annotated[int, Query(ge=1, le=100_000)] = 1,
 ) -> Response:
     """One kernel on one device: scenarios, winners, timings, near-ties and pins."""
-    found = rules.kernel(here.server.database, here.who, namespace, context, (page - 1) * _PAGE, _PAGE)
+    found = rules.kernel(
+        here.server.database, here.who, namespace, context, (page - 1) * _PAGE, _PAGE
+    )
     if found is None:
         raise ProblemError(404, "nothing is known of this context here")
-    return _page("kernel.html", here, namespace, shown=found, page=page, pages=-(-found.total // _PAGE))
+    return _page(
+        "kernel.html", here, namespace, shown=found, page=page, pages=-(-found.total // _PAGE)
+    )
 
 
 def _page(template: str, here: Here, namespace: str, **values: Any) -> Response:
     others = rules.namespaces(here.server.database, here.who)
-    values |= {"namespace": namespace, "namespaces": sorted({*others, namespace}), "who": here.who.name}
+    values |= {
+        "namespace": namespace,
+        "namespaces": sorted({*others, namespace}),
+        "who": here.who.name,
+    }
     return HTMLResponse(_templates.get_template(template).render(values), headers=_HEADERS)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from fastapi import Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from dejavu_cache.records import Config
+from dejavu_cache.model.scenario import Config
 
-from ..rules import pins as rules
+from ..services import pins as rules
 from .common import ContextDigest, Here, Namespace, ScenarioDigest, json_text, router, shows
 
 __all__ = ["pins"]
@@ -26,7 +26,11 @@ class Choice(BaseModel):
 
 @pins.put("/{namespace}/contexts/{context}/pins/{scenario}", responses=shows("Record"))
 def put_pin(
-    namespace: Namespace, context: ContextDigest, scenario: ScenarioDigest, choice: Choice, here: Here
+    namespace: Namespace,
+    context: ContextDigest,
+    scenario: ScenarioDigest,
+    choice: Choice,
+    here: Here,
 ) -> Response:
     """Chooses a config over the measurements."""
     place = (namespace, context, scenario)
@@ -34,6 +38,10 @@ def put_pin(
 
 
 @pins.delete("/{namespace}/contexts/{context}/pins/{scenario}", responses=shows("Record"))
-def delete_pin(namespace: Namespace, context: ContextDigest, scenario: ScenarioDigest, here: Here) -> Response:
+def delete_pin(
+    namespace: Namespace, context: ContextDigest, scenario: ScenarioDigest, here: Here
+) -> Response:
     """Takes a choice back."""
-    return json_text(rules.choose(here.server.database, here.who, namespace, context, scenario, None, ""))
+    return json_text(
+        rules.choose(here.server.database, here.who, namespace, context, scenario, None, "")
+    )

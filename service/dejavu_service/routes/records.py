@@ -7,12 +7,21 @@ from typing import Annotated
 from fastapi import Query, Request, Response
 from pydantic import BaseModel
 
-from dejavu_cache.records import RecordSet
+from dejavu_cache.model.record import RecordSet
 
 from ..problems import ProblemError
-from ..rules import records as rules
+from ..services import records as rules
 from .bulk import bulk_read
-from .common import ContextDigest, Here, KernelName, Namespace, ScenarioDigest, json_text, router, shows
+from .common import (
+    ContextDigest,
+    Here,
+    KernelName,
+    Namespace,
+    ScenarioDigest,
+    json_text,
+    router,
+    shows,
+)
 
 __all__ = ["records"]
 
@@ -21,7 +30,9 @@ records = router()
 _NOT_YET = "there is no record of this scenario"
 _Limit = Annotated[int, Query(ge=1, le=1000)]
 _After = Annotated[str | None, Query(pattern=r"^[0-9a-f]{24}$")]
-_Scenarios = Annotated[list[Annotated[str, Query(pattern=r"^[0-9a-f]{24}$")]] | None, Query(max_length=1000)]
+_Scenarios = Annotated[
+    list[Annotated[str, Query(pattern=r"^[0-9a-f]{24}$")]] | None, Query(max_length=1000)
+]
 
 
 class Deleted(BaseModel):
@@ -32,7 +43,11 @@ class Deleted(BaseModel):
 
 @records.get("/{namespace}/contexts", responses=shows("ContextPage"))
 def list_contexts(
-    namespace: Namespace, here: Here, kernel: KernelName = None, after: _After = None, limit: _Limit = 100
+    namespace: Namespace,
+    here: Here,
+    kernel: KernelName = None,
+    after: _After = None,
+    limit: _Limit = 100,
 ) -> Response:
     """The contexts that have records, a page at a time."""
     found = rules.listed(here.server.database, here.who, namespace, kernel, after, limit)
@@ -43,9 +58,14 @@ def list_contexts(
 
 @records.get(
     "/{namespace}/contexts/{context}/records",
-    responses={**shows("RecordSet"), 304: {"description": "Unchanged since the `If-None-Match` that was sent"}},
+    responses={
+        **shows("RecordSet"),
+        304: {"description": "Unchanged since the `If-None-Match` that was sent"},
+    },
 )
-async def read_records(namespace: Namespace, context: ContextDigest, request: Request, here: Here) -> Response:
+async def read_records(
+    namespace: Namespace, context: ContextDigest, request: Request, here: Here
+) -> Response:
     """Every record of a context."""
     return await bulk_read(here, namespace, context, request)
 
@@ -70,10 +90,14 @@ async def read_record(
 @records.post("/{namespace}/records")
 def post_records(namespace: Namespace, sent: RecordSet, here: Here) -> rules.Merged:
     """Merges records; sending them again changes nothing."""
-    return rules.post(here.server.database, here.who, namespace, sent, here.server.settings.max_records)
+    return rules.post(
+        here.server.database, here.who, namespace, sent, here.server.settings.max_records
+    )
 
 
 @records.delete("/{namespace}/contexts/{context}/records")
-def delete_records(namespace: Namespace, context: ContextDigest, here: Here, scenario: _Scenarios = None) -> Deleted:
+def delete_records(
+    namespace: Namespace, context: ContextDigest, here: Here, scenario: _Scenarios = None
+) -> Deleted:
     """Drops records, with their measurements."""
     return Deleted(deleted=rules.drop(here.server.database, here.who, namespace, context, scenario))

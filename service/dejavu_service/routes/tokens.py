@@ -7,8 +7,8 @@ from typing import Annotated
 from fastapi import Path
 from pydantic import BaseModel, ConfigDict, Field, StrictFloat
 
-from ..rules import tokens as rules
-from ..rules.access import Role
+from ..services import tokens as rules
+from ..services.access import Role
 from .common import Here, router
 
 __all__ = ["tokens"]
@@ -40,7 +40,9 @@ class Tokens(BaseModel):
 def create_token(wish: TokenWish, here: Here) -> rules.Issued:
     """Makes a token; its secret is in this answer and nowhere else."""
     seconds = None if wish.days is None else wish.days * 86400
-    return rules.issue(here.server.database, here.who, wish.name, wish.role, wish.namespaces, seconds)
+    return rules.issue(
+        here.server.database, here.who, wish.name, wish.role, wish.namespaces, seconds
+    )
 
 
 @tokens.get("/tokens")

@@ -10,8 +10,8 @@ from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
 
-from ..rules import transfer as rules
-from ..rules.access import NAMESPACE
+from ..services import transfer as rules
+from ..services.access import NAMESPACE
 from .common import Here, KernelName, Namespace, router
 
 __all__ = ["transfer"]
@@ -29,7 +29,9 @@ class Promotion(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     to: str = Field(pattern=NAMESPACE)
-    kernel: str | None = Field(default=None, min_length=1, max_length=500, pattern=r"^[^\x00-\x1f\x7f]+$")
+    kernel: str | None = Field(
+        default=None, min_length=1, max_length=500, pattern=r"^[^\x00-\x1f\x7f]+$"
+    )
     contexts: list[_Digest] | None = Field(default=None, min_length=1, max_length=10_000)
 
 
@@ -39,7 +41,9 @@ class Promoted(BaseModel):
     records: int
 
 
-@transfer.get("/{namespace}/export", response_class=Response, responses={200: {"content": {_NDJSON: {}}}})
+@transfer.get(
+    "/{namespace}/export", response_class=Response, responses={200: {"content": {_NDJSON: {}}}}
+)
 def export_records(namespace: Namespace, here: Here, kernel: KernelName = None) -> Response:
     """A record set a line."""
     lines = rules.dump(here.server.database, here.who, namespace, kernel)
@@ -48,7 +52,9 @@ def export_records(namespace: Namespace, here: Here, kernel: KernelName = None) 
 
 @transfer.post(
     "/{namespace}/import",
-    openapi_extra={"requestBody": {"required": True, "content": {_NDJSON: {"schema": {"type": "string"}}}}},
+    openapi_extra={
+        "requestBody": {"required": True, "content": {_NDJSON: {"schema": {"type": "string"}}}}
+    },
 )
 async def import_records(namespace: Namespace, request: Request, here: Here) -> rules.Imported:
     """Merges what an export wrote; a line that is wrong refuses the whole."""
@@ -58,7 +64,9 @@ async def import_records(namespace: Namespace, request: Request, here: Here) -> 
         async for chunk in request.stream():
             await run_in_threadpool(lines.write, chunk)
         limits = (settings.max_records, settings.max_body)
-        return await run_in_threadpool(rules.load, here.server.database, here.who, namespace, lines, *limits)
+        return await run_in_threadpool(
+            rules.load, here.server.database, here.who, namespace, lines, *limits
+        )
 
 
 @transfer.post("/{namespace}/promote")

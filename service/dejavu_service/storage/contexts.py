@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection, func, select, update
 
-from dejavu_cache.records import Context
+from dejavu_cache.model.scenario import Context
 
-from ..tables import contexts, epoch
+from .tables import contexts, epoch
 from .upserts import insert
 
 __all__ = [
@@ -42,7 +42,9 @@ class Revision(NamedTuple):
     records: int
 
 
-def ensure(connection: Connection, namespace: str, wanted: Iterable[Context], *, hold: bool = False) -> dict[str, int]:
+def ensure(
+    connection: Connection, namespace: str, wanted: Iterable[Context], *, hold: bool = False
+) -> dict[str, int]:
     """The ids of contexts by digest; those that are not there yet are made, without records.
 
     Args:
@@ -50,15 +52,23 @@ def ensure(connection: Connection, namespace: str, wanted: Iterable[Context], *,
     """
     by_digest = {context.digest: context for context in wanted}
     known = _ids(connection, namespace, by_digest, hold)
-    rows = [_row(namespace, by_digest[digest]) for digest in sorted(by_digest.keys() - known.keys())]
+    rows = [
+        _row(namespace, by_digest[digest]) for digest in sorted(by_digest.keys() - known.keys())
+    ]
     if not rows:
         return known
-    statement = insert(connection, contexts).values(created_at=epoch(), used_at=epoch()).on_conflict_do_nothing()
+    statement = (
+        insert(connection, contexts)
+        .values(created_at=epoch(), used_at=epoch())
+        .on_conflict_do_nothing()
+    )
     connection.execute(statement, rows)
     return _ids(connection, namespace, by_digest, hold)
 
 
-def _ids(connection: Connection, namespace: str, wanted: Iterable[str], hold: bool) -> dict[str, int]:
+def _ids(
+    connection: Connection, namespace: str, wanted: Iterable[str], hold: bool
+) -> dict[str, int]:
     query = select(contexts.c.digest, contexts.c.id).where(
         contexts.c.namespace == namespace, contexts.c.digest.in_(list(wanted))
     )
@@ -91,7 +101,9 @@ def lock(connection: Connection, namespace: str, context: Context) -> int:
 
 def lock_known(connection: Connection, namespace: str, digest: str) -> int | None:
     """As `lock`, for a context that is there, or None."""
-    query = select(contexts.c.id).where(contexts.c.namespace == namespace, contexts.c.digest == digest)
+    query = select(contexts.c.id).where(
+        contexts.c.namespace == namespace, contexts.c.digest == digest
+    )
     return connection.execute(query.with_for_update()).scalar()
 
 
@@ -117,12 +129,17 @@ def listed(
     connection: Connection, namespace: str, kernel: str | None, after: str | None, limit: int
 ) -> list[tuple[str, str]]:
     """Digests and texts of the contexts that have records, in the order of their digests."""
-    query = select(contexts.c.digest, contexts.c.text).where(contexts.c.namespace == namespace, contexts.c.records > 0)
+    query = select(contexts.c.digest, contexts.c.text).where(
+        contexts.c.namespace == namespace, contexts.c.records > 0
+    )
     if kernel is not None:
         query = query.where(contexts.c.kernel == kernel)
     if after is not None:
         query = query.where(contexts.c.digest > after)
-    return [(digest, text) for digest, text in connection.execute(query.order_by(contexts.c.digest).limit(limit))]
+    return [
+        (digest, text)
+        for digest, text in connection.execute(query.order_by(contexts.c.digest).limit(limit))
+    ]
 
 
 def counted(connection: Connection, namespace: str, most: int) -> list[tuple[str, str, int]]:
@@ -136,7 +153,9 @@ def counted(connection: Connection, namespace: str, most: int) -> list[tuple[str
     return [(digest, text, count) for digest, text, count in connection.execute(query)]
 
 
-def digests(connection: Connection, namespace: str, kernel: str | None, page: int = 500) -> Iterator[str]:
+def digests(
+    connection: Connection, namespace: str, kernel: str | None, page: int = 500
+) -> Iterator[str]:
     """The digests of all contexts that have records, read a page at a time."""
     after: str | None = None
     while found := listed(connection, namespace, kernel, after, page):
@@ -147,7 +166,9 @@ def digests(connection: Connection, namespace: str, kernel: str | None, page: in
 def touch(connection: Connection, ids: Iterable[int]) -> None:
     """Notes that contexts were read, at most once a day each."""
     stale = contexts.c.used_at < epoch() - _DAY
-    connection.execute(update(contexts).where(contexts.c.id.in_(sorted(ids)), stale).values(used_at=epoch()))
+    connection.execute(
+        update(contexts).where(contexts.c.id.in_(sorted(ids)), stale).values(used_at=epoch())
+    )
 
 
 def per_device(connection: Connection) -> list[tuple[str, str, str, int]]:
@@ -159,4 +180,7 @@ def per_device(connection: Connection) -> list[tuple[str, str, str, int]]:
         .having(counted > 0)
         .order_by(contexts.c.namespace, contexts.c.kernel, contexts.c.device)
     )
-    return [(namespace, kernel, device, int(count)) for namespace, kernel, device, count in connection.execute(query)]
+    return [
+        (namespace, kernel, device, int(count))
+        for namespace, kernel, device, count in connection.execute(query)
+    ]

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection, and_, case, delete, func, or_, select, update
 
-from ..tables import epoch, leases
+from .tables import epoch, leases
 from .upserts import insert
 
 __all__ = ["Held", "drop_expired", "grant", "held", "release", "remaining", "renew"]
@@ -20,11 +20,22 @@ class Held(NamedTuple):
 
 
 def grant(
-    connection: Connection, namespace: str, context: str, scenario: str, holder: str, ttl: float, new_id: str
+    connection: Connection,
+    namespace: str,
+    context: str,
+    scenario: str,
+    holder: str,
+    ttl: float,
+    new_id: str,
 ) -> Held | None:
     """Gives a lease that is free, expired or the holder's own, in one statement; None if another has it."""
     statement = insert(connection, leases).values(
-        namespace=namespace, context=context, scenario=scenario, id=new_id, holder=holder, expires_at=epoch() + ttl
+        namespace=namespace,
+        context=context,
+        scenario=scenario,
+        id=new_id,
+        holder=holder,
+        expires_at=epoch() + ttl,
     )
     expired, own = leases.c.expires_at <= epoch(), leases.c.holder == holder
     statement = statement.on_conflict_do_update(
@@ -50,13 +61,19 @@ def remaining(connection: Connection, namespace: str, context: str, scenario: st
 
 def renew(connection: Connection, namespace: str, identity: str, ttl: float) -> bool:
     """Holds a lease for longer; False if it has expired or gone."""
-    mine = and_(leases.c.id == identity, leases.c.namespace == namespace, leases.c.expires_at > epoch())
-    return connection.execute(update(leases).where(mine).values(expires_at=epoch() + ttl)).rowcount > 0
+    mine = and_(
+        leases.c.id == identity, leases.c.namespace == namespace, leases.c.expires_at > epoch()
+    )
+    return (
+        connection.execute(update(leases).where(mine).values(expires_at=epoch() + ttl)).rowcount > 0
+    )
 
 
 def release(connection: Connection, namespace: str, identity: str) -> None:
     """Gives a lease back."""
-    connection.execute(delete(leases).where(leases.c.id == identity, leases.c.namespace == namespace))
+    connection.execute(
+        delete(leases).where(leases.c.id == identity, leases.c.namespace == namespace)
+    )
 
 
 def held(connection: Connection) -> int:

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection, delete, select
 
-from dejavu_cache.records import Scenario
+from dejavu_cache.model.scenario import Scenario
 
-from ..tables import contexts, epoch, misses, records
+from .tables import contexts, epoch, misses, records
 from .upserts import insert
 
 __all__ = ["Wanted", "count", "drop_old", "drop_tuned", "listed"]
@@ -31,8 +31,15 @@ def count(connection: Connection, wanted: Mapping[tuple[int, Scenario], int]) ->
     """Adds to the counts of scenarios by context id."""
     # In one order for everybody: two writers of the same rows cannot wait for each other.
     rows = [
-        {"context_id": context_id, "scenario": scenario.digest, "scenario_text": scenario.text, "count": times}
-        for (context_id, scenario), times in sorted(wanted.items(), key=lambda item: (item[0][0], item[0][1].digest))
+        {
+            "context_id": context_id,
+            "scenario": scenario.digest,
+            "scenario_text": scenario.text,
+            "count": times,
+        }
+        for (context_id, scenario), times in sorted(
+            wanted.items(), key=lambda item: (item[0][0], item[0][1].digest)
+        )
     ]
     if not rows:
         return
@@ -48,7 +55,9 @@ def drop_tuned(connection: Connection, context_id: int, scenarios: Sequence[str]
     """Strikes scenarios off the worklist: they have a record now."""
     for start in range(0, len(scenarios), _CHUNK):
         chunk = scenarios[start : start + _CHUNK]
-        connection.execute(delete(misses).where(misses.c.context_id == context_id, misses.c.scenario.in_(chunk)))
+        connection.execute(
+            delete(misses).where(misses.c.context_id == context_id, misses.c.scenario.in_(chunk))
+        )
 
 
 def drop_old(connection: Connection, seconds: float) -> int:
@@ -56,7 +65,9 @@ def drop_old(connection: Connection, seconds: float) -> int:
     return connection.execute(delete(misses).where(misses.c.last_seen < epoch() - seconds)).rowcount
 
 
-def listed(connection: Connection, namespace: str, kernel: str | None, limit: int) -> Iterable[Wanted]:
+def listed(
+    connection: Connection, namespace: str, kernel: str | None, limit: int
+) -> Iterable[Wanted]:
     """The worklist, most wanted first."""
     tuned = (
         select(records.c.scenario)
@@ -64,7 +75,13 @@ def listed(connection: Connection, namespace: str, kernel: str | None, limit: in
         .exists()
     )
     query = (
-        select(contexts.c.text, misses.c.scenario_text, misses.c.count, misses.c.first_seen, misses.c.last_seen)
+        select(
+            contexts.c.text,
+            misses.c.scenario_text,
+            misses.c.count,
+            misses.c.first_seen,
+            misses.c.last_seen,
+        )
         .join(contexts, contexts.c.id == misses.c.context_id)
         .where(contexts.c.namespace == namespace, ~tuned)
         .order_by(misses.c.count.desc(), misses.c.last_seen.desc(), misses.c.scenario)

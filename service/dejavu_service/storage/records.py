@@ -7,12 +7,24 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection, and_, delete, select, update
 
-from dejavu_cache.records import Measurement, Record, canonical_json
+from dejavu_cache.model.record import Measurement, Record
+from dejavu_cache.model.scenario import canonical_json
 
-from ..tables import contexts, epoch, measurements, records
+from .tables import contexts, epoch, measurements, records
 from .upserts import insert
 
-__all__ = ["Claim", "Whole", "add_claims", "digests", "drop", "load", "one", "save", "stand_aside", "whole"]
+__all__ = [
+    "Claim",
+    "Whole",
+    "add_claims",
+    "digests",
+    "drop",
+    "load",
+    "one",
+    "save",
+    "stand_aside",
+    "whole",
+]
 
 _CHUNK = 500
 """Values in one IN list: databases and plans do not like them without end."""
@@ -46,14 +58,18 @@ def whole(connection: Connection, namespace: str, digest: str) -> Whole | None:
     if not rows:
         return None
     # Sorted here: databases collate text each in their own way.
-    return Whole(rows[0][0], rows[0][1], [text for _, text in sorted((row[2], row[3]) for row in rows)])
+    return Whole(
+        rows[0][0], rows[0][1], [text for _, text in sorted((row[2], row[3]) for row in rows)]
+    )
 
 
 def one(connection: Connection, namespace: str, digest: str, scenario: str) -> str | None:
     """The text of one record, or None."""
     on = and_(records.c.context_id == contexts.c.id, records.c.scenario == scenario)
     query = select(records.c.text).join(contexts, on)
-    return connection.execute(query.where(contexts.c.namespace == namespace, contexts.c.digest == digest)).scalar()
+    return connection.execute(
+        query.where(contexts.c.namespace == namespace, contexts.c.digest == digest)
+    ).scalar()
 
 
 def load(connection: Connection, context_id: int, scenarios: Sequence[str]) -> dict[str, Record]:
@@ -71,10 +87,16 @@ def load(connection: Connection, context_id: int, scenarios: Sequence[str]) -> d
 
 def digests(connection: Connection, context_id: int) -> list[str]:
     """The digests of all scenarios that a context has records of."""
-    return list(connection.execute(select(records.c.scenario).where(records.c.context_id == context_id)).scalars())
+    return list(
+        connection.execute(
+            select(records.c.scenario).where(records.c.context_id == context_id)
+        ).scalars()
+    )
 
 
-def save(connection: Connection, context_id: int, changed: Iterable[Record], *, promoted: bool = False) -> None:
+def save(
+    connection: Connection, context_id: int, changed: Iterable[Record], *, promoted: bool = False
+) -> None:
     """Puts records in their place; what was promoted once stays so."""
     rows = [
         {
@@ -103,7 +125,9 @@ def save(connection: Connection, context_id: int, changed: Iterable[Record], *, 
     connection.execute(statement, rows)
 
 
-def add_claims(connection: Connection, context_id: int, claims: Iterable[Claim], sender: str) -> tuple[int, int]:
+def add_claims(
+    connection: Connection, context_id: int, claims: Iterable[Claim], sender: str
+) -> tuple[int, int]:
     """Adds measurements that are not known yet; says how many of them stand, and how many are kept beside."""
     rows = [
         {
@@ -119,12 +143,16 @@ def add_claims(connection: Connection, context_id: int, claims: Iterable[Claim],
     ]
     if not rows:
         return 0, 0
-    statement = insert(connection, measurements).values(received_at=epoch()).on_conflict_do_nothing()
+    statement = (
+        insert(connection, measurements).values(received_at=epoch()).on_conflict_do_nothing()
+    )
     added = connection.execute(statement.returning(measurements.c.stands), rows).scalars().all()
     return sum(added), len(added) - sum(added)
 
 
-def stand_aside(connection: Connection, context_id: int, scenario: str, claims: Iterable[tuple[str, str]]) -> None:
+def stand_aside(
+    connection: Connection, context_id: int, scenario: str, claims: Iterable[tuple[str, str]]
+) -> None:
     """Lets the claim with each (config, digest) stand, and every other about that config be beside it."""
     for config, digest in claims:
         connection.execute(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import Connection, delete, select
 
-from ..tables import contexts, epoch, misses, records
+from .tables import contexts, epoch, misses, records
 
 __all__ = ["drop_empty", "drop_unpinned", "is_unused", "unused"]
 
@@ -14,19 +14,25 @@ def unused(connection: Connection, seconds: float) -> list[tuple[int, str, str]]
     query = select(contexts.c.id, contexts.c.namespace, contexts.c.digest).where(
         contexts.c.used_at < epoch() - seconds, contexts.c.records > 0
     )
-    return [(identity, namespace, digest) for identity, namespace, digest in connection.execute(query)]
+    return [
+        (identity, namespace, digest) for identity, namespace, digest in connection.execute(query)
+    ]
 
 
 def is_unused(connection: Connection, context_id: int, seconds: float) -> bool:
     """Whether a context is still unused."""
-    query = select(contexts.c.id).where(contexts.c.id == context_id, contexts.c.used_at < epoch() - seconds)
+    query = select(contexts.c.id).where(
+        contexts.c.id == context_id, contexts.c.used_at < epoch() - seconds
+    )
     return connection.execute(query).first() is not None
 
 
 def drop_unpinned(connection: Connection, context_id: int) -> int:
     """Drops a context's records that are neither pinned nor promoted."""
     chosen = records.c.pinned | records.c.promoted
-    return connection.execute(delete(records).where(records.c.context_id == context_id, ~chosen)).rowcount
+    return connection.execute(
+        delete(records).where(records.c.context_id == context_id, ~chosen)
+    ).rowcount
 
 
 def drop_empty(connection: Connection, seconds: float) -> int:

@@ -6,17 +6,32 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, select, update
 
-from ..tables import epoch, tokens
+from .tables import epoch, tokens
 
 __all__ = ["add", "any_issued", "get", "listed", "now", "revoke"]
 
 
 def add(
-    connection: Connection, identity: str, name: str, digest: str, role: str, namespaces: str, ttl: float | None
+    connection: Connection,
+    identity: str,
+    name: str,
+    digest: str,
+    role: str,
+    namespaces: str,
+    ttl: float | None,
 ) -> None:
     """Adds a token that expires in `ttl` seconds, or never."""
-    values: dict[str, Any] = {"created_at": epoch(), "expires_at": None if ttl is None else epoch() + ttl}
-    values |= {"id": identity, "name": name, "digest": digest, "role": role, "namespaces": namespaces}
+    values: dict[str, Any] = {
+        "created_at": epoch(),
+        "expires_at": None if ttl is None else epoch() + ttl,
+    }
+    values |= {
+        "id": identity,
+        "name": name,
+        "digest": digest,
+        "role": role,
+        "namespaces": namespaces,
+    }
     connection.execute(tokens.insert().values(values))
 
 

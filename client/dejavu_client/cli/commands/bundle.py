@@ -1,0 +1,119 @@
+"""`bundle`: a prewarmed folder as one file, and back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dejavu_cache.errors import SettingsError
+from dejavu_cache.stores.manifest import Manifest
+
+from ..output import JsonOption, say, show_json, show_table
+
+__all__ = ["register"]
+
+PathArgument = Annotated[
+    Path, typer.Argument(metavar="PATH", help="A bundle, a prewarmed folder, or an image layout.")
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands."""
+    group = typer.Typer(
+        help="A prewarmed folder as one file, or as an image: made, looked at, checked, unpacked.",
+        no_args_is_help=True,
+    )
+    for command in (create, inspect, verify, extract):
+        group.command()(command)
+    app.add_typer(group, name="bundle")
+
+
+def create(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder that prewarm made.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The file; with --oci, a new folder.")],
+    oci: Annotated[
+        bool, typer.Option("--oci", help="Write an OCI image layout, for registries and cosign.")
+    ] = False,
+) -> None:
+    """Pack a prewarmed folder; the same folder always gives the same bytes."""
+    from dejavu_cache.prewarm.bundle import archive
+    from dejavu_cache.prewarm.bundle.oci_image import bundle_in, write_layout
+
+    if oci:
+        manifest = write_layout(folder, out)
+        size = bundle_in(out).stat().st_size
+    else:
+        manifest, digests = archive.create(folder, out)
+        size = digests.size
+    say(f"{out}: {len(manifest.files)} files, {size / 2**20:.1f} MiB, digest {manifest.digest}")
+
+
+def inspect(path: PathArgument, as_json: JsonOption = False) -> None:
+    """Say what is in a bundle."""
+    from dejavu_cache.prewarm.bundle.compatibility import read_any
+
+    manifest = read_any(path)
+    if as_json:
+        show_json({"digest": manifest.digest, **manifest.model_dump(mode="json")})
+        return
+    _say(manifest)
+
+
+def _say(manifest: Manifest) -> None:
+    binaries = sum(name.endswith((".cubin", ".hsaco")) for name in manifest.files)
+    modules = sum(name.endswith(manifest.abi) for name in manifest.files)
+    size = sum(file.size for file in manifest.files.values())
+    say(f"digest    {manifest.digest}")
+    say(f"schema    {manifest.schema_version}, by dejavu-cache {manifest.made_by}")
+    say(f"triton    {manifest.wheel}")
+    say(f"targets   {', '.join(manifest.targets)}")
+    for device in manifest.devices:
+        told = f"{device.arch}, {device.units} units, {device.memory_gib} GiB, {manifest.codegen[device.name]}"
+        say(f"device    {device.name}: {told}")
+    say(
+        f"files     {len(manifest.files)}: {binaries} binaries, {modules} host modules, {size / 2**20:.1f} MiB"
+    )
+    rows = [(each.name, each.scenarios, each.binaries, each.source) for each in manifest.kernels]
+    show_table(["kernel", "scenarios", "binaries", "source"], rows)
+
+
+def verify(
+    path: PathArgument,
+    device: Annotated[
+        bool, typer.Option(help="Look at this machine's GPUs; a builder has none.")
+    ] = True,
+    as_json: JsonOption = False,
+) -> None:
+    """Check a bundle's digests, and say field by field whether this machine can use it; exits 1 if it cannot."""
+    from dejavu_cache.prewarm.bundle.compatibility import fields, read_any
+
+    manifest = read_any(path)
+    found = fields(manifest, device=device)
+    if as_json:
+        show_json([field._asdict() for field in found])
+    else:
+        say(
+            f"{path}: {len(manifest.files)} files are as the manifest says, digest {manifest.digest}"
+        )
+        show_table(
+            ["field", "", "made for", "here"],
+            [(each.name, each.state, each.wanted, each.here) for each in found],
+        )
+    if any(field.state != "ok" for field in found):
+        raise typer.Exit(1)
+
+
+def extract(
+    path: Annotated[Path, typer.Argument(metavar="BUNDLE", help="A bundle, or an image layout.")],
+    out: Annotated[Path, typer.Argument(metavar="DIR", help="The folder to make.")],
+) -> None:
+    """Unpack a bundle into a new folder, once all of it was checked."""
+    from dejavu_cache.prewarm.bundle import archive
+    from dejavu_cache.prewarm.bundle.oci_image import bundle_in
+
+    if path.is_dir() and not (path / "oci-layout").is_file():
+        raise SettingsError(f"{path} is a folder: name a bundle, or an image layout")
+    manifest = archive.extract(bundle_in(path) if path.is_dir() else path, out)
+    say(f"{out}: {len(manifest.files)} files, digest {manifest.digest}")

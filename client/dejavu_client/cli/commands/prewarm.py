@@ -1,0 +1,210 @@
+"""`prewarm` and `verify`: folders from which programs benchmark and compile nothing, and the proof that they do not."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dejavu_cache.errors import PrewarmError, SettingsError
+from dejavu_cache.settings import PREFIX, current_settings
+
+from ..output import JsonOption, say, show_json
+
+if TYPE_CHECKING:
+    from dejavu_cache.runtime.activity_report import Event
+
+__all__ = ["register"]
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands."""
+    app.command()(prewarm)
+    app.command(
+        context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}
+    )(verify)
+
+
+def prewarm(
+    modules: Annotated[
+        list[str],
+        typer.Argument(metavar="MODULE…", help="The kernels' modules; a package is all in it."),
+    ],
+    device: Annotated[
+        list[str],
+        typer.Option("--device", metavar="NAME", help="A GPU as records name it; may repeat."),
+    ],
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="The folder to make.")],
+    source: Annotated[
+        str,
+        typer.Option(
+            "--from",
+            metavar="URL",
+            help="Where the records are; else DEJAVU_CACHE_URL, else your own.",
+        ),
+    ] = "",
+    jobs: Annotated[
+        int, typer.Option("--jobs", min=0, help="Compilers at once; 0 is one per CPU.")
+    ] = 0,
+    fallbacks: Annotated[
+        bool,
+        typer.Option(
+            help="Compile default configs and trees' choices too, for scenarios that are not tuned."
+        ),
+    ] = True,
+    host_modules: Annotated[
+        bool,
+        typer.Option(
+            help="Build the modules that launch kernels, so that no C compiler is needed at run time."
+        ),
+    ] = True,
+    allow_other_wheel: Annotated[
+        bool,
+        typer.Option(
+            "--allow-other-wheel",
+            help="Compile what was noted by another build of the same Triton.",
+        ),
+    ] = False,
+    allow_other_triton: Annotated[
+        bool,
+        typer.Option(
+            "--allow-other-triton", help="Take another Triton's records along, without binaries."
+        ),
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Make a folder to run from without tuning and compiling, on a machine that needs no GPU.
+
+    Point DEJAVU_CACHE_URL at it; it may be moved and mounted read-only.
+    """
+    from dejavu_cache.prewarm.build import prewarm as make
+    from dejavu_cache.prewarm.messages import Allowed
+
+    settings = current_settings()
+    with _progress() as progress:
+        done = make(
+            modules,
+            source or settings.url or settings.default_url,
+            device,
+            out,
+            processes=jobs or None,
+            progress=progress,
+            fallbacks=fallbacks,
+            host_modules=host_modules,
+            allowed=Allowed(triton=allow_other_triton, wheel=allow_other_wheel),
+        )
+    manifest = done.manifest
+    for note in done.notes:
+        sys.stderr.write(f"note: {note}\n")
+    if as_json:
+        show_json(
+            {
+                "compiled": done.compiled,
+                "notes": done.notes,
+                **manifest.model_dump(mode="json", exclude={"files"}),
+            }
+        )
+        return
+    size = sum(file.size for file in manifest.files.values())
+    binaries = sum(kernel.binaries for kernel in manifest.kernels)
+    scenarios = sum(kernel.scenarios for kernel in manifest.kernels)
+    what = (
+        f"{done.compiled} of {binaries} binaries compiled"
+        if done.compiled
+        else f"{binaries} binaries, nothing new"
+    )
+    say(
+        f"{out}: {scenarios} scenarios of {len(manifest.kernels)} kernels, {what}, for {', '.join(manifest.targets)}"
+    )
+    say(f"{size / 2**20:.1f} MiB by {manifest.wheel}; run with  {PREFIX}URL={out.absolute()}")
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[int], Callable[[Any, Any], None]]]:
+    """A bar over the binaries, on a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda total: lambda job, built: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (
+        TextColumn("binaries"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[job]}"),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=None, job="looking at the records")
+
+        def begin(total: int) -> Callable[[Any, Any], None]:
+            bar.update(task, total=total, job="")
+            return lambda job, built: bar.update(
+                task, advance=1, job=f"{job.kernel.rpartition('.')[2]} {job.arch}"
+            )
+
+        yield begin
+
+
+def verify(
+    command: Annotated[
+        list[str], typer.Argument(metavar="-- COMMAND…", help="The program, with its arguments.")
+    ],
+    expect_hits: Annotated[
+        bool,
+        typer.Option("--expect-hits", help="Fail if anything was benchmarked, compiled or missed."),
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Run a program, and say what it benchmarked, compiled and missed from when its first kernel was decorated."""
+    from dejavu_cache.runtime.activity_report import events
+
+    command = command[1:] if command[:1] == ["--"] else command
+    if not command:
+        raise SettingsError("verify: name the program after --")
+    with tempfile.TemporaryDirectory(prefix="dejavu-cache-report-") as folder:
+        # A program may go on as another user.
+        Path(folder).chmod(0o1777)
+        try:
+            code = subprocess.run(
+                command, env={**os.environ, f"{PREFIX}REPORT": folder}, check=False
+            ).returncode
+        except OSError as error:
+            raise SettingsError(f"verify: {command[0]} cannot be run: {error.strerror}") from None
+        found = events(Path(folder))
+    _say(found, code, as_json)
+    if code:
+        raise PrewarmError(f"the program failed with exit code {code}, so nothing was shown")
+    if expect_hits and (any(event.unwanted for event in found) or not found):
+        raise typer.Exit(1)
+
+
+def _say(found: list[Event], code: int, as_json: bool) -> None:
+    counts = Counter(event.what for event in found)
+    if as_json:
+        show_json(
+            {"exit_code": code, "counts": counts, "events": [event.model_dump() for event in found]}
+        )
+        return
+    unwanted = Counter((event.what, event.about, event.detail) for event in found if event.unwanted)
+    for (what, about, detail), times in unwanted.items():
+        say(
+            f"{what}{f' {times} times' if times > 1 else ''}: {about}{f' ({detail})' if detail else ''}"
+        )
+    if not found:
+        say("nothing was seen: no process decorated a kernel with cached_autotune")
+        return
+    say(
+        f"{counts['started']} processes: {counts['hit']} scenarios hit, {counts['missed']} missed, "
+        f"{counts['benchmarked']} benchmarked; {counts['loaded']} kernels loaded, {counts['compiled']} compiled, "
+        f"{counts['built']} modules built"
+    )

@@ -1,0 +1,1 @@
+"""The server as a store: protocol client, background sender, spool and circuit breaker."""

@@ -1,0 +1,1 @@
+"""The implementations of paged attention, a file each."""

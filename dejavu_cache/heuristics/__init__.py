@@ -1,0 +1,1 @@
+"""Fit decision trees to records."""

@@ -1,0 +1,99 @@
+"""A decision tree as Python that a person can read, review and paste: the paper's listing 2, made by itself."""
+
+from __future__ import annotations
+
+import keyword
+from collections.abc import Iterator
+
+from ..errors import SettingsError
+from ..model.decision_tree import AtMost, Equals, Input, Leaf, Node, Tree
+from ..model.scenario import Config
+
+__all__ = ["as_python"]
+
+_NUMBER = "type({}) in (int, float)"
+
+
+def as_python(tree: Tree) -> str:
+    """A module without imports: `CONFIGS`, and `choose`, which agrees with `Tree.choose` everywhere.
+
+    Raises:
+        SettingsError: an input's name is no Python name.
+    """
+    for name in tree.inputs:
+        if not name.isidentifier() or keyword.iskeyword(name):
+            raise SettingsError(
+                f"the tree asks for {name!r}, which is no name in Python: it cannot be exported"
+            )
+    return "\n".join(
+        [
+            *_head(tree),
+            "",
+            "CONFIGS = (",
+            *map(_config, tree.configs),
+            ")",
+            "",
+            "",
+            *_choose(tree),
+            "",
+        ]
+    )
+
+
+def _head(tree: Tree) -> Iterator[str]:
+    environment, regret = tree.context.environment, tree.regret
+    yield f"# {tree.context.kernel.name} on {environment.device.name} ({environment.device.arch}),"
+    yield f"# Triton {environment.triton}, {tree.context.problem.method}: chosen by a decision tree."
+    yield f"# That costs {regret.mean:.1%} over the best on average, and {regret.max:.1%} at worst,"
+    yield f"# in {regret.scenarios} scenarios, each held out of a fit."
+
+
+def _config(config: Config) -> str:
+    return f"    { ({**config.params, **config.options})!r},"
+
+
+def _choose(tree: Tree) -> Iterator[str]:
+    yield f"def choose({'*, ' if tree.inputs else ''}{', '.join(tree.inputs)}):"
+    yield '    """The config for bucketed key values and names of dtypes; None for a kind that the tree never saw."""'
+    for unknown in _unknown(tree.inputs):
+        yield f"    if {unknown}:"
+        yield "        return None"
+    yield from _branch(tree.root, tree.inputs, "    ")
+
+
+def _unknown(inputs: dict[str, Input]) -> Iterator[str]:
+    """The conditions under which a tree does not answer."""
+    numbers = [name for name, known in inputs.items() if known.numbers and not known.values]
+    if numbers:
+        yield f"not all({_NUMBER.format('value')} for value in [{', '.join(numbers)}])"
+    for name, known in inputs.items():
+        if known.numbers and known.values:
+            yield f"not ({_NUMBER.format(name)} or {name} in {known.values!r})"
+        elif not known.numbers:
+            yield f"{name} not in {known.values!r}"
+
+
+def _branch(node: Node, inputs: dict[str, Input], margin: str) -> Iterator[str]:
+    if isinstance(node, Leaf):
+        yield f"{margin}return CONFIGS[{node.ranking[0]}]"
+        return
+    yield f"{margin}if {_question(node, inputs)}:"
+    yield from _branch(node.yes, inputs, margin + "    ")
+    yield from _branch(node.no, inputs, margin)
+
+
+def _question(node: AtMost | Equals, inputs: dict[str, Input]) -> str:
+    if isinstance(node, AtMost):
+        # Inputs that may be something else than a number must be asked first.
+        guards = [
+            _NUMBER.format(name) for name in dict.fromkeys(node.inputs) if inputs[name].values
+        ]
+        return " and ".join([*guards, f"{' * '.join(node.inputs)} <= {node.at_most!r}"])
+    if node.equals is None:
+        return f"{node.input} is None"
+    flag = not inputs[node.input].numbers and all(
+        type(value) is bool for value in inputs[node.input].values
+    )
+    if flag and type(node.equals) is bool:
+        return node.input if node.equals else f"not {node.input}"
+    return f"{node.input} == {node.equals!r}"

@@ -1,0 +1,1 @@
+"""Replace `triton.autotune` in programs that do not know this package."""

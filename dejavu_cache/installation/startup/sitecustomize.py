@@ -1,0 +1,63 @@
+"""Put on `PYTHONPATH` by `dejavu-cache run`: installs the cache when a process imports Triton, and not before.
+
+It stands before any other `sitecustomize`, and runs that one too. It uses the standard library alone, so that it
+does no harm in a child process whose Python does not have this package.
+"""
+
+import importlib.machinery
+import importlib.util
+import os
+import sys
+
+
+def _run_the_other():
+    """Runs the `sitecustomize` that this one stands before."""
+    here = os.path.dirname(os.path.abspath(__file__))
+    path = [entry for entry in sys.path if os.path.abspath(entry or os.curdir) != here]
+    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", path)
+    if spec is None or spec.loader is None:
+        return
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["sitecustomize"] = module
+    spec.loader.exec_module(module)
+
+
+class _OnTriton:
+    """Finds Triton as it would be found, and installs the cache once it is imported."""
+
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        if name != "triton":
+            return None
+        sys.meta_path.remove(cls)
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            load = spec.loader.exec_module
+
+            def exec_module(module):
+                load(module)
+                _install()
+
+            spec.loader.exec_module = exec_module
+        return spec
+
+
+def _install():
+    try:
+        from dejavu_cache import install
+    except ImportError as error:
+        sys.stderr.write(
+            f"dejavu-cache: kernels of this process are not cached, since {sys.executable} cannot import it "
+            f"({error}): pip install dejavu-cache there\n"
+        )
+        return
+    try:
+        install()
+    except Exception as error:
+        sys.stderr.write(
+            f"dejavu-cache: kernels of this process are not cached: {type(error).__name__}: {error}\n"
+        )
+
+
+sys.meta_path.insert(0, _OnTriton)
+_run_the_other()

@@ -1,0 +1,1 @@
+"""Other people's systems, a file each."""

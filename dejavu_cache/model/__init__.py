@@ -1,0 +1,1 @@
+"""Data models and the rules over them: no I/O, no Triton."""

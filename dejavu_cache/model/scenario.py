@@ -1,0 +1,222 @@
+"""A kernel, the environment it is timed in, and a scenario: what a record is found by.
+
+Everything is frozen, ordered and compared by value.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from functools import cached_property
+from typing import Annotated, Any, Union
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    StrictBool,
+    StrictFloat,
+    StrictInt,
+    StrictStr,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+)
+
+from .buckets import Bucket
+
+__all__ = [
+    "Config",
+    "Context",
+    "Device",
+    "Digest",
+    "Environment",
+    "FrozenModel",
+    "Kernel",
+    "Milliseconds",
+    "Moment",
+    "Problem",
+    "Scalar",
+    "Scenario",
+    "Text",
+    "ValueModel",
+    "Values",
+    "canonical_json",
+    "now",
+]
+
+_SAFE_INT = Annotated[StrictInt, Field(ge=-(2**63), lt=2**64)]
+_FINITE = Annotated[StrictFloat, Field(allow_inf_nan=False)]
+Scalar = Union[StrictBool, _SAFE_INT, _FINITE, Annotated[StrictStr, Field(max_length=500)], None]  # noqa: UP007
+"""A value of a key argument or a meta-parameter, as JSON has it."""
+
+Text = Annotated[str, Field(min_length=1, max_length=500, pattern=r"^[^\x00-\x1f\x7f]+$")]
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{8,64}$")]
+Milliseconds = Annotated[StrictFloat, Field(ge=0, allow_inf_nan=False)]
+_Count = Annotated[StrictInt, Field(ge=0)]
+
+
+_RFC_3339 = re.compile(
+    r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)", re.ASCII | re.IGNORECASE
+)
+
+
+def _utc(given: Any, parse: ValidatorFunctionWrapHandler) -> datetime:
+    # Without its offset, a moment would mean another one wherever it is read.
+    if not isinstance(given, str | datetime) or (
+        isinstance(given, str) and not _RFC_3339.fullmatch(given)
+    ):
+        raise ValueError(
+            "a moment is written as in RFC 3339, with its offset: 2026-01-31T12:00:00Z"
+        )
+    moment: datetime = parse(given)
+    if moment.tzinfo is None:
+        raise ValueError("a moment needs its time zone")
+    try:
+        return moment.astimezone(timezone.utc)
+    except OverflowError:
+        raise ValueError("this moment lies outside the calendar in UTC") from None
+
+
+Moment = Annotated[datetime, WrapValidator(_utc)]
+
+
+def _sorted(mapping: Mapping[str, Any]) -> dict[str, Any]:
+    return dict(sorted(mapping.items()))
+
+
+Values = Annotated[dict[Text, Scalar], AfterValidator(_sorted), Field(max_length=256)]
+
+
+def now() -> datetime:
+    """The present moment in UTC, to the microsecond."""
+    return datetime.now(timezone.utc)
+
+
+def canonical_json(value: Any) -> str:
+    """JSON on one line with sorted keys: equal values give equal text."""
+    if isinstance(value, BaseModel):
+        value = value.model_dump(mode="json", exclude_none=True)
+    return _ENCODER.encode(value)
+
+
+_ENCODER = json.JSONEncoder(sort_keys=True, allow_nan=False, ensure_ascii=False)
+
+
+class FrozenModel(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ValueModel(FrozenModel):
+    """A model that can be a dictionary's key though it holds dictionaries."""
+
+    @cached_property
+    def text(self) -> str:
+        """The canonical JSON: its identity."""
+        return canonical_json(self)
+
+    @cached_property
+    def digest(self) -> str:
+        """The first 24 hexadecimal digits of the text's SHA-256."""
+        return hashlib.sha256(self.text.encode()).hexdigest()[:24]
+
+    def __hash__(self) -> int:
+        return hash(self.text)
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and self.text == other.text
+
+
+class Kernel(FrozenModel):
+    """A `triton.jit` function."""
+
+    name: Text
+    """Module and qualified name."""
+    source: Digest
+    """The source hash: see `dejavu_cache.triton_internals.source_hash`."""
+
+
+class Device(FrozenModel):
+    """A GPU model: two devices with equal fields share timings, no others do."""
+
+    name: Text
+    arch: Text
+    """`sm_90`, `gfx942`, …; the machine's for the interpreter."""
+    units: _Count
+    """Streaming multiprocessors or compute units."""
+    memory_gib: _Count
+
+
+class Environment(FrozenModel):
+    """What a timing depends on besides the scenario."""
+
+    device: Device
+    triton: Text
+    codegen: Text
+    """The code generator behind Triton: ptxas or LLVM and its version."""
+    variables: Annotated[dict[Text, str], AfterValidator(_sorted)] = Field(
+        default_factory=dict, max_length=64
+    )
+    """The environment variables that change what Triton generates, where set."""
+
+
+class Problem(FrozenModel):
+    """What is tuned, as the decorator declares it."""
+
+    keys: tuple[Text, ...] = Field(max_length=256)
+    buckets: Annotated[dict[Text, Bucket], AfterValidator(_sorted)] = Field(
+        default_factory=dict, max_length=256
+    )
+    """Buckets by key argument; `Exact` is the absence of one."""
+    method: Text
+    """The benchmark method: `events-cold`, `cudagraph-warm`, `wall`, or `custom:` and a function's name."""
+
+
+class Context(ValueModel):
+    """What all the records of one file have in common."""
+
+    kernel: Kernel
+    environment: Environment
+    problem: Problem
+
+
+class Scenario(ValueModel):
+    """The bucketed values of the key arguments and the dtypes of the tensors."""
+
+    args: Values = Field(default_factory=dict)
+    dtypes: Annotated[dict[Text, Text], AfterValidator(_sorted)] = Field(
+        default_factory=dict, max_length=256
+    )
+
+    @cached_property
+    def text(self) -> str:
+        """The canonical JSON: its identity."""
+        return _ENCODER.encode(
+            {"args": self.args, "dtypes": self.dtypes}
+        )  # what a dump would give, sooner
+
+    def __str__(self) -> str:
+        args = ", ".join(f"{name}={value}" for name, value in self.args.items())
+        dtypes = ", ".join(f"{name}: {value}" for name, value in self.dtypes.items())
+        return f"({args}{'; ' if args and dtypes else ''}{dtypes})"
+
+
+class Config(ValueModel):
+    """One `triton.Config` without its hook: meta-parameters and compiler options."""
+
+    params: Values = Field(default_factory=dict)
+    options: Values = Field(default_factory=dict)
+    """`num_warps`, `num_stages`, `num_ctas`, … , those that are set."""
+
+    @cached_property
+    def text(self) -> str:
+        """The canonical JSON: its identity."""
+        return _ENCODER.encode({"options": self.options, "params": self.params})
+
+    def __str__(self) -> str:
+        return ", ".join(
+            f"{name}={value}" for name, value in {**self.params, **self.options}.items()
+        )

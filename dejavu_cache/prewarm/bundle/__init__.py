@@ -1,0 +1,1 @@
+"""Pack a prewarmed folder as one file, or as an image that registries carry."""

@@ -1,0 +1,120 @@
+"""A prewarmed folder as an OCI image layout: a single layer, which registries carry and cosign signs.
+
+Image volumes mount it, and `COPY --from` copies from it. The layer is the bundle, byte for byte.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ...errors import BundleError
+from ...stores.manifest import Manifest, checked
+from .archive import write
+
+__all__ = ["bundle_in", "write_layout"]
+
+_TYPES = "application/vnd.oci.image"
+_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+
+
+def write_layout(folder: Path, out: Path) -> Manifest:
+    """Writes an image layout of a prewarmed folder into a new folder.
+
+    Raises:
+        BundleError: the folder is not as its manifest says, or the new one is there already or cannot be written.
+    """
+    manifest = checked(folder)
+    out = out.absolute()
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise BundleError(f"{out} is there already: name a new folder, or remove it")
+    work = out.with_name(f".{out.name}.{uuid.uuid4().hex[:8]}")
+    try:
+        blobs = work / "blobs" / "sha256"
+        blobs.mkdir(parents=True)
+        with (blobs / "layer").open("wb") as raw:
+            digests = write(folder, manifest, raw)
+        (blobs / "layer").rename(blobs / digests.blob)
+        layer = {
+            "mediaType": f"{_TYPES}.layer.v1.tar+zstd",
+            "digest": f"sha256:{digests.blob}",
+            "size": digests.size,
+        }
+        config = {
+            "architecture": _ARCHITECTURES.get(manifest.platform.rpartition("-")[2], "amd64"),
+            "os": "linux",
+            "config": {"Labels": _labels(manifest)},
+            "rootfs": {"type": "layers", "diff_ids": [f"sha256:{digests.tar}"]},
+        }
+        image = {
+            "schemaVersion": 2,
+            "mediaType": f"{_TYPES}.manifest.v1+json",
+            "config": _blob(blobs, config, f"{_TYPES}.config.v1+json"),
+            "layers": [layer],
+            "annotations": _labels(manifest),
+        }
+        index = {
+            "schemaVersion": 2,
+            "manifests": [_blob(blobs, image, f"{_TYPES}.manifest.v1+json")],
+        }
+        (work / "index.json").write_bytes(_json(index))
+        (work / "oci-layout").write_bytes(_json({"imageLayoutVersion": "1.0.0"}))
+        if out.exists():
+            out.rmdir()
+        work.rename(out)
+    except OSError as error:
+        raise BundleError(f"{out} cannot be written: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    return manifest
+
+
+def _labels(manifest: Manifest) -> dict[str, str]:
+    return {
+        "org.opencontainers.image.title": "prewarmed Triton kernels",
+        "dejavu-cache.digest": manifest.digest,
+        "dejavu-cache.devices": ", ".join(device.name for device in manifest.devices),
+        "dejavu-cache.triton": manifest.wheel,
+    }
+
+
+def _json(value: Mapping[str, Any]) -> bytes:
+    return json.dumps(value, sort_keys=True).encode()
+
+
+def _blob(blobs: Path, value: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    data = _json(value)
+    digest = hashlib.sha256(data).hexdigest()
+    (blobs / digest).write_bytes(data)
+    return {"mediaType": kind, "digest": f"sha256:{digest}", "size": len(data)}
+
+
+def bundle_in(layout: Path) -> Path:
+    """The bundle in an image layout that `write_layout` wrote.
+
+    Raises:
+        BundleError: it is another image's.
+    """
+    try:
+        (image,) = json.loads((layout / "index.json").read_bytes())["manifests"]
+        (layer,) = json.loads(_found(layout, image).read_bytes())["layers"]
+        return _found(layout, layer)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise BundleError(f"{layout} is no image of a prewarmed folder: {error}") from None
+
+
+def _found(layout: Path, descriptor: Mapping[str, Any]) -> Path:
+    kind, _, digest = str(descriptor["digest"]).partition(":")
+    path = layout / "blobs" / kind / digest
+    if (
+        kind != "sha256"
+        or not digest.isalnum()
+        or hashlib.sha256(path.read_bytes()).hexdigest() != digest
+    ):
+        raise BundleError(f"{path} was altered: its digest is not its name")
+    return path

@@ -1,0 +1,180 @@
+"""Finding the kernels of modules, on a machine without a GPU."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from ..errors import PrewarmError
+from ..model.scenario import Config, Scenario
+from ..runtime.autotuner import CachedAutotuner
+from ..triton_internals.compilation import jit_function
+from ..triton_internals.config_names import describe
+from ..triton_internals.source_hash import kernel_name, source_hash
+
+__all__ = ["Kernels", "Known", "default_of", "python_files", "values_of"]
+
+
+class Known(NamedTuple):
+    """A kernel as its module has it.
+
+    Attributes:
+        function: Triton's `JITFunction`.
+        autotuners: what decorates it: usually one, or none where it is not tuned.
+    """
+
+    name: str
+    source: str
+    function: Any
+    autotuners: list[CachedAutotuner]
+
+    def configs(self, backend: str) -> dict[Config, Any]:
+        """The declared configs of a vendor (`cuda`, `hip`) by what records call them."""
+        found: dict[Config, Any] = {}
+        for autotuner in self.autotuners:
+            space: Any = autotuner.configs
+            for config in space.for_vendor(backend) if hasattr(space, "for_vendor") else space:
+                found.setdefault(describe(config), config)
+        return found
+
+
+class Kernels(NamedTuple):
+    """The kernels of some modules.
+
+    Attributes:
+        known: by name.
+        left_out: submodules that could not be imported, and why.
+    """
+
+    known: dict[str, Known]
+    left_out: dict[str, str]
+
+    @classmethod
+    def of(cls, names: Sequence[str]) -> Kernels:
+        """Imports modules, and all that is in packages.
+
+        Raises:
+            PrewarmError: a module that was named cannot be imported, or none has a kernel.
+        """
+        left_out: dict[str, str] = {}
+        modules = [module for name in names for module in _imported(name, left_out)]
+        known: dict[str, Known] = {}
+        for module in modules:
+            for each in _in_module(module):
+                _add(known, each)
+        if not known:
+            raise PrewarmError(
+                f"there is no kernel in {', '.join(names)}: name the modules that define them"
+            )
+        return cls(known, left_out)
+
+
+def _imported(name: str, left_out: dict[str, str]) -> Iterator[ModuleType]:
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        module = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        raise PrewarmError(
+            f"{name} cannot be imported: there is no {error.name} on the builder; install it, or name modules that "
+            "do without"
+        ) from error
+    except Exception as error:  # a stranger's module may raise whatever it likes
+        raise PrewarmError(f"{name} cannot be imported: {type(error).__name__}: {error}") from error
+    yield module
+    for each in pkgutil.walk_packages(
+        getattr(module, "__path__", ()), f"{name}.", onerror=lambda _: None
+    ):
+        if each.name.rpartition(".")[2] == "__main__":
+            continue
+        try:
+            yield importlib.import_module(each.name)
+        except Exception as error:
+            left_out[each.name] = f"{type(error).__name__}: {error}"
+
+
+def _in_module(module: ModuleType) -> Iterator[Any]:
+    """The kernels that a module defines, as they are called: outermost decorator first."""
+    for value in list(vars(module).values()):
+        if hasattr(value, "fn") and _function(value) is not None:
+            yield value
+
+
+def _function(value: Any) -> Any:
+    """The `JITFunction` inside, or None: other things have an attribute `fn` too."""
+    from triton.runtime.jit import JITFunction
+
+    try:
+        found = jit_function(value)
+    except AttributeError:
+        return None
+    return found if isinstance(found, JITFunction) else None
+
+
+def _add(known: dict[str, Known], value: Any) -> None:
+    function = _function(value)
+    name = kernel_name(function)
+    if name not in known:
+        known[name] = Known(name, source_hash(function), function, [])
+    while value is not function:
+        if isinstance(value, CachedAutotuner) and all(
+            value is not each for each in known[name].autotuners
+        ):
+            known[name].autotuners.append(value)
+        value = value.fn
+
+
+def values_of(config: Config | None, declared: Mapping[Config, Any]) -> dict[str, Any]:
+    """A config's values as a launch gives them to Triton: the author's own where the kernel declares it."""
+    if config is None:
+        return {}
+    if config in declared:
+        return dict(declared[config].all_kwargs())
+    return {**config.params, **config.options}
+
+
+def default_of(
+    autotuner: CachedAutotuner, scenario: Scenario, constants: Mapping[str, Any], first: Any
+) -> Any:
+    """The config of last resort of a scenario, or None where it cannot be told without the arguments.
+
+    Args:
+        constants: what a launch was compiled with. first: the first declared config.
+    """
+    default = autotuner._default
+    if not callable(default):
+        return default or first
+    tensors = {name: _Tensor(dtype) for name, dtype in scenario.dtypes.items()}
+    try:
+        return default({**tensors, **constants, **scenario.args})
+    except Exception:  # it may look at more than there is
+        return None
+
+
+class _Tensor:
+    """A tensor's element type: all that is known of it."""
+
+    def __init__(self, dtype: str) -> None:
+        import torch
+
+        self.dtype = getattr(torch, dtype)
+
+    def element_size(self) -> int:
+        return int(self.dtype.itemsize)
+
+
+def python_files(names: Iterable[str]) -> dict[str, tuple[int, int]]:
+    """The files of all modules in the named modules' packages: what the kernels' keys may depend on."""
+    tops = {name.partition(".")[0] for name in names}
+    found = {}
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if file and name.partition(".")[0] in tops and Path(file).is_file():
+            stat = Path(file).stat()
+            found[file] = (stat.st_mtime_ns, stat.st_size)
+    return found

@@ -1,0 +1,1 @@
+"""Draw records as one static HTML page."""

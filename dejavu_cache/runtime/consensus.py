@@ -1,0 +1,167 @@
+"""One config per scenario on all ranks of a torch.distributed job, without a collective.
+
+Ranks agree through the job's key-value store, which every rank can ask at any time: a kernel that only some ranks run
+cannot make one of them wait for the others. The first rank that meets a scenario claims it and decides; the others
+wait for its word, up to a limit. Whatever is decided first, a fallback too, holds for the rest of the job.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from pydantic import ValidationError
+
+from ..model.resolution import Resolution
+from ..model.scenario import Config, canonical_json
+from ..notices import warn_once
+from ..triton_internals.config_names import describe
+from ..triton_internals.environment import capturing
+from .resolver import Request
+
+__all__ = ["agree"]
+
+_CLAIMS = 2
+"""How often a scenario can be claimed: the second time when whoever claimed it first has not been heard of."""
+
+_Resolve = Callable[[], tuple[Resolution, int]]
+
+
+def agree(
+    request: Request, resolve: _Resolve, resolve_now: Callable[[], Resolution], wait: float
+) -> tuple[Resolution, int]:
+    """This rank's resolution, which is every rank's; by itself where there is no job.
+
+    Args:
+        resolve: finds or tunes a config, and says how many were benchmarked.
+        resolve_now: finds one without a benchmark and without waiting.
+        wait: seconds to wait for another rank's decision, at most twice.
+    """
+    store = _job_store()
+    if store is None:
+        return resolve()
+    try:
+        return _agree(store, request, resolve, resolve_now, wait)
+    except _StoreFailed as error:
+        warn_once(
+            "consensus",
+            f"the job's key-value store fails ({error}): ranks choose configs by themselves",
+        )
+        return resolve()
+
+
+class _StoreFailed(Exception):
+    pass
+
+
+def _agree(
+    store: Any, request: Request, resolve: _Resolve, resolve_now: Any, wait: float
+) -> tuple[Resolution, int]:
+    name = _name(request)
+    decided, benchmarked, mine = _held(store, name), 0, None
+    for claim in range(0 if capturing() else _CLAIMS):
+        if decided is not None:
+            break
+        if _ask(store.add, f"{name}/claim{claim}", 1) == 1:
+            try:
+                mine, benchmarked = resolve()
+            except BaseException:
+                _ask(store.set, f"{name}/given up{claim}", "")
+                raise
+            break
+        decided = _awaited(store, name, f"{name}/given up{claim}", wait)
+    if decided is None:
+        mine = mine or resolve_now()
+        decided = _ask(store.compare_set, name, "", _proposal(request, mine)).decode()
+    return _adopted(request, decided, mine, resolve, benchmarked)
+
+
+def _adopted(
+    request: Request, decided: str, mine: Resolution | None, resolve: _Resolve, benchmarked: int
+) -> tuple[Resolution, int]:
+    """The decision in this rank's terms."""
+    if mine is not None and decided == _proposal(request, mine):
+        return replace(mine, agreed=True), benchmarked
+    try:
+        said = json.loads(decided)
+        config, source, rank = Config.model_validate(said["config"]), said["source"], said["rank"]
+    except (ValueError, KeyError, TypeError, ValidationError) as error:
+        raise _StoreFailed(f"it holds {decided[:80]!r}: {error}") from None
+    kernel = request.context.kernel
+    if source != kernel.source:
+        warn_once(
+            f"ranks {kernel.name}",
+            f"{kernel.name} is not the same code on this rank as on rank {rank}",
+        )
+    if config not in request.declared:
+        warn_once(
+            f"ranks {kernel.name} {config}",
+            f"rank {rank} chose ({config}) for {kernel.name}{request.scenario}, which this rank does not declare: "
+            "it chooses by itself; run one version of the kernel on all ranks",
+        )
+        return (mine, benchmarked) if mine is not None else resolve()
+    found = Resolution(
+        "agreed", request.declared[config], request.scenario, request.context, agreed=True
+    )
+    return found, benchmarked
+
+
+def _name(request: Request) -> str:
+    """What all ranks call a scenario, whatever version of the kernel they run."""
+    context = request.context
+    text = canonical_json(
+        [context.kernel.name, request.scenario.text, context.environment.model_dump(mode="json")]
+    )
+    return hashlib.sha256((text + canonical_json(context.problem)).encode()).hexdigest()
+
+
+def _proposal(request: Request, resolution: Resolution) -> str:
+    held = {
+        "config": describe(resolution.config).model_dump(mode="json"),
+        "source": request.context.kernel.source,
+    }
+    return json.dumps({**held, "rank": _distributed().get_rank()})
+
+
+def _held(store: Any, name: str) -> str | None:
+    held: str | None = _ask(store.get, name).decode() if _ask(store.check, [name]) else None
+    return held
+
+
+def _awaited(store: Any, name: str, given_up: str, wait: float) -> str | None:
+    until, pause = time.monotonic() + wait, 0.002
+    while (
+        (held := _held(store, name)) is None
+        and time.monotonic() < until
+        and not _ask(store.check, [given_up])
+    ):
+        time.sleep(pause)
+        pause = min(pause * 1.5, 0.25)
+    return held
+
+
+def _ask(question: Callable[..., Any], *args: Any) -> Any:
+    try:
+        return question(*args)
+    except Exception as error:  # a store raises what its transport raises
+        raise _StoreFailed(error) from None
+
+
+def _distributed() -> Any:
+    torch = sys.modules.get("torch")
+    return torch.distributed if torch is not None and torch.distributed.is_available() else None
+
+
+def _job_store() -> Any:
+    """The job's key-value store, or None outside of a job."""
+    distributed = _distributed()
+    if distributed is None or not distributed.is_initialized():
+        return None
+    return distributed.PrefixStore(
+        "dejavu-cache", distributed.distributed_c10d._get_default_store()
+    )

@@ -1,0 +1,145 @@
+"""A step captured into one CUDA or HIP graph per bucket, and replayed for every size that fits.
+
+Capturing a step for every size that a server may meet takes too much memory and time; launching kernel by kernel
+takes too much of the host. The buckets of the step's size say which graphs there are: a step of 33 tokens runs in the
+graph for 64, its inputs copied into that graph's buffers.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from ..model.buckets import Bucket
+
+__all__ = ["GraphedStep"]
+
+
+_Shape = tuple[tuple[int, ...], Any, Any]
+"""Shape, dtype and device."""
+
+
+class _Captured(NamedTuple):
+    graph: Any
+    inputs: dict[str, torch.Tensor]
+    output: Any
+
+
+class GraphedStep:
+    """A function of tensors, replayed from graphs.
+
+    The step is called as `step(**inputs)`, every input a tensor with a row for each unit of the size. They are
+    padded to the bucket's size; the rows beyond the call's size hold what an earlier call left, or zeros, so the
+    step must not let them touch the others. What differs between calls and is no tensor cannot be part of a graph.
+
+    Before a size is captured, the step runs once as it is, so that kernels are tuned and compiled outside of the
+    capture. All graphs share one memory pool. A size that no bucket holds runs as it is.
+
+    Args:
+        step: from tensors to a tensor, or to a tuple or dictionary of them.
+        sizes: the buckets of the size; `Pow2(max=256)` gives graphs for 1, 2, 4, …, 256.
+        fixed: the inputs that have no rows, and one shape in all calls.
+        limit: how many graphs are kept; the one that was not used for longest is dropped for a new one.
+
+    Example:
+        >>> step = GraphedStep(decode, Pow2(min=8, max=256), limit=8)  # doctest: +SKIP
+        >>> logits = step(33, tokens=tokens, positions=positions)      # replays the graph for 64
+    """
+
+    def __init__(
+        self,
+        step: Callable[..., Any],
+        sizes: Bucket,
+        *,
+        fixed: Collection[str] = (),
+        limit: int = 32,
+    ) -> None:
+        if limit < 1:
+            raise ValueError(f"limit={limit}: at least one graph must fit")
+        self._step = step
+        self._sizes = sizes
+        self._fixed = frozenset(fixed)
+        self._limit = limit
+        self._captured: OrderedDict[tuple[Any, ...], _Captured] = OrderedDict()
+        self._pool: Any = None
+        self._lock = threading.Lock()
+
+    @property
+    def sizes(self) -> list[int]:
+        """The sizes that are captured now, the one used last at the end."""
+        return [key[0] for key in self._captured]
+
+    def __call__(self, size: int, **inputs: torch.Tensor) -> Any:
+        """Runs the step for a size.
+
+        Raises:
+            ValueError: an input that is not fixed has another number of rows.
+
+        Returns:
+            What the step returned; of tensors whose first dimension is the bucket's size, the first `size` rows. It
+            is the graph's own memory: valid until the next call of any size.
+        """
+        room = self._sizes.above(size)
+        if room is None:
+            return self._step(**inputs)
+        with self._lock:
+            held = self._graph_for(
+                room, {name: self._shape(name, value, size, room) for name, value in inputs.items()}
+            )
+            for name, value in inputs.items():
+                buffer = held.inputs[name]
+                (buffer if name in self._fixed else buffer[:size]).copy_(value, non_blocking=True)
+            held.graph.replay()
+            return _cut(held.output, room, size)
+
+    def _shape(self, name: str, value: torch.Tensor, size: int, room: int) -> _Shape:
+        """What a graph's buffer for an input is like."""
+        if name in self._fixed:
+            return tuple(value.shape), value.dtype, value.device
+        if value.dim() == 0 or value.shape[0] != size:
+            raise ValueError(
+                f"input {name!r} has shape {tuple(value.shape)} in a call of size {size}: its first dimension must be "
+                "the size, or the input be named in fixed"
+            )
+        return (room, *value.shape[1:]), value.dtype, value.device
+
+    def _graph_for(self, room: int, shapes: Mapping[str, _Shape]) -> _Captured:
+        key = room, *shapes.items()
+        held = self._captured.get(key)
+        if held is None:
+            while len(self._captured) >= self._limit:
+                self._captured.popitem(last=False)
+            self._captured[key] = held = self._capture(shapes)
+        self._captured.move_to_end(key)
+        return held
+
+    def _capture(self, shapes: Mapping[str, _Shape]) -> _Captured:
+        buffers = {
+            name: torch.zeros(shape, dtype=dtype, device=device)
+            for name, (shape, dtype, device) in shapes.items()
+        }
+        aside = torch.cuda.Stream()
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):
+            self._step(**buffers)
+        torch.cuda.current_stream().wait_stream(aside)
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            output = self._step(**buffers)
+        return _Captured(graph, buffers, output)
+
+
+def _cut(output: Any, room: int, size: int) -> Any:
+    if isinstance(output, torch.Tensor):
+        return output[:size] if output.dim() and output.shape[0] == room else output
+    if isinstance(output, Mapping):
+        return {name: _cut(value, room, size) for name, value in output.items()}
+    if isinstance(output, (tuple, list)):
+        return tuple(_cut(value, room, size) for value in output)
+    return output

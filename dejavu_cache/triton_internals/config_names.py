@@ -1,0 +1,98 @@
+"""Between `triton.Config`, which can carry code, and `records.Config`, which cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from ..model.scenario import Config, Scalar
+from ..notices import warn_once
+from .scenario_key import dtype_name
+
+__all__ = ["Declared", "describe"]
+
+
+def describe(config: Any) -> Config:
+    """What a record keeps of a `triton.Config`: everything but its hook."""
+    everything = config.all_kwargs()
+    # A launch that meets a scenario asks for each of its configs; content is the key, since hooks may change a config.
+    content = (
+        len(config.kwargs),
+        *((name, value.__class__, value) for name, value in everything.items()),
+    )
+    try:
+        return _described[content]
+    except (KeyError, TypeError):
+        pass
+    options = {name: value for name, value in everything.items() if name not in config.kwargs}
+    described = Config(params={k: _scalar(v) for k, v in config.kwargs.items()}, options=options)
+    if all(type(value) in (int, bool, str, type(None)) for value in everything.values()):
+        _described[content] = described
+    return described
+
+
+_described: dict[Any, Config] = {}
+
+
+def _scalar(value: Any) -> Scalar:
+    """A meta-parameter as text, if JSON has nothing better: it is only ever compared, never read back."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if type(value).__name__ == "constexpr":
+        return _scalar(value.value)
+    return (
+        dtype_name(value)
+        if type(value).__name__ == "dtype"
+        else f"{type(value).__name__} {value!r}"[:500]
+    )
+
+
+class Declared:
+    """The configs that a kernel declares, by what a record calls them.
+
+    A config from a store is only ever a name by which one of these is found, so nothing that a store
+    says can make a launch run what its author did not write.
+    """
+
+    def __init__(self, kernel: str, configs: Iterable[Any]) -> None:
+        self._kernel = kernel
+        self._by_name: dict[Config, Any] = {}
+        for config in configs:
+            known = self._by_name.setdefault(describe(config), config)
+            if known.pre_hook is not config.pre_hook:
+                warn_once(
+                    f"hooks {kernel}",
+                    f"{kernel} declares ({describe(config)}) twice with different hooks: the first is used",
+                )
+
+    def __iter__(self) -> Iterator[Config]:
+        return iter(self._by_name)
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    def __contains__(self, config: Config) -> bool:
+        return config in self._by_name
+
+    def __getitem__(self, config: Config) -> Any:
+        return self._by_name[config]
+
+    def pinned(self, config: Config) -> Any | None:
+        """The `triton.Config` of a pin, declared or not; None if this kernel cannot run it.
+
+        A pin outside the declared list must set the same meta-parameters, to plain values, and takes the
+        hook that all declared configs share.
+        """
+        if config in self._by_name:
+            return self._by_name[config]
+        like = next(iter(self._by_name))
+        hooks = {each.pre_hook for each in self._by_name.values()}
+        if set(config.params) != set(like.params) or len(hooks) != 1:
+            warn_once(
+                f"pin {self._kernel} {config}",
+                f"{self._kernel} cannot run the pinned ({config}): it is ignored",
+            )
+            return None
+        import triton
+
+        return triton.Config(dict(config.params), **config.options, pre_hook=hooks.pop())

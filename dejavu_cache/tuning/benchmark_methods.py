@@ -1,0 +1,105 @@
+"""How a config is timed, and what its failures are called."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+from ..model.record import Failure
+
+__all__ = [
+    "METHODS",
+    "compile_failure_of",
+    "failure_of",
+    "is_out_of_memory",
+    "method_name",
+    "quantiles_of",
+    "skip",
+    "wall_clock",
+]
+
+METHODS = ("events-cold", "events-warm", "cudagraph-cold", "cudagraph-warm")
+"""How a launch can be timed on a device: see `DeviceTimer`."""
+
+
+def method_name(do_bench: Any, use_cuda_graph: bool, interpreted: bool) -> str:
+    """The benchmark method's name, which is part of a record's key: timings of two methods are never compared."""
+    if use_cuda_graph:
+        return "cudagraph-warm"
+    if do_bench is not None:
+        name = getattr(do_bench, "__qualname__", type(do_bench).__qualname__)
+        return f"custom:{getattr(do_bench, '__module__', '')}.{name}"
+    return "wall" if interpreted else "events-cold"
+
+
+def wall_clock(kernel_call: Callable[[], Any], quantiles: Sequence[float]) -> list[float]:
+    """Times a call by the host's clock: for the interpreter, where there is no device to ask.
+
+    Returns:
+        The quantiles, in milliseconds.
+    """
+    kernel_call()
+    taken = []
+    for _ in range(3):
+        start = time.perf_counter()
+        kernel_call()
+        taken.append((time.perf_counter() - start) * 1e3)
+    taken.sort()
+    return [taken[min(int(share * len(taken)), len(taken) - 1)] for share in quantiles]
+
+
+def quantiles_of(timing: Any) -> tuple[float, float | None, float | None] | Failure:
+    """Median, 20th and 80th percentile in milliseconds, from whatever a benchmark function returned."""
+    values = [float(value) for value in (timing if isinstance(timing, (list, tuple)) else [timing])]
+    if not values or any(math.isnan(value) or value < 0 or math.isinf(value) for value in values):
+        return Failure(kind="invalid_timing", reason=f"the benchmark returned {timing!r}")
+    return values[0], *(values[1:3] if len(values) >= 3 else (None, None))
+
+
+def failure_of(error: BaseException) -> Failure | None:
+    """What to record of an error that one config's benchmark raised; None if it is not the config's fault."""
+    for kind, types in _failures().items():
+        if isinstance(error, types):
+            return Failure(kind=kind, reason=_short(error))
+    if isinstance(error, RuntimeError) and "PassManager::run failed" in str(error):
+        return Failure(kind="compile_error", reason=_short(error))
+    return None
+
+
+def compile_failure_of(error: BaseException) -> Failure | None:
+    """The same for an error from before any launch, where an option that this device does not have is refused."""
+    refused = isinstance(error, (ValueError, AssertionError)) or (
+        isinstance(error, KeyError) and "unrecognised" in str(error)
+    )
+    return failure_of(error) or (
+        Failure(kind="compile_error", reason=_short(error)) if refused else None
+    )
+
+
+def skip(error: BaseException) -> Failure:
+    """What to record where memory ran out."""
+    return Failure(kind="skipped", reason=_short(error))
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether the device had no memory left: a matter of the moment."""
+    return type(error).__name__ == "OutOfMemoryError" or "CUDA]: out of memory" in str(error)
+
+
+@cache
+def _failures() -> dict[str, tuple[type[BaseException], ...]]:
+    from triton.compiler.errors import CompilationError
+    from triton.runtime.errors import OutOfResources, PTXASError
+
+    return {
+        "out_of_resources": (OutOfResources,),
+        "ptxas_error": (PTXASError,),
+        "compile_error": (CompilationError,),
+    }
+
+
+def _short(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__)[:2000]

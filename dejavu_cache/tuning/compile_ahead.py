@@ -1,0 +1,133 @@
+"""Compiling many configs of one launch at once, and telling which of them cannot run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from typing import Any, NamedTuple
+
+from ..triton_internals.environment import interpreting
+
+__all__ = ["Candidate", "compiling", "threads_for"]
+
+MOST_THREADS = 16
+"""Compiling holds the interpreter's lock for about a tenth of its time: more threads would wait for each other."""
+
+
+class Candidate(NamedTuple):
+    """A config on its way to the device.
+
+    Attributes:
+        config: the `triton.Config`.
+        done: whether nothing is left to wait for.
+        kernel: what Triton's asynchronous compilation gave, the error that it raised at once, or None where the
+            first launch will compile.
+    """
+
+    config: Any
+    kernel: Any = None
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing is left to wait for."""
+        future = getattr(self.kernel, "future", None)
+        return future is None or future.done()
+
+    def check(self) -> None:
+        """Waits for the compiler and loads the binary.
+
+        Shared memory, tensor memory and threads (which registers limit) are checked by Triton's own loader.
+
+        Raises:
+            Exception: what Triton raises where the config cannot run.
+        """
+        if isinstance(self.kernel, Exception):
+            raise self.kernel
+        compiled = self.kernel.result() if hasattr(self.kernel, "result") else self.kernel
+        if hasattr(compiled, "_init_handles"):
+            compiled._init_handles()
+
+    def settle(self) -> None:
+        """Hands Triton what was compiled; it would trip over what was given up."""
+        if hasattr(self.kernel, "result"):
+            with suppress(Exception):
+                self.kernel.result()
+
+
+@contextmanager
+def compiling(
+    autotuner: Any, configs: Sequence[Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Iterator[list[Candidate]]:
+    """Compiles configs in the background, in order, by Triton's own asynchronous compilation.
+
+    The passes, LLVM and ptxas let go of the interpreter's lock, so threads do. Where Triton cannot (before
+    3.5, and under the interpreter), candidates are compiled by their first launch. What is not compiled when
+    the context ends is given up.
+
+    Args:
+        autotuner: one whose `nargs` are the launch's.
+        configs: `triton.Config`s.
+
+    Yields:
+        The candidates, in order.
+    """
+    modes = _modes()
+    if modes is None or len(configs) < 2:
+        yield [Candidate(config) for config in configs]
+        return
+    pool = ThreadPoolExecutor(threads_for(len(configs)), thread_name_prefix="dejavu-cache compile")
+    candidates: list[Candidate] = []
+    try:
+        with modes(pool):
+            candidates += [_submit(autotuner, config, args, kwargs) for config in configs]
+        yield candidates
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+        for candidate in candidates:
+            candidate.settle()
+
+
+def _submit(
+    autotuner: Any, config: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Candidate:
+    """Binds the arguments as a launch would, hook included, and leaves the rest to the pool."""
+    if kwargs.keys() & config.kwargs.keys():  # the benchmark says so
+        return Candidate(config)
+    current = {**kwargs, **config.all_kwargs()}
+    if config.pre_hook is not None:
+        config.pre_hook({**autotuner.nargs, **current})
+    try:
+        return Candidate(config, autotuner.fn.run(*args, **{**current, "warmup": True}))
+    except Exception as error:
+        return Candidate(config, error)
+
+
+def _modes() -> Callable[[Executor], Any] | None:
+    """A context in which a compilation becomes a future, or None where there is no such thing or one is active."""
+    if interpreting():
+        return None
+    try:
+        from triton.runtime._async_compile import AsyncCompileMode, active_mode
+    except ImportError:
+        return None
+    if active_mode.get() is not None:
+        return None
+
+    @contextmanager
+    def mode(pool: Executor) -> Iterator[None]:
+        # Triton's own context waits at its end for all that it began; the tuner measures meanwhile.
+        token = active_mode.set(AsyncCompileMode(pool))
+        try:
+            yield
+        finally:
+            active_mode.reset(token)
+
+    return mode
+
+
+def threads_for(configs: int) -> int:
+    """How many threads compile so many configs."""
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(min(cpus, MOST_THREADS, configs), 1)

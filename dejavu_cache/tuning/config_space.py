@@ -1,0 +1,213 @@
+"""`config_space`: the configs of a kernel by their parameters, usable wherever a list of them is."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any, Literal, overload
+
+from ..errors import SettingsError
+from ..triton_internals.environment import interpreting
+
+__all__ = ["ConfigSpace", "Strategy", "config_space"]
+
+Strategy = Literal["exhaustive", "optuna"]
+
+Condition = Callable[..., Any]
+
+OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
+"""What `triton.Config` takes beside the meta-parameters."""
+
+
+class ConfigSpace(Sequence[Any]):
+    """All combinations of some parameters' values that meet some conditions: a sequence of `triton.Config`.
+
+    It is made by `config_space` and built when it is first looked at, since the vendor's parameters depend
+    on the GPU, and a module may be imported where there is none.
+
+    Attributes:
+        search: how the space is tuned.
+        budget: how many configs of a scenario are measured at the most; None: all.
+    """
+
+    def __init__(
+        self,
+        choices: Mapping[str, Sequence[Any]],
+        vendors: Mapping[str, Mapping[str, Sequence[Any]]],
+        where: Sequence[Condition],
+        pre_hook: Callable[..., Any] | None,
+        search: Strategy,
+        budget: int | None,
+    ) -> None:
+        self._choices = choices
+        self._vendors = vendors
+        self._where = [
+            _by_name(condition, {*choices, *itertools.chain(*vendors.values())})
+            for condition in where
+        ]
+        self._pre_hook = pre_hook
+        self.search = search
+        self.budget = budget
+
+    def for_vendor(self, vendor: str) -> list[Any]:
+        """The configs on a vendor's GPUs: `cuda`, `hip`, or nobody's, as under the interpreter.
+
+        Raises:
+            SettingsError: no combination meets the conditions.
+        """
+        choices = {**self._choices, **self._vendors.get(vendor, {})}
+        combinations = (
+            dict(zip(choices, values, strict=True))
+            for values in itertools.product(*map(tuple, choices.values()))
+        )
+        configs = [
+            self._config(given)
+            for given in combinations
+            if all(holds(given) for holds in self._where)
+        ]
+        if not configs:
+            raise SettingsError(
+                f"no combination of {', '.join(choices)} meets the conditions in where"
+            )
+        return configs
+
+    def _config(self, given: Mapping[str, Any]) -> Any:
+        import triton
+
+        options = {name: value for name, value in given.items() if name in OPTIONS}
+        params = {name: value for name, value in given.items() if name not in OPTIONS}
+        return triton.Config(params, **options, pre_hook=self._pre_hook)
+
+    @cached_property
+    def _configs(self) -> list[Any]:
+        return self.for_vendor(_vendor())
+
+    @overload
+    def __getitem__(self, index: int) -> Any: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Any]: ...
+    def __getitem__(self, index: int | slice) -> Any:
+        return self._configs[index]
+
+    def __len__(self) -> int:
+        return len(self._configs)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._configs)
+
+    def __bool__(self) -> bool:
+        return True  # an empty space raises when it is built, and asking must not build it
+
+    def __repr__(self) -> str:
+        return f"config_space({', '.join(f'{name}={list(values)}' for name, values in self._choices.items())})"
+
+
+def config_space(
+    params: Mapping[str, Iterable[Any]],
+    *,
+    num_warps: Iterable[int] = (4,),
+    num_stages: Iterable[int] = (3,),
+    num_ctas: Iterable[int] = (1,),
+    maxnreg: Iterable[int | None] = (None,),
+    where: Condition | Sequence[Condition] = (),
+    cuda: Mapping[str, Iterable[Any]] | None = None,
+    hip: Mapping[str, Iterable[Any]] | None = None,
+    pre_hook: Callable[..., Any] | None = None,
+    search: Strategy = "exhaustive",
+    budget: int | None = None,
+) -> ConfigSpace:
+    """The configs with all combinations of the given values, in the order in which they are written.
+
+    Args:
+        params: meta-parameters, each with its values. The first values of all make the first config: the
+            default, unless the decorator names another.
+        num_warps, num_stages, num_ctas, maxnreg: the compiler options of `triton.Config`.
+        where: a condition, or several; each names the parameters that it looks at, and a combination for
+            which it is false is left out: `where=lambda BLOCK_M, num_warps: BLOCK_M >= 16 * num_warps`.
+        cuda, hip: parameters that only one vendor's compiler has, or other values for those above.
+        pre_hook: the hook that all configs share.
+        search: `exhaustive` measures all; `optuna` lets Optuna's sampler choose which, up to the budget.
+        budget: how many configs of a scenario are measured at the most.
+
+    Raises:
+        SettingsError: a condition looks at a parameter that does not exist, a parameter has no values, or
+            `search="optuna"` has no budget.
+
+    Example:
+        >>> space = config_space({"BLOCK": [64, 128]}, num_warps=[4, 8], where=lambda BLOCK, num_warps: BLOCK > 64)
+    """
+    choices = {
+        **params,
+        "num_warps": num_warps,
+        "num_stages": num_stages,
+        "num_ctas": num_ctas,
+        "maxnreg": maxnreg,
+    }
+    if search not in ("exhaustive", "optuna"):
+        raise SettingsError(f"search={search!r}: choose exhaustive or optuna")
+    if search == "optuna" and budget is None:
+        raise SettingsError(
+            'search="optuna" needs a budget: how many configs of a scenario it may measure'
+        )
+    if budget is not None and budget < 1:
+        raise SettingsError(f"budget={budget}: measure at least one config")
+    return ConfigSpace(
+        _listed(choices),
+        {"cuda": _listed(cuda or {}), "hip": _listed(hip or {})},
+        [where] if callable(where) else list(where),
+        pre_hook,
+        search,
+        budget,
+    )
+
+
+def _listed(choices: Mapping[str, Iterable[Any]]) -> dict[str, tuple[Any, ...]]:
+    listed = {
+        name: (values,) if isinstance(values, (str, int)) else tuple(values)
+        for name, values in choices.items()
+    }
+    for name, values in listed.items():
+        if not values:
+            raise SettingsError(f"{name} has no values to choose from")
+    return listed
+
+
+def _by_name(condition: Condition, known: set[str]) -> Callable[[Mapping[str, Any]], bool]:
+    """A condition as a function of a whole combination; one on another vendor's parameters always holds."""
+    wanted = [
+        name
+        for name, parameter in inspect.signature(condition).parameters.items()
+        if parameter.default is inspect.Parameter.empty
+        and parameter.kind is not inspect.Parameter.VAR_KEYWORD
+    ]
+    takes = list(inspect.signature(condition).parameters)
+    takes_all = any(
+        p.kind is inspect.Parameter.VAR_KEYWORD
+        for p in inspect.signature(condition).parameters.values()
+    )
+    unknown = [name for name in wanted if name not in known]
+    if unknown:
+        raise SettingsError(
+            f"where looks at {', '.join(unknown)}; the parameters are {', '.join(sorted(known))}"
+        )
+
+    def holds(given: Mapping[str, Any]) -> bool:
+        if not all(name in given for name in wanted):
+            return True
+        return bool(
+            condition(
+                **{name: value for name, value in given.items() if takes_all or name in takes}
+            )
+        )
+
+    return holds
+
+
+def _vendor() -> str:
+    if interpreting():
+        return ""
+    from triton.runtime import driver
+
+    return str(driver.active.get_current_target().backend)

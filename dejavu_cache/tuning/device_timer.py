@@ -1,0 +1,188 @@
+"""Timing a launch on the device: by events or CUDA graphs, with a cold or a warm L2 cache."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import cached_property
+from typing import Any, NamedTuple
+
+__all__ = ["FULL", "SCREENING", "DeviceTimer", "Effort", "Sample"]
+
+HEAD_STARTS = (4, 64)
+"""How many clears of the cache keep the device busy while the host queues what is timed: first a few, then more."""
+
+GRAPH_REPLAYS = 5
+"""How often a graph of many launches is replayed for one timing."""
+
+GRAPH_MILLISECONDS = 0.3
+"""How long a graph runs at least: its own start takes 4 us, and may not count more against a config that is looked at
+shortly than against one that is looked at long."""
+
+
+class Effort(NamedTuple):
+    """How long to look at a config: repetitions that fill some milliseconds, within bounds."""
+
+    milliseconds: float
+    least: int
+    most: int
+
+    def repetitions(self, estimate: float) -> int:
+        """How many launches of an estimated duration, in milliseconds."""
+        wanted = math.ceil(self.milliseconds / max(estimate, 1e-4))
+        return min(max(wanted, self.least), self.most)
+
+
+SCREENING = Effort(1.5, least=3, most=10)
+FULL = Effort(8.0, least=6, most=80)
+
+
+class Sample(NamedTuple):
+    """Durations of single launches, in milliseconds.
+
+    Attributes:
+        steady: whether the device never waited for the host in between; else the times may be too long.
+    """
+
+    times: list[float]
+    steady: bool
+
+    def quantiles(self, shares: Sequence[float]) -> list[float]:
+        """The durations below which these shares of all lie."""
+        ordered = sorted(self.times)
+        places = [share * (len(ordered) - 1) for share in shares]
+        return [
+            ordered[int(place)] + (ordered[math.ceil(place)] - ordered[int(place)]) * (place % 1)
+            for place in places
+        ]
+
+
+class DeviceTimer:
+    """A benchmark as Triton's `do_bench` is one, and with less effort where less will do.
+
+    The events around a launch also see a device that waits for its host. So the device is given something
+    to do first, and whatever it had caught up with by the time it was queued does not count.
+
+    Args:
+        method: `events-cold`, `events-warm`, `cudagraph-cold` or `cudagraph-warm`.
+    """
+
+    def __init__(self, method: str) -> None:
+        self.by_graph = method.startswith("cudagraph")
+        self.cold = method.endswith("-cold")
+
+    def __call__(
+        self, kernel_call: Callable[[], Any], quantiles: Sequence[float] = (0.5, 0.2, 0.8)
+    ) -> list[float]:
+        """The quantiles of a launch's duration, in milliseconds, with full effort."""
+        return self.sample(kernel_call, FULL).quantiles(quantiles)
+
+    def sample(self, launch: Callable[[], Any], effort: Effort, limit: float = math.inf) -> Sample:
+        """Times a launch.
+
+        Args:
+            limit: milliseconds; a launch that takes longer than this is looked at only once.
+        """
+        launch()  # loads what is compiled, and shows at once what cannot run
+        self._device.synchronize()
+        first = self._events(launch, 1)
+        if first.times[0] > limit:
+            return first
+        repetitions = effort.repetitions(first.times[0])
+        if not self.by_graph:
+            return self._events(launch, repetitions)
+        if self.cold:
+            with self._graph(launch, 1) as graph:
+                return self._events(graph.replay, repetitions)
+        launches = math.ceil(
+            max(repetitions / GRAPH_REPLAYS, GRAPH_MILLISECONDS / max(first.times[0], 1e-4))
+        )
+        with self._graph(launch, launches) as graph:
+            replays = self._events(graph.replay, GRAPH_REPLAYS)
+            return Sample([time / launches for time in replays.times], replays.steady)
+
+    def warm_up(self) -> None:
+        """Keeps the device busy for some milliseconds, so that the first config does not meet a sleeping clock."""
+        for _ in range(256):
+            self._clear()
+        self._device.synchronize()
+
+    def release(self) -> None:
+        """Lets go of the memory that clears the L2 cache."""
+        self.__dict__.pop("_cache", None)
+
+    def _events(self, launch: Callable[[], Any], repetitions: int) -> Sample:
+        sample = Sample([], False)
+        for head_start in HEAD_STARTS:
+            sample = self._queue(launch, repetitions, head_start)
+            if sample.steady:
+                break
+        return sample
+
+    def _queue(self, launch: Callable[[], Any], repetitions: int, head_start: int) -> Sample:
+        events = [
+            (self._device.Event(enable_timing=True), self._device.Event(enable_timing=True))
+            for _ in range(repetitions)
+        ]
+        in_time = []
+        for _ in range(head_start):
+            self._clear()
+        if not self.cold:
+            launch()
+        for start, end in events:
+            if self.cold:
+                self._clear()
+            start.record()
+            launch()
+            end.record()
+            in_time.append(not start.query())
+        self._device.synchronize()
+        times = [start.elapsed_time(end) for start, end in events]
+        counted = [time for time, was in zip(times, in_time, strict=True) if was]
+        steady = 2 * len(counted) >= repetitions
+        return Sample(counted if steady else times, steady)
+
+    @contextmanager
+    def _graph(self, launch: Callable[[], Any], launches: int) -> Iterator[Any]:
+        """A graph of some launches, captured without the collection of garbage that `torch.cuda.graph` begins with."""
+        import torch
+
+        graph = torch.cuda.CUDAGraph()
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            launch()
+            self._device.synchronize()
+            graph.capture_begin(capture_error_mode="thread_local")
+            try:
+                for _ in range(launches):
+                    launch()
+            except BaseException:
+                with suppress(RuntimeError):
+                    graph.capture_end()
+                raise
+            graph.capture_end()
+        torch.cuda.current_stream().wait_stream(stream)
+        try:
+            yield graph
+        finally:
+            self._device.synchronize()
+            graph.reset()
+
+    @cached_property
+    def _driver(self) -> Any:
+        from triton.runtime import driver
+
+        return driver.active
+
+    @cached_property
+    def _device(self) -> Any:
+        return self._driver.get_device_interface()
+
+    @cached_property
+    def _cache(self) -> Any:
+        return self._driver.get_empty_cache_for_benchmark()
+
+    def _clear(self) -> None:
+        self._driver.clear_cache(self._cache)

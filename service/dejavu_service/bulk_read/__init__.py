@@ -1,0 +1,1 @@
+"""The bulk read: whole contexts, compressed once per revision."""

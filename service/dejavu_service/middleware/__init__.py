@@ -1,0 +1,1 @@
+"""ASGI middleware: authentication, limits, and a log line per request."""

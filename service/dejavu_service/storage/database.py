@@ -1,0 +1,123 @@
+"""One database, SQLite or Postgres: its engine and its two kinds of transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
+from sqlalchemy.exc import ArgumentError
+
+from dejavu_cache.errors import SettingsError
+
+__all__ = ["Database", "parse_url"]
+
+_BUSY_SECONDS = 10
+_POSTGRES = {
+    "connect_timeout": 3,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "options": "-c statement_timeout=60000 -c lock_timeout=15000 -c idle_in_transaction_session_timeout=60000",
+}
+
+
+def parse_url(text: str) -> URL:
+    """The URL of a database, with the driver that the server uses.
+
+    Raises:
+        SettingsError: it is neither SQLite in a file nor Postgres.
+    """
+    try:
+        url = make_url(text)
+    except ArgumentError:
+        raise SettingsError(
+            f"{text!r} is no database URL: use sqlite:///FILE or postgresql://HOST/NAME"
+        ) from None
+    if url.get_backend_name() in ("postgresql", "postgres"):
+        return url.set(drivername="postgresql+psycopg")
+    if url.get_backend_name() == "sqlite" and url.database and url.database != ":memory:":
+        return url.set(drivername="sqlite+pysqlite")
+    raise SettingsError(f"{text!r} is not supported: use sqlite:///FILE or postgresql://HOST/NAME")
+
+
+class Database:
+    """The connections of one process.
+
+    Attributes:
+        url: with its driver; its password does not show in `str`.
+    """
+
+    def __init__(self, url: str, pool: int = 8) -> None:
+        self.url = parse_url(url)
+        self.is_sqlite = self.url.get_backend_name() == "sqlite"
+        self.engine = _sqlite(self.url, pool) if self.is_sqlite else _postgres(self.url, pool)
+        self._writing = self.engine.execution_options(dejavu_write=True)
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """What psycopg connects with, for who does so on its own."""
+        _, arguments = self.engine.dialect.create_connect_args(self.url)
+        return {**arguments, **_POSTGRES}
+
+    @property
+    def file(self) -> Path | None:
+        """The file of a SQLite database."""
+        return Path(self.url.database) if self.is_sqlite and self.url.database else None
+
+    @contextmanager
+    def read(self) -> Iterator[Connection]:
+        """A transaction that changes nothing."""
+        with self.engine.connect() as connection:
+            yield connection
+
+    @contextmanager
+    def write(self) -> Iterator[Connection]:
+        """A transaction that is kept as a whole or not at all; once it has ended well, it lasts."""
+        with self._writing.begin() as connection:
+            yield connection
+
+    def close(self) -> None:
+        """Lets go of all connections."""
+        self.engine.dispose()
+
+
+def _postgres(url: URL, pool: int) -> Engine:
+    return create_engine(
+        url,
+        pool_size=pool,
+        max_overflow=pool,
+        pool_timeout=5,
+        pool_pre_ping=True,
+        pool_use_lifo=True,
+        connect_args=_POSTGRES,
+    )
+
+
+def _sqlite(url: URL, pool: int) -> Engine:
+    assert url.database
+    Path(url.database).parent.mkdir(parents=True, exist_ok=True)
+    engine = create_engine(
+        url,
+        pool_size=pool,
+        max_overflow=pool,
+        pool_timeout=_BUSY_SECONDS,
+        connect_args={"timeout": _BUSY_SECONDS},
+    )
+    event.listen(engine, "connect", _prepare_sqlite)
+    event.listen(engine, "begin", _begin_sqlite)
+    return engine
+
+
+def _prepare_sqlite(connection: Any, _: Any) -> None:
+    connection.isolation_level = None  # transactions are begun below, not by the driver
+    for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "cache_size=-8000"):
+        connection.execute(f"PRAGMA {pragma}")
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    # A writer takes the lock at once: one that began by reading could not wait for another writer.
+    writes = connection.get_execution_options().get("dejavu_write")
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")

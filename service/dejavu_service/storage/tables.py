@@ -1,0 +1,146 @@
+"""The tables; times are seconds since 1970 by the database's clock, so that replicas agree on them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Double,
+    ForeignKey,
+    ForeignKeyConstraint,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    Text,
+    UniqueConstraint,
+)
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.compiler import SQLCompiler
+from sqlalchemy.sql.functions import FunctionElement
+
+__all__ = ["contexts", "epoch", "leases", "measurements", "metadata", "misses", "records", "tokens"]
+
+metadata = MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+
+# SQLite counts up only an INTEGER key.
+_Identity = BigInteger().with_variant(Integer, "sqlite")
+
+
+class epoch(FunctionElement[float]):
+    """The present moment by the database's clock."""
+
+    type = Double()
+    inherit_cache = True
+
+
+@compiles(epoch, "postgresql")
+def _postgres_epoch(element: epoch, compiler: SQLCompiler, **_: Any) -> str:
+    return "CAST(extract(epoch FROM clock_timestamp()) AS double precision)"
+
+
+@compiles(epoch, "sqlite")
+def _sqlite_epoch(element: epoch, compiler: SQLCompiler, **_: Any) -> str:
+    return "((julianday('now') - 2440587.5) * 86400.0)"
+
+
+contexts = Table(
+    "contexts",
+    metadata,
+    Column("id", _Identity, primary_key=True),
+    Column("namespace", String(64), nullable=False),
+    Column("digest", String(24), nullable=False),
+    Column("kernel", Text, nullable=False),
+    Column("device", Text, nullable=False),
+    Column("text", Text, nullable=False),
+    # Drawn anew in the transaction of each change: the ETag of all the context's records.
+    Column("revision", String(16), nullable=False),
+    Column("records", Integer, nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("used_at", Double, nullable=False),
+    UniqueConstraint("namespace", "digest"),
+    Index(None, "namespace", "kernel", "digest"),
+    Index(None, "used_at"),
+    sqlite_autoincrement=True,
+)
+
+records = Table(
+    "records",
+    metadata,
+    Column("context_id", ForeignKey("contexts.id", ondelete="CASCADE"), primary_key=True),
+    Column("scenario", String(24), primary_key=True),
+    Column("scenario_text", Text, nullable=False),
+    # The record as readers get it: answering them is joining texts.
+    Column("text", Text, nullable=False),
+    Column("pinned", Boolean, nullable=False),
+    Column("promoted", Boolean, nullable=False),
+    Column("updated_at", Double, nullable=False),
+)
+
+measurements = Table(
+    "measurements",
+    metadata,
+    Column("id", _Identity, primary_key=True),
+    Column("context_id", _Identity, nullable=False),
+    Column("scenario", String(24), nullable=False),
+    Column("config", String(24), nullable=False),
+    Column("digest", String(64), nullable=False),
+    Column("text", Text, nullable=False),
+    # Whether readers see it; a conflicting claim is kept beside the one that does.
+    Column("stands", Boolean, nullable=False),
+    Column("sender", Text, nullable=False),
+    Column("received_at", Double, nullable=False),
+    ForeignKeyConstraint(
+        ["context_id", "scenario"], ["records.context_id", "records.scenario"], ondelete="CASCADE"
+    ),
+    UniqueConstraint("context_id", "scenario", "digest"),
+    sqlite_autoincrement=True,
+)
+
+tokens = Table(
+    "tokens",
+    metadata,
+    Column("id", String(16), primary_key=True),
+    Column("name", Text, nullable=False),
+    Column("digest", String(64), nullable=False),
+    Column("role", String(8), nullable=False),
+    Column("namespaces", Text, nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("expires_at", Double),
+    Column("revoked_at", Double),
+)
+
+misses = Table(
+    "misses",
+    metadata,
+    Column("context_id", ForeignKey("contexts.id", ondelete="CASCADE"), primary_key=True),
+    Column("scenario", String(24), primary_key=True),
+    Column("scenario_text", Text, nullable=False),
+    Column("count", BigInteger, nullable=False),
+    Column("first_seen", Double, nullable=False),
+    Column("last_seen", Double, nullable=False),
+    Index(None, "last_seen"),
+)
+
+leases = Table(
+    "leases",
+    metadata,
+    Column("namespace", String(64), primary_key=True),
+    Column("context", String(24), primary_key=True),
+    Column("scenario", String(24), primary_key=True),
+    Column("id", String(32), nullable=False),
+    Column("holder", Text, nullable=False),
+    Column("expires_at", Double, nullable=False),
+    UniqueConstraint("id"),
+)
