@@ -29,7 +29,7 @@ from typing import Any
 import torch
 import triton
 
-from dejavu_cache.attention.kernels.kernel_call import Launch
+from dejavu_cache.attention.kernels.kernel_call import KernelCall
 from dejavu_cache.attention.search_space import METHOD, hopper_why_not, why_not
 from dejavu_cache.attention.sweep_suite import (
     LAUNCHES,
@@ -55,7 +55,7 @@ def sample() -> list[tuple[str, Lengths]]:
     return random.Random(SEED).sample(cases, SAMPLE)
 
 
-def able(implementation: str, launch: Launch) -> list[triton.Config]:
+def able(implementation: str, launch: KernelCall) -> list[triton.Config]:
     """The configs that can run."""
     given = launch.arguments
     padded, group = given["HEAD_PADDED"], given["GROUP"]
@@ -69,7 +69,7 @@ def able(implementation: str, launch: Launch) -> list[triton.Config]:
     return [each for each in configs if each.kwargs["BLOCK_M"] <= given.get("MOST_ROWS", math.inf)]
 
 
-def call(launch: Launch, config: triton.Config) -> Callable[[], Any]:
+def call(launch: KernelCall, config: triton.Config) -> Callable[[], Any]:
     """A launch with a config, and what belongs to it, as the tuner measures it."""
     kernel, meta = launch.kernel, {**launch.kwargs, **config.all_kwargs()}
     given = {**launch.arguments, **config.kwargs}

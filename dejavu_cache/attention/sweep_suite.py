@@ -17,7 +17,7 @@ from ..model.scenario import Scenario
 from ..sweep.suite import Case, Suite
 from .batch import Batch, checked_batch
 from .kernels import hopper, naive, qblock, segmented, static_grid
-from .kernels.kernel_call import Launch
+from .kernels.kernel_call import KernelCall
 from .search_space import BUCKETS, KEYS
 
 __all__ = ["LAUNCHES", "PRESETS", "Lengths", "Model", "batch_of", "kernel_of", "lengths", "suite"]
@@ -139,7 +139,7 @@ def _wanted(implementation: str, each: Lengths, model: Model) -> bool:
     return implementation != "naive"
 
 
-LAUNCHES: dict[str, Callable[[Batch], Launch]] = {
+LAUNCHES: dict[str, Callable[[Batch], KernelCall]] = {
     "hopper": hopper.launch,
     "segmented": segmented.launch,
     "qblock": qblock.launch,
@@ -191,7 +191,7 @@ def cases(
                 yield _case(implementation, each, shape)
 
 
-_made: list[Launch] = []
+_made: list[KernelCall] = []
 """The launch whose arguments were made last: its grid belongs to them, and the one before may be forgotten."""
 
 

@@ -13,7 +13,7 @@ import torch
 import triton
 
 from ..batch import Batch
-from .kernel_call import Launch, num_sms, zeros
+from .kernel_call import KernelCall, num_sms, zeros
 
 __all__ = ["COVERED", "available", "launch", "run", "suits"]
 
@@ -58,7 +58,7 @@ def available(device: torch.device) -> bool:
     return torch.version.hip is None and torch.cuda.get_device_capability(device)[0] == 9
 
 
-def launch(batch: Batch) -> Launch:
+def launch(batch: Batch) -> KernelCall:
     """One program per pair of Q blocks and KV head, or one per SM.
 
     Raises:
@@ -74,7 +74,7 @@ def launch(batch: Batch) -> Launch:
     q, out, cache = batch.q, batch.out, batch.k_cache
     blocks = batch.q_blocks(2 * (ROWS.value // batch.group))
     pairs = blocks * batch.kv_heads
-    return Launch(
+    return KernelCall(
         hopper_kernel,
         lambda meta: (min(pairs, num_sms(q.device)) if meta["PERSISTENT"] else pairs,),
         (

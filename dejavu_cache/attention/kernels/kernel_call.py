@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-__all__ = ["Launch", "num_sms", "zeros"]
+__all__ = ["KernelCall", "num_sms", "zeros"]
 
 SPARE = 1 << 20
 """Zeros that are made at a time for graphs: enough for hundreds of captured launches."""
 
 
-class Launch(NamedTuple):
+class KernelCall(NamedTuple):
     """A kernel, its grid and its arguments."""
 
     kernel: Any

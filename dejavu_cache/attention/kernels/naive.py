@@ -9,7 +9,7 @@ import triton.language as tl
 from ...runtime.autotuner import cached_autotune
 from ..batch import Batch
 from ..search_space import BUCKETS, KEYS, METHOD, row_space
-from .kernel_call import Launch
+from .kernel_call import KernelCall
 from .softmax_tiles import LOG2E, find_block
 
 __all__ = ["launch", "naive_kernel", "run"]
@@ -83,10 +83,10 @@ def naive_kernel(
     tl.store(at_out, acc.to(out.dtype.element_ty), mask=real)
 
 
-def launch(batch: Batch) -> Launch:
+def launch(batch: Batch) -> KernelCall:
     """One program per token and query head."""
     out = batch.out
-    return Launch(
+    return KernelCall(
         naive_kernel,
         (batch.q_blocks(1), batch.q.shape[1]),
         (out, out.stride(0), out.stride(1), *batch.inputs),

@@ -13,7 +13,7 @@ import triton.language as tl
 from ...runtime.autotuner import cached_autotune
 from ..batch import Batch
 from ..search_space import BUCKETS, KEYS, METHOD, pruned, space, usual
-from .kernel_call import Launch
+from .kernel_call import KernelCall
 from .softmax_tiles import attend, find_block, init_softmax, load_block, store_rows
 
 __all__ = ["launch", "qblock_kernel", "run"]
@@ -82,10 +82,10 @@ def qblock_kernel(
     )  # fmt: skip
 
 
-def launch(batch: Batch) -> Launch:
+def launch(batch: Batch) -> KernelCall:
     """One program per Q block and KV head."""
     out = batch.out
-    return Launch(
+    return KernelCall(
         qblock_kernel,
         lambda meta: (batch.q_blocks(meta["BLOCK_M"] // batch.group) * batch.kv_heads,),
         (out, out.stride(0), out.stride(1), *batch.inputs),

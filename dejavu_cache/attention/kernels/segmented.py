@@ -17,7 +17,7 @@ import triton.language as tl
 from ...runtime.autotuner import cached_autotune
 from ..batch import Batch
 from ..search_space import BUCKETS, KEYS, METHOD, pruned, space, usual
-from .kernel_call import Launch, num_sms
+from .kernel_call import KernelCall, num_sms
 from .softmax_tiles import attend, find_block, init_softmax, load_block
 
 __all__ = ["launch", "merge_kernel", "run", "segment_kernel"]
@@ -187,7 +187,7 @@ def segment_kernel(
     tl.store(peaks + num_rows.to(tl.int64) * segments + at, total, mask=inside)
 
 
-def launch(batch: Batch, chosen: Callable[[int], object] = lambda segments: None) -> Launch:
+def launch(batch: Batch, chosen: Callable[[int], object] = lambda segments: None) -> KernelCall:
     """One program per Q block, KV head and segment.
 
     Args:
@@ -208,7 +208,7 @@ def launch(batch: Batch, chosen: Callable[[int], object] = lambda segments: None
         chosen(segments)
         return batch.q_blocks(meta["BLOCK_M"] // batch.group) * batch.kv_heads, segments
 
-    return Launch(
+    return KernelCall(
         segment_kernel, grid, (batch.out, scratch, rows, most, sms, *batch.inputs), batch.shape
     )
 

@@ -18,7 +18,7 @@ import triton.language as tl
 from ...runtime.autotuner import cached_autotune
 from ..batch import Batch
 from ..search_space import BUCKETS, KEYS, METHOD, pruned, space, usual
-from .kernel_call import Launch, num_sms, zeros
+from .kernel_call import KernelCall, num_sms, zeros
 from .softmax_tiles import attend, init_softmax, load_block, store_rows
 
 __all__ = ["launch", "most_rows", "run", "static_grid_kernel"]
@@ -240,7 +240,7 @@ def most_rows(max_seqlen_q: int, group: int) -> int:
     return min(max(16, 1 << (max_seqlen_q * group - 1).bit_length()), LARGEST_BLOCK)
 
 
-def launch(batch: Batch) -> Launch:
+def launch(batch: Batch) -> KernelCall:
     """A fixed number of programs per SM."""
     out, device = batch.out, batch.q.device
     rows = most_rows(batch.max_seqlen_q, batch.group)
@@ -248,7 +248,7 @@ def launch(batch: Batch) -> Launch:
     scratch = torch.empty(
         most_programs * 2 * rows * (batch.head_padded + 4), dtype=torch.float32, device=device
     )
-    return Launch(
+    return KernelCall(
         static_grid_kernel,
         lambda meta: (int(meta["per_sm"]) * num_sms(device),),
         (out, out.stride(0), out.stride(1), scratch, zeros(device, most_programs), *batch.inputs),
