@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from dejavu_client.http.errors import RemoteError
-from dejavu_client.http.protocol_client import Client, address
+from dejavu_client.http.protocol_client import ProtocolClient, split_server_url
 from dejavu_client.http.remote_store import RemoteStore
 from dejavu_client.http.spool import Spool
 from support import context, launch, load, record
@@ -124,7 +124,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[BadServer]:
 
 @pytest.fixture
 def store(server: BadServer, tmp_path: Path) -> Iterator[RemoteStore]:
-    store = RemoteStore(Client(server.url), wait=WAIT, spool=Spool("x", tmp_path / "spool"))
+    store = RemoteStore(ProtocolClient(server.url), wait=WAIT, spool=Spool("x", tmp_path / "spool"))
     yield store
     store.close()
     store.client.close()
@@ -142,7 +142,7 @@ def test_a_folder_does_not_take_records_for_a_server_that_knows_no_such_address(
 ) -> None:
     server = BadServer(lambda peer: peer.sendall(answer("404 Not Found", b"{}")))
     folder = FileStore(tmp_path / "folder")
-    away = RemoteStore(Client(server.url), wait=WAIT, spool=Spool("x", tmp_path / "spool"))
+    away = RemoteStore(ProtocolClient(server.url), wait=WAIT, spool=Spool("x", tmp_path / "spool"))
     with TieredStore([folder, away]) as both, pytest.raises(RemoteError, match="not found"):
         both.put_now(context(), [record(1)])
     assert folder.get(context(), record(1).scenario) is not None
@@ -179,7 +179,9 @@ def test_a_launch_goes_on_with_one_warning(
 def test_what_a_dead_server_should_have_got_is_spooled(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-    store = RemoteStore(Client(f"http://127.0.0.1:{port}"), wait=WAIT, spool=Spool("x", tmp_path))
+    store = RemoteStore(
+        ProtocolClient(f"http://127.0.0.1:{port}"), wait=WAIT, spool=Spool("x", tmp_path)
+    )
     start = time.monotonic()
     for m in range(20):
         store.put(context(), [record(m)])
@@ -194,7 +196,7 @@ def test_what_a_dead_server_should_have_got_is_spooled(tmp_path: Path) -> None:
 
 def test_what_a_hanging_server_is_being_sent_is_spooled_too(tmp_path: Path) -> None:
     server = BadServer(hang)
-    store = RemoteStore(Client(server.url), wait=WAIT, spool=Spool("x", tmp_path))
+    store = RemoteStore(ProtocolClient(server.url), wait=WAIT, spool=Spool("x", tmp_path))
     store.put(context(), [record(1)])
     store.close()
     assert len(store.spool) == 1
@@ -233,9 +235,12 @@ def test_a_config_that_the_kernel_never_declared_is_not_run(tmp_path: Path) -> N
 )
 def test_a_senseless_url_is_refused(url: str) -> None:
     with pytest.raises(SettingsError):
-        address(url, "main")
+        split_server_url(url, "main")
 
 
 def test_a_namespace_may_stand_in_the_url() -> None:
-    assert address("https://host:1/base/?namespace=pr-1", "main") == ("https://host:1/base", "pr-1")
-    assert json.dumps(address("https://host", "main")) == '["https://host", "main"]'
+    assert split_server_url("https://host:1/base/?namespace=pr-1", "main") == (
+        "https://host:1/base",
+        "pr-1",
+    )
+    assert json.dumps(split_server_url("https://host", "main")) == '["https://host", "main"]'

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dejavu_client.http.protocol_client import Client, address
+from dejavu_client.http.protocol_client import ProtocolClient, split_server_url
 from nursery import COMMAND, Child, Nursery
 from service_support import Running, replicas, restart
 from support import ADD
@@ -75,8 +75,8 @@ def start_client(nursery: Nursery, folder: Path, number: int, url: str, wait: in
 
 
 def held_by_the_server(url: str) -> list[Any]:
-    base, namespace = address(url, "main")
-    client = Client(base, namespace=namespace, attempts=10)
+    base, namespace = split_server_url(url, "main")
+    client = ProtocolClient(base, namespace=namespace, attempts=10)
     (context,) = client.contexts()
     bulk = client.bulk(context)
     client.close()

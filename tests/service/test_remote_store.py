@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from dejavu_client.http.protocol_client import Client, address
+from dejavu_client.http.protocol_client import ProtocolClient, split_server_url
 from dejavu_client.http.remote_store import RemoteStore
 from dejavu_client.http.spool import Spool
 from service_support import Running, free_port, running
@@ -37,8 +37,8 @@ _made: list[RemoteStore] = []
 
 
 def opened(url: str, tmp_path: Path, wait: float = 5.0, token: str = "") -> RemoteStore:
-    base, namespace = address(url, "main")
-    client = Client(base, namespace=namespace, token=token)
+    base, namespace = split_server_url(url, "main")
+    client = ProtocolClient(base, namespace=namespace, token=token)
     _made.append(RemoteStore(client, wait=wait, spool=Spool(url, tmp_path / "spool")))
     return _made[-1]
 
@@ -105,16 +105,16 @@ def test_a_lease_outlives_its_dead_holder_by_its_time_only(
 ) -> None:
     code = """
         import sys, time
-        from dejavu_client.http.protocol_client import Client
+        from dejavu_client.http.protocol_client import ProtocolClient
         from dejavu_client.http.remote_store import RemoteStore
         from support import context, record
-        store = RemoteStore(Client(sys.argv[1], namespace=sys.argv[2]), wait=5, lease_seconds=2)
+        store = RemoteStore(ProtocolClient(sys.argv[1], namespace=sys.argv[2]), wait=5, lease_seconds=2)
         with store.lease(context(), record(1).scenario, wait=0) as held:
             print(held, flush=True)
             time.sleep(60)
     """
     holder = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(code), *address(namespace_url, "")],
+        [sys.executable, "-c", textwrap.dedent(code), *split_server_url(namespace_url, "")],
         env=environment(XDG_CACHE_HOME=str(tmp_path)), stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert holder.stdout
@@ -135,18 +135,18 @@ def test_who_waits_for_a_lease_wakes_when_the_record_is_there(
 ) -> None:
     code = """
         import sys, time
-        from dejavu_client.http.protocol_client import Client
+        from dejavu_client.http.protocol_client import ProtocolClient
         from dejavu_client.http.remote_store import RemoteStore
         from dejavu_cache.records import Winner, now
         from support import config, context, measurement, record
-        store = RemoteStore(Client(sys.argv[1], namespace=sys.argv[2]), wait=5)
+        store = RemoteStore(ProtocolClient(sys.argv[1], namespace=sys.argv[2]), wait=5)
         with store.lease(context(), record(1).scenario, wait=0) as held:
             print(held, flush=True)
             time.sleep(1)
             store.put(context(), [record(1, winner=Winner(config=config(64), at=now()))])
     """
     holder = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(code), *address(namespace_url, "")],
+        [sys.executable, "-c", textwrap.dedent(code), *split_server_url(namespace_url, "")],
         env=environment(XDG_CACHE_HOME=str(tmp_path)), stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert holder.stdout

@@ -8,7 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from dejavu_client.http.protocol_client import Client
+from dejavu_client.http.protocol_client import ProtocolClient
 from dejavu_client.http.remote_store import RemoteStore
 from dejavu_client.http.spool import Spool
 from service_support import running
@@ -31,7 +31,7 @@ def token(url: str, role: str) -> str:
 
 def patient(url: str, folder: Path) -> RemoteStore:
     """The server's store, for a busy machine."""
-    return RemoteStore(Client(url), wait=30, spool=Spool(url, folder / "spool"))
+    return RemoteStore(ProtocolClient(url), wait=30, spool=Spool(url, folder / "spool"))
 
 
 def journals(sweeps: Sweeps) -> list[Path]:

@@ -12,7 +12,7 @@ import typer
 from dejavu_cache.stores import Store, TieredStore, open_store
 from dejavu_cache.stores.default import default_store
 
-__all__ = ["JsonOption", "StoreOption", "opened", "say", "show_json", "show_table"]
+__all__ = ["JsonOption", "StoreOption", "open_chosen_store", "say", "show_json", "show_table"]
 
 StoreOption = Annotated[
     str,
@@ -29,7 +29,7 @@ PATIENCE = 30.0
 """Seconds that a person waits for a server; a launch waits less."""
 
 
-def opened(url: str) -> Store:
+def open_chosen_store(url: str) -> Store:
     """The store that `--store` names, or this user's, as patient as a person is."""
     store = open_store(url) if url else default_store()
     for tier in store.tiers if isinstance(store, TieredStore) else [store]:

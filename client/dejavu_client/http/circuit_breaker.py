@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 import time
 
-__all__ = ["Circuit"]
+__all__ = ["CircuitBreaker"]
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
 
 
-class Circuit:
+class CircuitBreaker:
     """Open after a failure, until somebody in the background has seen the server answer again.
 
     A launch only ever asks `closed`; whoever probes asks `due` and tells `succeeded` or `failed`.

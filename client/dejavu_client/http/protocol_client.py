@@ -19,7 +19,7 @@ from dejavu_cache.model.scenario import Config, Context, Scenario
 
 from .errors import NonsenseError, RefusedError, UnreachableError
 
-__all__ = ["Bulk", "Client", "address"]
+__all__ = ["Bulk", "ProtocolClient", "split_server_url"]
 
 LARGEST_BODY = 256 * 2**20
 """Bytes of an answer, unpacked, beyond which it is not read."""
@@ -38,7 +38,7 @@ class Bulk(NamedTuple):
     etag: str
 
 
-def address(url: str, namespace: str) -> tuple[str, str]:
+def split_server_url(url: str, namespace: str) -> tuple[str, str]:
     """A server's base URL and namespace, from a store's URL with an optional `?namespace=`.
 
     Raises:
@@ -56,7 +56,7 @@ def address(url: str, namespace: str) -> tuple[str, str]:
     return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}", namespace
 
 
-class Client:
+class ProtocolClient:
     """Calls on one namespace of one server. Thread-safe.
 
     Args:

@@ -20,9 +20,9 @@ from dejavu_cache.provenance import whoami
 from dejavu_cache.settings import current_settings
 from dejavu_cache.stores import Found, Store
 
-from .circuit_breaker import Circuit
+from .circuit_breaker import CircuitBreaker
 from .errors import RemoteError, UnreachableError
-from .protocol_client import Bulk, Client, address
+from .protocol_client import Bulk, ProtocolClient, split_server_url
 from .sender import Sender
 from .spool import Spool
 
@@ -43,8 +43,10 @@ LAST_WORDS = 2.0
 def open_remote(url: str) -> RemoteStore:
     """Opens `https://host[:port][/path][?namespace=NAME]` with this process's token, namespace and wait."""
     settings = current_settings()
-    base, namespace = address(url, settings.namespace)
-    return RemoteStore(Client(base, token=settings.token, namespace=namespace), wait=settings.wait)
+    base, namespace = split_server_url(url, settings.namespace)
+    return RemoteStore(
+        ProtocolClient(base, token=settings.token, namespace=namespace), wait=settings.wait
+    )
 
 
 class RemoteStore(Store):
@@ -65,7 +67,7 @@ class RemoteStore(Store):
 
     def __init__(
         self,
-        client: Client,
+        client: ProtocolClient,
         *,
         wait: float,
         spool: Spool | None = None,
@@ -74,7 +76,7 @@ class RemoteStore(Store):
         self.url = f"{client.url}?namespace={client.namespace}"
         self.client = client
         self.wait = wait
-        self.circuit = Circuit()
+        self.circuit = CircuitBreaker()
         self.spool = Spool(self.url) if spool is None else spool  # an empty one is false
         self.sender = Sender(client, self.circuit, self.spool)
         self._lease_seconds = lease_seconds
@@ -268,7 +270,7 @@ def _unpinned(records: Iterable[Record]) -> tuple[Record, ...]:
     return tuple(record.model_copy(update={"pin": None}) for record in records)
 
 
-def _let_go(sender: Sender, client: Client) -> None:
+def _let_go(sender: Sender, client: ProtocolClient) -> None:
     sender.stop()
     client.close()
 
@@ -278,7 +280,7 @@ _opened: weakref.WeakSet[RemoteStore] = weakref.WeakSet()
 
 def _after_fork() -> None:
     for store in _opened:
-        store.circuit = store.sender._circuit = Circuit()
+        store.circuit = store.sender._circuit = CircuitBreaker()
         store.sender.reset()
         store.client.forget()
 

@@ -11,9 +11,9 @@ from dejavu_cache.model.record import Record, RecordSet
 from dejavu_cache.model.scenario import Context, Scenario
 from dejavu_cache.notices import warn_once
 
-from .circuit_breaker import Circuit
+from .circuit_breaker import CircuitBreaker
 from .errors import RefusedError, RemoteError
-from .protocol_client import Client
+from .protocol_client import ProtocolClient
 from .spool import Spool
 
 __all__ = ["Sender"]
@@ -30,7 +30,7 @@ class Sender:
     it would be, does not go through here: see `RemoteStore.put_now`.
     """
 
-    def __init__(self, client: Client, circuit: Circuit, spool: Spool) -> None:
+    def __init__(self, client: ProtocolClient, circuit: CircuitBreaker, spool: Spool) -> None:
         self._client = client
         self._circuit = circuit
         self._spool = spool

@@ -9,7 +9,7 @@ import typer
 
 from dejavu_cache.stores.snapshot import freeze as write_snapshot
 
-from ..output import StoreOption, opened, say
+from ..output import StoreOption, open_chosen_store, say
 
 __all__ = ["register"]
 
@@ -25,5 +25,5 @@ def freeze(
     store: StoreOption = "",
 ) -> None:
     """Write a snapshot of a store, named by its content; prints the URL by which a job uses it."""
-    with opened(store) as held:
+    with open_chosen_store(store) as held:
         say(write_snapshot(held, folder, kernel or None).url)

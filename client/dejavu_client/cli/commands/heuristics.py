@@ -16,7 +16,7 @@ from dejavu_cache.model.record import RecordSet
 from dejavu_cache.model.scenario import Context, canonical_json
 from dejavu_cache.stores import FoundTree, Store, open_store
 
-from ..output import JsonOption, StoreOption, opened, say, show_json, show_table
+from ..output import JsonOption, StoreOption, open_chosen_store, say, show_json, show_table
 
 __all__ = ["DeviceOption", "TritonOption", "newest", "register"]
 
@@ -74,7 +74,7 @@ def fit(
 
     rows: list[dict[str, Any]] = []
     refused = []
-    with opened(store) as held:
+    with open_chosen_store(store) as held:
         for whole in newest(held, kernel, device, triton):
             try:
                 with _progress(whole) as progress:
@@ -219,7 +219,7 @@ def _found(kernel: str, store: str, device: str, triton: str) -> list[FoundTree]
                 Tree.parse(path.read_text(encoding="utf-8"), kernel), path.absolute().as_uri()
             )
         ]
-    with opened(store) as held:
+    with open_chosen_store(store) as held:
         return [each for each in held.trees() if _fits(each.tree.context, kernel, device, triton)]
 
 

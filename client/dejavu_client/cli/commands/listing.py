@@ -13,7 +13,7 @@ from dejavu_cache.model.scenario import Context, Scenario
 from dejavu_cache.model.selection import winner
 from dejavu_cache.stores import Store
 
-from ..output import JsonOption, StoreOption, opened, say, show_json, show_table
+from ..output import JsonOption, StoreOption, open_chosen_store, say, show_json, show_table
 
 __all__ = ["assignments", "matching", "register", "winning"]
 
@@ -26,7 +26,7 @@ def register(app: typer.Typer) -> None:
 
 def ls(store: StoreOption = "", as_json: JsonOption = False) -> None:
     """List the kernels, and where each is tuned."""
-    with opened(store) as held:
+    with open_chosen_store(store) as held:
         rows = [_summary(held, context) for context in held.contexts()]
     if as_json:
         show_json(rows)
@@ -60,7 +60,7 @@ def show(
     as_json: JsonOption = False,
 ) -> None:
     """Show a kernel's scenarios: winner, runner-up, failures."""
-    with opened(store) as held:
+    with open_chosen_store(store) as held:
         found = matching(held, kernel, where)
     if as_json:
         show_json(

@@ -14,7 +14,7 @@ from dejavu_cache.provenance import whoami
 from dejavu_cache.settings import current_settings
 from dejavu_cache.stores import Store, open_store
 
-from ..output import JsonOption, StoreOption, opened, say, show_json, show_table
+from ..output import JsonOption, StoreOption, open_chosen_store, say, show_json, show_table
 from .listing import assignments, matching
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def pin(
 ) -> None:
     """Make scenarios run one config, whatever was measured; it must have been measured for them."""
     wanted = assignments(config, "--config")
-    with opened(store) as held:
+    with open_chosen_store(store) as held:
         for context, record in _matching(held, kernel, where):
             chosen = [each for each in record.by_config if _has(each, wanted)]
             if len(chosen) != 1:
@@ -134,7 +134,7 @@ def unpin(
     store: StoreOption = "",
 ) -> None:
     """Take pins back: the measurements decide again."""
-    with opened(store) as held:
+    with open_chosen_store(store) as held:
         for context, record in _matching(held, kernel, where):
             if record.pinned:
                 _set_pin(held, context, record, None)
@@ -189,7 +189,7 @@ def _server(url: str) -> RemoteStore:
         RemoteStore,
     )  # brings httpx, which the other commands can do without
 
-    store = opened(url)
+    store = open_chosen_store(url)
     if not isinstance(store, RemoteStore):
         raise SettingsError(f"{url} is no server")
     return store

@@ -9,7 +9,7 @@ import typer
 
 from dejavu_cache.errors import SettingsError
 
-from ..output import StoreOption, opened, say
+from ..output import StoreOption, open_chosen_store, say
 from .heuristics import DeviceOption, TritonOption, newest
 from .listing import assignments
 
@@ -48,7 +48,7 @@ def report(
     from dejavu_cache.report.page import render
 
     wanted = assignments(default, "--default")
-    with opened(store) as held:
+    with open_chosen_store(store) as held:
         wholes = list(newest(held, kernel, device, triton))
         trees = [each.tree for each in held.trees()]
     configs = {

@@ -24,7 +24,7 @@ from dejavu_cache.model.scenario import canonical_json
 from dejavu_cache.stores import Store, open_store
 from dejavu_cache.stores.file_layout import Page
 
-from ..output import StoreOption, opened, say
+from ..output import StoreOption, open_chosen_store, say
 
 __all__ = ["register"]
 
@@ -55,7 +55,10 @@ def export_records(
     store: StoreOption = "",
 ) -> None:
     """Write all records as JSON lines: a context and its records a line, always in the same order."""
-    with opened(store) as held, nullcontext(sys.stdout) if file == "-" else _writing(file) as out:
+    with (
+        open_chosen_store(store) as held,
+        nullcontext(sys.stdout) if file == "-" else _writing(file) as out,
+    ):
         for whole in held.record_sets(kernel or None):
             out.write(canonical_json(whole) + "\n")
 
@@ -89,7 +92,7 @@ def import_records(
         raise SettingsError(
             "name one thing to import: a FILE, --triton-cache, --triton-dejavu, --fla or --vllm"
         )
-    with opened(store) as held:
+    with open_chosen_store(store) as held:
         if file:
             _merge_into(held, list(_read(file)), _rule(on_conflict))
         for origin, folder in given.items():

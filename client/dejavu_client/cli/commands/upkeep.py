@@ -10,7 +10,7 @@ import typer
 from dejavu_cache.model.scenario import Context, now
 from dejavu_cache.stores import FileStore, Store
 
-from ..output import StoreOption, opened, say
+from ..output import StoreOption, open_chosen_store, say
 
 __all__ = ["register"]
 
@@ -29,7 +29,7 @@ def gc(
     store: StoreOption = "",
 ) -> None:
     """Drop the records of kernels whose code has changed since, and what killed writers left."""
-    with opened(store) as held:
+    with open_chosen_store(store) as held:
         stale = _superseded(held) | (_older_than(held, days) if days is not None else set())
         for context in sorted(stale, key=lambda context: context.text):
             count = len(list(held.records(context))) if dry_run else held.delete(context)
@@ -49,7 +49,7 @@ def clear(
     store: StoreOption = "",
 ) -> None:
     """Drop all records, or a kernel's."""
-    with opened(store) as held:
+    with open_chosen_store(store) as held:
         contexts = list(held.contexts(kernel or None))
         if not contexts:
             say(f"{held.url} has no records{f' of {kernel}' if kernel else ''}")
