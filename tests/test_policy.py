@@ -37,7 +37,7 @@ def test_a_kernel_gets_what_its_pattern_says(policy: Path) -> None:
     launch(kernel, 100)
     assert kernel.best_config is CONFIGS[2]
     asked = kernel.request(*[None] * 2, 100)
-    assert (asked.scenario.args, asked.plan.seconds) == ({"n": 64}, 3.0)
+    assert (asked.scenario.args, asked.budget.seconds) == ({"n": 64}, 3.0)
 
 
 def test_the_decorator_counts_over_it(policy: Path) -> None:

@@ -41,7 +41,8 @@ from .consensus import agree
 from .hot_path import Chosen, HotPath
 from .launch_recorder import note_launches
 from .prewarmed_binaries import use_prewarmed
-from .resolver import Plan, Request, Resolver
+from .request import Request, TuningBudget
+from .resolver import Resolver
 
 __all__ = ["CachedAutotuner", "cached_autotune"]
 
@@ -92,7 +93,7 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
         if consensus not in (None, "none", "ranks"):
             raise SettingsError(f"{self._name}: consensus={consensus!r}: choose none or ranks")
         self._declared_consensus = consensus
-        self._budget = tune_seconds or rule.tune_seconds, tune_configs or rule.tune_configs
+        self._limits = tune_seconds or rule.tune_seconds, tune_configs or rule.tune_configs
         self._interpreted = interpreting()
         self._device: Callable[[], int] = (
             (lambda: INTERPRETER_INDEX) if self._interpreted else current_device
@@ -351,15 +352,15 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
             ),
             args=args,
             kwargs=dict(kwargs),
-            plan=self._plan,
+            budget=self._budget,
         )
 
     @cached_property
-    def _plan(self) -> Plan:
+    def _budget(self) -> TuningBudget:
         settings = current_settings()
-        seconds, configs = self._budget
+        seconds, configs = self._limits
         space = self.configs if isinstance(self.configs, ConfigSpace) else None
-        return Plan(
+        return TuningBudget(
             strategy=space.search if space else "exhaustive",
             seconds=seconds or settings.tune_seconds,
             configs=configs or (space and space.budget) or settings.tune_configs,

@@ -22,7 +22,7 @@ from ..model.scenario import Config, canonical_json
 from ..notices import warn_once
 from ..triton_internals.config_names import describe
 from ..triton_internals.environment import capturing
-from .resolver import Request
+from .request import Request
 
 __all__ = ["agree"]
 

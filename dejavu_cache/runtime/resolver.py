@@ -7,7 +7,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -22,84 +22,23 @@ from ..notices import warn_once
 from ..settings import Mode, Settings
 from ..stores import Found, FoundTree, MemoryStore, TieredStore
 from ..triton_internals.compilation import tuned_launches
-from ..triton_internals.config_names import Declared, describe
+from ..triton_internals.config_names import describe
 from ..triton_internals.environment import capturing
-from ..tuning.config_space import Strategy
-from ..tuning.measurement_writer import Keeper
+from ..tuning.measurement_writer import MeasurementWriter
 from ..tuning.progress_bar import progress
 from ..tuning.search import Exhaustive, OptunaSearch, Search
-from ..tuning.tuner import Launch, Tuner
+from ..tuning.tuner import CandidateLaunch, Tuner
 from .foreign_results import measured, stand_in
 from .launch_recorder import quiet
+from .request import Request
 
-__all__ = ["Plan", "Request", "Resolver"]
+__all__ = ["Resolver"]
 
 _one_at_a_time = threading.RLock()
 """Held while this process tunes: two benchmarks at once would time each other."""
 
 RACE_WAIT = 1.0
 """Seconds to wait for a process that holds no more than a race: what is recorded serves as well meanwhile."""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """How a scenario is tuned, and how much of it.
-
-    Attributes:
-        strategy: which configs are measured: see `config_space`.
-        seconds: how long one tune may take; the next one goes on from there. None: as long as it takes.
-        configs: with how many measured configs a scenario counts as tuned; None: with all of them.
-        race: whether the close ones are measured again in turns.
-    """
-
-    strategy: Strategy = "exhaustive"
-    seconds: float | None = None
-    configs: int | None = None
-    race: bool = True
-
-
-@dataclass(frozen=True)
-class Request:
-    """One scenario that a launch needs a config for.
-
-    Attributes:
-        autotuner: a copy of the launching autotuner, of this request's own, with `nargs` set.
-        declared: the configs that may run here, after pruning.
-        default: the config of last resort.
-        exact: key arguments that only their own value may stand for.
-    """
-
-    autotuner: Any
-    context: Context
-    scenario: Scenario
-    declared: Declared
-    default: Any
-    exact: frozenset[str]
-    args: Sequence[Any]
-    kwargs: dict[str, Any]
-    plan: Plan = Plan()
-
-    def due(self, record: Record | None) -> list[Config]:
-        """The configs still to measure, the default first; a plan may want only some of them."""
-        measured = record.by_config if record else {}
-        missing = [
-            config for config in self.declared if config not in measured or measured[config].skipped
-        ]
-        if self.plan.configs is not None and len(self.declared) - len(missing) >= self.plan.configs:
-            return []
-        return sorted(missing, key=lambda config: config != describe(self.default))
-
-    def wanted(self, due: int) -> int:
-        """How many of so many due configs the plan wants measured."""
-        return (
-            due
-            if self.plan.configs is None
-            else min(due, self.plan.configs - (len(self.declared) - due))
-        )
-
-    def unfinished(self, record: Record) -> bool:
-        """Whether there is something left to do: configs to measure, or the race and the winner, which come last."""
-        return record.winner is None or bool(self.due(record))
 
 
 class Resolver:
@@ -152,7 +91,7 @@ class Resolver:
         if known and not (may_tune and self._unfinished(request, known, found)):
             return known, 0
         if may_tune:
-            only_race = known and found and not request.due(found.record)
+            only_race = known and found and not request.due_configs(found.record)
             return self._tune(request, min(wait, RACE_WAIT) if only_race else wait)
         self._note_miss(request)
         if self.mode is Mode.STRICT:
@@ -196,7 +135,7 @@ class Resolver:
         if found is None:
             return None
         record = found.record
-        missing = len(_unmeasured(request.declared, record))
+        missing = len(request.unmeasured_configs(record))
         pinned = request.declared.pinned(record.pinned) if record.pinned else None
         if pinned is not None:
             return self._resolution(request, "pinned", pinned, store=found.store)
@@ -215,7 +154,7 @@ class Resolver:
             if known and not self._unfinished(request, known, found):
                 return known, 0
             record = found.record if found else Record(scenario=request.scenario)
-            due = request.due(record)
+            due = request.due_configs(record)
             if (due or known) and not held:
                 return known or self._fallback(request), 0
             return self._measure(request, record, due)
@@ -225,7 +164,7 @@ class Resolver:
         if known.how == "pinned" or found is None:
             return False
         return (
-            request.unfinished(found.record) if self._lasting else bool(request.due(found.record))
+            request.has_work(found.record) if self._lasting else bool(request.due_configs(found.record))
         )
 
     def _measure(
@@ -253,7 +192,7 @@ class Resolver:
         )
         won = Winner(config=best, at=now())
         self._put(request, Record(scenario=request.scenario, winner=won, launches=launches))
-        missing = len(_unmeasured(request.declared, record))
+        missing = len(request.unmeasured_configs(record))
         config = request.declared[best]
         how: How = "tuned" if due or measured else "exact"
         return self._resolution(request, how, config, store=self._home, missing=missing), measured
@@ -267,16 +206,16 @@ class Resolver:
         earlier: Sequence[Measurement],
     ) -> int:
         """Measures what a search asks for, within the plan's time, and says how many configs that were."""
-        seconds, default = request.plan.seconds, describe(request.default)
-        launch = Launch(request.autotuner, request.declared, default, request.args, request.kwargs)
+        seconds, default = request.budget.seconds, describe(request.default)
+        launch = CandidateLaunch(request.autotuner, request.declared, default, request.args, request.kwargs)
         # A caller's own benchmark is called once per config; Triton's may be asked again where it is close.
-        race = request.plan.race and not request.context.problem.method.startswith(
+        race = request.budget.race and not request.context.problem.method.startswith(
             ("custom:", "wall")
         )
         until = math.inf if seconds is None else time.monotonic() + seconds
         title = f"{request.context.kernel.name}{request.scenario}"
         showing = progress(title, total, wanted=self._settings.progress)
-        with Keeper(keep) as keeper, showing as advance, quiet(request.autotuner, self.store):
+        with MeasurementWriter(keep) as keeper, showing as advance, quiet(request.autotuner, self.store):
 
             def note(measurement: Measurement) -> None:
                 keeper(measurement)
@@ -454,9 +393,9 @@ def _foreignness(context: Context, found: FoundTree) -> tuple[bool, bool, bool, 
 
 
 def _search(request: Request, record: Record, due: list[Config]) -> Search:
-    plan = request.plan
-    left = request.wanted(len(due))
-    if plan.strategy == "optuna" and _has_optuna():
+    budget = request.budget
+    left = request.budgeted_count(len(due))
+    if budget.strategy == "optuna" and _has_optuna():
         timed = [each for each in record.measurements if not each.skipped]
         return OptunaSearch(
             request.declared,
@@ -465,11 +404,6 @@ def _search(request: Request, record: Record, due: list[Config]) -> Search:
             left,
         )
     return Exhaustive(due[:left])
-
-
-def _unmeasured(declared: Declared, record: Record) -> list[Config]:
-    measured = record.by_config
-    return [config for config in declared if config not in measured or measured[config].skipped]
 
 
 def _has_optuna() -> bool:

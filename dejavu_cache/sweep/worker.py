@@ -25,7 +25,8 @@ from ..model.scenario import Config, now
 from ..model.selection import winner
 from ..provenance import whoami
 from ..runtime.autotuner import CachedAutotuner
-from ..runtime.resolver import Request, Resolver
+from ..runtime.request import Request
+from ..runtime.resolver import Resolver
 from ..settings import Mode, current_settings
 from ..stores import Store, TieredStore, open_store
 from ..triton_internals.config_names import describe
@@ -37,7 +38,7 @@ from ..triton_internals.environment import (
 )
 from ..triton_internals.source_hash import kernel_name
 from ..tuning.benchmark_methods import is_out_of_memory
-from ..tuning.tuner import Launch, Tuner
+from ..tuning.tuner import CandidateLaunch, Tuner
 from .journal import Journal
 from .messages import Crash, Job, Miss, Outcome, Spec
 from .suite import Case, Suite, load_suite
@@ -95,7 +96,7 @@ class Worker:
         if self._misses is not None and miss not in self._misses:
             return Outcome(status="unwanted", **told)
         if job.do == "plan":
-            due = request.wanted(len(self._due(request)))
+            due = request.budgeted_count(len(self._due(request)))
             return Outcome(
                 status="due" if due else "known",
                 due=due,
@@ -112,18 +113,18 @@ class Worker:
         # What has a timing and took a process down did so in the race, and would again.
         timed = {each.config for each in known.measurements if each.median is not None}
         race = timed.isdisjoint(each.config for each in job.crashes)
-        plan = replace(request.plan, seconds=job.seconds or request.plan.seconds, race=race)
-        request = replace(request, plan=plan)
-        self._tell({"event": "case", "case": job.case, "due": len(request.due(known))})
+        seconds = job.seconds or request.budget.seconds
+        request = replace(request, budget=replace(request.budget, seconds=seconds, race=race))
+        self._tell({"event": "case", "case": job.case, "due": len(request.due_configs(known))})
         resolver = Resolver(
             TieredStore([self.journal]), Mode.TUNE, 0.0, current_settings(), before=self._before
         )
         resolution, measured = resolver.resolve(request, wait=job.wait)
         known = self._recorded(request)
         pinned = resolution.how == "pinned"
-        due = 0 if pinned else len(request.due(known))
+        due = 0 if pinned else len(request.due_configs(known))
         status = "tuned" if measured else "known"
-        if not (measured or pinned) and resolution.how != "tuned" and request.unfinished(known):
+        if not (measured or pinned) and resolution.how != "tuned" and request.has_work(known):
             status = "busy"  # another process holds the lease
         elif due and job.seconds is not None:
             status = "partial"
@@ -137,7 +138,7 @@ class Worker:
         self._tell({"event": "config", "config": config.model_dump()})
 
     def _due(self, request: Request) -> list[Config]:
-        return request.due(self._recorded(request))
+        return request.due_configs(self._recorded(request))
 
     def _estimate(self, request: Request, due: int) -> float | None:
         records = self.journal.records(request.context)
@@ -170,8 +171,8 @@ class Worker:
         if found is None or best is None:
             return Outcome(status="due", due=len(request.declared), **told)
         again: list[Measurement] = []
-        launch = Launch(request.autotuner, request.declared, best, request.args, request.kwargs)
-        Tuner(launch, again.append, before=self._before).again(best)
+        launch = CandidateLaunch(request.autotuner, request.declared, best, request.args, request.kwargs)
+        Tuner(launch, again.append, before=self._before).remeasure(best)
         taken, recorded = again[-1], found.record.by_config[best].median
         if taken.failure is not None:
             status = "skipped" if taken.skipped else "failed"

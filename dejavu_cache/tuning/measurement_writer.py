@@ -8,10 +8,10 @@ from types import TracebackType
 
 from ..model.record import Measurement
 
-__all__ = ["Keeper"]
+__all__ = ["MeasurementWriter"]
 
 
-class Keeper:
+class MeasurementWriter:
     """Hands measurements to a function in a thread of its own, as soon as they come, so that nobody waits for a disk.
 
     What comes while the function is busy is handed over together. At the end of the `with`, everything is.
@@ -39,7 +39,7 @@ class Keeper:
         with self._changed:
             self._changed.wait_for(lambda: not (self._queued or self._busy))
 
-    def __enter__(self) -> Keeper:
+    def __enter__(self) -> MeasurementWriter:
         self._thread.start()
         return self
 

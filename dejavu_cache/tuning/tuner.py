@@ -25,7 +25,7 @@ from .compile_ahead import Candidate, compiling, threads_for
 from .device_timer import FULL, SCREENING, DeviceTimer, Effort, Sample
 from .search import Search
 
-__all__ = ["Launch", "Tuner"]
+__all__ = ["CandidateLaunch", "Tuner"]
 
 HOPELESS = 3.0
 """A config that takes this many times the best's time is not looked at twice."""
@@ -46,7 +46,7 @@ TOGETHER = 64
 """How many configs are compiled before the last of them is measured: what a budget of time may cost in vain."""
 
 
-class Launch(NamedTuple):
+class CandidateLaunch(NamedTuple):
     """What is tuned.
 
     Attributes:
@@ -79,7 +79,7 @@ class Tuner:
 
     def __init__(
         self,
-        launch: Launch,
+        launch: CandidateLaunch,
         keep: Callable[[Measurement], None],
         *,
         race: bool = True,
@@ -116,7 +116,7 @@ class Tuner:
                 self._timer.release()
         return len({*self._taken, *raced})
 
-    def again(self, config: Config) -> None:
+    def remeasure(self, config: Config) -> None:
         """Measures one config with full effort."""
         self._warm_up()
         self._before(config)

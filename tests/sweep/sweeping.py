@@ -86,7 +86,7 @@ SUITE = """
         os.kill(os.getpid(), 9)
 
     if "DIES_BEFORE_THE_WINNER" in os.environ:
-        from dejavu_cache import resolver
+        from dejavu_cache.runtime import resolver
         resolver.tuned_launches = die
 
     met = Suite(cases=lambda: [case(100)], for_scenario=lambda kernel, scenario: case(scenario.args["n"]))

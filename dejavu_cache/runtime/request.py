@@ -1,0 +1,85 @@
+"""One scenario that a launch needs a config for, and how much tuning it is worth."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..model.record import Record
+from ..model.scenario import Config, Context, Scenario
+from ..triton_internals.config_names import Declared, describe
+from ..tuning.config_space import Strategy
+
+__all__ = ["Request", "TuningBudget"]
+
+
+@dataclass(frozen=True)
+class TuningBudget:
+    """Which configs of a scenario are measured, and how many of them.
+
+    Attributes:
+        strategy: which configs are measured: all, or those that Optuna's sampler proposes.
+        seconds: how long one tune may take; the next tune continues where it stopped. None: no limit.
+        configs: the number of measured configs at which a scenario counts as tuned. None: all.
+        race: whether configs close to the best are measured again, in turns.
+    """
+
+    strategy: Strategy = "exhaustive"
+    seconds: float | None = None
+    configs: int | None = None
+    race: bool = True
+
+
+@dataclass(frozen=True)
+class Request:
+    """One scenario that a launch needs a config for.
+
+    Attributes:
+        autotuner: a copy of the launching autotuner that only this request uses, with `nargs` set.
+        context: the kernel, the environment and the problem.
+        scenario: the bucketed key values and the tensors' dtypes.
+        declared: the configs that may run here, after pruning.
+        default: the config of last resort.
+        exact: key arguments for whose value no other value may stand in.
+        args: the launch's positional arguments.
+        kwargs: the launch's keyword arguments, `grid` and `warmup` included.
+        budget: how much tuning the scenario gets.
+    """
+
+    autotuner: Any
+    context: Context
+    scenario: Scenario
+    declared: Declared
+    default: Any
+    exact: frozenset[str]
+    args: Sequence[Any]
+    kwargs: dict[str, Any]
+    budget: TuningBudget = TuningBudget()
+
+    def unmeasured_configs(self, record: Record | None) -> list[Config]:
+        """Return the declared configs that have neither a timing nor a failure of their own."""
+        measured = record.by_config if record else {}
+        return [
+            config for config in self.declared if config not in measured or measured[config].skipped
+        ]
+
+    def due_configs(self, record: Record | None) -> list[Config]:
+        """Return the configs left to measure, the default first; none once the budget is met."""
+        unmeasured = self.unmeasured_configs(record)
+        if self._remaining(len(unmeasured)) <= 0:
+            return []
+        return sorted(unmeasured, key=lambda config: config != describe(self.default))
+
+    def budgeted_count(self, due: int) -> int:
+        """Return how many of `due` unmeasured configs the budget still allows."""
+        return max(min(due, self._remaining(due)), 0)
+
+    def has_work(self, record: Record) -> bool:
+        """Return whether a tune is unfinished: configs to measure, or the race and its winner."""
+        return record.winner is None or bool(self.due_configs(record))
+
+    def _remaining(self, unmeasured: int) -> int:
+        if self.budget.configs is None:
+            return unmeasured
+        return self.budget.configs - (len(self.declared) - unmeasured)
