@@ -17,8 +17,8 @@ from dejavu_cache.attention.sweep_suite import kernel_of as kernel
 from dejavu_cache.heuristics.fit import fit
 from dejavu_cache.model.record import RecordSet
 from dejavu_cache.model.scenario import Context, Problem
-from dejavu_cache.prewarm.messages import Spec
-from dejavu_cache.prewarm.worker_pool import Process
+from dejavu_cache.prewarm.messages import PrewarmSpec
+from dejavu_cache.prewarm.worker_pool import CompileProcess
 from dejavu_cache.runtime.launch_recorder import METHOD as LAUNCHED
 from dejavu_cache.stores import FileStore, shipped_stores
 from dejavu_cache.triton_internals.source_hash import kernel_name, source_hash
@@ -66,13 +66,13 @@ def test_every_scenario_has_a_winner_among_the_declared_configs(name: str) -> No
 @pytest.mark.skipif(not triton.__version__.startswith("3.6."), reason="they are of Triton 3.6")
 @pytest.mark.skipif(sys.platform != "linux", reason="Triton compiles on Linux")
 def test_all_of_them_can_be_compiled_ahead(tmp_path: Path) -> None:
-    spec = Spec(
+    spec = PrewarmSpec(
         modules=("dejavu_cache.attention",),
         store=tmp_path.as_uri(),
         devices=("NVIDIA H200",),
         host_modules=False,
     )
-    with Process(spec) as process:
+    with CompileProcess(spec) as process:
         plan = process.plan()
     assert plan.notes == ()
     scenarios = {each.name.rpartition(".")[2]: each.scenarios for each in plan.kernels}

@@ -14,13 +14,13 @@ from ..model.decision_tree import AtMost, Equals, Input, Node
 from ..model.scenario import Scalar, Scenario, canonical_json
 from .slowdowns import Matrix
 
-__all__ = ["Columns", "Values", "values_of"]
+__all__ = ["ScenarioEncoder", "Values", "scenario_values"]
 
 Values = Mapping[str, Any]
 """What is asked about, by name."""
 
 
-def values_of(scenario: Scenario) -> dict[str, Any]:
+def scenario_values(scenario: Scenario) -> dict[str, Any]:
     """Key values and dtypes by name: what a tree asks about."""
     return {**scenario.dtypes, **scenario.args}
 
@@ -74,7 +74,7 @@ class _Is:
         return Equals(input=self.input, equals=self.value, yes=above, no=below)
 
 
-class Columns:
+class ScenarioEncoder:
     """How scenarios are encoded: a column per size and per product of two, one per value of what is no number.
 
     Products are there since grids are products: a kernel changes its ways with M * N, and no split of M or of N

@@ -17,9 +17,9 @@ from ..errors import TooFewRecordsError
 from ..model.decision_tree import Input, Node, Regret, Tree, prepared
 from ..model.record import RecordSet
 from .config_subset import smallest_subset
-from .features import Columns, values_of
-from .slowdowns import Costs, Matrix
-from .tree_growth import grown
+from .features import ScenarioEncoder, scenario_values
+from .slowdowns import Matrix, SlowdownTable
+from .tree_growth import grow_tree
 
 __all__ = ["BOUND", "LEAVES", "LIMIT", "NEEDED", "fit"]
 
@@ -64,7 +64,7 @@ def fit(
     Raises:
         TooFewRecordsError: fewer than `NEEDED` scenarios have two timed configs.
     """
-    costs = Costs.of(whole.records)
+    costs = SlowdownTable.of(whole.records)
     if len(costs) < NEEDED:
         kernel, device = whole.context.kernel.name, whole.context.environment.device.name
         raise TooFewRecordsError(
@@ -83,7 +83,7 @@ def fit(
     )
 
 
-class _Model(NamedTuple):
+class _FittedTree(NamedTuple):
     """What was fitted: `chosen` are columns of the costs, and the leaves rank places in `chosen`."""
 
     root: Node
@@ -92,16 +92,16 @@ class _Model(NamedTuple):
     bound: float
 
 
-def _fitted(costs: Costs, bound: float, limit: int, leaves: int) -> _Model:
+def _fitted(costs: SlowdownTable, bound: float, limit: int, leaves: int) -> _FittedTree:
     chosen, bound = smallest_subset(costs.slowdown, bound, limit)
-    tuned = [values_of(scenario) for scenario in costs.scenarios]
-    columns = Columns(tuned)
+    tuned = [scenario_values(scenario) for scenario in costs.scenarios]
+    columns = ScenarioEncoder(tuned)
     # A tree is asked between the tuned scenarios too, and learns there as much.
     encoded = columns.encode([*tuned, *columns.beside(tuned)])
     burden = _expected(encoded, costs.slowdown[:, chosen])
     failed = costs.tried & ~np.isfinite(costs.slowdown)
     burden[: len(tuned)][failed[:, chosen]] = _CANNOT_RUN
-    return _Model(grown(columns, encoded, burden, leaves), columns.inputs, chosen, bound)
+    return _FittedTree(grow_tree(columns, encoded, burden, leaves), columns.inputs, chosen, bound)
 
 
 def _expected(encoded: Matrix, slowdown: Matrix) -> Matrix:
@@ -120,7 +120,7 @@ def _expected(encoded: Matrix, slowdown: Matrix) -> Matrix:
 
 
 def _validated(
-    costs: Costs, bound: float, limit: int, leaves: int, progress: Callable[[float], None]
+    costs: SlowdownTable, bound: float, limit: int, leaves: int, progress: Callable[[float], None]
 ) -> Regret:
     """What choices cost in scenarios that nothing of the fit has seen."""
     folds = min(len(costs), _FOLDS)
@@ -129,7 +129,7 @@ def _validated(
         model = _fitted(costs.rows(kept), bound, limit, leaves)
         rank = prepared(model.root, model.inputs, model.chosen)
         for row in held:
-            ranked = rank(values_of(costs.scenarios[row]))
+            ranked = rank(scenario_values(costs.scenarios[row]))
             paid.append(float(costs.slowdown[row, _first(ranked, model, costs.tried[row])] - 1))
         progress(done / folds)
     ran = [each for each in paid if np.isfinite(each)]
@@ -142,7 +142,7 @@ def _validated(
     )
 
 
-def _first(ranked: tuple[int, ...], model: _Model, tried: NDArray[np.bool_]) -> int:
+def _first(ranked: tuple[int, ...], model: _FittedTree, tried: NDArray[np.bool_]) -> int:
     """What a launch takes: the first that pruning left; where the tree has no answer, the set's most useful config."""
     return next((column for column in ranked if tried[column]), model.chosen[0])
 

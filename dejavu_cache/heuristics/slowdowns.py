@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ..model.record import Record
 from ..model.scenario import Config, Scenario
 
-__all__ = ["Costs", "Matrix"]
+__all__ = ["Matrix", "SlowdownTable"]
 
 Matrix = NDArray[np.float64]
 
@@ -20,7 +20,7 @@ _INSTANT = 1e-9
 
 
 @dataclass(frozen=True)
-class Costs:
+class SlowdownTable:
     """Times over the best of each scenario.
 
     Attributes:
@@ -38,7 +38,7 @@ class Costs:
     best: Matrix
 
     @classmethod
-    def of(cls, records: Iterable[Record]) -> Costs:
+    def of(cls, records: Iterable[Record]) -> SlowdownTable:
         """The table of the records with something to choose: two timed configs or more.
 
         A record with less than a tenth of the measurements of the fullest one is hardly begun, and left out.
@@ -84,8 +84,10 @@ class Costs:
     def __len__(self) -> int:
         return len(self.scenarios)
 
-    def rows(self, chosen: Iterable[int]) -> Costs:
+    def rows(self, chosen: Iterable[int]) -> SlowdownTable:
         """The table of some of the scenarios."""
         at = list(chosen)
         scenarios = tuple(self.scenarios[row] for row in at)
-        return Costs(scenarios, self.configs, self.slowdown[at], self.tried[at], self.best[at])
+        return SlowdownTable(
+            scenarios, self.configs, self.slowdown[at], self.tried[at], self.best[at]
+        )

@@ -6,16 +6,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..model.decision_tree import Leaf, Node
-from .features import Columns
+from .features import ScenarioEncoder
 from .slowdowns import Matrix
 
-__all__ = ["grown"]
+__all__ = ["grow_tree"]
 
 _WORTH = 0.001
 """What a question must save in all, so that none is asked for what rounding made."""
 
 
-def grown(columns: Columns, encoded: Matrix, burden: Matrix, leaves: int) -> Node:
+def grow_tree(columns: ScenarioEncoder, encoded: Matrix, burden: Matrix, leaves: int) -> Node:
     """The tree, grown where a question saves most.
 
     Args:
@@ -62,7 +62,7 @@ class _Part:
         ]
         return self._parts
 
-    def node(self, columns: Columns) -> Node:
+    def node(self, columns: ScenarioEncoder) -> Node:
         if self._parts:
             below, above = (part.node(columns) for part in self._parts)
             return columns.split(self._column, self._threshold, below, above)

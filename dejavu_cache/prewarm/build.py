@@ -30,14 +30,14 @@ from ..stores.manifest import (
 )
 from ..triton_internals.compilation import target_of
 from .host_modules import make_tools
-from .messages import Built, Job, Plan, Spec
+from .messages import BuildPlan, CompileJob, CompileResult, PrewarmSpec
 from .record_source import all_records, own_records
-from .worker_pool import Process, compile_all
+from .worker_pool import CompileProcess, compile_all
 
-__all__ = ["Done", "prewarm"]
+__all__ = ["PrewarmResult", "prewarm"]
 
 
-class Done(NamedTuple):
+class PrewarmResult(NamedTuple):
     """What a prewarming did.
 
     Attributes:
@@ -57,9 +57,11 @@ def prewarm(
     out: Path,
     *,
     processes: int | None = None,
-    progress: Callable[[int], Callable[[Job, Built], None]] = lambda total: lambda job, built: None,
+    progress: Callable[[int], Callable[[CompileJob, CompileResult], None]] = lambda total: (
+        lambda job, built: None
+    ),
     **options: Any,
-) -> Done:
+) -> PrewarmResult:
     """Makes a prewarmed folder, without a GPU.
 
     Args:
@@ -69,14 +71,14 @@ def prewarm(
         out: the folder. If it is a prewarmed one, what has not changed is kept.
         processes: how many compile at once; all CPUs if None.
         progress: is told how many binaries there are to make; what it returns is told each that is made.
-        options: `fallbacks`, `host_modules`, `allowed` of `Spec`.
+        options: `fallbacks`, `host_modules`, `allowed` of `PrewarmSpec`.
 
     Raises:
         PrewarmError: the folder cannot be made; what was there before is as it was.
     """
     out = out.absolute()
     _check_place(out)
-    spec = Spec(
+    spec = PrewarmSpec(
         modules=tuple(modules), store=store, devices=tuple(dict.fromkeys(devices)), **options
     )
     known = _Unchanged(out, spec)
@@ -135,16 +137,16 @@ def _explained(error: OSError, out: Path) -> PrewarmError:
 
 
 def _prewarm(
-    spec: Spec,
+    spec: PrewarmSpec,
     out: Path,
     work: Path,
     processes: int | None,
-    progress: Callable[[int], Callable[[Job, Built], None]],
-) -> tuple[Done, Plan]:
+    progress: Callable[[int], Callable[[CompileJob, CompileResult], None]],
+) -> tuple[PrewarmResult, BuildPlan]:
     _take_over(out, work)
     if spec.host_modules:
         make_tools(work / "tools")
-    with Process(spec) as first:
+    with CompileProcess(spec) as first:
         plan = first.plan()
         cpus = (
             len(os.sched_getaffinity(0))
@@ -161,7 +163,7 @@ def _prewarm(
     _open_to_all(work)
     _swap(work, out)
     compiled = _distinct(built for built in done.values() if built.fresh)
-    return Done(manifest, compiled, (*plan.notes, *notes)), plan
+    return PrewarmResult(manifest, compiled, (*plan.notes, *notes)), plan
 
 
 def _take_over(out: Path, work: Path) -> None:
@@ -177,7 +179,7 @@ def _link(source: str, target: str) -> None:
         shutil.copyfile(source, target)
 
 
-def _judge(plan: Plan, done: dict[Job, Built]) -> list[str]:
+def _judge(plan: BuildPlan, done: dict[CompileJob, CompileResult]) -> list[str]:
     """What went wrong: a winner that cannot be compiled is an error, a default is worth a note.
 
     Raises:
@@ -197,7 +199,7 @@ def _judge(plan: Plan, done: dict[Job, Built]) -> list[str]:
     return list(dict.fromkeys([*notes, *(note for built in done.values() for note in built.notes)]))
 
 
-def _copy_records(plan: Plan, source: Store, target: FileStore) -> None:
+def _copy_records(plan: BuildPlan, source: Store, target: FileStore) -> None:
     wanted = set(plan.contexts)
     for context in plan.contexts:
         target.put(context, source.records(context))
@@ -217,12 +219,12 @@ def _tidy(work: Path, wanted: set[str]) -> None:
         shutil.rmtree(work / name, ignore_errors=True)
 
 
-def _distinct(made: Iterable[Built]) -> int:
+def _distinct(made: Iterable[CompileResult]) -> int:
     """How many binaries there are."""
     return len({built.binary for built in made if built.binary})
 
 
-def _manifest(plan: Plan, done: Mapping[Job, Built], work: Path) -> Manifest:
+def _manifest(plan: BuildPlan, done: Mapping[CompileJob, CompileResult], work: Path) -> Manifest:
     targets = {target_of(device) for device in plan.devices}
     return Manifest(
         made_by=__version__,
@@ -276,7 +278,7 @@ def _swap(work: Path, out: Path) -> None:
 class _Unchanged:
     """What a prewarming was made from, kept beside this user's cache, so that the same again takes a moment."""
 
-    def __init__(self, out: Path, spec: Spec) -> None:
+    def __init__(self, out: Path, spec: PrewarmSpec) -> None:
         from platformdirs import user_cache_dir
 
         name = hashlib.sha256(str(out).encode()).hexdigest()[:24]
@@ -286,7 +288,7 @@ class _Unchanged:
         self._out = out
         self._spec = spec
 
-    def look(self) -> Done | None:
+    def look(self) -> PrewarmResult | None:
         """What was done before, if doing it again would change nothing."""
         try:
             noted = json.loads(self._path.read_text(encoding="utf-8"))
@@ -298,12 +300,12 @@ class _Unchanged:
                 )
             )
             if same and noted["from"] == self._made_from(noted["files"], noted["kernels"]):
-                return Done(manifest, 0, tuple(noted["notes"]))
+                return PrewarmResult(manifest, 0, tuple(noted["notes"]))
         except (OSError, ValueError, KeyError, TypeError, DejavuError):
             pass
         return None
 
-    def note(self, made: tuple[Done, Plan]) -> None:
+    def note(self, made: tuple[PrewarmResult, BuildPlan]) -> None:
         """Keeps what a prewarming was made from."""
         done, plan = made
         files, kernels = (

@@ -16,7 +16,7 @@ from filelock import FileLock
 
 from ..errors import PrewarmError
 
-__all__ = ["Host", "Pretender", "make_tools"]
+__all__ = ["DevicelessDriver", "HostModuleBuilder", "make_tools"]
 
 _COMPILER = """#!/bin/sh
 for each in "$@"; do
@@ -60,17 +60,17 @@ def make_tools(folder: Path) -> None:
     script.chmod(0o755)
 
 
-class _Hollow:
+class UnloadedModule:
     """Stands for a module that was built and is not to be loaded: it has everything, and none of it does anything."""
 
     def __getattr__(self, name: str) -> Any:
-        return _Hollow()
+        return UnloadedModule()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return _Hollow()
+        return UnloadedModule()
 
 
-class Host:
+class HostModuleBuilder:
     """Builds what launching takes, through Triton's own drivers.
 
     Args:
@@ -84,7 +84,7 @@ class Host:
         knobs.nvidia.libcuda_path = str(tools)
         os.environ["CC"] = str(tools / "cc")
         self._one_builds = FileLock(tools / "cuda-utils.lock")
-        build._load_module_from_path = lambda name, path: _Hollow()
+        build._load_module_from_path = lambda name, path: UnloadedModule()
 
     def build(self, compiled: Any, target: Any) -> str:
         """Builds the modules for one kernel; returns why it cannot be done, or nothing.
@@ -112,11 +112,11 @@ class Host:
         return ""
 
 
-class Pretender:
+class DevicelessDriver:
     """A driver for a machine without a device: knows what is compiled for, and nothing else."""
 
     def __init__(self, target: Any) -> None:
-        self.utils = _Hollow()
+        self.utils = UnloadedModule()
         self._target = target
 
     def get_current_target(self) -> Any:

@@ -17,10 +17,10 @@ from ..triton_internals.compilation import jit_function
 from ..triton_internals.config_names import describe
 from ..triton_internals.source_hash import kernel_name, source_hash
 
-__all__ = ["Kernels", "Known", "default_of", "python_files", "values_of"]
+__all__ = ["DiscoveredKernel", "DiscoveredKernels", "default_of", "launch_values", "python_files"]
 
 
-class Known(NamedTuple):
+class DiscoveredKernel(NamedTuple):
     """A kernel as its module has it.
 
     Attributes:
@@ -43,7 +43,7 @@ class Known(NamedTuple):
         return found
 
 
-class Kernels(NamedTuple):
+class DiscoveredKernels(NamedTuple):
     """The kernels of some modules.
 
     Attributes:
@@ -51,11 +51,11 @@ class Kernels(NamedTuple):
         left_out: submodules that could not be imported, and why.
     """
 
-    known: dict[str, Known]
+    known: dict[str, DiscoveredKernel]
     left_out: dict[str, str]
 
     @classmethod
-    def of(cls, names: Sequence[str]) -> Kernels:
+    def of(cls, names: Sequence[str]) -> DiscoveredKernels:
         """Imports modules, and all that is in packages.
 
         Raises:
@@ -63,7 +63,7 @@ class Kernels(NamedTuple):
         """
         left_out: dict[str, str] = {}
         modules = [module for name in names for module in _imported(name, left_out)]
-        known: dict[str, Known] = {}
+        known: dict[str, DiscoveredKernel] = {}
         for module in modules:
             for each in _in_module(module):
                 _add(known, each)
@@ -116,11 +116,11 @@ def _function(value: Any) -> Any:
     return found if isinstance(found, JITFunction) else None
 
 
-def _add(known: dict[str, Known], value: Any) -> None:
+def _add(known: dict[str, DiscoveredKernel], value: Any) -> None:
     function = _function(value)
     name = kernel_name(function)
     if name not in known:
-        known[name] = Known(name, source_hash(function), function, [])
+        known[name] = DiscoveredKernel(name, source_hash(function), function, [])
     while value is not function:
         if isinstance(value, CachedAutotuner) and all(
             value is not each for each in known[name].autotuners
@@ -129,7 +129,7 @@ def _add(known: dict[str, Known], value: Any) -> None:
         value = value.fn
 
 
-def values_of(config: Config | None, declared: Mapping[Config, Any]) -> dict[str, Any]:
+def launch_values(config: Config | None, declared: Mapping[Config, Any]) -> dict[str, Any]:
     """A config's values as a launch gives them to Triton: the author's own where the kernel declares it."""
     if config is None:
         return {}

@@ -8,14 +8,21 @@ from ..model.record import Launch
 from ..model.scenario import Config, Context, Device
 from ..stores.manifest import PrewarmedKernel
 
-__all__ = ["Allowed", "Built", "Job", "Plan", "Problem", "Spec"]
+__all__ = [
+    "AllowedDifferences",
+    "BuildPlan",
+    "CompileJob",
+    "CompileResult",
+    "PrewarmSpec",
+    "Refusal",
+]
 
 
-class _Message(BaseModel):
+class Message(BaseModel):
     model_config = ConfigDict(frozen=True)
 
 
-class Allowed(_Message):
+class AllowedDifferences(Message):
     """What may differ between those who tuned and the builder."""
 
     triton: bool = False
@@ -24,7 +31,7 @@ class Allowed(_Message):
     """Another build of the same Triton: its launches are compiled with this one."""
 
 
-class Spec(_Message):
+class PrewarmSpec(Message):
     """What is asked for.
 
     Attributes:
@@ -39,13 +46,13 @@ class Spec(_Message):
     modules: tuple[str, ...]
     store: str
     devices: tuple[str, ...]
-    allowed: Allowed = Allowed()
+    allowed: AllowedDifferences = AllowedDifferences()
     fallbacks: bool = True
     host_modules: bool = True
     binaries: str = ""
 
 
-class Job(_Message):
+class CompileJob(Message):
     """One binary to make."""
 
     kernel: str
@@ -59,16 +66,16 @@ class Job(_Message):
         return f"{self.kernel} for {self.arch}{f' ({self.config})' if self.config else ''}"
 
 
-class Problem(_Message):
+class Refusal(Message):
     """Why nothing can be made; the message has the remedy."""
 
     message: str
 
 
-class Plan(_Message):
+class BuildPlan(Message):
     """What is to be done."""
 
-    jobs: tuple[Job, ...]
+    jobs: tuple[CompileJob, ...]
     contexts: tuple[Context, ...]
     """The records to take along."""
     devices: tuple[Device, ...]
@@ -82,7 +89,7 @@ class Plan(_Message):
     """The kernels' Python files as they were imported: when they were modified, in nanoseconds, and their size."""
 
 
-class Built(_Message):
+class CompileResult(Message):
     """How a job went."""
 
     error: str = ""

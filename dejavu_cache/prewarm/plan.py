@@ -17,9 +17,9 @@ from ..stores.manifest import PrewarmedKernel
 from ..triton_internals.compilation import target_of, wheel
 from ..triton_internals.config_names import describe
 from ..triton_internals.environment import codegen
-from .host_modules import Pretender
-from .kernel_discovery import Kernels, Known, default_of, python_files
-from .messages import Job, Plan, Spec
+from .host_modules import DevicelessDriver
+from .kernel_discovery import DiscoveredKernel, DiscoveredKernels, default_of, python_files
+from .messages import BuildPlan, CompileJob, PrewarmSpec
 
 __all__ = ["plan"]
 
@@ -27,12 +27,12 @@ __all__ = ["plan"]
 class _Found(NamedTuple):
     """The records of one kernel on one device."""
 
-    kernel: Known
+    kernel: DiscoveredKernel
     context: Context
     records: list[Record]
 
 
-def plan(spec: Spec, kernels: Kernels, store: Store, own: Store) -> Plan:
+def plan(spec: PrewarmSpec, kernels: DiscoveredKernels, store: Store, own: Store) -> BuildPlan:
     """What has to be compiled, and which records are taken along.
 
     Args:
@@ -55,20 +55,20 @@ def plan(spec: Spec, kernels: Kernels, store: Store, own: Store) -> Plan:
         found for device in devices for found in _taken(spec, kernels, contexts, device, store)
     ]
     _refuse_wheels(spec, taken, own)
-    jobs: dict[str, Job] = {}
+    jobs: dict[str, CompileJob] = {}
     scenarios: Counter[str] = Counter()
     for found in taken:
         # A default or a pruning may ask Triton what it is on.
-        driver.set_active(Pretender(target_of(found.context.environment.device)))
+        driver.set_active(DevicelessDriver(target_of(found.context.environment.device)))
         for job in _jobs(spec, found, taken, store, notes, scenarios):
             same = job.model_dump_json(exclude={"needed"})
             if job.needed or same not in jobs:
                 jobs[same] = job
-    return Plan(
+    return BuildPlan(
         jobs=tuple(jobs.values()),
         contexts=tuple(found.context for found in taken),
         devices=tuple(devices),
-        codegen={device.name: _here(device).codegen for device in devices},
+        codegen={device.name: builder_toolchain(device).codegen for device in devices},
         kernels=tuple(
             PrewarmedKernel(
                 name=name,
@@ -85,7 +85,7 @@ def plan(spec: Spec, kernels: Kernels, store: Store, own: Store) -> Plan:
     )
 
 
-def _of_this_source(known: Known, store: Store, notes: list[str]) -> list[Context]:
+def _of_this_source(known: DiscoveredKernel, store: Store, notes: list[str]) -> list[Context]:
     """The contexts of a kernel as its code is now."""
     every = list(store.contexts(known.name))
     ours = [each for each in every if each.kernel.source == known.source]
@@ -97,14 +97,14 @@ def _of_this_source(known: Known, store: Store, notes: list[str]) -> list[Contex
 
 
 def _taken(
-    spec: Spec,
-    kernels: Kernels,
+    spec: PrewarmSpec,
+    kernels: DiscoveredKernels,
     contexts: Mapping[str, list[Context]],
     device: Device,
     store: Store,
 ) -> Iterator[_Found]:
     """The records for a device: of this toolchain, or of another one if that is all there is, and allowed."""
-    here = _here(device)
+    here = builder_toolchain(device)
     for name, known in kernels.known.items():
         ours = [each for each in contexts[name] if each.environment.device == device]
         alike = [each for each in ours if _alike(each.environment, here)]
@@ -120,7 +120,7 @@ def _triton() -> str:
     return str(triton.__version__)
 
 
-def _device(name: str, contexts: Mapping[str, list[Context]], spec: Spec) -> Device:
+def _device(name: str, contexts: Mapping[str, list[Context]], spec: PrewarmSpec) -> Device:
     """The device of that name that has most records, among those of the kernels.
 
     Raises:
@@ -180,7 +180,7 @@ class _Toolchain(NamedTuple):
     variables: dict[str, str]
 
 
-def _here(device: Device) -> _Toolchain:
+def builder_toolchain(device: Device) -> _Toolchain:
     """What this builder compiles with for a device."""
     from triton._C.libtriton import get_cache_invalidating_env_vars
     from triton.compiler.compiler import make_backend
@@ -199,7 +199,7 @@ def _alike(environment: Environment, here: _Toolchain) -> bool:
     return (environment.triton, environment.codegen, environment.variables) == here
 
 
-def _refuse_toolchain(spec: Spec, theirs: Environment, here: _Toolchain) -> None:
+def _refuse_toolchain(spec: PrewarmSpec, theirs: Environment, here: _Toolchain) -> None:
     if spec.allowed.triton:
         return
     if theirs.triton != here.triton:
@@ -218,11 +218,11 @@ def _refuse_toolchain(spec: Spec, theirs: Environment, here: _Toolchain) -> None
     )
 
 
-def _refuse_wheels(spec: Spec, taken: list[_Found], own: Store) -> None:
+def _refuse_wheels(spec: PrewarmSpec, taken: list[_Found], own: Store) -> None:
     others = {
         launch.wheel
         for found in taken
-        if _alike(found.context.environment, _here(found.context.environment.device))
+        if _alike(found.context.environment, builder_toolchain(found.context.environment.device))
         for record in own.records(found.context)
         for launch in _distinct(record.launches or ())
         if launch.wheel != wheel()
@@ -246,16 +246,16 @@ def _distinct(launches: Iterable[Launch]) -> list[Launch]:
 
 
 def _jobs(
-    spec: Spec,
+    spec: PrewarmSpec,
     found: _Found,
     taken: list[_Found],
     store: Store,
     notes: list[str],
     scenarios: Counter[str],
-) -> Iterator[Job]:
+) -> Iterator[CompileJob]:
     environment = found.context.environment
     arch = environment.device.arch
-    if not _alike(environment, _here(environment.device)):
+    if not _alike(environment, builder_toolchain(environment.device)):
         notes.append(
             f"{found.kernel.name}: records of Triton {environment.triton} only, no binaries"
         )
@@ -298,12 +298,12 @@ def _jobs(
         )
 
 
-def _untuned(found: _Found, arch: str) -> Iterator[Job]:
+def _untuned(found: _Found, arch: str) -> Iterator[CompileJob]:
     """What is launched without a config: the kernel has none, or the launch was noted with all its values."""
     for record in found.records:
         for launch in _distinct(record.launches or ()):
             if set(launch.signature) == set(found.kernel.function.arg_names):
-                yield Job(kernel=found.kernel.name, arch=arch, launch=launch)
+                yield CompileJob(kernel=found.kernel.name, arch=arch, launch=launch)
 
 
 def _suits(launch: Launch, scenario: Scenario) -> bool:
@@ -334,7 +334,7 @@ _TYPES = {
 
 
 def _of_launch(
-    spec: Spec,
+    spec: PrewarmSpec,
     found: _Found,
     arch: str,
     launch: Launch,
@@ -342,14 +342,14 @@ def _of_launch(
     record: Record,
     declared: Mapping[Config, Any],
     trees: Sequence[Tree],
-) -> Iterator[Job]:
+) -> Iterator[CompileJob]:
     configs = {best: True}
     if spec.fallbacks:
         for config in _fallbacks(found, record, launch, declared, trees):
             configs.setdefault(config, False)
     for config, needed in configs.items():
         if launch.bound in (None, config):
-            yield Job(
+            yield CompileJob(
                 kernel=found.kernel.name, arch=arch, launch=launch, config=config, needed=needed
             )
 

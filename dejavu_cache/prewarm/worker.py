@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ..errors import DejavuError, PrewarmError
-from .messages import Built, Job, Plan, Problem, Spec
+from .messages import BuildPlan, CompileJob, CompileResult, PrewarmSpec, Refusal
 
 __all__ = ["main"]
 
@@ -21,33 +21,37 @@ PLAN = "plan"
 """Asked for in the place of a job."""
 
 
-class Worker:
+class CompileWorker:
     """Compiles for one prewarming.
 
     Raises:
         PrewarmError: a module cannot be imported.
     """
 
-    def __init__(self, spec: Spec) -> None:
+    def __init__(self, spec: PrewarmSpec) -> None:
         from triton import knobs
         from triton.backends.compiler import GPUTarget
         from triton.runtime import driver
 
-        from .host_modules import Host, Pretender
-        from .kernel_discovery import Kernels
+        from .host_modules import DevicelessDriver, HostModuleBuilder
+        from .kernel_discovery import DiscoveredKernels
 
         self._spec = spec
-        self._pretend: Callable[[Any], None] = lambda target: driver.set_active(Pretender(target))
+        self._pretend: Callable[[Any], None] = lambda target: driver.set_active(
+            DevicelessDriver(target)
+        )
         self._pretend(GPUTarget("cuda", 90, 32))  # modules may ask what they are imported for
-        self.kernels = Kernels.of(spec.modules)
+        self.kernels = DiscoveredKernels.of(spec.modules)
         knobs.compilation.store_binary_only = True
         knobs.compilation.always_compile = False
         knobs.cache.dir = spec.binaries
         self._cache = _relocatable()
         knobs.cache.manager_class = self._cache
-        self._host = Host(Path(spec.binaries).with_name("tools")) if spec.host_modules else None
+        self._host = (
+            HostModuleBuilder(Path(spec.binaries).with_name("tools")) if spec.host_modules else None
+        )
 
-    def plan(self) -> Plan:
+    def plan(self) -> BuildPlan:
         """What there is to do."""
         from .plan import plan
         from .record_source import all_records, own_records
@@ -55,26 +59,26 @@ class Worker:
         with own_records(self._spec.store) as own:
             return plan(self._spec, self.kernels, all_records(own), own)
 
-    def build(self, job: Job) -> Built:
+    def build(self, job: CompileJob) -> CompileResult:
         """Makes one binary, and the modules that launch it."""
         import triton
 
         from ..model.scenario import Device
         from ..triton_internals.compilation import compilation, target_of
-        from .kernel_discovery import values_of
+        from .kernel_discovery import launch_values
 
         target = target_of(Device(name=job.arch, arch=job.arch, units=0, memory_gib=0))
         self._pretend(target)
         self._cache.touched = {}
         known = self.kernels.known[job.kernel]
-        values = values_of(job.config, known.configs(target.backend))
+        values = launch_values(job.config, known.configs(target.backend))
         made = compilation(known.function, job.launch, values, target)
         compiled = triton.compile(made.source, target=target, options=made.options)
         if compiled.hash != made.key:
             raise PrewarmError(f"Triton gave {job} the key {compiled.hash}, not {made.key}")
         kernels = dict(self._cache.touched)
         note = self._host.build(compiled, target) if self._host else ""
-        return Built(
+        return CompileResult(
             binary=compiled.hash,
             keys=tuple(self._cache.touched),
             fresh=sum(kernels.values()),
@@ -123,14 +127,14 @@ def _relocatable() -> Any:
     return Relocatable
 
 
-def _answered(ask: Callable[[], Built]) -> Built:
+def _answered(ask: Callable[[], CompileResult]) -> CompileResult:
     try:
         return ask()
     except OSError as error:
         fatal = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EFBIG)
-        return Built(error=f"{type(error).__name__}: {error}", fatal=fatal)
+        return CompileResult(error=f"{type(error).__name__}: {error}", fatal=fatal)
     except Exception as error:  # whatever a compiler may say
-        return Built(error=f"{type(error).__name__}: {error}"[:2000])
+        return CompileResult(error=f"{type(error).__name__}: {error}"[:2000])
 
 
 def main(lines: IO[str], out: IO[str]) -> int:
@@ -141,15 +145,15 @@ def main(lines: IO[str], out: IO[str]) -> int:
         out.flush()
 
     try:
-        worker = Worker(Spec.model_validate_json(lines.readline()))
+        worker = CompileWorker(PrewarmSpec.model_validate_json(lines.readline()))
         for line in lines:
             if line.strip() == PLAN:
                 answer(worker.plan())
             else:
-                job = Job.model_validate_json(line)
+                job = CompileJob.model_validate_json(line)
                 answer(_answered(lambda job=job: worker.build(job)))  # type: ignore[misc]
     except DejavuError as error:
-        answer(Problem(message=str(error)))
+        answer(Refusal(message=str(error)))
         return 1
     return 0
 

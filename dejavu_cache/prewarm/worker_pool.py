@@ -16,18 +16,18 @@ from typing import TypeVar
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from ..errors import PrewarmError
-from .messages import Built, Job, Plan, Problem, Spec
+from .messages import BuildPlan, CompileJob, CompileResult, PrewarmSpec, Refusal
 from .worker import PLAN
 
-__all__ = ["Process", "compile_all"]
+__all__ = ["CompileProcess", "compile_all"]
 
 M = TypeVar("M", bound=BaseModel)
 
 
-class Process:
+class CompileProcess:
     """One worker process."""
 
-    def __init__(self, spec: Spec) -> None:
+    def __init__(self, spec: PrewarmSpec) -> None:
         self._spec = spec
         # It compiles, whatever this process does; and no driver may be touched, where there is one.
         own = {
@@ -59,21 +59,21 @@ class Process:
             self._process.stdin.write(line + "\n")
             self._process.stdin.flush()
 
-    def _answer(self, kind: type[M]) -> M | Problem:
+    def _answer(self, kind: type[M]) -> M | Refusal:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
             code = self._process.wait()
             how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
             raise _LostError(how)
-        answer: M | Problem
+        answer: M | Refusal
         try:
             answer = kind.model_validate_json(line)
         except ValidationError:
-            answer = TypeAdapter(Problem).validate_json(line)
+            answer = TypeAdapter(Refusal).validate_json(line)
         return answer
 
-    def plan(self) -> Plan:
+    def plan(self) -> BuildPlan:
         """What there is to do.
 
         Raises:
@@ -81,20 +81,24 @@ class Process:
         """
         self._send(PLAN)
         try:
-            answer = self._answer(Plan)
+            answer = self._answer(BuildPlan)
         except _LostError as error:
             raise PrewarmError(
                 f"importing {', '.join(self._spec.modules)} took the process down ({error})"
             ) from None
-        if isinstance(answer, Problem):
+        if isinstance(answer, Refusal):
             raise PrewarmError(answer.message)
         return answer
 
-    def build(self, job: Job) -> Built:
+    def build(self, job: CompileJob) -> CompileResult:
         """Makes one binary."""
         self._send(job.model_dump_json())
-        answer = self._answer(Built)
-        return Built(error=answer.message, fatal=True) if isinstance(answer, Problem) else answer
+        answer = self._answer(CompileResult)
+        return (
+            CompileResult(error=answer.message, fatal=True)
+            if isinstance(answer, Refusal)
+            else answer
+        )
 
     def close(self) -> None:
         """Ends the process."""
@@ -108,7 +112,7 @@ class Process:
             self._process.kill()
             self._process.wait()
 
-    def __enter__(self) -> Process:
+    def __enter__(self) -> CompileProcess:
         return self
 
     def __exit__(
@@ -125,12 +129,12 @@ class _LostError(Exception):
 
 
 def compile_all(
-    spec: Spec,
-    first: Process,
-    jobs: Sequence[Job],
+    spec: PrewarmSpec,
+    first: CompileProcess,
+    jobs: Sequence[CompileJob],
     processes: int,
-    advance: Callable[[Job, Built], None],
-) -> dict[Job, Built]:
+    advance: Callable[[CompileJob, CompileResult], None],
+) -> dict[CompileJob, CompileResult]:
     """Does all jobs in some processes, and returns how each went; a fatal one stops the others.
 
     A process compiles for one architecture only: Triton goes on converting float8 as the first one of its process did.
@@ -139,15 +143,15 @@ def compile_all(
         first: a process that runs already.
         advance: is told each job that is done.
     """
-    left: queue.SimpleQueue[Job] = queue.SimpleQueue()
+    left: queue.SimpleQueue[CompileJob] = queue.SimpleQueue()
     for job in sorted(jobs, key=lambda job: job.arch):
         left.put(job)
-    done: dict[Job, Built] = {}
+    done: dict[CompileJob, CompileResult] = {}
     stop = threading.Event()
     lock = threading.Lock()
 
-    def work(process: Process | None) -> None:
-        mine: list[Process] = []
+    def work(process: CompileProcess | None) -> None:
+        mine: list[CompileProcess] = []
         arch = None
         try:
             while not stop.is_set():
@@ -158,14 +162,14 @@ def compile_all(
                 if process in mine and arch != job.arch:
                     process.close()
                 if process is None or arch not in (None, job.arch):
-                    process = Process(spec)
+                    process = CompileProcess(spec)
                     mine.append(process)
                 arch = job.arch
                 try:
                     built = process.build(job)
                 except _LostError as error:
                     built, process = (
-                        Built(error=f"the compiler took its process down ({error})"),
+                        CompileResult(error=f"the compiler took its process down ({error})"),
                         None,
                     )
                 with lock:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..heuristics.features import values_of
+from ..heuristics.features import scenario_values
 from ..model.scenario import Scenario, canonical_json
-from .svg import Cell, grid
+from .svg import PlotCell, grid
 
 __all__ = ["Axes"]
 
@@ -16,7 +16,7 @@ class Axes:
     """Scenarios on two axes: the two inputs with the most values, numbers first; the others make the panels."""
 
     def __init__(self, scenarios: Sequence[Scenario]) -> None:
-        held = [values_of(scenario) for scenario in scenarios]
+        held = [scenario_values(scenario) for scenario in scenarios]
         names = list(
             dict.fromkeys(
                 name for scenario in scenarios for name in (*scenario.args, *scenario.dtypes)
@@ -32,18 +32,18 @@ class Axes:
         self.panels = list(dict.fromkeys(map(self.panel, sorted(scenarios, key=self._in_order))))
 
     def place(self, scenario: Scenario) -> tuple[int, int]:
-        values = values_of(scenario)
+        values = scenario_values(scenario)
         x, y = (
             self._ticks[name].index(values.get(name)) if name else 0 for name in (self.x, self.y)
         )
         return x, y
 
     def panel(self, scenario: Scenario) -> str:
-        values = values_of(scenario)
+        values = scenario_values(scenario)
         return ", ".join(f"{name}={values.get(name)}" for name in self._others)
 
     def _in_order(self, scenario: Scenario) -> list[int]:
-        values = values_of(scenario)
+        values = scenario_values(scenario)
         return [self._ticks[name].index(values.get(name)) for name in self._others]
 
     @property
@@ -54,7 +54,7 @@ class Axes:
         named = zip((self.x, self.y), place, strict=True)
         return ", ".join(f"{name}={self._ticks[name][index]}" for name, index in named if name)
 
-    def drawn(self, cells: Mapping[tuple[int, int], Cell], about: str) -> str:
+    def drawn(self, cells: Mapping[tuple[int, int], PlotCell], about: str) -> str:
         return grid(self.x, self._named(self.x), self.y, self._named(self.y), cells, about)
 
     def _named(self, name: str) -> list[str]:

@@ -11,14 +11,14 @@ import numpy as np
 from markupsafe import Markup
 
 from ..model.scenario import canonical_json
-from .choices import Choice
 from .section import Section
-from .svg import Line, curves
+from .strategies import Strategy
+from .svg import PlotLine, curves
 
 __all__ = ["Comparison", "comparisons"]
 
 
-class Foreign(NamedTuple):
+class ForeignWinners(NamedTuple):
     """The winners of one environment run in another: times over the best there."""
 
     home: str
@@ -27,8 +27,8 @@ class Foreign(NamedTuple):
     slowdown: list[float]
 
     @property
-    def choice(self) -> Choice:
-        return Choice(
+    def choice(self) -> Strategy:
+        return Strategy(
             f"winners of {self.home} on {self.abroad}", "", np.array(self.slowdown), None, ""
         )
 
@@ -55,14 +55,14 @@ class Comparison:
         }
 
     @property
-    def lines(self) -> list[tuple[str, Foreign]]:
+    def lines(self) -> list[tuple[str, ForeignWinners]]:
         """The pairs that the plot shows, with their colours."""
         shown = [pair for pair in self.pairs.values() if pair.shared][:6]
         return [(f"pair-{place}", pair) for place, pair in enumerate(shown)]
 
     @property
     def plot(self) -> Markup:
-        lines = [Line(pair.choice.name, colour, pair.slowdown) for colour, pair in self.lines]
+        lines = [PlotLine(pair.choice.name, colour, pair.slowdown) for colour, pair in self.lines]
         return Markup(curves(lines, f"What foreign winners of {self.kernel} cost"))
 
 
@@ -86,7 +86,7 @@ def _telling_names(sections: Sequence[Section]) -> dict[str, Section]:
     return {f"{section.label}, {section.context.digest[:8]}": section for section in sections}
 
 
-def _foreign(home: str, ours: Section, abroad: str, theirs: Section) -> Foreign:
+def _foreign(home: str, ours: Section, abroad: str, theirs: Section) -> ForeignWinners:
     column = {config: place for place, config in enumerate(theirs.costs.configs)}
     agree, slowdown = 0, []
     for row, scenario in enumerate(theirs.costs.scenarios):
@@ -97,4 +97,4 @@ def _foreign(home: str, ours: Section, abroad: str, theirs: Section) -> Foreign:
         slowdown.append(
             float(theirs.costs.slowdown[row, column[config]]) if config in column else math.inf
         )
-    return Foreign(home, abroad, agree, slowdown)
+    return ForeignWinners(home, abroad, agree, slowdown)

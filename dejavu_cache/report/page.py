@@ -9,9 +9,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from ..model.decision_tree import Tree
 from ..model.record import RecordSet
 from ..model.scenario import Context, now
-from .choices import times
 from .comparison import comparisons
 from .section import Section
+from .strategies import times
 
 __all__ = ["render"]
 

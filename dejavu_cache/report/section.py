@@ -10,14 +10,14 @@ from typing import Any
 
 from markupsafe import Markup
 
-from ..heuristics.slowdowns import Costs
+from ..heuristics.slowdowns import SlowdownTable
 from ..model.decision_tree import Tree
 from ..model.record import Record, RecordSet
 from ..model.scenario import Config, Scenario
 from ..model.selection import winner
 from .axes import Axes
-from .choices import Choice, by_default, by_one, by_tree
-from .svg import Bar, Cell, Line, bars, curves
+from .strategies import Strategy, default_strategy, single_config_strategy, tree_strategy
+from .svg import PlotBar, PlotCell, PlotLine, bars, curves
 
 __all__ = ["Section"]
 
@@ -33,7 +33,7 @@ class Section:
     def __init__(self, whole: RecordSet, tree: Tree | None, default: Mapping[str, str]) -> None:
         self.context, self.records, self.tree = whole.context, whole.records, tree
         self._default = default
-        self.costs = Costs.of(whole.records)
+        self.costs = SlowdownTable.of(whole.records)
         self.wins = Counter(self.winners.values())
         self.ranked = sorted(self.wins, key=lambda config: (-self.wins[config], config.text))
         self._axes = Axes([record.scenario for record in self.records])
@@ -70,18 +70,22 @@ class Section:
         return Counter(failure.kind.replace("_", " ") for failure in failures).most_common()
 
     @cached_property
-    def choices(self) -> list[Choice]:
+    def choices(self) -> list[Strategy]:
         """The default, the best single config and the tree, as far as there are any."""
         if not len(self.costs):
             return []
-        tree = self.tree and by_tree(self.costs, self.tree)
+        tree = self.tree and tree_strategy(self.costs, self.tree)
         return [
             each
-            for each in (by_default(self.costs, self._default), by_one(self.costs), tree)
+            for each in (
+                default_strategy(self.costs, self._default),
+                single_config_strategy(self.costs),
+                tree,
+            )
             if each
         ]
 
-    def note(self, choice: Choice) -> str:
+    def note(self, choice: Strategy) -> str:
         """Which config it is, or which tree."""
         if choice.config is not None or self.tree is None:
             return self.name(choice.config) if choice.config else choice.note
@@ -96,7 +100,7 @@ class Section:
 
     @property
     def cost_plot(self) -> Markup:
-        lines = [Line(each.name, each.colour, each.slowdown.tolist()) for each in self.choices]
+        lines = [PlotLine(each.name, each.colour, each.slowdown.tolist()) for each in self.choices]
         return Markup(
             curves(lines, f"Costs of choices for {self.context.kernel.name} on {self.label}")
         )
@@ -107,7 +111,7 @@ class Section:
         counts = Counter(self._axes.place(record.scenario) for record in self.records)
         of = len(self._axes.panels)
         cells = {
-            place: Cell(
+            place: PlotCell(
                 f"{count}" if of > 1 else "✓",
                 f"shade-{math.ceil(count / of * _SHADES)}",
                 f"{self._axes.told(place)}: {count} of {of} tuned",
@@ -153,12 +157,12 @@ class Section:
             panels[self._axes.panel(record.scenario)].append(record)
         return list(panels.items())
 
-    def _won(self, record: Record) -> Cell:
+    def _won(self, record: Record) -> PlotCell:
         config = self.winners.get(record.scenario)
         if config is None:
-            return Cell("✗", "hole", f"{record.scenario}: nothing runs")
+            return PlotCell("✗", "hole", f"{record.scenario}: nothing runs")
         took = record.by_config[config].median
-        return Cell(
+        return PlotCell(
             self.mark(config),
             self.colour(config),
             f"{record.scenario}: {self.name(config)}, {took:.4g} ms",
@@ -199,7 +203,7 @@ class Section:
         place = {config: column for column, config in enumerate(self.costs.configs)}
         close = (self.costs.slowdown <= 1 + _CLOSE).sum(axis=0)
         rows = [
-            Bar(
+            PlotBar(
                 self.mark(config),
                 self.colour(config),
                 self.name(config),

@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
-__all__ = ["Bar", "Cell", "Line", "bars", "curves", "grid"]
+__all__ = ["PlotBar", "PlotCell", "PlotLine", "bars", "curves", "grid"]
 
 _CELL, _CHARACTER, _LINE_HEIGHT = 34.0, 7.2, 16.0
 _WIDTH, _HEIGHT = 480.0, 300.0
 _TIMES = (1, 1.02, 1.05, 1.1, 1.2, 1.5, 2, 3, 5, 10, 20, 50, 100, 200, 500, 1000)
 
 
-class Cell(NamedTuple):
+class PlotCell(NamedTuple):
     """A square of a grid."""
 
     text: str
@@ -24,7 +24,7 @@ class Cell(NamedTuple):
     """What is shown under the pointer."""
 
 
-class Line(NamedTuple):
+class PlotLine(NamedTuple):
     """A curve: one value per scenario, in any order; infinite where a config cannot run."""
 
     name: str
@@ -32,7 +32,7 @@ class Line(NamedTuple):
     values: Sequence[float]
 
 
-class Bar(NamedTuple):
+class PlotBar(NamedTuple):
     """A bar with a paler one behind it."""
 
     mark: str
@@ -48,7 +48,7 @@ def grid(
     columns: Sequence[str],
     y: str,
     rows: Sequence[str],
-    cells: Mapping[tuple[int, int], Cell],
+    cells: Mapping[tuple[int, int], PlotCell],
     about: str,
 ) -> str:
     """A map of squares.
@@ -84,7 +84,7 @@ def grid(
     return _written(svg)
 
 
-def curves(lines: Sequence[Line], about: str) -> str:
+def curves(lines: Sequence[PlotLine], about: str) -> str:
     """Sorted costs: for a share of the scenarios, how slow at most, as times over the best on a log scale."""
     left, right, top, bottom = 78.0, 10.0, 10.0, 46.0
     worst = max(
@@ -117,7 +117,7 @@ def curves(lines: Sequence[Line], about: str) -> str:
     return _written(svg)
 
 
-def _steps(line: Line, across: Any, up: Any) -> str:
+def _steps(line: PlotLine, across: Any, up: Any) -> str:
     ran = sorted(value for value in line.values if math.isfinite(value))
     points = []
     for index, value in enumerate(ran):
@@ -137,7 +137,7 @@ def _spread(ticks: Sequence[float], ceiling: float) -> list[float]:
     return kept
 
 
-def bars(rows: Sequence[Bar], unit: str, about: str) -> str:
+def bars(rows: Sequence[PlotBar], unit: str, about: str) -> str:
     """Horizontal bars under their names, on one scale from 0."""
     longest = max((max(row.solid, row.pale) for row in rows), default=1)
     pitch, left, right = 40.0, 30.0, 76.0

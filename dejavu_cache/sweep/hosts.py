@@ -15,9 +15,9 @@ from typing import Any, Literal, Protocol
 from ..errors import DejavuError, SettingsError, StoreError
 from ..model.scenario import Config
 from .journal import left_behind
-from .messages import Job, Outcome, Spec
+from .messages import CaseJob, CaseOutcome, SweepSpec
 
-__all__ = ["Host", "HostLostError", "LocalHost"]
+__all__ = ["HostLostError", "LocalHost", "SweepHost"]
 
 OnEvent = Callable[[Mapping[str, Any]], None]
 
@@ -47,7 +47,7 @@ class HostLostError(DejavuError):
         self.blame = blame
 
 
-class Host(Protocol):
+class SweepHost(Protocol):
     """Something that does jobs, one at a time."""
 
     def cases(self) -> list[str]:
@@ -57,7 +57,7 @@ class Host(Protocol):
             DejavuError: there is nothing that could do them.
         """
 
-    def do(self, job: Job, on_event: OnEvent) -> Outcome:
+    def do(self, job: CaseJob, on_event: OnEvent) -> CaseOutcome:
         """Does a job.
 
         Raises:
@@ -80,7 +80,10 @@ class LocalHost:
     """
 
     def __init__(
-        self, spec: Spec, environment: Mapping[str, str] | None = None, patience: float = PATIENCE
+        self,
+        spec: SweepSpec,
+        environment: Mapping[str, str] | None = None,
+        patience: float = PATIENCE,
     ) -> None:
         self._spec = spec
         self._environment = {**os.environ, "DEJAVU_CACHE_PROGRESS": "0", **(environment or {})}
@@ -99,7 +102,7 @@ class LocalHost:
         """The worker's process id."""
         return self._started().pid
 
-    def do(self, job: Job, on_event: OnEvent) -> Outcome:
+    def do(self, job: CaseJob, on_event: OnEvent) -> CaseOutcome:
         process = self._started()
         config: Config | None = None
         try:
@@ -109,7 +112,7 @@ class LocalHost:
             while True:
                 event = self._event()
                 if event["event"] == "outcome":
-                    return Outcome.model_validate(event["outcome"])
+                    return CaseOutcome.model_validate(event["outcome"])
                 if event["event"] == "crash":
                     raise HostLostError(config, event["reason"], "config")
                 if event["event"] == "config":

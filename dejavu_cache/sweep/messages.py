@@ -8,16 +8,16 @@ from pydantic import BaseModel, ConfigDict
 
 from ..model.scenario import Config, Scenario
 
-__all__ = ["Crash", "Job", "Miss", "Outcome", "Spec", "Task"]
+__all__ = ["CaseJob", "CaseOutcome", "ConfigCrash", "MissedScenario", "SweepSpec", "Task"]
 
 Task = Literal["measure", "plan", "verify"]
 
 
-class _Message(BaseModel):
+class Message(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Miss(_Message):
+class MissedScenario(Message):
     """A scenario that programs wanted on a device."""
 
     kernel: str
@@ -25,7 +25,7 @@ class Miss(_Message):
     scenario: Scenario
 
 
-class Spec(_Message):
+class SweepSpec(Message):
     """What a sweep is about: all that a worker must know.
 
     Attributes:
@@ -35,17 +35,17 @@ class Spec(_Message):
     suite: str
     options: dict[str, str] = {}
     store: str
-    misses: tuple[Miss, ...] | None = None
+    misses: tuple[MissedScenario, ...] | None = None
 
 
-class Crash(_Message):
+class ConfigCrash(Message):
     """A config that took a worker down."""
 
     config: Config
     reason: str
 
 
-class Job(_Message):
+class CaseJob(Message):
     """One thing to do with one case.
 
     Attributes:
@@ -58,10 +58,10 @@ class Job(_Message):
     case: str
     wait: float = 0.0
     seconds: float | None = None
-    crashes: tuple[Crash, ...] = ()
+    crashes: tuple[ConfigCrash, ...] = ()
 
 
-class Outcome(_Message):
+class CaseOutcome(Message):
     """What became of a job.
 
     Attributes:

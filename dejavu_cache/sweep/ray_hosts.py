@@ -12,7 +12,7 @@ from typing import Any
 from ..errors import SettingsError
 from ..model.scenario import Config
 from .hosts import HostLostError, LocalHost, OnEvent
-from .messages import Job, Outcome, Spec
+from .messages import CaseJob, CaseOutcome, SweepSpec
 
 __all__ = ["RayHost", "ray_hosts"]
 
@@ -20,7 +20,7 @@ NEW_ACTOR_EVERY = 1.0
 """Seconds between two tries to start a worker somewhere."""
 
 
-def ray_hosts(spec: Spec, address: str) -> list[RayHost]:
+def ray_hosts(spec: SweepSpec, address: str) -> list[RayHost]:
     """A host for every GPU of a cluster, or for every CPU where it has no GPUs.
 
     The suite must be importable on every machine, and all must reach the store.
@@ -63,7 +63,7 @@ class RayHost:
         resources: what the actor takes of its machine: `num_gpus` or `num_cpus`.
     """
 
-    def __init__(self, spec: Spec, resources: Mapping[str, float]) -> None:
+    def __init__(self, spec: SweepSpec, resources: Mapping[str, float]) -> None:
         self._spec = spec
         self._resources = dict(resources)
         self._actor: Any = None
@@ -81,7 +81,7 @@ class RayHost:
                 time.sleep(NEW_ACTOR_EVERY)
         return []
 
-    def do(self, job: Job, on_event: OnEvent) -> Outcome:
+    def do(self, job: CaseJob, on_event: OnEvent) -> CaseOutcome:
         import ray
 
         on_event({"event": "case", "case": job.case})
@@ -96,7 +96,7 @@ class RayHost:
             lost = answer["lost"]
             config = None if lost["config"] is None else Config.model_validate(lost["config"])
             raise HostLostError(config, lost["reason"], lost["blame"])
-        return Outcome.model_validate(answer)
+        return CaseOutcome.model_validate(answer)
 
     def close(self) -> None:
         import ray
@@ -126,14 +126,16 @@ class _Actor:
     """Keeps a `LocalHost` on its machine; the two speak JSON with the sweep."""
 
     def __init__(self, spec: str) -> None:
-        self._host = LocalHost(Spec.model_validate_json(spec))
+        self._host = LocalHost(SweepSpec.model_validate_json(spec))
 
     def cases(self) -> list[str]:
         return self._host.cases()
 
     def do(self, job: str) -> str:
         try:
-            return self._host.do(Job.model_validate_json(job), lambda event: None).model_dump_json()
+            return self._host.do(
+                CaseJob.model_validate_json(job), lambda event: None
+            ).model_dump_json()
         except HostLostError as error:
             config = None if error.config is None else error.config.model_dump()
             return json.dumps(

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import DejavuError, SettingsError
-from .hosts import Host, HostLostError
-from .messages import Crash, Job, Outcome, Task
+from .hosts import HostLostError, SweepHost
+from .messages import CaseJob, CaseOutcome, ConfigCrash, Task
 
-__all__ = ["Report", "Sweep", "shard_of"]
+__all__ = ["Sweep", "SweepReport", "shard_of"]
 
 LEASE_WAIT = 2.0
 """Seconds to wait at a time for a case that another sweep measures."""
@@ -50,7 +50,7 @@ def _in_parts(cases: Sequence[str], parts: int) -> list[Sequence[str]]:
 
 
 @dataclass
-class Report:
+class SweepReport:
     """What became of a sweep.
 
     Attributes:
@@ -61,14 +61,14 @@ class Report:
         workers: how many there were at once.
     """
 
-    outcomes: dict[str, Outcome] = field(default_factory=dict)
+    outcomes: dict[str, CaseOutcome] = field(default_factory=dict)
     left: list[str] = field(default_factory=list)
     stopped: str = ""
     kept: list[str] = field(default_factory=list)
     seconds: float = 0.0
     workers: int = 1
 
-    def of(self, *statuses: str) -> list[Outcome]:
+    def of(self, *statuses: str) -> list[CaseOutcome]:
         """The outcomes with these statuses."""
         return [each for each in self.outcomes.values() if each.status in statuses]
 
@@ -107,7 +107,7 @@ class Sweep:
 
     def __init__(
         self,
-        hosts: Sequence[Host],
+        hosts: Sequence[SweepHost],
         cases: Sequence[str],
         *,
         do: Task = "measure",
@@ -124,13 +124,13 @@ class Sweep:
         self._later: deque[str] = deque()
         self._changed = threading.Condition()
         self._stopping = False
-        self._crashes: dict[str, list[Crash]] = {}
+        self._crashes: dict[str, list[ConfigCrash]] = {}
         self._lost: Counter[tuple[str, str]] = Counter()
         self._since_progress = time.monotonic()
         self._errors: list[Exception] = []
-        self.report = Report(workers=len(hosts))
+        self.report = SweepReport(workers=len(hosts))
 
-    def run(self) -> Report:
+    def run(self) -> SweepReport:
         """Works until all cases are done, time is over, or somebody presses Ctrl-C.
 
         Raises:
@@ -177,7 +177,7 @@ class Sweep:
         with self._changed:
             return not (self._waiting or self._later or self._working)
 
-    def _work(self, number: int, host: Host) -> None:
+    def _work(self, number: int, host: SweepHost) -> None:
         while not self._done:
             try:
                 host.cases()  # a host that has to be replaced holds no case meanwhile
@@ -212,11 +212,11 @@ class Sweep:
                 self._changed.wait(0.2)  # a host that is lost gives its case back
             return None
 
-    def _attempt(self, host: Host, case: str, wait: float) -> Outcome | None:
+    def _attempt(self, host: SweepHost, case: str, wait: float) -> CaseOutcome | None:
         """A case's outcome, or None if it must be tried again."""
         left = None if self._until == math.inf else max(self._until - time.monotonic(), 0.001)
         try:
-            job = Job(
+            job = CaseJob(
                 do=self._do,
                 case=case,
                 wait=wait,
@@ -230,7 +230,7 @@ class Sweep:
             self._tell({"event": "lost", "case": case, "reason": error.reason})
             return self._after_loss(case, error)
         except Exception as error:
-            return Outcome(
+            return CaseOutcome(
                 case=case, status="failed", message=f"{type(error).__name__}: {error}"[:2000]
             )
 
@@ -242,7 +242,7 @@ class Sweep:
             self._errors.append(error)
             self._stopping = True
 
-    def _after_loss(self, case: str, error: HostLostError) -> Outcome | None:
+    def _after_loss(self, case: str, error: HostLostError) -> CaseOutcome | None:
         if error.blame == "machine":
             return None
         self._lost[case, str(error.config)] += 1
@@ -250,15 +250,15 @@ class Sweep:
         if not to_blame:
             return None
         if error.config is None or self._do != "measure":
-            return Outcome(
+            return CaseOutcome(
                 case=case, status="failed", message=f"it took down its worker: {error.reason}"
             )
         self._crashes.setdefault(case, []).append(
-            Crash(config=error.config, reason=error.reason[:2000])
+            ConfigCrash(config=error.config, reason=error.reason[:2000])
         )
         return None
 
-    def _note(self, case: str, outcome: Outcome | None, own: deque[str]) -> None:
+    def _note(self, case: str, outcome: CaseOutcome | None, own: deque[str]) -> None:
         with self._changed:
             self._working -= 1
             if outcome is None:

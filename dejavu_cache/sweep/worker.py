@@ -40,7 +40,7 @@ from ..triton_internals.source_hash import kernel_name
 from ..tuning.benchmark_methods import is_out_of_memory
 from ..tuning.tuner import CandidateLaunch, Tuner
 from .journal import Journal
-from .messages import Crash, Job, Miss, Outcome, Spec
+from .messages import CaseJob, CaseOutcome, ConfigCrash, MissedScenario, SweepSpec
 from .suite import Case, Suite, load_suite
 
 __all__ = ["main"]
@@ -52,14 +52,14 @@ FATAL = 70
 """The exit code of a worker whose device can no longer be used."""
 
 
-class Worker:
+class SweepWorker:
     """One process's part of a sweep.
 
     Args:
         tell: sends an event to the parent.
     """
 
-    def __init__(self, spec: Spec, tell: Callable[[Mapping[str, Any]], None]) -> None:
+    def __init__(self, spec: SweepSpec, tell: Callable[[Mapping[str, Any]], None]) -> None:
         self._tell = tell
         self._misses = None if spec.misses is None else set(spec.misses)
         self._told: Mapping[str, str] = {}
@@ -70,7 +70,7 @@ class Worker:
         self.cases = {case.name: case for case in [*(case for case, _ in missed), *cases]}
         self.journal = Journal(_patient(open_store(spec.store)))
 
-    def do(self, job: Job) -> Outcome:
+    def do(self, job: CaseJob) -> CaseOutcome:
         """Does a job; what goes wrong with the case is the outcome, what goes wrong with the device is raised."""
         start = time.perf_counter()
         miss = self._made_for.get(job.case)
@@ -78,26 +78,26 @@ class Worker:
         try:
             outcome = self._do(job)
         except NoValidConfigError as error:
-            outcome = Outcome(status="failed", message=str(error), **self._told)
+            outcome = CaseOutcome(status="failed", message=str(error), **self._told)
         except Exception as error:
             if not isinstance(error, DejavuError) and not _device_works():
                 raise
             status = "skipped" if is_out_of_memory(error) else "failed"
-            outcome = Outcome(
+            outcome = CaseOutcome(
                 status=status, message=f"{type(error).__name__}: {error}"[:2000], **self._told
             )
         return outcome.model_copy(update={"seconds": round(time.perf_counter() - start, 3)})
 
-    def _do(self, job: Job) -> Outcome:
+    def _do(self, job: CaseJob) -> CaseOutcome:
         case = self.cases[job.case]
         request = _request(case)
         miss = _miss(request)
         self._told = told = {"case": job.case, **_told(miss)}
         if self._misses is not None and miss not in self._misses:
-            return Outcome(status="unwanted", **told)
+            return CaseOutcome(status="unwanted", **told)
         if job.do == "plan":
             due = request.budgeted_count(len(self._due(request)))
-            return Outcome(
+            return CaseOutcome(
                 status="due" if due else "known",
                 due=due,
                 estimate=self._estimate(request, due),
@@ -107,7 +107,7 @@ class Worker:
             return self._verify(job, request, told)
         return self._measure(job, request, told)
 
-    def _measure(self, job: Job, request: Request, told: Mapping[str, str]) -> Outcome:
+    def _measure(self, job: CaseJob, request: Request, told: Mapping[str, str]) -> CaseOutcome:
         self._note_crashes(request, job.crashes)
         known = self._recorded(request)
         # What has a timing and took a process down did so in the race, and would again.
@@ -128,7 +128,7 @@ class Worker:
             status = "busy"  # another process holds the lease
         elif due and job.seconds is not None:
             status = "partial"
-        return Outcome(status=status, measured=measured, due=due, **told)
+        return CaseOutcome(status=status, measured=measured, due=due, **told)
 
     def _recorded(self, request: Request) -> Record:
         found = self.journal.get(request.context, request.scenario, fresh=True)
@@ -147,7 +147,7 @@ class Worker:
         ]
         return due * sum(taken) / len(taken) if taken else None
 
-    def _note_crashes(self, request: Request, crashes: tuple[Crash, ...]) -> None:
+    def _note_crashes(self, request: Request, crashes: tuple[ConfigCrash, ...]) -> None:
         due = set(self._due(request))
         taken = tuple(
             Measurement(
@@ -164,24 +164,26 @@ class Worker:
                 request.context, [Record(scenario=request.scenario, measurements=taken)]
             )
 
-    def _verify(self, job: Job, request: Request, told: Mapping[str, str]) -> Outcome:
+    def _verify(self, job: CaseJob, request: Request, told: Mapping[str, str]) -> CaseOutcome:
         """Measures the winner again, and keeps nothing of it."""
         found = self.journal.get(request.context, request.scenario, fresh=True)
         best = found and winner(found.record, set(request.declared), describe(request.default))
         if found is None or best is None:
-            return Outcome(status="due", due=len(request.declared), **told)
+            return CaseOutcome(status="due", due=len(request.declared), **told)
         again: list[Measurement] = []
-        launch = CandidateLaunch(request.autotuner, request.declared, best, request.args, request.kwargs)
+        launch = CandidateLaunch(
+            request.autotuner, request.declared, best, request.args, request.kwargs
+        )
         Tuner(launch, again.append, before=self._before).remeasure(best)
         taken, recorded = again[-1], found.record.by_config[best].median
         if taken.failure is not None:
             status = "skipped" if taken.skipped else "failed"
-            return Outcome(
+            return CaseOutcome(
                 status=status,
                 message=f"{best}: {taken.failure.kind}: {taken.failure.reason}",
                 **told,
             )
-        return Outcome(
+        return CaseOutcome(
             status="verified", recorded=recorded, again=taken.median, message=str(best), **told
         )
 
@@ -195,8 +197,8 @@ def _patient(store: Store) -> Store:
 
 
 def _missed(
-    suite: Suite, cases: Sequence[Case], misses: Sequence[Miss]
-) -> Iterator[tuple[Case, Miss]]:
+    suite: Suite, cases: Sequence[Case], misses: Sequence[MissedScenario]
+) -> Iterator[tuple[Case, MissedScenario]]:
     """The cases that a suite makes for misses on this device, of the kernels that its own cases have.
 
     If it raises over one, that is what becomes of this miss's case.
@@ -251,16 +253,16 @@ def _request(case: Case) -> Request:
     return request
 
 
-def _miss(request: Request) -> Miss:
+def _miss(request: Request) -> MissedScenario:
     context = request.context
-    return Miss(
+    return MissedScenario(
         kernel=context.kernel.name,
         device=context.environment.device.name,
         scenario=request.scenario,
     )
 
 
-def _told(miss: Miss) -> dict[str, str]:
+def _told(miss: MissedScenario) -> dict[str, str]:
     return {"kernel": miss.kernel, "device": miss.device, "scenario": str(miss.scenario)}
 
 
@@ -292,10 +294,10 @@ class _Jobs:
         if self._busy:
             _thread.interrupt_main()
 
-    def __iter__(self) -> Iterator[Job]:
+    def __iter__(self) -> Iterator[CaseJob]:
         while (line := self._queue.get()) is not None:
             self._busy = True
-            yield Job.model_validate_json(line)
+            yield CaseJob.model_validate_json(line)
             self._busy = False
 
 
@@ -309,7 +311,7 @@ def main(lines: IO[str], out: IO[str]) -> int:
             out.flush()
 
     try:
-        worker = Worker(Spec.model_validate_json(lines.readline()), tell)
+        worker = SweepWorker(SweepSpec.model_validate_json(lines.readline()), tell)
     except Exception as error:
         message = (
             str(error) if isinstance(error, DejavuError) else f"{type(error).__name__}: {error}"

@@ -9,7 +9,7 @@ import pytest
 
 from dejavu_cache.stores import FileStore
 from dejavu_cache.sweep.hosts import LocalHost
-from dejavu_cache.sweep.messages import Spec
+from dejavu_cache.sweep.messages import SweepSpec
 from dejavu_cache.sweep.runner import Sweep
 
 pytestmark = pytest.mark.gpu
@@ -44,7 +44,7 @@ def test_a_ruined_context_is_replaced(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     path = tmp_path / "cases.py"
     path.write_text(textwrap.dedent(SUITE))
-    host = LocalHost(Spec(suite=str(path), store=(tmp_path / "store").as_uri()))
+    host = LocalHost(SweepSpec(suite=str(path), store=(tmp_path / "store").as_uri()))
     lost: list[str] = []
     report = Sweep(
         [host],

@@ -12,7 +12,7 @@ from binding import Pointer, bound
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-from dejavu_cache.prewarm.host_modules import Pretender
+from dejavu_cache.prewarm.host_modules import DevicelessDriver
 from dejavu_cache.runtime.launch_recorder import _launch
 from dejavu_cache.triton_internals.compilation import compilation, jit_function, launch_of
 
@@ -50,7 +50,7 @@ def main(backend: str, arch: str) -> None:
     target = GPUTarget(
         backend, int(arch) if backend == "cuda" else arch, 32 if backend == "cuda" else 64
     )
-    driver.set_active(Pretender(target))
+    driver.set_active(DevicelessDriver(target))
     x, y = Pointer("bfloat16"), Pointer("float32", 4097)
     one = triton.Config({"BLOCK": 64, "segments": 1}, num_warps=8, num_stages=2)
     two = triton.Config({"BLOCK": 128, "segments": 32}, num_warps=2, maxnreg=None)

@@ -28,8 +28,8 @@ from dejavu_cache.model.scenario import (
     Scenario,
     canonical_json,
 )
-from dejavu_cache.prewarm.host_modules import Pretender
-from dejavu_cache.prewarm.plan import _here
+from dejavu_cache.prewarm.host_modules import DevicelessDriver
+from dejavu_cache.prewarm.plan import builder_toolchain
 from dejavu_cache.runtime.launch_recorder import METHOD
 from dejavu_cache.triton_internals.compilation import jit_function, launch_of, target_of
 from dejavu_cache.triton_internals.config_names import describe
@@ -65,7 +65,7 @@ def record(tuner: Any, scenario: Scenario, best: int, launches: tuple[Launch, ..
 
 def context(tuner: Any, device: Device, **problem: Any) -> Context:
     """As a process on that GPU would have it."""
-    here = _here(device)
+    here = builder_toolchain(device)
     return Context(
         kernel=Kernel(name=kernel_name(tuner), source=source_hash(tuner)),
         environment=Environment(
@@ -124,7 +124,7 @@ def sets(device: Device, scale: int) -> list[RecordSet]:
 
 def write(to: Path, devices: Sequence[str]) -> None:
     """Writes the records of some devices, a context a line."""
-    driver.set_active(Pretender(GPUTarget("cuda", 90, 32)))
+    driver.set_active(DevicelessDriver(GPUTarget("cuda", 90, 32)))
     chosen = [each for each in DEVICES if each.name in devices]
     lines = [
         canonical_json(each) for place, device in enumerate(chosen) for each in sets(device, place)

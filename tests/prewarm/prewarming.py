@@ -38,11 +38,11 @@ def committed() -> list[RecordSet]:
 
 def restamped(whole: RecordSet, *, triton: str = "", wheel: str = "") -> RecordSet:
     """Records as the build of Triton that is installed would have made them, or another."""
-    from dejavu_cache.prewarm.plan import _here
+    from dejavu_cache.prewarm.plan import builder_toolchain
     from dejavu_cache.triton_internals import compilation as launches
 
     device = whole.context.environment.device
-    here = _here(device)
+    here = builder_toolchain(device)
     made = Environment(
         device=device, triton=triton or here.triton, codegen=here.codegen, variables=here.variables
     )

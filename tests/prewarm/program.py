@@ -15,11 +15,11 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.driver import CudaLauncher, CudaUtils
 from triton.runtime import build, driver
 
-from dejavu_cache.prewarm.host_modules import Pretender, _Hollow
+from dejavu_cache.prewarm.host_modules import DevicelessDriver, UnloadedModule
 from dejavu_cache.triton_internals.compilation import jit_function
 
 
-class Driver(Pretender):
+class Driver(DevicelessDriver):
     """One that launches nowhere."""
 
     def get_current_stream(self, device: int) -> int:
@@ -32,7 +32,7 @@ def launch(kernel: Any, *args: Any, **values: Any) -> None:
 
 
 driver.set_active(Driver(GPUTarget("cuda", 90, 32)))
-build._load_module_from_path = lambda name, path: _Hollow()
+build._load_module_from_path = lambda name, path: UnloadedModule()
 CudaUtils()
 launch(products.halve, Pointer("float32"), BLOCK=64)
 for block in sys.argv[1:]:

@@ -8,8 +8,8 @@ import pytest
 from prewarming import HERE
 
 from dejavu_cache.model.record import Launch
-from dejavu_cache.prewarm.messages import Job, Spec
-from dejavu_cache.prewarm.worker_pool import Process, compile_all
+from dejavu_cache.prewarm.messages import CompileJob, PrewarmSpec
+from dejavu_cache.prewarm.worker_pool import CompileProcess, compile_all
 from dejavu_cache.triton_internals.compilation import wheel
 
 ARCHITECTURES = ("sm_90", "sm_80")
@@ -18,7 +18,7 @@ ARCHITECTURES = ("sm_90", "sm_80")
 def binaries(folder: Path, *architectures: str) -> dict[str, bytes]:
     """Compiles one kernel for them, and returns what became of it by its key in Triton's cache."""
     out = folder / "binaries"
-    spec = Spec(
+    spec = PrewarmSpec(
         modules=("widening",),
         store=folder.as_uri(),
         devices=(),
@@ -32,8 +32,8 @@ def binaries(folder: Path, *architectures: str) -> dict[str, bytes]:
         attrs={"x_ptr": '[["tt.divisibility", 16]]', "y_ptr": '[["tt.divisibility", 16]]'},
         options={},
     )
-    jobs = [Job(kernel="widening.widen", arch=arch, launch=launch) for arch in architectures]
-    with Process(spec) as process:
+    jobs = [CompileJob(kernel="widening.widen", arch=arch, launch=launch) for arch in architectures]
+    with CompileProcess(spec) as process:
         built = compile_all(spec, process, jobs, 1, lambda job, built: None)
     assert [each.error for each in built.values()] == [""] * len(jobs)
     return {found.parent.name: found.read_bytes() for found in out.rglob("*.cubin")}

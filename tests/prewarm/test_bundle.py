@@ -16,7 +16,7 @@ from support import dejavu
 
 from dejavu_cache.errors import BundleError
 from dejavu_cache.prewarm.bundle import archive
-from dejavu_cache.prewarm.bundle.compatibility import fields, read_any
+from dejavu_cache.prewarm.bundle.compatibility import compatibility_checks, read_any
 from dejavu_cache.prewarm.bundle.oci_image import bundle_in, write_layout
 from dejavu_cache.stores.manifest import MANIFEST, SCHEMA, checked
 
@@ -168,14 +168,14 @@ def test_a_folder_that_was_changed_is_not_packed(folder: Path, tmp_path: Path) -
 def test_the_machine_is_looked_at_field_by_field(folder: Path) -> None:
     """Another Triton, another Python, no GPU: each is named, before anything is loaded."""
     manifest = checked(folder)
-    assert {field.name: field.state for field in fields(manifest, device=False)} == {
+    assert {field.name: field.state for field in compatibility_checks(manifest, device=False)} == {
         "platform": "ok",
         "python": "ok",
         "triton": "ok",
         "wheel": "ok",
     }
     other = manifest.model_copy(update={"triton": "3.3.1", "abi": ".cpython-39.so"})
-    wrong = [field.name for field in fields(other, device=False) if field.state != "ok"]
+    wrong = [field.name for field in compatibility_checks(other, device=False) if field.state != "ok"]
     assert wrong == ["python", "triton"]
     assert dejavu("bundle", "verify", "--no-device", folder).returncode == 0
 

@@ -17,7 +17,7 @@ import pytest
 from sweeping import Sweeps, kill_tree, wait_until
 
 from dejavu_cache.sweep.hosts import LocalHost
-from dejavu_cache.sweep.messages import Spec
+from dejavu_cache.sweep.messages import SweepSpec
 from dejavu_cache.sweep.runner import Sweep
 
 
@@ -101,7 +101,7 @@ def test_a_listener_that_raises_ends_the_sweep_and_loses_no_case(
     for name, value in sweeps.environment().items():
         monkeypatch.setenv(name, value)
     host = LocalHost(
-        Spec(suite=str(sweeps.suite), store=sweeps.store.as_uri(), options={"cases": "3"})
+        SweepSpec(suite=str(sweeps.suite), store=sweeps.store.as_uri(), options={"cases": "3"})
     )
     cases = host.cases()
 
@@ -122,7 +122,7 @@ def test_a_case_that_no_host_can_take_is_left(
     for name, value in sweeps.environment().items():
         monkeypatch.setenv(name, value)
     host = LocalHost(
-        Spec(suite=str(sweeps.suite), store=sweeps.store.as_uri(), options={"cases": "1"})
+        SweepSpec(suite=str(sweeps.suite), store=sweeps.store.as_uri(), options={"cases": "1"})
     )
     report = Sweep([host], [*host.cases(), 5]).run()  # type: ignore[list-item]
     assert report.left == [5]
@@ -136,7 +136,7 @@ def test_a_worker_that_somebody_kills_costs_no_config(
 ) -> None:
     for name, value in sweeps.environment(BENCH_SECONDS="0.1").items():
         monkeypatch.setenv(name, value)
-    host = LocalHost(Spec(suite=str(sweeps.suite), store=sweeps.store.as_uri()))
+    host = LocalHost(SweepSpec(suite=str(sweeps.suite), store=sweeps.store.as_uri()))
     cases = host.cases()
     killed = []
 
@@ -159,7 +159,7 @@ def test_a_worker_that_hangs_is_replaced(sweeps: Sweeps, monkeypatch: pytest.Mon
     for name, value in sweeps.environment().items():
         monkeypatch.setenv(name, value)
     host = LocalHost(
-        Spec(suite=str(sweeps.suite), store=sweeps.store.as_uri(), options={"cases": "2"}),
+        SweepSpec(suite=str(sweeps.suite), store=sweeps.store.as_uri(), options={"cases": "2"}),
         patience=10,
     )
     cases = host.cases()

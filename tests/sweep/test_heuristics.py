@@ -26,7 +26,7 @@ from dejavu_cache.errors import (
 from dejavu_cache.heuristics.config_subset import smallest_subset
 from dejavu_cache.heuristics.fit import fit
 from dejavu_cache.heuristics.python_export import as_python
-from dejavu_cache.heuristics.slowdowns import Costs
+from dejavu_cache.heuristics.slowdowns import SlowdownTable
 from dejavu_cache.model.decision_tree import Tree, leaves
 from dejavu_cache.model.record import Failure, Measurement, Record, RecordSet
 from dejavu_cache.model.scenario import Config, Scenario
@@ -39,7 +39,7 @@ def tree() -> Tree:
 
 
 def test_the_subset_stays_within_its_bound_everywhere() -> None:
-    slowdown = Costs.of(landscape.sweep(landscape.scenarios()).records).slowdown
+    slowdown = SlowdownTable.of(landscape.sweep(landscape.scenarios()).records).slowdown
     for bound in (0.01, 0.05, 0.2):
         subset = smallest_subset(slowdown, bound, limit=88)
         assert slowdown[:, subset.columns].min(axis=1).max() <= 1 + bound
@@ -47,7 +47,7 @@ def test_the_subset_stays_within_its_bound_everywhere() -> None:
 
 
 def test_a_tighter_bound_takes_more_configs() -> None:
-    slowdown = Costs.of(landscape.sweep(landscape.scenarios()).records).slowdown
+    slowdown = SlowdownTable.of(landscape.sweep(landscape.scenarios()).records).slowdown
     sizes = [len(smallest_subset(slowdown, bound, limit=88).columns) for bound in (0.5, 0.05, 0.0)]
     assert sizes[0] < sizes[1] < sizes[2]
 
@@ -70,7 +70,7 @@ def test_the_subset_is_within_one_of_the_smallest_there_is(seed: int, bound: flo
 
 
 def test_where_the_limit_does_not_suffice_no_exchange_of_a_config_makes_the_set_cheaper() -> None:
-    slowdown = Costs.of(landscape.sweep(landscape.scenarios()).records).slowdown
+    slowdown = SlowdownTable.of(landscape.sweep(landscape.scenarios()).records).slowdown
     subset = smallest_subset(slowdown, 0.0, limit=4)
     assert len(subset.columns) == 4
     assert subset.bound == slowdown[:, subset.columns].min(axis=1).max() - 1 > 0
@@ -112,7 +112,7 @@ def test_a_record_that_is_hardly_begun_does_not_count() -> None:
         begun = whole.records[0].model_copy(
             update={"measurements": whole.records[0].measurements[:measured]}
         )
-        return len(Costs.of([begun, *whole.records[1:]]))
+        return len(SlowdownTable.of([begun, *whole.records[1:]]))
 
     assert counted(9) == len(whole.records) - 1
     assert counted(11) == len(whole.records), "pruning may have left no more"
@@ -140,7 +140,7 @@ def test_a_tree_is_small_and_says_what_it_costs(tree: Tree) -> None:
 
 def test_the_regret_that_is_told_is_the_regret_that_strangers_meet(tree: Tree) -> None:
     """On sizes that no fold has seen, between and beyond those of the fit."""
-    unseen = Costs.of(
+    unseen = SlowdownTable.of(
         landscape.sweep(landscape.scenarios((32, 128, 512, 2048, 8192)), noise=0).records
     )
     place = {config: column for column, config in enumerate(unseen.configs)}
@@ -318,7 +318,7 @@ def test_choosing_needs_neither_numpy_nor_scikit_learn(tree: Tree) -> None:
         import sys
         for name in ("torch", "triton", "numpy", "sklearn"):
             sys.modules[name] = None
-        from dejavu_cache.records import Scenario
+        from dejavu_cache.model.scenario import Scenario
         from dejavu_cache.model.decision_tree import Tree
         tree = Tree.parse(sys.argv[1], "argument")
         print(tree.choose(Scenario.model_validate_json(sys.argv[2])).text)

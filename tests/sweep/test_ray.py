@@ -12,7 +12,7 @@ import psutil
 import pytest
 from sweeping import Sweeps
 
-from dejavu_cache.sweep.messages import Spec
+from dejavu_cache.sweep.messages import SweepSpec
 from dejavu_cache.sweep.runner import Sweep
 
 ray = pytest.importorskip("ray", reason="the extra `ray` is not installed")
@@ -40,7 +40,7 @@ def cluster(sweeps: Sweeps, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sweeps]
 def test_a_cluster_that_loses_a_worker_completes_the_sweep(cluster: Sweeps) -> None:
     from dejavu_cache.sweep.ray_hosts import ray_hosts
 
-    hosts = ray_hosts(Spec(suite=str(cluster.suite), store=cluster.store.as_uri()), "local")
+    hosts = ray_hosts(SweepSpec(suite=str(cluster.suite), store=cluster.store.as_uri()), "local")
     assert len(hosts) == 2
     cases, _ = (host.cases() for host in hosts)  # both are ready to work
     lost: list[str] = []
@@ -77,7 +77,7 @@ def test_what_a_store_did_not_take_is_told_by_the_machine_that_has_it(
     monkeypatch.setenv(
         "XDG_CACHE_HOME", str(cluster.folder / "the sweep's own")
     )  # its workers are elsewhere
-    hosts = ray_hosts(Spec(suite=str(cluster.suite), store=cluster.store.as_uri()), "local")
+    hosts = ray_hosts(SweepSpec(suite=str(cluster.suite), store=cluster.store.as_uri()), "local")
     cases, _ = (host.cases() for host in hosts)
     cluster.store.write_text("a file stands where the folder should be")
     report = Sweep(hosts, cases[:2]).run()

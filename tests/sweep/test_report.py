@@ -12,11 +12,11 @@ import pytest
 from support import MOMENT, config, context, dejavu, measurement, record
 
 from dejavu_cache.heuristics.fit import fit
-from dejavu_cache.heuristics.slowdowns import Costs
+from dejavu_cache.heuristics.slowdowns import SlowdownTable
 from dejavu_cache.model.record import Failure, Measurement, Record, RecordSet
 from dejavu_cache.model.scenario import Scenario
-from dejavu_cache.report.choices import by_tree
 from dejavu_cache.report.page import render
+from dejavu_cache.report.strategies import tree_strategy
 from dejavu_cache.stores import FileStore
 
 
@@ -190,10 +190,10 @@ def test_a_tree_costs_what_a_launch_pays_where_its_first_choice_is_pruned() -> N
         for m in range(11)
     ]
     pruned = record(2**11, measurement(64, 2.0), measurement(128, 4.0))
-    costs = Costs.of([*records, pruned])
+    costs = SlowdownTable.of([*records, pruned])
     tree = fit(on(*records, pruned), leaves=1)
     assert tree.rank({"M": 2**11, "N": 64, "x_ptr": "float16"})[0] == config(32)
-    chosen = by_tree(costs, tree)
+    chosen = tree_strategy(costs, tree)
     assert (chosen.failed, chosen.worst) == (0, 1.0)
 
 

@@ -14,10 +14,10 @@ from ...stores.manifest import Manifest, checked, is_prewarmed
 from .archive import read_bundle
 from .oci_image import bundle_in
 
-__all__ = ["Field", "fields", "read_any"]
+__all__ = ["CompatibilityCheck", "compatibility_checks", "read_any"]
 
 
-class Field(NamedTuple):
+class CompatibilityCheck(NamedTuple):
     """One thing that has to fit.
 
     Attributes:
@@ -47,7 +47,7 @@ def read_any(path: Path) -> Manifest:
     return read_bundle(path)
 
 
-def fields(manifest: Manifest, *, device: bool = True) -> list[Field]:
+def compatibility_checks(manifest: Manifest, *, device: bool = True) -> list[CompatibilityCheck]:
     """What has to fit for this machine to use a folder.
 
     Args:
@@ -57,7 +57,7 @@ def fields(manifest: Manifest, *, device: bool = True) -> list[Field]:
     return [*found, *_devices(manifest)] if device else found
 
 
-def _software(manifest: Manifest) -> list[Field]:
+def _software(manifest: Manifest) -> list[CompatibilityCheck]:
     ours = str(sysconfig.get_config_var("EXT_SUFFIX"))
     found = [
         _same("platform", manifest.platform, sysconfig.get_platform()),
@@ -66,7 +66,7 @@ def _software(manifest: Manifest) -> list[Field]:
     try:
         here = version("triton")
     except PackageNotFoundError:
-        return [*found, Field("triton", "wrong", manifest.triton, "not installed")]
+        return [*found, CompatibilityCheck("triton", "wrong", manifest.triton, "not installed")]
     found.append(_same("triton", manifest.triton, here))
     if found[-1].state == "ok":
         from ...triton_internals.compilation import wheel
@@ -75,8 +75,8 @@ def _software(manifest: Manifest) -> list[Field]:
     return found
 
 
-def _same(name: str, wanted: str, here: str) -> Field:
-    return Field(name, "ok" if wanted == here else "wrong", wanted, here)
+def _same(name: str, wanted: str, here: str) -> CompatibilityCheck:
+    return CompatibilityCheck(name, "ok" if wanted == here else "wrong", wanted, here)
 
 
 class _Gpu(NamedTuple):
@@ -86,11 +86,13 @@ class _Gpu(NamedTuple):
     memory_gib: int
 
 
-def _devices(manifest: Manifest) -> list[Field]:
+def _devices(manifest: Manifest) -> list[CompatibilityCheck]:
     gpus, driver = _gpus()
     if not gpus:
         return [
-            Field("device", "unknown", ", ".join(each.name for each in manifest.devices), "no GPU")
+            CompatibilityCheck(
+                "device", "unknown", ", ".join(each.name for each in manifest.devices), "no GPU"
+            )
         ]
     found = []
     for number, gpu in enumerate(gpus):
@@ -98,7 +100,7 @@ def _devices(manifest: Manifest) -> list[Field]:
         named = next((each for each in manifest.devices if each.name == gpu.name), None)
         if named is None:
             wanted = ", ".join(each.name for each in manifest.devices)
-            found.append(Field(told, "wrong", wanted, gpu.name))
+            found.append(CompatibilityCheck(told, "wrong", wanted, gpu.name))
             found.append(_any(f"{told} arch", {each.arch for each in manifest.devices}, gpu.arch))
             continue
         found += [
@@ -110,12 +112,16 @@ def _devices(manifest: Manifest) -> list[Field]:
     least = max((_least_driver(each, manifest) for each in manifest.devices), default=0)
     if driver and least:
         enough = int(driver.partition(".")[0]) >= least
-        found.append(Field("driver", "ok" if enough else "wrong", f"{least} or later", driver))
+        found.append(
+            CompatibilityCheck("driver", "ok" if enough else "wrong", f"{least} or later", driver)
+        )
     return found
 
 
-def _any(name: str, wanted: set[str], here: str) -> Field:
-    return Field(name, "ok" if here in wanted else "wrong", ", ".join(sorted(wanted)), here)
+def _any(name: str, wanted: set[str], here: str) -> CompatibilityCheck:
+    return CompatibilityCheck(
+        name, "ok" if here in wanted else "wrong", ", ".join(sorted(wanted)), here
+    )
 
 
 _BY_ARCH = {"sm_90": 520, "sm_100": 570, "sm_103": 575, "sm_120": 570, "sm_121": 580}

@@ -87,10 +87,10 @@ def verify(
     as_json: JsonOption = False,
 ) -> None:
     """Check a bundle's digests, and say field by field whether this machine can use it; exits 1 if it cannot."""
-    from dejavu_cache.prewarm.bundle.compatibility import fields, read_any
+    from dejavu_cache.prewarm.bundle.compatibility import compatibility_checks, read_any
 
     manifest = read_any(path)
-    found = fields(manifest, device=device)
+    found = compatibility_checks(manifest, device=device)
     if as_json:
         show_json([field._asdict() for field in found])
     else:

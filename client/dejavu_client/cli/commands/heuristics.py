@@ -237,9 +237,9 @@ def _progress(whole: RecordSet) -> Iterator[Callable[[float], None]]:
 
 def _one_config(whole: RecordSet) -> dict[str, Any] | None:
     """What the best single config costs everywhere: the yardstick of a tree. None if no config runs everywhere."""
-    from dejavu_cache.heuristics.slowdowns import Costs
+    from dejavu_cache.heuristics.slowdowns import SlowdownTable
 
-    costs = Costs.of(whole.records)
+    costs = SlowdownTable.of(whole.records)
     means = costs.slowdown.mean(axis=0)
     best = int(means.argmin())
     if means[best] == float("inf"):

@@ -86,7 +86,7 @@ def prewarm(
     Point DEJAVU_CACHE_URL at it; it may be moved and mounted read-only.
     """
     from dejavu_cache.prewarm.build import prewarm as make
-    from dejavu_cache.prewarm.messages import Allowed
+    from dejavu_cache.prewarm.messages import AllowedDifferences
 
     settings = current_settings()
     with _progress() as progress:
@@ -99,7 +99,7 @@ def prewarm(
             progress=progress,
             fallbacks=fallbacks,
             host_modules=host_modules,
-            allowed=Allowed(triton=allow_other_triton, wheel=allow_other_wheel),
+            allowed=AllowedDifferences(triton=allow_other_triton, wheel=allow_other_wheel),
         )
     manifest = done.manifest
     for note in done.notes:

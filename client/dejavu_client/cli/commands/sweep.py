@@ -23,9 +23,9 @@ from ..output import JsonOption, StoreOption, say, show_json, show_table
 from .listing import assignments
 
 if TYPE_CHECKING:
-    from dejavu_cache.sweep.hosts import Host
-    from dejavu_cache.sweep.messages import Miss, Outcome, Spec, Task
-    from dejavu_cache.sweep.runner import Report
+    from dejavu_cache.sweep.hosts import SweepHost
+    from dejavu_cache.sweep.messages import CaseOutcome, MissedScenario, SweepSpec, Task
+    from dejavu_cache.sweep.runner import SweepReport
 
 __all__ = ["register"]
 
@@ -119,23 +119,23 @@ def _refuse_both(one: str, first: object, other: str, second: object) -> None:
         raise SettingsError(f"{one} and {other}: give one of them")
 
 
-def _spec(suite: str, options: dict[str, str], url: str, from_misses: bool) -> Spec:
-    from dejavu_cache.sweep.messages import Spec
+def _spec(suite: str, options: dict[str, str], url: str, from_misses: bool) -> SweepSpec:
+    from dejavu_cache.sweep.messages import SweepSpec
 
-    return Spec(
+    return SweepSpec(
         suite=suite, options=options, store=url, misses=_misses(url) if from_misses else None
     )
 
 
 def _run(
-    spec: Spec,
-    new_hosts: Callable[[], Sequence[Host]],
+    spec: SweepSpec,
+    new_hosts: Callable[[], Sequence[SweepHost]],
     do: Task,
     shard: str,
     sample: int | None,
     seconds: float | None,
     quiet: bool,
-) -> Report:
+) -> SweepReport:
     from dejavu_cache.sweep.runner import Sweep, shard_of
 
     hosts = new_hosts()
@@ -154,7 +154,7 @@ def _run(
             host.close()
 
 
-def _hosts(spec: Spec, gpus: str, ray: str) -> Sequence[Host]:
+def _hosts(spec: SweepSpec, gpus: str, ray: str) -> Sequence[SweepHost]:
     from dejavu_cache.sweep.hosts import LocalHost
 
     if ray:
@@ -198,13 +198,13 @@ def _numbers(gpus: str) -> list[str]:
     return numbers
 
 
-def _misses(url: str) -> tuple[Miss, ...]:
-    from dejavu_cache.sweep.messages import Miss
+def _misses(url: str) -> tuple[MissedScenario, ...]:
+    from dejavu_cache.sweep.messages import MissedScenario
 
     from .remote import worklist
 
     return tuple(
-        Miss(
+        MissedScenario(
             kernel=row["context"]["kernel"]["name"],
             device=row["context"]["environment"]["device"]["name"],
             scenario=Scenario.model_validate(row["scenario"]),
@@ -220,7 +220,7 @@ def _seconds(text: str) -> float:
     return float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[found[2]]
 
 
-def _without_case(misses: Sequence[Miss], report: Report) -> int:
+def _without_case(misses: Sequence[MissedScenario], report: SweepReport) -> int:
     """How many misses of a suite's kernels on its devices none of its cases stands for."""
     outcomes = report.outcomes.values()
     covered = {(each.kernel, each.device) for each in outcomes}
@@ -232,7 +232,7 @@ def _without_case(misses: Sequence[Miss], report: Report) -> int:
     )
 
 
-def _tuned(plan: Report, wanted: int) -> list[str]:
+def _tuned(plan: SweepReport, wanted: int) -> list[str]:
     """A random sample of the cases that are tuned."""
     tuned = [each.case for each in plan.of("known")]
     if not tuned:
@@ -256,7 +256,7 @@ def _tell_losses(event: Mapping[str, Any]) -> None:
         sys.stderr.write(f"{event['case']}: {event['reason']}; another process takes it over\n")
 
 
-def _say_report(report: Report, url: str) -> None:
+def _say_report(report: SweepReport, url: str) -> None:
     for each in report.of("failed", "skipped", "busy"):
         why = {"skipped": "no memory for it", "busy": "another sweep measures it"}.get(
             each.status, each.status
@@ -268,7 +268,7 @@ def _say_report(report: Report, url: str) -> None:
     say(f"{tuned} cases tuned, {taken}; {there}{'' if report.kept else f'; records are in {url}'}")
 
 
-def _say_rest(report: Report, lacking: int) -> None:
+def _say_rest(report: SweepReport, lacking: int) -> None:
     """What is still to do, and how."""
     if lacking:
         say(
@@ -281,7 +281,7 @@ def _say_rest(report: Report, lacking: int) -> None:
         say("run the same command again to go on")
 
 
-def _say_plan(report: Report, url: str) -> None:
+def _say_plan(report: SweepReport, url: str) -> None:
     due = report.of("due")
     if due:
         _show_due(due, url, min(report.workers, len(due)))
@@ -291,7 +291,7 @@ def _say_plan(report: Report, url: str) -> None:
         say(f"{each.case}: {each.status}: {each.message}")
 
 
-def _show_due(due: Sequence[Outcome], url: str, at_once: int) -> None:
+def _show_due(due: Sequence[CaseOutcome], url: str, at_once: int) -> None:
     show_table(
         ["case", "scenario", "configs to measure"],
         [(each.case, each.scenario, each.due) for each in due],
@@ -308,7 +308,7 @@ def _show_due(due: Sequence[Outcome], url: str, at_once: int) -> None:
     )
 
 
-def _say_drift(report: Report, url: str) -> None:
+def _say_drift(report: SweepReport, url: str) -> None:
     rows = [
         (
             each.case,
@@ -324,11 +324,11 @@ def _say_drift(report: Report, url: str) -> None:
         say(f"{each.case}: {each.status}: {each.message}")
 
 
-def _drift(outcome: Outcome) -> float:
+def _drift(outcome: CaseOutcome) -> float:
     return (outcome.again or 0.0) / outcome.recorded - 1 if outcome.recorded else 0.0
 
 
-def _as_json(report: Report) -> dict[str, Any]:
+def _as_json(report: SweepReport) -> dict[str, Any]:
     return {
         "outcomes": [each.model_dump(exclude_none=True) for each in report.outcomes.values()],
         "left": report.left,

@@ -8,15 +8,22 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..heuristics.features import values_of
-from ..heuristics.slowdowns import Costs, Matrix
+from ..heuristics.features import scenario_values
+from ..heuristics.slowdowns import Matrix, SlowdownTable
 from ..model.decision_tree import Tree
 from ..model.scenario import Config
 
-__all__ = ["Choice", "by_default", "by_one", "by_tree", "has_values", "times"]
+__all__ = [
+    "Strategy",
+    "default_strategy",
+    "has_values",
+    "single_config_strategy",
+    "times",
+    "tree_strategy",
+]
 
 
-class Choice(NamedTuple):
+class Strategy(NamedTuple):
     """A way to choose, and its time over the best in every scenario, infinite where its config cannot run."""
 
     name: str
@@ -44,34 +51,38 @@ class Choice(NamedTuple):
         return len(self.slowdown) - len(self.ran)
 
 
-def by_default(costs: Costs, default: Mapping[str, str]) -> Choice | None:
+def default_strategy(costs: SlowdownTable, default: Mapping[str, str]) -> Strategy | None:
     """The config that has some values, given as text; None if not exactly one of those that ran has them."""
     named = [column for column, config in enumerate(costs.configs) if has_values(config, default)]
     if not default or len(named) != 1:
         return None
-    return Choice("default", "by-default", costs.slowdown[:, named[0]], costs.configs[named[0]], "")
+    return Strategy(
+        "default", "by-default", costs.slowdown[:, named[0]], costs.configs[named[0]], ""
+    )
 
 
-def by_one(costs: Costs) -> Choice:
+def single_config_strategy(costs: SlowdownTable) -> Strategy:
     """The config that serves all scenarios best: that runs in the most, and costs the least on average."""
     ran = np.isfinite(costs.slowdown)
     means = np.where(ran, costs.slowdown, 0).sum(axis=0) / np.maximum(ran.sum(axis=0), 1)
     best = min(range(len(means)), key=lambda column: (-ran[:, column].sum(), means[column]))
-    return Choice("one config for all", "by-one", costs.slowdown[:, best], costs.configs[best], "")
+    return Strategy(
+        "one config for all", "by-one", costs.slowdown[:, best], costs.configs[best], ""
+    )
 
 
-def by_tree(costs: Costs, tree: Tree) -> Choice:
+def tree_strategy(costs: SlowdownTable, tree: Tree) -> Strategy:
     """What a tree chooses, as a launch asks it: the first of its configs that pruning left in the scenario."""
     place = {config: column for column, config in enumerate(costs.configs)}
     slowdown = np.full(len(costs), np.inf)
     for row, scenario in enumerate(costs.scenarios):
-        ranked = (place[each] for each in tree.rank(values_of(scenario)) if each in place)
+        ranked = (place[each] for each in tree.rank(scenario_values(scenario)) if each in place)
         chosen = next((column for column in ranked if costs.tried[row, column]), None)
         if chosen is not None:
             slowdown[row] = costs.slowdown[row, chosen]
     regret = tree.regret
     note = f"held out: {times(1 + regret.mean)} on average, {times(1 + regret.max)} at worst"
-    return Choice(
+    return Strategy(
         "decision tree", "by-tree", slowdown, None, f"{len(tree.configs)} configs; {note}"
     )
 
