@@ -18,7 +18,7 @@ from typing import Any
 from .errors import MergeConflictError
 from .model.buckets import Pow2
 from .model.merge import merge_records
-from .model.record import Launch, Measurement, Pin, Record, Winner
+from .model.record import Measurement, Pin, Record, RecordedLaunch, Winner
 from .model.scenario import Config, Context, Device, Environment, Kernel, Problem, Scenario
 from .stores import Store
 
@@ -122,7 +122,7 @@ class StoreContract:
     def test_launches_are_put_together(self, store: Store) -> None:
         """What compiles a winner ahead of time is kept with it, whoever noted it."""
         launches = [
-            Launch(wheel="triton 3.6.0 cp311", signature={"x": f"*{dtype}"}, constants={"n": None})
+            RecordedLaunch(wheel="triton 3.6.0 cp311", signature={"x": f"*{dtype}"}, constants={"n": None})
             for dtype in ("fp16", "bf16")
         ]
         for launch in (launches[0], *launches):

@@ -7,7 +7,7 @@ from datetime import timedelta
 from hypothesis import strategies as st
 from support import MOMENT, config, measurement
 
-from dejavu_cache.model.record import Failure, Launch, Measurement, Pin, Record, Winner
+from dejavu_cache.model.record import Failure, Measurement, Pin, Record, RecordedLaunch, Winner
 from dejavu_cache.model.scenario import Scenario
 
 TEXT = st.text(
@@ -38,7 +38,7 @@ FAILURES = st.builds(
 )
 MEASUREMENTS = TIMINGS | FAILURES
 LAUNCHES = st.builds(
-    Launch,
+    RecordedLaunch,
     wheel=st.sampled_from(["triton 3.6.0 cp311", "triton 3.6.0 cp312"]),
     signature=st.dictionaries(TEXT, TEXT, max_size=2),
     constants=st.dictionaries(TEXT, SCALARS, max_size=2),

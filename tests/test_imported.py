@@ -14,7 +14,7 @@ import triton.language as tl
 from support import dejavu
 
 from dejavu_cache import Pow2, cached_autotune
-from dejavu_cache.model.foreign_result import read_foreign
+from dejavu_cache.integrations.foreign_files import read_foreign_files
 from dejavu_cache.stores import FileStore
 
 CONFIGS = [
@@ -140,7 +140,7 @@ def test_what_was_best_stands_in(
 
 
 def test_another_gpus_or_unknown_configs_do_not_stand_in(fla: Path, tmp_path: Path) -> None:
-    (entry,) = read_foreign("fla", fla)
+    (entry,) = read_foreign_files("fla", fla)
     store = FileStore(tmp_path / "store")
     elsewhere = entry.model_copy(update={"device": "NVIDIAH200"})
     odd = entry.timings[0].model_copy(
@@ -176,7 +176,7 @@ def test_tritons_own_files_are_read(tmp_path: Path) -> None:
     timings = [[slow, [0.3, 0.2, 0.4]], [config, [0.1, 0.09, 0.2]], [config, [float("inf")] * 3]]
     key = [100, "torch.float32", "torch.float32"]
     write(tmp_path / "ABC" / "add.autotune.json", {"key": key, "configs_timings": timings})
-    (entry,) = read_foreign("triton", tmp_path)
+    (entry,) = read_foreign_files("triton", tmp_path)
     assert (entry.function, entry.key, entry.proof) == (
         "add",
         ("100", "torch.float32", "torch.float32"),
@@ -193,7 +193,7 @@ def test_tritons_own_files_are_read(tmp_path: Path) -> None:
     [
         ([], "name one thing to import"),
         (["--fla", "x", "--vllm", "y"], "name one thing to import"),
-        (["--fla", "/no/such"], "/no/such is no folder"),
+        (["--fla", "/no/such"], "/no/such is not a folder"),
     ],
 )
 def test_what_cannot_be_imported_is_said(arguments: list[str], said: str) -> None:

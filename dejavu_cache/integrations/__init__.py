@@ -1,1 +1,1 @@
-"""Other people's systems, a file each."""
+"""Other systems: one module for each."""

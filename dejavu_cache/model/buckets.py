@@ -14,9 +14,9 @@ from typing import Annotated, Any, Literal, Union
 from pydantic import ConfigDict, Field, StrictFloat, StrictInt, model_validator
 from pydantic.dataclasses import dataclass
 
-__all__ = ["Bucket", "Edges", "Exact", "Multiple", "Pow2"]
+__all__ = ["Bucket", "Edges", "Exact", "FiniteFloat", "Multiple", "Pow2"]
 
-Finite = Annotated[StrictFloat, Field(allow_inf_nan=False)]
+FiniteFloat = Annotated[StrictFloat, Field(allow_inf_nan=False)]
 _FORBID = ConfigDict(extra="forbid")
 
 
@@ -83,7 +83,7 @@ class Edges:
     [1, 1, 16, 256]
     """
 
-    edges: tuple[StrictInt | Finite, ...] = Field(min_length=1)
+    edges: tuple[StrictInt | FiniteFloat, ...] = Field(min_length=1)
     kind: Literal["edges"] = "edges"
 
     @model_validator(mode="after")

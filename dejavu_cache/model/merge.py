@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Literal, NamedTuple
 
 from ..errors import MergeConflictError
-from .record import MOST_LAUNCHES, Launch, Measurement, Record
+from .record import MOST_LAUNCHES, Measurement, Record, RecordedLaunch
 from .scenario import Scenario, canonical_json
 
 __all__ = [
@@ -50,7 +50,7 @@ def merge_records(one: Record, two: Record, on_conflict: OnConflict = "newest") 
     )
 
 
-def merge_launches(*records: Record | None) -> tuple[Launch, ...] | None:
+def merge_launches(*records: Record | None) -> tuple[RecordedLaunch, ...] | None:
     """The launches of all, up to as many as a record holds: always the same ones, whatever the order."""
     union = {launch for record in records if record for launch in record.launches or ()}
     return tuple(sorted(union, key=lambda launch: launch.text)[:MOST_LAUNCHES]) or None

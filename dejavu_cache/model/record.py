@@ -11,12 +11,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StrictBool, StrictFloat, StrictInt, StrictStr
 
+from .buckets import FiniteFloat
 from .scenario import (
-    _FINITE,
-    _SAFE_INT,
     Config,
     Context,
     FrozenModel,
+    JsonInteger,
     Milliseconds,
     Moment,
     Scenario,
@@ -29,11 +29,11 @@ __all__ = [
     "FORMAT",
     "MOST_LAUNCHES",
     "Failure",
-    "Launch",
     "Measurement",
     "Pin",
     "Record",
     "RecordSet",
+    "RecordedLaunch",
     "Winner",
 ]
 
@@ -101,29 +101,33 @@ class Pin(FrozenModel):
     by: Annotated[str, Field(max_length=200)] = ""
 
 
-_Told = Annotated[str, Field(max_length=4000)]
-_ToldByParameter = Annotated[dict[Text, _Told], Field(max_length=256)]
-_ToldValues = Annotated[
+_LongText = Annotated[str, Field(max_length=4000)]
+_TextByParameter = Annotated[dict[Text, _LongText], Field(max_length=256)]
+_ScalarByParameter = Annotated[
     dict[
         Text,
-        StrictBool | _SAFE_INT | _FINITE | Annotated[StrictStr, Field(max_length=4000)] | None,
+        StrictBool
+        | JsonInteger
+        | FiniteFloat
+        | Annotated[StrictStr, Field(max_length=4000)]
+        | None,
     ],
     Field(max_length=256),
 ]
 
 
-class Launch(ValueModel):
+class RecordedLaunch(ValueModel):
     """What Triton was asked to compile at a launch, but for what the config says: see `dejavu_cache.triton_internals.compilation`."""
 
     wheel: Text
     """The build of Triton that compiled it."""
-    signature: _ToldByParameter = Field(default_factory=dict)
+    signature: _TextByParameter = Field(default_factory=dict)
     """Types by parameter."""
-    constants: _ToldValues = Field(default_factory=dict)
+    constants: _ScalarByParameter = Field(default_factory=dict)
     """What is compiled in, by parameter, or by `parameter.index` inside a tuple."""
-    attrs: _ToldByParameter = Field(default_factory=dict)
+    attrs: _TextByParameter = Field(default_factory=dict)
     """What was found out about a value (divisible by 16, …), by parameter, as JSON."""
-    options: _ToldValues = Field(default_factory=dict)
+    options: _ScalarByParameter = Field(default_factory=dict)
     """Compiler options that are not the default."""
     bound: Config | None = None
     """The only config that it can be compiled with, where another would have changed more than its own values."""
@@ -139,7 +143,7 @@ class Record(FrozenModel):
     scenario: Scenario
     winner: Winner | None = None
     pin: Pin | None = None
-    launches: tuple[Launch, ...] | None = Field(default=None, max_length=MOST_LAUNCHES)
+    launches: tuple[RecordedLaunch, ...] | None = Field(default=None, max_length=MOST_LAUNCHES)
     """What to compile the winner with, ahead of time; None where nobody has noted it."""
     measurements: tuple[Measurement, ...] = Field(default=(), max_length=100_000)
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from datetime import datetime, timezone
 from functools import cached_property
-from typing import Annotated, Any, Union
+from typing import Annotated, Any
 
 from pydantic import (
     AfterValidator,
@@ -26,7 +26,7 @@ from pydantic import (
     WrapValidator,
 )
 
-from .buckets import Bucket
+from .buckets import Bucket, FiniteFloat
 
 __all__ = [
     "Config",
@@ -35,6 +35,7 @@ __all__ = [
     "Digest",
     "Environment",
     "FrozenModel",
+    "JsonInteger",
     "Kernel",
     "Milliseconds",
     "Moment",
@@ -48,9 +49,10 @@ __all__ = [
     "now",
 ]
 
-_SAFE_INT = Annotated[StrictInt, Field(ge=-(2**63), lt=2**64)]
-_FINITE = Annotated[StrictFloat, Field(allow_inf_nan=False)]
-Scalar = Union[StrictBool, _SAFE_INT, _FINITE, Annotated[StrictStr, Field(max_length=500)], None]  # noqa: UP007
+JsonInteger = Annotated[StrictInt, Field(ge=-(2**63), lt=2**64)]
+"""An integer that an argument of a kernel can hold: any of i64 or u64."""
+
+Scalar = StrictBool | JsonInteger | FiniteFloat | Annotated[StrictStr, Field(max_length=500)] | None
 """A value of a key argument or a meta-parameter, as JSON has it."""
 
 Text = Annotated[str, Field(min_length=1, max_length=500, pattern=r"^[^\x00-\x1f\x7f]+$")]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict
 
-from ..model.record import Launch
+from ..model.record import RecordedLaunch
 from ..model.scenario import Config, Context, Device
 from ..stores.manifest import PrewarmedKernel
 
@@ -57,7 +57,7 @@ class CompileJob(Message):
 
     kernel: str
     arch: str
-    launch: Launch
+    launch: RecordedLaunch
     config: Config | None = None
     needed: bool = True
     """Whether it is a winner's: a default that does not compile is only worth a note."""

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from ..errors import PrewarmError
 from ..model.decision_tree import Tree
-from ..model.record import Launch, Record
+from ..model.record import Record, RecordedLaunch
 from ..model.scenario import Config, Context, Device, Environment, Scenario
 from ..model.selection import winner
 from ..runtime.launch_recorder import METHOD
@@ -235,9 +235,9 @@ def _refuse_wheels(spec: PrewarmSpec, taken: list[_Found], own: Store) -> None:
         )
 
 
-def _distinct(launches: Iterable[Launch]) -> list[Launch]:
+def _distinct(launches: Iterable[RecordedLaunch]) -> list[RecordedLaunch]:
     """One of those that differ in who noted them only: this build of Triton's, if it is one of them."""
-    found: dict[str, Launch] = {}
+    found: dict[str, RecordedLaunch] = {}
     for each in launches:
         same = each.model_dump_json(exclude={"wheel"})
         if each.wheel == wheel() or same not in found:
@@ -306,7 +306,7 @@ def _untuned(found: _Found, arch: str) -> Iterator[CompileJob]:
                 yield CompileJob(kernel=found.kernel.name, arch=arch, launch=launch)
 
 
-def _suits(launch: Launch, scenario: Scenario) -> bool:
+def _suits(launch: RecordedLaunch, scenario: Scenario) -> bool:
     """Whether a scenario may be launched so: with its element types, and its values where they are compiled in."""
     for name, dtype in scenario.dtypes.items():
         type_ = launch.signature.get(name, "")
@@ -337,7 +337,7 @@ def _of_launch(
     spec: PrewarmSpec,
     found: _Found,
     arch: str,
-    launch: Launch,
+    launch: RecordedLaunch,
     best: Config,
     record: Record,
     declared: Mapping[Config, Any],
@@ -357,7 +357,7 @@ def _of_launch(
 def _fallbacks(
     found: _Found,
     record: Record,
-    launch: Launch,
+    launch: RecordedLaunch,
     declared: Mapping[Config, Any],
     trees: Sequence[Tree],
 ) -> Iterator[Config]:
@@ -373,7 +373,7 @@ def _fallbacks(
 
 
 def _default(
-    found: _Found, record: Record, launch: Launch | None, declared: Mapping[Config, Any]
+    found: _Found, record: Record, launch: RecordedLaunch | None, declared: Mapping[Config, Any]
 ) -> Config | None:
     constants = launch.constants if launch else {}
     plain = {name: value for name, value in constants.items() if not _is_json(value)}

@@ -7,14 +7,14 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any
 
-from ..model.foreign_result import Imported
+from ..model.foreign_result import ForeignResult
 from ..model.record import Measurement, Record, Winner
 from ..model.scenario import Config, now
 
 __all__ = ["measured", "stand_in"]
 
 
-def measured(request: Any, entries: Sequence[Imported]) -> Record | None:
+def measured(request: Any, entries: Sequence[ForeignResult]) -> Record | None:
     """Triton's own timings of this launch, if its hash proves that kernel, configs and compiler are these."""
     proven = [each for each in _fitting(request, entries) if each.proof]
     proof = _proof(request) if proven else ""
@@ -38,7 +38,7 @@ def measured(request: Any, entries: Sequence[Imported]) -> Record | None:
     return Record(scenario=request.scenario, winner=won, measurements=tuple(taken.values()))
 
 
-def stand_in(request: Any, entries: Sequence[Imported]) -> tuple[Any, str] | None:
+def stand_in(request: Any, entries: Sequence[ForeignResult]) -> tuple[Any, str] | None:
     """The declared config that another tool found best for this launch, and whose word that is."""
     for entry in _fitting(request, entries):
         for name in request.declared:
@@ -47,7 +47,7 @@ def stand_in(request: Any, entries: Sequence[Imported]) -> tuple[Any, str] | Non
     return None
 
 
-def _fitting(request: Any, entries: Sequence[Imported]) -> list[Imported]:
+def _fitting(request: Any, entries: Sequence[ForeignResult]) -> list[ForeignResult]:
     environment = request.context.environment
     named = {name: str(value) for name, value in request.scenario.args.items()}
     keys = [[str(value) for value in _key(request)]]

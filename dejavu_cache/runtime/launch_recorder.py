@@ -17,7 +17,7 @@ from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
-from ..model.record import Launch, Record
+from ..model.record import Record, RecordedLaunch
 from ..model.scenario import Context, Kernel, Problem, Scenario
 from ..settings import Mode
 from ..stores import MemoryStore, TieredStore
@@ -117,7 +117,7 @@ def _keep(
             store.put(context, [Record(scenario=Scenario(), launches=(launch,))])
 
 
-def _launch(source: Any, metadata: Any, autotuner: Any) -> Launch | None:
+def _launch(source: Any, metadata: Any, autotuner: Any) -> RecordedLaunch | None:
     """The launch without its config, if it is one of a config that can be told."""
     if autotuner is not None and len(autotuner.configs) > 1:
         heuristics = autotuner.fn is not source.fn

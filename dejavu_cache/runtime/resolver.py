@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from ..errors import NoValidConfigError, ScenarioNotTuned, StoreError
-from ..model.foreign_result import Imported
+from ..model.foreign_result import ForeignResult
 from ..model.merge import Difference, differences, merge_records
 from ..model.record import Measurement, Record, Winner
 from ..model.resolution import How, Resolution
@@ -73,7 +73,7 @@ class Resolver:
         self._settings = settings
         self._noted: set[tuple[Context, Scenario]] = set()
         self._trees: dict[Context, list[FoundTree]] = {}
-        self._other_tools: dict[str, list[Imported]] = {}
+        self._other_tools: dict[str, list[ForeignResult]] = {}
 
     def resolve(self, request: Request, *, wait: float) -> tuple[Resolution, int]:
         """The resolution that a launch runs, and how many configs were benchmarked for it.
@@ -268,7 +268,7 @@ class Resolver:
         held = stand_in(request, self._imported_for(request))
         return self._resolution(request, "imported", held[0], store=held[1]) if held else None
 
-    def _imported_for(self, request: Request) -> list[Imported]:
+    def _imported_for(self, request: Request) -> list[ForeignResult]:
         """What was imported for a kernel, read once."""
         function = request.context.kernel.name.rpartition(".")[2]
         if function not in self._other_tools:

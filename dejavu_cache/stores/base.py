@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from ..errors import ReadOnlyStoreError, StoreError
 from ..model.decision_tree import Tree
-from ..model.foreign_result import Imported
+from ..model.foreign_result import ForeignResult
 from ..model.merge import OnConflict
 from ..model.record import Record, RecordSet
 from ..model.scenario import Context, Scenario
@@ -120,11 +120,11 @@ class Store(ABC):
         """
         raise StoreError(f"{self.url} keeps no decision trees: name a folder")
 
-    def imported(self, function: str) -> Iterator[Imported]:
+    def imported(self, function: str) -> Iterator[ForeignResult]:
         """What other tools found for kernels of this function's name, in any order. Most stores keep none."""
         return iter(())
 
-    def put_imported(self, entries: Iterable[Imported]) -> None:
+    def put_imported(self, entries: Iterable[ForeignResult]) -> None:
         """Keeps what other tools found, beside what is there.
 
         Raises:

@@ -17,7 +17,7 @@ from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 
 from ..errors import DamagedRecordsError, StoreError
 from ..model.decision_tree import Tree
-from ..model.foreign_result import Imported, read_imported, write_imported
+from ..model.foreign_result import ForeignResult, format_foreign_results, parse_foreign_results
 from ..model.merge import OnConflict
 from ..model.record import Record
 from ..model.scenario import Context, Scenario
@@ -127,24 +127,24 @@ class FileStore(Store):
         self._write(path, tree.text)
         return path.as_uri()
 
-    def imported(self, function: str) -> Iterator[Imported]:
+    def imported(self, function: str) -> Iterator[ForeignResult]:
         path = self._imported_path(function)
         try:
-            return iter(read_imported(path.read_text(encoding="utf-8"), str(path)))
+            return iter(parse_foreign_results(path.read_text(encoding="utf-8"), str(path)))
         except FileNotFoundError:
             return iter(())
         except (StoreError, OSError, UnicodeDecodeError) as error:
             warn_once(f"{path}", f"{path} is passed over: {error}")
             return iter(())
 
-    def put_imported(self, entries: Iterable[Imported]) -> None:
+    def put_imported(self, entries: Iterable[ForeignResult]) -> None:
         self._refuse_if_read_only()
-        by_function: dict[str, list[Imported]] = {}
+        by_function: dict[str, list[ForeignResult]] = {}
         for entry in entries:
             by_function.setdefault(entry.function, []).append(entry)
         for function, found in by_function.items():
             self._write(
-                self._imported_path(function), write_imported([*self.imported(function), *found])
+                self._imported_path(function), format_foreign_results([*self.imported(function), *found])
             )
 
     def _imported_path(self, function: str) -> Path:

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from ..errors import MergeConflictError, StoreError
 from ..model.decision_tree import Tree
-from ..model.foreign_result import Imported
+from ..model.foreign_result import ForeignResult
 from ..model.merge import OnConflict, merge_into
 from ..model.record import Record
 from ..model.scenario import Context, Scenario
@@ -96,12 +96,12 @@ class TieredStore(Store):
         """Keeps it in the first writable tier that can."""
         return self._first_that_can(lambda tier: tier.put_tree(tree))
 
-    def imported(self, function: str) -> Iterator[Imported]:
+    def imported(self, function: str) -> Iterator[ForeignResult]:
         for tier in self.tiers:
-            nothing: list[Imported] = []
+            nothing: list[ForeignResult] = []
             yield from self._ask(tier, partial(_listed, tier.imported, function), nothing)
 
-    def put_imported(self, entries: Iterable[Imported]) -> None:
+    def put_imported(self, entries: Iterable[ForeignResult]) -> None:
         """Keeps them in the first writable tier that can."""
         held = list(entries)
         self._first_that_can(lambda tier: tier.put_imported(held))

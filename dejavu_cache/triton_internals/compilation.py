@@ -18,7 +18,7 @@ from contextlib import suppress
 from functools import cache
 from typing import Any, NamedTuple
 
-from ..model.record import Launch
+from ..model.record import RecordedLaunch
 from ..model.scenario import Device
 from .environment import interpreting
 from .source_hash import python_function
@@ -97,7 +97,7 @@ def jit_function(kernel: Any) -> Any:
 
 def tuned_launches(
     autotuner: Any, config: Any, args: Iterable[Any], kwargs: Mapping[str, Any]
-) -> tuple[Launch, ...]:
+) -> tuple[RecordedLaunch, ...]:
     """What a launch with a config that was just measured compiles: empty where that cannot be told.
 
     Args:
@@ -124,7 +124,7 @@ def tuned_launches(
 
 def launch_of(
     source: Any, metadata: Any, config: Any = None, *, heuristics: bool = False
-) -> Launch | None:
+) -> RecordedLaunch | None:
     """What to keep of what Triton compiled, or None where compiling it again would give another key.
 
     Args:
@@ -143,14 +143,14 @@ def launch_of(
 
         launch = launch.model_copy(update={"bound": describe(config)})
     for options in _guesses(launch, metadata, own):
-        guess = Launch.model_validate({**launch.model_dump(), "options": options})
+        guess = RecordedLaunch.model_validate({**launch.model_dump(), "options": options})
         with suppress(AssertionError, ValueError):  # twelve warps are what became of four
             if compilation(source.fn, guess, own, metadata.target).key == metadata.hash:
                 return guess
     return None
 
 
-def _taken(source: Any, metadata: Any, own: Mapping[str, Any]) -> Launch:
+def _taken(source: Any, metadata: Any, own: Mapping[str, Any]) -> RecordedLaunch:
     names = source.fn.arg_names
 
     def parts(paths: Mapping[tuple[int, ...], Any]) -> Iterator[tuple[str, Any]]:
@@ -158,7 +158,7 @@ def _taken(source: Any, metadata: Any, own: Mapping[str, Any]) -> Launch:
             if names[path[0]] not in own:
                 yield ".".join([names[path[0]], *map(str, path[1:])]), value
 
-    return Launch(
+    return RecordedLaunch(
         wheel=wheel(),
         signature={
             name: _told_type(type_) for name, type_ in source.signature.items() if name not in own
@@ -181,7 +181,7 @@ def _options(metadata: Any, own: Mapping[str, Any]) -> dict[str, Any]:
     return given
 
 
-def _guesses(launch: Launch, metadata: Any, own: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _guesses(launch: RecordedLaunch, metadata: Any, own: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """The options as they were; Triton overwrites the number of warps where it has specialised some."""
     yield launch.options
     if "num_warps" not in own:
@@ -189,7 +189,7 @@ def _guesses(launch: Launch, metadata: Any, own: Mapping[str, Any]) -> Iterator[
             yield {**launch.options, "num_warps": warps}
 
 
-def compilation(fn: Any, launch: Launch, config: Mapping[str, Any], target: Any) -> Compilation:
+def compilation(fn: Any, launch: RecordedLaunch, config: Mapping[str, Any], target: Any) -> Compilation:
     """What a launch has Triton compile, with a config's values in the place of those it was noted with.
 
     Args:

@@ -18,7 +18,7 @@ from binding import Pointer, bound
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-from dejavu_cache.model.record import Launch, Measurement, Record, RecordSet, Winner
+from dejavu_cache.model.record import Measurement, Record, RecordedLaunch, RecordSet, Winner
 from dejavu_cache.model.scenario import (
     Context,
     Device,
@@ -43,7 +43,7 @@ DEVICES = [
 MOMENT = datetime(2026, 1, 1, tzinfo=timezone.utc)
 
 
-def launch(fn: Any, config: Any, device: Device, *args: Any, **options: Any) -> Launch:
+def launch(fn: Any, config: Any, device: Device, *args: Any, **options: Any) -> RecordedLaunch:
     """What a launch with these arguments would leave on that GPU."""
     own = {} if config is None else config.all_kwargs()
     noted = launch_of(*bound(fn, target_of(device), args, {**options, **own}), config)
@@ -51,7 +51,7 @@ def launch(fn: Any, config: Any, device: Device, *args: Any, **options: Any) -> 
     return noted
 
 
-def record(tuner: Any, scenario: Scenario, best: int, launches: tuple[Launch, ...]) -> Record:
+def record(tuner: Any, scenario: Scenario, best: int, launches: tuple[RecordedLaunch, ...]) -> Record:
     """A record in which one config is the fastest, and the others are slower by their place."""
     measurements = tuple(
         Measurement(

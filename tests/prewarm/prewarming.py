@@ -11,7 +11,7 @@ from pathlib import Path
 import triton
 from support import dejavu, environment
 
-from dejavu_cache.model.record import Launch, Record, RecordSet
+from dejavu_cache.model.record import Record, RecordedLaunch, RecordSet
 from dejavu_cache.model.scenario import Environment
 from dejavu_cache.stores import FileStore
 
@@ -55,7 +55,7 @@ def restamped(whole: RecordSet, *, triton: str = "", wheel: str = "") -> RecordS
 
 def _stamped(record: Record, wheel: str) -> Record:
     noted = tuple(
-        Launch.model_validate({**each.model_dump(), "wheel": wheel})
+        RecordedLaunch.model_validate({**each.model_dump(), "wheel": wheel})
         for each in record.launches or ()
     )
     return record.model_copy(update={"launches": noted})

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from prewarming import HERE
 
-from dejavu_cache.model.record import Launch
+from dejavu_cache.model.record import RecordedLaunch
 from dejavu_cache.prewarm.messages import CompileJob, PrewarmSpec
 from dejavu_cache.prewarm.worker_pool import CompileProcess, compile_all
 from dejavu_cache.triton_internals.compilation import wheel
@@ -25,7 +25,7 @@ def binaries(folder: Path, *architectures: str) -> dict[str, bytes]:
         host_modules=False,
         binaries=str(out),
     )
-    launch = Launch(
+    launch = RecordedLaunch(
         wheel=wheel(),
         signature={"x_ptr": "*fp8e5", "y_ptr": "*bf16", "BLOCK": "constexpr"},
         constants={"BLOCK": 256},

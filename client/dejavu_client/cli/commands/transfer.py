@@ -17,7 +17,8 @@ from dejavu_cache.errors import (
     NewerFormatError,
     SettingsError,
 )
-from dejavu_cache.model.foreign_result import Imported, read_foreign
+from dejavu_cache.integrations.foreign_files import read_foreign_files
+from dejavu_cache.model.foreign_result import ForeignResult
 from dejavu_cache.model.merge import OnConflict
 from dejavu_cache.model.record import FORMAT, RecordSet
 from dejavu_cache.model.scenario import canonical_json
@@ -96,7 +97,7 @@ def import_records(
         if file:
             _merge_into(held, list(_read(file)), _rule(on_conflict))
         for origin, folder in given.items():
-            found = _renamed(read_foreign(origin, Path(folder)), rename or [])
+            found = _renamed(read_foreign_files(origin, Path(folder)), rename or [])
             held.put_imported(found)
             functions = sorted({each.function for each in found})
             say(
@@ -104,7 +105,7 @@ def import_records(
             )
 
 
-def _renamed(found: list[Imported], changes: list[str]) -> list[Imported]:
+def _renamed(found: list[ForeignResult], changes: list[str]) -> list[ForeignResult]:
     if not all(change.count("=") == 1 for change in changes):
         raise SettingsError(f"--rename takes OLD=NEW, not {', '.join(changes)}")
     new = dict(change.split("=") for change in changes)

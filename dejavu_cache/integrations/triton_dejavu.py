@@ -1,0 +1,49 @@
+"""Results of the triton-dejavu package."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ..model.foreign_result import ForeignResult, ForeignTiming, alphanumeric
+from .foreign_configs import finite_times, parse_config
+
+__all__ = ["read_triton_dejavu"]
+
+
+def read_triton_dejavu(folder: Path) -> Iterator[ForeignResult]:
+    """Read `…/triton_3.3.1/…/gpu_NVIDIA_H100/KERNEL/…/cache.json`: the best config of each key."""
+    for path in sorted(folder.rglob("cache.json")):
+        content = json.loads(path.read_text(encoding="utf-8"))
+        versions = dict(part.split("_", 1) for part in path.parts if "_" in part)
+        function = re.sub(r".*:|\)$", "", content["signature"])
+        for key, config in content["cache"].items():
+            times = finite_times(content.get("timings", {}).get(key, []))
+            timing = ForeignTiming(
+                config=parse_config(_parse_fields(config)), median=times[0] if times else None
+            )
+            yield ForeignResult(
+                origin="triton-dejavu",
+                function=function,
+                key=tuple(map(str, ast.literal_eval(key))),
+                device=alphanumeric(versions.get("gpu", "")),
+                triton=versions.get("triton", ""),
+                timings=(timing,),
+            )
+
+
+def _parse_fields(text: str) -> dict[str, Any]:
+    """Parse a config as `str(triton.Config)` prints it: `BLOCK: 64, num_warps: 8`."""
+    pairs = (field.partition(": ") for field in text.split(", "))
+    return {name: _parse_value(value) for name, _, value in pairs}
+
+
+def _parse_value(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
