@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from nursery import Nursery
+    from support.fork_server import Nursery
 
 # Kernels are written, edited and imported again within a second: bytecode would hide the edit.
 sys.dont_write_bytecode = True
@@ -22,8 +22,6 @@ if not HAS_GPU:
     os.environ["TRITON_INTERPRET"] = "1"  # read by Triton when a kernel is decorated
 for name in [name for name in os.environ if name.startswith("DEJAVU_")]:
     del os.environ[name]
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -52,7 +50,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
 @pytest.fixture(scope="session")
 def nursery() -> Iterator[Nursery]:
     """Starts processes that need Torch and Triton."""
-    from nursery import Nursery
+    from support.fork_server import Nursery
 
     made = Nursery()
     yield made

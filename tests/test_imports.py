@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from support import run_python
+from support.processes import run_python
 
 
 def test_importing_the_library_loads_nothing_heavy() -> None:

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from addition import CONFIGS, add_one
-from support import dejavu, launch
+from support.addition import CONFIGS, add_one
+from support.kernels import launch
+from support.processes import dejavu
 
 from dejavu_cache import Pow2, cached_autotune
 from dejavu_cache.policy import Policy, current_policy
@@ -30,7 +31,7 @@ def make(**options: Any) -> Any:
 def test_a_kernel_gets_what_its_pattern_says(policy: Path) -> None:
     policy.write_text(
         '[[kernel]]\nmatch = "*"\nmode = "strict"\n'
-        '[[kernel]]\nmatch = "addition.*"\nmode = "reuse"\nbuckets = { n = "pow2" }\n'
+        '[[kernel]]\nmatch = "support.addition.*"\nmode = "reuse"\nbuckets = { n = "pow2" }\n'
         "default = { BLOCK = 64 }\ntune_seconds = 3\n"
     )
     kernel = make()
@@ -99,12 +100,12 @@ def test_what_does_not_fit_a_kernel_has_no_effect_and_is_said(
 def test_doctor_lists_what_is_wrong_and_what_matches_nothing(policy: Path, tmp_path: Path) -> None:
     launch(make(), 100)
     policy.write_text(
-        '[[kernel]]\nmatch = "addition.*"\nmod = 1\n[[kernel]]\nmatch = "fla.*"\nmode = "reuse"\n'
+        '[[kernel]]\nmatch = "support.addition.*"\nmod = 1\n[[kernel]]\nmatch = "fla.*"\nmode = "reuse"\n'
     )
     seen = dejavu("doctor", DEJAVU_CACHE_POLICY=str(policy))
     assert seen.returncode == 1
     assert "'mod' is unknown" in seen.stdout
-    assert "'addition.*' matches recorded kernels" in seen.stdout
+    assert "'support.addition.*' matches recorded kernels" in seen.stdout
     assert "'fla.*' matches no kernel that has records" in seen.stdout
 
 

@@ -14,7 +14,8 @@ from dejavu_client.http.errors import RemoteError
 from dejavu_client.http.protocol_client import ProtocolClient, split_server_url
 from dejavu_client.http.remote_store import RemoteStore
 from dejavu_client.http.spool import Spool
-from support import context, launch, load, record
+from support.kernels import launch, load
+from support.records import context, record
 
 from dejavu_cache.errors import SettingsError
 from dejavu_cache.model.record import RecordSet

@@ -7,7 +7,8 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from support import MOMENT, config, context, dejavu, measurement, record, run_python
+from support.processes import dejavu, run_python
+from support.records import MOMENT, config, context, measurement, record
 
 from dejavu_cache.model.record import Failure, Measurement, RecordSet, Winner
 from dejavu_cache.model.scenario import canonical_json

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support import ROOT, environment
+from support.processes import ROOT, environment
 
 pytestmark = pytest.mark.gpu
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from attention_support import (
+from support.attention_batches import (
     TOLERANCE,
     Case,
     check,

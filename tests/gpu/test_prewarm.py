@@ -11,18 +11,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from support import ROOT, dejavu, environment
+from support.processes import PROGRAMS, dejavu, environment
 
 pytestmark = pytest.mark.gpu
 
-HERE = Path(__file__).parent
-PROGRAM = HERE / "prewarm_program.py"
+HERE = PROGRAMS / "prewarm"
+PROGRAM = HERE / "serve_on_gpu.py"
 MODULES = ("products", "dejavu_cache.attention")
 
 
 def env(**more: str) -> dict[str, str]:
     """A process's environment in which the test's modules are found, and nothing of the user's is."""
-    return environment(PYTHONPATH=str(ROOT / "tests" / "prewarm"), **more)
+    return environment(PYTHONPATH=str(HERE), **more)
 
 
 def tree(folder: Path) -> dict[str, str]:

@@ -10,7 +10,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from support import ROOT, environment
+from support.processes import ROOT, environment
 
 pytestmark = pytest.mark.gpu
 

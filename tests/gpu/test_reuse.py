@@ -12,7 +12,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from support import ROOT, environment
+from support.processes import ROOT, environment
 
 from dejavu_cache import Pow2, cached_autotune
 

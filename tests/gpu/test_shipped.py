@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import triton
-from support import environment
+from support.processes import environment
 
 pytestmark = pytest.mark.gpu
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import triton
-from support import ROOT
+from support.processes import ROOT
 
 from dejavu_cache import cached_autotune, open_store
 from dejavu_cache.tuning.device_timer import FULL, DeviceTimer

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from prewarming import committed, prewarm, restamped
+from support.prewarming import committed, prewarm, restamped
 
 from dejavu_cache.stores import FileStore
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from prewarming import HERE
+from support.prewarming import HERE
 
 from dejavu_cache.model.record import RecordedLaunch
 from dejavu_cache.prewarm.messages import CompileJob, PrewarmSpec

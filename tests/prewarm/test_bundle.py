@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import zstandard
-from support import dejavu
+from support.processes import dejavu
 
 from dejavu_cache.errors import BundleError
 from dejavu_cache.prewarm.bundle import archive
@@ -175,7 +175,9 @@ def test_the_machine_is_looked_at_field_by_field(folder: Path) -> None:
         "wheel": "ok",
     }
     other = manifest.model_copy(update={"triton": "3.3.1", "abi": ".cpython-39.so"})
-    wrong = [field.name for field in compatibility_checks(other, device=False) if field.state != "ok"]
+    wrong = [
+        field.name for field in compatibility_checks(other, device=False) if field.state != "ok"
+    ]
     assert wrong == ["python", "triton"]
     assert dejavu("bundle", "verify", "--no-device", folder).returncode == 0
 

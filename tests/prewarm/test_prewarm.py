@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 import triton
-from prewarming import DEVICES, HERE, committed, prewarm, restamped
-from support import environment
+from support.prewarming import DEVICES, HERE, committed, prewarm, restamped
+from support.processes import environment
 
 from dejavu_cache.model.record import Record
 from dejavu_cache.stores import FileStore, open_store
@@ -59,7 +59,7 @@ def run_program(
         "TRITON_INTERPRET": "",
         **env,
     }
-    program = [*words, sys.executable, str(HERE / "program.py"), *map(str, blocks)]
+    program = [*words, sys.executable, str(HERE / "launch_products.py"), *map(str, blocks)]
     return subprocess.run(
         [sys.executable, "-m", "dejavu_client", "verify", "--expect-hits", "--", *program],
         env={name: value for name, value in environment(**own).items() if name != "XDG_CACHE_HOME"},

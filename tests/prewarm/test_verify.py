@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from support import dejavu
+from support.processes import dejavu
 
 PROGRAM = """
 import sys

@@ -6,7 +6,6 @@ import itertools
 import os
 import shutil
 import signal
-import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
@@ -16,18 +15,15 @@ from typing import Any
 
 import httpx
 import pytest
-from fastapi import FastAPI
-from sqlalchemy import create_engine, make_url, text
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 from dejavu_service.app import create_app
 from dejavu_service.middleware.authentication import ANYBODY
 from dejavu_service.services import tokens
 from dejavu_service.settings import Settings
 from dejavu_service.storage import schema
 from dejavu_service.storage.database import Database
-from service_support import Running, asking, running
+from fastapi import FastAPI
+from sqlalchemy import create_engine, make_url, text
+from support.service import Running, asking, running
 
 _numbers = itertools.count()
 MakeDatabase = Callable[[], str]

@@ -15,8 +15,8 @@ from dejavu_service.settings import Settings
 from dejavu_service.storage import tokens as stored
 from dejavu_service.storage.database import Database
 from dejavu_service.storage.tables import tokens as token_table
-from service_support import asking, body, config, context, record_set, scenario
 from sqlalchemy import select
+from support.service import asking, body, config, context, record_set, scenario
 
 MakeToken = Callable[..., dict[str, str]]
 WHERE = f"contexts/{context().digest}"

@@ -7,8 +7,8 @@ from typing import Any
 import httpx
 from dejavu_service.storage.database import Database
 from dejavu_service.storage.tables import measurements
-from service_support import body, config, context, measurement, record, record_set, scenario
 from sqlalchemy import select
+from support.service import body, config, context, measurement, record, record_set, scenario
 
 from dejavu_cache.model.merge import merge_records
 from dejavu_cache.model.record import Record, RecordSet, Winner

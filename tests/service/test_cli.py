@@ -13,7 +13,7 @@ from dejavu_service.cli import register
 from dejavu_service.settings import Settings, read_settings
 from dejavu_service.storage import schema
 from dejavu_service.storage.database import Database
-from service_support import body, command, free_port, record_set, running
+from support.service import body, command, free_port, record_set, running
 from typer.testing import CliRunner
 
 from dejavu_cache.errors import SettingsError

@@ -18,15 +18,15 @@ from typing import Any
 
 import pytest
 from dejavu_client.http.protocol_client import ProtocolClient, split_server_url
-from nursery import COMMAND, Child, Nursery
-from service_support import Running, replicas, restart
-from support import ADD
+from support.fork_server import COMMAND, Child, Nursery
+from support.kernels import ADD
+from support.service import Running, replicas, restart
 
 PROGRAM = """
     import json, os, sys, time
     from pathlib import Path
     import torch, triton
-    from support import launch, load_file
+    from support.kernels import launch, load_file
 
     source, log, sizes = Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])
     kernel = load_file(source).add

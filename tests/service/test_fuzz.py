@@ -16,10 +16,11 @@ import httpx
 from dejavu_service.middleware.authentication import ANYBODY
 from dejavu_service.services import tokens
 from dejavu_service.storage.database import Database
-from service_support import body, context, record_set, running, scenario
+from support.processes import PROGRAMS
+from support.service import body, context, record_set, running, scenario
 
 EXAMPLES = os.environ.get("FUZZ_EXAMPLES", "8")
-HOOKS = Path(__file__).with_name("fuzz_hooks.py")
+HOOKS = PROGRAMS / "schemathesis_hooks.py"
 CHECKS = (
     "not_a_server_error",
     "status_code_conformance",

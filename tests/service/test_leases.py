@@ -10,8 +10,8 @@ from typing import Any
 import httpx
 from dejavu_service.storage.database import Database
 from dejavu_service.storage.tables import epoch, leases
-from service_support import body, context, record, record_set, scenario
 from sqlalchemy import update
+from support.service import body, context, record, record_set, scenario
 
 from dejavu_cache.model.record import Record
 

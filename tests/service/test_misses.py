@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import httpx
-from service_support import body, context, record, record_set, scenario
+from support.service import body, context, record, record_set, scenario
 
 
 def miss(m: int, count: int = 1, kernel: str = "shop.kernels.matmul") -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import httpx
 from dejavu_service.pages.views import row
-from service_support import body, config, context, measurement, record, record_set, scenario
+from support.service import body, config, context, measurement, record, record_set, scenario
 
 from dejavu_cache.model.record import Record
 

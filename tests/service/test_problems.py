@@ -11,7 +11,7 @@ from dejavu_service.app import create_app
 from dejavu_service.middleware.limits import Rate
 from dejavu_service.problems import ProblemError
 from dejavu_service.settings import Settings
-from service_support import asking, body, context, record, record_set, scenario
+from support.service import asking, body, context, record, record_set, scenario
 
 GOOD = json.dumps(body(record_set()))
 DEEP = b'{"context":' * 5000

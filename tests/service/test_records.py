@@ -8,8 +8,8 @@ import httpx
 from dejavu_service.storage.database import Database
 from dejavu_service.storage.records import whole
 from dejavu_service.storage.tables import measurements
-from service_support import asking, body, config, context, measurement, record, record_set, scenario
 from sqlalchemy import func, select
+from support.service import asking, body, config, context, measurement, record, record_set, scenario
 
 from dejavu_cache.model.record import Pin, Record, RecordSet, Winner
 from dejavu_cache.model.scenario import now

@@ -16,8 +16,10 @@ import pytest
 from dejavu_client.http.protocol_client import ProtocolClient, split_server_url
 from dejavu_client.http.remote_store import RemoteStore
 from dejavu_client.http.spool import Spool
-from service_support import Running, free_port, running
-from support import context, environment, launch, load, measurement, record
+from support.kernels import launch, load
+from support.processes import environment
+from support.records import context, measurement, record
+from support.service import Running, free_port, running
 
 from dejavu_cache.model.record import Winner
 from dejavu_cache.model.scenario import now
@@ -107,7 +109,7 @@ def test_a_lease_outlives_its_dead_holder_by_its_time_only(
         import sys, time
         from dejavu_client.http.protocol_client import ProtocolClient
         from dejavu_client.http.remote_store import RemoteStore
-        from support import context, record
+        from support.records import context, record
         store = RemoteStore(ProtocolClient(sys.argv[1], namespace=sys.argv[2]), wait=5, lease_seconds=2)
         with store.lease(context(), record(1).scenario, wait=0) as held:
             print(held, flush=True)
@@ -137,8 +139,8 @@ def test_who_waits_for_a_lease_wakes_when_the_record_is_there(
         import sys, time
         from dejavu_client.http.protocol_client import ProtocolClient
         from dejavu_client.http.remote_store import RemoteStore
-        from dejavu_cache.records import Winner, now
-        from support import config, context, measurement, record
+        from dejavu_cache.model.record import Winner; from dejavu_cache.model.scenario import now
+        from support.records import config, context, measurement, record
         store = RemoteStore(ProtocolClient(sys.argv[1], namespace=sys.argv[2]), wait=5)
         with store.lease(context(), record(1).scenario, wait=0) as held:
             print(held, flush=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
-from service_support import Running, body, context, record, record_set, replicas, restart
+from support.service import Running, body, context, record, record_set, replicas, restart
 
 from dejavu_cache.model.record import RecordSet
 

@@ -7,8 +7,8 @@ from dejavu_service.services.retention import Pruned, prune
 from dejavu_service.storage.database import Database
 from dejavu_service.storage.tables import contexts, epoch, measurements, misses
 from fastapi import FastAPI
-from service_support import body, config, context, record, record_set, scenario
 from sqlalchemy import func, select, update
+from support.service import body, config, context, record, record_set, scenario
 
 HOME = f"/v1/main/contexts/{context().digest}/records"
 

@@ -11,8 +11,8 @@ from dejavu_service.bulk_read import revisions
 from dejavu_service.bulk_read.revisions import GroupedRevisions
 from dejavu_service.storage import contexts
 from dejavu_service.storage.database import Database
-from service_support import context
 from sqlalchemy import text
+from support.service import context
 
 KEY = ("main", context().digest)
 

@@ -12,8 +12,8 @@ from dejavu_service.app import create_app
 from dejavu_service.settings import Settings
 from dejavu_service.storage import schema
 from dejavu_service.storage.database import Database
-from service_support import asking, body, command, context, record_set
 from sqlalchemy import inspect, text
+from support.service import asking, body, command, context, record_set
 
 
 @pytest.fixture

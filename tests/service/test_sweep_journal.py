@@ -11,9 +11,9 @@ import pytest
 from dejavu_client.http.protocol_client import ProtocolClient
 from dejavu_client.http.remote_store import RemoteStore
 from dejavu_client.http.spool import Spool
-from service_support import running
-from support import environment
-from sweep.sweeping import Sweeps
+from support.processes import environment
+from support.service import running
+from support.sweeping import Sweeps
 
 
 @pytest.fixture

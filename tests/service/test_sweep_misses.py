@@ -7,8 +7,8 @@ import sys
 import textwrap
 from pathlib import Path
 
-from service_support import running
-from support import environment
+from support.processes import environment
+from support.service import running
 
 KERNEL = """
     import torch, triton, triton.language as tl

@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
-from sweeping import Sweeps, kill_tree, wait_until
+from support.sweeping import Sweeps, kill_tree, wait_until
 
 from dejavu_cache.sweep.hosts import LocalHost
 from dejavu_cache.sweep.messages import SweepSpec

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support import MOMENT, config, context, measurement, record
+from support.records import MOMENT, config, context, measurement, record
 
 from dejavu_cache.model.record import Failure, Measurement, RecordSet
 from dejavu_cache.model.scenario import canonical_json

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from sweeping import Sweeps
+from support.sweeping import Sweeps
 
 from dejavu_cache.errors import SettingsError
 from dejavu_cache.model.record import Pin

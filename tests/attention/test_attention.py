@@ -1,0 +1,266 @@
+"""The attention kernels against the reference, in Triton's interpreter, and what they say to bad input."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from support.attention_batches import Case, check, draw, kernels, runnable, varied
+from support.processes import run_python
+
+from dejavu_cache.attention import IMPLEMENTATIONS, paged_attention
+from dejavu_cache.attention.batch import checked_batch
+from dejavu_cache.attention.kernels.segmented import PER_SM, num_segments
+
+# The interpreter divides masked lanes by zero, and converts NumPy's arrays of one element in the old way.
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::RuntimeWarning")
+
+BATCH = Case(new=[1, 5, 12], past=[40, 9, 0], heads=(4, 2))
+"""Its last sequence has more Q blocks than one."""
+
+SMALL = varied(BATCH, new=[1, 3, 4])
+CASES = {
+    "decode": Case(new=[1] * 4, past=[90, 1, 200, 33], heads=(4, 2)),
+    "mixed": BATCH,
+    "one head a group": varied(SMALL, heads=(2, 2)),
+    "odd group, odd page, odd head": varied(SMALL, heads=(7, 1), head_size=80, page=24),
+    "page of one token": varied(SMALL, heads=(5, 1), page=1),
+    "page larger than the tile": varied(SMALL, page=128),
+    "window": varied(SMALL, window=13),
+    "window of one": varied(SMALL, window=0),
+    "softcap": varied(SMALL, softcap=5.0),
+    "alibi": varied(SMALL, alibi=True),
+    "sinks": varied(SMALL, sinks=True),
+    "more than a block of 32 rows": varied(SMALL, new=[1, 20], past=[40, 100]),
+    "one query": varied(SMALL, new=[1], past=[70], heads=(1, 1)),
+    "everything": varied(BATCH, window=30, softcap=5.0, alibi=True, sinks=True, padding=2),
+    "float16": varied(SMALL, dtype=torch.float16),
+    "float8 cache": varied(SMALL, dtype=torch.float16, cache_dtype=torch.float8_e4m3fn),
+}
+TUNED = ("naive", "qblock", "segmented", "static_grid")
+
+
+@pytest.fixture(autouse=True)
+def interpreted() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("tests/gpu holds the kernels against the reference here")
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+@pytest.mark.parametrize("implementation", TUNED)
+def test_every_implementation_agrees_with_the_reference(
+    implementation: str, case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel, configs = kernels()[implementation], runnable(implementation, case)
+    assert configs
+    for config in configs:
+        monkeypatch.setattr(kernel, "configs", [config])
+        check(case, implementation)
+
+
+def test_auto_takes_every_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    for kernel in kernels().values():
+        monkeypatch.setattr(kernel, "configs", [kernel.configs[0]])
+    for case in CASES.values():
+        check(case, "auto")
+
+
+@pytest.mark.parametrize("implementation", TUNED)
+def test_tokens_after_the_last_sequence_are_left_alone(
+    implementation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels()[implementation], "configs", runnable(implementation, SMALL)[:1])
+    batch = draw(SMALL)
+    padded = torch.cat([batch.arguments["q"], torch.full((3, 4, 64), float("nan"))])
+    out = torch.full_like(padded, 7.0)
+    paged_attention(**{**batch.arguments, "q": padded}, out=out, implementation=implementation)
+    assert torch.allclose(out[:-3], batch.expected, atol=1e-4)
+    assert (out[-3:] == 7.0).all()
+
+
+@pytest.mark.parametrize("left", [1 << 30, (1 << 31) - 1, 1 << 62])
+@pytest.mark.parametrize("implementation", TUNED)
+def test_a_window_larger_than_any_sequence_is_none(
+    implementation: str, left: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels()[implementation], "configs", runnable(implementation, SMALL)[:1])
+    batch = draw(SMALL)
+    batch.arguments["window_size"] = (left, 0)
+    assert torch.allclose(batch.run(implementation), batch.expected, atol=1e-4)
+
+
+def test_a_batch_of_more_sequences_than_tokens_is_still_a_decode() -> None:
+    drawn = draw(varied(SMALL, new=[1], past=[20], padding=5)).arguments
+    batch = checked_batch(
+        *(drawn.get(name) for name in inspect.signature(checked_batch).parameters)
+    )
+    assert batch.decode_share == 100
+
+
+def test_the_kernels_are_tuned_through_the_cache(tmp_path: Path) -> None:
+    code = """
+        from support.attention_batches import Case, check, kernels
+        check(Case(new=[3], past=[5]), "qblock")
+        print(kernels()["qblock"].benchmarked > 0)
+    """
+    store = {"DEJAVU_CACHE_URL": str(tmp_path), "TRITON_INTERPRET": "1"}
+    assert [run_python(code, **store).stdout for _ in range(2)] == ["True\n", "False\n"]
+
+
+def arguments(**changes: Any) -> dict[str, Any]:
+    return {**draw(Case(new=[1, 3], past=[20, 0], heads=(4, 2))).arguments, **changes}
+
+
+BAD: dict[str, tuple[str, dict[str, Any]]] = {
+    "q of two dimensions": ("q: ", {"q": torch.zeros(4, 64)}),
+    "q of integers": ("q: int32", {"q": torch.zeros(4, 4, 64, dtype=torch.int32)}),
+    "no tokens": ("q: ", {"q": torch.zeros(0, 4, 64)}),
+    "heads too large": ("q: .* up to 256", {"q": torch.zeros(4, 4, 512)}),
+    "q not contiguous": ("q: .* contiguous", {"q": torch.zeros(4, 64, 4).transpose(1, 2)}),
+    "bfloat16 in the interpreter": (
+        "q: .* interpreter",
+        {"q": torch.zeros(4, 4, 64, dtype=torch.bfloat16)},
+    ),
+    "cache of three dimensions": ("k_cache: ", {"k_cache": torch.zeros(8, 2, 64)}),
+    "cache of another head size": (
+        "k_cache: .* head_size 64",
+        {"k_cache": torch.zeros(8, 16, 2, 32)},
+    ),
+    "cache of another dtype": (
+        "k_cache: float16",
+        {"k_cache": torch.zeros(8, 16, 2, 64, dtype=torch.float16)},
+    ),
+    "heads that do not divide": ("k_cache: .* no multiple", {"k_cache": torch.zeros(8, 16, 3, 64)}),
+    "values unlike keys": ("v_cache: ", {"v_cache": torch.zeros(8, 16, 2, 64)}),
+    "too few beginnings": ("cu_seqlens_q: ", {"cu_seqlens_q": torch.zeros(2, dtype=torch.int32)}),
+    "long beginnings": ("cu_seqlens_q: int64", {"cu_seqlens_q": torch.tensor([0, 1, 4])}),
+    "no sequences": ("seqused_k: ", {"seqused_k": torch.zeros(0, dtype=torch.int32)}),
+    "a table for another batch": (
+        "block_table: ",
+        {"block_table": torch.zeros(3, 2, dtype=torch.int32)},
+    ),
+    "no new tokens at most": ("max_seqlen_q: 0", {"max_seqlen_q": 0}),
+    "more keys than blocks": ("max_seqlen_k: 999", {"max_seqlen_k": 999}),
+    "a scale of nothing": ("softmax_scale: 0", {"softmax_scale": 0.0}),
+    "a scale in words": ("softmax_scale: 'small'", {"softmax_scale": "small"}),
+    "a negative cap": ("softcap: -1", {"softcap": -1.0}),
+    "no cap at all": ("softcap: None", {"softcap": None}),
+    "a length with a fraction": ("max_seqlen_q: 3.0; expected an int", {"max_seqlen_q": 3.0}),
+    "a length in a tensor": ("max_seqlen_k: tensor", {"max_seqlen_k": torch.tensor(21)}),
+    "a window of one number": ("window_size: 5", {"window_size": 5}),
+    "a window of fractions": (r"window_size: \(1.5, 0\)", {"window_size": (1.5, 0)}),
+    "a window ahead": (r"window_size: \(5, 5\)", {"window_size": (5, 5)}),
+    "a window of -3": (r"window_size: \(-3, -1\)", {"window_size": (-3, -1)}),
+    "slopes for other heads": ("alibi_slopes: ", {"alibi_slopes": torch.zeros(3)}),
+    "slopes with gaps": ("alibi_slopes: .* contiguous", {"alibi_slopes": torch.zeros(8)[::2]}),
+    "sinks for other heads": ("sinks: ", {"sinks": torch.zeros(4, 1)}),
+    "complex sinks": ("sinks: complex64", {"sinks": torch.zeros(4, dtype=torch.complex64)}),
+    "a scale per head": ("k_scale: ", {"k_scale": torch.zeros(2)}),
+    "a scale of zero": ("k_scale: 0.0", {"k_scale": 0.0}),
+    "a scale without end": ("v_scale: inf", {"v_scale": float("inf")}),
+    "another out": ("out: ", {"out": torch.zeros(4, 4, 32)}),
+    "an out that overlaps itself": (
+        "out: .* of its own",
+        {"out": torch.zeros(1, 4, 64).expand(4, 4, 64)},
+    ),
+    "a float8 that Triton cannot read": (
+        "k_cache: float8_e4m3fnuz.* float8_e4m3fn, float8_e5m2$",
+        {"k_cache": torch.zeros(8, 16, 2, 64).to(torch.float8_e4m3fnuz)},
+    ),
+    "unknown implementation": ("implementation: 'fast'", {"implementation": "fast"}),
+    "hopper here": ("implementation: 'hopper'", {"implementation": "hopper"}),
+    "an empty sequence": (
+        "seqused_k: 0 at 0",
+        {"seqused_k": torch.tensor([0, 3], dtype=torch.int32)},
+    ),
+    "more keys than said": (
+        "seqused_k: 30 at 0",
+        {"seqused_k": torch.tensor([30, 3], dtype=torch.int32)},
+    ),
+    "falling beginnings": (
+        "cu_seqlens_q: ",
+        {"cu_seqlens_q": torch.tensor([0, 5, 4], dtype=torch.int32)},
+    ),
+    "blocks outside the cache": (
+        "block_table: 77 in row 0",
+        {"block_table": torch.full((2, 2), 77, dtype=torch.int32)},
+    ),
+}
+
+
+@pytest.mark.parametrize(("message", "changes"), BAD.values(), ids=BAD.keys())
+def test_bad_input_is_named_before_any_launch(message: str, changes: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=f"^{message}"):
+        paged_attention(**{"implementation": "qblock", **arguments(**changes)})
+
+
+def test_heads_too_far_apart_are_named() -> None:
+    batch = draw(varied(SMALL, new=[1], past=[5], dtype=torch.float16))
+    batch.arguments["q"] = torch.empty((3 << 29) + 64, dtype=torch.float16).as_strided(
+        (1, 4, 64), (1, 1 << 29, 1)
+    )
+    with pytest.raises(
+        ValueError, match=r"^q: .* its second dimension must span less than 2\^31 elements"
+    ):
+        paged_attention(**batch.arguments)
+
+
+def test_a_group_that_no_config_can_hold_is_named() -> None:
+    many = draw(varied(SMALL, new=[2], past=[5], heads=(71, 1)))
+    with pytest.raises(
+        ValueError, match=r"^q: no config can run .* holds no token of 71 query heads"
+    ):
+        many.run("qblock")
+
+
+def test_tensors_of_the_cpu_need_the_interpreter() -> None:
+    code = """
+        from support.attention_batches import Case, draw
+        try:
+            draw(Case(new=[3], past=[5])).run("auto")
+        except ValueError as error:
+            print(error)
+    """
+    said = run_python(code, TRITON_INTERPRET="0").stdout
+    assert said == "q: on cpu; expected it on a GPU, or TRITON_INTERPRET=1 in the environment\n"
+
+
+def test_every_implementation_has_a_name() -> None:
+    assert set(TUNED) < set(IMPLEMENTATIONS)
+
+
+@given(
+    num_seqs=st.integers(1, 300), context=st.integers(1, 1 << 17), tile=st.sampled_from((16, 32, 64, 128)),
+    window=st.sampled_from((-1, 0, 100, 5000)), head=st.sampled_from((64, 128, 256)), most=st.integers(1, 128),
+    sms=st.sampled_from((2, 132, 304)),
+)  # fmt: skip
+def test_a_segment_has_a_tile_at_least_and_more_programs_mean_no_fewer_segments(
+    num_seqs: int, context: int, tile: int, window: int, head: int, most: int, sms: int
+) -> None:
+    call = {
+        "GROUP": 4, "KV_HEADS": 8, "HEAD_PADDED": head, "WINDOW": window, "num_rows": num_seqs * 32, "most": most,
+        "num_seqs": num_seqs, "max_context": context, "sms": sms,
+    }  # fmt: skip
+    counts = [
+        num_segments(call, {"BLOCK_M": 16, "TILE": tile, "per_sm": per_sm}) for per_sm in PER_SM
+    ]
+    assert counts == sorted(counts)
+    assert counts[0] >= 1
+    assert counts[-1] <= min(most, -(-context // tile))
+
+
+def test_a_lone_long_sequence_fills_the_gpu_and_a_full_batch_is_not_cut() -> None:
+    call = {"GROUP": 4, "KV_HEADS": 8, "HEAD_PADDED": 128, "WINDOW": -1, "most": 128, "sms": 132}
+    config = {"BLOCK_M": 16, "TILE": 64, "per_sm": 2}
+    assert num_segments(
+        {**call, "num_rows": 32, "num_seqs": 1, "max_context": 32768}, config
+    ) * 8 in range(200, 265)
+    assert (
+        num_segments({**call, "num_rows": 32 * 128, "num_seqs": 128, "max_context": 32768}, config)
+        == 1
+    )

@@ -1,0 +1,20 @@
+"""The attention kernels compile for every target without a GPU: a config of each, drawn from what the rules leave."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.processes import PROGRAMS, environment
+
+
+@pytest.mark.slow
+def test_configs_compile_for_every_target(tmp_path: Path) -> None:
+    script = [sys.executable, str(PROGRAMS / "compile_attention.py")]
+    env = environment(TRITON_INTERPRET="0", TRITON_CACHE_DIR=str(tmp_path))
+    done = subprocess.run(script, env=env, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.fullmatch(r"(\d+) of \1 compile\n", done.stdout)

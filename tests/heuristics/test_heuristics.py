@@ -1,0 +1,341 @@
+"""From records to the smallest set of configs, to a tree, to Python."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import timeit
+from itertools import combinations, product
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support import synthetic_matmul
+from support.processes import run_python
+from support.records import MOMENT, config, context, measurement
+from support.tree_agreement import check_agreement
+
+from dejavu_cache.errors import (
+    DamagedRecordsError,
+    NewerFormatError,
+    SettingsError,
+    TooFewRecordsError,
+)
+from dejavu_cache.heuristics.config_subset import smallest_subset
+from dejavu_cache.heuristics.fit import fit
+from dejavu_cache.heuristics.python_export import as_python
+from dejavu_cache.heuristics.slowdowns import SlowdownTable
+from dejavu_cache.model.decision_tree import Tree, leaves
+from dejavu_cache.model.record import Failure, Measurement, Record, RecordSet
+from dejavu_cache.model.scenario import Config, Scenario
+
+
+@pytest.fixture(scope="module")
+def tree() -> Tree:
+    """Fitted on all five sizes of the imagined matrix product."""
+    return fit(synthetic_matmul.sweep(synthetic_matmul.scenarios()))
+
+
+def test_the_subset_stays_within_its_bound_everywhere() -> None:
+    slowdown = SlowdownTable.of(
+        synthetic_matmul.sweep(synthetic_matmul.scenarios()).records
+    ).slowdown
+    for bound in (0.01, 0.05, 0.2):
+        subset = smallest_subset(slowdown, bound, limit=88)
+        assert slowdown[:, subset.columns].min(axis=1).max() <= 1 + bound
+        assert subset.bound == bound
+
+
+def test_a_tighter_bound_takes_more_configs() -> None:
+    slowdown = SlowdownTable.of(
+        synthetic_matmul.sweep(synthetic_matmul.scenarios()).records
+    ).slowdown
+    sizes = [len(smallest_subset(slowdown, bound, limit=88).columns) for bound in (0.5, 0.05, 0.0)]
+    assert sizes[0] < sizes[1] < sizes[2]
+
+
+@given(st.integers(0, 2**32 - 1), st.sampled_from([0.02, 0.1, 0.3]))
+@settings(max_examples=50, deadline=None)
+def test_the_subset_is_within_one_of_the_smallest_there_is(seed: int, bound: float) -> None:
+    slowdown = 1 + np.random.default_rng(seed).integers(0, 8, size=(6, 7)) / 20
+    slowdown /= slowdown.min(axis=1, keepdims=True)
+    found = len(smallest_subset(slowdown, bound, limit=7).columns)
+    smallest = next(
+        size
+        for size in range(1, 8)
+        if any(
+            (slowdown[:, list(some)].min(axis=1) <= 1 + bound).all()
+            for some in combinations(range(7), size)
+        )
+    )
+    assert smallest <= found <= smallest + 1
+
+
+def test_where_the_limit_does_not_suffice_no_exchange_of_a_config_makes_the_set_cheaper() -> None:
+    slowdown = SlowdownTable.of(
+        synthetic_matmul.sweep(synthetic_matmul.scenarios()).records
+    ).slowdown
+    subset = smallest_subset(slowdown, 0.0, limit=4)
+    assert len(subset.columns) == 4
+    assert subset.bound == slowdown[:, subset.columns].min(axis=1).max() - 1 > 0
+
+    def cost(columns: list[int]) -> float:
+        return float(np.minimum(slowdown[:, columns].min(axis=1), 1.5).mean())
+
+    for place, new in product(range(4), range(slowdown.shape[1])):
+        exchanged = [*subset.columns[:place], new, *subset.columns[place + 1 :]]
+        assert cost(exchanged) >= cost(subset.columns) - 1e-9
+
+
+def test_every_other_scenario_says_what_to_take_in_those_between() -> None:
+    blocks = (16, 32, 64, 128, 256)
+    at = [2**power for power in range(8)]
+
+    def median(m: int, n: int, block: int) -> float:
+        return 1 + 0.1 * abs(math.log2(block) - 4 - math.log2(m) / 4 - math.log2(n) / 3)
+
+    records = [
+        Record(
+            scenario=Scenario(args={"m": m, "n": n}),
+            measurements=tuple(measurement(block, median(m, n, block)) for block in blocks),
+        )
+        for m, n in product(at, at)
+        if (m * n).bit_length() % 2
+    ]
+    fitted = fit(RecordSet(context=context(), records=tuple(records)))
+    for m, n in product(at, at):
+        chosen = fitted.choose(Scenario(args={"m": m, "n": n}))
+        paid = min(median(m, n, block) for block in blocks if config(block) == chosen)
+        assert paid <= 1.05 * min(median(m, n, block) for block in blocks)
+
+
+def test_a_record_that_is_hardly_begun_does_not_count() -> None:
+    whole = synthetic_matmul.sweep(synthetic_matmul.scenarios())
+
+    def counted(measured: int) -> int:
+        begun = whole.records[0].model_copy(
+            update={"measurements": whole.records[0].measurements[:measured]}
+        )
+        return len(SlowdownTable.of([begun, *whole.records[1:]]))
+
+    assert counted(9) == len(whole.records) - 1
+    assert counted(11) == len(whole.records), "pruning may have left no more"
+
+
+def test_too_few_records_are_refused_with_how_many_are_needed() -> None:
+    with pytest.raises(TooFewRecordsError, match=r"has 7 scenarios .* needs 10: tune 3 more"):
+        fit(synthetic_matmul.sweep(synthetic_matmul.scenarios()[:7]))
+
+
+def test_equal_records_give_an_equal_tree() -> None:
+    forwards = synthetic_matmul.sweep(synthetic_matmul.scenarios((16, 256, 4096)))
+    backwards = forwards.model_copy(update={"records": forwards.records[::-1]})
+    assert fit(backwards).text == fit(forwards).text
+
+
+def test_a_tree_is_small_and_says_what_it_costs(tree: Tree) -> None:
+    assert len(tree.configs) <= 12
+    assert len(list(leaves(tree.root))) <= 16
+    assert tree.regret.scenarios == 200
+    assert 0 < tree.regret.mean < 0.03
+    assert tree.regret.max < 0.15
+    assert tree.regret.failed == 0
+
+
+def test_the_regret_that_is_told_is_the_regret_that_strangers_meet(tree: Tree) -> None:
+    """On sizes that no fold has seen, between and beyond those of the fit."""
+    unseen = SlowdownTable.of(
+        synthetic_matmul.sweep(
+            synthetic_matmul.scenarios((32, 128, 512, 2048, 8192)), noise=0
+        ).records
+    )
+    place = {config: column for column, config in enumerate(unseen.configs)}
+    paid = [
+        unseen.slowdown[row, place[tree.choose(each)]] - 1
+        for row, each in enumerate(unseen.scenarios)
+    ]  # type: ignore[index]
+    assert np.mean(paid) < 0.1
+    best_single = min(unseen.slowdown[:, column].mean() - 1 for column in place.values())
+    assert np.mean(paid) < best_single / 4
+
+
+def test_a_tree_prefers_two_close_seconds_over_a_winner_that_is_terrible_elsewhere() -> None:
+    """What counts is the cost of a choice and not how often it is the best."""
+
+    def medians(n: int) -> tuple[float, float, float]:
+        return (1.0, 9.0, 1.03) if n % 3 else (9.0, 1.0, 1.03)
+
+    records = [
+        Record(
+            scenario=Scenario(args={"n": n}),
+            measurements=tuple(
+                measurement(b, m) for b, m in zip((16, 32, 64), medians(n), strict=True)
+            ),
+        )
+        for n in range(1, 31)
+    ]
+    fitted = fit(RecordSet(context=context(), records=tuple(records)))
+    assert fitted.configs == (config(64),)
+    assert fitted.regret.max == pytest.approx(0.03)
+
+
+def test_a_leaf_avoids_what_failed_in_any_of_its_scenarios() -> None:
+    def taken(n: int) -> tuple[Measurement, ...]:
+        failed = Measurement(
+            config=config(16), failure=Failure(kind="out_of_resources", reason="no"), at=MOMENT
+        )
+        return (
+            failed if n == 7 else measurement(16, 1.0),
+            measurement(32, 1.2),
+            measurement(64, 1.04 if n == 7 else 3),
+        )
+
+    records = [
+        Record(scenario=Scenario(args={"n": n}), measurements=taken(n)) for n in range(1, 61)
+    ]
+    fitted = fit(RecordSet(context=context(), records=tuple(records)), leaves=2)
+    assert fitted.choose(Scenario(args={"n": 7})) != config(16)
+
+
+def test_a_kind_of_scenario_that_was_never_fitted_gets_no_answer(tree: Tree) -> None:
+    known = synthetic_matmul.scenarios()[0]
+    assert tree.choose(known) is not None
+    for args, dtypes in (
+        ({"M": None}, {}),
+        ({"M": "many"}, {}),
+        ({"M": True}, {}),
+        ({"bias": None}, {}),
+        ({}, {"a_ptr": "float8_e4m3fn"}),
+    ):
+        other = Scenario(args={**known.args, **args}, dtypes={**known.dtypes, **dtypes})
+        assert tree.choose(other) is None
+    missing = Scenario(
+        args={name: value for name, value in known.args.items() if name != "K"}, dtypes=known.dtypes
+    )
+    assert tree.choose(missing) is None
+
+
+def test_what_was_always_the_same_number_must_be_that_number() -> None:
+    fitted = fit(
+        synthetic_matmul.sweep(
+            each for each in synthetic_matmul.scenarios() if each.args["K"] == 256
+        )
+    )
+    one = synthetic_matmul.scenarios()[0]
+    assert fitted.choose(Scenario(args={**one.args, "K": 256}, dtypes=one.dtypes)) is not None
+    assert fitted.choose(Scenario(args={**one.args, "K": 64}, dtypes=one.dtypes)) is None
+
+
+def test_the_exported_python_agrees_with_the_json_on_10000_random_scenarios(tree: Tree) -> None:
+    seen = random.Random(0).sample(synthetic_matmul.scenarios(), 40)
+    check_agreement(Tree.parse(tree.text, "the tree"), seen, 10_000)
+
+
+def test_they_agree_on_flags_words_none_and_fractions_too() -> None:
+    """One input of each kind, and one that is a number or None."""
+
+    def median(block: int, args: dict[str, Any]) -> float:
+        wanted = (
+            16
+            if args["window"] is None
+            else 32
+            if args["share"] <= 0.3
+            else 64
+            if args["causal"]
+            else 128
+        )
+        return 1.0 + abs(block - wanted) / 16 + (args["layout"] == "rows") * (block == 128) * 3
+
+    seen = [
+        {"window": window, "share": share, "causal": causal, "layout": layout}
+        for window in (None, 128, 1024)
+        for share in (0.0, 0.25, 0.5, 1.0)
+        for causal in (True, False)
+        for layout in ("rows", "columns", "blocks")
+    ]
+    records = [
+        Record(
+            scenario=Scenario(args=args),
+            measurements=tuple(
+                measurement(block, median(block, args)) for block in (16, 32, 64, 128)
+            ),
+        )
+        for args in seen
+    ]
+    fitted = fit(RecordSet(context=context(), records=tuple(records)))
+    assert fitted.regret.max < 0.06
+    check_agreement(fitted, [record.scenario for record in records], 10_000)
+
+
+def test_a_name_that_is_no_python_is_not_exported() -> None:
+    records = [
+        Record(
+            scenario=Scenario(args={"n): pass #": n}),
+            measurements=(measurement(16, n), measurement(32, 16 / n)),
+        )
+        for n in (1, 2, 3, 5, 6, 7, 8, 9, 10, 11)
+    ]
+    with pytest.raises(SettingsError, match="no name in Python"):
+        as_python(fit(RecordSet(context=context(), records=tuple(records))))
+
+
+def test_a_tree_survives_being_written_and_read(tree: Tree) -> None:
+    assert Tree.parse(tree.text, "the tree") == tree
+    assert max(map(len, tree.text.splitlines())) < 130
+
+
+def changed(tree: Tree, **fields: Any) -> str:
+    return json.dumps({**json.loads(tree.text), **fields})
+
+
+def test_a_bad_tree_is_refused_by_name(tree: Tree) -> None:
+    with pytest.raises(NewerFormatError, match=r"forest\.json has format 2"):
+        Tree.parse(changed(tree, format=2, root="anything"), "forest.json")
+    question = '{"input": "bias", "equals": true, "no": {"ranking": [0]}, "yes": '
+    nested = question * 5000 + '{"ranking": [0]}' + "}" * 5000
+    for text in (
+        "",
+        "[]",
+        tree.text[:400],
+        changed(tree, root={"ranking": [99]}),
+        changed(tree, root={"ranking": []}),
+        changed(
+            tree,
+            root={
+                "inputs": ["nobody"],
+                "at_most": 1,
+                "yes": {"ranking": [0]},
+                "no": {"ranking": [0]},
+            },
+        ),
+        changed(tree, configs=[]),
+        changed(tree, root=0).replace('"root": 0', f'"root": {nested}'),
+    ):
+        with pytest.raises(DamagedRecordsError, match=r"forest\.json is not a decision tree"):
+            Tree.parse(text, "forest.json")
+
+
+def test_choosing_takes_under_five_microseconds(tree: Tree) -> None:
+    scenario = synthetic_matmul.scenarios()[7]
+    values = {**scenario.dtypes, **scenario.args}
+    assert tree.rank(values)
+    best = min(timeit.repeat(lambda: tree.rank(values), number=2000, repeat=20)) / 2000
+    assert best < 5e-6
+
+
+def test_choosing_needs_neither_numpy_nor_scikit_learn(tree: Tree) -> None:
+    code = """
+        import sys
+        for name in ("torch", "triton", "numpy", "sklearn"):
+            sys.modules[name] = None
+        from dejavu_cache.model.scenario import Scenario
+        from dejavu_cache.model.decision_tree import Tree
+        tree = Tree.parse(sys.argv[1], "argument")
+        print(tree.choose(Scenario.model_validate_json(sys.argv[2])).text)
+    """
+    scenario = synthetic_matmul.scenarios()[0]
+    told = Config.model_validate_json(run_python(code, tree.text, scenario.text).stdout)
+    assert told == tree.choose(scenario)

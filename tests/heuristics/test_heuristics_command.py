@@ -1,0 +1,204 @@
+"""`dejavu-cache heuristics`, as a user runs it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import synthetic_matmul
+from support.fork_server import COMMAND, Nursery
+from support.processes import ROOT, run_python
+
+from dejavu_cache.model.decision_tree import Tree
+from dejavu_cache.stores import FileStore
+
+Dejavu = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> FileStore:
+    """A kernel tuned well on one GPU, and hardly on another; nobody writes to it."""
+    store = FileStore(tmp_path_factory.mktemp("store"))
+    for whole in (
+        synthetic_matmul.sweep(synthetic_matmul.scenarios((16, 256, 4096))),
+        synthetic_matmul.sweep(synthetic_matmul.scenarios()[:4], device="NVIDIA L4"),
+    ):
+        store.put(whole.context, whole.records)
+    return store
+
+
+@pytest.fixture(scope="module")
+def dejavu(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> Dejavu:
+    """Runs the command."""
+    folder = tmp_path_factory.mktemp("output")
+    return lambda *arguments: nursery.start(COMMAND, *arguments, folder=folder).ended()
+
+
+@pytest.fixture(scope="module")
+def fitted(store: FileStore, dejavu: Dejavu, tmp_path_factory: pytest.TempPathFactory) -> FileStore:
+    """A folder with the tree of one GPU; nobody writes to it."""
+    folder = tmp_path_factory.mktemp("trees")
+    out = dejavu(
+        "heuristics", "fit", "matmul", "--store", store.root, "--into", folder, "--device", "h200"
+    )
+    assert out.returncode == 0, out.stderr
+    return FileStore(folder)
+
+
+def test_fit_prints_the_regret_and_what_one_config_would_cost(
+    store: FileStore, dejavu: Dejavu
+) -> None:
+    out = dejavu(
+        "heuristics", "fit", "matmul", "--store", store.root, "--device", "H200", "--dry-run"
+    )
+    assert out.returncode == 0
+    head, subset, tree, single, file = out.stdout.splitlines()
+    assert head == "pkg.kernels.matmul on NVIDIA H200, Triton 3.6.0, events-cold"
+    assert "within 5.0% of the best of all in each of 36 scenarios" in subset
+    assert "over the best on average" in tree
+    assert "held out in 36 folds" in tree
+    assert "one config for all" in single
+    assert file == "  not written"
+    assert list(store.trees()) == []
+
+
+def test_the_json_has_the_same_numbers(store: FileStore, dejavu: Dejavu) -> None:
+    out = dejavu(
+        "heuristics",
+        "fit",
+        "matmul",
+        "--store",
+        store.root,
+        "--device",
+        "H200",
+        "--dry-run",
+        "--json",
+    )
+    (row,) = json.loads(out.stdout)
+    assert row["regret"]["mean"] < 0.05 < row["one config"]["mean"]
+    assert row["configs"] <= 12
+
+
+def test_a_tighter_bound_and_a_smaller_set_are_kept(store: FileStore, dejavu: Dejavu) -> None:
+    def row(*options: str) -> dict[str, Any]:
+        out = dejavu(
+            "heuristics",
+            "fit",
+            "matmul",
+            "--store",
+            store.root,
+            "--device",
+            "H200",
+            "--dry-run",
+            "--json",
+            *options,
+        )
+        return json.loads(out.stdout)[0]  # type: ignore[no-any-return]
+
+    assert row("--bound", "1")["configs"] > row()["configs"]
+    small = row("--configs", "2", "--leaves", "2")
+    assert (small["configs"], small["leaves"]) == (2, 2)
+    assert small["bound"] > 0.05
+
+
+def test_too_few_records_exit_1_and_say_how_many_are_needed(
+    store: FileStore, dejavu: Dejavu
+) -> None:
+    out = dejavu("heuristics", "fit", "matmul", "--store", store.root, "--device", "L4")
+    assert out.returncode == 1
+    assert "NVIDIA L4, and a tree needs 10: tune 6 more" in out.stderr
+    nothing = dejavu("heuristics", "fit", "nobody", "--store", store.root)
+    assert (nothing.returncode, "has no records of nobody" in nothing.stderr) == (1, True)
+
+
+def test_only_the_code_that_was_tuned_last_is_fitted(dejavu: Dejavu, tmp_path: Path) -> None:
+    copy = FileStore(tmp_path)
+    for whole in (
+        synthetic_matmul.sweep(synthetic_matmul.scenarios()[:30], source="a" * 32),
+        synthetic_matmul.sweep(synthetic_matmul.scenarios()[:30], source="b" * 32, later=1),
+    ):
+        copy.put(whole.context, whole.records)
+    dejavu("heuristics", "fit", "matmul", "--store", copy.root)
+    assert [each.tree.context.kernel.source for each in copy.trees()] == ["b" * 32]
+
+
+def test_show_lists_trees_and_draws_one(
+    store: FileStore, fitted: FileStore, dejavu: Dejavu
+) -> None:
+    header, row = dejavu("heuristics", "show", "--store", fitted.root).stdout.splitlines()
+    assert header.split("\t")[:3] == ["kernel", "device", "triton"]
+    assert row.split("\t")[:4] == ["pkg.kernels.matmul", "NVIDIA H200", "3.6.0", "36"]
+    drawn = dejavu("heuristics", "show", "matmul", "--store", fitted.root).stdout
+    assert "  if M * N <= " in drawn
+    assert "BLOCK_M=128" in drawn
+    assert dejavu("heuristics", "show", "--store", store.root).returncode == 1
+
+
+def test_the_exported_python_chooses_as_the_library_does(
+    fitted: FileStore, dejavu: Dejavu, tmp_path: Path
+) -> None:
+    python = dejavu("heuristics", "export", "matmul", "--store", fitted.root).stdout
+    (found,) = fitted.trees()
+    scenario = synthetic_matmul.scenarios()[50]
+    chosen = found.tree.choose(scenario)
+    assert chosen is not None
+    code = f"{python}\nprint(choose(**{ {**scenario.args, **scenario.dtypes}!r}))"
+    (tmp_path / "pasted.py").write_text(code)
+    told = run_python(
+        "import runpy, sys; runpy.run_path(sys.argv[1])", str(tmp_path / "pasted.py")
+    ).stdout
+    assert told.strip() == repr({**chosen.params, **chosen.options})
+    assert max(map(len, python.splitlines())) <= 120
+
+
+def test_the_exported_json_and_the_file_are_one_tree(fitted: FileStore, dejavu: Dejavu) -> None:
+    (path,) = fitted.root.rglob("*.tree.json")
+    for source in (["matmul", "--store", fitted.root], [path]):
+        exported = dejavu("heuristics", "export", *source, "--as", "json").stdout
+        assert Tree.parse(exported, "the export").text == exported == path.read_text()
+
+
+def test_an_export_must_name_one_tree(fitted: FileStore, dejavu: Dejavu, tmp_path: Path) -> None:
+    out = dejavu("heuristics", "export", "nobody", "--store", tmp_path)
+    assert (out.returncode, "0 trees fit 'nobody'" in out.stderr) == (2, True)
+    (found,) = fitted.trees()
+    folder = FileStore(tmp_path / "trees")
+    folder.put_tree(found.tree)
+    folder.put_tree(
+        Tree.parse(found.tree.text.replace('"triton": "3.6.0"', '"triton": "3.9.0"'), "another")
+    )
+    out = dejavu("heuristics", "export", "matmul", "--store", folder.root)
+    assert (out.returncode, "2 trees fit" in out.stderr) == (2, True)
+    assert (
+        dejavu(
+            "heuristics", "export", "matmul", "--store", folder.root, "--triton", "3.9.0"
+        ).returncode
+        == 0
+    )
+
+
+def test_without_scikit_learn_the_extra_is_named(store: FileStore, tmp_path: Path) -> None:
+    blocked = tmp_path / "blocked"
+    blocked.mkdir()
+    (blocked / "sklearn.py").write_text(
+        "raise ModuleNotFoundError(\"No module named 'sklearn'\", name='sklearn')\n"
+    )
+    path = ":".join(map(str, (blocked, ROOT, ROOT / "client")))
+    code = (
+        "import sys; sys.argv[0] = 'dejavu-cache'; from dejavu_client.cli.main import main; main()"
+    )
+    out = run_python(
+        code,
+        "heuristics",
+        "fit",
+        "matmul",
+        "--store",
+        str(store.root),
+        check=False,
+        PYTHONPATH=path,
+    )
+    assert (out.returncode, "pip install 'dejavu-cache[sweep]'" in out.stderr) == (2, True)

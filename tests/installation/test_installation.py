@@ -1,0 +1,263 @@
+"""Libraries that know only `triton.autotune` are cached: by `install()`, and by `dejavu-cache run` in all processes."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from support.kernels import load
+from support.processes import dejavu, environment
+
+from dejavu_cache.installation import autotune_replacement as installation
+from dejavu_cache.installation.autotune_replacement import (
+    AdoptedAutotuner,
+    install,
+    uninstall,
+)
+from dejavu_cache.integrations import vllm
+
+LIBRARY = """
+    import triton
+    import triton.language as tl
+
+    @triton.autotune(configs=[triton.Config({"BLOCK": block}) for block in (16, 32)], key=["n"])
+    @triton.jit
+    def add(x, y, n, BLOCK: tl.constexpr):
+        at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        tl.store(y + at, tl.load(x + at, mask=at < n) + 1, mask=at < n)
+"""
+
+OWN_KIND = """
+    import triton
+    import triton.language as tl
+    from triton.runtime.autotuner import Autotuner
+
+    class Own(Autotuner):
+        launches, prepared, chosen = 0, 0, None
+
+        def __init__(self, fn, **kwargs):
+            configs = [triton.Config({"BLOCK": block}) for block in (16, 32)]
+            super().__init__(fn, fn.arg_names, configs, ["n"], None, None, **kwargs)
+            self.pre_hook = self.prepare
+
+        def prepare(self, kwargs, reset_only=False):
+            self.prepared += 1
+
+        def run(self, *args, **kwargs):
+            self.launches += 1
+            if self.chosen is not None:
+                self.cache[100, *["torch.float32"] * 2] = self.chosen
+            return super().run(*args, **kwargs)
+
+    @Own
+    @triton.jit
+    def add(x, y, n, BLOCK: tl.constexpr):
+        at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        tl.store(y + at, tl.load(x + at, mask=at < n) + 1, mask=at < n)
+
+    class Slow(Own):
+        def prune_configs(self, kwargs):
+            return self.configs
+"""
+"""A library's own kind of autotuner, as flash-linear-attention has one; and one that does more than run."""
+
+PROGRAM = """
+    import os, subprocess, sys
+    import torch, triton
+    import library
+
+    x, y = torch.ones(100), torch.zeros(100)
+    library.add[lambda meta: (triton.cdiv(100, meta["BLOCK"]),)](x, y, 100)
+    print(os.environ.get("OTHER"), library.add.benchmarked, int(y.sum()), flush=True)
+    if len(sys.argv) > 1:
+        subprocess.run([sys.executable, __file__])
+"""
+
+
+@pytest.fixture
+def installed() -> Any:
+    install()
+    yield
+    uninstall()
+
+
+def run_kernel(kernel: Any) -> None:
+    x, y = torch.ones(100), torch.zeros(100)
+    kernel[lambda meta: (triton.cdiv(100, meta["BLOCK"]),)](x, y, 100)
+    assert torch.equal(y, x + 1)
+
+
+def test_a_library_imported_afterwards_is_cached(installed: None, tmp_path: Path) -> None:
+    for benchmarked in (2, 0):
+        library = load(tmp_path / "library.py", LIBRARY, "library")
+        run_kernel(library.add)
+        assert type(library.add) is AdoptedAutotuner
+        assert library.add.benchmarked == benchmarked
+
+
+def test_a_librarys_own_kind_of_autotuner_is_cached(installed: None, tmp_path: Path) -> None:
+    for benchmarked in (2, 0):
+        kernel = load(tmp_path / "library.py", OWN_KIND, "library").add
+        run_kernel(kernel)
+        prepared = kernel.prepared
+        run_kernel(kernel)
+        assert kernel._adopted.benchmarked == benchmarked
+        assert kernel.launches == 2
+        assert prepared >= benchmarked, "its hook runs before every benchmark"
+        assert kernel.prepared == prepared
+        assert kernel.best_config.kwargs["BLOCK"] in (16, 32)
+
+
+def test_a_kind_of_autotuner_that_tunes_in_its_own_way_is_left_alone(
+    installed: None, tmp_path: Path
+) -> None:
+    library = load(tmp_path / "library.py", OWN_KIND, "library")
+    other = library.Slow(
+        library.add.fn, do_bench=lambda kernel_call, quantiles: kernel_call() or 1.0
+    )
+    run_kernel(other)
+    assert other._adopted is None
+    assert len(other.cache) == 1
+    library.add.chosen = triton.Config({"BLOCK": 64})
+    run_kernel(library.add)
+    assert library.add.best_config is library.add.chosen, "what a library has chosen itself counts"
+    assert not hasattr(library.add, "_adopted")
+
+
+def test_what_was_imported_before_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    early = load(tmp_path / "early.py", LIBRARY, "early")
+    holds = load(tmp_path / "holds.py", "from triton import autotune", "holds")
+    sys.modules["holds"] = holds
+    try:
+        with caplog.at_level(logging.WARNING):
+            install()
+            install()
+        assert caplog.text.count("came too late") == 1
+        assert "early.add" in caplog.text
+        assert "module holds" in caplog.text
+        assert not hasattr(early.add, "benchmarked")
+    finally:
+        uninstall()
+        del sys.modules["holds"]
+
+
+def test_torchs_own_autotuners_stay_tritons(installed: None) -> None:
+    """Inductor makes an autotuner of a user's kernel when it compiles it."""
+    made: dict[str, Any] = {
+        "__name__": "torch._higher_order_ops.triton_kernel_wrap",
+        "triton": triton,
+    }
+    exec("decorator = triton.autotune(configs=[], key=[])", made)
+    assert not isinstance(made["decorator"](triton.jit(ignores)), AdoptedAutotuner)
+    assert isinstance(triton.autotune(configs=[], key=[])(triton.jit(ignores)), AdoptedAutotuner)
+
+
+def ignores(x, odd, BLOCK: tl.constexpr):
+    pass
+
+
+def test_a_key_that_no_record_can_hold_leaves_a_kernel_to_triton(
+    installed: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    calls = []
+
+    def bench(kernel_call: Any, quantiles: Any) -> float:
+        calls.append(kernel_call())
+        return 1.0
+
+    configs = [triton.Config({"BLOCK": block}) for block in (16, 32)]
+    kernel = triton.autotune(configs=configs, key=["odd"], do_bench=bench)(triton.jit(ignores))
+    x = torch.ones(1)
+    for _ in range(3):
+        kernel[(1,)](x, x)
+    assert len(calls) == 2
+    assert "is tuned by Triton alone: key argument 'odd' is Tensor" in caplog.text
+
+
+def test_vllm_is_left_alone_unless_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    from dejavu_cache.settings import current_settings
+
+    theirs = triton.autotune
+    vllm.register()
+    assert triton.autotune is theirs
+    monkeypatch.setenv("DEJAVU_CACHE_INSTALL", "1")
+    current_settings.cache_clear()
+    try:
+        vllm.register()
+        assert triton.autotune is not theirs
+    finally:
+        uninstall()
+
+
+def test_run_reaches_a_program_and_its_children(tmp_path: Path) -> None:
+    """The first process tunes, its child does not; another `sitecustomize` runs as it would have."""
+    for name, text in (("library", LIBRARY), ("program", PROGRAM)):
+        load_text(tmp_path / f"{name}.py", text)
+    load_text(
+        tmp_path / "site" / "sitecustomize.py", 'import os; os.environ["OTHER"] = "other ran"'
+    )
+    path = [str(tmp_path / "site"), environment()["PYTHONPATH"]]
+    command = [
+        "run",
+        "--store",
+        tmp_path / "store",
+        "--",
+        sys.executable,
+        tmp_path / "program.py",
+        "with a child",
+    ]
+    seen = dejavu(*command, PYTHONPATH=":".join(path), TRITON_INTERPRET="1")
+    assert seen.stdout.splitlines() == ["other ran 2 200", "other ran 0 200"], seen.stderr
+
+
+def load_text(path: Path, text: str) -> None:
+    import textwrap
+
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(textwrap.dedent(text))
+
+
+def test_another_python_without_the_package_goes_on_and_says_so(tmp_path: Path) -> None:
+    startup = Path(installation.__file__).parent / "startup"
+    load_text(tmp_path / "triton.py", "autotune = 1")
+    code = "import triton; print(triton.autotune)"
+    seen = subprocess.run(
+        [sys._base_executable, "-s", "-c", code],
+        env={"PYTHONPATH": f"{startup}:{tmp_path}"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert seen.stdout == "1\n"
+    assert "kernels of this process are not cached" in seen.stderr
+    assert "pip install dejavu-cache there" in seen.stderr
+    quiet = subprocess.run(
+        [sys._base_executable, "-s", "-c", "pass"],
+        env={"PYTHONPATH": str(startup)},
+        capture_output=True,
+        check=True,
+    )
+    assert quiet.stderr == b"", "a process without Triton hears nothing"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "Missing argument"),
+        (["--", "no-such-program"], "no-such-program is no command"),
+        (["--mode", "x", "true"], "MODE='x'"),
+    ],
+)
+def test_run_says_what_it_was_given_wrongly(arguments: list[str], said: str) -> None:
+    seen = dejavu("run", *arguments)
+    assert seen.returncode == 2
+    assert said in seen.stderr

@@ -1,0 +1,170 @@
+"""Records are values: they survive JSON, merge in any order, and refuse what cannot be true."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from datetime import timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+from support.records import MOMENT, config, context, measurement, record
+from support.strategies import RECORDS, SCENARIOS
+
+from dejavu_cache.errors import MergeConflictError
+from dejavu_cache.model.merge import differences, merge_records
+from dejavu_cache.model.record import Failure, Measurement, Pin, Record, RecordSet
+from dejavu_cache.model.scenario import Config, Device, Scenario
+
+
+@given(SCENARIOS)
+def test_a_scenario_survives_json_as_the_same_key(scenario: Scenario) -> None:
+    again = Scenario.model_validate_json(scenario.text)
+    assert again == scenario
+    assert hash(again) == hash(scenario)
+    assert again.digest == scenario.digest
+
+
+@given(SCENARIOS, SCENARIOS)
+def test_scenarios_are_equal_just_when_their_fields_are(one: Scenario, two: Scenario) -> None:
+    def typed(scenario: Scenario) -> list[tuple[str, str]]:
+        return sorted(
+            (name, repr(value))
+            for name, value in {**scenario.args, "dtypes": scenario.dtypes}.items()
+        )
+
+    assert (one == two) == (typed(one) == typed(two))
+
+
+@pytest.mark.parametrize(("one", "two"), list(itertools.combinations([1, True, 1.0, "1", None], 2)))
+def test_values_of_two_types_are_two_scenarios(one: object, two: object) -> None:
+    """To Python 1, 1.0 and True are equal; to a compiler they are not."""
+    assert Scenario(args={"x": one}) != Scenario(args={"x": two})
+
+
+@given(st.lists(RECORDS, min_size=1, max_size=4), st.randoms())
+def test_merging_does_not_depend_on_the_order(records: list[Record], random: object) -> None:
+    def merged(records: list[Record]) -> Record:
+        result = records[0]
+        for each in records[1:]:
+            result = merge_records(result, each)
+        return result
+
+    shuffled = list(records)
+    random.shuffle(shuffled)  # type: ignore[attr-defined]
+    assert merged(records) == merged(shuffled)
+    assert merged([*records, *records]) == merged(records)
+
+
+@given(RECORDS, RECORDS)
+def test_merging_loses_no_config(one: Record, two: Record) -> None:
+    merged = merge_records(one, two)
+    assert set(merged.by_config) == set(one.by_config) | set(two.by_config)
+
+
+def test_a_conflict_is_settled_as_asked() -> None:
+    old_and_fast = record(32, measurement(64, 1.0, MOMENT))
+    new_and_slow = record(32, measurement(64, 2.0, MOMENT + timedelta(days=1)))
+    assert merge_records(old_and_fast, new_and_slow, "newest") == new_and_slow
+    assert merge_records(old_and_fast, new_and_slow, "fastest") == old_and_fast
+    with pytest.raises(MergeConflictError, match=r"BLOCK=64.*1\.0 ms.*2\.0 ms"):
+        merge_records(old_and_fast, new_and_slow, "fail")
+    assert merge_records(old_and_fast, old_and_fast, "fail") == old_and_fast
+
+
+def test_a_pin_that_was_taken_back_stays_taken_back() -> None:
+    pinned = record(32, pin=Pin(config=config(16), at=MOMENT))
+    unpinned = record(32, pin=Pin(config=None, at=MOMENT + timedelta(hours=1)))
+    assert merge_records(pinned, unpinned).pinned is None
+    assert merge_records(unpinned, pinned).pinned is None
+
+
+@pytest.mark.parametrize("median", [math.nan, math.inf, -1.0, "fast", None])
+def test_a_timing_that_cannot_be_is_refused(median: object) -> None:
+    with pytest.raises(ValidationError):
+        Measurement(config=config(), median=median, at=MOMENT)
+
+
+@pytest.mark.parametrize(
+    "at", ["2026-01-02T03:04:05+02:00", "2026-01-02t01:04:05.000z", MOMENT.astimezone()]
+)
+def test_a_moment_is_kept_in_utc(at: object) -> None:
+    kept = Pin.model_validate({"at": at}).at
+    assert kept.utcoffset() == timedelta(0)
+
+
+@pytest.mark.parametrize(
+    "at",
+    [
+        "2026-01-02T03:04:05",
+        "2026-01-02",
+        "1767323045",
+        1767323045,
+        None,
+        MOMENT.replace(tzinfo=None),
+    ],
+)
+def test_a_moment_without_its_offset_is_refused(at: object) -> None:
+    with pytest.raises(ValidationError, match="at"):
+        Pin.model_validate({"at": at})
+
+
+def test_numbers_are_not_read_out_of_texts() -> None:
+    device = {"name": "NVIDIA H200", "arch": "sm_90", "units": 132, "memory_gib": 140}
+    for field in ("units", "memory_gib"):
+        for wrong in ("132", True, 132.0):
+            with pytest.raises(ValidationError, match=field):
+                Device.model_validate(device | {field: wrong})
+
+
+def test_unknown_fields_are_refused() -> None:
+    with pytest.raises(ValidationError, match="Extra inputs"):
+        RecordSet.model_validate({"context": context().model_dump(), "records": [], "import": "os"})
+
+
+def test_one_config_is_measured_once_in_a_record() -> None:
+    with pytest.raises(ValidationError, match="two measurements of one config"):
+        record(32, measurement(64, 1.0), measurement(64, 2.0))
+
+
+def test_a_context_knows_its_parts() -> None:
+    """Every part of the identity changes the digest."""
+    changed = [
+        {"kernel": "a.b"},
+        {"source": "1" * 32},
+        {"device": "NVIDIA H100"},
+        {"triton": "3.7.0"},
+    ]
+    digests = {context(**change).digest for change in [{}, *changed]}
+    assert len(digests) == 5
+
+
+def test_differences_name_the_leaves() -> None:
+    apart = differences(
+        context().model_dump(), context(triton="3.7.1", device="NVIDIA H100").model_dump()
+    )
+    assert [each.field for each in apart] == ["environment.device.name", "environment.triton"]
+    assert str(apart[1]) == "environment.triton: '3.7.1' recorded, '3.6.0' wanted"
+
+
+def test_a_config_is_read_as_data() -> None:
+    """Whatever a config's parameters say, they stay text."""
+    text = '{"params": {"BLOCK": "__import__(\'os\').system(\'true\')"}, "options": {}}'
+    assert Config.model_validate_json(text).params["BLOCK"].startswith("__import__")  # type: ignore[union-attr]
+
+
+def test_a_skip_gives_way_to_whatever_is_known_and_counts_for_nothing() -> None:
+    """A device that was full says nothing about the config, however late it says it."""
+    timed = measurement(64, at=MOMENT)
+    skipped = Measurement(
+        config=timed.config,
+        failure=Failure(kind="skipped", reason="full"),
+        at=MOMENT + timedelta(days=1),
+    )
+    for on_conflict in ("newest", "fastest", "fail"):
+        for one, two in ((timed, skipped), (skipped, timed)):
+            assert merge_records(record(32, one), record(32, two), on_conflict).measurements == (
+                timed,
+            )

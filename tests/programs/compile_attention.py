@@ -1,0 +1,182 @@
+"""Compiles the configs of the attention kernels for every target, without a GPU; prints what failed.
+
+python tests/programs/compile_attention.py        one config of each kernel for each target, in a shape drawn too
+python tests/programs/compile_attention.py all    all that the rules leave for the first shape, and one in the second: an hour
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from dejavu_cache.attention.kernels import hopper, segmented
+from dejavu_cache.attention.search_space import hopper_why_not, why_not
+from dejavu_cache.attention.sweep_suite import kernel_of
+
+TARGETS = {
+    "cuda:80": GPUTarget("cuda", 80, 32),
+    "cuda:90": GPUTarget("cuda", 90, 32),
+    "cuda:100": GPUTarget("cuda", 100, 32),
+    "gfx90a": GPUTarget("hip", "gfx90a", 64),
+    "gfx942": GPUTarget("hip", "gfx942", 64),
+}
+if triton.__version__.startswith("3.4."):  # its wheel lacks AMD's linker
+    TARGETS = {name: target for name, target in TARGETS.items() if target.backend == "cuda"}
+SHARED = {
+    "cuda:80": 166912,
+    "cuda:90": 232448,
+    "cuda:100": 232448,
+    "gfx90a": 65536,
+    "gfx942": 65536,
+}
+"""Bytes that a program may have, as the drivers say."""
+
+PLAIN = {
+    "KV_HEADS": 8, "GROUP": 4, "HEADS": 32, "HEAD": 128, "HEAD_PADDED": 128, "PAGE": 16, "WINDOW": -1,
+    "SOFTCAP": False, "PRECISION": "ieee", "MAX_SEQS": 16, "MOST_ROWS": 128,
+    "alibi_slopes": None, "sinks": None, "k_scale": None, "v_scale": None,
+}  # fmt: skip
+SHAPES: dict[str, dict[str, Any]] = {
+    "plain": PLAIN,
+    "everything": {
+        **{name: value for name, value in PLAIN.items() if value is not None},
+        "GROUP": 5, "HEADS": 40, "HEAD": 80, "PAGE": 24, "WINDOW": 100, "SOFTCAP": True,
+    },
+}  # fmt: skip
+"""Llama 3 8B's; and one with all that a call may have, odd heads and pages, and a float8 cache."""
+
+POINTERS = {
+    **dict.fromkeys(("q", "k_cache", "v_cache", "out"), "*bf16"),
+    **dict.fromkeys(("cu_seqlens_q", "seqused_k", "block_table", "arrivals", "taken"), "*i32"),
+    **dict.fromkeys(("scratch", "alibi_slopes", "sinks", "k_scale", "v_scale"), "*fp32"),
+    "softmax_scale": "fp32",
+    "softcap": "fp32",
+}
+RUNTIME = ("per_sm",)
+"""Parameters of configs that do not change the binary."""
+
+
+def source(name: str, shape: str, params: dict[str, Any]) -> Any:
+    """What Triton compiles for a launch of the kernel."""
+    fn = segmented.merge_kernel if name == "merge" else kernel_of(name).fn
+    constants = {
+        each: value for each, value in {**SHAPES[shape], **params}.items() if each in fn.arg_names
+    }
+    constants = {each: value for each, value in constants.items() if each not in RUNTIME}
+    types = {**POINTERS, **({} if name != "hopper" else dict.fromkeys(("keys", "values"), tma()))}
+    if shape == "everything":
+        types.update(dict.fromkeys(("k_cache", "v_cache"), "*fp8e5"))
+    signature = {
+        each: "constexpr" if each in constants else types.get(each, "i32") for each in fn.arg_names
+    }
+    attrs = {
+        (place,): [["tt.divisibility", 16]]
+        for place, each in enumerate(fn.arg_names)
+        if signature[each].startswith("*") or (each.startswith("stride") and each != "stride_table")
+    }
+    form = ASTSource
+    if name == "hopper":
+        from triton.experimental.gluon._runtime import GluonASTSource as form
+    return form(fn, signature, constexprs=constants, attrs=attrs)
+
+
+def tma() -> str:
+    """The type of a descriptor of pages of 16."""
+    from triton.experimental.gluon import language as gl
+
+    return f"tensordesc<bf16[16, 64],{gl.NVMMASharedLayout(128, 16, 2)!r}>"
+
+
+def configs(name: str, target: str) -> list[Any]:
+    """What is left of the kernel's configs by the rules, each binary once."""
+    if name == "merge":
+        return [triton.Config({"SLOTS": 1 << power}) for power in range(8)]
+    declared = kernel_of(name).configs
+    declared = (
+        declared.for_vendor(TARGETS[target].backend)
+        if hasattr(declared, "for_vendor")
+        else declared
+    )
+    capability = TARGETS[target].arch if TARGETS[target].backend == "cuda" else 0
+    able = []
+    for config in declared:
+        if name == "hopper":
+            reason = hopper_why_not(config, 128) if target == "cuda:90" else "for Hopper only"
+        elif name == "naive":
+            reason = None
+        else:
+            reason = why_not(config, 128, 4, 2, capability)
+            if name == "static_grid" and config.kwargs["BLOCK_M"] > PLAIN["MOST_ROWS"]:
+                reason = "no scratch memory"
+        if reason is None:
+            able.append(config)
+    return list(
+        {str({**config.all_kwargs(), **dict.fromkeys(RUNTIME)}): config for config in able}.values()
+    )
+
+
+def jobs(everything: bool, target: str) -> Iterator[tuple[str, str, str, dict[str, Any]]]:
+    for name in (
+        "naive",
+        "qblock",
+        "segmented",
+        "merge",
+        "static_grid",
+        *(("hopper",) if hopper.COVERED else ()),
+    ):
+        pick = random.Random(f"{target} {name}")
+        shapes = ["plain"] if name == "hopper" else list(SHAPES)
+        for shape in shapes if everything else [pick.choice(shapes)]:
+            able = configs(name, target)
+            if able and not (everything and shape == "plain"):
+                able = [pick.choice(able)]
+            for config in able:
+                yield name, target, shape, config.all_kwargs()
+
+
+def failure(job: tuple[str, str, str, dict[str, Any]]) -> str | None:
+    """Compiles; says what went wrong."""
+    name, target, shape, given = job
+    options = {
+        each: given.pop(each) for each in list(given) if each.islower() and each not in RUNTIME
+    }
+    options = {each: value for each, value in options.items() if value is not None}
+    try:
+        compiled = triton.compile(
+            source(name, shape, given), target=TARGETS[target], options=options
+        )
+    except Exception as error:
+        return f"{name}, {shape}, for {target}, {given} {options}: {type(error).__name__}: {str(error)[:300]}"
+    if compiled.metadata.shared > SHARED[target]:
+        return f"{name}, {shape}, for {target}, {given} {options}: {compiled.metadata.shared} bytes of shared memory"
+    return None
+
+
+def main() -> int:
+    everything = sys.argv[1:] == ["all"]
+    listed = failures = 0
+    for target in TARGETS:
+        # Processes of its own: Triton remembers how the first target of a process converts float8.
+        with ProcessPoolExecutor(
+            len(os.sched_getaffinity(0)), mp_context=get_context("spawn")
+        ) as pool:
+            mine = list(jobs(everything, target))
+            listed += len(mine)
+            for failed in filter(None, pool.map(failure, mine)):
+                failures += 1
+                print(failed, flush=True)
+    print(f"{listed - failures} of {listed} compile")
+    return int(failures > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

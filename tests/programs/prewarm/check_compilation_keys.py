@@ -1,0 +1,114 @@
+"""Binds launches as Triton does and checks that what is kept of them gives the key that Triton would look for."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import products
+import triton
+import triton.language as tl
+from support.launch_binding import Pointer, bound
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+
+from dejavu_cache.prewarm.host_modules import DevicelessDriver
+from dejavu_cache.runtime.launch_recorder import _launch
+from dejavu_cache.triton_internals.compilation import compilation, jit_function, launch_of
+
+SPLIT = tl.constexpr(3)
+
+
+@triton.jit
+def square(x):
+    return x * x
+
+
+@triton.jit
+def plain(x, y, n, scale, flag, mask, BLOCK: tl.constexpr, segments):
+    tl.store(x, tl.load(y) * scale + n + segments + SPLIT)
+
+
+@triton.jit
+def odd(
+    x, pair, function: tl.constexpr, kind: tl.constexpr, factor: tl.constexpr, BLOCK: tl.constexpr
+):
+    tl.store(x, function(tl.load(x)).to(kind) + pair[0])
+
+
+def check(fn: Any, target: Any, config: Any, *args: Any, **options: Any) -> Any:
+    own = config.all_kwargs() if config else {}
+    source, metadata = bound(fn, target, args, {**options, **own})
+    launch = launch_of(source, metadata, config)
+    assert launch is not None, f"{fn} was not kept"
+    again = type(launch).model_validate_json(launch.model_dump_json())
+    assert compilation(fn, again, own, target).key == metadata.hash
+    return again
+
+
+def main(backend: str, arch: str) -> None:
+    target = GPUTarget(
+        backend, int(arch) if backend == "cuda" else arch, 32 if backend == "cuda" else 64
+    )
+    driver.set_active(DevicelessDriver(target))
+    x, y = Pointer("bfloat16"), Pointer("float32", 4097)
+    one = triton.Config({"BLOCK": 64, "segments": 1}, num_warps=8, num_stages=2)
+    two = triton.Config({"BLOCK": 128, "segments": 32}, num_warps=2, maxnreg=None)
+    launch = check(plain, target, one, x, y, 1000, 0.5, True, None)
+    # The launch with another config is what launching with that config would have been.
+    _, expected = bound(plain, target, (x, y, 1000, 0.5, True, None), two.all_kwargs())
+    assert compilation(plain, launch, two.all_kwargs(), target).key == expected.hash
+    for n in (1, 16, 2**40):
+        check(plain, target, two, x, y, n, float("1e30"), False, x)
+    check(plain, target, None, x, y, 3, 2.0, False, None, 32, 16, num_warps=2)
+    tied = triton.Config({"BLOCK": 16})
+    check(odd, target, tied, x, (5, y), square, tl.float16, float("inf"))
+    check(odd, target, tied, x, (16, 2.0), square, tl.constexpr(tl.float32), "json:no")
+    noted(target)
+    if backend == "cuda" and arch == "90" and triton.__version__ >= "3.6":
+        gluon(target)
+
+
+def noted(target: Any) -> None:
+    """A tuned kernel's launch, met outside of a tune: its config is found, and left out."""
+    tuner = products.add_one
+    fn, config = jit_function(tuner), tuner.configs[4]
+    source, metadata = bound(
+        fn, target, (Pointer("float16"), Pointer("float16"), 7), config.all_kwargs()
+    )
+    launch = _launch(source, metadata, tuner)
+    assert launch == launch_of(source, metadata, config)
+    assert "BLOCK" not in launch.signature
+    source, metadata = bound(products.halve, target, (Pointer("float16"), 128), {"num_warps": 1})
+    launch = _launch(source, metadata, None)
+    assert (launch.constants, launch.options) == ({"BLOCK": 128}, {"num_warps": 1})
+
+
+def gluon(target: Any) -> None:
+    """The attention kernel of Hopper, with its tensor descriptors."""
+    import torch
+    from triton.experimental.gluon.language import NVMMASharedLayout
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+    from dejavu_cache.attention.kernels.hopper_kernel import hopper_kernel
+
+    fn = hopper_kernel.fn
+    layout = NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    cache = torch.empty(256, 128, dtype=torch.bfloat16)
+    described = TensorDescriptor(cache, [256, 128], [128, 1], [16, 64], layout)
+    given: dict[str, Any] = dict.fromkeys(fn.arg_names, 7)
+    tokens = Pointer("int32")
+    given.update(cu_seqlens_q=tokens, seqused_k=tokens, block_table=tokens, taken=tokens)
+    given.update(
+        out=cache, q=cache, keys=described, values=described, sinks=None, softmax_scale=0.1
+    )
+    given.update(KV_HEADS=8, GROUP=4, HEAD=128, HEAD_PADDED=128, PAGE=16)
+    config = triton.Config({"TILE": 64, "STAGES": 2, "PERSISTENT": 1}, num_warps=4)
+    args = tuple(given[name] for name in fn.arg_names if name not in config.kwargs)
+    launch = check(fn, target, config, *args)
+    assert any(type_.startswith("tensordesc") for type_ in launch.signature.values())
+
+
+if __name__ == "__main__":
+    for each in sys.argv[1:]:
+        main(*each.split(":"))

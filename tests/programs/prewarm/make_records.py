@@ -1,0 +1,140 @@
+"""Writes `records.jsonl`: what tuning `products` on three GPUs would leave, with made-up timings.
+
+PYTHONPATH=.:client:service:tests:tests/programs/prewarm python tests/programs/prewarm/make_records.py [FILE [DEVICE…]]
+
+The launches are real: they are what Triton makes of such arguments for these GPUs.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import products
+from support.launch_binding import Pointer, bound
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+
+from dejavu_cache.model.record import Measurement, Record, RecordedLaunch, RecordSet, Winner
+from dejavu_cache.model.scenario import (
+    Context,
+    Device,
+    Environment,
+    Kernel,
+    Problem,
+    Scenario,
+    canonical_json,
+)
+from dejavu_cache.prewarm.host_modules import DevicelessDriver
+from dejavu_cache.prewarm.plan import builder_toolchain
+from dejavu_cache.runtime.launch_recorder import METHOD
+from dejavu_cache.triton_internals.compilation import jit_function, launch_of, target_of
+from dejavu_cache.triton_internals.config_names import describe
+from dejavu_cache.triton_internals.source_hash import kernel_name, source_hash
+
+DEVICES = [
+    Device(name="NVIDIA H200", arch="sm_90", units=132, memory_gib=140),
+    Device(name="NVIDIA B200", arch="sm_100", units=148, memory_gib=179),
+    Device(name="AMD Instinct MI300X", arch="gfx942", units=304, memory_gib=192),
+]
+MOMENT = datetime(2026, 1, 1, tzinfo=timezone.utc)
+
+
+def launch(fn: Any, config: Any, device: Device, *args: Any, **options: Any) -> RecordedLaunch:
+    """What a launch with these arguments would leave on that GPU."""
+    own = {} if config is None else config.all_kwargs()
+    noted = launch_of(*bound(fn, target_of(device), args, {**options, **own}), config)
+    assert noted is not None
+    return noted
+
+
+def record(tuner: Any, scenario: Scenario, best: int, launches: tuple[RecordedLaunch, ...]) -> Record:
+    """A record in which one config is the fastest, and the others are slower by their place."""
+    measurements = tuple(
+        Measurement(
+            config=describe(config), median=1.0 + abs(place - best), at=MOMENT, by="made up"
+        )
+        for place, config in enumerate(tuner.configs)
+    )
+    winner = Winner(config=describe(tuner.configs[best]), at=MOMENT)
+    return Record(scenario=scenario, winner=winner, launches=launches, measurements=measurements)
+
+
+def context(tuner: Any, device: Device, **problem: Any) -> Context:
+    """As a process on that GPU would have it."""
+    here = builder_toolchain(device)
+    return Context(
+        kernel=Kernel(name=kernel_name(tuner), source=source_hash(tuner)),
+        environment=Environment(
+            device=device, triton=here.triton, codegen=here.codegen, variables=here.variables
+        ),
+        problem=Problem(**problem),
+    )
+
+
+def sets(device: Device, scale: int) -> list[RecordSet]:
+    """All records of a GPU; `scale` lets their winners differ."""
+    add, product = products.add_one, products.product
+    x, a = Pointer("float32"), Pointer("float16")
+    adds = []
+    for n in (1 << 10, 1 << 17):
+        best = (n.bit_length() + scale) % 2
+        launches = tuple(
+            launch(jit_function(add), add.configs[best], device, x, x, each) for each in (n, n + 1)
+        )
+        scenario = Scenario(args={"n": n}, dtypes={"x_ptr": "float32", "y_ptr": "float32"})
+        adds.append(record(add, scenario, best, launches))
+    products_ = [
+        record(
+            product,
+            Scenario(
+                args={"M": 16, "N": 512, "K": 256},
+                dtypes=dict.fromkeys(("a_ptr", "b_ptr", "c_ptr"), "float16"),
+            ),
+            1,
+            (launch(jit_function(product), product.configs[1], device, a, a, a, 16, 512, 256),),
+        )
+    ]
+    halves = launch(products.halve, None, device, x, 64)
+    method = {"method": "events-cold"}
+    return [
+        RecordSet(
+            context=context(add, device, keys=("n",), buckets={"n": add._buckets["n"]}, **method),
+            records=tuple(adds),
+        ),
+        RecordSet(
+            context=context(
+                product,
+                device,
+                keys=("M", "N", "K"),
+                buckets={"M": product._buckets["M"]},
+                **method,
+            ),
+            records=tuple(products_),
+        ),
+        RecordSet(
+            context=context(products.halve, device, keys=(), method=METHOD),
+            records=(Record(scenario=Scenario(), launches=(halves,)),),
+        ),
+    ]
+
+
+def write(to: Path, devices: Sequence[str]) -> None:
+    """Writes the records of some devices, a context a line."""
+    driver.set_active(DevicelessDriver(GPUTarget("cuda", 90, 32)))
+    chosen = [each for each in DEVICES if each.name in devices]
+    lines = [
+        canonical_json(each) for place, device in enumerate(chosen) for each in sets(device, place)
+    ]
+    to.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    here = Path(__file__).with_name("records.jsonl")
+    write(
+        Path(sys.argv[1]) if sys.argv[1:] else here,
+        sys.argv[2:] or [device.name for device in DEVICES],
+    )

@@ -1,0 +1,525 @@
+"""`cached_autotune` behaves as `triton.autotune` and benchmarks each config of each scenario once."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from support.addition import CONFIGS, add_one
+from support.kernels import launch
+from triton.runtime.autotuner import Autotuner
+
+from dejavu_cache import (
+    Exact,
+    NoValidConfigError,
+    Pow2,
+    Resolution,
+    ScenarioNotTuned,
+    cached_autotune,
+    open_store,
+)
+from dejavu_cache.errors import SettingsError
+
+
+class Bench:
+    """A benchmark that counts what it times, and finds the config it is told to the fastest.
+
+    The config is seen through `BLOCK`, which the test kernels write to `seen`.
+    """
+
+    def __init__(self, times: Sequence[float] = (3.0, 1.0, 2.0)) -> None:
+        self.times = list(times)
+        self.calls = 0
+
+    def __call__(self, kernel_call: Callable[[], Any], quantiles: Sequence[float]) -> list[float]:
+        kernel_call()
+        self.calls += 1
+        return [self.times[(self.calls - 1) % len(self.times)]] * 3
+
+
+def make(bench: Bench | None = None, fn: Any = add_one, **options: Any) -> Any:
+    """A fresh decoration of a kernel, as a fresh process would have it."""
+    options = {"configs": CONFIGS, "key": ["n"], "do_bench": bench or Bench(), **options}
+    return cached_autotune(**options)(fn)
+
+
+def test_it_is_an_autotuner() -> None:
+    """Inductor and others ask with isinstance."""
+    assert isinstance(make(), Autotuner)
+
+
+def test_a_scenario_is_benchmarked_once_per_config() -> None:
+    bench = Bench()
+    kernel = make(bench)
+    for _ in range(3):
+        launch(kernel, 100)
+    assert bench.calls == 3
+    assert kernel.best_config.kwargs == {"BLOCK": 32}
+
+
+def test_another_process_benchmarks_nothing() -> None:
+    launch(make(), 100)
+    bench = Bench()
+    again = make(bench)
+    launch(again, 100)
+    assert bench.calls == 0
+    assert again.best_config.kwargs == {"BLOCK": 32}
+    assert again.explain(torch.ones(1), torch.ones(1), 100).how == "exact"
+
+
+def test_another_key_value_or_dtype_is_another_scenario() -> None:
+    bench = Bench()
+    kernel = make(bench)
+    launch(kernel, 100)
+    launch(kernel, 101)
+    launch(kernel, 100, "float16")
+    assert bench.calls == 9
+
+
+def test_values_in_one_bucket_share_a_record() -> None:
+    bench = Bench()
+    kernel = make(bench, buckets={"n": Pow2()})
+    launch(kernel, 32)
+    launch(kernel, 33)
+    assert bench.calls == 3
+    launch(kernel, 64)
+    assert bench.calls == 6
+
+
+def test_buckets_are_part_of_the_identity() -> None:
+    launch(make(buckets={"n": Pow2()}), 32)
+    bench = Bench()
+    launch(make(bench, buckets={"n": Pow2(max=16)}), 32)
+    assert bench.calls == 3
+    launch(make(bench), 32)
+    assert bench.calls == 6
+    launch(make(bench, buckets={"n": Exact()}), 32)
+    assert bench.calls == 6, "Exact is what no bucket means"
+
+
+def test_a_new_config_is_benchmarked_alone() -> None:
+    launch(make(), 100)
+    bench = Bench([0.5])
+    kernel = make(bench, configs=[*CONFIGS, triton.Config({"BLOCK": 128})])
+    launch(kernel, 100)
+    assert bench.calls == 1
+    assert kernel.best_config.kwargs == {"BLOCK": 128}
+
+
+def test_a_config_that_is_no_longer_declared_is_not_used() -> None:
+    launch(make(), 100)
+    bench = Bench()
+    kernel = make(bench, configs=[CONFIGS[0], CONFIGS[2]])
+    launch(kernel, 100)
+    assert bench.calls == 0
+    assert kernel.best_config.kwargs == {"BLOCK": 64}
+
+
+def test_the_benchmark_method_is_part_of_the_identity() -> None:
+    launch(make(), 100)
+    calls = []
+
+    def other(kernel_call: Callable[[], Any], quantiles: Sequence[float]) -> float:
+        calls.append(kernel_call())
+        return 1.0
+
+    launch(make(do_bench=other), 100)
+    assert len(calls) == 3
+
+
+def test_a_dead_tune_goes_on_where_it_stopped() -> None:
+    """What was measured before the process died is not measured again."""
+    bench = Bench()
+    bench.times = [3.0]
+
+    def dies(kernel_call: Callable[[], Any], quantiles: Sequence[float]) -> list[float]:
+        if bench.calls == 2:
+            raise KeyboardInterrupt
+        return bench(kernel_call, quantiles)
+
+    dies.__module__, dies.__qualname__ = (
+        Bench.__module__,
+        Bench.__qualname__,
+    )  # the same method by name
+    with pytest.raises(KeyboardInterrupt):
+        launch(make(do_bench=dies), 100)
+    rest = Bench([1.0])
+    kernel = make(rest)
+    launch(kernel, 100)
+    assert (bench.calls, rest.calls) == (2, 1)
+    assert kernel.best_config.kwargs == {"BLOCK": 64}
+
+
+def test_one_config_needs_no_benchmark() -> None:
+    bench = Bench()
+    launch(make(bench, configs=CONFIGS[:1]), 100)
+    launch(make(bench, configs=[], fn=triton.heuristics({"BLOCK": lambda args: 16})(add_one)), 100)
+    assert bench.calls == 0
+
+
+def test_keyword_arguments_are_the_same_scenario() -> None:
+    bench = Bench()
+    kernel = make(bench)
+    launch(kernel, 100)
+    x, y = torch.zeros(100), torch.full((100,), float("nan"))
+    kernel[lambda meta: (triton.cdiv(100, meta["BLOCK"]),)](x_ptr=x, y_ptr=y, n=100)
+    assert bench.calls == 3
+    assert torch.equal(y, torch.ones(100))
+
+
+def test_a_tensor_may_be_none() -> None:
+    @triton.jit
+    def maybe(x_ptr, bias_ptr, n, BLOCK: tl.constexpr):
+        at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        value = tl.load(x_ptr + at, mask=at < n)
+        if bias_ptr is not None:
+            value += tl.load(bias_ptr + at, mask=at < n)
+        tl.store(x_ptr + at, value, mask=at < n)
+
+    bench = Bench()
+    kernel = make(bench, fn=maybe, restore_value=["x_ptr"])
+    for bias in (None, torch.ones(100), None):
+        x = torch.ones(100)
+        kernel[lambda meta: (triton.cdiv(100, meta["BLOCK"]),)](x, bias, 100)
+        assert torch.equal(x, torch.full((100,), 1.0 if bias is None else 2.0))
+    assert bench.calls == 6
+
+
+@pytest.mark.parametrize("outside", [True, False])
+def test_it_stacks_with_heuristics_on_either_side(outside: bool) -> None:
+    @triton.jit
+    def kernel(x_ptr, y_ptr, n, EVEN: tl.constexpr, BLOCK: tl.constexpr):
+        at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        inside = (at < n) if not EVEN else (at >= 0)
+        tl.store(y_ptr + at, tl.load(x_ptr + at, mask=inside) + 1, mask=inside)
+
+    even = triton.heuristics({"EVEN": lambda args: args["n"] % 64 == 0})
+    bench = Bench()
+    stacked = (
+        even(make(bench, fn=kernel, key=["n", "EVEN"])) if outside else make(bench, fn=even(kernel))
+    )
+    launch(stacked, 128)
+    launch(stacked, 100)
+    launch(stacked, 100)
+    assert bench.calls == 6
+
+
+def test_values_are_restored_and_reset_while_benchmarking() -> None:
+    @triton.jit
+    def accumulate(x_ptr, total_ptr, n, BLOCK: tl.constexpr):
+        at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        tl.store(x_ptr + at, tl.load(x_ptr + at, mask=at < n) * 2, mask=at < n)
+        tl.store(total_ptr + at, tl.load(total_ptr + at, mask=at < n) + 1, mask=at < n)
+
+    kernel = make(fn=accumulate, restore_value=["x_ptr"], reset_to_zero=["total_ptr"])
+    x, total = torch.ones(64), torch.full((64,), 7.0)
+    kernel[lambda meta: (triton.cdiv(64, meta["BLOCK"]),)](x, total, 64)
+    assert torch.equal(x, torch.full((64,), 2.0))
+    assert torch.equal(total, torch.ones(64))
+
+
+def test_hooks_run_as_upstream_runs_them() -> None:
+    """A config's own hook is the declared one's, also where the config was found in a record."""
+    seen: list[str] = []
+
+    def hooked(name: str) -> Any:
+        return triton.Config(
+            {"BLOCK": int(name)}, pre_hook=lambda args: seen.append(f"{name} n={args['n']}")
+        )
+
+    options: dict[str, Any] = {
+        "configs": [hooked("16"), hooked("32")],
+        "pre_hook": lambda args, reset_only=False: seen.append("reset" if reset_only else "pre"),
+        "post_hook": lambda args, exception: seen.append("post"),
+    }
+    launch(make(**options), 100)
+    assert seen == ["16 n=100", "pre", "post", "32 n=100", "pre", "post", "reset", "32 n=100"]
+    seen.clear()
+    launch(make(**options), 100)
+    assert seen == ["32 n=100"]
+
+
+def test_pruning_is_honoured() -> None:
+    bench = Bench([1.0])
+
+    def early(configs: list[Any], named: dict[str, Any], **kwargs: Any) -> list[Any]:
+        assert named["n"] == 100
+        return [config for config in configs if config.kwargs["BLOCK"] > 16]
+
+    kernel = make(
+        bench,
+        prune_configs_by={
+            "early_config_prune": early,
+            "perf_model": lambda **args: args["BLOCK"],
+            "top_k": 1,
+        },
+    )
+    launch(kernel, 100)
+    assert bench.calls == 1
+    assert kernel.best_config.kwargs == {"BLOCK": 32}
+
+
+def test_a_pruned_config_is_not_reused() -> None:
+    launch(make(), 100)
+    kernel = make(
+        prune_configs_by={
+            "early_config_prune": lambda configs, named, **kwargs: [configs[0], configs[2]]
+        }
+    )
+    launch(kernel, 100)
+    assert kernel.best_config.kwargs == {"BLOCK": 64}
+
+
+@pytest.mark.skipif(
+    not hasattr(add_one, "warmup"), reason="this Triton's interpreter has no warmup"
+)
+def test_warmup_is_upstreams() -> None:
+    kernel = make()
+    kernel.warmup(torch.float32, torch.float32, 100, grid=(1,))
+    assert kernel.benchmarked == 0
+
+
+@pytest.mark.parametrize("value", [torch.ones(1), [1], object(), float("nan"), 1 + 2j])
+def test_a_key_that_cannot_be_written_down_names_its_argument(value: object) -> None:
+    @triton.jit
+    def ignores(x_ptr, odd, BLOCK: tl.constexpr):
+        pass
+
+    with pytest.raises(TypeError, match="key argument 'odd' is"):
+        make(fn=ignores, key=["odd"])[(1,)](torch.ones(1), value)
+
+
+def test_keys_may_be_of_any_plain_type() -> None:
+    @triton.jit
+    def ignores(
+        x_ptr,
+        a: tl.constexpr,
+        b: tl.constexpr,
+        c: tl.constexpr,
+        d: tl.constexpr,
+        e: tl.constexpr,
+        f: tl.constexpr,
+        BLOCK: tl.constexpr,
+    ):
+        pass
+
+    bench = Bench()
+    kernel = make(bench, fn=ignores, key=list("abcdef"))
+    kernel[(1,)](torch.ones(1), 1, True, 1.5, "text", None, torch.float16)
+    kernel[(1,)](torch.ones(1), 1, 1, 1.5, "text", None, torch.float16)
+    assert bench.calls == 6, "True and 1 are two scenarios"
+    scenario = kernel.explain(torch.ones(1), 1, True, 1.5, "text", None, torch.float16).scenario
+    assert scenario.args == {"a": 1, "b": True, "c": 1.5, "d": "text", "e": None, "f": "float16"}
+
+
+def test_a_bucket_of_no_key_is_refused_where_it_is_declared() -> None:
+    with pytest.raises(SettingsError, match="buckets name 'm', which is not in key"):
+        make(buckets={"m": Pow2()})
+
+
+def test_a_key_of_no_argument_is_refused_or_said(caplog: pytest.LogCaptureFixture) -> None:
+    """Triton 3.9 refuses it; before, it was ignored, and code that relies on that goes on."""
+    if tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 9):
+        with pytest.raises(ValueError, match="typo"):
+            make(key=["n", "typo"])
+    else:
+        launch(make(key=["n", "typo"]), 100)
+        assert "typo" in caplog.text
+
+
+def test_an_unknown_mode_lists_the_known() -> None:
+    with pytest.raises(SettingsError, match="tune, reuse, strict, off"):
+        make(mode="fast")
+
+
+class TestModes:
+    def test_off_is_plain_autotune(self, tmp_path: Path) -> None:
+        bench = Bench()
+        for _ in range(2):
+            launch(make(bench, mode="off", store=tmp_path / "store"), 100)
+        assert bench.calls == 6
+        assert not (tmp_path / "store").exists()
+
+    def test_reuse_never_benchmarks_and_takes_the_first_config(self) -> None:
+        bench = Bench()
+        kernel = make(bench, mode="reuse")
+        launch(kernel, 100)
+        assert bench.calls == 0
+        assert kernel.best_config is CONFIGS[0]
+
+    def test_a_miss_is_put_on_the_worklist_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        missed: list[object] = []
+        monkeypatch.setattr(
+            "dejavu_cache.stores.MemoryStore.miss", lambda store, *miss: missed.append(miss)
+        )
+        monkeypatch.setattr("dejavu_cache.runtime.autotuner.RETRY_AFTER", 0.0)
+        kernel = make(mode="reuse")
+        for n in (100, 100, 200, 100):
+            launch(kernel, n)
+        assert len(missed) == 2
+
+    def test_reuse_takes_the_nearest_scenario_within_reach(self) -> None:
+        launch(make(), 128)
+        kernel = make(mode="reuse")
+        launch(kernel, 256)
+        assert kernel.best_config.kwargs == {"BLOCK": 32}
+        resolution = kernel.explain(torch.ones(1), torch.ones(1), 256)
+        assert (resolution.how, resolution.distance) == ("nearest", 1.0)
+        assert [str(each) for each in resolution.differences] == [
+            "args.n: 128 recorded, 256 wanted"
+        ]
+        launch(kernel, 128 * 8)
+        assert kernel.best_config is CONFIGS[0], "three powers of two are too far"
+
+    def test_reuse_does_not_go_near_where_only_exact_will_do(self) -> None:
+        launch(make(), 128)
+        kernel = make(mode="reuse", buckets={"n": Exact()})
+        launch(kernel, 256)
+        assert kernel.best_config is CONFIGS[0]
+
+    @pytest.mark.parametrize(
+        "default", [CONFIGS[2], lambda named: CONFIGS[2 if named["n"] == 100 else 0]]
+    )
+    def test_the_default_may_be_given(self, default: Any) -> None:
+        kernel = make(mode="reuse", default=default)
+        launch(kernel, 100)
+        assert kernel.best_config is CONFIGS[2]
+
+    def test_strict_names_the_nearest_record_and_what_differs(self) -> None:
+        kernel = make(mode="strict")
+        with pytest.raises(ScenarioNotTuned, match="no record of this kernel exists"):
+            launch(kernel, 100)
+        launch(make(), 128)
+        with pytest.raises(ScenarioNotTuned, match=r"args\.n: 128 recorded, 256 wanted"):
+            launch(kernel, 256)
+        launch(kernel, 128)
+
+    def test_a_mode_comes_from_the_environment_too(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("DEJAVU_CACHE_MODE", "strict")
+        with pytest.raises(ScenarioNotTuned):
+            launch(make(), 100)
+
+    def test_capturing_a_graph_never_benchmarks(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        capturing = True
+        monkeypatch.setattr("dejavu_cache.runtime.resolver.capturing", lambda: capturing)
+        bench = Bench()
+        kernel = make(bench)
+        launch(kernel, 100)
+        assert (bench.calls, kernel.best_config) == (0, CONFIGS[0])
+
+
+def test_explain_runs_and_writes_nothing(tmp_path: Path) -> None:
+    kernel = make(store=tmp_path / "store")
+    resolution = kernel.explain(torch.ones(1), torch.ones(1), 100)
+    assert isinstance(resolution, Resolution)
+    assert (resolution.how, resolution.config, resolution.missing) == ("default", CONFIGS[0], 3)
+    assert not (tmp_path / "store").exists()
+    launch(kernel, 100)
+    resolution = kernel.explain(torch.ones(100), torch.ones(100), 100)
+    assert (resolution.how, resolution.store) == ("tuned", (tmp_path / "store").as_uri())
+    assert "BLOCK: 32" in str(resolution)
+    assert resolution.environment.triton == triton.__version__
+
+
+class TestFailures:
+    def out_of_resources(self, kernel_call: Callable[[], Any], quantiles: Sequence[float]) -> float:
+        from triton.runtime.errors import OutOfResources
+
+        self.calls = getattr(self, "calls", 0) + 1
+        if self.calls < 3:
+            raise OutOfResources(300000, 232448, "shared memory")
+        return 1.0
+
+    def test_a_failed_config_is_recorded_and_not_tried_again(self) -> None:
+        kernel = make(do_bench=self.out_of_resources)
+        launch(kernel, 100)
+        assert kernel.best_config is CONFIGS[2]
+        launch(make(do_bench=self.out_of_resources), 100)
+        assert self.calls == 3
+
+    def test_if_all_fail_each_reason_is_listed(self) -> None:
+        kernel = make(Bench([float("nan")]))
+        with pytest.raises(NoValidConfigError) as caught:
+            launch(kernel, 100)
+        assert str(caught.value).count("invalid_timing: the benchmark returned [nan") == 3
+        again = Bench()
+        with pytest.raises(NoValidConfigError):
+            launch(make(again), 100)
+        assert again.calls == 0
+
+    def test_running_out_of_memory_is_not_the_configs_fault(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        bench = Bench()
+
+        def hungry(kernel_call: Callable[[], Any], quantiles: Sequence[float]) -> list[float]:
+            if bench.calls == 0:
+                bench.calls += 1
+                raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+            return bench(kernel_call, quantiles)
+
+        hungry.__module__, hungry.__qualname__ = Bench.__module__, Bench.__qualname__
+        launch(make(do_bench=hungry), 100)
+        assert "no memory left" in caplog.text
+        again = Bench()
+        launch(make(again), 100)
+        assert again.calls == 1, "the skipped config is tried again"
+
+    def test_the_callers_mistake_is_the_callers_to_see(self) -> None:
+        def broken(kernel_call: Callable[[], Any], quantiles: Sequence[float]) -> float:
+            raise ZeroDivisionError("mine")
+
+        with pytest.raises(ZeroDivisionError, match="mine"):
+            launch(make(do_bench=broken), 100)
+
+
+class OneAtATime(triton.KernelInterface):
+    """A kernel whose launches take turns: the interpreter, unlike a GPU, cannot run two at once."""
+
+    def __init__(self, fn: Any) -> None:
+        self.fn, self.arg_names, self._turn = fn, fn.arg_names, threading.Lock()
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        with self._turn:
+            return self.fn.run(*args, **kwargs)
+
+
+def test_threads_tune_a_scenario_once() -> None:
+    bench = Bench()
+    kernel = make(bench, fn=OneAtATime(add_one))
+    threads = [threading.Thread(target=launch, args=(kernel, 100)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert bench.calls == 3
+
+
+def test_a_pin_overrules_the_measurements(tmp_path: Path) -> None:
+    from dejavu_cache.model.record import Pin, Record
+    from dejavu_cache.model.scenario import now
+
+    launch(make(store=tmp_path), 100)
+    store = open_store(str(tmp_path))
+    (context,) = store.contexts()
+    (record,) = store.records(context)
+    slowest = max(record.measurements, key=lambda each: each.median or 0.0).config
+    store.put(context, [Record(scenario=record.scenario, pin=Pin(config=slowest, at=now()))])
+    kernel = make(store=tmp_path)
+    launch(kernel, 100)
+    assert kernel.best_config.kwargs == slowest.params
+    assert kernel.explain(torch.ones(1), torch.ones(1), 100).how == "pinned"
+
+
+def test_what_tuning_found_is_printed_as_upstream_prints_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(triton.knobs.autotuning, "print", True)
+    launch(make(), 100)
+    assert "Triton autotuning for function add_one" in capsys.readouterr().out

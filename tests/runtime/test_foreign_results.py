@@ -1,0 +1,207 @@
+"""Results of other tools are taken over from files as these tools write them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from support.processes import dejavu
+
+from dejavu_cache import Pow2, cached_autotune
+from dejavu_cache.integrations.foreign_files import read_foreign_files
+from dejavu_cache.stores import FileStore
+
+CONFIGS = [
+    triton.Config({"BLOCK_SIZE_M": m, "GROUP_SIZE_M": g}, num_warps=w)
+    for m in (16, 64)
+    for g in (1, 16)
+    for w in (4, 8)
+]
+
+
+@triton.jit
+def fused_moe_kernel(x, y, M, E, N, BLOCK_SIZE_M: tl.constexpr, GROUP_SIZE_M: tl.constexpr):
+    pass
+
+
+def write(path: Path, content: Any) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content, indent=4))
+    return path
+
+
+@pytest.fixture
+def vllm(tmp_path: Path) -> Path:
+    """As in vLLM's `fused_moe/configs`: shortened."""
+    config = {"BLOCK_SIZE_M": 16, "GROUP_SIZE_M": 1, "num_warps": 4, "num_stages": 3}
+    other = {**config, "BLOCK_SIZE_M": 64, "GROUP_SIZE_M": 16, "num_warps": 8}
+    name = "E=128,N=192,device_name=Triton_interpreter,dtype=fp8_w8a8,block_shape=[128,128].json"
+    write(tmp_path / "vllm" / name, {"triton_version": "3.4.0", "1": config, "64": other})
+    return tmp_path / "vllm"
+
+
+@pytest.fixture
+def triton_dejavu(tmp_path: Path) -> Path:
+    """As triton-dejavu 0.7 writes it."""
+    key = "('64', '128', '192', 'torch.float16', 'torch.float32')"
+    config = (
+        "BLOCK_SIZE_M: 64, GROUP_SIZE_M: 1, num_warps: 8, num_ctas: 1, num_stages: 3, num_buffers_warp_spec: 0, "
+        "num_consumer_groups: 0, reg_dec_producer: 0, reg_inc_consumer: 0, maxnreg: None"
+    )
+    folder = (
+        tmp_path
+        / "dejavu"
+        / "dejavu_0.7"
+        / f"triton_{triton.__version__}"
+        / "cuda_12.4"
+        / "gpu_Triton_interpreter"
+    )
+    content = {
+        "signature": "JITFunction(vllm.ops.moe:fused_moe_kernel)",
+        "total_bench_time_s": 6.7,
+        "evaluated_configs": 6,
+        "keys": ["M", "E", "N"],
+        "cache": {key: config},
+        "timings": {key: [0.1367]},
+        "timings_data": {
+            "labels": ["ms"],
+            "rep_t_ms": 100,
+            "warmup_t_ms": 25,
+            "cuda_graphs": False,
+        },
+    }
+    write(
+        folder
+        / "fused_moe_kernel"
+        / "autotune_config-2"
+        / "code_version-5"
+        / "default"
+        / "cache.json",
+        content,
+    )
+    return tmp_path / "dejavu"
+
+
+@pytest.fixture
+def fla(tmp_path: Path) -> Path:
+    """As flash-linear-attention's config cache reads it."""
+    key = [64, 128, 192, "torch.float16", "torch.float32"]
+    config = {
+        "kwargs": {"BLOCK_SIZE_M": 16, "GROUP_SIZE_M": 16},
+        "num_warps": 8,
+        "num_ctas": 1,
+        "num_stages": 3,
+    }
+    digest = hashlib.md5(json.dumps(key, separators=(",", ":")).encode()).hexdigest()
+    content = {
+        "kernel_name": "fused_moe_kernel",
+        "triton_version": triton.__version__,
+        "autotune_entries": {
+            digest: {
+                "autotune_key": key,
+                "config": {**config, "maxnreg": None, "ir_override": None},
+            }
+        },
+        "default_config": config,
+    }
+    write(tmp_path / "fla" / "Triton_interpreter" / "fused_moe_kernel.json", content)
+    return tmp_path / "fla"
+
+
+def chosen(store: Path, m: int = 64, **options: Any) -> tuple[str, dict[str, Any], int]:
+    kernel = cached_autotune(CONFIGS, ["M", "E", "N"], store=store, mode="reuse", **options)(
+        fused_moe_kernel
+    )
+    found = kernel.explain(torch.ones(1, dtype=torch.float16), torch.ones(1), m, 128, 192)
+    return found.how, found.config.kwargs, found.config.num_warps
+
+
+@pytest.mark.parametrize(
+    ("origin", "best"),
+    [("vllm", (64, 16, 8)), ("triton_dejavu", (64, 1, 8)), ("fla", (16, 16, 8))],
+)
+def test_what_was_best_stands_in(
+    origin: str, best: tuple[int, int, int], tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    folder, store = request.getfixturevalue(origin), tmp_path / "store"
+    seen = dejavu("import", f"--{origin.replace('_', '-')}", folder, "--store", store)
+    assert seen.returncode == 0, seen.stderr
+    assert "for fused_moe_kernel kept in" in seen.stdout
+    values = {"BLOCK_SIZE_M": best[0], "GROUP_SIZE_M": best[1]}
+    assert chosen(store) == ("imported", values, best[2])
+    assert chosen(store, 100, buckets={"M": Pow2()}) == ("imported", values, best[2])
+    assert chosen(store, 128)[0] == "default", "another scenario"
+
+
+def test_another_gpus_or_unknown_configs_do_not_stand_in(fla: Path, tmp_path: Path) -> None:
+    (entry,) = read_foreign_files("fla", fla)
+    store = FileStore(tmp_path / "store")
+    elsewhere = entry.model_copy(update={"device": "NVIDIAH200"})
+    odd = entry.timings[0].model_copy(
+        update={"config": entry.timings[0].config.model_copy(update={"params": {"B": 1}})}
+    )
+    store.put_imported([elsewhere, entry.model_copy(update={"timings": (odd,)})])
+    store.put_imported([elsewhere])
+    assert len(list(store.imported("fused_moe_kernel"))) == 2
+    assert chosen(tmp_path / "store")[0] == "default"
+
+
+def test_names_can_be_translated(vllm: Path, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    options = ["--rename", "fused_moe_kernel=my_kernel", "--rename", "M=tokens"]
+    assert dejavu("import", "--vllm", vllm, *options, "--store", store).returncode == 0
+    (first, _) = sorted(
+        FileStore(store).imported("my_kernel"), key=lambda each: int(each.named["tokens"])
+    )
+    assert first.named == {"E": "128", "N": "192", "tokens": "1"}
+
+
+def test_tritons_own_files_are_read(tmp_path: Path) -> None:
+    """As `TRITON_CACHE_AUTOTUNING=1` writes them; whether they belong to a kernel is asked where there is a GPU."""
+    config = {
+        "kwargs": {"BLOCK": 16},
+        "num_warps": 4,
+        "num_ctas": 1,
+        "num_stages": 3,
+        "maxnreg": None,
+        "pre_hook": None,
+    }
+    slow = {**config, "kwargs": {"BLOCK": 32}, "ir_override": None}
+    timings = [[slow, [0.3, 0.2, 0.4]], [config, [0.1, 0.09, 0.2]], [config, [float("inf")] * 3]]
+    key = [100, "torch.float32", "torch.float32"]
+    write(tmp_path / "ABC" / "add.autotune.json", {"key": key, "configs_timings": timings})
+    (entry,) = read_foreign_files("triton", tmp_path)
+    assert (entry.function, entry.key, entry.proof) == (
+        "add",
+        ("100", "torch.float32", "torch.float32"),
+        "ABC",
+    )
+    assert [(each.config.params["BLOCK"], each.median) for each in entry.timings] == [
+        (16, 0.1),
+        (32, 0.3),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "name one thing to import"),
+        (["--fla", "x", "--vllm", "y"], "name one thing to import"),
+        (["--fla", "/no/such"], "/no/such is not a folder"),
+    ],
+)
+def test_what_cannot_be_imported_is_said(arguments: list[str], said: str) -> None:
+    seen = dejavu("import", *arguments)
+    assert (seen.returncode, said in seen.stderr) == (2, True)
+
+
+def test_a_folder_of_something_else_is_said(tmp_path: Path) -> None:
+    write(tmp_path / "x.json", [1])
+    seen = dejavu("import", "--fla", tmp_path)
+    assert (seen.returncode, "does not hold what fla writes" in seen.stderr) == (2, True)

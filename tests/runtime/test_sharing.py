@@ -1,0 +1,155 @@
+"""Processes share what one of them found; each test runs real processes over one folder."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+from support.fork_server import Child, Nursery
+from support.kernels import ADD
+
+from dejavu_cache.stores import FileStore
+
+PROGRAM = """
+    import json, os, sys, time
+    from pathlib import Path
+    import torch, triton
+    from support.kernels import launch, load_file
+
+    source, store, log = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+    sizes = json.loads(sys.argv[4])
+    os.environ["DEJAVU_CACHE_URL"] = store
+    kernel = load_file(source).add
+
+    def bench(kernel_call, quantiles):
+        kernel_call()
+        with open(log, "a") as file:  # appending a short line is atomic
+            file.write(f"{os.getpid()} {kernel.latest}\\n")
+        time.sleep(float(os.environ.get("BENCH_SECONDS", "0.002")))
+        return [kernel.latest / 1000] * 3
+
+    class Spy:
+        # Tells the benchmark which launch it is timing.
+        def __init__(self, fn):
+            self.fn, self.arg_names = fn, fn.arg_names
+        def run(self, *args, **kwargs):
+            kernel.latest = args[2] * 1000 + kwargs["BLOCK"]
+            return self.fn.run(*args, **kwargs)
+
+    kernel.fn, kernel._do_bench = Spy(kernel.fn), bench
+    for n in sizes:
+        launch(kernel, n)
+    x = torch.ones(1)
+    winners = {n: kernel.explain(x, x, n).config.kwargs["BLOCK"] for n in sizes}
+    print(json.dumps({"benchmarked": kernel.benchmarked, "winners": winners}))
+"""
+
+
+class Fleet:
+    """Processes over one store, and the log of every benchmark that any of them ran."""
+
+    def __init__(self, folder: Path, nursery: Nursery) -> None:
+        self._folder, self._nursery = folder, nursery
+        self.store = folder / "store"
+        self.log = folder / "log"
+        self.log.touch()
+        self.source = folder / "kernels.py"
+        self.source.write_text(textwrap.dedent(ADD))
+
+    def start(self, sizes: list[int], **env: str) -> Child:
+        arguments = (str(self.source), self.store.as_uri(), str(self.log), json.dumps(sizes))
+        return self._nursery.start(
+            PROGRAM, *arguments, folder=self._folder, TRITON_INTERPRET="1", **env
+        )
+
+    def finish(self, process: Child) -> dict[str, object]:
+        return json.loads(process.finish())  # type: ignore[no-any-return]
+
+    def run(self, *sizes: int, **env: str) -> dict[str, object]:
+        return self.finish(self.start(list(sizes), **env))
+
+    def edit(self, old: str, new: str) -> None:
+        text = self.source.read_text()
+        assert old in text
+        self.source.write_text(text.replace(old, new, 1))
+
+    @property
+    def benchmarks(self) -> list[str]:
+        return [line.split()[1] for line in self.log.read_text().splitlines()]
+
+
+@pytest.fixture
+def fleet(tmp_path: Path, nursery: Nursery) -> Fleet:
+    return Fleet(tmp_path, nursery)
+
+
+def test_the_second_process_benchmarks_nothing(fleet: Fleet) -> None:
+    assert fleet.run(100, 200)["benchmarked"] == 6
+    assert fleet.run(100, 200)["benchmarked"] == 0
+
+
+def test_edits_cost_what_they_must(fleet: Fleet) -> None:
+    """A comment and a move cost nothing, a config costs one benchmark, a helper's code costs all."""
+    assert fleet.run(100)["benchmarked"] == 3
+    fleet.edit("@cached_autotune", "# a comment\n@cached_autotune")
+    assert fleet.run(100)["benchmarked"] == 0
+    fleet.edit("import triton\n", "import triton\n\n\nMOVED = True\n\n")
+    moved = fleet.source.rename(fleet.source.with_name("moved.py"))
+    fleet.source = moved
+    assert fleet.run(100)["benchmarked"] == 0
+    fleet.edit("(16, 32, 64)", "(16, 32, 64, 128)")
+    assert fleet.run(100)["benchmarked"] == 1
+    fleet.edit("return x + SHIFT", "return x * 1 + SHIFT")
+    assert fleet.run(100)["benchmarked"] == 4
+
+
+def test_processes_with_different_lists_share_what_they_have_in_common(fleet: Fleet) -> None:
+    fleet.run(100)
+    fleet.edit("(16, 32, 64)", "(32, 128)")
+    assert fleet.run(100) == {"benchmarked": 1, "winners": {"100": 32}}
+    fleet.edit("(32, 128)", "(16, 32, 64)")
+    assert fleet.run(100) == {"benchmarked": 0, "winners": {"100": 16}}
+
+
+def test_sixteen_processes_at_once_benchmark_every_config_once(fleet: Fleet) -> None:
+    sizes = [64 + n for n in range(20)]
+    processes = [fleet.start(sizes) for _ in range(16)]
+    results = [fleet.finish(process) for process in processes]
+    assert len(fleet.benchmarks) == len(set(fleet.benchmarks)) == 60
+    assert sum(result["benchmarked"] for result in results) == 60  # type: ignore[misc]
+    assert all(result["winners"] == results[0]["winners"] for result in results)
+    store = FileStore(fleet.store)
+    (context,) = store.contexts()
+    assert [len(record.measurements) for record in store.records(context)] == [3] * 20
+
+
+def test_a_killed_tuner_loses_one_config_at_most(fleet: Fleet) -> None:
+    process = fleet.start([100], BENCH_SECONDS="1.5")
+    while len(fleet.benchmarks) < 2:
+        time.sleep(0.01)
+    time.sleep(0.75)  # in the middle of the second; the first is on the disk by now
+    process.kill()
+    assert fleet.run(100)["benchmarked"] in (1, 2)
+    assert len(fleet.benchmarks) <= 4
+
+
+def test_who_waits_too_long_runs_a_fallback(fleet: Fleet) -> None:
+    tuner = fleet.start([100], BENCH_SECONDS="3")
+    while not fleet.benchmarks:
+        time.sleep(0.01)
+    start = time.monotonic()
+    other = fleet.run(100, DEJAVU_CACHE_TUNE_WAIT="0.1")
+    assert other["benchmarked"] == 0
+    assert time.monotonic() - start < 60
+    assert fleet.finish(tuner)["benchmarked"] == 3
+
+
+def test_an_unwritable_home_costs_the_reuse_and_nothing_else(fleet: Fleet, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    fleet.store = tmp_path / "file" / "store"
+    process = fleet.start([100, 200, 100])
+    assert fleet.finish(process)["benchmarked"] == 6
+    assert process.err.read_text().count("cannot be written") == 1

@@ -1,0 +1,240 @@
+"""Where no record is near, a decision tree chooses, among what the kernel declares and nothing else."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import triton
+from support.addition import CONFIGS, add_one
+from support.kernels import launch
+from support.records import MOMENT
+
+from dejavu_cache import Resolution, ScenarioNotTuned, cached_autotune
+from dejavu_cache.errors import StoreError
+from dejavu_cache.heuristics.fit import fit
+from dejavu_cache.model.decision_tree import Leaf, Tree
+from dejavu_cache.model.record import Measurement, Record, RecordSet
+from dejavu_cache.model.scenario import Context, Scenario
+from dejavu_cache.stores import FileStore, MemoryStore, TieredStore
+from dejavu_cache.triton_internals.config_names import describe
+
+SIZES = [2**exponent for exponent in range(1, 12)]
+FAR = 12_500
+
+
+def make(store: FileStore, configs: Any = CONFIGS, **options: Any) -> Any:
+    options = {"key": ["n"], "mode": "reuse", "store": store, **options}
+    return cached_autotune(configs=configs, **options)(add_one)
+
+
+def resolved(kernel: Any, n: int) -> Resolution:
+    resolution: Resolution = kernel.explain(torch.ones(1), torch.ones(1), n)
+    return resolution
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> FileStore:
+    return FileStore(tmp_path / "store")
+
+
+@pytest.fixture
+def context(store: FileStore) -> Context:
+    """What launches of the kernel on this machine are filed under."""
+    return resolved(make(store), 1).context
+
+
+@pytest.fixture
+def whole(context: Context) -> RecordSet:
+    """Up to n = 1000, 32 is the best block, and 64 from there on; 16 never is."""
+
+    def record(n: int) -> Record:
+        medians = {16: 3.0, 32: 1.0 if n <= 1000 else 2.0, 64: 2.0 if n <= 1000 else 1.0}
+        taken = [
+            Measurement(config=describe(config), median=medians[config.kwargs["BLOCK"]], at=MOMENT)
+            for config in CONFIGS
+        ]
+        dtypes = {"x_ptr": "float32", "y_ptr": "float32"}
+        return Record(scenario=Scenario(args={"n": n}, dtypes=dtypes), measurements=tuple(taken))
+
+    return RecordSet(context=context, records=tuple(map(record, SIZES)))
+
+
+@pytest.fixture
+def tree(whole: RecordSet) -> Tree:
+    return fit(whole)
+
+
+def elsewhere(tree: Tree, **environment: Any) -> Tree:
+    """The tree as if fitted in another environment."""
+    return moved(tree, environment=tree.context.environment.model_copy(update=environment))
+
+
+def moved(tree: Tree, **context: Any) -> Tree:
+    held = {name: getattr(tree.context, name) for name in Context.model_fields}
+    return Tree(**{**dict(tree), "context": Context(**{**held, **context})})
+
+
+def only(tree: Tree, block: int) -> Tree:
+    """The tree cut down to one config."""
+    config = next(each for each in tree.configs if each.params["BLOCK"] == block)
+    return Tree(**{**dict(tree), "configs": (config,), "root": Leaf(ranking=(0,))})
+
+
+def test_what_is_far_from_every_record_gets_the_trees_choice(store: FileStore, tree: Tree) -> None:
+    url = store.put_tree(tree)
+    for n, block in ((3, 32), (700, 32), (3000, 64), (FAR, 64)):
+        kernel = make(store)
+        launch(kernel, n)
+        assert kernel.best_config.kwargs == {"BLOCK": block}
+        found = resolved(kernel, n)
+        assert (found.how, found.store, found.final) == ("tree", url, False)
+    assert f"found:  tree in {url}" in str(found)
+    assert kernel.benchmarked == 0
+
+
+def test_the_nearest_record_goes_before_the_tree_and_the_default_after(
+    store: FileStore, tree: Tree, whole: RecordSet
+) -> None:
+    assert resolved(make(store), FAR).how == "default"
+    store.put(whole.context, whole.records)
+    store.put_tree(tree)
+    assert resolved(make(store), 5_000).how == "nearest"
+    assert resolved(make(store), FAR).how == "tree"
+    assert "args.n" in str(resolved(make(store), FAR)), (
+        "what sets the nearest record apart is told as well"
+    )
+    assert resolved(make(store), 1024).how == "exact"
+
+
+def test_a_tree_is_only_a_fallback(store: FileStore, tree: Tree) -> None:
+    store.put_tree(tree)
+    with pytest.raises(ScenarioNotTuned):
+        launch(make(store, mode="strict"), FAR)
+    tuner = make(store, mode="tune")
+    launch(tuner, 100)
+    assert (tuner.benchmarked, resolved(tuner, 100).how) == (3, "tuned")
+
+
+def test_a_tree_for_other_code_or_another_triton_serves_and_says_so(
+    store: FileStore, tree: Tree
+) -> None:
+    kernel = tree.context.kernel.model_copy(update={"source": "f" * 32})
+    older = elsewhere(tree, triton="3.1.0")
+    store.put_tree(moved(older, kernel=kernel))
+    found = resolved(make(store), FAR)
+    assert (found.how, found.config.kwargs) == ("tree", {"BLOCK": 64})
+    assert {each.field for each in found.differences} == {"kernel.source", "environment.triton"}
+
+
+def test_of_several_trees_the_one_most_like_this_context_is_asked_first(
+    store: FileStore, tree: Tree
+) -> None:
+    store.put_tree(elsewhere(only(tree, 32), triton="3.1.0"))
+    store.put_tree(only(tree, 64))
+    store.put_tree(elsewhere(only(tree, 32), triton="9.0.0"))
+    assert resolved(make(store), 3).config.kwargs == {"BLOCK": 64}
+
+
+def test_another_gpus_tree_serves_only_where_the_family_may(
+    store: FileStore, tree: Tree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dejavu_cache.settings import current_settings
+
+    device = tree.context.environment.device
+    store.put_tree(elsewhere(tree, device=device.model_copy(update={"units": device.units + 1})))
+    assert resolved(make(store), FAR).how == "default"
+    monkeypatch.setenv("DEJAVU_CACHE_FAMILY", "1")
+    current_settings.cache_clear()
+    found = resolved(make(store), FAR)
+    assert (found.how, [each.field for each in found.differences]) == (
+        "tree",
+        ["environment.device.units"],
+    )
+    other = FileStore(store.root.with_name("other"))
+    other.put_tree(elsewhere(tree, device=device.model_copy(update={"arch": "sm_10"})))
+    assert resolved(make(other), FAR).how == "default"
+
+
+def test_a_config_that_the_kernel_does_not_declare_never_runs(store: FileStore, tree: Tree) -> None:
+    store.put_tree(tree)
+    without_64 = make(store, CONFIGS[:2])
+    assert resolved(without_64, FAR).config.kwargs == {"BLOCK": 32}, "the leaf's next best"
+    launch(without_64, FAR)
+    neither = make(store, [CONFIGS[0], triton.Config({"BLOCK": 128})])
+    assert resolved(neither, FAR).how == "default"
+    pruned = make(
+        store, prune_configs_by={"early_config_prune": lambda configs, named, **rest: configs[:2]}
+    )
+    assert resolved(pruned, FAR).config.kwargs == {"BLOCK": 32}
+
+
+def test_a_scenario_of_another_kind_falls_to_the_default(store: FileStore, tree: Tree) -> None:
+    store.put_tree(tree)
+    assert make(store).explain(torch.ones(1).half(), torch.ones(1), FAR).how == "default"
+
+
+def test_a_damaged_or_newer_tree_is_passed_over_with_a_warning(
+    store: FileStore, tree: Tree, caplog: pytest.LogCaptureFixture
+) -> None:
+    store.put_tree(elsewhere(tree, triton="3.1.0"))
+    path = Path(store.put_tree(tree).removeprefix("file://"))
+    for text, said in (
+        ("{", "not a decision tree"),
+        (tree.text.replace('"format": 1', '"format": 9'), "upgrade"),
+    ):
+        caplog.clear()
+        path.write_text(text)
+        with caplog.at_level(logging.WARNING):
+            assert [each.field for each in resolved(make(store), FAR).differences] == [
+                "environment.triton"
+            ]
+        assert said in caplog.text
+        assert path.read_text() == text
+        from dejavu_cache import notices
+
+        notices._said.clear()
+
+
+def test_a_tree_beside_records_disturbs_no_record(
+    store: FileStore, tree: Tree, whole: RecordSet
+) -> None:
+    store.put_tree(tree)
+    store.put(whole.context, whole.records)
+    assert list(store.contexts()) == [whole.context]
+    assert store.unreadable() == {}
+    assert store.delete(whole.context) == len(SIZES)
+    assert [each.tree for each in store.trees(tree.context.kernel.name)] == [tree]
+
+
+def test_a_tree_goes_to_the_first_store_that_keeps_trees(store: FileStore, tree: Tree) -> None:
+    read_only = FileStore(store.root.with_name("shipped"), read_only=True)
+    tiers = TieredStore([read_only, MemoryStore(), store])
+    tiers.put_tree(tree)
+    assert [url for _, url in tiers.trees(tree.context.kernel.name)] == [
+        store.path(tree.context).with_suffix(".tree.json").as_uri()
+    ]
+    with pytest.raises(StoreError, match="keeps no decision trees"):
+        TieredStore([read_only, MemoryStore()]).put_tree(tree)
+
+
+def test_an_installed_package_ships_trees_with_its_records(
+    store: FileStore, tree: Tree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "site" / "shipping"
+    FileStore(package / "records").put_tree(tree)
+    (package / "__init__.py").touch()
+    (package / "records" / "__init__.py").touch()
+    info = tmp_path / "site" / "shipping-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: shipping\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[dejavu_cache.records]\nshipping = shipping.records\n")
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    found = resolved(make(store), FAR)
+    assert (found.how, str(package) in str(found.store)) == ("tree", True)
+    for name in [name for name in sys.modules if name.startswith("shipping")]:
+        del sys.modules[name]

@@ -1,0 +1,348 @@
+"""A file store loses nothing, whatever happens to its files, its disk and its writers."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from support.processes import environment, run_python
+from support.records import MOMENT, context, measurement, record
+from support.strategies import RECORDS
+
+from dejavu_cache.errors import NewerFormatError, ReadOnlyStoreError, StoreError
+from dejavu_cache.model.record import Record, RecordSet
+from dejavu_cache.stores import FileStore, open_store
+from dejavu_cache.stores.file_layout import Page
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> FileStore:
+    store = FileStore(tmp_path / "store")
+    store.put(context(), [record(16), record(32)])
+    return store
+
+
+def only_file(store: FileStore) -> Path:
+    (path,) = store.root.rglob("*.json")
+    return path
+
+
+def reopened(store: FileStore) -> FileStore:
+    return FileStore(store.root)
+
+
+class TestTheFile:
+    def test_lies_where_a_person_looks(self, store: FileStore) -> None:
+        assert only_file(store).relative_to(store.root).parts[:3] == (
+            "pkg.kernels.add",
+            "NVIDIA-H200",
+            "triton-3.6.0",
+        )
+
+    def test_is_json_with_a_line_per_measurement(self, store: FileStore) -> None:
+        text = only_file(store).read_text()
+        assert RecordSet.model_validate_json(text).context == context()
+        lines = [line for line in text.splitlines() if '"median"' in line]
+        assert [json.loads(line.strip().rstrip(","))["median"] for line in lines] == [1.0, 1.0]
+
+    def test_is_the_same_however_it_came_about(self, store: FileStore, tmp_path: Path) -> None:
+        other = FileStore(tmp_path / "other")
+        for each in (32, 16, 32):
+            other.put(context(), [record(each)])
+        assert only_file(other).read_bytes() == only_file(store).read_bytes()
+
+    def test_a_new_measurement_changes_one_line(self, store: FileStore) -> None:
+        before = only_file(store).read_text().splitlines()
+        store.put(context(), [record(16, measurement(64, 2.0, MOMENT + timedelta(days=1)))])
+        after = only_file(store).read_text().splitlines()
+        assert sum(one != two for one, two in zip(before, after, strict=True)) == 1
+
+    def test_is_not_touched_by_a_write_that_changes_nothing(self, store: FileStore) -> None:
+        before = only_file(store).stat()
+        store.put(context(), [record(16)])
+        assert only_file(store).stat().st_mtime_ns == before.st_mtime_ns
+
+    def test_is_read_whatever_its_layout(self, store: FileStore) -> None:
+        path = only_file(store)
+        path.write_text(json.dumps(json.loads(path.read_text()), indent=4))
+        again = reopened(store)
+        assert again.get(context(), record(16).scenario) is not None
+        again.put(context(), [record(64)])
+        assert len(list(reopened(store).records(context()))) == 3
+
+    def test_gives_one_record_without_being_read(
+        self, store: FileStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The first of its records, the last, and any between; what is not there costs the whole read."""
+        store.put(context(), [record(m) for m in range(100, 150)])
+        read: list[Path] = []
+        whole = FileStore._read
+        monkeypatch.setattr(FileStore, "_read", lambda *args: read.append(args[1]) or whole(*args))
+        for m in (16, 32, *range(100, 150)):
+            found = reopened(store).get(context(), record(m).scenario)
+            assert found is not None
+            assert found.record == record(m)
+        assert not read
+        assert reopened(store).get(context(), record(99).scenario) is None
+        assert len(read) == 1
+
+    def test_is_seen_anew_when_another_process_writes_it(self, store: FileStore) -> None:
+        assert store.get(context(), record(64).scenario) is None
+        reopened(store).put(context(), [record(64)])
+        assert store.get(context(), record(64).scenario) is not None
+
+
+@given(RECORDS)
+def test_a_record_survives_its_page(written: Record) -> None:
+    page = Page(context(), [written])
+    assert list(Page.parse(page.text, "here").records("here")) == [written]
+
+
+DAMAGE = {
+    "truncated": lambda text: text[: len(text) // 2],
+    "empty": lambda text: "",
+    "not JSON": lambda text: "hello",
+    "not a record set": lambda text: "[1, 2]",
+    "binary": lambda text: "\udc80\udcff",
+    "NaN": lambda text: text.replace('"median": 1.0', '"median": NaN'),
+    "negative": lambda text: text.replace('"median": 1.0', '"median": -1.0'),
+    "an unknown field": lambda text: text.replace(
+        '"median": 1.0', '"median": 1.0, "code": "import os"'
+    ),
+    "another kernel's": lambda text: text.replace("pkg.kernels.add", "pkg.kernels.mul"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_file_is_set_aside_whole(
+    store: FileStore, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = only_file(store)
+    damaged = DAMAGE[damage](path.read_text()).encode(errors="surrogateescape")
+    path.write_bytes(damaged)
+    again = reopened(store)
+    assert again.get(context(), record(16).scenario) is None
+    again.put(context(), [record(64)])
+    assert [each.scenario for each in again.records(context())] == [record(64).scenario]
+    (aside,) = again.set_aside()
+    assert aside.read_bytes() == damaged
+    assert len(caplog.records) == 1
+    assert aside.name in caplog.text
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_writing_first_sets_it_aside_too(store: FileStore, damage: str) -> None:
+    path = only_file(store)
+    damaged = DAMAGE[damage](path.read_text()).encode(errors="surrogateescape")
+    path.write_bytes(damaged)
+    again = reopened(store)
+    again.put(context(), [record(16)])
+    assert again.get(context(), record(16).scenario) is not None
+    assert [each.read_bytes() for each in again.set_aside()] == [damaged]
+
+
+def test_a_damaged_file_in_a_read_only_store_stays(
+    store: FileStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = only_file(store)
+    path.write_text("hello")
+    assert FileStore(store.root, read_only=True).get(context(), record(16).scenario) is None
+    assert path.read_text() == "hello"
+    assert "read-only" in caplog.text
+
+
+def test_a_newer_format_is_refused_and_not_touched(store: FileStore) -> None:
+    path = only_file(store)
+    newer = path.read_text().replace('"format": 1', '"format": 99')
+    path.write_text(newer)
+    again = reopened(store)
+    with pytest.raises(NewerFormatError, match=r"format 99.*upgrade dejavu-cache"):
+        again.get(context(), record(16).scenario)
+    with pytest.raises(NewerFormatError):
+        again.put(context(), [record(64)])
+    assert path.read_text() == newer
+
+
+def test_a_read_only_store_is_not_written(store: FileStore) -> None:
+    locked = open_store(f"{store.url}?read_only=1")
+    assert locked.get(context(), record(16).scenario) is not None
+    with pytest.raises(ReadOnlyStoreError):
+        locked.put(context(), [record(64)])
+    with pytest.raises(ReadOnlyStoreError):
+        locked.delete(context())
+
+
+def test_a_missing_folder_is_an_empty_store(tmp_path: Path) -> None:
+    store = FileStore(tmp_path / "nowhere")
+    assert store.get(context(), record(16).scenario) is None
+    assert list(store.contexts()) == []
+    assert not store.root.exists()
+
+
+def test_a_file_in_the_folders_place_is_said(tmp_path: Path) -> None:
+    (tmp_path / "store").write_text("")
+    with pytest.raises(StoreError, match="cannot be written"):
+        FileStore(tmp_path / "store").put(context(), [record(16)])
+
+
+def test_a_full_disk_is_said_and_what_was_there_stays(store: FileStore) -> None:
+    """A file-size limit makes the kernel refuse the write in the middle, as a full disk does."""
+    code = """
+        import resource, signal, sys
+        from support.records import context, record
+        from dejavu_cache.errors import StoreError
+        from dejavu_cache.stores import FileStore
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+        try:
+            FileStore(sys.argv[1]).put(context(), [record(m) for m in range(1, 100)])
+        except StoreError as error:
+            print(error)
+    """
+    before = only_file(store).read_bytes()
+    assert "cannot be written" in run_python(code, str(store.root)).stdout
+    assert only_file(store).read_bytes() == before
+    assert not list(store.root.rglob("*.tmp-*"))
+
+
+@pytest.mark.skipif(os.name != "posix", reason="uses a user without rights")
+def test_a_folder_without_rights_is_said(store: FileStore) -> None:
+    code = """
+        import os, sys
+        from support.records import context, record
+        from dejavu_cache.errors import StoreError
+        from dejavu_cache.stores import FileStore
+        if os.getuid() == 0:
+            os.setuid(65534)
+        store = FileStore(sys.argv[1])
+        assert store.get(context(), record(16).scenario) is not None
+        try:
+            store.put(context(), [record(64)])
+        except StoreError as error:
+            print(error)
+    """
+    for path in (*store.root.parents, store.root, *store.root.rglob("*")):
+        if path.is_dir() and path.is_relative_to("/tmp") and path != Path("/tmp"):
+            path.chmod(0o555)
+    try:
+        assert "cannot be written: Permission denied" in run_python(code, str(store.root)).stdout
+    finally:
+        for path in (store.root, *store.root.rglob("*"), *store.root.parents):
+            if path.is_dir() and path.is_relative_to("/tmp") and path != Path("/tmp"):
+                path.chmod(0o755)
+
+
+def test_a_file_system_without_locks_is_still_written(
+    store: FileStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_locks(*args: object) -> None:
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", no_locks)
+    store.put(context(), [record(64)])
+    assert len(list(reopened(store).records(context()))) == 3
+    with store.lease(context(), record(64).scenario, wait=1.0) as held:
+        assert held
+
+
+WRITER = """
+    import sys
+    from datetime import timedelta
+    from support.records import MOMENT, context, measurement, record
+    from dejavu_cache.stores import FileStore
+    store, start, count = FileStore(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    for m in range(start, start + count):
+        store.put(context(), [record(m, measurement(64, 1.0, MOMENT + timedelta(seconds=m)))])
+        print(m, flush=True)
+"""
+
+
+@pytest.fixture
+def writers() -> Iterator[list[subprocess.Popen[str]]]:
+    started: list[subprocess.Popen[str]] = []
+    yield started
+    for process in started:
+        process.kill()
+        process.wait()
+        assert process.stdout
+        process.stdout.close()
+
+
+def start_writer(root: Path, start: int, count: int) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(WRITER), str(root), str(start), str(count)],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_processes_that_write_one_file_lose_nothing(
+    tmp_path: Path, writers: list[subprocess.Popen[str]]
+) -> None:
+    root = tmp_path / "store"
+    writers += [start_writer(root, 1000 * index, 25) for index in range(1, 5)]
+    for process in writers:
+        assert process.wait(120) == 0
+    assert len(list(FileStore(root).records(context()))) == 100
+
+
+NURSERY = """
+    import os, random, signal, sys, time
+    from support.records import context, record
+    from dejavu_cache.stores import FileStore
+
+    def write(start, acknowledge):
+        store = FileStore(sys.argv[1])
+        for m in range(start, start + 1000):
+            store.put(context(), [record(m)])
+            os.write(acknowledge, f"{m} ".encode())
+
+    for round in range(200):
+        reading, writing = os.pipe()
+        child = os.fork()
+        if not child:
+            write(1000 * (round + 1), writing)
+        os.close(writing)
+        acknowledged = b""
+        for _ in range(random.randint(0, 2)):  # by its progress: by the clock, a busy machine would get nowhere
+            acknowledged += os.read(reading, 1 << 20)
+        time.sleep(random.uniform(0, 0.005))
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        acknowledged += os.read(reading, 1 << 20)
+        os.close(reading)
+        held = FileStore(sys.argv[1]).records(context()) if round % 20 == 19 else ()
+        print(acknowledged.decode(), "|", " ".join(str(each.scenario.args["M"]) for each in held), flush=True)
+"""
+
+
+def test_killing_writers_at_random_leaves_a_readable_store(tmp_path: Path) -> None:
+    """200 writers are killed; everything that one had acknowledged is there afterwards."""
+    root = tmp_path / "store"
+    acknowledged: set[int] = set()
+    for line in run_python(NURSERY, str(root)).stdout.splitlines():
+        said, _, held = line.partition("|")
+        acknowledged |= set(map(int, said.split()))
+        assert not held.strip() or acknowledged <= set(map(int, held.split()))
+    assert len(acknowledged) > 100
+    assert acknowledged <= {each.scenario.args["M"] for each in FileStore(root).records(context())}
+    assert FileStore(root).set_aside() == []
+    FileStore(root).put(context(), [record(1)])
+
+
+def test_litter_of_killed_writers_can_be_swept(store: FileStore) -> None:
+    litter = only_file(store).with_name("x.json.tmp-1-1")
+    litter.write_text("half")
+    os.utime(litter, (0, 0))
+    assert store.sweep() == 1
+    assert not litter.exists()
+    assert only_file(store).exists()

@@ -1,0 +1,114 @@
+"""Fresh processes at the price of a fork: from an interpreter that has imported Torch, and nothing of this project."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from support.processes import environment
+
+__all__ = ["COMMAND", "Child", "Nursery"]
+
+COMMAND = "from dejavu_client.cli.main import main; main()"
+"""`dejavu-cache`, with the child's arguments."""
+
+_PROGRAM = """
+    import gc, json, os, sys
+    import filelock, httpx, pydantic, sklearn.tree, stamina, torch, triton
+
+    gc.freeze()  # else the children's collections copy its memory
+
+    for line in sys.stdin:
+        task = json.loads(line)
+        if "wait" in task:
+            print(os.waitstatus_to_exitcode(os.waitpid(task["wait"], 0)[1]), flush=True)
+        elif pid := os.fork():
+            print(pid, flush=True)
+        else:
+            break
+    else:
+        sys.exit()
+    # From here on this is a child, which ends as every program does.
+    for number, path in enumerate((os.devnull, task["out"], task["err"])):
+        os.dup2(os.open(path, os.O_RDONLY if number == 0 else os.O_WRONLY | os.O_CREAT, 0o644), number)
+    os.environ.clear()
+    os.environ.update(task["env"])
+    sys.argv = ["-c", *task["arguments"]]
+    exec(compile(task["code"], "<program>", "exec"), {"__name__": "__main__"})
+"""
+
+
+class Nursery:
+    """Starts processes for tests that need many, or one after the other."""
+
+    def __init__(self) -> None:
+        self._started = 0
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(_PROGRAM)],
+            env=environment(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1"),  # a process with threads is no good to fork
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+    def start(self, code: str, *arguments: object, folder: Path, **env: str) -> Child:
+        """Runs code in a new process; what it prints goes to files in a folder."""
+        self._started += 1
+        folder.mkdir(parents=True, exist_ok=True)
+        out, err = folder / f"{self._started}.out", folder / f"{self._started}.err"
+        texts = tuple(map(str, arguments))
+        pid = self._ask(
+            code=textwrap.dedent(code),
+            arguments=texts,
+            env=environment(**env),
+            out=str(out),
+            err=str(err),
+        )
+        return Child(pid, texts, out, err, self)
+
+    def wait(self, pid: int) -> int:
+        """A child's exit code; negative if a signal ended it."""
+        return self._ask(wait=pid)
+
+    def close(self) -> None:
+        self._process.communicate()
+
+    def _ask(self, **task: Any) -> int:
+        assert self._process.stdin
+        assert self._process.stdout
+        print(json.dumps(task), file=self._process.stdin, flush=True)
+        return int(self._process.stdout.readline())
+
+
+@dataclass
+class Child:
+    """A process that a nursery started."""
+
+    pid: int
+    arguments: tuple[str, ...]
+    out: Path
+    err: Path
+    _nursery: Nursery
+
+    def ended(self) -> subprocess.CompletedProcess[str]:
+        """Waits for its end, good or bad."""
+        code = self._nursery.wait(self.pid)
+        return subprocess.CompletedProcess(
+            self.arguments, code, self.out.read_text(), self.err.read_text()
+        )
+
+    def finish(self) -> str:
+        """Waits for it to end well, and answers what it printed."""
+        done = self.ended()
+        assert done.returncode == 0, done
+        return done.stdout
+
+    def kill(self) -> None:
+        """Ends it at once, as a crash does."""
+        os.kill(self.pid, signal.SIGKILL)
+        self._nursery.wait(self.pid)

@@ -1,0 +1,64 @@
+"""Kernels as source text, importing them, and launching them."""
+
+from __future__ import annotations
+
+import importlib.util
+import linecache
+import textwrap
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+__all__ = ["ADD", "launch", "load", "load_file"]
+
+ADD = """
+    import triton
+    import triton.language as tl
+    from dejavu_cache import Pow2, cached_autotune
+
+    SHIFT = tl.constexpr(1)
+
+    @triton.jit
+    def shift(x):
+        return x + SHIFT
+
+    CONFIGS = [triton.Config({"BLOCK": block}, num_warps=4) for block in (16, 32, 64)]
+
+    @cached_autotune(configs=CONFIGS, key=["n"])
+    @triton.jit
+    def add(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
+        at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        tl.store(y_ptr + at, shift(tl.load(x_ptr + at, mask=at < n)), mask=at < n)
+"""
+"""A module with one kernel that calls a helper, which reads a constexpr global."""
+
+
+def load(path: Path, source: str = ADD, name: str = "kernels") -> ModuleType:
+    """Writes a module of kernels and imports it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(textwrap.dedent(source))
+    return load_file(path, name)
+
+
+def load_file(path: Path, name: str = "kernels") -> ModuleType:
+    """Imports a file, as new, under a module's name."""
+    linecache.checkcache(str(path))  # else it answers with the text of an earlier file of this path
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def launch(kernel: Any, n: int = 100, dtype: str = "float32", **kwargs: Any) -> Any:
+    """Runs an `add` kernel on poisoned outputs and checks what it wrote."""
+    import torch
+    import triton
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    x = torch.arange(n, device=device).to(getattr(torch, dtype))
+    y = torch.full_like(x, float("nan"))
+    kernel[lambda meta: (triton.cdiv(n, meta["BLOCK"]),)](x, y, n, **kwargs)
+    assert torch.equal(y, x + 1)
+    return y

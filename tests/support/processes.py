@@ -1,0 +1,49 @@
+"""Python processes that import this checkout."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+__all__ = ["PROGRAMS", "ROOT", "dejavu", "environment", "run_python"]
+
+ROOT = Path(__file__).parents[2]
+PROGRAMS = ROOT / "tests" / "programs"
+
+
+def run_python(
+    code: str, *argv: str, check: bool = True, **env: str
+) -> subprocess.CompletedProcess[str]:
+    """Runs code in a fresh interpreter that finds this checkout."""
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code), *argv],
+        env=environment(**env),
+        capture_output=True,
+        text=True,
+        check=check,
+        timeout=240,
+    )
+
+
+def dejavu(*arguments: object, **env: str) -> subprocess.CompletedProcess[str]:
+    """Runs the command as a user would."""
+    command = [sys.executable, "-m", "dejavu_client", *map(str, arguments)]
+    return subprocess.run(
+        command, env=environment(**env), capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def environment(**more: str) -> dict[str, str]:
+    """This process's environment with the checkout's packages on the path."""
+    more_path = more.pop("PYTHONPATH", "")
+    ours = map(str, (ROOT, ROOT / "client", ROOT / "service", ROOT / "tests"))
+    path = [*ours, more_path, os.environ.get("PYTHONPATH", "")]
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, path)),
+        "PYTHONDONTWRITEBYTECODE": "1",  # a file that is edited twice in a second would be read from its bytecode
+        **more,
+    }

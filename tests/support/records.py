@@ -1,0 +1,61 @@
+"""Records, contexts and configs with made-up values."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from typing import Any
+
+from dejavu_cache.model.buckets import Pow2
+from dejavu_cache.model.record import Measurement, Record
+from dejavu_cache.model.scenario import (
+    Config,
+    Context,
+    Device,
+    Environment,
+    Kernel,
+    Problem,
+    Scenario,
+)
+
+__all__ = ["MOMENT", "config", "context", "measurement", "record"]
+
+MOMENT = datetime(2026, 1, 1, tzinfo=timezone.utc)
+
+
+def context(**changes: Any) -> Context:
+    """A context on an H200; the keywords change the kernel's name, its source, the device or Triton's version."""
+    device = Device(
+        name=changes.get("device", "NVIDIA H200"), arch="sm_90", units=132, memory_gib=140
+    )
+    return Context(
+        kernel=Kernel(
+            name=changes.get("kernel", "pkg.kernels.add"), source=changes.get("source", "0" * 32)
+        ),
+        environment=Environment(
+            device=device, triton=changes.get("triton", "3.6.0"), codegen="ptxas 12.9.86"
+        ),
+        problem=Problem(keys=("M", "N"), buckets={"M": Pow2()}, method="events-cold"),
+    )
+
+
+def config(block: int = 64, **options: Any) -> Config:
+    """A config with one meta-parameter."""
+    return Config(params={"BLOCK": block}, options={"num_warps": 4, **options})
+
+
+def measurement(block: int = 64, median: float = 1.0, at: datetime = MOMENT) -> Measurement:
+    """A timing with narrow quantiles."""
+    return Measurement(
+        config=config(block),
+        median=median,
+        p20=median * 0.99,
+        p80=median * 1.001,
+        at=at,
+        by="me@here",
+    )
+
+
+def record(m: int = 32, *measurements: Measurement, **fields: Any) -> Record:
+    """A record of the scenario M=m."""
+    scenario = Scenario(args={"M": m, "N": 64}, dtypes={"x_ptr": "float16"})
+    return Record(scenario=scenario, measurements=measurements or (measurement(),), **fields)

@@ -1,0 +1,59 @@
+"""Records of any shape, for property tests."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from hypothesis import strategies as st
+
+from dejavu_cache.model.record import Failure, Measurement, Pin, Record, RecordedLaunch, Winner
+from dejavu_cache.model.scenario import Scenario
+from support.records import MOMENT, config, measurement
+
+TEXT = st.text(
+    st.characters(codec="utf-8", exclude_categories=("Cc", "Cs")), min_size=1, max_size=20
+)
+SCALARS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**63), 2**64 - 1),
+    st.floats(allow_nan=False, allow_infinity=False),
+    TEXT,
+)
+SCENARIOS = st.builds(
+    Scenario,
+    args=st.dictionaries(TEXT, SCALARS, max_size=4),
+    dtypes=st.dictionaries(TEXT, TEXT, max_size=3),
+)
+MOMENTS = st.integers(0, 5).map(lambda hours: MOMENT + timedelta(hours=hours))
+TIMINGS = st.builds(
+    measurement, block=st.sampled_from([16, 32, 64]), median=st.floats(0, 1e6), at=MOMENTS
+)
+FAILURES = st.builds(
+    lambda timing, kind: Measurement(
+        config=timing.config, failure=Failure(kind=kind, reason=kind), at=timing.at
+    ),
+    TIMINGS,
+    st.sampled_from(["out_of_resources", "skipped"]),
+)
+MEASUREMENTS = TIMINGS | FAILURES
+LAUNCHES = st.builds(
+    RecordedLaunch,
+    wheel=st.sampled_from(["triton 3.6.0 cp311", "triton 3.6.0 cp312"]),
+    signature=st.dictionaries(TEXT, TEXT, max_size=2),
+    constants=st.dictionaries(TEXT, SCALARS, max_size=2),
+    bound=st.none() | st.just(config(16)),
+)
+RECORDS = st.builds(
+    lambda measurements, winner, pin, launches: Record(
+        scenario=Scenario(args={"M": 32}),
+        measurements=tuple({each.config: each for each in measurements}.values()),
+        winner=winner,
+        pin=pin,
+        launches=launches,
+    ),
+    st.lists(MEASUREMENTS, max_size=3),
+    st.none() | st.builds(Winner, config=st.just(config(16)) | st.just(config(32)), at=MOMENTS),
+    st.none() | st.builds(Pin, config=st.none() | st.just(config(64)), at=MOMENTS),
+    st.lists(LAUNCHES, max_size=2).map(tuple),
+)

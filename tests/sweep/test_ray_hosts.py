@@ -1,0 +1,94 @@
+"""On a Ray cluster: workers anywhere, results in one store, a lost worker's cases taken over."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+
+import psutil
+import pytest
+from support.sweeping import Sweeps
+
+from dejavu_cache.sweep.messages import SweepSpec
+from dejavu_cache.sweep.runner import Sweep
+
+ray = pytest.importorskip("ray", reason="the extra `ray` is not installed")
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore"),  # Ray warns of what it will change one day
+]
+
+
+@pytest.fixture
+def cluster(sweeps: Sweeps, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sweeps]:
+    """Two CPU workers in a cluster of their own."""
+    for name, value in sweeps.environment(
+        BENCH_SECONDS="0.2", RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0"
+    ).items():
+        monkeypatch.setenv(name, value)
+    ray.init(
+        num_cpus=2, num_gpus=0, include_dashboard=False, log_to_driver=False, logging_level="error"
+    )
+    yield sweeps
+    ray.shutdown()
+
+
+def test_a_cluster_that_loses_a_worker_completes_the_sweep(cluster: Sweeps) -> None:
+    from dejavu_cache.sweep.ray_hosts import ray_hosts
+
+    hosts = ray_hosts(SweepSpec(suite=str(cluster.suite), store=cluster.store.as_uri()), "local")
+    assert len(hosts) == 2
+    cases, _ = (host.cases() for host in hosts)  # both are ready to work
+    lost: list[str] = []
+    killed: list[int] = []
+
+    def kill_an_actor() -> None:
+        cluster.wait_for(6)
+        actors = [
+            each
+            for each in psutil.process_iter(["cmdline"])
+            if "ray::_Actor" in " ".join(each.info["cmdline"] or [])
+        ]
+        killed.append(actors[0].pid)
+        os.kill(actors[0].pid, signal.SIGKILL)
+
+    killer = threading.Thread(target=kill_an_actor)
+    killer.start()
+    report = Sweep(
+        hosts, cases, on_event=lambda e: lost.append(e["case"]) if e["event"] == "lost" else None
+    ).run()
+    killer.join()
+    assert killed
+    assert len(lost) == 1
+    assert report.complete
+    assert cluster.recorded == cluster.whole()
+    assert len(cluster.measured) - len(set(cluster.measured)) <= 1
+
+
+def test_what_a_store_did_not_take_is_told_by_the_machine_that_has_it(
+    cluster: Sweeps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dejavu_cache.sweep.ray_hosts import ray_hosts
+
+    monkeypatch.setenv(
+        "XDG_CACHE_HOME", str(cluster.folder / "the sweep's own")
+    )  # its workers are elsewhere
+    hosts = ray_hosts(SweepSpec(suite=str(cluster.suite), store=cluster.store.as_uri()), "local")
+    cases, _ = (host.cases() for host in hosts)
+    cluster.store.write_text("a file stands where the folder should be")
+    report = Sweep(hosts, cases[:2]).run()
+    left = {
+        f"{socket.gethostname()}:{path}" for path in (cluster.folder / "cache").rglob("*.jsonl")
+    }
+    assert set(report.kept) == left != set()
+    assert not report.complete
+
+
+def test_no_cluster_is_said_in_a_line(sweeps: Sweeps) -> None:
+    out = sweeps.run("--ray", "127.0.0.1:1", code=2)
+    assert "--ray 127.0.0.1:1: no cluster answers there" in out
+    assert "Traceback" not in out

@@ -1,0 +1,124 @@
+"""A config space is a sequence of `triton.Config`, built when it is looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import triton
+from support.addition import add_one
+from support.kernels import launch
+from support.processes import run_python
+
+from dejavu_cache import cached_autotune, config_space
+from dejavu_cache.errors import SettingsError
+
+
+def test_it_holds_all_combinations_in_the_order_they_are_written() -> None:
+    space = config_space({"M": [16, 32], "N": [64]}, num_warps=[4, 8], num_stages=[2])
+    assert [(each.kwargs, each.num_warps, each.num_stages) for each in space] == [
+        ({"M": 16, "N": 64}, 4, 2),
+        ({"M": 16, "N": 64}, 8, 2),
+        ({"M": 32, "N": 64}, 4, 2),
+        ({"M": 32, "N": 64}, 8, 2),
+    ]
+    assert isinstance(space, Sequence)
+    assert len(space) == 4
+    assert space[-1] == triton.Config({"M": 32, "N": 64}, num_warps=8, num_stages=2)
+    assert space[1:3] == [space[1], space[2]]
+
+
+def test_conditions_name_what_they_look_at() -> None:
+    space = config_space(
+        {"M": [16, 32], "N": [16, 32]},
+        num_warps=[4, 8],
+        where=[
+            lambda M, N: M >= N,
+            lambda num_warps, M, at=32: num_warps == 4 or at <= M,
+            lambda **all: all["N"],
+        ],
+    )
+    assert [(each.kwargs["M"], each.kwargs["N"], each.num_warps) for each in space] == [
+        (16, 16, 4),
+        (32, 16, 4),
+        (32, 16, 8),
+        (32, 32, 4),
+        (32, 32, 8),
+    ]
+
+
+def test_vendors_have_parameters_of_their_own() -> None:
+    space = config_space(
+        {"BLOCK": [16, 32]},
+        num_stages=[3, 4],
+        hip={"waves_per_eu": [0, 2], "num_stages": [2]},
+        cuda={"maxnreg": [None, 128]},
+        where=lambda waves_per_eu, BLOCK: waves_per_eu == 0 or BLOCK == 32,
+    )
+    assert [(each.kwargs, each.num_stages) for each in space.for_vendor("hip")] == [
+        ({"BLOCK": 16, "waves_per_eu": 0}, 2),
+        ({"BLOCK": 32, "waves_per_eu": 0}, 2),
+        ({"BLOCK": 32, "waves_per_eu": 2}, 2),
+    ]
+    assert [each.maxnreg for each in space.for_vendor("cuda")] == [None, 128] * 4
+    assert all(each.kwargs.keys() == {"BLOCK"} for each in space), "the interpreter is nobody's GPU"
+
+
+def test_it_is_built_when_it_is_looked_at() -> None:
+    looked: list[int] = []
+    space = config_space({"BLOCK": [16, 32]}, where=lambda BLOCK: looked.append(BLOCK) or True)
+    kernel = cached_autotune(configs=space, key=["n"])(add_one)
+    assert looked == []
+    launch(kernel)
+    assert looked == [16, 32]
+
+
+def test_declaring_one_needs_no_gpu() -> None:
+    """A module with a space can be imported where no driver is, as in a container build."""
+    code = """
+        from dejavu_cache import config_space
+        space = config_space({"BLOCK": [16, 32]}, hip={"waves_per_eu": [0, 2]})
+        print(len(space.for_vendor("hip")))
+    """
+    assert run_python(code, TRITON_INTERPRET="0").stdout == "4\n"
+
+
+def test_it_goes_wherever_a_list_goes() -> None:
+    calls: list[int] = []
+
+    def bench(kernel_call: Callable[[], Any], quantiles: Sequence[float]) -> list[float]:
+        kernel_call()
+        calls.append(1)
+        return [1.0 / len(calls)] * 3
+
+    def early(configs: Sequence[Any], named: dict[str, Any], **kwargs: Any) -> list[Any]:
+        return [config for config in configs if config.kwargs["BLOCK"] > 16]
+
+    space = config_space({"BLOCK": [16, 32, 64]}, num_warps=[4, 8])
+    kernel = cached_autotune(
+        space, key=["n"], do_bench=bench, prune_configs_by={"early_config_prune": early}
+    )(add_one)
+    launch(kernel)
+    assert len(calls) == 4
+    assert kernel.best_config is space[-1]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"where": lambda WIDTH: True}, "where looks at WIDTH; the parameters are BLOCK"),
+        ({"num_warps": []}, "num_warps has no values"),
+        ({"search": "optuna"}, "needs a budget"),
+        ({"search": "random"}, "choose exhaustive or optuna"),
+        ({"budget": 0}, "at least one"),
+    ],
+)
+def test_mistakes_are_named_where_they_are_made(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        config_space({"BLOCK": [16]}, **options)
+
+
+def test_conditions_that_leave_nothing_are_said() -> None:
+    with pytest.raises(SettingsError, match="no combination of BLOCK"):
+        len(config_space({"BLOCK": [16]}, where=lambda BLOCK: BLOCK > 16))

@@ -1,0 +1,353 @@
+"""How configs are measured: what is measured again, in which order, within which budget."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+import triton
+from support.addition import CONFIGS, add_one
+from support.kernels import launch
+
+from dejavu_cache import cached_autotune, config_space, open_store
+from dejavu_cache.errors import SettingsError
+from dejavu_cache.model.record import Measurement
+from dejavu_cache.model.scenario import Config, now
+from dejavu_cache.settings import current_settings
+from dejavu_cache.stores.default import default_store
+from dejavu_cache.tuning.search import OptunaSearch
+
+
+def test_the_first_measurement_of_a_close_race_does_not_decide(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first config was measured on a cold clock, once too slow; the repeats put that right."""
+    timings = iter([1.05, 1.02, 5.0, *[1.0, 1.02] * 3])
+    order: list[int] = []
+
+    def bench(kernel_call: Callable[[], Any], quantiles: Sequence[float]) -> list[float]:
+        kernel_call()
+        order.append(1)
+        return [next(timings)] * 3
+
+    kernel = cached_autotune(configs=CONFIGS, key=["n"])(add_one)
+    kernel.do_bench = bench
+    monkeypatch.setattr("dejavu_cache.runtime.autotuner.method_name", lambda *args: "events-cold")
+    launch(kernel, 100)
+    assert kernel.best_config.kwargs == {"BLOCK": 16}
+    assert len(order) == 9, "three measured once, two of them three times more"
+    assert kernel.benchmarked == 3
+    assert isinstance(kernel, triton.runtime.Autotuner)
+
+
+class TestCutShort:
+    """Everything is measured, but the process died before the race or the winner."""
+
+    @pytest.fixture
+    def order(self) -> list[int]:
+        """The blocks that were measured by the process that died, which was in the race by then."""
+        return []
+
+    @pytest.fixture
+    def racing(self, order: list[int], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+        """Makes a kernel whose close configs race; the first process meets its end there."""
+        monkeypatch.setattr(
+            "dejavu_cache.runtime.autotuner.method_name", lambda *args: "events-cold"
+        )
+
+        def make(times: dict[int, float], dies_at: int = 0, **options: Any) -> Any:
+            clock = Clock(times)
+
+            def bench(kernel_call: Callable[[], Any], quantiles: Sequence[float]) -> list[float]:
+                if len(order) + 1 == dies_at:
+                    raise KeyboardInterrupt
+                timing = clock(kernel_call, quantiles)
+                order.append(clock.block)
+                return timing
+
+            kernel = clock.kernel(do_bench=None, configs=CONFIGS, **options)
+            kernel.do_bench = bench
+            return kernel
+
+        with pytest.raises(KeyboardInterrupt):
+            launch(make({16: 1.0, 32: 1.02, 64: 5.0}, dies_at=4), 100)
+        assert order == [16, 32, 64]
+        order.clear()
+        return make
+
+    @property
+    def won(self) -> dict[str, Any] | None:
+        (context,) = default_store().contexts()
+        (record,) = default_store().records(context)
+        return record.winner and record.winner.config.params
+
+    def test_the_next_process_holds_the_race(
+        self, racing: Callable[..., Any], order: list[int]
+    ) -> None:
+        """And only that, among those that were close; by then it is another one that is faster."""
+        kernel = racing({16: 1.1, 32: 1.02})
+        launch(kernel, 100)
+        assert Counter(order) == {16: 3, 32: 3}
+        assert kernel.best_config.kwargs == self.won == {"BLOCK": 32}
+        assert kernel.benchmarked == 2
+        launch(racing({}), 100)
+        assert len(order) == 6, "once"
+
+    def test_what_is_measured_afterwards_races_against_what_was_measured_before(
+        self, racing: Callable[..., Any], order: list[int]
+    ) -> None:
+        """As it would have, had nothing come between."""
+        kernel = racing({16: 1.1, 32: 1.02, 128: 1.01})
+        kernel.configs = [*CONFIGS, *blocks(128)]
+        launch(kernel, 100)
+        assert Counter(order) == {16: 3, 32: 3, 128: 4}
+        assert self.won == {"BLOCK": 128}
+
+    @pytest.mark.parametrize("mode", ["reuse", "strict"])
+    def test_it_serves_where_nothing_may_be_measured(
+        self, mode: str, racing: Callable[..., Any], order: list[int]
+    ) -> None:
+        kernel = racing({}, mode=mode)
+        launch(kernel, 100)
+        assert (order, self.won) == ([], None)
+        assert kernel.best_config.kwargs == {"BLOCK": 16}
+        assert kernel.explain(torch.ones(1), torch.ones(1), 100).how == "exact"
+
+    def test_it_serves_while_another_process_holds_the_race(
+        self, racing: Callable[..., Any], order: list[int]
+    ) -> None:
+        """Whoever waits for a tune may wait for minutes; not so who has something to run."""
+        store = default_store()
+        (context,) = store.contexts()
+        (record,) = store.records(context)
+        with store.lease(context, record.scenario, wait=0):
+            start = time.monotonic()
+            kernel = racing({})
+            launch(kernel, 100)
+            assert time.monotonic() - start < 10
+        assert (order, self.won) == ([], None)
+        assert kernel.best_config.kwargs == {"BLOCK": 16}
+
+
+class Clock:
+    """A benchmark that finds each config as fast as it is told, and counts how often it is asked."""
+
+    def __init__(self, times: dict[int, float]) -> None:
+        self.times = times
+        self.asked: list[int] = []
+
+    def kernel(self, **options: Any) -> Any:
+        clock = self
+
+        class Spy:
+            def __init__(self, fn: Any) -> None:
+                self.fn, self.arg_names = fn, fn.arg_names
+
+            def run(self, *args: Any, **kwargs: Any) -> Any:
+                clock.block = kwargs["BLOCK"]
+                return self.fn.run(*args, **kwargs)
+
+        return cached_autotune(**{"key": ["n"], "do_bench": self, **options})(Spy(add_one))
+
+    def __call__(self, kernel_call: Callable[[], Any], quantiles: Sequence[float]) -> list[float]:
+        kernel_call()
+        self.asked.append(self.block)
+        return [self.times.get(self.block, 9.0)] * 3
+
+
+def blocks(*sizes: int) -> list[triton.Config]:
+    return [triton.Config({"BLOCK": size}) for size in sizes]
+
+
+class TestBudgets:
+    def test_a_count_ends_a_scenario(self) -> None:
+        """The default is always among what is measured, and the next process has nothing left to do."""
+        configs = blocks(16, 32, 64, 128)
+        clock = Clock({16: 4.0, 32: 3.0, 64: 2.0, 128: 1.0})
+        for _ in range(2):
+            kernel = clock.kernel(configs=configs, tune_configs=2, default=configs[3])
+            launch(kernel, 100)
+            assert clock.asked == [128, 16]
+            assert kernel.best_config is configs[3]
+        launch(clock.kernel(configs=configs, tune_configs=3, default=configs[3]), 100)
+        assert clock.asked == [128, 16, 32]
+
+    def test_time_ends_a_tune_and_the_next_process_goes_on(self) -> None:
+        configs = blocks(16, 32, 64, 128)
+
+        class Slow(Clock):
+            def __call__(
+                self, kernel_call: Callable[[], Any], quantiles: Sequence[float]
+            ) -> list[float]:
+                time.sleep(0.3)
+                return super().__call__(kernel_call, quantiles)
+
+        clock = Slow({128: 1.0})
+        kernel = clock.kernel(configs=configs, tune_seconds=0.5)
+        launch(kernel, 100)
+        assert clock.asked == [16, 32]
+        assert kernel.explain(torch.ones(1), torch.ones(1), 100).missing == 2
+        launch(kernel, 100)
+        assert clock.asked == [16, 32], "once per process"
+        again = clock.kernel(configs=configs, tune_seconds=10)
+        launch(again, 100)
+        assert clock.asked == [16, 32, 64, 128]
+        assert again.best_config is configs[3]
+
+    def test_time_that_is_over_at_once_is_enough_for_one(self) -> None:
+        clock = Clock({})
+        kernel = clock.kernel(configs=blocks(16, 32), tune_seconds=1e-9)
+        launch(kernel, 100)
+        assert clock.asked == [16]
+
+    def test_the_environment_sets_them_too(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("DEJAVU_CACHE_TUNE_CONFIGS", "1")
+        clock = Clock({})
+        launch(clock.kernel(configs=blocks(16, 32)), 100)
+        assert clock.asked == [16]
+
+
+def test_optuna_finds_the_best_of_thousands_within_its_budget() -> None:
+    """Its choices are recorded like any others, so that the next process measures nothing."""
+    space = config_space(
+        {"BLOCK": [16, 32, 64, 128], "SHAPE": list(range(20))},
+        num_warps=[1, 2, 4, 8],
+        num_stages=[1, 2, 3, 4],
+        where=lambda BLOCK, num_warps: 16 * num_warps <= BLOCK,
+        search="optuna",
+        budget=60,
+    )
+    assert len(space) == 800
+    asked: list[dict[str, Any]] = []
+
+    class Fake(triton.KernelInterface):
+        arg_names: ClassVar = ["x_ptr", "y_ptr", "n", "BLOCK", "SHAPE"]
+        fn = add_one
+
+        def run(self, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+            self.given = kwargs
+            return add_one.run(*args, grid=grid, warmup=warmup, BLOCK=kwargs["BLOCK"])
+
+    fake = Fake()
+
+    def bench(kernel_call: Callable[[], Any], quantiles: Sequence[float]) -> list[float]:
+        kernel_call()
+        given = fake.given
+        asked.append(given)
+        cost = 1 + abs(given["SHAPE"] - 13) + (given["BLOCK"] != 64) + (given["num_warps"] != 2)
+        return [cost + 0.1 * given["num_stages"]] * 3
+
+    kernel = cached_autotune(space, key=["n"], do_bench=bench)(fake)
+    launch(kernel, 100)
+    assert len(asked) == 60
+    assert (asked[0]["BLOCK"], asked[0]["SHAPE"]) == (16, 0), "the default is the yardstick"
+    found = kernel.best_config
+    assert abs(found.kwargs["SHAPE"] - 13) <= 1
+    launch(cached_autotune(space, key=["n"], do_bench=bench)(fake), 100)
+    assert len(asked) == 60
+
+
+@pytest.mark.parametrize("budget", [50, 60])
+def test_optuna_fills_its_budget_where_hardly_any_combination_is_a_config(budget: int) -> None:
+    """60 of 54,000: what the sampler wants is nearly always none of them."""
+    space = config_space(
+        {"A": list(range(30)), "B": list(range(30)), "C": list(range(60))},
+        where=lambda A, B, C: A == B and C in (A, A + 30),
+    )
+    declared = [Config(params=config.kwargs) for config in space]
+    assert len(declared) == 60
+    search, asked = OptunaSearch(declared, [], declared[:1], budget), []
+    start = time.monotonic()
+    while batch := search.ask():
+        asked += batch
+        search.tell(
+            Measurement(config=each, median=1.0 + each.params["A"], at=now()) for each in batch
+        )  # type: ignore[operator]
+    assert asked[0] == declared[0]
+    assert len(asked) == len({*asked} & {*declared}) == budget
+    assert time.monotonic() - start < 10
+
+
+def test_memory_that_is_gone_for_all_configs_costs_the_tuning_and_not_the_launch(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def hungry(kernel_call: Callable[[], Any], quantiles: Sequence[float]) -> list[float]:
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+
+    kernel = cached_autotune(configs=CONFIGS, key=["n"], do_bench=hungry)(add_one)
+    launch(kernel, 100)
+    assert kernel.best_config is CONFIGS[0]
+    assert "no memory left to measure any config" in caplog.text
+    (context,) = default_store().contexts()
+    (record,) = default_store().records(context)
+    assert {each.failure and each.failure.kind for each in record.measurements} == {"skipped"}
+    again = cached_autotune(configs=CONFIGS, key=["n"], do_bench=hungry)(add_one)
+    assert again.explain(torch.ones(1), torch.ones(1), 100).missing == 3
+
+
+@pytest.mark.parametrize(
+    "options", [{"method": "events"}, {"method": "events-warm", "do_bench": print}]
+)
+def test_a_method_is_one_of_four_and_alone(options: dict[str, Any]) -> None:
+    with pytest.raises(SettingsError, match="method"):
+        cached_autotune(configs=CONFIGS, key=["n"], **options)(add_one)
+
+
+def test_a_measurement_is_on_disk_before_the_next_but_one_is_over(tmp_path: Path) -> None:
+    store = open_store(str(tmp_path))
+    stored: list[int] = []
+
+    class Slow(Clock):
+        def __call__(
+            self, kernel_call: Callable[[], Any], quantiles: Sequence[float]
+        ) -> list[float]:
+            time.sleep(0.3)
+            stored.append(
+                sum(len(r.measurements) for c in store.contexts() for r in store.records(c))
+            )
+            return super().__call__(kernel_call, quantiles)
+
+    launch(Slow({}).kernel(configs=CONFIGS, store=tmp_path), 100)
+    assert stored == [0, 1, 2]
+
+
+def test_a_long_tune_shows_a_bar_on_a_terminal_and_nowhere_else(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Slow(Clock):
+        def __call__(
+            self, kernel_call: Callable[[], Any], quantiles: Sequence[float]
+        ) -> list[float]:
+            time.sleep(0.1)
+            return super().__call__(kernel_call, quantiles)
+
+    monkeypatch.setattr("dejavu_cache.tuning.progress_bar.SHOWN_AFTER", 0.05)
+    launch(Slow({}).kernel(configs=CONFIGS), 100)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    launch(Slow({}).kernel(configs=CONFIGS), 200)
+    assert "tuning support.addition.add_one(n=200" in capsys.readouterr().err
+    monkeypatch.setenv("DEJAVU_CACHE_PROGRESS", "0")
+    current_settings.cache_clear()
+    launch(Slow({}).kernel(configs=CONFIGS), 300)
+    assert capsys.readouterr().err == ""
+
+
+def test_without_optuna_the_first_configs_are_measured(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A launch goes on where an extra is missing."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    clock = Clock({32: 1.0})
+    kernel = clock.kernel(
+        configs=config_space({"BLOCK": [16, 32, 64, 128]}, search="optuna", budget=2)
+    )
+    launch(kernel, 100)
+    assert clock.asked == [16, 32]
+    assert "dejavu-cache[sweep]" in caplog.text
