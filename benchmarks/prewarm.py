@@ -193,7 +193,7 @@ def make_records(url: str) -> None:
     sys.path.insert(0, str(HERE.parent / "tests" / "prewarm"))
     import prewarm_product
     from binding import Pointer
-    from make_records import DEVICES, Pretender, context, launch, record
+    from make_records import DEVICES, DevicelessDriver, context, launch, record
     from triton.backends.compiler import GPUTarget
     from triton.runtime import driver
 
@@ -201,7 +201,7 @@ def make_records(url: str) -> None:
     from dejavu_cache.stores import open_store
     from dejavu_cache.triton_internals.compilation import jit_function
 
-    driver.set_active(Pretender(GPUTarget("cuda", 90, 32)))
+    driver.set_active(DevicelessDriver(GPUTarget("cuda", 90, 32)))
     product = prewarm_product.product
     dtypes = ("bfloat16", "float16", "float8_e5m2")
     with open_store(url) as store:

@@ -10,7 +10,8 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-import triton
+
+from ..triton_internals.environment import interpreting, supported_float8
 
 __all__ = ["Batch", "checked_batch"]
 
@@ -197,7 +198,7 @@ def _check_tensors(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor
         )
     if q.dtype not in QUERY_DTYPES:
         raise ValueError(f"q: {_said(q)}; expected bfloat16, float16 or float32")
-    if q.dtype == torch.bfloat16 and triton.knobs.runtime.interpret:
+    if q.dtype == torch.bfloat16 and interpreting():
         raise ValueError(
             f"q: {_said(q)}; Triton's interpreter cannot multiply bfloat16: use float16 or float32 there"
         )
@@ -237,16 +238,12 @@ def _check_tensors(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor
 @cache
 def _readable(device: torch.device) -> tuple[torch.dtype, ...]:
     """The float8 that kernels can read on a device."""
-    if triton.knobs.runtime.interpret:
+    if interpreting():
         return torch.float8_e4m3fn, torch.float8_e5m2
     if device.type != "cuda":  # for `reference`, and to compile for GPUs that are elsewhere
         return tuple(FLOAT8)
-    from triton.compiler.compiler import make_backend
-    from triton.runtime import driver
-
     with torch.cuda.device(device):
-        target = driver.active.get_current_target()
-    names = make_backend(target).parse_options({}).supported_fp8_dtypes
+        names = supported_float8()
     return tuple(dtype for dtype, name in FLOAT8.items() if name in names)
 
 

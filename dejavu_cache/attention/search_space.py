@@ -8,7 +8,7 @@ from typing import Any
 import triton
 
 from ..model.buckets import Bucket, Edges, Pow2
-from ..triton_internals.environment import interpreting
+from ..triton_internals.environment import current_target, interpreting
 from ..tuning.config_space import config_space
 
 __all__ = [
@@ -253,7 +253,5 @@ def _capability() -> int:
     """CUDA's, as 90; 0 on AMD's GPUs. Triton is asked, since a builder without a GPU pretends to have one to it."""
     if interpreting():
         return 90
-    from triton.runtime import driver
-
-    target = driver.active.get_current_target()
+    target = current_target()
     return int(target.arch) if target.backend == "cuda" else 0

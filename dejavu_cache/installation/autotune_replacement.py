@@ -8,24 +8,23 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import triton
-from triton.runtime import autotuner as upstream
-from triton.runtime.autotuner import Autotuner
-
 from ..errors import KeyArgumentError
 from ..notices import logger, warn_once
 from ..policy import current_policy
 from ..runtime.autotuner import CachedAutotuner, cached_autotune
 from ..runtime.hot_path import Chosen
+from ..triton_internals.hooks import replace_autotune
 from ..triton_internals.source_hash import kernel_name
+from ..triton_internals.upstream import Autotuner, autotune
 
 __all__ = ["AdoptedAutotuner", "install", "uninstall"]
 
-_THEIRS = upstream.autotune
+_THEIRS = autotune
 _RUN = Autotuner.run
-_PLACES = (triton, triton.runtime, upstream)
 _LEFT_ALONE = ("torch", "triton")
 """Who builds autotuners for purposes of its own: Inductor compiles a user's kernel with a list of configs."""
+
+_OWN = __name__.partition(".")[0]
 
 _SAME = (
     "pre_hook", "post_hook", "user_defined_pre_hook", "user_defined_post_hook", "perf_model", "configs_top_k",
@@ -52,12 +51,10 @@ def install() -> None:
     Kernels that were decorated before cannot be reached: a warning names them, and the modules that took hold of
     `triton.autotune` by name.
     """
-    if upstream.autotune is not _THEIRS:
+    if Autotuner.run is _run_another_kind:
         return
     late = sorted({*_decorated_before(), *_holding_the_name()})
-    for place in _PLACES:
-        place.autotune = _ours
-    Autotuner.run = _run_another_kind
+    replace_autotune(_ours, _run_another_kind)
     if late:
         logger.warning(
             "install() came too late for %s: these stay with triton.autotune; call it before they are imported, "
@@ -68,9 +65,7 @@ def install() -> None:
 
 def uninstall() -> None:
     """Gives `triton.autotune` back; kernels decorated meanwhile stay as they are."""
-    for place in _PLACES:
-        place.autotune = _THEIRS
-    Autotuner.run = _RUN
+    replace_autotune(_THEIRS, _RUN)
 
 
 @functools.wraps(_THEIRS)
@@ -152,7 +147,7 @@ def _decorated_before() -> Iterator[str]:
 
 def _holding_the_name() -> Iterator[str]:
     for name, module in list(sys.modules.items()):
-        if name.partition(".")[0] not in _LEFT_ALONE and any(
+        if name.partition(".")[0] not in (*_LEFT_ALONE, _OWN) and any(
             value is _THEIRS for value in list(getattr(module, "__dict__", {}).values())
-        ) and name != __name__:  # fmt: skip
+        ) :  # fmt: skip
             yield f"module {name}"

@@ -15,8 +15,10 @@ from typing import Any
 from filelock import FileLock
 
 from ..errors import PrewarmError
+from ..triton_internals.hooks import build_host_modules_with
+from ..triton_internals.host_modules import build_driver_module, build_launcher
 
-__all__ = ["DevicelessDriver", "HostModuleBuilder", "make_tools"]
+__all__ = ["HostModuleBuilder", "make_tools"]
 
 _COMPILER = """#!/bin/sh
 for each in "$@"; do
@@ -60,16 +62,6 @@ def make_tools(folder: Path) -> None:
     script.chmod(0o755)
 
 
-class UnloadedModule:
-    """Stands for a module that was built and is not to be loaded: it has everything, and none of it does anything."""
-
-    def __getattr__(self, name: str) -> Any:
-        return UnloadedModule()
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return UnloadedModule()
-
-
 class HostModuleBuilder:
     """Builds what launching takes, through Triton's own drivers.
 
@@ -78,13 +70,9 @@ class HostModuleBuilder:
     """
 
     def __init__(self, tools: Path) -> None:
-        from triton import knobs
-        from triton.runtime import build
-
-        knobs.nvidia.libcuda_path = str(tools)
         os.environ["CC"] = str(tools / "cc")
         self._one_builds = FileLock(tools / "cuda-utils.lock")
-        build._load_module_from_path = lambda name, path: UnloadedModule()
+        build_host_modules_with(str(tools))
 
     def build(self, compiled: Any, target: Any) -> str:
         """Builds the modules for one kernel; returns why it cannot be done, or nothing.
@@ -93,36 +81,16 @@ class HostModuleBuilder:
             Exception: what Triton or the compiler raise.
         """
         if target.backend == "cuda":
-            from triton.backends.nvidia.driver import CudaLauncher, CudaUtils
-
             with self._one_builds:  # the largest of them, which the others then find
-                CudaUtils()
-            CudaLauncher(compiled.src, compiled.metadata)
+                build_driver_module("cuda")
+            build_launcher("cuda", compiled)
             return ""
-        from triton.backends.amd.driver import HIPLauncher, HIPUtils
-
         try:
-            HIPUtils()
-            HIPLauncher(compiled.src, compiled.metadata)
+            build_driver_module("hip")
+            build_launcher("hip", compiled)
         except (AttributeError, FileNotFoundError, RuntimeError) as error:
             return (
                 f"{target.arch}: the modules that launch kernels are left out, since the library they find the driver "
                 f"by is not here ({str(error)[:120]}): install torch for ROCm on the builder, or have gcc at run time"
             )
         return ""
-
-
-class DevicelessDriver:
-    """A driver for a machine without a device: knows what is compiled for, and nothing else."""
-
-    def __init__(self, target: Any) -> None:
-        self.utils = UnloadedModule()
-        self._target = target
-
-    def get_current_target(self) -> Any:
-        """What is compiled for."""
-        return self._target
-
-    def get_current_device(self) -> int:
-        """The first."""
-        return 0

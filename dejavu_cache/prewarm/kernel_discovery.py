@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from ..errors import PrewarmError
 from ..model.scenario import Config, Scenario
 from ..runtime.autotuner import CachedAutotuner
-from ..triton_internals.compilation import jit_function
+from ..triton_internals.compilation import find_jit_function
 from ..triton_internals.config_names import describe
 from ..triton_internals.source_hash import kernel_name, source_hash
 
@@ -101,23 +101,12 @@ def _imported(name: str, left_out: dict[str, str]) -> Iterator[ModuleType]:
 def _in_module(module: ModuleType) -> Iterator[Any]:
     """The kernels that a module defines, as they are called: outermost decorator first."""
     for value in list(vars(module).values()):
-        if hasattr(value, "fn") and _function(value) is not None:
+        if hasattr(value, "fn") and find_jit_function(value) is not None:
             yield value
 
 
-def _function(value: Any) -> Any:
-    """The `JITFunction` inside, or None: other things have an attribute `fn` too."""
-    from triton.runtime.jit import JITFunction
-
-    try:
-        found = jit_function(value)
-    except AttributeError:
-        return None
-    return found if isinstance(found, JITFunction) else None
-
-
 def _add(known: dict[str, DiscoveredKernel], value: Any) -> None:
-    function = _function(value)
+    function = find_jit_function(value)
     name = kernel_name(function)
     if name not in known:
         known[name] = DiscoveredKernel(name, source_hash(function), function, [])

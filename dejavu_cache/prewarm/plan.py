@@ -16,8 +16,9 @@ from ..stores import Store
 from ..stores.manifest import PrewarmedKernel
 from ..triton_internals.compilation import target_of, wheel
 from ..triton_internals.config_names import describe
-from ..triton_internals.environment import codegen
-from .host_modules import DevicelessDriver
+from ..triton_internals.environment import backend_hash, code_generation_variables, codegen
+from ..triton_internals.hooks import set_target
+from ..triton_internals.host_modules import platform_key
 from .kernel_discovery import DiscoveredKernel, DiscoveredKernels, default_of, python_files
 from .messages import BuildPlan, CompileJob, PrewarmSpec
 
@@ -42,9 +43,6 @@ def plan(spec: PrewarmSpec, kernels: DiscoveredKernels, store: Store, own: Store
         PrewarmError: a device has no records, or they are of another toolchain than this one, and that was not
             allowed.
     """
-    from triton.runtime import driver
-    from triton.runtime.build import platform_key
-
     notes = [
         f"{name} is left out: it cannot be imported here ({why})"
         for name, why in kernels.left_out.items()
@@ -59,7 +57,7 @@ def plan(spec: PrewarmSpec, kernels: DiscoveredKernels, store: Store, own: Store
     scenarios: Counter[str] = Counter()
     for found in taken:
         # A default or a pruning may ask Triton what it is on.
-        driver.set_active(DevicelessDriver(target_of(found.context.environment.device)))
+        set_target(target_of(found.context.environment.device))
         for job in _jobs(spec, found, taken, store, notes, scenarios):
             same = job.model_dump_json(exclude={"needed"})
             if job.needed or same not in jobs:
@@ -182,17 +180,13 @@ class _Toolchain(NamedTuple):
 
 def builder_toolchain(device: Device) -> _Toolchain:
     """What this builder compiles with for a device."""
-    from triton._C.libtriton import get_cache_invalidating_env_vars
-    from triton.compiler.compiler import make_backend
-
     try:
-        backend = make_backend(target_of(device)).hash()
+        backend = backend_hash(target_of(device))
     except Exception as error:  # before 3.5, Triton looks for ROCm's linker
         raise PrewarmError(
             f"--device {device.name!r}: nothing can be compiled for it here: {error}"
         ) from None
-    variables = {name: str(value) for name, value in get_cache_invalidating_env_vars().items()}
-    return _Toolchain(_triton(), codegen(backend), variables)
+    return _Toolchain(_triton(), codegen(backend), code_generation_variables())
 
 
 def _alike(environment: Environment, here: _Toolchain) -> bool:

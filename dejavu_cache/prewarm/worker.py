@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from ..errors import DejavuError, PrewarmError
+from ..triton_internals.compilation import compilation, target_of_arch
+from ..triton_internals.hooks import set_target, store_binaries_in, wrap_cache_manager
 from .messages import BuildPlan, CompileJob, CompileResult, PrewarmSpec, Refusal
 
 __all__ = ["main"]
@@ -29,24 +31,16 @@ class CompileWorker:
     """
 
     def __init__(self, spec: PrewarmSpec) -> None:
-        from triton import knobs
-        from triton.backends.compiler import GPUTarget
-        from triton.runtime import driver
-
-        from .host_modules import DevicelessDriver, HostModuleBuilder
+        from ..triton_internals.cache_managers import relocatable_cache
+        from .host_modules import HostModuleBuilder
         from .kernel_discovery import DiscoveredKernels
 
         self._spec = spec
-        self._pretend: Callable[[Any], None] = lambda target: driver.set_active(
-            DevicelessDriver(target)
-        )
-        self._pretend(GPUTarget("cuda", 90, 32))  # modules may ask what they are imported for
+        set_target(target_of_arch("sm_90"))  # modules may ask what they are imported for
         self.kernels = DiscoveredKernels.of(spec.modules)
-        knobs.compilation.store_binary_only = True
-        knobs.compilation.always_compile = False
-        knobs.cache.dir = spec.binaries
-        self._cache = _relocatable()
-        knobs.cache.manager_class = self._cache
+        store_binaries_in(spec.binaries)
+        self._cache = relocatable_cache()
+        wrap_cache_manager(lambda _: self._cache)
         self._host = (
             HostModuleBuilder(Path(spec.binaries).with_name("tools")) if spec.host_modules else None
         )
@@ -63,12 +57,10 @@ class CompileWorker:
         """Makes one binary, and the modules that launch it."""
         import triton
 
-        from ..model.scenario import Device
-        from ..triton_internals.compilation import compilation, target_of
         from .kernel_discovery import launch_values
 
-        target = target_of(Device(name=job.arch, arch=job.arch, units=0, memory_gib=0))
-        self._pretend(target)
+        target = target_of_arch(job.arch)
+        set_target(target)
         self._cache.touched = {}
         known = self.kernels.known[job.kernel]
         values = launch_values(job.config, known.configs(target.backend))
@@ -84,47 +76,6 @@ class CompileWorker:
             fresh=sum(kernels.values()),
             notes=(note,) if note else (),
         )
-
-
-def _relocatable() -> Any:
-    """Triton's cache without paths in it, which remembers what was asked of it."""
-    import json
-
-    from triton.runtime.cache import FileCacheManager
-
-    from ..triton_internals.cache_managers import CUDA_UTILS, cuda_utils_key
-
-    class Relocatable(FileCacheManager):  # type: ignore[misc]
-        touched: dict[str, bool]
-        """The keys that were asked for, and whether something was put there."""
-
-        def get_file(self, filename: str) -> str | None:
-            self._settle(filename)
-            kept: str | None = super().get_file(filename)
-            if kept is not None:
-                type(self).touched.setdefault(self.key, False)
-            return kept
-
-        def put(self, data: Any, filename: str, binary: bool = True) -> str:
-            self._settle(filename)
-            type(self).touched[self.key] = True
-            return str(super().put(data, filename, binary=binary))
-
-        def _settle(self, filename: str) -> None:
-            if filename == CUDA_UTILS and self.key != cuda_utils_key():
-                super().__init__(cuda_utils_key())
-
-        def put_group(self, filename: str, group: dict[str, str]) -> Any:
-            return super().put_group(filename, {name: name for name in sorted(group)})
-
-        def get_group(self, filename: str) -> dict[str, str] | None:
-            path = self.get_file(f"__grp__{filename}")
-            if path is None:
-                return None
-            names = json.loads(Path(path).read_text(encoding="utf-8"))["child_paths"]
-            return {name: self._make_path(name) for name in names}
-
-    return Relocatable
 
 
 def _answered(ask: Callable[[], CompileResult]) -> CompileResult:

@@ -10,7 +10,6 @@ import functools
 import json
 import os
 import sys
-import sysconfig
 import time
 from collections.abc import Callable
 from functools import cache
@@ -23,6 +22,8 @@ from ..errors import DejavuError
 from ..model.resolution import Resolution
 from ..notices import warn_once
 from ..settings import current_settings
+from ..triton_internals.cache_managers import reporting_cache
+from ..triton_internals.hooks import add_compilation_listener, wrap_bench, wrap_cache_manager
 
 __all__ = ["Event", "events", "tell", "tell_resolved", "watch"]
 
@@ -86,21 +87,15 @@ def watch() -> None:
     """Begins to watch Triton, if `DEJAVU_CACHE_REPORT` says so."""
     if _file() is None:
         return
-    from triton import knobs
-    from triton.runtime.autotuner import Autotuner
-
     tell("started", " ".join(sys.argv)[:500])
-    before = knobs.compilation.listener
 
     def listener(*, src: Any, metadata: dict[str, Any], cache_hit: bool, **more: Any) -> None:
         name = getattr(getattr(src, "fn", None), "_fn_name", None) or metadata.get("name", "?")
         tell("loaded" if cache_hit else "compiled", str(name), _specialisation(src))
-        if before is not None:
-            before(src=src, metadata=metadata, cache_hit=cache_hit, **more)
 
-    knobs.compilation.listener = listener
-    knobs.cache.manager_class = _telling(knobs.cache.manager_class)
-    Autotuner._bench = _told(Autotuner._bench)
+    add_compilation_listener(listener)
+    wrap_cache_manager(lambda inner: reporting_cache(inner, lambda module: tell("built", module)))
+    wrap_bench(_told)
 
 
 def _specialisation(src: Any) -> str:
@@ -108,21 +103,6 @@ def _specialisation(src: Any) -> str:
         src.fn.arg_names[path[0]]: value for path, value in getattr(src, "constants", {}).items()
     }
     return ", ".join(f"{name}={value}" for name, value in constants.items())[:500]
-
-
-def _telling(inner: Any) -> Any:
-    """A cache manager that tells when a module of the host is put into it, for then it was built."""
-    from triton.runtime.cache import FileCacheManager
-
-    suffix = sysconfig.get_config_var("EXT_SUFFIX")
-
-    class TellingCache(inner or FileCacheManager):  # type: ignore[misc]
-        def put(self, data: Any, filename: str, binary: bool = True) -> str:
-            if filename.endswith(suffix):
-                tell("built", filename)
-            return str(super().put(data, filename, binary=binary))
-
-    return TellingCache
 
 
 def _told(bench: Callable[..., Any]) -> Callable[..., Any]:

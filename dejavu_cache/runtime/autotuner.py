@@ -10,9 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from triton import knobs
-from triton.runtime.autotuner import Autotuner
-
 from ..errors import SettingsError
 from ..model.buckets import Bucket, Exact
 from ..model.resolution import Resolution
@@ -32,7 +29,8 @@ from ..triton_internals.environment import (
 )
 from ..triton_internals.scenario_key import LaunchKey, RawKey
 from ..triton_internals.source_hash import kernel_name, source_hash
-from ..triton_internals.versions import is_covered
+from ..triton_internals.upstream import Autotuner, knobs
+from ..triton_internals.versions import autotuning_listener, is_covered
 from ..tuning.benchmark_methods import METHODS, method_name, wall_clock
 from ..tuning.config_space import ConfigSpace
 from ..tuning.device_timer import DeviceTimer
@@ -305,7 +303,7 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
                 f"Triton autotuning for function {self.base_fn.__name__},\nwith key as {key},\n"
                 f"finished after {self.bench_time:.2f}s,\nbest config selected: {resolution.config};"
             )
-        listener = getattr(knobs.autotuning, "listener", None)  # Triton 3.7 and later
+        listener = autotuning_listener()
         if listener is not None:
             listener(
                 fn=self.base_fn,

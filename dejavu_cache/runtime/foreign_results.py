@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 from collections.abc import Sequence
 from typing import Any
 
 from ..model.foreign_result import ForeignResult
 from ..model.record import Measurement, Record, Winner
 from ..model.scenario import Config, now
+from ..triton_internals.autotune_cache import disk_cache_key
 
 __all__ = ["measured", "stand_in"]
 
@@ -72,27 +71,6 @@ def _key(request: Any, instead: Any = None) -> list[Any]:
 
 
 def _proof(request: Any) -> str:
-    """The name of the folder in which Triton keeps its results of this launch."""
-    from triton._C.libtriton import get_cache_invalidating_env_vars
-    from triton.compiler.compiler import make_backend
-    from triton.runtime import driver
-
-    try:
-        from triton.runtime.cache import triton_key
-    except ImportError:  # before 3.5
-        from triton.compiler.compiler import triton_key
-    fn = request.autotuner.fn
-    while not hasattr(fn, "cache_key") and hasattr(fn, "fn"):
-        fn = fn.fn
-    if not hasattr(fn, "cache_key"):  # the interpreter's, of which Triton keeps nothing
-        return ""
-    parts = [
-        triton_key(),
-        make_backend(driver.active.get_current_target()).hash(),
-        fn.cache_key,
-        str(sorted(get_cache_invalidating_env_vars().items())),
-        str(tuple(_key(request))),
-        *(str(request.declared[name]) for name in request.declared),
-    ]
-    digest = hashlib.sha256("-".join(parts).encode()).digest()
-    return base64.b32encode(digest).decode().rstrip("=")
+    """Return the name of the folder in which Triton keeps its results of this launch."""
+    configs = [request.declared[name] for name in request.declared]
+    return disk_cache_key(request.autotuner.fn, _key(request), configs)

@@ -13,13 +13,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from triton import knobs
-from triton.runtime import driver
-
 from ..model.buckets import Bucket
 from ..model.resolution import Resolution
 from ..notices import logger
 from ..triton_internals.binder import Binder, binder_for
+from ..triton_internals.upstream import driver, knobs
 from ..triton_internals.versions import (
     active_hook,
     c_launcher,

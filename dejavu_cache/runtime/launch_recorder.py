@@ -23,6 +23,7 @@ from ..settings import Mode
 from ..stores import MemoryStore, TieredStore
 from ..triton_internals.compilation import jit_function, launch_of
 from ..triton_internals.environment import current_device, current_environment, interpreting
+from ..triton_internals.hooks import add_compilation_listener
 from ..triton_internals.source_hash import kernel_name, python_function, source_hash
 
 __all__ = ["METHOD", "note_launches", "quiet"]
@@ -69,17 +70,11 @@ def quiet(autotuner: Any, store: TieredStore) -> Iterator[None]:
 
 @cache
 def _listen() -> None:
-    from triton import knobs
-
-    before = knobs.compilation.listener
-
-    def listener(*, src: Any, metadata: dict[str, Any], **more: Any) -> None:
-        if before is not None:
-            before(src=src, metadata=metadata, **more)
+    def listener(*, src: Any, metadata: dict[str, Any], **_: Any) -> None:
         with suppress(Exception):  # a compilation must not fail because of who hears of it
             _heard(src, metadata)
 
-    knobs.compilation.listener = listener
+    add_compilation_listener(listener)
 
 
 @cache

@@ -13,14 +13,22 @@ import os
 import stat
 import sysconfig
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from ..notices import warn_once
+from .hooks import set_cache_folder, set_platform_key, wrap_cache_manager
 
-__all__ = ["CUDA_UTILS", "cuda_utils_key", "sealed_cache", "serve_binaries"]
+__all__ = [
+    "CUDA_UTILS",
+    "cuda_utils_key",
+    "relocatable_cache",
+    "reporting_cache",
+    "sealed_cache",
+    "serve_binaries",
+]
 
 CUDA_UTILS = f"cuda_utils{sysconfig.get_config_var('EXT_SUFFIX')}"
 """Triton's module that speaks to the driver. From 3.8 on its key has the place of the machine's driver in it."""
@@ -31,14 +39,10 @@ def serve_binaries(folders: Sequence[Path], host_key: str) -> None:
 
     Args:
         folders: as in `sealed_cache`.
-        host_key: the builder's platform key. Triton asks the command `file` about Python; where that is not
-            installed, the keys of host modules would differ from the builder's.
+        host_key: the builder's platform key, as `hooks.set_platform_key` takes it.
     """
-    from triton import knobs
-    from triton.runtime import build
-
-    knobs.cache.manager_class = sealed_cache(folders, knobs.cache.manager_class)
-    build.platform_key = lambda: host_key
+    wrap_cache_manager(lambda manager: sealed_cache(folders, manager))
+    set_platform_key(host_key)
 
 
 def sealed_cache(folders: Sequence[Path], otherwise: Any = None) -> Any:
@@ -96,6 +100,61 @@ def sealed_cache(folders: Sequence[Path], otherwise: Any = None) -> Any:
     return SealedCache
 
 
+def relocatable_cache() -> Any:
+    """Return a cache manager class whose files hold no paths, and which notes the keys that it is asked for."""
+    from triton.runtime.cache import FileCacheManager
+
+    class RelocatableCache(FileCacheManager):  # type: ignore[misc]
+        touched: dict[str, bool]
+        """The keys that were asked for, and whether something was put there."""
+
+        def get_file(self, filename: str) -> str | None:
+            self._settle(filename)
+            kept: str | None = super().get_file(filename)
+            if kept is not None:
+                type(self).touched.setdefault(self.key, False)
+            return kept
+
+        def put(self, data: Any, filename: str, binary: bool = True) -> str:
+            self._settle(filename)
+            type(self).touched[self.key] = True
+            return str(super().put(data, filename, binary=binary))
+
+        def _settle(self, filename: str) -> None:
+            if filename == CUDA_UTILS and self.key != cuda_utils_key():
+                super().__init__(cuda_utils_key())
+
+        def put_group(self, filename: str, group: dict[str, str]) -> Any:
+            return super().put_group(filename, {name: name for name in sorted(group)})
+
+        def get_group(self, filename: str) -> dict[str, str] | None:
+            path = self.get_file(f"__grp__{filename}")
+            if path is None:
+                return None
+            names = json.loads(Path(path).read_text(encoding="utf-8"))["child_paths"]
+            return {name: self._make_path(name) for name in names}
+
+    return RelocatableCache
+
+
+def reporting_cache(inner: Any, report: Callable[[str], None]) -> Any:
+    """Return a cache manager class that reports the host modules that Triton builds.
+
+    Args:
+        inner: the class that keeps the files.
+        report: is called with the name of each host module that is put into the cache.
+    """
+    suffix = sysconfig.get_config_var("EXT_SUFFIX")
+
+    class ReportingCache(inner):  # type: ignore[misc]
+        def put(self, data: Any, filename: str, binary: bool = True) -> str:
+            if filename.endswith(suffix):
+                report(filename)
+            return str(super().put(data, filename, binary=binary))
+
+    return ReportingCache
+
+
 @cache
 def cuda_utils_key() -> str:
     """The key of Triton's module that speaks to the CUDA driver, wherever on a machine the driver lies."""
@@ -111,13 +170,11 @@ def _writable(manager: Any, key: str, kind: dict[str, bool]) -> Any:
     try:
         return manager(key, **kind)
     except OSError as error:
-        from triton import knobs
-
         place = _temporary()
         warn_once(
             "triton cache", f"Triton's cache cannot be written ({error}): {place} is used instead"
         )
-        knobs.cache.dir = str(place)
+        set_cache_folder(str(place))
         return manager(key, **kind)
 
 

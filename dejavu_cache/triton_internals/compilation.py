@@ -20,15 +20,17 @@ from typing import Any, NamedTuple
 
 from ..model.record import RecordedLaunch
 from ..model.scenario import Device
-from .environment import interpreting
+from .environment import code_generation_variables, interpreting
 from .source_hash import python_function
 
 __all__ = [
     "Compilation",
     "compilation",
+    "find_jit_function",
     "jit_function",
     "launch_of",
     "target_of",
+    "target_of_arch",
     "tuned_launches",
     "wheel",
 ]
@@ -60,17 +62,11 @@ def wheel() -> str:
     """This build of Triton: its version, the Python that it was built for, and a digest of its files."""
     import triton
 
+    from .versions import triton_key
+
     abi = sys.implementation.cache_tag.replace("cpython-", "cp")
-    digest = hashlib.sha256(_triton_key().encode()).hexdigest()[:12]
+    digest = hashlib.sha256(triton_key().encode()).hexdigest()[:12]
     return f"triton {triton.__version__} {abi} {platform.machine()} {digest}"
-
-
-def _triton_key() -> str:
-    try:
-        from triton.runtime.cache import triton_key
-    except ImportError:  # before 3.5
-        from triton.compiler.compiler import triton_key
-    return str(triton_key())
 
 
 def target_of(device: Device) -> Any:
@@ -79,13 +75,27 @@ def target_of(device: Device) -> Any:
     Raises:
         ValueError: nothing can be compiled for it.
     """
+    try:
+        return target_of_arch(device.arch)
+    except ValueError:
+        raise ValueError(
+            f"{device.name} ({device.arch}) is no GPU that Triton compiles for"
+        ) from None
+
+
+def target_of_arch(arch: str) -> Any:
+    """Return the `GPUTarget` that Triton compiles for on an architecture, such as `sm_90` or `gfx942`.
+
+    Raises:
+        ValueError: Triton does not compile for it.
+    """
     from triton.backends.compiler import GPUTarget
 
-    if device.arch.startswith("sm_"):
-        return GPUTarget("cuda", int(device.arch[3:]), 32)
-    if device.arch.startswith("gfx"):
-        return GPUTarget("hip", device.arch, 64 if device.arch.startswith("gfx9") else 32)
-    raise ValueError(f"{device.name} ({device.arch}) is no GPU that Triton compiles for")
+    if arch.startswith("sm_"):
+        return GPUTarget("cuda", int(arch[3:]), 32)
+    if arch.startswith("gfx"):
+        return GPUTarget("hip", arch, 64 if arch.startswith("gfx9") else 32)
+    raise ValueError(f"{arch} is no architecture that Triton compiles for")
 
 
 def jit_function(kernel: Any) -> Any:
@@ -93,6 +103,17 @@ def jit_function(kernel: Any) -> Any:
     while hasattr(kernel.fn, "fn"):
         kernel = kernel.fn
     return kernel
+
+
+def find_jit_function(value: Any) -> Any | None:
+    """Return the `JITFunction` inside a decorated kernel, or None if a value is something else."""
+    from triton.runtime.jit import JITFunction
+
+    try:
+        function = jit_function(value)
+    except AttributeError:
+        return None
+    return function if isinstance(function, JITFunction) else None
 
 
 def tuned_launches(
@@ -263,10 +284,10 @@ def _backend(target: Any) -> Any:
 
 
 def _key(source: Any, backend: Any, options: Any) -> str:
-    from triton._C.libtriton import get_cache_invalidating_env_vars
+    from .versions import triton_key
 
-    variables = sorted(get_cache_invalidating_env_vars().items())
-    text = f"{_triton_key()}-{source.hash()}-{backend.hash()}-{options.hash()}-{variables}"
+    variables = sorted(code_generation_variables().items())
+    text = f"{triton_key()}-{source.hash()}-{backend.hash()}-{options.hash()}-{variables}"
     return hashlib.sha256(text.encode()).hexdigest()
 
 

@@ -6,7 +6,6 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
@@ -15,11 +14,15 @@ from ..model.scenario import Device, Environment
 __all__ = [
     "INTERPRETER",
     "INTERPRETER_INDEX",
+    "backend_hash",
     "capturing",
+    "code_generation_variables",
     "codegen",
     "current_device",
     "current_environment",
+    "current_target",
     "interpreting",
+    "supported_float8",
 ]
 
 INTERPRETER = "Triton interpreter"
@@ -44,6 +47,38 @@ def current_device() -> int:
     return index
 
 
+def current_target() -> Any:
+    """Return the `GPUTarget` of the current device: its backend (`cuda` or `hip`) and architecture."""
+    from triton.runtime import driver
+
+    return driver.active.get_current_target()
+
+
+def backend_hash(target: Any) -> str:
+    """Return what Triton's backend for a target adds to a binary's key: the compiler's version.
+
+    Args:
+        target: Triton's `GPUTarget`.
+    """
+    from triton.compiler.compiler import make_backend
+
+    return str(make_backend(target).hash())
+
+
+def code_generation_variables() -> dict[str, str]:
+    """Return the environment variables that change what Triton generates, and their values."""
+    from triton._C.libtriton import get_cache_invalidating_env_vars
+
+    return {name: str(value) for name, value in get_cache_invalidating_env_vars().items()}
+
+
+def supported_float8() -> tuple[str, ...]:
+    """Return Triton's names of the float8 types that kernels can use on the current device."""
+    from triton.compiler.compiler import make_backend
+
+    return tuple(make_backend(current_target()).parse_options({}).supported_fp8_dtypes)
+
+
 @cache
 def current_environment(device: int) -> Environment:
     """The environment of one of this process's devices.
@@ -59,15 +94,12 @@ def current_environment(device: int) -> Environment:
             triton=triton.__version__,
             codegen=f"Python {platform.python_version()}",
         )
-    from triton.compiler.compiler import make_backend
-    from triton.runtime import driver
-
-    target = driver.active.get_current_target()
+    target = current_target()
     return Environment(
         device=_gpu(device, target),
         triton=triton.__version__,
-        codegen=codegen(make_backend(target).hash()),
-        variables=_variables(),
+        codegen=codegen(backend_hash(target)),
+        variables=code_generation_variables(),
     )
 
 
@@ -89,12 +121,6 @@ def _gpu(device: int, target: Any) -> Device:
         # Total memory varies by some MiB with the driver and with error correction; whole GiB tell models apart.
         memory_gib=round(properties.total_memory / 2**30),
     )
-
-
-def _variables() -> Mapping[str, str]:
-    from triton._C.libtriton import get_cache_invalidating_env_vars
-
-    return {name: str(value) for name, value in get_cache_invalidating_env_vars().items()}
 
 
 def codegen(backend_hash: str) -> str:

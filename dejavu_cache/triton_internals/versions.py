@@ -21,11 +21,13 @@ __all__ = [
     "SPECIALIZE",
     "WATCHED",
     "active_hook",
+    "autotuning_listener",
     "c_launcher",
     "is_covered",
     "kernel_follows_hooks",
     "only_alignment_counts",
     "specializer",
+    "triton_key",
 ]
 
 _VERSION: tuple[int, ...] = tuple(map(int, triton.__version__.split("+")[0].split(".")[:2]))
@@ -56,6 +58,15 @@ WATCHED = tuple(knob for since, knob in _SINCE.items() if since <= _VERSION)
 """The knobs that `JITFunction.run` chooses a kernel by."""
 
 
+def triton_key() -> str:
+    """Return Triton's digest of its own files, which is part of each binary's key."""
+    if _VERSION >= (3, 5):
+        from triton.runtime.cache import triton_key as digest_of_files
+    else:
+        from triton.compiler.compiler import triton_key as digest_of_files
+    return str(digest_of_files())
+
+
 def specializer(fn: Any) -> dict[str, Any]:
     """Triton's own function for `SPECIALIZE`, and the backend of the current device."""
     *_, backend, binder = fn.device_caches[jit.driver.active.get_current_device()]
@@ -83,6 +94,12 @@ def is_covered(fn: Any) -> bool:
         and "run" not in vars(fn)
         and jit.JITFunction.run.__module__ == jit.__name__
     )
+
+
+def autotuning_listener() -> Callable[..., None] | None:
+    """Return the listener to call after an autotuner's choice; Triton 3.7 and later have one."""
+    listener: Callable[..., None] | None = getattr(knobs.autotuning, "listener", None)
+    return listener
 
 
 def active_hook(hook: Any) -> Any:

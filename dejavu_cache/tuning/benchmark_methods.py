@@ -91,8 +91,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 @cache
 def _failures() -> dict[str, tuple[type[BaseException], ...]]:
-    from triton.compiler.errors import CompilationError
-    from triton.runtime.errors import OutOfResources, PTXASError
+    from ..triton_internals.upstream import CompilationError, OutOfResources, PTXASError
 
     return {
         "out_of_resources": (OutOfResources,),

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
-from ..triton_internals.environment import interpreting
+from ..triton_internals.async_compile import async_compile_mode, load_binary
 
 __all__ = ["Candidate", "compiling", "threads_for"]
 
@@ -45,9 +45,7 @@ class Candidate(NamedTuple):
         """
         if isinstance(self.kernel, Exception):
             raise self.kernel
-        compiled = self.kernel.result() if hasattr(self.kernel, "result") else self.kernel
-        if hasattr(compiled, "_init_handles"):
-            compiled._init_handles()
+        load_binary(self.kernel)
 
     def settle(self) -> None:
         """Hands Triton what was compiled; it would trip over what was given up."""
@@ -73,14 +71,14 @@ def compiling(
     Yields:
         The candidates, in order.
     """
-    modes = _modes()
-    if modes is None or len(configs) < 2:
+    mode = async_compile_mode()
+    if mode is None or len(configs) < 2:
         yield [Candidate(config) for config in configs]
         return
     pool = ThreadPoolExecutor(threads_for(len(configs)), thread_name_prefix="dejavu-cache compile")
     candidates: list[Candidate] = []
     try:
-        with modes(pool):
+        with mode(pool):
             candidates += [_submit(autotuner, config, args, kwargs) for config in configs]
         yield candidates
     finally:
@@ -102,29 +100,6 @@ def _submit(
         return Candidate(config, autotuner.fn.run(*args, **{**current, "warmup": True}))
     except Exception as error:
         return Candidate(config, error)
-
-
-def _modes() -> Callable[[Executor], Any] | None:
-    """A context in which a compilation becomes a future, or None where there is no such thing or one is active."""
-    if interpreting():
-        return None
-    try:
-        from triton.runtime._async_compile import AsyncCompileMode, active_mode
-    except ImportError:
-        return None
-    if active_mode.get() is not None:
-        return None
-
-    @contextmanager
-    def mode(pool: Executor) -> Iterator[None]:
-        # Triton's own context waits at its end for all that it began; the tuner measures meanwhile.
-        token = active_mode.set(AsyncCompileMode(pool))
-        try:
-            yield
-        finally:
-            active_mode.reset(token)
-
-    return mode
 
 
 def threads_for(configs: int) -> int:

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any, Literal, overload
 
 from ..errors import SettingsError
-from ..triton_internals.environment import interpreting
+from ..triton_internals.environment import current_target, interpreting
 
 __all__ = ["ConfigSpace", "Strategy", "config_space"]
 
@@ -208,6 +208,4 @@ def _by_name(condition: Condition, known: set[str]) -> Callable[[Mapping[str, An
 def _vendor() -> str:
     if interpreting():
         return ""
-    from triton.runtime import driver
-
-    return str(driver.active.get_current_target().backend)
+    return str(current_target().backend)

@@ -172,7 +172,7 @@ class DeviceTimer:
 
     @cached_property
     def _driver(self) -> Any:
-        from triton.runtime import driver
+        from ..triton_internals.upstream import driver
 
         return driver.active
 

@@ -12,9 +12,9 @@ from support.launch_binding import Pointer, bound
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-from dejavu_cache.prewarm.host_modules import DevicelessDriver
 from dejavu_cache.runtime.launch_recorder import _launch
 from dejavu_cache.triton_internals.compilation import compilation, jit_function, launch_of
+from dejavu_cache.triton_internals.deviceless_driver import DevicelessDriver
 
 SPLIT = tl.constexpr(3)
 

@@ -28,11 +28,11 @@ from dejavu_cache.model.scenario import (
     Scenario,
     canonical_json,
 )
-from dejavu_cache.prewarm.host_modules import DevicelessDriver
 from dejavu_cache.prewarm.plan import builder_toolchain
 from dejavu_cache.runtime.launch_recorder import METHOD
 from dejavu_cache.triton_internals.compilation import jit_function, launch_of, target_of
 from dejavu_cache.triton_internals.config_names import describe
+from dejavu_cache.triton_internals.deviceless_driver import DevicelessDriver
 from dejavu_cache.triton_internals.source_hash import kernel_name, source_hash
 
 DEVICES = [

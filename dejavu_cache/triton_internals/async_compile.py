@@ -1,0 +1,55 @@
+"""Triton's asynchronous compilation, which came with 3.5."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+from .environment import interpreting
+
+__all__ = ["async_compile_mode", "load_binary"]
+
+
+def async_compile_mode() -> Callable[[Executor], AbstractContextManager[None]] | None:
+    """Return a context manager in which `JITFunction.run` compiles in an executor and returns a future.
+
+    Returns:
+        None under the interpreter, before Triton 3.5, and where the caller compiles asynchronously already.
+    """
+    if interpreting():
+        return None
+    try:
+        from triton.runtime._async_compile import AsyncCompileMode, active_mode
+    except ImportError:
+        return None
+    if active_mode.get() is not None:
+        return None
+
+    @contextmanager
+    def mode(executor: Executor) -> Iterator[None]:
+        # Triton's own context waits at its end for all that it began; the tuner measures meanwhile.
+        token = active_mode.set(AsyncCompileMode(executor))
+        try:
+            yield
+        finally:
+            active_mode.reset(token)
+
+    return mode
+
+
+def load_binary(kernel: Any) -> None:
+    """Wait for a kernel's compilation and load its binary onto the device.
+
+    Triton's loader checks shared memory, tensor memory and threads (which registers limit).
+
+    Args:
+        kernel: what `JITFunction.run` returned: a future, a `CompiledKernel`, or None.
+
+    Raises:
+        Exception: what Triton raises where the kernel cannot be compiled or loaded.
+    """
+    compiled = kernel.result() if hasattr(kernel, "result") else kernel
+    if hasattr(compiled, "_init_handles"):
+        compiled._init_handles()

@@ -1,0 +1,128 @@
+"""The only writer of Triton's globals: its knobs, its driver, `triton.autotune` and `Autotuner`'s methods.
+
+Triton is imported by the functions, so that a program without it can import whoever might call them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+__all__ = [
+    "add_compilation_listener",
+    "build_host_modules_with",
+    "replace_autotune",
+    "set_cache_folder",
+    "set_platform_key",
+    "set_target",
+    "store_binaries_in",
+    "wrap_bench",
+    "wrap_cache_manager",
+]
+
+
+def add_compilation_listener(listener: Callable[..., None]) -> None:
+    """Call a listener at every compilation, after those that were set before.
+
+    Args:
+        listener: takes what `knobs.compilation.listener` takes, as keywords: `src`, `metadata`, `cache_hit`
+            and others that depend on Triton's version.
+    """
+    from triton import knobs
+
+    previous = knobs.compilation.listener
+
+    def notify(**event: Any) -> None:
+        if previous is not None:
+            previous(**event)
+        listener(**event)
+
+    knobs.compilation.listener = notify
+
+
+def wrap_cache_manager(wrap: Callable[[Any], Any]) -> None:
+    """Replace the class of Triton's cache managers.
+
+    Args:
+        wrap: takes the class that is in use, and returns the one to use from now on.
+    """
+    from triton import knobs
+    from triton.runtime.cache import FileCacheManager
+
+    knobs.cache.manager_class = wrap(knobs.cache.manager_class or FileCacheManager)
+
+
+def set_cache_folder(folder: str) -> None:
+    """Have Triton keep its cache in a folder."""
+    from triton import knobs
+
+    knobs.cache.dir = folder
+
+
+def set_platform_key(key: str) -> None:
+    """Fix the platform's part in the keys of host modules.
+
+    Triton asks the command `file` about Python; where that is not installed, the key would be another one.
+    """
+    from triton.runtime import build
+
+    build.platform_key = lambda: key
+
+
+def store_binaries_in(folder: str) -> None:
+    """Have Triton keep binaries alone, without its intermediate representations, in a folder."""
+    from triton import knobs
+
+    knobs.compilation.store_binary_only = True
+    knobs.compilation.always_compile = False
+    knobs.cache.dir = folder
+
+
+def build_host_modules_with(libcuda_folder: str) -> None:
+    """Have Triton link host modules against the `libcuda` of a folder, and not load what it built.
+
+    Args:
+        libcuda_folder: holds a `libcuda.so.1` to link against; it may be empty.
+    """
+    from triton import knobs
+    from triton.runtime import build
+
+    from .deviceless_driver import UnloadedModule
+
+    knobs.nvidia.libcuda_path = libcuda_folder
+    build._load_module_from_path = lambda name, path: UnloadedModule()
+
+
+def set_target(target: Any) -> None:
+    """Make Triton believe that the current device is of a kind, on a machine without one.
+
+    Args:
+        target: Triton's `GPUTarget`.
+    """
+    from triton.runtime import driver
+
+    from .deviceless_driver import DevicelessDriver
+
+    driver.set_active(DevicelessDriver(target))
+
+
+def wrap_bench(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Replace `Autotuner._bench`, which measures one config.
+
+    Args:
+        wrap: takes the method that is in use, and returns the one to use from now on.
+    """
+    from triton.runtime.autotuner import Autotuner
+
+    Autotuner._bench = wrap(Autotuner._bench)
+
+
+def replace_autotune(autotune: Callable[..., Any], run: Callable[..., Any]) -> None:
+    """Replace `triton.autotune`, under each of its names, and `Autotuner.run`."""
+    import triton
+    from triton.runtime import autotuner
+
+    triton.autotune = autotune
+    triton.runtime.autotune = autotune
+    autotuner.autotune = autotune
+    autotuner.Autotuner.run = run

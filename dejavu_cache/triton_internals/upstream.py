@@ -1,0 +1,21 @@
+"""Triton's private objects that other rooms of this package use; nobody else imports them from Triton."""
+
+from __future__ import annotations
+
+from triton import knobs
+from triton.compiler.errors import CompilationError
+from triton.runtime import driver
+from triton.runtime.autotuner import Autotuner, autotune
+from triton.runtime.errors import OutOfResources, PTXASError
+from triton.runtime.jit import JITFunction
+
+__all__ = [
+    "Autotuner",
+    "CompilationError",
+    "JITFunction",
+    "OutOfResources",
+    "PTXASError",
+    "autotune",
+    "driver",
+    "knobs",
+]
