@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from ..triton_internals.environment import interpreting
+from ..triton_internals.environment import is_interpreting
 from . import dispatch as auto
 from . import reference
 from .batch import Batch, checked_batch
@@ -79,7 +79,7 @@ def paged_attention(
         raise ValueError(
             f"implementation: {implementation!r}; expected one of {', '.join(IMPLEMENTATIONS)}"
         )
-    if not q.is_cuda and implementation != "reference" and not interpreting():
+    if not q.is_cuda and implementation != "reference" and not is_interpreting():
         raise ValueError(
             f"q: on {q.device}; expected it on a GPU, or TRITON_INTERPRET=1 in the environment"
         )

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ..triton_internals.environment import interpreting, supported_float8
+from ..triton_internals.environment import is_interpreting, supported_float8
 
 __all__ = ["Batch", "checked_batch"]
 
@@ -198,7 +198,7 @@ def _check_tensors(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor
         )
     if q.dtype not in QUERY_DTYPES:
         raise ValueError(f"q: {_said(q)}; expected bfloat16, float16 or float32")
-    if q.dtype == torch.bfloat16 and interpreting():
+    if q.dtype == torch.bfloat16 and is_interpreting():
         raise ValueError(
             f"q: {_said(q)}; Triton's interpreter cannot multiply bfloat16: use float16 or float32 there"
         )
@@ -238,7 +238,7 @@ def _check_tensors(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor
 @cache
 def _readable(device: torch.device) -> tuple[torch.dtype, ...]:
     """The float8 that kernels can read on a device."""
-    if interpreting():
+    if is_interpreting():
         return torch.float8_e4m3fn, torch.float8_e5m2
     if device.type != "cuda":  # for `reference`, and to compile for GPUs that are elsewhere
         return tuple(FLOAT8)

@@ -8,7 +8,7 @@ from typing import Any
 import triton
 
 from ..model.buckets import Bucket, Edges, Pow2
-from ..triton_internals.environment import current_target, interpreting
+from ..triton_internals.environment import current_target, is_interpreting
 from ..tuning.config_space import config_space
 
 __all__ = [
@@ -75,7 +75,7 @@ def space(stages: Sequence[int] = (2, 3, 4, 5), **extra: Sequence[int]) -> Seque
     Args:
         stages: tiles in flight, as Triton counts them, on NVIDIA's GPUs.
     """
-    if interpreting():
+    if is_interpreting():
         own = {name: values[min(1, len(values) - 1)] for name, values in extra.items()}
         return [
             triton.Config({"BLOCK_M": m, "TILE": t, **own}, num_warps=4)
@@ -99,7 +99,7 @@ def space(stages: Sequence[int] = (2, 3, 4, 5), **extra: Sequence[int]) -> Seque
 
 def row_space() -> Sequence[triton.Config]:
     """Tiles for a kernel whose program has one row, and no matrix instructions."""
-    if interpreting():
+    if is_interpreting():
         return [triton.Config({"TILE": 32}, num_warps=4)]
     return config_space({"TILE": (32, 16, 64, 128)}, num_warps=(4, 1, 2, 8))
 
@@ -123,7 +123,7 @@ def why_not(
     rows, tile = config.kwargs["BLOCK_M"], config.kwargs["TILE"]
     if rows < group:
         return f"BLOCK_M={rows} holds no token of {group} query heads per KV head"
-    if interpreting():
+    if is_interpreting():
         return None  # it has neither registers nor shared memory
     if rows * head_padded > min(4096 * config.num_warps, 1 << 15):  # of 65,536 registers, half
         return f"an output of {rows} x {head_padded} float32 leaves {config.num_warps} warps no registers"
@@ -251,7 +251,7 @@ def _likely(config: triton.Config, given: Mapping[str, Any], capability: int) ->
 
 def _capability() -> int:
     """CUDA's, as 90; 0 on AMD's GPUs. Triton is asked, since a builder without a GPU pretends to have one to it."""
-    if interpreting():
+    if is_interpreting():
         return 90
     target = current_target()
     return int(target.arch) if target.backend == "cuda" else 0

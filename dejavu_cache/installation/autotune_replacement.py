@@ -12,7 +12,7 @@ from ..errors import KeyArgumentError
 from ..notices import logger, warn_once
 from ..policy import current_policy
 from ..runtime.autotuner import CachedAutotuner, cached_autotune
-from ..runtime.hot_path import Chosen
+from ..runtime.hot_path import ChosenConfig
 from ..triton_internals.hooks import replace_autotune
 from ..triton_internals.source_hash import kernel_name
 from ..triton_internals.upstream import Autotuner, autotune
@@ -36,13 +36,13 @@ _SAME = (
 class AdoptedAutotuner(CachedAutotuner):
     """The autotuner of a library that knows nothing of this package: what cannot be cached goes on as before."""
 
-    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Chosen]:
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ChosenConfig]:
         try:
             return super()._run(args, kwargs)
         except KeyArgumentError as error:
             warn_once(f"adopted {self._name}", f"{self._name} is tuned by Triton alone: {error}")
         launched = Autotuner.run(self, *args, **kwargs)
-        return launched, Chosen(self.best_config, {}, until=0.0)
+        return launched, ChosenConfig(self.best_config, {}, until=0.0)
 
 
 def install() -> None:

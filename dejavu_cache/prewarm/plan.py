@@ -11,12 +11,12 @@ from ..model.decision_tree import Tree
 from ..model.record import Record, RecordedLaunch
 from ..model.scenario import Config, Context, Device, Environment, Scenario
 from ..model.selection import winner
-from ..runtime.launch_recorder import METHOD
+from ..runtime.launch_recorder import LAUNCH_METHOD
 from ..stores import Store
 from ..stores.manifest import PrewarmedKernel
 from ..triton_internals.compilation import target_of, wheel
 from ..triton_internals.config_names import describe
-from ..triton_internals.environment import backend_hash, code_generation_variables, codegen
+from ..triton_internals.environment import backend_hash, code_generation_variables, describe_codegen
 from ..triton_internals.hooks import set_target
 from ..triton_internals.host_modules import platform_key
 from .kernel_discovery import DiscoveredKernel, DiscoveredKernels, default_of, python_files
@@ -186,7 +186,7 @@ def builder_toolchain(device: Device) -> _Toolchain:
         raise PrewarmError(
             f"--device {device.name!r}: nothing can be compiled for it here: {error}"
         ) from None
-    return _Toolchain(_triton(), codegen(backend), code_generation_variables())
+    return _Toolchain(_triton(), describe_codegen(backend), code_generation_variables())
 
 
 def _alike(environment: Environment, here: _Toolchain) -> bool:
@@ -254,14 +254,14 @@ def _jobs(
             f"{found.kernel.name}: records of Triton {environment.triton} only, no binaries"
         )
         return
-    if found.context.problem.method == METHOD:
+    if found.context.problem.method == LAUNCH_METHOD:
         yield from _untuned(found, arch)
         return
     declared = found.kernel.configs(target_of(environment.device).backend)
     extra = [
         launch
         for other in taken
-        if other.context.problem.method == METHOD
+        if other.context.problem.method == LAUNCH_METHOD
         and (other.kernel.name, other.context.environment) == (found.kernel.name, environment)
         for record in other.records
         for launch in record.launches or ()

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ..errors import DejavuError, PrewarmError
-from ..triton_internals.compilation import compilation, target_of_arch
+from ..triton_internals.compilation import recreate_compilation, target_of_arch
 from ..triton_internals.hooks import set_target, store_binaries_in, wrap_cache_manager
 from .messages import BuildPlan, CompileJob, CompileResult, PrewarmSpec, Refusal
 
@@ -64,7 +64,7 @@ class CompileWorker:
         self._cache.touched = {}
         known = self.kernels.known[job.kernel]
         values = launch_values(job.config, known.configs(target.backend))
-        made = compilation(known.function, job.launch, values, target)
+        made = recreate_compilation(known.function, job.launch, values, target)
         compiled = triton.compile(made.source, target=target, options=made.options)
         if compiled.hash != made.key:
             raise PrewarmError(f"Triton gave {job} the key {compiled.hash}, not {made.key}")

@@ -25,10 +25,16 @@ from ..settings import current_settings
 from ..triton_internals.cache_managers import reporting_cache
 from ..triton_internals.hooks import add_compilation_listener, wrap_bench, wrap_cache_manager
 
-__all__ = ["Event", "events", "tell", "tell_resolved", "watch"]
+__all__ = [
+    "ActivityEvent",
+    "read_events",
+    "report_event",
+    "report_resolution",
+    "report_triton_activity",
+]
 
 
-class Event(BaseModel):
+class ActivityEvent(BaseModel):
     """One thing that happened.
 
     `hit`, `missed`: a scenario was resolved by its record, or had none. `loaded`, `compiled`: Triton found a binary,
@@ -56,7 +62,7 @@ def _file() -> Path | None:
     return Path(folder) / f"{time.time_ns()}-{os.getpid()}.jsonl" if folder else None
 
 
-def tell(what: str, about: str, detail: str = "") -> None:
+def report_event(what: str, about: str, detail: str = "") -> None:
     """Notes an event, if somebody wants to know; it is on its way to the disk before the program goes on."""
     path = _file()
     if path is None:
@@ -71,30 +77,34 @@ def tell(what: str, about: str, detail: str = "") -> None:
         warn_once(f"report {path}", f"{path} cannot be written: {error}")
 
 
-def tell_resolved(kernel: str, scenario: object, resolution: Resolution, benchmarked: int) -> None:
+def report_resolution(
+    kernel: str, scenario: object, resolution: Resolution, benchmarked: int
+) -> None:
     """Notes how a scenario's config was found."""
     about = f"{kernel}{scenario}"
     if benchmarked:
-        tell("benchmarked", about, f"{benchmarked} configs")
+        report_event("benchmarked", about, f"{benchmarked} configs")
     elif resolution.how in ("exact", "pinned"):
-        tell("hit", about, str(resolution.config))
+        report_event("hit", about, str(resolution.config))
     else:
-        tell("missed", about, f"resolved by: {resolution.how}")
+        report_event("missed", about, f"resolved by: {resolution.how}")
 
 
 @cache
-def watch() -> None:
+def report_triton_activity() -> None:
     """Begins to watch Triton, if `DEJAVU_CACHE_REPORT` says so."""
     if _file() is None:
         return
-    tell("started", " ".join(sys.argv)[:500])
+    report_event("started", " ".join(sys.argv)[:500])
 
     def listener(*, src: Any, metadata: dict[str, Any], cache_hit: bool, **more: Any) -> None:
         name = getattr(getattr(src, "fn", None), "_fn_name", None) or metadata.get("name", "?")
-        tell("loaded" if cache_hit else "compiled", str(name), _specialisation(src))
+        report_event("loaded" if cache_hit else "compiled", str(name), _specialisation(src))
 
     add_compilation_listener(listener)
-    wrap_cache_manager(lambda inner: reporting_cache(inner, lambda module: tell("built", module)))
+    wrap_cache_manager(
+        lambda inner: reporting_cache(inner, lambda module: report_event("built", module))
+    )
     wrap_bench(_told)
 
 
@@ -111,7 +121,7 @@ def _told(bench: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(bench)
     def told(self: Any, *args: Any, **kwargs: Any) -> Any:
         if not hasattr(self, "benchmarked"):
-            tell(
+            report_event(
                 "benchmarked",
                 getattr(self.base_fn, "__name__", "?"),
                 str(kwargs.get("config", ""))[:200],
@@ -121,13 +131,13 @@ def _told(bench: Callable[..., Any]) -> Callable[..., Any]:
     return told
 
 
-def events(folder: Path) -> list[Event]:
+def read_events(folder: Path) -> list[ActivityEvent]:
     """All that was noted in a folder, in the order of the processes' start; a line that was cut is left out."""
     found = []
     for path in sorted(folder.glob("*.jsonl")):
         for line in path.read_text(encoding="utf-8").splitlines():
             try:
-                found.append(Event.model_validate_json(line))
+                found.append(ActivityEvent.model_validate_json(line))
             except ValidationError:
                 continue
     return found

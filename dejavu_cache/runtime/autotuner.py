@@ -20,25 +20,25 @@ from ..settings import Mode, current_settings
 from ..stores import Store
 from ..stores.default import as_tiers
 from ..stores.tiered import TieredStore
-from ..triton_internals.config_names import Declared
+from ..triton_internals.config_names import DeclaredConfigs
 from ..triton_internals.environment import (
     INTERPRETER_INDEX,
     current_device,
     current_environment,
-    interpreting,
+    is_interpreting,
 )
-from ..triton_internals.scenario_key import LaunchKey, RawKey
+from ..triton_internals.scenario_key import RawKey, ScenarioKey
 from ..triton_internals.source_hash import kernel_name, source_hash
 from ..triton_internals.upstream import Autotuner, knobs
 from ..triton_internals.versions import autotuning_listener, is_covered
 from ..tuning.benchmark_methods import METHODS, method_name, wall_clock
 from ..tuning.config_space import ConfigSpace
 from ..tuning.device_timer import DeviceTimer
-from .activity_report import tell_resolved, watch
+from .activity_report import report_resolution, report_triton_activity
 from .consensus import agree
-from .hot_path import Chosen, HotPath
-from .launch_recorder import note_launches
-from .prewarmed_binaries import use_prewarmed
+from .hot_path import ChosenConfig, HotPath
+from .launch_recorder import record_launches
+from .prewarmed_binaries import use_prewarmed_binaries
 from .request import Request, TuningBudget
 from .resolver import Resolver
 
@@ -80,7 +80,7 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
         self._check_names(key)
         rule = current_policy().rule_for(self._name)
         self._follow(rule, key)
-        self._launch_key = LaunchKey(
+        self._scenario_key = ScenarioKey(
             arg_names, [name for name in key if name in arg_names], self._buckets
         )
         self._store = store
@@ -92,16 +92,16 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
             raise SettingsError(f"{self._name}: consensus={consensus!r}: choose none or ranks")
         self._declared_consensus = consensus
         self._limits = tune_seconds or rule.tune_seconds, tune_configs or rule.tune_configs
-        self._interpreted = interpreting()
+        self._interpreted = is_interpreting()
         self._device: Callable[[], int] = (
             (lambda: INTERPRETER_INDEX) if self._interpreted else current_device
         )
-        self._ready: dict[RawKey, Chosen] = {}
-        self._fallen_back: dict[RawKey, Chosen] = {}
+        self._ready: dict[RawKey, ChosenConfig] = {}
+        self._fallen_back: dict[RawKey, ChosenConfig] = {}
         self._contexts: dict[int, Context] = {}
-        use_prewarmed()
-        watch()
-        note_launches(self)
+        use_prewarmed_binaries()
+        report_triton_activity()
+        record_launches(self)
 
     def _check_names(self, key: Sequence[str]) -> None:
         for name in self._buckets:
@@ -203,15 +203,15 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
             theirs = super().run
             return lambda grid, args, kwargs: theirs(*args, grid=grid, warmup=False, **kwargs)
         if not self._interpreted and is_covered(self.fn):
-            return HotPath(self, self._launch_key.keys, self._buckets, self._run).launcher()
+            return HotPath(self, self._scenario_key.keys, self._buckets, self._run).launcher()
         return lambda grid, args, kwargs: self._run(
             args, {"grid": grid, "warmup": False, **kwargs}
         )[0]
 
-    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Chosen]:
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ChosenConfig]:
         """A launch as Triton makes it: what it returned, and the config that was chosen for it."""
         if len(self.configs) < 2:
-            chosen = Chosen(self.configs[0], self.configs[0].all_kwargs())
+            chosen = ChosenConfig(self.configs[0], self.configs[0].all_kwargs())
         else:
             chosen = self._choose(args, kwargs)
         self.best_config = config = chosen.config
@@ -221,13 +221,13 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
             )
         return self.fn.run(*args, **kwargs, **chosen.options), chosen
 
-    def _choose(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Chosen:
+    def _choose(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> ChosenConfig:
         device = self._device()
         try:
-            raw = self._launch_key.raw(device, args, kwargs)
+            raw = self._scenario_key.raw(device, args, kwargs)
             return self._ready.get(raw) or self._first_sight(raw, device, args, kwargs)
         except TypeError:
-            self._launch_key.scenario(
+            self._scenario_key.scenario(
                 self._named(args, kwargs)
             )  # says which key argument is to blame, if one is
             raise
@@ -238,7 +238,7 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
         Nothing is run, benchmarked or written.
         """
         device = self._device()
-        ready = self._ready.get(self._launch_key.raw(device, args, kwargs))
+        ready = self._ready.get(self._scenario_key.raw(device, args, kwargs))
         return (
             ready.resolution
             if ready and ready.resolution
@@ -251,7 +251,7 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
 
     def _first_sight(
         self, raw: RawKey, device: int, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> Chosen:
+    ) -> ChosenConfig:
         fallen_back = self._fallen_back.get(raw)
         if fallen_back and time.monotonic() < fallen_back.until:
             return fallen_back
@@ -270,7 +270,7 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
             )
         self._report(request, resolution, benchmarked)
         until = math.inf if resolution.final else time.monotonic() + RETRY_AFTER
-        ready = Chosen(resolution.config, resolution.config.all_kwargs(), until, resolution)
+        ready = ChosenConfig(resolution.config, resolution.config.all_kwargs(), until, resolution)
         if resolution.final:
             self._fallen_back.pop(raw, None)
             self._ready[raw] = ready
@@ -297,7 +297,7 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
         """Tells everyone whom Triton's autotuner would tell: `cache`, the printed line, the listener."""
         key = (*request.scenario.args.values(), *request.scenario.dtypes.values())
         self.cache[key] = resolution.config
-        tell_resolved(self._name, request.scenario, resolution, benchmarked)
+        report_resolution(self._name, request.scenario, resolution, benchmarked)
         if knobs.autotuning.print and benchmarked:
             print(
                 f"Triton autotuning for function {self.base_fn.__name__},\nwith key as {key},\n"
@@ -329,7 +329,7 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
             self._contexts[device] = context = Context(
                 kernel=Kernel(name=self._name, source=source_hash(self.fn)),
                 environment=current_environment(device),
-                problem=Problem(keys=self._launch_key.keys, buckets=buckets, method=self.method),
+                problem=Problem(keys=self._scenario_key.keys, buckets=buckets, method=self.method),
             )
         return context
 
@@ -342,8 +342,8 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
         return Request(
             autotuner=mine,
             context=self._context(device),
-            scenario=self._launch_key.scenario(named),
-            declared=Declared(self._name, pruned),
+            scenario=self._scenario_key.scenario(named),
+            declared=DeclaredConfigs(self._name, pruned),
             default=self._default_config(named, pruned),
             exact=frozenset(
                 name for name, bucket in self._buckets.items() if isinstance(bucket, Exact)

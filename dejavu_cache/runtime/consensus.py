@@ -21,7 +21,7 @@ from ..model.resolution import Resolution
 from ..model.scenario import Config, canonical_json
 from ..notices import warn_once
 from ..triton_internals.config_names import describe
-from ..triton_internals.environment import capturing
+from ..triton_internals.environment import is_capturing_graph
 from .request import Request
 
 __all__ = ["agree"]
@@ -64,7 +64,7 @@ def _agree(
 ) -> tuple[Resolution, int]:
     name = _name(request)
     decided, benchmarked, mine = _held(store, name), 0, None
-    for claim in range(0 if capturing() else _CLAIMS):
+    for claim in range(0 if is_capturing_graph() else _CLAIMS):
         if decided is not None:
             break
         if _ask(store.add, f"{name}/claim{claim}", 1) == 1:

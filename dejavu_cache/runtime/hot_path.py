@@ -25,12 +25,12 @@ from ..triton_internals.versions import (
     kernel_follows_hooks,
 )
 
-__all__ = ["Chosen", "HotPath"]
+__all__ = ["ChosenConfig", "HotPath"]
 
 _ABSENT = object()
 
 
-class Chosen(NamedTuple):
+class ChosenConfig(NamedTuple):
     """The config that a launch runs.
 
     Attributes:
@@ -62,7 +62,7 @@ class HotPath:
         autotuner: Any,
         keys: Sequence[str],
         buckets: Mapping[str, Bucket],
-        triton_way: Callable[[tuple[Any, ...], dict[str, Any]], tuple[Any, Chosen]],
+        triton_way: Callable[[tuple[Any, ...], dict[str, Any]], tuple[Any, ChosenConfig]],
     ) -> None:
         self._autotuner = autotuner
         self._fn = fn = autotuner.fn
@@ -151,7 +151,7 @@ class HotPath:
         return kernel
 
     def _keep(
-        self, chosen: Chosen, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, chosen: ChosenConfig, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         fn, device = self._fn, driver.active.get_current_device()
         tuned = {

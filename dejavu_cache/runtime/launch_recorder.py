@@ -22,13 +22,13 @@ from ..model.scenario import Context, Kernel, Problem, Scenario
 from ..settings import Mode
 from ..stores import MemoryStore, TieredStore
 from ..triton_internals.compilation import jit_function, launch_of
-from ..triton_internals.environment import current_device, current_environment, interpreting
+from ..triton_internals.environment import current_device, current_environment, is_interpreting
 from ..triton_internals.hooks import add_compilation_listener
 from ..triton_internals.source_hash import kernel_name, python_function, source_hash
 
-__all__ = ["METHOD", "note_launches", "quiet"]
+__all__ = ["LAUNCH_METHOD", "pause_recording", "record_launches"]
 
-METHOD = "launch"
+LAUNCH_METHOD = "launch"
 """Stands where a benchmark method does, in the context of such a record."""
 
 _of_module: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
@@ -40,9 +40,9 @@ _PATIENCE = 10.0
 """Seconds that a tune waits for its notes to be written."""
 
 
-def note_launches(autotuner: Any) -> None:
+def record_launches(autotuner: Any) -> None:
     """Has the launches of an autotuner's module noted, as far as its mode and its store allow."""
-    if interpreting():
+    if is_interpreting():
         return
     function = jit_function(autotuner)
     with _lock:
@@ -52,7 +52,7 @@ def note_launches(autotuner: Any) -> None:
 
 
 @contextmanager
-def quiet(autotuner: Any, store: TieredStore) -> Iterator[None]:
+def pause_recording(autotuner: Any, store: TieredStore) -> Iterator[None]:
     """While an autotuner's configs are compiled to be measured: none of them is a launch of its own.
 
     Other kernels that are launched meanwhile are noted where the measurements go.
@@ -62,7 +62,7 @@ def quiet(autotuner: Any, store: TieredStore) -> Iterator[None]:
     try:
         yield
     finally:
-        if not interpreting():
+        if not is_interpreting():
             with suppress(Exception):
                 _writer().submit(lambda: None).result(_PATIENCE)
         _tuned_now.remove(tuned)
@@ -105,7 +105,7 @@ def _keep(
         context = Context(
             kernel=Kernel(name=kernel_name(source.fn), source=source_hash(source.fn)),
             environment=current_environment(device),
-            problem=Problem(keys=(), method=METHOD),
+            problem=Problem(keys=(), method=LAUNCH_METHOD),
         )
         found = store.get(context, Scenario())
         if found is None or launch not in (found.record.launches or ()):

@@ -13,11 +13,11 @@ from ..stores import local_folders
 from ..stores.manifest import BINARIES, Manifest, is_prewarmed, read_manifest
 from ..triton_internals.cache_managers import serve_binaries
 
-__all__ = ["use_prewarmed"]
+__all__ = ["use_prewarmed_binaries"]
 
 
 @cache
-def use_prewarmed() -> None:
+def use_prewarmed_binaries() -> None:
     """Puts the binaries of the prewarmed folders in `DEJAVU_CACHE_URL`, if there are any, before Triton's cache.
 
     It is called when kernels are decorated, and does its work once. A folder that does not fit, or a broken

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..model.record import Record
 from ..model.scenario import Config, Context, Scenario
-from ..triton_internals.config_names import Declared, describe
+from ..triton_internals.config_names import DeclaredConfigs, describe
 from ..tuning.config_space import Strategy
 
 __all__ = ["Request", "TuningBudget"]
@@ -50,7 +50,7 @@ class Request:
     autotuner: Any
     context: Context
     scenario: Scenario
-    declared: Declared
+    declared: DeclaredConfigs
     default: Any
     exact: frozenset[str]
     args: Sequence[Any]

@@ -23,13 +23,13 @@ from ..settings import Mode, Settings
 from ..stores import Found, FoundTree, MemoryStore, TieredStore
 from ..triton_internals.compilation import tuned_launches
 from ..triton_internals.config_names import describe
-from ..triton_internals.environment import capturing
+from ..triton_internals.environment import is_capturing_graph
 from ..tuning.measurement_writer import MeasurementWriter
 from ..tuning.progress_bar import progress
 from ..tuning.search import Exhaustive, OptunaSearch, Search
 from ..tuning.tuner import CandidateLaunch, Tuner
 from .foreign_results import measured, stand_in
-from .launch_recorder import quiet
+from .launch_recorder import pause_recording
 from .request import Request
 
 __all__ = ["Resolver"]
@@ -87,7 +87,7 @@ class Resolver:
         """
         found = self._look_up(request) or self._taken_over(request)
         known = self._from_record(request, found)
-        may_tune = self.mode is Mode.TUNE and not capturing()
+        may_tune = self.mode is Mode.TUNE and not is_capturing_graph()
         if known and not (may_tune and self._unfinished(request, known, found)):
             return known, 0
         if may_tune:
@@ -136,7 +136,7 @@ class Resolver:
             return None
         record = found.record
         missing = len(request.unmeasured_configs(record))
-        pinned = request.declared.pinned(record.pinned) if record.pinned else None
+        pinned = request.declared.pinned_config(record.pinned) if record.pinned else None
         if pinned is not None:
             return self._resolution(request, "pinned", pinned, store=found.store)
         best = winner(record, set(request.declared), describe(request.default))
@@ -164,7 +164,9 @@ class Resolver:
         if known.how == "pinned" or found is None:
             return False
         return (
-            request.has_work(found.record) if self._lasting else bool(request.due_configs(found.record))
+            request.has_work(found.record)
+            if self._lasting
+            else bool(request.due_configs(found.record))
         )
 
     def _measure(
@@ -207,7 +209,9 @@ class Resolver:
     ) -> int:
         """Measures what a search asks for, within the plan's time, and says how many configs that were."""
         seconds, default = request.budget.seconds, describe(request.default)
-        launch = CandidateLaunch(request.autotuner, request.declared, default, request.args, request.kwargs)
+        launch = CandidateLaunch(
+            request.autotuner, request.declared, default, request.args, request.kwargs
+        )
         # A caller's own benchmark is called once per config; Triton's may be asked again where it is close.
         race = request.budget.race and not request.context.problem.method.startswith(
             ("custom:", "wall")
@@ -215,7 +219,11 @@ class Resolver:
         until = math.inf if seconds is None else time.monotonic() + seconds
         title = f"{request.context.kernel.name}{request.scenario}"
         showing = progress(title, total, wanted=self._settings.progress)
-        with MeasurementWriter(keep) as keeper, showing as advance, quiet(request.autotuner, self.store):
+        with (
+            MeasurementWriter(keep) as keeper,
+            showing as advance,
+            pause_recording(request.autotuner, self.store),
+        ):
 
             def note(measurement: Measurement) -> None:
                 keeper(measurement)

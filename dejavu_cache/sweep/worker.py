@@ -34,7 +34,7 @@ from ..triton_internals.environment import (
     INTERPRETER_INDEX,
     current_device,
     current_environment,
-    interpreting,
+    is_interpreting,
 )
 from ..triton_internals.source_hash import kernel_name
 from ..tuning.benchmark_methods import is_out_of_memory
@@ -207,7 +207,7 @@ def _missed(
         kernel_name(layer.fn) for case in cases for layer in _layers(case.kernel) if _is_ours(layer)
     }
     device = current_environment(
-        INTERPRETER_INDEX if interpreting() else current_device()
+        INTERPRETER_INDEX if is_interpreting() else current_device()
     ).device.name
     for miss in misses:
         if miss.kernel not in kernels or miss.device != device:

@@ -7,7 +7,7 @@ from concurrent.futures import Executor
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-from .environment import interpreting
+from .environment import is_interpreting
 
 __all__ = ["async_compile_mode", "load_binary"]
 
@@ -18,7 +18,7 @@ def async_compile_mode() -> Callable[[Executor], AbstractContextManager[None]] |
     Returns:
         None under the interpreter, before Triton 3.5, and where the caller compiles asynchronously already.
     """
-    if interpreting():
+    if is_interpreting():
         return None
     try:
         from triton.runtime._async_compile import AsyncCompileMode, active_mode

@@ -20,15 +20,15 @@ from typing import Any, NamedTuple
 
 from ..model.record import RecordedLaunch
 from ..model.scenario import Device
-from .environment import code_generation_variables, interpreting
+from .environment import code_generation_variables, is_interpreting
 from .source_hash import python_function
 
 __all__ = [
     "Compilation",
-    "compilation",
     "find_jit_function",
     "jit_function",
     "launch_of",
+    "recreate_compilation",
     "target_of",
     "target_of_arch",
     "tuned_launches",
@@ -125,7 +125,7 @@ def tuned_launches(
         autotuner: one whose `nargs` are the launch's.
         config: the `triton.Config`.
     """
-    if interpreting():
+    if is_interpreting():
         return ()
     current = {**kwargs, **config.all_kwargs()}
     try:
@@ -166,7 +166,7 @@ def launch_of(
     for options in _guesses(launch, metadata, own):
         guess = RecordedLaunch.model_validate({**launch.model_dump(), "options": options})
         with suppress(AssertionError, ValueError):  # twelve warps are what became of four
-            if compilation(source.fn, guess, own, metadata.target).key == metadata.hash:
+            if recreate_compilation(source.fn, guess, own, metadata.target).key == metadata.hash:
                 return guess
     return None
 
@@ -202,7 +202,9 @@ def _options(metadata: Any, own: Mapping[str, Any]) -> dict[str, Any]:
     return given
 
 
-def _guesses(launch: RecordedLaunch, metadata: Any, own: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _guesses(
+    launch: RecordedLaunch, metadata: Any, own: Mapping[str, Any]
+) -> Iterator[dict[str, Any]]:
     """The options as they were; Triton overwrites the number of warps where it has specialised some."""
     yield launch.options
     if "num_warps" not in own:
@@ -210,7 +212,9 @@ def _guesses(launch: RecordedLaunch, metadata: Any, own: Mapping[str, Any]) -> I
             yield {**launch.options, "num_warps": warps}
 
 
-def compilation(fn: Any, launch: RecordedLaunch, config: Mapping[str, Any], target: Any) -> Compilation:
+def recreate_compilation(
+    fn: Any, launch: RecordedLaunch, config: Mapping[str, Any], target: Any
+) -> Compilation:
     """What a launch has Triton compile, with a config's values in the place of those it was noted with.
 
     Args:

@@ -9,7 +9,7 @@ from ..model.scenario import Config, Scalar
 from ..notices import warn_once
 from .scenario_key import dtype_name
 
-__all__ = ["Declared", "describe"]
+__all__ = ["DeclaredConfigs", "describe"]
 
 
 def describe(config: Any) -> Config:
@@ -47,7 +47,7 @@ def _scalar(value: Any) -> Scalar:
     )
 
 
-class Declared:
+class DeclaredConfigs:
     """The configs that a kernel declares, by what a record calls them.
 
     A config from a store is only ever a name by which one of these is found, so nothing that a store
@@ -77,7 +77,7 @@ class Declared:
     def __getitem__(self, config: Config) -> Any:
         return self._by_name[config]
 
-    def pinned(self, config: Config) -> Any | None:
+    def pinned_config(self, config: Config) -> Any | None:
         """The `triton.Config` of a pin, declared or not; None if this kernel cannot run it.
 
         A pin outside the declared list must set the same meta-parameters, to plain values, and takes the

@@ -15,13 +15,13 @@ __all__ = [
     "INTERPRETER",
     "INTERPRETER_INDEX",
     "backend_hash",
-    "capturing",
     "code_generation_variables",
-    "codegen",
     "current_device",
     "current_environment",
     "current_target",
-    "interpreting",
+    "describe_codegen",
+    "is_capturing_graph",
+    "is_interpreting",
     "supported_float8",
 ]
 
@@ -32,7 +32,7 @@ INTERPRETER_INDEX = -1
 """The interpreter's place among the devices."""
 
 
-def interpreting() -> bool:
+def is_interpreting() -> bool:
     """Whether Triton runs kernels in its interpreter."""
     from triton import knobs
 
@@ -98,7 +98,7 @@ def current_environment(device: int) -> Environment:
     return Environment(
         device=_gpu(device, target),
         triton=triton.__version__,
-        codegen=codegen(backend_hash(target)),
+        codegen=describe_codegen(backend_hash(target)),
         variables=code_generation_variables(),
     )
 
@@ -123,13 +123,13 @@ def _gpu(device: int, target: Any) -> Device:
     )
 
 
-def codegen(backend_hash: str) -> str:
+def describe_codegen(backend_hash: str) -> str:
     """`ptxas 12.9.86` where the backend's hash tells it, else the hash itself, shortened."""
     release = re.search(r"V(\d+(?:\.\d+)+)", backend_hash)
     return f"ptxas {release.group(1)}" if release else " ".join(backend_hash.split())[:200]
 
 
-def capturing() -> bool:
+def is_capturing_graph() -> bool:
     """Whether the current stream is being captured into a CUDA or HIP graph."""
     torch = sys.modules.get("torch")
     return bool(torch and torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())

@@ -10,14 +10,14 @@ from ..errors import KeyArgumentError
 from ..model.buckets import Bucket, Exact
 from ..model.scenario import Scalar, Scenario
 
-__all__ = ["LaunchKey", "dtype_name"]
+__all__ = ["ScenarioKey", "dtype_name"]
 
 RawKey = tuple[Any, ...]
 
 _ABSENT: Any = object()
 
 
-class LaunchKey:
+class ScenarioKey:
     """How one kernel's arguments become keys.
 
     Args:

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any, Literal, overload
 
 from ..errors import SettingsError
-from ..triton_internals.environment import current_target, interpreting
+from ..triton_internals.environment import current_target, is_interpreting
 
 __all__ = ["ConfigSpace", "Strategy", "config_space"]
 
@@ -206,6 +206,6 @@ def _by_name(condition: Condition, known: set[str]) -> Callable[[Mapping[str, An
 
 
 def _vendor() -> str:
-    if interpreting():
+    if is_interpreting():
         return ""
     return str(current_target().backend)

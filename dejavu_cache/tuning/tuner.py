@@ -13,7 +13,7 @@ from ..model.scenario import Config, now
 from ..model.selection import NOISE, contends
 from ..notices import warn_once
 from ..provenance import whoami
-from ..triton_internals.config_names import Declared
+from ..triton_internals.config_names import DeclaredConfigs
 from .benchmark_methods import (
     compile_failure_of,
     failure_of,
@@ -56,7 +56,7 @@ class CandidateLaunch(NamedTuple):
     """
 
     autotuner: Any
-    declared: Declared
+    declared: DeclaredConfigs
     default: Config
     args: Sequence[Any]
     kwargs: Mapping[str, Any]

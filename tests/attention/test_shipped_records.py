@@ -19,7 +19,7 @@ from dejavu_cache.model.record import RecordSet
 from dejavu_cache.model.scenario import Context, Problem
 from dejavu_cache.prewarm.messages import PrewarmSpec
 from dejavu_cache.prewarm.worker_pool import CompileProcess
-from dejavu_cache.runtime.launch_recorder import METHOD as LAUNCHED
+from dejavu_cache.runtime.launch_recorder import LAUNCH_METHOD
 from dejavu_cache.stores import FileStore, shipped_stores
 from dejavu_cache.triton_internals.source_hash import kernel_name, source_hash
 
@@ -31,14 +31,14 @@ SHIPPED = ("qblock", "segmented", "static_grid", *(("hopper",) if hopper.COVERED
 
 def problem(tuned: Any) -> Problem:
     """What the decorator makes of its keys, buckets and method on a GPU."""
-    return Problem(keys=tuned._launch_key.keys, buckets=tuned._buckets, method=METHOD)
+    return Problem(keys=tuned._scenario_key.keys, buckets=tuned._buckets, method=METHOD)
 
 
 def contexts(name: str) -> tuple[FileStore, list[Context]]:
     """What was tuned of a kernel, beside which it is noted how it is launched."""
     store = FileStore(Path(shipped.__path__[0]), read_only=True)
     every = store.contexts(kernel_name(kernel(name)))
-    return store, [each for each in every if each.problem.method != LAUNCHED]
+    return store, [each for each in every if each.problem.method != LAUNCH_METHOD]
 
 
 def test_the_library_finds_them() -> None:

@@ -407,7 +407,7 @@ class TestModes:
 
     def test_capturing_a_graph_never_benchmarks(self, monkeypatch: pytest.MonkeyPatch) -> None:
         capturing = True
-        monkeypatch.setattr("dejavu_cache.runtime.resolver.capturing", lambda: capturing)
+        monkeypatch.setattr("dejavu_cache.runtime.resolver.is_capturing_graph", lambda: capturing)
         bench = Bench()
         kernel = make(bench)
         launch(kernel, 100)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import triton
 
-from ...triton_internals.environment import interpreting
+from ...triton_internals.environment import is_interpreting
 from ..batch import Batch
 from .kernel_call import KernelCall, num_sms, zeros
 
@@ -49,7 +49,7 @@ COVERED = (3, 6) <= tuple(int(part) for part in triton.__version__.split(".")[:2
 @cache
 def available(device: torch.device) -> bool:
     """Whether the kernel runs on a device at all."""
-    if not COVERED or device.type != "cuda" or not torch.cuda.is_available() or interpreting():
+    if not COVERED or device.type != "cuda" or not torch.cuda.is_available() or is_interpreting():
         return False
     return torch.version.hip is None and torch.cuda.get_device_capability(device)[0] == 9
 

@@ -13,7 +13,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
 from dejavu_cache.runtime.launch_recorder import _launch
-from dejavu_cache.triton_internals.compilation import compilation, jit_function, launch_of
+from dejavu_cache.triton_internals.compilation import jit_function, launch_of, recreate_compilation
 from dejavu_cache.triton_internals.deviceless_driver import DevicelessDriver
 
 SPLIT = tl.constexpr(3)
@@ -42,7 +42,7 @@ def check(fn: Any, target: Any, config: Any, *args: Any, **options: Any) -> Any:
     launch = launch_of(source, metadata, config)
     assert launch is not None, f"{fn} was not kept"
     again = type(launch).model_validate_json(launch.model_dump_json())
-    assert compilation(fn, again, own, target).key == metadata.hash
+    assert recreate_compilation(fn, again, own, target).key == metadata.hash
     return again
 
 
@@ -57,7 +57,7 @@ def main(backend: str, arch: str) -> None:
     launch = check(plain, target, one, x, y, 1000, 0.5, True, None)
     # The launch with another config is what launching with that config would have been.
     _, expected = bound(plain, target, (x, y, 1000, 0.5, True, None), two.all_kwargs())
-    assert compilation(plain, launch, two.all_kwargs(), target).key == expected.hash
+    assert recreate_compilation(plain, launch, two.all_kwargs(), target).key == expected.hash
     for n in (1, 16, 2**40):
         check(plain, target, two, x, y, n, float("1e30"), False, x)
     check(plain, target, None, x, y, 3, 2.0, False, None, 32, 16, num_warps=2)

@@ -29,7 +29,7 @@ from dejavu_cache.model.scenario import (
     canonical_json,
 )
 from dejavu_cache.prewarm.plan import builder_toolchain
-from dejavu_cache.runtime.launch_recorder import METHOD
+from dejavu_cache.runtime.launch_recorder import LAUNCH_METHOD
 from dejavu_cache.triton_internals.compilation import jit_function, launch_of, target_of
 from dejavu_cache.triton_internals.config_names import describe
 from dejavu_cache.triton_internals.deviceless_driver import DevicelessDriver
@@ -116,7 +116,7 @@ def sets(device: Device, scale: int) -> list[RecordSet]:
             records=tuple(products_),
         ),
         RecordSet(
-            context=context(products.halve, device, keys=(), method=METHOD),
+            context=context(products.halve, device, keys=(), method=LAUNCH_METHOD),
             records=(Record(scenario=Scenario(), launches=(halves,)),),
         ),
     ]

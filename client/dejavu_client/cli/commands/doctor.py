@@ -75,10 +75,12 @@ def _device() -> Finding:
             INTERPRETER_INDEX,
             current_device,
             current_environment,
-            interpreting,
+            is_interpreting,
         )
 
-        environment = current_environment(INTERPRETER_INDEX if interpreting() else current_device())
+        environment = current_environment(
+            INTERPRETER_INDEX if is_interpreting() else current_device()
+        )
     except Exception as error:  # whatever a driver may say
         return Finding(
             "note",

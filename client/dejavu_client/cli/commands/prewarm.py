@@ -20,7 +20,7 @@ from dejavu_cache.settings import PREFIX, current_settings
 from ..output import JsonOption, say, show_json
 
 if TYPE_CHECKING:
-    from dejavu_cache.runtime.activity_report import Event
+    from dejavu_cache.runtime.activity_report import ActivityEvent
 
 __all__ = ["register"]
 
@@ -166,7 +166,7 @@ def verify(
     as_json: JsonOption = False,
 ) -> None:
     """Run a program, and say what it benchmarked, compiled and missed from when its first kernel was decorated."""
-    from dejavu_cache.runtime.activity_report import events
+    from dejavu_cache.runtime.activity_report import read_events
 
     command = command[1:] if command[:1] == ["--"] else command
     if not command:
@@ -180,7 +180,7 @@ def verify(
             ).returncode
         except OSError as error:
             raise SettingsError(f"verify: {command[0]} cannot be run: {error.strerror}") from None
-        found = events(Path(folder))
+        found = read_events(Path(folder))
     _say(found, code, as_json)
     if code:
         raise PrewarmError(f"the program failed with exit code {code}, so nothing was shown")
@@ -188,7 +188,7 @@ def verify(
         raise typer.Exit(1)
 
 
-def _say(found: list[Event], code: int, as_json: bool) -> None:
+def _say(found: list[ActivityEvent], code: int, as_json: bool) -> None:
     counts = Counter(event.what for event in found)
     if as_json:
         show_json(
