@@ -1,6 +1,7 @@
 """Persistent, shared autotuning for Triton.
 
-Importing this loads neither torch nor triton, nor anything else that is slow: names are fetched on use.
+Importing it loads neither torch nor Triton, nor anything else that is slow: a name is fetched from
+its module when it is used.
 """
 
 from __future__ import annotations
@@ -8,12 +9,15 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from . import errors as errors
+
 if TYPE_CHECKING:
     from .errors import DejavuError as DejavuError
     from .errors import NoValidConfigError as NoValidConfigError
     from .errors import ScenarioNotTuned as ScenarioNotTuned
     from .errors import StoreError as StoreError
     from .installation.autotune_replacement import install as install
+    from .installation.autotune_replacement import uninstall as uninstall
     from .model.buckets import Edges as Edges
     from .model.buckets import Exact as Exact
     from .model.buckets import Multiple as Multiple
@@ -45,10 +49,12 @@ _HOMES = {
     "config_space": "tuning.config_space",
     "install": "installation.autotune_replacement",
     "open_store": "stores",
+    "uninstall": "installation.autotune_replacement",
 }
+"""The module that each public name is fetched from."""
 
 __version__ = "0.1.0"
-__all__ = [*_HOMES, "__version__"]
+__all__ = ["__version__", "errors", *_HOMES]  # noqa: PLE0604 - the keys of a table are strings
 
 
 def __getattr__(name: str) -> Any:
