@@ -1,76 +1,132 @@
-"""Of what other tools found: what a launch may take over as measured, and what may stand in for it."""
+"""Match results imported from other autotuners against a launch."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import base64
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from ..model.foreign_result import ForeignResult
+from ..model.foreign_result import ForeignResult, ForeignTiming
 from ..model.record import Measurement, Record, Winner
-from ..model.scenario import Config, now
-from ..triton_internals.autotune_cache import disk_cache_key
+from ..model.scenario import Config, Scalar, now
+from .request import Request
 
-__all__ = ["measured", "stand_in"]
+__all__ = ["ForeignConfig", "find_foreign_config", "record_from_triton_cache"]
 
 
-def measured(request: Any, entries: Sequence[ForeignResult]) -> Record | None:
-    """Triton's own timings of this launch, if its hash proves that kernel, configs and compiler are these."""
-    proven = [each for each in _fitting(request, entries) if each.proof]
-    proof = _proof(request) if proven else ""
-    ours = [each for each in proven if each.proof == proof]
-    taken: dict[Config, Measurement] = {}
-    for timing in (
-        timing for entry in ours for timing in entry.timings if timing.median is not None
-    ):
-        for name in request.declared:
-            if timing.means(name):
-                told = timing.model_dump(include={"median", "p20", "p80"})
-                taken.setdefault(
-                    name, Measurement(config=name, at=now(), by="Triton's disk cache", **told)
-                )
-    if not taken:
+class ForeignConfig(NamedTuple):
+    """A declared config that another autotuner measured as the best.
+
+    Attributes:
+        config: the `triton.Config`.
+        origin: the name of the autotuner.
+    """
+
+    config: Any
+    origin: str
+
+
+def record_from_triton_cache(request: Request, results: Sequence[ForeignResult]) -> Record | None:
+    """Return Triton's own timings of a launch as a record, or None without any.
+
+    Only timings whose cache key in Triton's disk cache proves that kernel, configs and compiler are
+    those of the launch count.
+    """
+    measurements: dict[Config, Measurement] = {}
+    for config, timing in _proven_timings(request, results):
+        quantiles = timing.model_dump(include={"median", "p20", "p80"})
+        measurements.setdefault(
+            config, Measurement(config=config, at=now(), by="Triton's disk cache", **quantiles)
+        )
+    if not measurements:
         return None
-    best = min(
-        taken.values(), key=lambda each: each.median or 0.0
-    )  # Triton's tune came to its end: nothing is open
-    won = Winner(config=best.config, at=now())
-    return Record(scenario=request.scenario, winner=won, measurements=tuple(taken.values()))
+    # Triton stores timings when its tune has finished, so a winner is due at once.
+    best = min(measurements.values(), key=lambda measurement: measurement.median or 0.0)
+    return Record(
+        scenario=request.scenario,
+        winner=Winner(config=best.config, at=now()),
+        measurements=tuple(measurements.values()),
+    )
 
 
-def stand_in(request: Any, entries: Sequence[ForeignResult]) -> tuple[Any, str] | None:
-    """The declared config that another tool found best for this launch, and whose word that is."""
-    for entry in _fitting(request, entries):
-        for name in request.declared:
-            if entry.timings[0].means(name):
-                return request.declared[name], entry.origin
+def find_foreign_config(request: Request, results: Sequence[ForeignResult]) -> ForeignConfig | None:
+    """Return the declared config that another autotuner found best for a launch, or None."""
+    for result in _matching_results(request, results):
+        for config in request.declared:
+            if result.timings[0].means(config):
+                return ForeignConfig(request.declared[config], result.origin)
     return None
 
 
-def _fitting(request: Any, entries: Sequence[ForeignResult]) -> list[ForeignResult]:
+def _proven_timings(
+    request: Request, results: Sequence[ForeignResult]
+) -> Iterator[tuple[Config, ForeignTiming]]:
+    candidates = [result for result in _matching_results(request, results) if result.proof]
+    if not candidates:
+        return
+    try:
+        cache_key = _triton_cache_key(request)
+    except OSError:  # the compiler's version cannot be read, so nothing can be proven
+        return
+    for result in candidates:
+        for timing in result.timings if result.proof == cache_key else ():
+            for config in request.declared:
+                if timing.median is not None and timing.means(config):
+                    yield config, timing
+
+
+def _matching_results(request: Request, results: Sequence[ForeignResult]) -> list[ForeignResult]:
+    """Return the results for a launch's key and device, with exact or with bucketed key values."""
     environment = request.context.environment
-    named = {name: str(value) for name, value in request.scenario.args.items()}
-    keys = [[str(value) for value in _key(request)]]
-    keys.append([str(value) for value in _key(request, request.scenario.args)])
+    values = {name: str(value) for name, value in request.scenario.args.items()}
+    keys = [
+        [str(value) for value in _autotuner_key(request, {})],
+        [str(value) for value in _autotuner_key(request, request.scenario.args)],
+    ]
     return [
-        each
-        for each in entries
-        if each.fits(keys, named, environment.device.name, environment.triton)
+        result
+        for result in results
+        if result.fits(keys, values, environment.device.name, environment.triton)
     ]
 
 
-def _key(request: Any, instead: Any = None) -> list[Any]:
-    """The key that Triton's autotuner makes of a launch; with the buckets' values instead of its own if given."""
-    tuner = request.autotuner
-    given = {
+def _autotuner_key(request: Request, replacements: Mapping[str, Scalar]) -> list[Any]:
+    """Return the key that Triton's `Autotuner.run` makes of a launch, with some values replaced."""
+    autotuner = request.autotuner
+    arguments = {
         name: value
-        for name, value in {**tuner.nargs, **request.kwargs}.items()
-        if name in tuner.arg_names
+        for name, value in {**autotuner.nargs, **request.kwargs}.items()
+        if name in autotuner.arg_names
     }
-    values = [(instead or given).get(name, given[name]) for name in tuner.keys if name in given]
-    return values + [str(value.dtype) for value in given.values() if hasattr(value, "dtype")]
+    values = [
+        replacements.get(name, arguments[name]) for name in autotuner.keys if name in arguments
+    ]
+    return values + [str(value.dtype) for value in arguments.values() if hasattr(value, "dtype")]
 
 
-def _proof(request: Any) -> str:
-    """Return the name of the folder in which Triton keeps its results of this launch."""
-    configs = [request.declared[name] for name in request.declared]
-    return disk_cache_key(request.autotuner.fn, _key(request), configs)
+def _triton_cache_key(request: Request) -> str:
+    """Return the folder name of a launch in Triton's disk cache: `Autotuner.check_disk_cache`."""
+    from triton._C.libtriton import get_cache_invalidating_env_vars
+    from triton.compiler.compiler import make_backend
+    from triton.runtime import driver
+
+    try:
+        from triton.runtime.cache import triton_key
+    except ImportError:  # before Triton 3.5
+        from triton.compiler.compiler import triton_key
+    fn = request.autotuner.fn
+    while not hasattr(fn, "cache_key") and hasattr(fn, "fn"):
+        fn = fn.fn
+    if not hasattr(fn, "cache_key"):  # an interpreted function, which Triton never caches
+        return ""
+    parts = [
+        triton_key(),
+        make_backend(driver.active.get_current_target()).hash(),
+        fn.cache_key,
+        str(sorted(get_cache_invalidating_env_vars().items())),
+        str(tuple(_autotuner_key(request, {}))),
+        *(str(request.declared[config]) for config in request.declared),
+    ]
+    digest = hashlib.sha256("-".join(parts).encode()).digest()
+    return base64.b32encode(digest).decode().rstrip("=")

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..model.merge import Difference
 from ..model.record import Record
+from ..model.resolution import How, Resolution
 from ..model.scenario import Config, Context, Scenario
 from ..triton_internals.config_names import DeclaredConfigs, describe
 from ..tuning.config_space import Strategy
@@ -20,7 +22,8 @@ class TuningBudget:
 
     Attributes:
         strategy: which configs are measured: all, or those that Optuna's sampler proposes.
-        seconds: how long one tune may take; the next tune continues where it stopped. None: no limit.
+        seconds: how long one tune may take; the next tune continues where it stopped. None: no
+            limit.
         configs: the number of measured configs at which a scenario counts as tuned. None: all.
         race: whether configs close to the best are measured again, in turns.
     """
@@ -78,6 +81,26 @@ class Request:
     def has_work(self, record: Record) -> bool:
         """Return whether a tune is unfinished: configs to measure, or the race and its winner."""
         return record.winner is None or bool(self.due_configs(record))
+
+    def resolution(
+        self,
+        how: How,
+        config: Any,
+        *,
+        store: str | None = None,
+        missing: int = 0,
+        differences: Sequence[Difference] = (),
+    ) -> Resolution:
+        """Return the resolution of this request to a `triton.Config`; see `Resolution`."""
+        return Resolution(
+            how=how,
+            config=config,
+            scenario=self.scenario,
+            context=self.context,
+            store=store,
+            missing=missing,
+            differences=differences,
+        )
 
     def _remaining(self, unmeasured: int) -> int:
         if self.budget.configs is None:

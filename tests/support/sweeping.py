@@ -85,8 +85,8 @@ SUITE = """
         os.kill(os.getpid(), 9)
 
     if "DIES_BEFORE_THE_WINNER" in os.environ:
-        from dejavu_cache.runtime import resolver
-        resolver.tuned_launches = die
+        from dejavu_cache.runtime import scenario_tuner
+        scenario_tuner.tuned_launches = die
 
     met = Suite(cases=lambda: [case(100)], for_scenario=lambda kernel, scenario: case(scenario.args["n"]))
     broken = raises

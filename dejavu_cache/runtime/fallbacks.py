@@ -1,0 +1,175 @@
+"""Fallbacks for a scenario without a usable record, from the most to the least trustworthy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from ..model.merge import Difference, differences
+from ..model.resolution import How, Resolution
+from ..model.selection import nearest
+from ..stores import Found
+from .foreign_results import find_foreign_config
+from .record_lookup import resolve_from_record
+from .request import Request
+from .tolerant_store import TolerantStore
+
+__all__ = ["FALLBACKS", "FallbackLimits", "fall_back", "nearest_differences"]
+
+
+@dataclass(frozen=True)
+class FallbackLimits:
+    """How different from a launch the records and trees may be that stand in for it.
+
+    Attributes:
+        max_distance: of a nearest scenario, in powers of two summed over the key arguments.
+        other_toolchains: whether records of another Triton or code generator may serve.
+        other_gpus: whether records and trees of another GPU of the same architecture may serve.
+    """
+
+    max_distance: float
+    other_toolchains: bool
+    other_gpus: bool
+
+
+Fallback = Callable[[Request, TolerantStore, FallbackLimits], Resolution | None]
+
+
+def fall_back(request: Request, store: TolerantStore, limits: FallbackLimits) -> Resolution:
+    """Return the answer of the first fallback that has one, at the latest the default config."""
+    answers = (fallback(request, store, limits) for fallback in FALLBACKS)
+    return next(resolution for resolution in answers if resolution is not None)
+
+
+def use_other_toolchain(
+    request: Request, store: TolerantStore, limits: FallbackLimits
+) -> Resolution | None:
+    """Return the scenario's record made with another Triton or code generator."""
+    if not limits.other_toolchains:
+        return None
+    return _from_other_context(
+        request, store, "toolchain", may_differ=("environment.triton", "environment.codegen")
+    )
+
+
+def use_imported_result(
+    request: Request, store: TolerantStore, limits: FallbackLimits
+) -> Resolution | None:
+    """Return the config that another autotuner measured as the best."""
+    match = find_foreign_config(request, store.imports(request.context))
+    return request.resolution("imported", match.config, store=match.origin) if match else None
+
+
+def use_nearest_scenario(
+    request: Request, store: TolerantStore, limits: FallbackLimits
+) -> Resolution | None:
+    """Return the winner of the nearest recorded scenario within the maximal distance."""
+    usable = (
+        record
+        for record in store.records(request.context)
+        if resolve_from_record(request, Found(record, ""))
+    )
+    near = nearest(usable, request.scenario, exact=request.exact, max_distance=limits.max_distance)
+    if near is None:
+        return None
+    resolution = resolve_from_record(request, Found(near.record, store.url))
+    if resolution is None:
+        return None
+    return replace(
+        resolution,
+        how="nearest",
+        distance=near.distance,
+        differences=differences(request.scenario.model_dump(), near.record.scenario.model_dump()),
+    )
+
+
+def use_device_tree(
+    request: Request, store: TolerantStore, limits: FallbackLimits
+) -> Resolution | None:
+    """Return the choice of a decision tree fitted on this GPU."""
+    return _from_tree(request, store, other_gpus=False)
+
+
+def use_gpu_family(
+    request: Request, store: TolerantStore, limits: FallbackLimits
+) -> Resolution | None:
+    """Return the scenario's record made on another GPU of the same architecture."""
+    if not limits.other_gpus:
+        return None
+    return _from_other_context(request, store, "family", may_differ=("environment.device",))
+
+
+def use_family_tree(
+    request: Request, store: TolerantStore, limits: FallbackLimits
+) -> Resolution | None:
+    """Return the choice of a decision tree fitted on another GPU of the same architecture."""
+    return _from_tree(request, store, other_gpus=True) if limits.other_gpus else None
+
+
+def use_default(
+    request: Request, store: TolerantStore, limits: FallbackLimits
+) -> Resolution | None:
+    """Return the default config."""
+    return request.resolution(
+        "default", request.default, differences=nearest_differences(request, store)
+    )
+
+
+FALLBACKS: tuple[Fallback, ...] = (
+    use_other_toolchain,
+    use_imported_result,
+    use_nearest_scenario,
+    use_device_tree,
+    use_gpu_family,
+    use_family_tree,
+    use_default,
+)
+"""All fallbacks in the order in which they are asked."""
+
+
+def nearest_differences(request: Request, store: TolerantStore) -> Sequence[Difference]:
+    """Return the fields that set the nearest record apart from a request.
+
+    The nearest record is looked for in the request's own context first, and else in the context
+    that differs in the fewest fields. Without any record of the kernel there are no differences.
+    """
+    near = nearest(store.records(request.context), request.scenario)
+    if near:
+        return differences(request.scenario.model_dump(), near.record.scenario.model_dump())
+    by_context = [
+        differences(request.context.model_dump(), context.model_dump())
+        for context in store.other_contexts(request.context)
+    ]
+    return min(by_context, key=len, default=[])
+
+
+def _from_other_context(
+    request: Request, store: TolerantStore, how: How, may_differ: tuple[str, ...]
+) -> Resolution | None:
+    """Return the scenario's record from a context that differs in the named fields alone."""
+    for context in store.other_contexts(request.context):
+        differing = differences(request.context.model_dump(), context.model_dump())
+        same_arch = context.environment.device.arch == request.context.environment.device.arch
+        if not same_arch or not all(field.field.startswith(may_differ) for field in differing):
+            continue
+        resolution = resolve_from_record(request, store.get(context, request.scenario))
+        if resolution is not None:
+            return replace(resolution, how=how, differences=differing)
+    return None
+
+
+def _from_tree(request: Request, store: TolerantStore, *, other_gpus: bool) -> Resolution | None:
+    """Return the first declared config that a decision tree ranks for a request."""
+    values = {**request.scenario.dtypes, **request.scenario.args}
+    device = request.context.environment.device
+    for tree, url in store.trees(request.context):
+        fitted_on = tree.context.environment.device
+        if fitted_on != device and not (other_gpus and fitted_on.arch == device.arch):
+            continue
+        for config in tree.rank(values):
+            if config in request.declared:
+                differing = differences(request.context.model_dump(), tree.context.model_dump())
+                return request.resolution(
+                    "tree", request.declared[config], store=url, differences=differing
+                )
+    return None

@@ -1,0 +1,206 @@
+"""Tune one scenario: measure the due configs, record each measurement, and then the winner."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from ..errors import NoValidConfigError
+from ..model.merge import merge_records
+from ..model.record import Measurement, Record, Winner
+from ..model.resolution import How, Resolution
+from ..model.scenario import Config, now
+from ..notices import warn_once
+from ..stores import Found
+from ..triton_internals.compilation import tuned_launches
+from ..triton_internals.config_names import describe
+from ..tuning.measurement_writer import MeasurementWriter
+from ..tuning.progress_bar import progress
+from ..tuning.search import Exhaustive, OptunaSearch, Search
+from ..tuning.tuner import CandidateLaunch, Tuner
+from .launch_recorder import pause_recording
+from .record_lookup import best_config, resolve_from_record
+from .request import Request
+from .tolerant_store import TolerantStore
+
+__all__ = ["ScenarioTuner"]
+
+_tuning = threading.RLock()
+"""Held while this process tunes: two benchmarks at once would time each other."""
+
+
+class ScenarioTuner:
+    """Tunes scenarios one at a time, each under a lease, so that no other process tunes it too.
+
+    Args:
+        store: where measurements and winners are recorded.
+        show_progress: whether a long tune shows a bar on a terminal.
+        before: is called with each config before it is measured, once all earlier measurements are
+            recorded.
+    """
+
+    def __init__(
+        self,
+        store: TolerantStore,
+        *,
+        show_progress: bool = True,
+        before: Callable[[Config], None] | None = None,
+    ) -> None:
+        """Set up the tuner; the arguments are described at the class."""
+        self._store = store
+        self._show_progress = show_progress
+        self._before = before
+
+    def tune(self, request: Request, wait: float) -> tuple[Resolution | None, int]:
+        """Tune a scenario, or take over what another process has recorded of it meanwhile.
+
+        Args:
+            request: the scenario.
+            wait: seconds to wait for the lease of a process that tunes the same scenario.
+
+        Returns:
+            The resolution, and how many configs were benchmarked for it. The resolution is None
+            where another process still tunes, or the device had no memory left for any config.
+
+        Raises:
+            NoValidConfigError: every config failed.
+        """
+        lease = self._store.tiers.lease(request.context, request.scenario, wait=wait)
+        with _tuning, lease as is_leased:
+            # The lease's last holder may have finished this work, or died halfway through it.
+            found = self._store.get(request.context, request.scenario, fresh=True)
+            resolution = resolve_from_record(request, found)
+            if resolution and not self.has_work(request, resolution, found):
+                return resolution, 0
+            record = found.record if found else Record(scenario=request.scenario)
+            due = request.due_configs(record)
+            if (due or resolution) and not is_leased:
+                return resolution, 0
+            return self._measure(request, record, due)
+
+    def has_work(self, request: Request, resolution: Resolution, found: Found | None) -> bool:
+        """Return whether a recorded scenario is worth another tune.
+
+        A pinned one never is. A race and its winner are worth it only if they outlive this process.
+        """
+        if resolution.how == "pinned" or found is None:
+            return False
+        if self._store.is_lasting:
+            return request.has_work(found.record)
+        return bool(request.due_configs(found.record))
+
+    def _measure(
+        self, request: Request, record: Record, due: list[Config]
+    ) -> tuple[Resolution | None, int]:
+        def write(measurements: Sequence[Measurement]) -> None:
+            nonlocal record
+            addition = Record(scenario=request.scenario, measurements=tuple(measurements))
+            record = merge_records(record, addition)
+            self._store.put(request.context, addition)
+
+        # A record without a winner has not been raced: its measurements take part in this race.
+        earlier = record.measurements if record.winner is None else ()
+        search = _make_search(request, record, due)
+        measured = self._run_search(request, write, search, len(due), earlier)
+        best = best_config(request, record)
+        if best is None and any(measurement.skipped for measurement in record.measurements):
+            warn_once(f"memory {request.context.kernel.name}", _out_of_memory_text(request))
+            return None, measured
+        if best is None:
+            raise NoValidConfigError(
+                request.context.kernel.name,
+                str(request.scenario),
+                _failure_reasons(request, record),
+            )
+        config = request.declared[best]
+        self._store.put(
+            request.context,
+            Record(
+                scenario=request.scenario,
+                winner=Winner(config=best, at=now()),
+                launches=tuned_launches(request.autotuner, config, request.args, request.kwargs),
+            ),
+        )
+        missing = len(request.unmeasured_configs(record))
+        how: How = "tuned" if due or measured else "exact"
+        return request.resolution(how, config, store=self._store.url, missing=missing), measured
+
+    def _run_search(
+        self,
+        request: Request,
+        write: Callable[[Sequence[Measurement]], None],
+        search: Search,
+        total: int,
+        earlier: Sequence[Measurement],
+    ) -> int:
+        """Measure what a search proposes within the budget's time; return the number of configs."""
+        budget = request.budget
+        launch = CandidateLaunch(
+            request.autotuner,
+            request.declared,
+            describe(request.default),
+            request.args,
+            request.kwargs,
+        )
+        # A caller's own benchmark is called once per config; the device timer may measure again.
+        method = request.context.problem.method
+        race = budget.race and not method.startswith(("custom:", "wall"))
+        until = math.inf if budget.seconds is None else time.monotonic() + budget.seconds
+        title = f"{request.context.kernel.name}{request.scenario}"
+        bar = progress(title, total, wanted=self._show_progress)
+        recording_paused = pause_recording(request.autotuner, self._store.tiers)
+        with MeasurementWriter(write) as writer, bar as advance, recording_paused:
+
+            def note(measurement: Measurement) -> None:
+                writer(measurement)
+                advance()
+
+            def announce(config: Config) -> None:
+                if self._before is not None:
+                    writer.drain()
+                    self._before(config)
+
+            return Tuner(
+                launch, note, race=race, until=until, before=announce, earlier=earlier
+            ).tune(search)
+
+
+def _make_search(request: Request, record: Record, due: list[Config]) -> Search:
+    limit = request.budgeted_count(len(due))
+    if request.budget.strategy != "optuna" or not _has_optuna():
+        return Exhaustive(due[:limit])
+    measured = [each for each in record.measurements if not each.skipped]
+    default = describe(request.default)
+    return OptunaSearch(
+        request.declared, measured, [default] if due[:1] == [default] else [], limit
+    )
+
+
+def _has_optuna() -> bool:
+    is_installed = importlib.util.find_spec("optuna") is not None
+    if not is_installed:
+        warn_once(
+            "optuna",
+            "optuna is not installed, so the first configs are measured: "
+            "pip install 'dejavu-cache[sweep]'",
+        )
+    return is_installed
+
+
+def _out_of_memory_text(request: Request) -> str:
+    return (
+        f"{request.context.kernel.name}{request.scenario}: the device has no memory left to "
+        "measure any config; the launch takes a fallback, and a later one tries again"
+    )
+
+
+def _failure_reasons(request: Request, record: Record) -> dict[str, str]:
+    measurements = record.by_config
+    reasons = {}
+    for config in request.declared:
+        failure = measurements[config].failure if config in measurements else None
+        reasons[str(config)] = f"{failure.kind}: {failure.reason}" if failure else "not measured"
+    return reasons
