@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..model.foreign_result import ForeignResult, ForeignTiming
 from ..model.record import Measurement, Record, Winner
 from ..model.scenario import Config, Scalar, now
+from ..triton_internals.autotune_cache import disk_cache_key
 from .request import Request
 
 __all__ = ["ForeignConfig", "find_foreign_config", "record_from_triton_cache"]
@@ -66,7 +65,8 @@ def _proven_timings(
     if not candidates:
         return
     try:
-        cache_key = _triton_cache_key(request)
+        configs = [request.declared[config] for config in request.declared]
+        cache_key = disk_cache_key(request.autotuner.fn, _autotuner_key(request, {}), configs)
     except OSError:  # the compiler's version cannot be read, so nothing can be proven
         return
     for result in candidates:
@@ -103,30 +103,3 @@ def _autotuner_key(request: Request, replacements: Mapping[str, Scalar]) -> list
         replacements.get(name, arguments[name]) for name in autotuner.keys if name in arguments
     ]
     return values + [str(value.dtype) for value in arguments.values() if hasattr(value, "dtype")]
-
-
-def _triton_cache_key(request: Request) -> str:
-    """Return the folder name of a launch in Triton's disk cache: `Autotuner.check_disk_cache`."""
-    from triton._C.libtriton import get_cache_invalidating_env_vars
-    from triton.compiler.compiler import make_backend
-    from triton.runtime import driver
-
-    try:
-        from triton.runtime.cache import triton_key
-    except ImportError:  # before Triton 3.5
-        from triton.compiler.compiler import triton_key
-    fn = request.autotuner.fn
-    while not hasattr(fn, "cache_key") and hasattr(fn, "fn"):
-        fn = fn.fn
-    if not hasattr(fn, "cache_key"):  # an interpreted function, which Triton never caches
-        return ""
-    parts = [
-        triton_key(),
-        make_backend(driver.active.get_current_target()).hash(),
-        fn.cache_key,
-        str(sorted(get_cache_invalidating_env_vars().items())),
-        str(tuple(_autotuner_key(request, {}))),
-        *(str(request.declared[config]) for config in request.declared),
-    ]
-    digest = hashlib.sha256("-".join(parts).encode()).digest()
-    return base64.b32encode(digest).decode().rstrip("=")
