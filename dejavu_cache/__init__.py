@@ -1,7 +1,7 @@
 """Persistent, shared autotuning for Triton.
 
-Importing it loads neither torch nor Triton, nor anything else that is slow: a name is fetched from
-its module when it is used.
+Importing this package loads neither torch nor triton nor pydantic: each public name is imported on
+its first use.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from . import errors as errors
+from .deprecated_modules import LIBRARY_MOVES, redirect_modules
 
 if TYPE_CHECKING:
     from .errors import DejavuError as DejavuError
@@ -25,18 +26,20 @@ if TYPE_CHECKING:
     from .model.resolution import Resolution as Resolution
     from .runtime.autotuner import CachedAutotuner as CachedAutotuner
     from .runtime.autotuner import cached_autotune as cached_autotune
+    from .runtime.graphs import GraphedStep as GraphedStep
     from .settings import Mode as Mode
     from .settings import Settings as Settings
     from .stores import open_store as open_store
     from .tuning.config_space import ConfigSpace as ConfigSpace
     from .tuning.config_space import config_space as config_space
 
-_HOMES = {
+_MODULES = {
     "CachedAutotuner": "runtime.autotuner",
     "ConfigSpace": "tuning.config_space",
     "DejavuError": "errors",
     "Edges": "model.buckets",
     "Exact": "model.buckets",
+    "GraphedStep": "runtime.graphs",
     "Mode": "settings",
     "Multiple": "model.buckets",
     "NoValidConfigError": "errors",
@@ -54,13 +57,17 @@ _HOMES = {
 """The module that each public name is fetched from."""
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "errors", *_HOMES]  # noqa: PLE0604 - the keys of a table are strings
+__all__ = ["__version__", "errors"]
+__all__ += list(_MODULES)
+
+
+redirect_modules(__name__, LIBRARY_MOVES)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)
+    value = getattr(importlib.import_module(f".{_MODULES[name]}", __name__), name)
     globals()[name] = value
     return value
 

@@ -1,1 +1,18 @@
 """What a person or a process uses to reach a cache: the command line and the HTTP client."""
+
+from __future__ import annotations
+
+from dejavu_cache.deprecated_modules import redirect_modules
+
+_MOVES = {
+    "circuit": "http.circuit_breaker",
+    "client": "http.protocol_client",
+    "commands": "cli.commands",
+    "errors": "http.errors",
+    "output": "cli.output",
+    "progress": "cli.progress",
+    "remote": "http.remote_store",
+    "sender": "http.sender",
+    "spool": "http.spool",
+}
+redirect_modules(__name__, _MOVES)

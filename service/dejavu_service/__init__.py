@@ -1,1 +1,23 @@
 """The team's cache server: records by HTTP, kept in SQLite or Postgres."""
+
+from __future__ import annotations
+
+from dejavu_cache.deprecated_modules import redirect_modules
+
+_MOVES = {
+    "auth": "middleware.authentication",
+    "bodies": "routes.json_body",
+    "database": "storage.database",
+    "front": "middleware.request_log",
+    "limits": "middleware.limits",
+    "reads": "bulk_read.answers",
+    "revisions": "bulk_read.revisions",
+    "rules": "services",
+    "schema": "storage.schema",
+    "scopes": "middleware.asgi_scope",
+    "server": "server_parts",
+    "shared": "bulk_read.single_flight",
+    "tables": "storage.tables",
+    "views": "pages.views",
+}
+redirect_modules(__name__, _MOVES)

@@ -1,0 +1,149 @@
+"""Import moved modules under their former names, with a DeprecationWarning.
+
+A finder at the end of `sys.meta_path` answers only for the names in its table, and only after every
+other finder has failed: a module that exists is never shadowed, and other imports do not slow down.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import warnings
+from collections.abc import Mapping, Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+__all__ = ["LIBRARY_MOVES", "RENAMED_NAMES", "redirect_modules"]
+
+LIBRARY_MOVES = {
+    "adopting": "runtime.foreign_results",
+    "attention.arguments": "attention.batch",
+    "attention.auto": "attention.dispatch",
+    "attention.cases": "attention.sweep_suite",
+    "attention.common": "attention.kernels.softmax_tiles",
+    "attention.hopper": "attention.kernels.hopper",
+    "attention.hopper_kernel": "attention.kernels.hopper_kernel",
+    "attention.launch": "attention.kernels.kernel_call",
+    "attention.naive": "attention.kernels.naive",
+    "attention.qblock": "attention.kernels.qblock",
+    "attention.segmented": "attention.kernels.segmented",
+    "attention.spaces": "attention.search_space",
+    "attention.static_grid": "attention.kernels.static_grid",
+    "autotune": "runtime.autotuner",
+    "buckets": "model.buckets",
+    "bundle": "prewarm.bundle",
+    "bundle.archive": "prewarm.bundle.archive",
+    "bundle.fit": "prewarm.bundle.compatibility",
+    "bundle.oci": "prewarm.bundle.oci_image",
+    "configs": "triton_internals.config_names",
+    "consensus": "runtime.consensus",
+    "environment": "triton_internals.environment",
+    "graphs": "runtime.graphs",
+    "imported": "model.foreign_result integrations.foreign_files",
+    "keys": "triton_internals.scenario_key",
+    "launch": "runtime.hot_path",
+    "launch_key": "triton_internals.binder",
+    "launch_versions": "triton_internals.versions",
+    "launches": "triton_internals.compilation",
+    "manifest": "stores.manifest",
+    "noting": "runtime.launch_recorder",
+    "prewarm.host": "prewarm.host_modules",
+    "prewarm.kernels": "prewarm.kernel_discovery",
+    "prewarm.pool": "prewarm.worker_pool",
+    "prewarm.source": "prewarm.record_source",
+    "prewarmed": "runtime.prewarmed_binaries triton_internals.cache_managers",
+    "process": "stores.default",
+    "records": "model.scenario model.record model.merge",
+    "resolution": "model.resolution",
+    "resolver": "runtime.resolver",
+    "selection": "model.selection",
+    "shipped": "attention.records",
+    "source": "triton_internals.source_hash",
+    "spaces": "tuning.config_space",
+    "stores.frozen": "stores.snapshot",
+    "stores.layout": "stores.file_layout",
+    "sweep.axes": "report.axes",
+    "sweep.choices": "report.choices",
+    "sweep.cluster": "sweep.ray_hosts",
+    "sweep.columns": "heuristics.features",
+    "sweep.comparison": "report.comparison",
+    "sweep.costs": "heuristics.slowdowns",
+    "sweep.fit": "heuristics.fit",
+    "sweep.grow": "heuristics.tree_growth",
+    "sweep.plots": "report.svg",
+    "sweep.python": "heuristics.python_export",
+    "sweep.report": "report.page",
+    "sweep.section": "report.section",
+    "sweep.subset": "heuristics.config_subset",
+    "tree": "model.decision_tree",
+    "tuning.benchmark": "tuning.benchmark_methods",
+    "tuning.compiling": "tuning.compile_ahead",
+    "tuning.keeping": "tuning.measurement_writer",
+    "tuning.progress": "tuning.progress_bar",
+    "tuning.timing": "tuning.device_timer",
+    "watch": "runtime.activity_report triton_internals.cache_managers",
+}
+"""Former module to the modules, separated by spaces, that now hold its names."""
+
+RENAMED_NAMES: dict[str, str] = {}
+"""Former names of classes and functions to their present ones."""
+
+
+def redirect_modules(package: str, moves: Mapping[str, str]) -> None:
+    """Make the former module names of a package importable.
+
+    Args:
+        package: the package's name.
+        moves: former module to present modules, relative to the package.
+    """
+    for former, targets in moves.items():
+        _targets[f"{package}.{former}"] = [f"{package}.{target}" for target in targets.split()]
+    if _finder not in sys.meta_path:
+        sys.meta_path.append(_finder)
+
+
+class _MovedModuleFinder:
+    """Find and load the modules of the table.
+
+    The base classes in `importlib.abc` are left out, since importing them takes longer than importing
+    all the rest.
+    """
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return a spec for a former name, and None for any other."""
+        if fullname not in _targets:
+            return None
+        had_submodules = any(former.startswith(f"{fullname}.") for former in _targets)
+        return ModuleSpec(fullname, self, is_package=had_submodules)
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        """Let Python make the module object."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Warn, and let the module take its attributes from the present modules."""
+        targets = _targets[module.__name__]
+        warnings.warn(
+            f"{module.__name__} has moved: import {' or '.join(targets)} instead",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        present = [importlib.import_module(target) for target in targets]
+
+        def find_attribute(name: str) -> Any:
+            for candidate in (name, RENAMED_NAMES.get(name, name)):
+                for target in present:
+                    if hasattr(target, candidate):
+                        return getattr(target, candidate)
+            raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
+
+        module.__dict__["__getattr__"] = find_attribute
+        module.__dict__["__all__"] = sorted(
+            {name for target in present for name in getattr(target, "__all__", ())}
+        )
+
+
+_targets: dict[str, list[str]] = {}
+_finder = _MovedModuleFinder()
