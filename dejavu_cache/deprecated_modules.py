@@ -56,7 +56,7 @@ LIBRARY_MOVES = {
     "process": "stores.default",
     "records": "model.scenario model.record model.merge",
     "resolution": "model.resolution",
-    "resolver": "runtime.resolver",
+    "resolver": "runtime.resolver runtime.request",
     "selection": "model.selection",
     "shipped": "attention.records",
     "source": "triton_internals.source_hash",
@@ -64,7 +64,7 @@ LIBRARY_MOVES = {
     "stores.frozen": "stores.snapshot",
     "stores.layout": "stores.file_layout",
     "sweep.axes": "report.axes",
-    "sweep.choices": "report.choices",
+    "sweep.choices": "report.strategies",
     "sweep.cluster": "sweep.ray_hosts",
     "sweep.columns": "heuristics.features",
     "sweep.comparison": "report.comparison",
@@ -86,8 +86,37 @@ LIBRARY_MOVES = {
 }
 """Former module to the modules, separated by spaces, that now hold its names."""
 
-RENAMED_NAMES: dict[str, str] = {}
-"""Former names of classes and functions to their present ones."""
+RENAMED_NAMES = {
+    "dejavu_cache.attention.launch": {"Launch": "KernelCall"},
+    "dejavu_cache.bundle.fit": {"Field": "CompatibilityCheck", "fields": "compatibility_checks"},
+    "dejavu_cache.imported": {
+        "Imported": "ForeignResult",
+        "Timing": "ForeignTiming",
+        "letters": "alphanumeric",
+        "read_foreign": "read_foreign_files",
+        "read_imported": "parse_foreign_results",
+        "write_imported": "format_foreign_results",
+    },
+    "dejavu_cache.prewarm.host": {"Host": "HostModuleBuilder"},
+    "dejavu_cache.prewarm.kernels": {
+        "Kernels": "DiscoveredKernels",
+        "Known": "DiscoveredKernel",
+        "values_of": "launch_values",
+    },
+    "dejavu_cache.prewarm.pool": {"Process": "CompileProcess"},
+    "dejavu_cache.records": {"Launch": "RecordedLaunch"},
+    "dejavu_cache.resolver": {"Plan": "TuningBudget"},
+    "dejavu_cache.sweep.choices": {"Choice": "Strategy"},
+    "dejavu_cache.sweep.columns": {"Columns": "ScenarioEncoder", "values_of": "scenario_values"},
+    "dejavu_cache.sweep.costs": {"Costs": "SlowdownTable"},
+    "dejavu_cache.sweep.grow": {"grown": "grow_tree"},
+    "dejavu_cache.sweep.plots": {"Bar": "PlotBar", "Cell": "PlotCell", "Line": "PlotLine"},
+    "dejavu_cache.tuning.keeping": {"Keeper": "MeasurementWriter"},
+    "dejavu_client.circuit": {"Circuit": "CircuitBreaker"},
+    "dejavu_client.client": {"Client": "ProtocolClient", "address": "split_server_url"},
+    "dejavu_client.output": {"opened": "open_chosen_store"},
+}
+"""Former names of classes and functions to their present ones, by former module."""
 
 
 def redirect_modules(package: str, moves: Mapping[str, str]) -> None:
@@ -106,8 +135,8 @@ def redirect_modules(package: str, moves: Mapping[str, str]) -> None:
 class _MovedModuleFinder:
     """Find and load the modules of the table.
 
-    The base classes in `importlib.abc` are left out, since importing them takes longer than importing
-    all the rest.
+    It does not inherit from the base classes in `importlib.abc`, whose import takes longer than that
+    of the rest of this package.
     """
 
     def find_spec(
@@ -132,8 +161,10 @@ class _MovedModuleFinder:
         )
         present = [importlib.import_module(target) for target in targets]
 
+        renamed = RENAMED_NAMES.get(module.__name__, {})
+
         def find_attribute(name: str) -> Any:
-            for candidate in (name, RENAMED_NAMES.get(name, name)):
+            for candidate in (name, renamed.get(name, name)):
                 for target in present:
                     if hasattr(target, candidate):
                         return getattr(target, candidate)
