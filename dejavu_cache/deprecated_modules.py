@@ -135,7 +135,7 @@ def redirect_modules(package: str, moves: Mapping[str, str]) -> None:
 class _MovedModuleFinder:
     """Find and load the modules of the table.
 
-    It does not inherit from the base classes in `importlib.abc`, whose import takes longer than that
+    It has no base class from `importlib.abc`, whose import takes longer than that
     of the rest of this package.
     """
 
