@@ -51,7 +51,7 @@ class DiscoveredKernels(NamedTuple):
         left_out: submodules that could not be imported, and why.
     """
 
-    known: dict[str, DiscoveredKernel]
+    by_name: dict[str, DiscoveredKernel]
     left_out: dict[str, str]
 
     @classmethod

@@ -1,11 +1,9 @@
-"""What is said between a prewarming and its worker processes, a JSON document a line."""
+"""Messages between a prewarming and its worker processes."""
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
-
 from ..model.record import RecordedLaunch
-from ..model.scenario import Config, Context, Device
+from ..model.scenario import Config, Context, Device, FrozenModel
 from ..stores.manifest import PrewarmedKernel
 
 __all__ = [
@@ -13,33 +11,34 @@ __all__ = [
     "BuildPlan",
     "CompileJob",
     "CompileResult",
+    "PrewarmRequest",
     "PrewarmSpec",
-    "Refusal",
 ]
 
 
-class Message(BaseModel):
-    model_config = ConfigDict(frozen=True)
-
-
-class AllowedDifferences(Message):
-    """What may differ between those who tuned and the builder."""
-
-    triton: bool = False
-    """Another Triton: its records are taken, and nothing is compiled from them."""
-    wheel: bool = False
-    """Another build of the same Triton: its launches are compiled with this one."""
-
-
-class PrewarmSpec(Message):
-    """What is asked for.
+class AllowedDifferences(FrozenModel):
+    """Differences between the tuning machines and the builder that the user accepts.
 
     Attributes:
-        modules: the kernels' modules; a package stands for all in it.
-        store: URL of where the records are.
-        devices: names as records have them.
-        fallbacks: whether what stands in for winners (default configs, trees' choices) is compiled too.
-        host_modules: whether the modules are built that Triton would run a C compiler for.
+        triton: another version of Triton: its records are copied, and nothing is compiled for them.
+        wheel: another build of the same version: its launches are compiled with the builder's.
+    """
+
+    triton: bool = False
+    wheel: bool = False
+
+
+class PrewarmSpec(FrozenModel):
+    """The user's options for a prewarming.
+
+    Attributes:
+        modules: names of the kernels' modules; a package stands for all modules in it.
+        store: URL of the store with the records.
+        devices: names of devices, as records have them.
+        allowed: differences from the tuning machines that are accepted.
+        fallbacks: whether to compile the configs that stand in for winners (defaults, and the
+            choices of decision trees) too.
+        host_modules: whether to build the modules that Triton would run a C compiler for.
         binaries: the folder to write to.
     """
 
@@ -52,32 +51,49 @@ class PrewarmSpec(Message):
     binaries: str = ""
 
 
-class CompileJob(Message):
-    """One binary to make."""
+class CompileJob(FrozenModel):
+    """One binary to compile.
+
+    Attributes:
+        needed: whether it is a winner's. A default that does not compile only deserves a note.
+    """
 
     kernel: str
     arch: str
     launch: RecordedLaunch
     config: Config | None = None
     needed: bool = True
-    """Whether it is a winner's: a default that does not compile is only worth a note."""
 
     def __str__(self) -> str:
+        """Return the kernel, the architecture and the config for a message."""
         return f"{self.kernel} for {self.arch}{f' ({self.config})' if self.config else ''}"
 
 
-class Refusal(Message):
-    """Why nothing can be made; the message has the remedy."""
+class PrewarmRequest(FrozenModel):
+    """A request to a worker: to run a job, or to make the plan if there is no job."""
 
-    message: str
+    job: CompileJob | None = None
 
 
-class BuildPlan(Message):
-    """What is to be done."""
+class BuildPlan(FrozenModel):
+    """The content of a prewarmed folder.
+
+    Attributes:
+        jobs: the binaries to compile.
+        contexts: the contexts whose records are copied.
+        devices: the devices that the folder is for.
+        codegen: the code generator by the device's name.
+        kernels: the kernels in the folder.
+        notes: remarks for the user, one sentence each.
+        wheel: build of Triton.
+        triton: version of Triton.
+        host_key: Triton's key of the platform.
+        files: the kernels' Python files as they were imported: modification time in nanoseconds and
+            size in bytes.
+    """
 
     jobs: tuple[CompileJob, ...]
     contexts: tuple[Context, ...]
-    """The records to take along."""
     devices: tuple[Device, ...]
     codegen: dict[str, str]
     kernels: tuple[PrewarmedKernel, ...]
@@ -86,19 +102,24 @@ class BuildPlan(Message):
     triton: str
     host_key: str
     files: dict[str, tuple[int, int]]
-    """The kernels' Python files as they were imported: when they were modified, in nanoseconds, and their size."""
 
 
-class CompileResult(Message):
-    """How a job went."""
+class CompileResult(FrozenModel):
+    """The result of a job.
+
+    Attributes:
+        error: the error; empty if there was none.
+        fatal: whether all other jobs would fail too, for instance because the disk is full.
+        notes: remarks for the user.
+        binary: Triton's key of the binary. Configs that only differ in values that are not compiled
+            in share one.
+        keys: the folders of Triton's cache that the binary needs.
+        fresh: number of kernels that were compiled and not found in the cache.
+    """
 
     error: str = ""
     fatal: bool = False
-    """Whether no other job would fare better: the disk is full, there is no C compiler."""
     notes: tuple[str, ...] = ()
     binary: str = ""
-    """Triton's key for it: configs that differ in what is not compiled in share one."""
     keys: tuple[str, ...] = ()
-    """The folders that it needs, by Triton's names."""
     fresh: int = 0
-    """Kernels that had to be compiled."""

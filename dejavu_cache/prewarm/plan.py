@@ -47,7 +47,9 @@ def plan(spec: PrewarmSpec, kernels: DiscoveredKernels, store: Store, own: Store
         f"{name} is left out: it cannot be imported here ({why})"
         for name, why in kernels.left_out.items()
     ]
-    contexts = {name: _of_this_source(known, store, notes) for name, known in kernels.known.items()}
+    contexts = {
+        name: _of_this_source(known, store, notes) for name, known in kernels.by_name.items()
+    }
     devices = [_device(name, contexts, spec) for name in spec.devices]
     taken = [
         found for device in devices for found in _taken(spec, kernels, contexts, device, store)
@@ -70,7 +72,7 @@ def plan(spec: PrewarmSpec, kernels: DiscoveredKernels, store: Store, own: Store
         kernels=tuple(
             PrewarmedKernel(
                 name=name,
-                source=kernels.known[name].source,
+                source=kernels.by_name[name].source,
                 scenarios=scenarios[name],
             )
             for name in sorted({found.kernel.name for found in taken})
@@ -79,7 +81,7 @@ def plan(spec: PrewarmSpec, kernels: DiscoveredKernels, store: Store, own: Store
         wheel=wheel(),
         triton=_triton(),
         host_key=platform_key(),
-        files=python_files([*spec.modules, *kernels.known]),
+        files=python_files([*spec.modules, *kernels.by_name]),
     )
 
 
@@ -103,7 +105,7 @@ def _taken(
 ) -> Iterator[_Found]:
     """The records for a device: of this toolchain, or of another one if that is all there is, and allowed."""
     here = builder_toolchain(device)
-    for name, known in kernels.known.items():
+    for name, known in kernels.by_name.items():
         ours = [each for each in contexts[name] if each.environment.device == device]
         alike = [each for each in ours if _alike(each.environment, here)]
         if ours and not alike:

@@ -1,30 +1,31 @@
-"""The process that imports the kernels and compiles them: it reads jobs from standard input, and answers each.
+"""The worker process of a prewarming: it imports the kernels and compiles them.
 
-It sees no GPU and touches no driver. If the compiler takes it down, another one goes on.
+It sees no GPU and uses no driver. The parent replaces it if the compiler takes it down.
 """
 
 from __future__ import annotations
 
 import errno
-import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any
 
 from ..errors import DejavuError, PrewarmError
 from ..triton_internals.compilation import recreate_compilation, target_of_arch
 from ..triton_internals.hooks import set_target, store_binaries_in, wrap_cache_manager
-from .messages import BuildPlan, CompileJob, CompileResult, PrewarmSpec, Refusal
+from ..workers.connection import ParentConnection
+from .messages import BuildPlan, CompileJob, CompileResult, PrewarmRequest, PrewarmSpec
 
 __all__ = ["main"]
 
-PLAN = "plan"
-"""Asked for in the place of a job."""
+FATAL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EFBIG)
+"""Errors of the file system that every other job would meet too."""
 
 
 class CompileWorker:
-    """Compiles for one prewarming.
+    """Runs the jobs of one process.
+
+    Args:
+        spec: the options of the prewarming.
 
     Raises:
         PrewarmError: a module cannot be imported.
@@ -36,7 +37,7 @@ class CompileWorker:
         from .kernel_discovery import DiscoveredKernels
 
         self._spec = spec
-        set_target(target_of_arch("sm_90"))  # modules may ask what they are imported for
+        set_target(target_of_arch("sm_90"))  # modules may ask for a target when they are imported
         self.kernels = DiscoveredKernels.of(spec.modules)
         store_binaries_in(spec.binaries)
         self._cache = relocatable_cache()
@@ -46,15 +47,24 @@ class CompileWorker:
         )
 
     def plan(self) -> BuildPlan:
-        """What there is to do."""
+        """Return the plan of the whole prewarming."""
         from .plan import plan
         from .record_source import all_records, own_records
 
         with own_records(self._spec.store) as own:
             return plan(self._spec, self.kernels, all_records(own), own)
 
-    def build(self, job: CompileJob) -> CompileResult:
-        """Makes one binary, and the modules that launch it."""
+    def compile(self, job: CompileJob) -> CompileResult:
+        """Compile a binary and build the modules that launch it; errors are part of the result."""
+        try:
+            return self._compile(job)
+        except OSError as error:
+            message = f"{type(error).__name__}: {error}"
+            return CompileResult(error=message, fatal=error.errno in FATAL_ERRORS)
+        except Exception as error:  # compilers raise errors of many kinds
+            return CompileResult(error=f"{type(error).__name__}: {error}"[:2000])
+
+    def _compile(self, job: CompileJob) -> CompileResult:
         import triton
 
         from .kernel_discovery import launch_values
@@ -62,55 +72,35 @@ class CompileWorker:
         target = target_of_arch(job.arch)
         set_target(target)
         self._cache.touched = {}
-        known = self.kernels.known[job.kernel]
-        values = launch_values(job.config, known.configs(target.backend))
-        made = recreate_compilation(known.function, job.launch, values, target)
-        compiled = triton.compile(made.source, target=target, options=made.options)
-        if compiled.hash != made.key:
-            raise PrewarmError(f"Triton gave {job} the key {compiled.hash}, not {made.key}")
-        kernels = dict(self._cache.touched)
+        kernel = self.kernels.by_name[job.kernel]
+        values = launch_values(job.config, kernel.configs(target.backend))
+        compilation = recreate_compilation(kernel.function, job.launch, values, target)
+        compiled = triton.compile(compilation.source, target=target, options=compilation.options)
+        if compiled.hash != compilation.key:
+            raise PrewarmError(f"Triton gave {job} the key {compiled.hash}, not {compilation.key}")
+        fresh = sum(self._cache.touched.values())  # without the modules that are built next
         note = self._host.build(compiled, target) if self._host else ""
         return CompileResult(
             binary=compiled.hash,
             keys=tuple(self._cache.touched),
-            fresh=sum(kernels.values()),
+            fresh=fresh,
             notes=(note,) if note else (),
         )
 
 
-def _answered(ask: Callable[[], CompileResult]) -> CompileResult:
+def main(parent: ParentConnection) -> int:
+    """Read a spec, then answer requests until the parent closes the connection."""
     try:
-        return ask()
-    except OSError as error:
-        fatal = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EFBIG)
-        return CompileResult(error=f"{type(error).__name__}: {error}", fatal=fatal)
-    except Exception as error:  # whatever a compiler may say
-        return CompileResult(error=f"{type(error).__name__}: {error}"[:2000])
-
-
-def main(lines: IO[str], out: IO[str]) -> int:
-    """Reads a spec, then `plan` or jobs, and answers each with a line."""
-
-    def answer(message: Any) -> None:
-        out.write(message.model_dump_json() + "\n")
-        out.flush()
-
-    try:
-        worker = CompileWorker(PrewarmSpec.model_validate_json(lines.readline()))
-        for line in lines:
-            if line.strip() == PLAN:
-                answer(worker.plan())
-            else:
-                job = CompileJob.model_validate_json(line)
-                answer(_answered(lambda job=job: worker.build(job)))  # type: ignore[misc]
+        worker = CompileWorker(PrewarmSpec.model_validate_json(parent.requests.readline()))
+        for line in parent.requests:
+            job = PrewarmRequest.model_validate_json(line).job
+            answer = worker.plan() if job is None else worker.compile(job)
+            parent.send("answer", answer=answer.model_dump(mode="json"))
     except DejavuError as error:
-        answer(Refusal(message=str(error)))
+        parent.send("refused", message=str(error))
         return 1
     return 0
 
 
 if __name__ == "__main__":
-    # What modules print when they are imported must not get between the answers.
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
-    sys.exit(main(sys.stdin, answers))
+    sys.exit(main(ParentConnection.take_standard_streams()))

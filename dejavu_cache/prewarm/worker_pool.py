@@ -1,131 +1,103 @@
-"""Worker processes, each answering one job at a time."""
+"""Distribute the jobs of a prewarming over worker processes."""
 
 from __future__ import annotations
 
 import os
 import queue
-import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from types import TracebackType
 from typing import TypeVar
 
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import BaseModel
 
 from ..errors import PrewarmError
-from .messages import BuildPlan, CompileJob, CompileResult, PrewarmSpec, Refusal
-from .worker import PLAN
+from ..workers.process import WorkerLostError, WorkerProcess
+from .messages import BuildPlan, CompileJob, CompileResult, PrewarmRequest, PrewarmSpec
 
 __all__ = ["CompileProcess", "compile_all"]
 
-M = TypeVar("M", bound=BaseModel)
+GRACE = 5.0
+"""Seconds that a worker has to end by itself when it is closed."""
+
+DROPPED_VARIABLES = frozenset(
+    {"TRITON_INTERPRET", "DEJAVU_CACHE_URL", "DEJAVU_CACHE_REPORT", "TRITON_CACHE_MANAGER"}
+)
+"""Settings of this process that would keep a worker from compiling, or change what it stores."""
+
+JOBS_PER_PROCESS = 4
+"""Jobs for which another process is worth the seconds that it needs to import the kernels."""
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
 class CompileProcess:
-    """One worker process."""
+    """One worker process.
+
+    Args:
+        spec: the options of the prewarming.
+    """
 
     def __init__(self, spec: PrewarmSpec) -> None:
         self._spec = spec
-        # It compiles, whatever this process does; and no driver may be touched, where there is one.
-        own = {
-            "CUDA_VISIBLE_DEVICES": "",
+        environment = {
+            name: value for name, value in os.environ.items() if name not in DROPPED_VARIABLES
+        }
+        environment |= {
+            "CUDA_VISIBLE_DEVICES": "",  # a builder that has a GPU must not use its driver either
             "HIP_VISIBLE_DEVICES": "",
             "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
         }
-        dropped = (
-            "TRITON_INTERPRET",
-            "DEJAVU_CACHE_URL",
-            "DEJAVU_CACHE_REPORT",
-            "TRITON_CACHE_MANAGER",
-        )
-        kept = {name: value for name, value in os.environ.items() if name not in dropped}
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "dejavu_cache.prewarm.worker"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            encoding="utf-8",
-            env={**kept, **own},
-            start_new_session=True,  # an interrupt is this process's to deal with
-        )
-        self._send(spec.model_dump_json())
-
-    def _send(self, line: str) -> None:
-        assert self._process.stdin is not None
-        with suppress(BrokenPipeError):  # its answer says why, or that there is none
-            self._process.stdin.write(line + "\n")
-            self._process.stdin.flush()
-
-    def _answer(self, kind: type[M]) -> M | Refusal:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            code = self._process.wait()
-            how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-            raise _LostError(how)
-        answer: M | Refusal
-        try:
-            answer = kind.model_validate_json(line)
-        except ValidationError:
-            answer = TypeAdapter(Refusal).validate_json(line)
-        return answer
+        self._worker = WorkerProcess("dejavu_cache.prewarm.worker", environment, grace=GRACE)
+        self._worker.send(spec)
 
     def plan(self) -> BuildPlan:
-        """What there is to do.
+        """Return the plan of the prewarming.
 
         Raises:
-            PrewarmError: nothing can be done.
+            PrewarmError: nothing can be compiled as asked.
         """
-        self._send(PLAN)
         try:
-            answer = self._answer(BuildPlan)
-        except _LostError as error:
-            raise PrewarmError(
-                f"importing {', '.join(self._spec.modules)} took the process down ({error})"
-            ) from None
-        if isinstance(answer, Refusal):
-            raise PrewarmError(answer.message)
-        return answer
+            return self._ask(PrewarmRequest(), BuildPlan)
+        except WorkerLostError as error:
+            modules = ", ".join(self._spec.modules)
+            raise PrewarmError(f"the process that imported {modules} {error}") from None
 
-    def build(self, job: CompileJob) -> CompileResult:
-        """Makes one binary."""
-        self._send(job.model_dump_json())
-        answer = self._answer(CompileResult)
-        return (
-            CompileResult(error=answer.message, fatal=True)
-            if isinstance(answer, Refusal)
-            else answer
-        )
+    def compile(self, job: CompileJob) -> CompileResult:
+        """Run a job.
+
+        Raises:
+            WorkerLostError: the process ended.
+        """
+        try:
+            return self._ask(PrewarmRequest(job=job), CompileResult)
+        except PrewarmError as error:
+            return CompileResult(error=str(error), fatal=True)
+
+    def _ask(self, request: PrewarmRequest, answer: type[ModelT]) -> ModelT:
+        self._worker.send(request)
+        event = self._worker.receive()
+        if event["event"] == "refused":
+            raise PrewarmError(event["message"])
+        return answer.model_validate(event["answer"])
 
     def close(self) -> None:
-        """Ends the process."""
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                with suppress(BrokenPipeError):
-                    pipe.close()
-        try:
-            self._process.wait(timeout=5)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        """End the process."""
+        self._worker.stop()
 
     def __enter__(self) -> CompileProcess:
+        """Return the process itself."""
         return self
 
     def __exit__(
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
-        at: TracebackType | None,
+        traceback: TracebackType | None,
     ) -> None:
+        """End the process."""
         self.close()
-
-
-class _LostError(Exception):
-    """The process is gone."""
 
 
 def compile_all(
@@ -133,66 +105,86 @@ def compile_all(
     first: CompileProcess,
     jobs: Sequence[CompileJob],
     processes: int,
-    advance: Callable[[CompileJob, CompileResult], None],
+    on_result: Callable[[CompileJob, CompileResult], None],
 ) -> dict[CompileJob, CompileResult]:
-    """Does all jobs in some processes, and returns how each went; a fatal one stops the others.
-
-    A process compiles for one architecture only: Triton goes on converting float8 as the first one of its process did.
+    """Run all jobs in worker processes and return their results; a fatal one stops the others.
 
     Args:
-        first: a process that runs already.
-        advance: is told each job that is done.
+        spec: the options of the prewarming.
+        first: a process that runs already; the caller closes it.
+        jobs: the jobs.
+        processes: maximum number of processes.
+        on_result: called with each job and its result.
     """
-    left: queue.SimpleQueue[CompileJob] = queue.SimpleQueue()
-    for job in sorted(jobs, key=lambda job: job.arch):
-        left.put(job)
-    done: dict[CompileJob, CompileResult] = {}
-    stop = threading.Event()
-    lock = threading.Lock()
-
-    def work(process: CompileProcess | None) -> None:
-        mine: list[CompileProcess] = []
-        arch = None
-        try:
-            while not stop.is_set():
-                try:
-                    job = left.get_nowait()
-                except queue.Empty:
-                    return
-                if process in mine and arch != job.arch:
-                    process.close()
-                if process is None or arch not in (None, job.arch):
-                    process = CompileProcess(spec)
-                    mine.append(process)
-                arch = job.arch
-                try:
-                    built = process.build(job)
-                except _LostError as error:
-                    built, process = (
-                        CompileResult(error=f"the compiler took its process down ({error})"),
-                        None,
-                    )
-                with lock:
-                    done[job] = built
-                    advance(job, built)
-                if built.fatal:
-                    stop.set()
-        finally:
-            for each in mine:
-                each.close()
-
-    # Another process imports the kernels for some seconds before it is of use.
-    wanted = max(1, min(processes, len(jobs) // 4))
+    pool = _Pool(spec, jobs, on_result)
+    count = max(1, min(processes, len(jobs) // JOBS_PER_PROCESS))
     threads = [
-        threading.Thread(target=work, args=(first if not each else None,)) for each in range(wanted)
+        threading.Thread(target=pool.work, args=(None if index else first,))
+        for index in range(count)
     ]
     for thread in threads:
         thread.start()
     try:
         for thread in threads:
             thread.join()
-    finally:  # whoever interrupts waits for the jobs that are being done, so that nothing is written afterwards
-        stop.set()
+    finally:  # after an interrupt, wait for the running jobs, so that nothing is written later
+        pool.stop.set()
         for thread in threads:
             thread.join()
-    return done
+    return pool.results
+
+
+class _Pool:
+    """The jobs that are left, the results so far, and the loop that threads run on them."""
+
+    def __init__(
+        self,
+        spec: PrewarmSpec,
+        jobs: Sequence[CompileJob],
+        on_result: Callable[[CompileJob, CompileResult], None],
+    ) -> None:
+        self.results: dict[CompileJob, CompileResult] = {}
+        self.stop = threading.Event()
+        self._spec = spec
+        self._on_result = on_result
+        self._lock = threading.Lock()
+        self._jobs: queue.SimpleQueue[CompileJob] = queue.SimpleQueue()
+        for job in sorted(jobs, key=lambda job: job.arch):
+            self._jobs.put(job)
+
+    def work(self, process: CompileProcess | None) -> None:
+        """Run jobs until none is left, in a process or, if None is given, in a new one.
+
+        A process compiles for one architecture only, since Triton keeps converting float8 as the
+        first architecture of its process needed it.
+        """
+        started: list[CompileProcess] = []
+        arch = None
+        try:
+            while not self.stop.is_set():
+                try:
+                    job = self._jobs.get_nowait()
+                except queue.Empty:
+                    return
+                if process is None or arch not in (None, job.arch):
+                    if process in started:
+                        process.close()
+                    process = CompileProcess(self._spec)
+                    started.append(process)
+                arch = job.arch
+                try:
+                    result = process.compile(job)
+                except WorkerLostError as error:
+                    process = None
+                    result = CompileResult(error=f"the process of the compiler {error}")
+                self._add_result(job, result)
+        finally:
+            for own_process in started:
+                own_process.close()
+
+    def _add_result(self, job: CompileJob, result: CompileResult) -> None:
+        with self._lock:
+            self.results[job] = result
+            self._on_result(job, result)
+        if result.fatal:
+            self.stop.set()

@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from ..model.scenario import canonical_json
 from .section import Section
-from .strategies import Strategy
+from .selection_rules import SelectionRule
 from .svg import PlotLine, curves
 
 __all__ = ["Comparison", "comparisons"]
@@ -27,8 +27,8 @@ class ForeignWinners(NamedTuple):
     slowdown: list[float]
 
     @property
-    def choice(self) -> Strategy:
-        return Strategy(
+    def choice(self) -> SelectionRule:
+        return SelectionRule(
             f"winners of {self.home} on {self.abroad}", "", np.array(self.slowdown), None, ""
         )
 

@@ -11,7 +11,7 @@ from ..model.record import RecordSet
 from ..model.scenario import Context, now
 from .comparison import comparisons
 from .section import Section
-from .strategies import times
+from .selection_rules import times
 
 __all__ = ["render"]
 

@@ -16,7 +16,7 @@ from ..model.record import Record, RecordSet
 from ..model.scenario import Config, Scenario
 from ..model.selection import winner
 from .axes import Axes
-from .strategies import Strategy, default_strategy, single_config_strategy, tree_strategy
+from .selection_rules import SelectionRule, default_rule, single_config_rule, tree_rule
 from .svg import PlotBar, PlotCell, PlotLine, bars, curves
 
 __all__ = ["Section"]
@@ -70,22 +70,22 @@ class Section:
         return Counter(failure.kind.replace("_", " ") for failure in failures).most_common()
 
     @cached_property
-    def choices(self) -> list[Strategy]:
+    def choices(self) -> list[SelectionRule]:
         """The default, the best single config and the tree, as far as there are any."""
         if not len(self.costs):
             return []
-        tree = self.tree and tree_strategy(self.costs, self.tree)
+        tree = self.tree and tree_rule(self.costs, self.tree)
         return [
             each
             for each in (
-                default_strategy(self.costs, self._default),
-                single_config_strategy(self.costs),
+                default_rule(self.costs, self._default),
+                single_config_rule(self.costs),
                 tree,
             )
             if each
         ]
 
-    def note(self, choice: Strategy) -> str:
+    def note(self, choice: SelectionRule) -> str:
         """Which config it is, or which tree."""
         if choice.config is not None or self.tree is None:
             return self.name(choice.config) if choice.config else choice.note

@@ -1,20 +1,16 @@
-"""Where jobs are done: a worker process on this machine, replaced whenever it is lost."""
+"""Hosts of a sweep: each runs jobs in a worker process, which it replaces when it is lost."""
 
 from __future__ import annotations
 
-import json
 import os
-import queue
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from typing import Any, Literal, Protocol
 
 from ..errors import DejavuError, SettingsError, StoreError
 from ..model.scenario import Config
-from .journal import left_behind
+from ..workers.process import WorkerLostError, WorkerProcess
+from .journal import abandoned_journals
 from .messages import CaseJob, CaseOutcome, SweepSpec
 
 __all__ = ["HostLostError", "LocalHost", "SweepHost"]
@@ -24,20 +20,23 @@ OnEvent = Callable[[Mapping[str, Any]], None]
 Blame = Literal["config", "machine", "unknown"]
 
 PATIENCE = 600.0
-"""Seconds without a word from a worker, after which it is taken to hang: compiling one config may take minutes."""
+"""Seconds without an event after which a worker is considered hung.
 
-LAST_WORDS = 15.0
-"""Seconds that a worker has to hand over what it holds when it is stopped."""
+Compiling one config may take minutes.
+"""
+
+GRACE = 15.0
+"""Seconds that a worker has, when it is stopped, to hand its measurements to the store."""
 
 
 class HostLostError(DejavuError):
     """A worker died, or its device's context did.
 
     Attributes:
-        config: what it was measuring, if anything.
-        reason: what it said last, or how it ended.
-        blame: the `config`, if the worker said so itself; the `machine`, if that is gone; else somebody may have
-            killed the process, which is `unknown`.
+        config: the config that was being measured, if any.
+        reason: the worker's last error, or how its process ended.
+        blame: `config` if the worker reported the error itself or hung; `machine` if that is gone;
+            otherwise `unknown`, since somebody may have killed the process.
     """
 
     def __init__(self, config: Config | None, reason: str, blame: Blame) -> None:
@@ -48,35 +47,37 @@ class HostLostError(DejavuError):
 
 
 class SweepHost(Protocol):
-    """Something that does jobs, one at a time."""
+    """A place that runs jobs, one at a time."""
 
     def cases(self) -> list[str]:
-        """The names of all cases, once a worker is there to do them.
+        """Start a worker if none runs, and return the names of all cases.
 
         Raises:
-            DejavuError: there is nothing that could do them.
+            DejavuError: no worker can be started.
         """
 
-    def do(self, job: CaseJob, on_event: OnEvent) -> CaseOutcome:
-        """Does a job.
+    def run(self, job: CaseJob, on_event: OnEvent) -> CaseOutcome:
+        """Run a job and return its outcome.
 
         Raises:
-            HostLostError: its worker was lost; the next job gets a new one.
+            HostLostError: the worker was lost; the next job gets a new one.
         """
 
     def close(self) -> None:
-        """Ends the worker; what it measured is kept."""
+        """Stop the worker; its measurements are kept."""
 
-    def kept(self) -> list[str]:
-        """The files, where the worker was, with what the store has not taken; to be asked after `close`."""
+    def unsaved_journals(self) -> list[str]:
+        """Return the journals that the store has not accepted; call this after `close`."""
 
 
 class LocalHost:
-    """A worker process on this machine.
+    """A host on this machine.
 
     Args:
-        environment: what its environment has more than this one's: which GPU it sees.
-        patience: seconds without a word after which a worker is taken to hang.
+        spec: the subject of the sweep.
+        environment: environment variables that the worker gets in addition to this process's, such
+            as those that select its GPU.
+        patience: seconds without an event after which the worker is considered hung.
     """
 
     def __init__(
@@ -88,133 +89,81 @@ class LocalHost:
         self._spec = spec
         self._environment = {**os.environ, "DEJAVU_CACHE_PROGRESS": "0", **(environment or {})}
         self._patience = patience
-        self._process: subprocess.Popen[str] | None = None
-        self._events: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self._worker: WorkerProcess | None = None
         self._cases: list[str] = []
         self._lock = threading.Lock()
 
     def cases(self) -> list[str]:
-        self._started()
+        """Start the worker if none runs, and return the names of all cases."""
+        self._running_worker()
         return self._cases
 
     @property
     def pid(self) -> int:
-        """The worker's process id."""
-        return self._started().pid
+        """Process id of the worker."""
+        return self._running_worker().pid
 
-    def do(self, job: CaseJob, on_event: OnEvent) -> CaseOutcome:
-        process = self._started()
+    def run(self, job: CaseJob, on_event: OnEvent) -> CaseOutcome:
+        """Run a job in the worker, and pass its other events to a listener."""
+        worker = self._running_worker()
+        worker.send(job)
         config: Config | None = None
-        try:
-            assert process.stdin is not None
-            process.stdin.write(job.model_dump_json() + "\n")
-            process.stdin.flush()
-            while True:
-                event = self._event()
-                if event["event"] == "outcome":
-                    return CaseOutcome.model_validate(event["outcome"])
-                if event["event"] == "crash":
-                    raise HostLostError(config, event["reason"], "config")
-                if event["event"] == "config":
-                    config = Config.model_validate(event["config"])
-                on_event(event)
-        except queue.Empty:
-            self._end(kill=True)
-            raise HostLostError(
-                config, f"it gave no answer in {self._patience:.0f} s", "config"
-            ) from None
-        except (EOFError, BrokenPipeError):
-            code = self._end(kill=False)  # it is about to end by itself: how, is the reason
-            raise HostLostError(
-                config, f"the process that measured it ended with {_told(code)}", "unknown"
-            ) from None
-        except HostLostError:
-            self._end(kill=True)
-            raise
+        while True:
+            try:
+                event = worker.receive()
+            except WorkerLostError as error:
+                self._detach_worker()
+                if error.hung:
+                    raise HostLostError(config, f"it {error}", "config") from None
+                reason = f"the process that measured it {error}"
+                raise HostLostError(config, reason, "unknown") from None
+            if event["event"] == "outcome":
+                return CaseOutcome.model_validate(event["outcome"])
+            if event["event"] == "crash":
+                self._detach_worker()
+                worker.kill()
+                raise HostLostError(config, event["reason"], "config")
+            if event["event"] == "config":
+                config = Config.model_validate(event["config"])
+            on_event(event)
 
     def close(self) -> None:
-        self._end(kill=False)
+        """Stop the worker if one runs."""
+        worker = self._detach_worker()
+        if worker is not None:
+            worker.stop()
 
-    def kept(self) -> list[str]:
-        return [str(path) for path in left_behind(self._spec.store)]
+    def unsaved_journals(self) -> list[str]:
+        """Return the journals in this user's cache folder that the store has not accepted."""
+        return [str(path) for path in abandoned_journals(self._spec.store)]
 
-    def _started(self) -> subprocess.Popen[str]:
+    def _running_worker(self) -> WorkerProcess:
         with self._lock:
-            if self._process is None:
-                self._process = self._start()
-            return self._process
+            if self._worker is None:
+                self._worker = self._start_worker()
+            return self._worker
 
-    def _start(self) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "dejavu_cache.sweep.worker"],
-            env=self._environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,  # a Ctrl-C is for the sweep, which ends its workers in good order
+    def _start_worker(self) -> WorkerProcess:
+        worker = WorkerProcess(
+            "dejavu_cache.sweep.worker", self._environment, grace=GRACE, patience=self._patience
         )
-        events: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
-        self._events = events
-        threading.Thread(target=_listen, args=(process, events), daemon=True).start()
-        assert process.stdin is not None
-        with suppress(BrokenPipeError):
-            process.stdin.write(self._spec.model_dump_json() + "\n")
-            process.stdin.flush()
+        worker.send(self._spec)
         try:
-            event = self._event()
-        except EOFError:
-            how = f"it ended with {_told(_ended(process))}"
-            raise HostLostError(None, f"no worker can be started: {how}", "config") from None
-        except (queue.Empty, KeyboardInterrupt) as error:
-            process.kill()
-            process.wait()
-            if isinstance(error, KeyboardInterrupt):
-                raise
-            how = f"it gave no answer in {self._patience:.0f} s"
-            raise HostLostError(None, f"no worker can be started: {how}", "config") from None
+            event = worker.receive()
+        except WorkerLostError as error:
+            reason = f"no worker can be started: it {error}"
+            raise HostLostError(None, reason, "config") from None
+        except KeyboardInterrupt:
+            worker.kill()
+            raise
         if event["event"] == "refused":
-            process.wait()
+            worker.stop()
             raise (StoreError if event["store"] else SettingsError)(event["message"])
         self._cases = event["cases"]
-        return process
+        return worker
 
-    def _event(self) -> dict[str, Any]:
-        event = self._events.get(timeout=self._patience)
-        if event is None:
-            raise EOFError
-        return event
-
-    def _end(self, *, kill: bool) -> int:
+    def _detach_worker(self) -> WorkerProcess | None:
+        """Forget the worker, so that the next job starts a new one, and return it."""
         with self._lock:
-            process, self._process = self._process, None
-        if process is None:
-            return 0
-        if kill:
-            process.kill()
-        with suppress(OSError):
-            process.stdin.close()  # type: ignore[union-attr]
-        return _ended(process)
-
-
-def _ended(process: subprocess.Popen[str]) -> int:
-    """The exit code of a process that is about to end, or is made to."""
-    try:
-        return process.wait(LAST_WORDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        return process.wait()
-
-
-def _listen(
-    process: subprocess.Popen[str], events: queue.SimpleQueue[dict[str, Any] | None]
-) -> None:
-    assert process.stdout is not None
-    with process.stdout:
-        for line in process.stdout:
-            with suppress(json.JSONDecodeError):  # the last line of a process that was killed
-                events.put(json.loads(line))
-    events.put(None)
-
-
-def _told(code: int) -> str:
-    return f"signal {-code}" if code < 0 else f"code {code}"
+            worker, self._worker = self._worker, None
+            return worker

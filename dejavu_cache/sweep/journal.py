@@ -1,4 +1,4 @@
-"""What a sweep has measured and its store does not have yet: a file of lines on this machine's disk."""
+"""A local journal of the measurements that a sweep has not yet handed to its store."""
 
 from __future__ import annotations
 
@@ -22,127 +22,140 @@ from ..notices import warn_once
 from ..stores import Found, Store
 from ..stores.file_layout import read_set
 
-__all__ = ["Journal", "journals", "left_behind"]
+__all__ = ["Journal", "abandoned_journals", "journal_folder"]
 
 
-def journals(home: str) -> Path:
-    """The folder of the journals of all sweeps into a store."""
+def journal_folder(home: str) -> Path:
+    """Return the folder that holds the journals of all sweeps into a store."""
     from platformdirs import user_cache_dir
 
     digest = hashlib.sha256(home.encode()).hexdigest()[:16]
     return Path(user_cache_dir("dejavu-cache", appauthor=False)) / "sweeps" / digest
 
 
-def left_behind(home: str) -> list[Path]:
-    """The journals of sweeps that are over, and whose store has not taken what is in them."""
-    left = []
-    for path in sorted(journals(home).glob("*.jsonl")):
+def abandoned_journals(home: str) -> list[Path]:
+    """Return the journals that ended sweeps could not hand to their store."""
+    abandoned = []
+    for path in sorted(journal_folder(home).glob("*.jsonl")):
         lock = _lock_of(path)
         with suppress(Timeout):
             lock.acquire()
-            if path.exists():  # else its sweep has ended just now
-                left.append(path)
+            if path.exists():  # otherwise its sweep has ended just now
+                abandoned.append(path)
             _unlock(lock)
-    return left
+    return abandoned
 
 
 class Journal(Store):
-    """A store behind a journal.
+    """A store that writes records to a journal on the local disk first.
 
-    What is put is a line on the disk when `put` returns; it is handed to the store when a lease ends, so that
-    a large file, or a slow server, is written once per scenario. What the store does not take stays in the
-    journal, whose lines are an export's: the next sweep into this store hands it over, and
-    `dejavu-cache import` reads it too.
+    `put` returns when its records are a line of the journal on the disk. They are handed to the
+    store when a lease ends, so that a large file, or a slow server, is written once per scenario.
+    Records that the store does not accept stay in the journal. Its lines have the format of an
+    export: the next sweep into this store hands them over, and `dejavu-cache import` reads them.
+
+    Args:
+        home: the store that the records are for.
+        folder: folder of the journal; by default the store's folder in the user's cache.
     """
 
     def __init__(self, home: Store, folder: Path | None = None) -> None:
         self.home = home
         self.url = home.url
-        self.folder = folder or journals(home.url)
+        self.folder = folder or journal_folder(home.url)
         self.path = (
             self.folder / f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}.jsonl"
         )
-        self._held: dict[Context, dict[Scenario, Record]] = {}
+        self._pending: dict[Context, dict[Scenario, Record]] = {}
         self._lock = threading.Lock()
-        self._open: FileLock | None = None
-        self._adopt()
+        self._file_lock: FileLock | None = None
+        self._take_over_abandoned()
 
     def get(self, context: Context, scenario: Scenario, *, fresh: bool = False) -> Found | None:
-        ours = self._held.get(context, {}).get(scenario)
+        """Return the store's record merged with the one that it has not accepted yet."""
+        pending = self._pending.get(context, {}).get(scenario)
         try:
-            found = self.home.get(context, scenario, fresh=fresh)
+            stored = self.home.get(context, scenario, fresh=fresh)
         except (StoreError, OSError) as error:
-            self._away(error)
-            found = None
-        if ours is None:
-            return found
-        return Found(merge_records(ours, found.record) if found else ours, self.url)
+            self._warn_of_refusal(error)
+            stored = None
+        if pending is None:
+            return stored
+        return Found(merge_records(pending, stored.record) if stored else pending, self.url)
 
     def records(self, context: Context) -> Iterator[Record]:
+        """Return the store's records of a context."""
         return self.home.records(context)
 
     def contexts(self, kernel: str | None = None) -> Iterator[Context]:
+        """Return the store's contexts."""
         return self.home.contexts(kernel)
 
     def put(
         self, context: Context, records: Iterable[Record], on_conflict: OnConflict = "newest"
     ) -> None:
+        """Write records to the journal; `flush` hands them to the store."""
         records = tuple(records)
         with self._lock:
             self._append(canonical_json(RecordSet(context=context, records=records)))
-            self._held[context] = merge_into(self._held.get(context, {}), records, on_conflict)
+            self._pending[context] = merge_into(
+                self._pending.get(context, {}), records, on_conflict
+            )
 
     def _append(self, line: str) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        if self._open is None:
-            self._open = _lock_of(self.path)
-            self._open.acquire()
+        if self._file_lock is None:
+            self._file_lock = _lock_of(self.path)
+            self._file_lock.acquire()
         with self.path.open("a", encoding="utf-8") as file:
             file.write(line + "\n")
             file.flush()
             os.fsync(file.fileno())
 
     def delete(self, context: Context, scenarios: Iterable[Scenario] | None = None) -> int:
+        """Delete records from the store."""
         return self.home.delete(context, scenarios)
 
     @contextmanager
     def lease(self, context: Context, scenario: Scenario, *, wait: float) -> Iterator[bool]:
-        with self.home.lease(context, scenario, wait=wait) as held:
+        """Take the store's lease, and hand the records to the store before it ends."""
+        with self.home.lease(context, scenario, wait=wait) as acquired:
             try:
-                yield held
+                yield acquired
             finally:
                 self.flush()
 
     def flush(self) -> bool:
-        """Hands everything to the store; says whether it took it."""
+        """Hand all records to the store; return whether it accepted all of them."""
         with self._lock:
-            for context, held in list(self._held.items()):
+            for context, records in list(self._pending.items()):
                 try:
-                    self.home.put_now(context, held.values())
-                except (StoreError, OSError) as error:  # those of another context may be taken
-                    self._away(error)
+                    self.home.put_now(context, records.values())
+                except (StoreError, OSError) as error:  # other contexts may still be accepted
+                    self._warn_of_refusal(error)
                 else:
-                    del self._held[context]
-            if not self._held:
+                    del self._pending[context]
+            if not self._pending:
                 self.path.unlink(missing_ok=True)
-            return not self._held
+            return not self._pending
 
     def close(self) -> None:
-        """Hands over what is held, and leaves the rest on the disk."""
+        """Hand the records to the store; those that it does not accept stay on the disk."""
         self.flush()
-        if self._open is not None:
-            _unlock(self._open)
-            self._open = None
+        if self._file_lock is not None:
+            _unlock(self._file_lock)
+            self._file_lock = None
         self.home.close()
 
-    def _away(self, error: Exception) -> None:
+    def _warn_of_refusal(self, error: Exception) -> None:
         warn_once(
             f"journal {self.url}",
-            f"{self.url} is away ({error}): what is measured is kept in {self.path} until it takes it",
+            f"{self.url} is away ({error}): measurements are kept in {self.path} "
+            "until it accepts them",
         )
 
-    def _adopt(self) -> None:
-        """Takes over what sweeps left that are no more."""
+    def _take_over_abandoned(self) -> None:
+        """Take over the journals of sweeps that have ended."""
         for path in sorted(self.folder.glob("*.jsonl")):
             lock = _lock_of(path)
             try:
@@ -151,7 +164,7 @@ class Journal(Store):
                 continue
             try:
                 self._take_over(path)
-            except FileNotFoundError:  # another worker was here first
+            except FileNotFoundError:  # another worker has taken it over
                 pass
             except NewerFormatError as error:
                 warn_once(f"{path}", str(error))
@@ -159,9 +172,9 @@ class Journal(Store):
                 _unlock(lock)
 
     def _take_over(self, path: Path) -> None:
-        whole_sets, damage = _read(path)
-        for whole in whole_sets:
-            self.put(whole.context, whole.records)
+        record_sets, damage = _read_journal(path)
+        for record_set in record_sets:
+            self.put(record_set.context, record_set.records)
         self.flush()
         if damage is None:
             path.unlink()
@@ -184,21 +197,21 @@ def _unlock(lock: FileLock) -> None:
         Path(lock.lock_file).unlink()
 
 
-def _read(path: Path) -> tuple[list[RecordSet], DamagedRecordsError | None]:
-    """What can be read of a journal, and what is wrong with the first line that cannot.
+def _read_journal(path: Path) -> tuple[list[RecordSet], DamagedRecordsError | None]:
+    """Return the readable lines of a journal, and the error of the first unreadable one.
 
     Raises:
-        FileNotFoundError: it is not there any more.
-        NewerFormatError: a newer version wrote some of it.
+        FileNotFoundError: the journal was removed meanwhile.
+        NewerFormatError: a newer version wrote some of its lines.
     """
     *lines, rest = path.read_bytes().split(b"\n")
-    if rest:  # what was being written when the process died
+    if rest:  # the process died while it wrote this line
         warn_once(f"{path}", f"{path} ends in the middle of a line, which is passed over")
-    whole_sets: list[RecordSet] = []
+    record_sets: list[RecordSet] = []
     damage: DamagedRecordsError | None = None
     for number, line in enumerate(lines, 1):
         try:
-            whole_sets.append(read_set(line, f"{path}, line {number},"))
+            record_sets.append(read_set(line, f"{path}, line {number},"))
         except DamagedRecordsError as error:
             damage = damage or error
-    return whole_sets, damage
+    return record_sets, damage

@@ -1,57 +1,58 @@
-"""What a sweep and its workers tell each other."""
+"""Messages between a sweep and its workers."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import Field
 
-from ..model.scenario import Config, Scenario
+from ..model.scenario import Config, FrozenModel, Scenario
 
 __all__ = ["CaseJob", "CaseOutcome", "ConfigCrash", "MissedScenario", "SweepSpec", "Task"]
 
 Task = Literal["measure", "plan", "verify"]
+"""What a sweep does with its cases: tune them, count what is left to tune, or remeasure winners."""
 
 
-class Message(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class MissedScenario(Message):
-    """A scenario that programs wanted on a device."""
+class MissedScenario(FrozenModel):
+    """A scenario that programs launched on a device without finding a record."""
 
     kernel: str
     device: str
     scenario: Scenario
 
 
-class SweepSpec(Message):
-    """What a sweep is about: all that a worker must know.
+class SweepSpec(FrozenModel):
+    """The subject of a sweep: everything that its workers must know before the first job.
 
     Attributes:
-        misses: if given, only these are measured.
+        suite: the suite as `load_suite` takes it.
+        options: the suite's options by name.
+        store: URL of the store to read and write.
+        misses: if not None, only these scenarios are measured.
     """
 
     suite: str
-    options: dict[str, str] = {}
+    options: Mapping[str, str] = Field(default_factory=dict)
     store: str
     misses: tuple[MissedScenario, ...] | None = None
 
 
-class ConfigCrash(Message):
-    """A config that took a worker down."""
+class ConfigCrash(FrozenModel):
+    """A config that ended its worker process, and the reason."""
 
     config: Config
     reason: str
 
 
-class CaseJob(Message):
-    """One thing to do with one case.
+class CaseJob(FrozenModel):
+    """A task for one case.
 
     Attributes:
-        wait: seconds to wait for another process that tunes it.
-        seconds: how long it may take.
-        crashes: configs that are not to be tried again.
+        wait: seconds to wait for another process that tunes the case.
+        seconds: time limit; None is without limit.
+        crashes: configs of the case that are not to be tried again.
     """
 
     do: Task
@@ -61,18 +62,23 @@ class CaseJob(Message):
     crashes: tuple[ConfigCrash, ...] = ()
 
 
-class CaseOutcome(Message):
-    """What became of a job.
+class CaseOutcome(FrozenModel):
+    """The outcome of a job.
 
     Attributes:
-        scenario, kernel, device: what was asked for, as far as the case came to that.
-        status: `tuned`; `known`, if there was nothing to do; `partial`, if time ran out; `busy`, if another
-            process tunes it; `unwanted`, if no program missed it; `skipped`, without memory for the arguments;
-            `failed`; for a plan, `due`; for a verification, `verified`.
-        measured: how many configs were.
-        due: how many are left.
-        estimate: seconds that what is due will take, going by what was measured; None without any experience.
-        recorded, again: milliseconds of the winner, of then and of now.
+        scenario, kernel, device: what the case launches; empty if the case failed before that was
+            clear.
+        status: `tuned`; `known`, if nothing was left to measure; `partial`, if time ran out;
+            `busy`, if another process tunes the case; `unwanted`, if no program missed it;
+            `skipped`, if its arguments do not fit into memory; `failed`; for a plan, `due`; for a
+            verification, `verified`.
+        measured: number of configs that were measured.
+        due: number of configs that are left to measure.
+        seconds: duration of the job.
+        message: details for the user.
+        estimate: seconds that measuring the due configs will take, extrapolated from earlier
+            measurements; None if there are none.
+        recorded, again: the winner's median in milliseconds as recorded, and as measured now.
     """
 
     case: str

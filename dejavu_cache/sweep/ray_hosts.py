@@ -1,4 +1,4 @@
-"""Hosts on the machines of a Ray cluster."""
+"""Sweep hosts on the machines of a Ray cluster."""
 
 from __future__ import annotations
 
@@ -17,25 +17,26 @@ from .messages import CaseJob, CaseOutcome, SweepSpec
 __all__ = ["RayHost", "ray_hosts"]
 
 NEW_ACTOR_EVERY = 1.0
-"""Seconds between two tries to start a worker somewhere."""
+"""Seconds between two attempts to start an actor."""
 
 
 def ray_hosts(spec: SweepSpec, address: str) -> list[RayHost]:
-    """A host for every GPU of a cluster, or for every CPU where it has no GPUs.
+    """Return one host per GPU of a cluster, or one per CPU if it has no GPUs.
 
-    The suite must be importable on every machine, and all must reach the store.
+    The suite must be importable on every machine, and every machine must reach the store.
 
     Args:
-        address: as `ray.init` takes it: `auto`, `ray://head:10001`, `head:6379`, or `local` for a cluster of
-            this process's own.
+        spec: the subject of the sweep.
+        address: as `ray.init` takes it: `auto`, `ray://head:10001`, `head:6379`, or `local` for a
+            new cluster on this machine.
 
     Raises:
-        SettingsError: there is no cluster.
+        SettingsError: no cluster answers at the address.
     """
     import ray
 
     if not ray.is_initialized():
-        _knock(address)
+        _check_reachable(address)
         try:
             ray.init(address=address, log_to_driver=False, logging_level="warning")
         except (ConnectionError, ValueError, RuntimeError) as error:
@@ -45,8 +46,8 @@ def ray_hosts(spec: SweepSpec, address: str) -> list[RayHost]:
     return [RayHost(spec, {f"num_{kind.lower()}s": 1}) for _ in range(int(resources.get(kind, 0)))]
 
 
-def _knock(address: str) -> None:
-    """Finds out in seconds that nobody is there, which Ray takes minutes for."""
+def _check_reachable(address: str) -> None:
+    """Fail within seconds if nothing listens at an address; Ray itself would take minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not (host and port.isdigit()):
         return
@@ -57,10 +58,13 @@ def _knock(address: str) -> None:
 
 
 class RayHost:
-    """A worker process beside a Ray actor; when the actor is lost, another one is started where there is room.
+    """A worker process beside a Ray actor.
+
+    If the actor is lost, another one is started on any machine with free resources.
 
     Args:
-        resources: what the actor takes of its machine: `num_gpus` or `num_cpus`.
+        spec: the subject of the sweep.
+        resources: the resources that the actor occupies: `num_gpus` or `num_cpus`.
     """
 
     def __init__(self, spec: SweepSpec, resources: Mapping[str, float]) -> None:
@@ -68,51 +72,55 @@ class RayHost:
         self._resources = dict(resources)
         self._actor: Any = None
         self._closed = False
-        self._kept: list[str] = []
+        self._journals: list[str] = []
 
     def cases(self) -> list[str]:
+        """Start the actor and its worker, and return the names of all cases."""
         import ray
 
         while not self._closed:
             try:
-                return list(ray.get(self._started().cases.remote()))
+                return list(ray.get(self._running_actor().cases.remote()))
             except ray.exceptions.RayActorError:
                 self._actor = None
                 time.sleep(NEW_ACTOR_EVERY)
         return []
 
-    def do(self, job: CaseJob, on_event: OnEvent) -> CaseOutcome:
+    def run(self, job: CaseJob, on_event: OnEvent) -> CaseOutcome:
+        """Run a job; of the events, only the beginning of the case reaches the listener."""
         import ray
 
         on_event({"event": "case", "case": job.case})
         try:
-            answer = json.loads(ray.get(self._started().do.remote(job.model_dump_json())))
+            answer = json.loads(ray.get(self._running_actor().run.remote(job.model_dump_json())))
         except ray.exceptions.RayActorError as error:
             self._actor = None
             raise HostLostError(
                 None, f"its machine or its actor is gone: {error}"[:500], "machine"
             ) from None
         if "lost" in answer:
-            lost = answer["lost"]
-            config = None if lost["config"] is None else Config.model_validate(lost["config"])
-            raise HostLostError(config, lost["reason"], lost["blame"])
+            loss = answer["lost"]
+            config = None if loss["config"] is None else Config.model_validate(loss["config"])
+            raise HostLostError(config, loss["reason"], loss["blame"])
         return CaseOutcome.model_validate(answer)
 
     def close(self) -> None:
+        """Stop the worker and the actor."""
         import ray
 
         self._closed = True
         actor, self._actor = self._actor, None
         if actor is not None:
-            with suppress(Exception):  # it may be gone already
-                self._kept = ray.get(actor.close.remote(), timeout=20)
+            with suppress(Exception):  # the actor may be gone already
+                self._journals = ray.get(actor.close.remote(), timeout=20)
             with suppress(Exception):
                 ray.kill(actor)
 
-    def kept(self) -> list[str]:
-        return self._kept
+    def unsaved_journals(self) -> list[str]:
+        """Return the journals on the actor's machine that the store has not accepted."""
+        return self._journals
 
-    def _started(self) -> Any:
+    def _running_actor(self) -> Any:
         import ray
 
         if self._actor is None:
@@ -123,7 +131,7 @@ class RayHost:
 
 
 class _Actor:
-    """Keeps a `LocalHost` on its machine; the two speak JSON with the sweep."""
+    """A `LocalHost` on the actor's machine, with messages to and from the sweep as JSON."""
 
     def __init__(self, spec: str) -> None:
         self._host = LocalHost(SweepSpec.model_validate_json(spec))
@@ -131,9 +139,9 @@ class _Actor:
     def cases(self) -> list[str]:
         return self._host.cases()
 
-    def do(self, job: str) -> str:
+    def run(self, job: str) -> str:
         try:
-            return self._host.do(
+            return self._host.run(
                 CaseJob.model_validate_json(job), lambda event: None
             ).model_dump_json()
         except HostLostError as error:
@@ -143,6 +151,6 @@ class _Actor:
             )
 
     def close(self) -> list[str]:
-        """Ends the worker, and says what it leaves on this machine, where nobody else would look."""
+        """Stop the worker, and return the journals that it leaves on this machine."""
         self._host.close()
-        return [f"{socket.gethostname()}:{path}" for path in self._host.kept()]
+        return [f"{socket.gethostname()}:{path}" for path in self._host.unsaved_journals()]

@@ -1,4 +1,4 @@
-"""A sweep: the cases of a suite, handed to hosts until all are tuned."""
+"""Run the cases of a suite on hosts until all are tuned."""
 
 from __future__ import annotations
 
@@ -19,46 +19,51 @@ from .messages import CaseJob, CaseOutcome, ConfigCrash, Task
 __all__ = ["Sweep", "SweepReport", "shard_of"]
 
 LEASE_WAIT = 2.0
-"""Seconds to wait at a time for a case that another sweep measures."""
+"""Seconds to wait in each attempt for a case that another sweep measures."""
 
 PATIENCE = 900.0
-"""Seconds after which a case that another sweep measures is left to it, if nothing else happens."""
+"""Seconds without progress after which cases that another sweep measures are left to it."""
 
 LIVES = 2
-"""How many workers one config, or one case, may take down before it is given up."""
+"""Number of workers that one config, or one case, may take down before it is given up."""
 
 OnEvent = Callable[[Mapping[str, Any]], None]
 
 
 def shard_of(cases: Sequence[str], shard: str) -> list[str]:
-    """The part of the cases that `i/n` names, counted from 1; the parts are disjoint and make up the whole.
+    """Return one part of the cases; the parts are disjoint and together have all cases.
+
+    Args:
+        cases: names of the cases.
+        shard: `i/n` for the i-th of n parts, counted from 1.
 
     Raises:
-        SettingsError: it is not of this form.
+        SettingsError: the shard is not of this form.
     """
-    found = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", shard)
-    number, parts = (int(found[1]), int(found[2])) if found else (0, 0)
+    match = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", shard)
+    number, parts = (int(match[1]), int(match[2])) if match else (0, 0)
     if not 1 <= number <= parts:
         raise SettingsError(f"--shard {shard!r}: write i/n with i from 1 to n, as in 2/8")
     return list(cases[number - 1 :: parts])
 
 
-def _in_parts(cases: Sequence[str], parts: int) -> list[Sequence[str]]:
-    """The cases in so many runs of neighbours, about equally long."""
+def _split_evenly(cases: Sequence[str], parts: int) -> list[Sequence[str]]:
+    """Split the cases into consecutive parts of about equal length."""
     edges = [number * len(cases) // parts for number in range(parts + 1)]
     return [cases[start:end] for start, end in itertools.pairwise(edges)]
 
 
 @dataclass
 class SweepReport:
-    """What became of a sweep.
+    """The result of a sweep.
 
     Attributes:
-        outcomes: by case, in the order in which they came.
-        left: cases that nobody came to, or came to an end with.
-        stopped: why not all were, or nothing.
-        kept: the files, on whatever machine, with what the store has not taken.
-        workers: how many there were at once.
+        outcomes: the outcomes by case, in the order in which they came.
+        left: cases without an outcome.
+        stopped: the reason why the sweep ended early; empty if it did not.
+        kept: the journals, on any machine, with measurements that the store has not accepted.
+        seconds: duration of the sweep.
+        workers: number of workers at once.
     """
 
     outcomes: dict[str, CaseOutcome] = field(default_factory=dict)
@@ -69,17 +74,17 @@ class SweepReport:
     workers: int = 1
 
     def of(self, *statuses: str) -> list[CaseOutcome]:
-        """The outcomes with these statuses."""
-        return [each for each in self.outcomes.values() if each.status in statuses]
+        """Return the outcomes with these statuses."""
+        return [outcome for outcome in self.outcomes.values() if outcome.status in statuses]
 
     @property
     def measured(self) -> int:
-        """How many configs were."""
-        return sum(each.measured for each in self.outcomes.values())
+        """Number of configs that were measured."""
+        return sum(outcome.measured for outcome in self.outcomes.values())
 
     @property
     def complete(self) -> bool:
-        """Whether nothing is left to do."""
+        """Whether nothing is left to do or to hand over."""
         return not (
             self.left
             or self.stopped
@@ -89,20 +94,23 @@ class SweepReport:
 
 
 class Sweep:
-    """Hands cases to hosts, one thread each.
+    """Hands cases to hosts, with one thread per host.
 
-    A case whose host is lost is taken over by the next one. A config that takes down two workers, or says itself
-    that it was to blame, is recorded as a crash and not tried again. A case that another sweep measures is
-    come back to at the end.
+    A case whose host is lost is tried again. A config that takes down two workers, or whose worker
+    reported the crash itself, is recorded as a crash and not tried again. A case that another sweep
+    measures is tried again at the end.
 
-    Each host goes through a part of its own, then helps where most is left. Neighbours in a suite mostly share their
-    binaries: side by side, two hosts would compile all of them twice.
+    Each host works through a part of the cases of its own, then helps where most are left.
+    Neighbours in a suite mostly share their binaries, and two hosts that took turns would both
+    compile all of them.
 
     Args:
-        cases: names, in order.
-        do: `measure`, `plan` or `verify`.
-        budget: seconds for all of it.
-        on_event: is told `case`, `config`, `outcome` and `lost`, from any thread. If it raises, the sweep stops.
+        hosts: the hosts; the sweep closes them.
+        cases: names of the cases, in order.
+        do: the task for each case.
+        budget: seconds for the whole sweep; None is without limit.
+        on_event: receives the events `case`, `config`, `outcome` and `lost`, from any thread. If it
+            raises, the sweep stops.
     """
 
     def __init__(
@@ -118,33 +126,33 @@ class Sweep:
         self._cases = cases
         self._do = do
         self._on_event = on_event
-        self._until = math.inf if budget is None else time.monotonic() + budget
-        self._parts = [deque(part) for part in _in_parts(cases, len(hosts))]
-        self._working = 0
-        self._later: deque[str] = deque()
+        self._deadline = math.inf if budget is None else time.monotonic() + budget
+        self._parts = [deque(part) for part in _split_evenly(cases, len(hosts))]
+        self._running = 0
+        self._busy_elsewhere: deque[str] = deque()
         self._changed = threading.Condition()
         self._stopping = False
         self._crashes: dict[str, list[ConfigCrash]] = {}
-        self._lost: Counter[tuple[str, str]] = Counter()
-        self._since_progress = time.monotonic()
+        self._losses: Counter[tuple[str, str]] = Counter()
+        self._last_progress = time.monotonic()
         self._errors: list[Exception] = []
         self.report = SweepReport(workers=len(hosts))
 
     def run(self) -> SweepReport:
-        """Works until all cases are done, time is over, or somebody presses Ctrl-C.
+        """Work until all cases are done, the budget is used up, or the user presses Ctrl-C.
 
         Raises:
-            DejavuError: no host can work at all.
+            DejavuError: no host can run a job.
         """
         start = time.monotonic()
         threads = [
-            threading.Thread(target=self._work, args=each, daemon=True)
-            for each in enumerate(self._hosts)
+            threading.Thread(target=self._serve_host, args=(host, part), daemon=True)
+            for host, part in zip(self._hosts, self._parts, strict=True)
         ]
         try:
             for thread in threads:
                 thread.start()
-            while any(thread.is_alive() for thread in threads) and not self._done:
+            while any(thread.is_alive() for thread in threads) and not self._is_done:
                 time.sleep(0.05)
         except KeyboardInterrupt:
             self.report.stopped = "interrupted"
@@ -154,88 +162,94 @@ class Sweep:
                 host.close()
             for thread in threads:
                 thread.join(1.0)
-            for host in self._hosts:  # what was started meanwhile
+            for host in self._hosts:  # a worker may have been started meanwhile
                 host.close()
         if self._errors and not self.report.outcomes:
             raise self._errors[0]
-        if time.monotonic() > self._until and (self._waiting or self._later):
+        if time.monotonic() > self._deadline and (self._waiting_cases or self._busy_elsewhere):
             self.report.stopped = self.report.stopped or "the budget is used up"
         if self._errors:
-            self.report.stopped = self.report.stopped or _told(self._errors[0])
+            self.report.stopped = self.report.stopped or _describe(self._errors[0])
         self.report.left = [case for case in self._cases if case not in self.report.outcomes]
-        self.report.kept = sorted({each for host in self._hosts for each in host.kept()})
+        self.report.kept = sorted(
+            {path for host in self._hosts for path in host.unsaved_journals()}
+        )
         self.report.seconds = time.monotonic() - start
         return self.report
 
     @property
-    def _waiting(self) -> list[str]:
+    def _waiting_cases(self) -> list[str]:
         return [case for part in self._parts for case in part]
 
     @property
-    def _done(self) -> bool:
-        """Whether nothing is left to do, though a host may still be getting ready."""
+    def _is_done(self) -> bool:
+        """Whether no case is left, even if a host is still starting its worker."""
         with self._changed:
-            return not (self._waiting or self._later or self._working)
+            return not (self._waiting_cases or self._busy_elsewhere or self._running)
 
-    def _work(self, number: int, host: SweepHost) -> None:
-        while not self._done:
+    def _serve_host(self, host: SweepHost, own_part: deque[str]) -> None:
+        """Hand cases to one host until none is left."""
+        while not self._is_done:
             try:
-                host.cases()  # a host that has to be replaced holds no case meanwhile
+                # Start the worker before taking a case, so that no case waits for it.
+                host.cases()  
             except Exception as error:
                 if not self._stopping:
                     self._errors.append(error)
                 return
-            taken = self._take(self._parts[number])
-            if taken is None:
+            task = self._take_case(own_part)
+            if task is None:
                 return
+            case, wait = task
             outcome = None
             try:
-                outcome = self._attempt(host, *taken)
+                outcome = self._attempt(host, case, wait)
             except Exception as error:
                 self._errors.append(error)
                 return
-            finally:  # whatever happens, others must not wait for this case
-                self._note(taken[0], outcome, self._parts[number])
+            finally:  # on any error too, or other threads would wait for this case
+                self._record_outcome(case, outcome, own_part)
 
-    def _take(self, own: deque[str]) -> tuple[str, float] | None:
-        """The next case, and how long to wait for another sweep that measures it; None at the end."""
+    def _take_case(self, own_part: deque[str]) -> tuple[str, float] | None:
+        """Return the next case and the seconds to wait for its lease, or None at the end."""
         with self._changed:
-            while not self._stopping and time.monotonic() < self._until:
-                if self._waiting:
-                    self._working += 1
-                    return own.popleft() if own else max(self._parts, key=len).pop(), 0.0
-                if self._later and time.monotonic() < self._since_progress + PATIENCE:
-                    self._working += 1
-                    return self._later.popleft(), LEASE_WAIT
-                if not self._working:
+            while not self._stopping and time.monotonic() < self._deadline:
+                if self._waiting_cases:
+                    self._running += 1
+                    case = own_part.popleft() if own_part else max(self._parts, key=len).pop()
+                    return case, 0.0
+                if self._busy_elsewhere and time.monotonic() < self._last_progress + PATIENCE:
+                    self._running += 1
+                    return self._busy_elsewhere.popleft(), LEASE_WAIT
+                if not self._running:
                     return None
-                self._changed.wait(0.2)  # a host that is lost gives its case back
+                self._changed.wait(0.2)  # a lost host returns its case
             return None
 
     def _attempt(self, host: SweepHost, case: str, wait: float) -> CaseOutcome | None:
-        """A case's outcome, or None if it must be tried again."""
-        left = None if self._until == math.inf else max(self._until - time.monotonic(), 0.001)
+        """Return a case's outcome, or None if the case must be tried again."""
+        seconds_left = max(self._deadline - time.monotonic(), 0.001)
         try:
             job = CaseJob(
                 do=self._do,
                 case=case,
                 wait=wait,
-                seconds=left,
+                seconds=None if math.isinf(seconds_left) else seconds_left,
                 crashes=tuple(self._crashes.get(case, ())),
             )
-            return host.do(job, self._tell)
+            return host.run(job, self._emit)
         except HostLostError as error:
             if self._stopping:
                 return None
-            self._tell({"event": "lost", "case": case, "reason": error.reason})
+            self._emit({"event": "lost", "case": case, "reason": error.reason})
             return self._after_loss(case, error)
         except Exception as error:
             return CaseOutcome(
                 case=case, status="failed", message=f"{type(error).__name__}: {error}"[:2000]
             )
 
-    def _tell(self, event: Mapping[str, Any]) -> None:
-        """Tells what happens; what is begun is ended even if whoever listens raises, and nothing else is begun."""
+    def _emit(self, event: Mapping[str, Any]) -> None:
+        """Pass on an event; if the listener raises, let running cases finish and begin no others."""
         try:
             self._on_event(event)
         except Exception as error:
@@ -243,10 +257,11 @@ class Sweep:
             self._stopping = True
 
     def _after_loss(self, case: str, error: HostLostError) -> CaseOutcome | None:
+        """Return the outcome of a case that took down its worker, or None to try it again."""
         if error.blame == "machine":
             return None
-        self._lost[case, str(error.config)] += 1
-        to_blame = error.blame == "config" or self._lost[case, str(error.config)] >= LIVES
+        self._losses[case, str(error.config)] += 1
+        to_blame = error.blame == "config" or self._losses[case, str(error.config)] >= LIVES
         if not to_blame:
             return None
         if error.config is None or self._do != "measure":
@@ -258,24 +273,24 @@ class Sweep:
         )
         return None
 
-    def _note(self, case: str, outcome: CaseOutcome | None, own: deque[str]) -> None:
+    def _record_outcome(self, case: str, outcome: CaseOutcome | None, own_part: deque[str]) -> None:
         with self._changed:
-            self._working -= 1
+            self._running -= 1
             if outcome is None:
-                own.appendleft(case)
+                own_part.appendleft(case)
             elif outcome.status == "busy":
-                self._later.append(case)
+                self._busy_elsewhere.append(case)
                 self.report.outcomes[case] = outcome
             else:
-                self._since_progress = time.monotonic()
-                before = self.report.outcomes.pop(case, None)
-                if before is not None and before.status == "busy" and outcome.status == "known":
+                self._last_progress = time.monotonic()
+                previous = self.report.outcomes.pop(case, None)
+                if previous is not None and previous.status == "busy" and outcome.status == "known":
                     outcome = outcome.model_copy(update={"message": "measured by another sweep"})
                 self.report.outcomes[case] = outcome
             self._changed.notify_all()
         if outcome is not None and outcome.status != "busy":
-            self._tell({"event": "outcome", "outcome": outcome})
+            self._emit({"event": "outcome", "outcome": outcome})
 
 
-def _told(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     return str(error) if isinstance(error, DejavuError) else f"{type(error).__name__}: {error}"

@@ -1,4 +1,4 @@
-"""What a sweep measures: a suite of cases, each one launch of a kernel with arguments made on demand."""
+"""Suites of cases for a sweep; a case is one launch of a kernel with arguments made on demand."""
 
 from __future__ import annotations
 
@@ -23,11 +23,13 @@ class Case:
     """One launch to tune.
 
     Attributes:
-        name: tells it apart from the others of its suite, in every process alike.
-        kernel: what `cached_autotune` made, with or without `triton.heuristics` around it.
-        grid: as a launch takes it: a tuple, or a function of the meta-parameters to one.
-        arguments: makes the launch's arguments, by name, on the current device. It is called in the process
-            that measures, when it is this case's turn, and what it made is dropped afterwards.
+        name: unique in its suite, and the same in every process.
+        kernel: a kernel decorated with `cached_autotune`, with or without `triton.heuristics`
+            around it.
+        grid: a tuple, or a function that returns one for the meta-parameters, as in a launch.
+        arguments: function that returns the launch's arguments by name, on the current device. The
+            measuring process calls it when the case's turn comes, and drops the arguments
+            afterwards.
     """
 
     name: str
@@ -41,48 +43,51 @@ class Suite:
     """The cases of a sweep.
 
     Attributes:
-        cases: gives all cases; may take options, as text, by name (`--preset llama3-8b`, `--option tp=4`).
-        for_scenario: gives the case of a kernel, by its name, and a scenario that programs met and that is not
-            among the cases, or None; for `--from-misses`. It is asked about the kernels that the cases have.
+        cases: function that returns all cases. It may take options as keyword arguments of type str
+            (`--preset llama3-8b`, `--option tp=4`).
+        for_scenario: function that returns the case for a kernel's name and a scenario that
+            programs missed, or None; used by `--from-misses`. It is only called for kernels that
+            the cases have.
     """
 
     cases: Callable[..., Iterable[Case]]
     for_scenario: Callable[[str, Scenario], Case | None] | None = None
 
-    def listed(self, options: Mapping[str, str]) -> list[Case]:
-        """The cases, in order.
+    def load_cases(self, options: Mapping[str, str]) -> list[Case]:
+        """Return the cases in order.
 
         Raises:
-            SettingsError: the suite raised, gave something else, or two cases have one name.
+            SettingsError: the suite raised, returned something else, or two cases share a name.
         """
         try:
             cases = list(self.cases(**options))
         except (Exception, SystemExit) as error:
-            told = ", ".join(f"{name}={value}" for name, value in options.items())
+            arguments = ", ".join(f"{name}={value}" for name, value in options.items())
             raise SettingsError(
-                f"the suite raised for ({told}): {type(error).__name__}: {error}"
+                f"the suite raised for ({arguments}): {type(error).__name__}: {error}"
             ) from error
         for case in cases:
-            _check(case)
+            _check_case(case)
         names = [case.name for case in cases]
-        twice = {name for name in names if names.count(name) > 1}
-        if twice:
-            raise SettingsError(f"the suite has several cases of the name {sorted(twice)[0]!r}")
+        repeated = {name for name in names if names.count(name) > 1}
+        if repeated:
+            raise SettingsError(f"the suite has several cases of the name {sorted(repeated)[0]!r}")
         return cases
 
     def case_for(self, kernel: str, scenario: Scenario) -> Case | None:
-        """The case that the suite makes for a scenario, if it does.
+        """Return the case that the suite makes for a scenario, or None.
 
         Raises:
-            SettingsError: it gave something else; the suite may raise whatever it likes.
+            SettingsError: the suite returned something else.
+            Exception: any error of the suite.
         """
         case = self.for_scenario(kernel, scenario) if self.for_scenario else None
         if case is not None:
-            _check(case)
+            _check_case(case)
         return case
 
 
-def _check(case: Any) -> None:
+def _check_case(case: Any) -> None:
     if not isinstance(case, Case):
         raise SettingsError(f"the suite gave {str(case)[:80]!r}, which is no Case")
     if not isinstance(case.name, str):
@@ -92,15 +97,17 @@ def _check(case: Any) -> None:
 
 
 def load_suite(where: str) -> Suite:
-    """Imports the suite that `MODULE[:NAME]` or `FILE.py[:NAME]` names.
+    """Import a suite.
 
-    The object is a `Suite`, or a function that gives the cases.
+    Args:
+        where: `MODULE[:NAME]` or `FILE.py[:NAME]` of a `Suite`, or of a function that returns the
+            cases; the default name is `suite`.
 
     Raises:
-        SettingsError: it cannot be found, or is no suite.
+        SettingsError: the object cannot be found, or is no suite.
     """
     module_name, _, name = where.partition(":")
-    module = _module(module_name)
+    module = _import_module(module_name)
     suite = getattr(module, name or DEFAULT_NAME, None)
     if isinstance(suite, Suite):
         return suite
@@ -112,18 +119,18 @@ def load_suite(where: str) -> Suite:
     )
 
 
-def _module(name: str) -> Any:
+def _import_module(name: str) -> Any:
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:
-        return _from_file(Path(name)) if name.endswith(".py") else importlib.import_module(name)
-    except (Exception, SystemExit) as error:  # it may raise whatever it likes
+        return _import_file(Path(name)) if name.endswith(".py") else importlib.import_module(name)
+    except (Exception, SystemExit) as error:  # a user's module may raise anything
         raise SettingsError(
             f"{name} cannot be imported: {type(error).__name__}: {error}"
         ) from error
 
 
-def _from_file(path: Path) -> Any:
+def _import_file(path: Path) -> Any:
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
         raise ImportError(f"{path} is no Python file")

@@ -17,7 +17,7 @@ from dejavu_cache.heuristics.slowdowns import SlowdownTable
 from dejavu_cache.model.record import Failure, Measurement, Record, RecordSet
 from dejavu_cache.model.scenario import Scenario
 from dejavu_cache.report.page import render
-from dejavu_cache.report.strategies import tree_strategy
+from dejavu_cache.report.selection_rules import tree_rule
 from dejavu_cache.stores import FileStore
 
 
@@ -198,7 +198,7 @@ def test_a_tree_costs_what_a_launch_pays_where_its_first_choice_is_pruned() -> N
     costs = SlowdownTable.of([*records, pruned])
     tree = fit(on(*records, pruned), leaves=1)
     assert tree.rank({"M": 2**11, "N": 64, "x_ptr": "float16"})[0] == config(32)
-    chosen = tree_strategy(costs, tree)
+    chosen = tree_rule(costs, tree)
     assert (chosen.failed, chosen.worst) == (0, 1.0)
 
 

@@ -45,7 +45,7 @@ def report(
     Name several stores, separated by commas, to compare what they hold.
     """
     from dejavu_cache.report.page import render
-    from dejavu_cache.report.strategies import has_values
+    from dejavu_cache.report.selection_rules import has_values
 
     wanted = assignments(default, "--default")
     with open_chosen_store(store) as held:

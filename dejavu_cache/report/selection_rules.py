@@ -14,16 +14,16 @@ from ..model.decision_tree import Tree
 from ..model.scenario import Config
 
 __all__ = [
-    "Strategy",
-    "default_strategy",
+    "SelectionRule",
+    "default_rule",
     "has_values",
-    "single_config_strategy",
+    "single_config_rule",
     "times",
-    "tree_strategy",
+    "tree_rule",
 ]
 
 
-class Strategy(NamedTuple):
+class SelectionRule(NamedTuple):
     """A way to choose, and its time over the best in every scenario, infinite where its config cannot run."""
 
     name: str
@@ -51,27 +51,27 @@ class Strategy(NamedTuple):
         return len(self.slowdown) - len(self.ran)
 
 
-def default_strategy(costs: SlowdownTable, default: Mapping[str, str]) -> Strategy | None:
+def default_rule(costs: SlowdownTable, default: Mapping[str, str]) -> SelectionRule | None:
     """The config that has some values, given as text; None if not exactly one of those that ran has them."""
     named = [column for column, config in enumerate(costs.configs) if has_values(config, default)]
     if not default or len(named) != 1:
         return None
-    return Strategy(
+    return SelectionRule(
         "default", "by-default", costs.slowdown[:, named[0]], costs.configs[named[0]], ""
     )
 
 
-def single_config_strategy(costs: SlowdownTable) -> Strategy:
+def single_config_rule(costs: SlowdownTable) -> SelectionRule:
     """The config that serves all scenarios best: that runs in the most, and costs the least on average."""
     ran = np.isfinite(costs.slowdown)
     means = np.where(ran, costs.slowdown, 0).sum(axis=0) / np.maximum(ran.sum(axis=0), 1)
     best = min(range(len(means)), key=lambda column: (-ran[:, column].sum(), means[column]))
-    return Strategy(
+    return SelectionRule(
         "one config for all", "by-one", costs.slowdown[:, best], costs.configs[best], ""
     )
 
 
-def tree_strategy(costs: SlowdownTable, tree: Tree) -> Strategy:
+def tree_rule(costs: SlowdownTable, tree: Tree) -> SelectionRule:
     """What a tree chooses, as a launch asks it: the first of its configs that pruning left in the scenario."""
     place = {config: column for column, config in enumerate(costs.configs)}
     slowdown = np.full(len(costs), np.inf)
@@ -82,7 +82,7 @@ def tree_strategy(costs: SlowdownTable, tree: Tree) -> Strategy:
             slowdown[row] = costs.slowdown[row, chosen]
     regret = tree.regret
     note = f"held out: {times(1 + regret.mean)} on average, {times(1 + regret.max)} at worst"
-    return Strategy(
+    return SelectionRule(
         "decision tree", "by-tree", slowdown, None, f"{len(tree.configs)} configs; {note}"
     )
 

@@ -1,0 +1,1 @@
+"""Child processes that exchange JSON lines with their parent."""

@@ -1,0 +1,121 @@
+"""The parent's side of a worker process."""
+
+from __future__ import annotations
+
+import json
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from pydantic import BaseModel
+
+from ..errors import DejavuError
+
+__all__ = ["WorkerLostError", "WorkerProcess"]
+
+
+class WorkerLostError(DejavuError):
+    """A worker process ended, or was killed because it gave no answer.
+
+    Attributes:
+        hung: whether the worker was killed because it gave no answer.
+    """
+
+    def __init__(self, reason: str, *, hung: bool) -> None:
+        super().__init__(reason)
+        self.hung = hung
+
+
+class WorkerProcess:
+    """A child process that reads requests and writes events, one JSON document per line.
+
+    The worker ends by itself when its standard input is closed; `stop` closes it, and kills a
+    worker that does not end in time.
+
+    Args:
+        module: name of the module to run as the worker.
+        environment: all environment variables of the worker.
+        grace: seconds that a worker has to end by itself when it is stopped.
+        patience: seconds to wait for an event before the worker is considered hung; None waits
+            without limit.
+    """
+
+    def __init__(
+        self,
+        module: str,
+        environment: Mapping[str, str],
+        *,
+        grace: float,
+        patience: float | None = None,
+    ) -> None:
+        self._grace = grace
+        self._patience = patience
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", module],
+            env=dict(environment),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            encoding="utf-8",
+            start_new_session=True,  # Ctrl-C reaches the parent alone, which then stops its workers
+        )
+        self._events: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        threading.Thread(target=self._read_events, daemon=True).start()
+
+    @property
+    def pid(self) -> int:
+        """Process id of the worker."""
+        return self._process.pid
+
+    def send(self, request: BaseModel) -> None:
+        """Send a request; if the worker has ended, `receive` raises the reason."""
+        assert self._process.stdin is not None
+        with suppress(OSError, ValueError):  # the pipe is broken, or another thread closed it
+            self._process.stdin.write(request.model_dump_json() + "\n")
+            self._process.stdin.flush()
+
+    def receive(self) -> dict[str, Any]:
+        """Return the next event that the worker sent; its key `event` names its kind.
+
+        Raises:
+            WorkerLostError: the worker ended, or gave no answer in time and was killed.
+        """
+        try:
+            event = self._events.get(timeout=self._patience)
+        except queue.Empty:
+            self.kill()
+            raise WorkerLostError(f"gave no answer in {self._patience:.0f} s", hung=True) from None
+        if event is None:
+            raise WorkerLostError(f"ended with {_describe_exit(self.stop())}", hung=False)
+        return event
+
+    def stop(self) -> int:
+        """Let the worker end, kill it if it does not do so in time, and return its exit code."""
+        assert self._process.stdin is not None
+        with suppress(OSError):
+            self._process.stdin.close()
+        try:
+            return self._process.wait(self._grace)
+        except subprocess.TimeoutExpired:
+            return self.kill()
+
+    def kill(self) -> int:
+        """Kill the worker and return its exit code."""
+        self._process.kill()
+        return self._process.wait()
+
+    def _read_events(self) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout as lines:
+            for line in lines:
+                with suppress(json.JSONDecodeError):  # a killed worker may leave half a line
+                    self._events.put(json.loads(line))
+        self._events.put(None)
+
+
+def _describe_exit(code: int) -> str:
+    return f"signal {-code}" if code < 0 else f"code {code}"
