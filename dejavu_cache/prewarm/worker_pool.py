@@ -166,9 +166,11 @@ class _Pool:
                     job = self._jobs.get_nowait()
                 except queue.Empty:
                     return
-                if process is None or arch not in (None, job.arch):
+                if process is not None and arch not in (None, job.arch):
                     if process in started:
                         process.close()
+                    process = None
+                if process is None:
                     process = CompileProcess(self._spec)
                     started.append(process)
                 arch = job.arch

@@ -95,9 +95,7 @@ class WorkerProcess:
 
     def stop(self) -> int:
         """Let the worker end, kill it if it does not do so in time, and return its exit code."""
-        assert self._process.stdin is not None
-        with suppress(OSError):
-            self._process.stdin.close()
+        self._close_requests()
         try:
             return self._process.wait(self._grace)
         except subprocess.TimeoutExpired:
@@ -106,7 +104,13 @@ class WorkerProcess:
     def kill(self) -> int:
         """Kill the worker and return its exit code."""
         self._process.kill()
+        self._close_requests()
         return self._process.wait()
+
+    def _close_requests(self) -> None:
+        assert self._process.stdin is not None
+        with suppress(OSError):  # the pipe is broken, and part of a request was not written yet
+            self._process.stdin.close()
 
     def _read_events(self) -> None:
         assert self._process.stdout is not None
