@@ -120,6 +120,15 @@ class Store(ABC):
         """
         raise StoreError(f"{self.url} keeps no decision trees: name a folder")
 
+    def delete_tree(self, context: Context) -> bool:
+        """Remove the decision tree of a context, and return whether there was one.
+
+        Raises:
+            ReadOnlyStoreError: the store may only be read.
+        """
+        self._refuse_if_read_only()
+        return False
+
     def imported(self, function: str) -> Iterator[ForeignResult]:
         """What other tools found for kernels of this function's name, in any order. Most stores keep none."""
         return iter(())

@@ -127,6 +127,17 @@ class FileStore(Store):
         self._write(path, tree.text)
         return path.as_uri()
 
+    def delete_tree(self, context: Context) -> bool:
+        """Remove the tree's file."""
+        self._refuse_if_read_only()
+        path = self.path(context).with_suffix(_TREE)
+        existed = path.exists()
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            raise _explained(error, path, "removed") from error
+        return existed
+
     def imported(self, function: str) -> Iterator[ForeignResult]:
         path = self._imported_path(function)
         try:

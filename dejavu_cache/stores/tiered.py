@@ -96,6 +96,11 @@ class TieredStore(Store):
         """Keeps it in the first writable tier that can."""
         return self._first_that_can(lambda tier: tier.put_tree(tree))
 
+    def delete_tree(self, context: Context) -> bool:
+        """Remove it from every writable tier."""
+        self._refuse_if_read_only()
+        return any([tier.delete_tree(context) for tier in self._writable])
+
     def imported(self, function: str) -> Iterator[ForeignResult]:
         for tier in self.tiers:
             nothing: list[ForeignResult] = []

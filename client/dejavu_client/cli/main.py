@@ -22,6 +22,7 @@ from .commands import (
     listing,
     prewarm,
     remote,
+    rename,
     report,
     run,
     sweep,
@@ -57,7 +58,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 for module in (
-    listing, diff, transfer, freeze, upkeep, remote, run, sweep, heuristics, report, prewarm, bundle, doctor,
+    listing, diff, transfer, freeze, upkeep, rename, remote, run, sweep, heuristics, report, prewarm, bundle, doctor,
 ):  # fmt: skip
     module.register(app)
 

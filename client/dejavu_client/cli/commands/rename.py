@@ -1,0 +1,64 @@
+"""`rename`: give a kernel that moved its records back."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from dejavu_cache.stores import Store, TieredStore
+from dejavu_cache.stores.kernel_rename import (
+    KernelRename,
+    RenameCounts,
+    apply_rename,
+    preview_rename,
+)
+
+from ..output import StoreOption, open_chosen_store, say
+
+__all__ = ["register"]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(rename)
+
+
+def rename(
+    old: Annotated[str, typer.Argument(help="The kernel's old name, or a module's: pkg.old.*")],
+    new: Annotated[str, typer.Argument(help="Its new name, or the module's: pkg.new.*")],
+    store: StoreOption = "",
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Rename; else only count.")] = False,
+) -> None:
+    """Rename a kernel, or all kernels of a module, in a store, so that it need not be tuned again.
+
+    Records keep their timings, winners and pins; decision trees move with them. Results of other
+    tools are copied to the new function name. An interrupted run is completed by the next.
+    """
+    names = KernelRename.parse(old, new)
+    with open_chosen_store(store) as chosen:
+        for tier in _writable_tiers(chosen):
+            counts = apply_rename(tier, names) if yes else preview_rename(tier, names)
+            say(_summary(tier, names, counts, renamed=yes))
+
+
+def _writable_tiers(store: Store) -> list[Store]:
+    """Return the writable tiers; a single store even if it is read-only, so that it raises."""
+    if not isinstance(store, TieredStore):
+        return [store]
+    return [tier for tier in store.tiers if not tier.read_only]
+
+
+def _summary(store: Store, names: KernelRename, counts: RenameCounts, *, renamed: bool) -> str:
+    if not counts:
+        return f"nothing to rename: {store.url} has nothing of {names.old}"
+    amounts = (
+        f"{counts.contexts} contexts with {counts.records} records, {counts.trees} decision trees "
+        f"and {counts.foreign_results} results of other tools"
+    )
+    if renamed:
+        return f"{amounts} renamed from {names.old} to {names.new} in {store.url}"
+    return (
+        f"{amounts} would be renamed from {names.old} to {names.new} in {store.url}; "
+        "repeat with --yes to rename them"
+    )

@@ -1,0 +1,132 @@
+"""A kernel that moves keeps its records, trees and foreign results."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.processes import dejavu
+from support.records import MOMENT, config, context, measurement, record
+
+from dejavu_cache.errors import SettingsError, StoreError
+from dejavu_cache.model.decision_tree import Leaf, Regret, Tree
+from dejavu_cache.model.foreign_result import ForeignResult, ForeignTiming
+from dejavu_cache.model.record import Pin, Winner
+from dejavu_cache.model.scenario import Context
+from dejavu_cache.stores import FileStore, MemoryStore
+from dejavu_cache.stores.kernel_rename import KernelRename, apply_rename, preview_rename
+
+OLD, NEW = context(kernel="pkg.old.add"), context(kernel="pkg.new.add")
+
+
+def tree(of: Context) -> Tree:
+    regret = Regret(mean=0.0, max=0.0, scenarios=1, folds=1)
+    leaf = Leaf(ranking=(0,))
+    return Tree(context=of, configs=(config(),), root=leaf, bound=0.0, regret=regret, at=MOMENT)
+
+
+def foreign(function: str) -> ForeignResult:
+    return ForeignResult(
+        origin="fla", function=function, key=("1",), timings=(ForeignTiming(config=config()),)
+    )
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> FileStore:
+    store = FileStore(tmp_path / "store")
+    winner = Winner(config=config(32), at=MOMENT)
+    pin = Pin(config=config(64), at=MOMENT, by="ann@host")
+    store.put(OLD, [record(16, measurement(32), measurement(64, 2.0), winner=winner, pin=pin)])
+    store.put(OLD, [record(32, measurement(32))])
+    store.put(context(kernel="pkg.older.add"), [record(64, measurement(32))])
+    store.put_tree(tree(OLD))
+    store.put_imported([foreign("add")])
+    return store
+
+
+def test_everything_of_a_kernel_moves_unchanged(store: FileStore) -> None:
+    before = list(store.records(OLD))
+    counts = apply_rename(store, KernelRename.parse("pkg.old.add", "pkg.new.plus"))
+    renamed = context(kernel="pkg.new.plus")
+    assert (counts.contexts, counts.records, counts.trees, counts.foreign_results) == (1, 2, 1, 1)
+    assert list(FileStore(store.root).records(renamed)) == before
+    assert [found.tree.context for found in store.trees()] == [renamed]
+    assert list(store.imported("plus")) == [foreign("plus")]
+    assert list(store.contexts("pkg.old.add")) == []
+    assert len(list(store.contexts("pkg.older.add"))) == 1
+
+
+def test_a_second_run_changes_nothing(store: FileStore) -> None:
+    rename = KernelRename.parse("pkg.old.add", "pkg.new.plus")
+    apply_rename(store, rename)
+    files = {path: path.read_bytes() for path in store.root.rglob("*.json*") if path.is_file()}
+    assert not apply_rename(store, rename)
+    assert files == {path: path.read_bytes() for path in files}
+
+
+@pytest.mark.parametrize(("old", "new"), [("pkg.old.", "pkg.old.inner."), ("pkg.*", "app.*")])
+def test_a_prefix_moves_the_kernels_of_a_module_once(store: FileStore, old: str, new: str) -> None:
+    rename = KernelRename.parse(old, new)
+    assert apply_rename(store, rename)
+    names = {each.kernel.name for each in store.contexts()}
+    assert not apply_rename(store, rename)
+    assert {each.kernel.name for each in store.contexts()} == names
+    assert ("pkg.old.inner.add" if "inner" in new else "app.old.add") in names
+
+
+def test_records_under_both_names_are_merged(store: FileStore) -> None:
+    store.put(NEW, [record(16, measurement(128))])
+    apply_rename(store, KernelRename.parse("pkg.old.add", "pkg.new.add"))
+    found = store.get(NEW, record(16).scenario)
+    assert found is not None
+    assert set(found.record.by_config) == {config(32), config(64), config(128)}
+
+
+def test_an_interrupted_rename_is_completed(
+    store: FileStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = list(store.records(OLD))
+    rename = KernelRename.parse("pkg.old.add", "pkg.new.add")
+    with monkeypatch.context() as patched:
+        patched.setattr(FileStore, "delete", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            apply_rename(store, rename)
+    assert list(store.records(OLD)) == before
+    apply_rename(store, rename)
+    assert list(store.records(NEW)) == before
+    assert list(store.contexts("pkg.old.add")) == []
+
+
+def test_nothing_is_removed_that_was_not_written() -> None:
+    class Forgetful(MemoryStore):
+        def put_now(self, context: Context, records: object) -> None:
+            pass
+
+    store = Forgetful()
+    store.put(OLD, [record(16)])
+    with pytest.raises(StoreError, match="stay under their old name"):
+        apply_rename(store, KernelRename.parse("pkg.old.add", "pkg.new.add"))
+    assert len(list(store.records(OLD))) == 1
+
+
+def test_the_command_previews_renames_and_repeats(store: FileStore) -> None:
+    arguments = ("rename", "pkg.old.*", "pkg.new.*", "--store", store.url)
+    preview = dejavu(*arguments)
+    assert preview.returncode == 0, preview.stderr
+    assert "1 contexts with 2 records, 1 decision trees" in preview.stdout
+    assert "would be renamed" in preview.stdout
+    assert len(list(store.contexts("pkg.old.add"))) == 1
+    assert "2 records" in dejavu(*arguments, "--yes").stdout
+    assert len(list(FileStore(store.root).contexts("pkg.new.add"))) == 1
+    assert dejavu(*arguments, "--yes").stdout.startswith("nothing to rename")
+
+
+@pytest.mark.parametrize(("old", "new"), [("a.b", "a.b"), ("a.", "b"), ("", "b"), ("a.b", "")])
+def test_names_that_cannot_be_renamed_are_refused(old: str, new: str) -> None:
+    with pytest.raises(SettingsError):
+        KernelRename.parse(old, new)
+
+
+def test_a_preview_writes_nothing(store: FileStore) -> None:
+    sealed = FileStore(store.root, read_only=True)
+    assert preview_rename(sealed, KernelRename.parse("pkg.old.add", "pkg.new.add")).records == 2
