@@ -22,7 +22,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from .model.buckets import Bucket
+from .model.buckets import Bucket, expand_bucket
 from .notices import logger, warn_once
 from .settings import Mode, policy_file
 
@@ -56,9 +56,7 @@ class Rule(BaseModel):
     def _short(cls, value: Any) -> Any:
         if not isinstance(value, dict):
             return value
-        return {
-            name: {"kind": each} if isinstance(each, str) else each for name, each in value.items()
-        }
+        return {name: expand_bucket(spec) for name, spec in value.items()}
 
     def default_among(self, configs: Sequence[Any]) -> Any | None:
         """The first declared config that has the default's values, or None."""

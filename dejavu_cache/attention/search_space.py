@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import triton
 
@@ -46,7 +46,7 @@ BUCKETS: dict[str, Bucket] = {
 HOPPER_KEYS = tuple(name for name in KEYS if name not in ("WINDOW", "SOFTCAP"))
 HOPPER_BUCKETS = {name: bucket for name, bucket in BUCKETS.items() if name in HOPPER_KEYS}
 
-METHOD = "cudagraph-warm"
+METHOD: Final = "cudagraph-warm"
 """A decode takes a few microseconds: only a graph's replay tells it from its launch."""
 
 SHARED_MEMORY = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import inspect
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 from ..errors import KeyArgumentError
 from ..notices import logger, warn_once
 from ..policy import current_policy
-from ..runtime.autotuner import CachedAutotuner, cached_autotune
+from ..runtime.autotuner import CachedAutotuner
 from ..runtime.hot_path import ChosenConfig
 from ..triton_internals.hooks import replace_autotune
 from ..triton_internals.source_hash import kernel_name
@@ -78,7 +79,7 @@ def _ours(*args: Any, **kwargs: Any) -> Callable[[Any], Any]:
         try:
             name = kernel_name(fn)
             if current_policy().rule_for(name).install:
-                return cached_autotune(*args, **kwargs, made=AdoptedAutotuner)(fn)
+                return _adopt_decorated(fn, *args, **kwargs)
         except Exception as error:  # what Triton can decorate must not fail for being cached
             warn_once(
                 f"install {fn!r}",
@@ -87,6 +88,15 @@ def _ours(*args: Any, **kwargs: Any) -> Callable[[Any], Any]:
         return _THEIRS(*args, **kwargs)(fn)
 
     return decorate
+
+
+def _adopt_decorated(fn: Any, *args: Any, **kwargs: Any) -> AdoptedAutotuner:
+    """Return the adopted autotuner of a kernel, made of the arguments of `triton.autotune`."""
+    arguments = inspect.signature(_THEIRS).bind(*args, **kwargs).arguments
+    arguments.pop("cache_results", None)  # results are always kept
+    return AdoptedAutotuner(
+        fn, fn.arg_names, **{"reset_to_zero": None, "restore_value": None, **arguments}
+    )
 
 
 def _run_another_kind(self: Any, *args: Any, **kwargs: Any) -> Any:

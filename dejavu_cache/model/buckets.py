@@ -9,12 +9,25 @@ from __future__ import annotations
 
 import bisect
 import math
+from collections.abc import Mapping
+from functools import cache
 from typing import Annotated, Any, Literal, Union
 
-from pydantic import ConfigDict, Field, StrictFloat, StrictInt, model_validator
+from pydantic import ConfigDict, Field, StrictFloat, StrictInt, TypeAdapter, model_validator
 from pydantic.dataclasses import dataclass
 
-__all__ = ["Bucket", "Edges", "Exact", "FiniteFloat", "Multiple", "Pow2"]
+__all__ = [
+    "Bucket",
+    "BucketName",
+    "BucketSpec",
+    "Edges",
+    "Exact",
+    "FiniteFloat",
+    "Multiple",
+    "Pow2",
+    "expand_bucket",
+    "parse_bucket",
+]
 
 FiniteFloat = Annotated[StrictFloat, Field(allow_inf_nan=False)]
 _FORBID = ConfigDict(extra="forbid")
@@ -125,3 +138,29 @@ class Multiple:
 
 
 Bucket = Annotated[Union[Exact, Pow2, Edges, Multiple], Field(discriminator="kind")]  # noqa: UP007 - pydantic on 3.10
+
+BucketName = Literal["exact", "pow2"]
+"""A bucket by its kind, where the kind has no parameter that must be given."""
+
+BucketSpec = Union[Exact, Pow2, Edges, Multiple, BucketName, Mapping[str, Any]]  # noqa: UP007 - as above
+"""The three spellings of a bucket: `Pow2(max=64)`, `"pow2"`, `{"kind": "pow2", "max": 64}`."""
+
+
+def expand_bucket(spec: Any) -> Any:
+    """Return the fields of a bucket that is spelled as its kind; any other spelling as it is."""
+    return {"kind": spec} if isinstance(spec, str) else spec
+
+
+def parse_bucket(spec: BucketSpec) -> Bucket:
+    """Return the bucket of any of its three spellings.
+
+    Raises:
+        pydantic.ValidationError: no bucket is spelled like this.
+    """
+    bucket: Bucket = _bucket_adapter().validate_python(expand_bucket(spec))
+    return bucket
+
+
+@cache
+def _bucket_adapter() -> TypeAdapter[Bucket]:
+    return TypeAdapter(Bucket)

@@ -6,12 +6,13 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, Literal, get_args
 
 from ..model.record import Failure
 
 __all__ = [
     "METHODS",
+    "Method",
     "compile_failure_of",
     "failure_of",
     "is_out_of_memory",
@@ -21,8 +22,11 @@ __all__ = [
     "wall_clock",
 ]
 
-METHODS = ("events-cold", "events-warm", "cudagraph-cold", "cudagraph-warm")
-"""How a launch can be timed on a device: see `DeviceTimer`."""
+Method = Literal["events-cold", "events-warm", "cudagraph-cold", "cudagraph-warm"]
+"""How a launch is timed on a device: see `DeviceTimer`."""
+
+METHODS: tuple[str, ...] = get_args(Method)
+"""All methods by which a launch can be timed on a device."""
 
 
 def method_name(do_bench: Any, use_cuda_graph: bool, interpreted: bool) -> str:

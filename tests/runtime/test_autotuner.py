@@ -358,7 +358,7 @@ class TestModes:
         monkeypatch.setattr(
             "dejavu_cache.stores.MemoryStore.miss", lambda store, *miss: missed.append(miss)
         )
-        monkeypatch.setattr("dejavu_cache.runtime.autotuner.RETRY_AFTER", 0.0)
+        monkeypatch.setattr("dejavu_cache.runtime.cached_autotuner.RETRY_AFTER", 0.0)
         kernel = make(mode="reuse")
         for n in (100, 100, 200, 100):
             launch(kernel, n)

@@ -1,0 +1,391 @@
+"""Triton's `Autotuner` over a store of records."""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+from ..errors import SettingsError
+from ..model.buckets import Bucket, Exact
+from ..model.resolution import Resolution
+from ..model.scenario import Context, Kernel, Problem
+from ..notices import warn_once
+from ..policy import current_policy
+from ..settings import Mode, current_settings
+from ..stores.default import as_tiers
+from ..stores.tiered import TieredStore
+from ..triton_internals.config_names import DeclaredConfigs
+from ..triton_internals.environment import (
+    INTERPRETER_INDEX,
+    current_device,
+    current_environment,
+    is_interpreting,
+)
+from ..triton_internals.scenario_key import RawKey, ScenarioKey
+from ..triton_internals.source_hash import kernel_name, source_hash
+from ..triton_internals.upstream import Autotuner, knobs
+from ..triton_internals.versions import autotuning_listener, is_covered
+from ..tuning.benchmark_methods import METHODS, method_name, wall_clock
+from ..tuning.config_space import ConfigSpace
+from ..tuning.device_timer import DeviceTimer
+from .activity_report import report_resolution, report_triton_activity
+from .consensus import agree
+from .hot_path import ChosenConfig, HotPath
+from .launch_recorder import record_launches
+from .options import CacheOptions, validate_default, validate_options
+from .prewarmed_binaries import use_prewarmed_binaries
+from .request import Request, TuningBudget
+from .resolver import Resolver
+
+__all__ = ["CachedAutotuner"]
+
+RETRY_AFTER = 5.0
+"""Seconds until a scenario that fell back is looked up again."""
+
+
+class CachedAutotuner(Autotuner):  # type: ignore[misc]
+    """Triton's `Autotuner` over a store, as `cached_autotune` returns it.
+
+    Attributes:
+        benchmarked: the number of configs that this object has benchmarked.
+    """
+
+    def __init__(
+        self,
+        fn: Any,
+        arg_names: Sequence[str],
+        configs: Sequence[Any],
+        key: Sequence[str],
+        *args: Any,
+        options: CacheOptions | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Decorate a kernel; `cached_autotune` describes the options.
+
+        Args:
+            fn: a `triton.jit` function, or heuristics around one.
+            arg_names: the kernel's parameters.
+            configs: the configs to choose from.
+            key: the names of the key arguments.
+            *args: as for Triton's `Autotuner`.
+            options: what `cached_autotune` adds to Triton's.
+            **kwargs: as for Triton's `Autotuner`.
+
+        Raises:
+            SettingsError: an option does not exist or has a value that it cannot have.
+        """
+        super().__init__(fn, arg_names, configs, key, *args, **kwargs)
+        self.benchmarked = 0
+        self._name = kernel_name(fn)
+        self._options = validate_options(self._name, options or {})
+        self._policy = current_policy().rule_for(self._name)
+        self._buckets: dict[str, Bucket] = dict(self._options.get("buckets") or {})  # type: ignore[arg-type]
+        self._check_key(key)
+        self._check_method()
+        self._apply_policy(key)
+        self._scenario_key = ScenarioKey(
+            arg_names, [name for name in key if name in arg_names], self._buckets
+        )
+        default = self._options.get("default")
+        if default is not None:
+            validate_default(self._name, default, self.configs)
+        self._default = self._policy.default_among(self.configs) if default is None else default
+        self._interpreted = is_interpreting()
+        self._device: Callable[[], int] = (
+            (lambda: INTERPRETER_INDEX) if self._interpreted else current_device
+        )
+        self._ready: dict[RawKey, ChosenConfig] = {}
+        self._fallen_back: dict[RawKey, ChosenConfig] = {}
+        self._contexts: dict[int, Context] = {}
+        use_prewarmed_binaries()
+        report_triton_activity()
+        record_launches(self)
+
+    def _check_key(self, key: Sequence[str]) -> None:
+        for name in self._buckets:
+            if name not in key:
+                raise SettingsError(
+                    f"{self._name}: buckets name {name!r}, which is not in key: add it to key, "
+                    f"which holds {', '.join(key) or 'nothing'}"
+                )
+        unknown = [name for name in key if name not in self.arg_names]
+        if unknown:  # Triton 3.9 raises for them, and older versions ignore them
+            warn_once(
+                f"key {self._name}",
+                f"{self._name}: key names {unknown}, which are no arguments: they are ignored",
+            )
+
+    def _check_method(self) -> None:
+        if "method" in self._options and self._do_bench is not None:
+            raise SettingsError(
+                f"{self._name}: method={self._options['method']!r} and a do_bench of your own: "
+                "give only one of them"
+            )
+
+    def _apply_policy(self, key: Sequence[str]) -> None:
+        """Take over the policy's buckets; warn about rules that do not fit this kernel."""
+        rule = self._policy
+        for name, bucket in rule.buckets.items():
+            if name in key and name in self.arg_names:
+                self._buckets.setdefault(name, bucket)
+            else:
+                warn_once(
+                    f"policy {rule.match} {self._name} {name}",
+                    f"{self._name}: the policy has a bucket for {name!r}, which is not in key: "
+                    "no effect",
+                )
+        if rule.default and rule.default_among(self.configs) is None:
+            warn_once(
+                f"policy {rule.match} {self._name} default",
+                f"{self._name}: no declared config is the policy's default {rule.default}: "
+                "no effect",
+            )
+
+    @cached_property
+    def method(self) -> str:
+        """Name of the benchmark method, which is part of a record's key."""
+        # Triton turns its deprecated warmup and rep into a benchmark function of its own.
+        is_callers = self.num_warmups is None and self.num_reps is None
+        own_bench = self._do_bench if is_callers else None
+        declared = None if self._interpreted else self._options.get("method")
+        return declared or method_name(own_bench, self.use_cuda_graph, self._interpreted)
+
+    @cached_property
+    def do_bench(self) -> Callable[..., Any]:
+        """Benchmark function: the caller's, or else a timer of the device or interpreter."""
+        timed_by_triton = self.num_warmups is not None or self.num_reps is not None
+        if self._interpreted and self._do_bench is None:
+            return wall_clock
+        if self.method in METHODS and not timed_by_triton:
+            return DeviceTimer(self.method)
+        bench: Callable[..., Any] = self._do_bench or super().do_bench
+        return bench
+
+    @cached_property
+    def mode(self) -> Mode:
+        """Mode by the decorator, or else by the policy, or else by `DEJAVU_CACHE_MODE`."""
+        mode = self._options.get("mode") or self._policy.mode
+        return current_settings().mode if mode is None else Mode(mode)
+
+    @cached_property
+    def _resolver(self) -> Resolver:
+        settings = current_settings()
+        limits = (
+            self._options.get("max_distance"),
+            self._policy.max_distance,
+            settings.max_distance,
+        )
+        max_distance = next(limit for limit in limits if limit is not None)
+        return Resolver(as_tiers(self._options.get("store")), self.mode, max_distance, settings)
+
+    @property
+    def home(self) -> TieredStore:
+        """Store in which records are looked up and kept."""
+        return self._resolver.store
+
+    def __getitem__(self, grid: Any) -> Any:
+        """Return the function that launches the kernel on a grid, as in `kernel[grid](…)`.
+
+        Args:
+            grid: one to three numbers of programs, or a function from the arguments to them.
+        """
+        if "run" in self.__dict__:  # a caller has wrapped this kernel's launches
+            return super().__getitem__(grid)
+        launch = self._launch
+        return lambda *args, **kwargs: launch(grid, args, kwargs)
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """Launch the kernel with its scenario's config; `triton.heuristics` calls this method."""
+        if "grid" not in kwargs or kwargs.get("warmup"):
+            return (
+                super().run(*args, **kwargs)
+                if self.mode is Mode.OFF
+                else self._run(args, kwargs)[0]
+            )
+        grid = kwargs.pop("grid")
+        kwargs.pop("warmup", None)
+        return self._launch(grid, args, kwargs)
+
+    @cached_property
+    def _launch(self) -> Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]:
+        """Function that launches `(grid, args, kwargs)`, by the hot path where it applies."""
+        if self.mode is Mode.OFF:
+            theirs = super().run
+            return lambda grid, args, kwargs: theirs(*args, grid=grid, warmup=False, **kwargs)
+        if not self._interpreted and is_covered(self.fn):
+            return HotPath(self, self._scenario_key.keys, self._buckets, self._run).launcher()
+        return lambda grid, args, kwargs: self._run(
+            args, {"grid": grid, "warmup": False, **kwargs}
+        )[0]
+
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ChosenConfig]:
+        """Launch through Triton; return its result and the config that was chosen."""
+        if len(self.configs) < 2:
+            chosen = ChosenConfig(self.configs[0], self.configs[0].all_kwargs())
+        else:
+            chosen = self._choose(args, kwargs)
+        self.best_config = config = chosen.config
+        if config.pre_hook is not None:
+            config.pre_hook(
+                {**dict(zip(self.arg_names, args, strict=False)), **kwargs, **chosen.options}
+            )
+        return self.fn.run(*args, **kwargs, **chosen.options), chosen
+
+    def _choose(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> ChosenConfig:
+        device = self._device()
+        try:
+            raw = self._scenario_key.raw(device, args, kwargs)
+            return self._ready.get(raw) or self._resolve_first_launch(raw, device, args, kwargs)
+        except TypeError:
+            # Raises an error that names the key argument, if one of them is at fault.
+            self._scenario_key.scenario(self._arguments_by_name(args, kwargs))
+            raise
+
+    def explain(self, *args: Any, **kwargs: Any) -> Resolution:
+        """Return how a launch with these arguments found its config, or would find it now.
+
+        Nothing is launched, benchmarked or written.
+        """
+        device = self._device()
+        ready = self._ready.get(self._scenario_key.raw(device, args, kwargs))
+        return (
+            ready.resolution
+            if ready and ready.resolution
+            else self._resolver.explain(self._request(device, args, kwargs))
+        )
+
+    def request(self, *args: Any, **kwargs: Any) -> Request:
+        """Return the request to the store that a launch with these arguments would make.
+
+        Args:
+            *args: the launch's positional arguments.
+            **kwargs: its keyword arguments, `grid` and `warmup` included.
+        """
+        return self._request(self._device(), args, kwargs)
+
+    def _resolve_first_launch(
+        self, raw: RawKey, device: int, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> ChosenConfig:
+        fallen_back = self._fallen_back.get(raw)
+        if fallen_back and time.monotonic() < fallen_back.until:
+            return fallen_back
+        request = self._request(device, args, kwargs)
+        start = time.perf_counter()
+        # A launch waits for another process's tune once; after that it only looks the record up.
+        resolution, benchmarked = self._resolve(
+            request, 0.0 if fallen_back else current_settings().tune_wait
+        )
+        if benchmarked:
+            self.benchmarked += benchmarked
+            self.bench_time = time.perf_counter() - start
+            self.pre_hook(
+                {**request.autotuner.nargs, **kwargs, **resolution.config.all_kwargs()},
+                reset_only=True,
+            )
+        self._report(request, resolution, benchmarked)
+        until = math.inf if resolution.final else time.monotonic() + RETRY_AFTER
+        ready = ChosenConfig(resolution.config, resolution.config.all_kwargs(), until, resolution)
+        if resolution.final:
+            self._fallen_back.pop(raw, None)
+            self._ready[raw] = ready
+        else:
+            self._fallen_back[raw] = ready
+        return ready
+
+    def _resolve(self, request: Request, wait: float) -> tuple[Resolution, int]:
+        if self._consensus == "none":
+            return self._resolver.resolve(request, wait=wait)
+        resolver = self._resolver
+
+        def now() -> Resolution:
+            tuning = self.mode is Mode.TUNE
+            return resolver.explain(request) if tuning else resolver.resolve(request, wait=0.0)[0]
+
+        return agree(request, lambda: resolver.resolve(request, wait=wait), now, wait)
+
+    @cached_property
+    def _consensus(self) -> str:
+        return self._options.get("consensus") or current_settings().consensus
+
+    def _report(self, request: Request, resolution: Resolution, benchmarked: int) -> None:
+        """Report a resolution as Triton's autotuner does: `cache`, a printed line, the listener."""
+        key = (*request.scenario.args.values(), *request.scenario.dtypes.values())
+        self.cache[key] = resolution.config
+        report_resolution(self._name, request.scenario, resolution, benchmarked)
+        if knobs.autotuning.print and benchmarked:
+            print(
+                f"Triton autotuning for function {self.base_fn.__name__},\nwith key as {key},\n"
+                f"finished after {self.bench_time:.2f}s,\n"
+                f"best config selected: {resolution.config};"
+            )
+        listener = autotuning_listener()
+        if listener is not None:
+            listener(
+                fn=self.base_fn,
+                key=key,
+                best_config=resolution.config,
+                configs_timings=getattr(self, "configs_timings", {}),
+                duration=self.bench_time if benchmarked else None,
+                cache_hit=not benchmarked,
+            )
+
+    def _arguments_by_name(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        arguments = {**dict(zip(self.arg_names, args, strict=False)), **kwargs}
+        return {name: value for name, value in arguments.items() if name in self.arg_names}
+
+    def _context(self, device: int) -> Context:
+        context = self._contexts.get(device)
+        if context is None:
+            buckets = {
+                name: bucket
+                for name, bucket in self._buckets.items()
+                if not isinstance(bucket, Exact)
+            }
+            self._contexts[device] = context = Context(
+                kernel=Kernel(name=self._name, source=source_hash(self.fn)),
+                environment=current_environment(device),
+                problem=Problem(keys=self._scenario_key.keys, buckets=buckets, method=self.method),
+            )
+        return context
+
+    def _request(self, device: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Request:
+        # Triton keeps a launch's arguments on the autotuner, so each request has its own copy.
+        autotuner = copy.copy(self)
+        autotuner.nargs = dict(zip(self.arg_names, args, strict=False))
+        named = self._arguments_by_name(args, kwargs)
+        pruned = autotuner.prune_configs(dict(kwargs))
+        return Request(
+            autotuner=autotuner,
+            context=self._context(device),
+            scenario=self._scenario_key.scenario(named),
+            declared=DeclaredConfigs(self._name, pruned),
+            default=self._default_config(named, pruned),
+            exact=frozenset(
+                name for name, bucket in self._buckets.items() if isinstance(bucket, Exact)
+            ),
+            args=args,
+            kwargs=dict(kwargs),
+            budget=self._budget,
+        )
+
+    @cached_property
+    def _budget(self) -> TuningBudget:
+        settings, options, rule = current_settings(), self._options, self._policy
+        space = self.configs if isinstance(self.configs, ConfigSpace) else None
+        seconds = options.get("tune_seconds") or rule.tune_seconds or settings.tune_seconds
+        declared = options.get("tune_configs") or rule.tune_configs
+        budget = space.budget if space else None
+        return TuningBudget(
+            strategy=space.search if space else "exhaustive",
+            seconds=seconds,
+            configs=declared or budget or settings.tune_configs,
+        )
+
+    def _default_config(self, named: Mapping[str, Any], pruned: Sequence[Any]) -> Any:
+        if self._default is not None:
+            return self._default(named) if callable(self._default) else self._default
+        return self.configs[0] if self.configs[0] in pruned else pruned[0]

@@ -1,0 +1,62 @@
+"""The public API type-checks as a user would write it, and refuses wrong values in the editor."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = Path(__file__).with_name("public_api.py")
+PACKAGES = [ROOT, ROOT / "client", ROOT / "service"]
+
+
+def test_mypy_accepts_the_public_api() -> None:
+    """Strict mode also reports a `type: ignore` of a wrong value that is accepted after all."""
+    check = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", str(PROGRAM)],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+    )
+    assert check.returncode == 0, check.stdout + check.stderr
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("basedpyright") is None, reason="basedpyright is not installed"
+)
+def test_pyright_accepts_the_public_api(tmp_path: Path) -> None:
+    config = {
+        "include": [str(PROGRAM.parent)],
+        "extraPaths": [str(folder) for folder in PACKAGES],
+        "pythonVersion": "3.10",
+        "typeCheckingMode": "standard",
+        "reportUnnecessaryTypeIgnoreComment": "error",
+    }
+    (tmp_path / "pyrightconfig.json").write_text(json.dumps(config))
+    check = subprocess.run(
+        [sys.executable, "-m", "basedpyright", "-p", str(tmp_path), "--pythonpath", sys.executable],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "NO_COLOR": "1"},
+    )
+    assert check.returncode == 0, check.stdout + check.stderr
+
+
+def test_every_public_name_is_used() -> None:
+    import dejavu_cache
+
+    program = PROGRAM.read_text(encoding="utf-8")
+    assert [name for name in dejavu_cache.__all__ if name not in program] == []
+
+
+@pytest.mark.parametrize(
+    "package", ["dejavu_cache", "client/dejavu_client", "service/dejavu_service"]
+)
+def test_packages_declare_that_they_are_typed(package: str) -> None:
+    assert (ROOT / package / "py.typed").is_file()
