@@ -1,4 +1,4 @@
-"""`python -m dejavu_client`: the command line."""
+"""Entry point of `python -m dejavu_client`."""
 
 from .cli.main import main
 

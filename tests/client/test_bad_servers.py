@@ -171,7 +171,7 @@ def test_a_launch_goes_on_with_one_warning(
     for n in (100, 200, 100):
         launch(kernel, n)
     assert kernel.benchmarked == 6
-    about_the_server = [each for each in caplog.records if server.url in each.getMessage()]
+    about_the_server = [message for message in caplog.messages if server.url in message]
     assert 1 <= len(about_the_server) <= 2, (
         "one about reading, and one about writing where that is refused"
     )
@@ -206,7 +206,7 @@ def test_what_a_hanging_server_is_being_sent_is_spooled_too(tmp_path: Path) -> N
 
 def test_a_damaged_spool_file_is_set_aside_and_the_rest_is_sent(tmp_path: Path) -> None:
     spool = Spool("x", tmp_path)
-    spool.keep(RecordSet(context=context(), records=(record(1),)))
+    spool.add(RecordSet(context=context(), records=(record(1),)))
     (spool.folder / "0.json").write_text("half")
     sent: list[RecordSet] = []
     assert spool.drain(sent.append) == 1

@@ -93,7 +93,7 @@ class TestLocalFirst:
     def test_a_context_is_asked_for_once(self, store: RemoteStore) -> None:
         store.put(context(), [record(m) for m in range(50)])
         store.close()
-        store._known.clear()
+        store._downloads.clear()
         asked = []
         bulk = store.client.bulk
         store.client.bulk = lambda *args: asked.append(args) or bulk(*args)  # type: ignore[method-assign,func-returns-value]

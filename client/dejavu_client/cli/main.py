@@ -1,7 +1,7 @@
-"""The command `dejavu-cache`.
+"""Entry point of the command `dejavu-cache`.
 
-Exit codes: 0 it is as it should be; 1 something is wrong, or differs, or a check failed; 2 the command was
-given wrongly; 3 the store or the bundle cannot be used; 130 a sweep was interrupted.
+Exit codes: 0 success; 1 a check failed, or something differs or was not found; 2 wrong usage; 3 the
+store or the bundle cannot be used; 130 a sweep was interrupted.
 """
 
 from __future__ import annotations
@@ -15,11 +15,9 @@ from dejavu_cache.errors import DejavuError, SettingsError
 
 from .commands import (
     bundle,
-    diff,
     doctor,
-    freeze,
     heuristics,
-    listing,
+    inspection,
     prewarm,
     remote,
     rename,
@@ -33,9 +31,9 @@ from .commands import (
 __all__ = ["app", "main"]
 
 COMMANDS = "dejavu_cache.commands"
-"""The entry-point group of other distributions' commands: each a function that is given the app."""
+"""Entry-point group of further commands: functions that take the app and add commands to it."""
 
-USAGE, UNUSABLE = 2, 3
+WRONG_USAGE, UNUSABLE_STORE = 2, 3
 
 EXTRAS = {
     "jinja2": "sweep",
@@ -47,7 +45,7 @@ EXTRAS = {
     "triton": "gpu",
     "zstandard": "bundle",
 }
-"""Which extra brings what is missing; the server's has all the rest."""
+"""Extra that installs a missing package; all packages not listed here belong to `server`."""
 
 app = typer.Typer(
     name="dejavu-cache",
@@ -57,30 +55,41 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for module in (
-    listing, diff, transfer, freeze, upkeep, rename, remote, run, sweep, heuristics, report, prewarm, bundle, doctor,
-):  # fmt: skip
-    module.register(app)
+for family in (
+    inspection,
+    transfer,
+    upkeep,
+    rename,
+    remote,
+    run,
+    sweep,
+    heuristics,
+    report,
+    prewarm,
+    bundle,
+    doctor,
+):
+    family.register(app)
 
 
 def main() -> None:
-    """Runs the command line and exits with its code; an error of ours is one line, not a traceback."""
+    """Run the command line and exit with its code; print expected errors as one line."""
     _mount_plugins()
     try:
         app()
     except SettingsError as error:
         sys.stderr.write(f"error: {error}\n")
-        sys.exit(USAGE)
+        sys.exit(WRONG_USAGE)
     except DejavuError as error:
         sys.stderr.write(f"error: {error}\n")
-        sys.exit(UNUSABLE)
+        sys.exit(UNUSABLE_STORE)
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         if package.startswith("dejavu_"):
             raise
         extra = EXTRAS.get(package, "server")
         sys.stderr.write(f"error: this needs {package}: pip install 'dejavu-cache[{extra}]'\n")
-        sys.exit(USAGE)
+        sys.exit(WRONG_USAGE)
 
 
 def _mount_plugins() -> None:
@@ -88,7 +97,7 @@ def _mount_plugins() -> None:
         try:
             point.load()(app)
         except ImportError as error:
-            # Its extra is not installed: its commands are missing, the others work.
+            # Commands whose extra is not installed are left out; the others still work.
             if error.name and error.name.startswith("dejavu_"):
                 raise
         except Exception as error:

@@ -1,4 +1,4 @@
-"""A bar on the terminal for what takes more than a moment."""
+"""Progress bars on standard error for commands that take more than a moment."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-__all__ = ["bar"]
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+__all__ = ["fit_bar", "prewarm_bar", "sweep_bar"]
 
 
 @contextmanager
-def bar(cases: int) -> Iterator[Callable[[Mapping[str, Any]], None]]:
-    """Shows a sweep's progress on standard error; yields what is to be told its events."""
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
+def sweep_bar(cases: int) -> Iterator[Callable[[Mapping[str, Any]], None]]:
+    """Show a sweep's progress over its cases; yield the callback for the sweep's events."""
     columns = (
         TextColumn("cases"),
         BarColumn(),
@@ -49,3 +49,38 @@ def bar(cases: int) -> Iterator[Callable[[Mapping[str, Any]], None]]:
                 )
 
         yield on_event
+
+
+@contextmanager
+def fit_bar(title: str) -> Iterator[Callable[[float], None]]:
+    """Show a fit's progress; yield the callback for the share that is done, from 0 to 1."""
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(title, total=1.0)
+        yield lambda share: progress.update(task, completed=share)
+
+
+@contextmanager
+def prewarm_bar() -> Iterator[Callable[[int], Callable[[Any, Any], None]]]:
+    """Show a prewarm's progress over its binaries.
+
+    Yields:
+        A function to call with the number of binaries once it is known; it returns the callback
+        for each job that is built.
+    """
+    columns = (
+        TextColumn("binaries"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[job]}"),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("", total=None, job="looking at the records")
+
+        def begin(total: int) -> Callable[[Any, Any], None]:
+            progress.update(task, total=total, job="")
+            return lambda job, built: progress.update(
+                task, advance=1, job=f"{job.kernel.rpartition('.')[2]} {job.arch}"
+            )
+
+        yield begin

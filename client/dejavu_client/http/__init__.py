@@ -1,1 +1,1 @@
-"""The server as a store: protocol client, background sender, spool and circuit breaker."""
+"""Server access: the remote store and its protocol client, background sender and spool."""

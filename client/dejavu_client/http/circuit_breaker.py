@@ -1,4 +1,4 @@
-"""Not asking again and again a server that does not answer."""
+"""Circuit breaker for an unreachable server."""
 
 from __future__ import annotations
 
@@ -8,18 +8,20 @@ import time
 __all__ = ["CircuitBreaker"]
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
+"""Seconds until the first probe after a failure, and the limit to which the pause doubles."""
 
 
 class CircuitBreaker:
-    """Open after a failure, until somebody in the background has seen the server answer again.
+    """Keep a launch from asking a server that has failed, until a probe has succeeded.
 
-    A launch only ever asks `closed`; whoever probes asks `due` and tells `succeeded` or `failed`.
+    A failure opens the circuit. A launch only reads `closed`; the background thread that probes the
+    server reads `probe_due_in` and reports each outcome with `record_success` or `record_failure`.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._pause = 0.0
-        self._next = 0.0
+        self._next_probe = 0.0
 
     @property
     def closed(self) -> bool:
@@ -27,17 +29,17 @@ class CircuitBreaker:
         return self._pause == 0.0
 
     @property
-    def due(self) -> float:
-        """Seconds until the server should be probed; nothing or less means now."""
-        return self._next - time.monotonic()
+    def probe_due_in(self) -> float:
+        """Seconds until the next probe; zero or negative if it is due now."""
+        return self._next_probe - time.monotonic()
 
-    def failed(self) -> None:
-        """Opens, or stays open for twice as long."""
+    def record_failure(self) -> None:
+        """Open the circuit; if it is open, double the pause before the next probe."""
         with self._lock:
             self._pause = min(max(self._pause * 2, FIRST_PAUSE), LONGEST_PAUSE)
-            self._next = time.monotonic() + self._pause
+            self._next_probe = time.monotonic() + self._pause
 
-    def succeeded(self) -> None:
-        """Closes."""
+    def record_success(self) -> None:
+        """Close the circuit."""
         with self._lock:
             self._pause = 0.0

@@ -1,10 +1,10 @@
-"""What can go wrong with a server, under `dejavu_cache.errors.StoreError`.
+"""Errors of a server, under `dejavu_cache.errors.StoreError`.
 
 StoreError
 └── RemoteError
-    ├── UnreachableError    nothing answers, in time or at all, or it says that it cannot now
-    ├── RefusedError        it answers that we may not, or that what we sent is wrong
-    └── NonsenseError       it answers something that is not of the protocol
+    ├── UnreachableError    no answer, none in time, or "try again later"
+    ├── RefusedError        the request is forbidden or invalid
+    └── NonsenseError       the answer does not follow the protocol
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ __all__ = ["NonsenseError", "RefusedError", "RemoteError", "UnreachableError"]
 
 
 class RemoteError(StoreError):
-    """A server did not do what was asked."""
+    """A request to a server failed."""
 
 
 class UnreachableError(RemoteError):
-    """The server is away, too slow, or overloaded: worth another try later."""
+    """The server is down, too slow or overloaded; a later request may succeed."""
 
 
 class RefusedError(RemoteError):
-    """The server refused; asking again the same way will not help.
+    """The server refused the request; repeating it unchanged will not help.
 
     Attributes:
         status: the HTTP status.
@@ -35,4 +35,4 @@ class RefusedError(RemoteError):
 
 
 class NonsenseError(RemoteError):
-    """What answers does not speak the protocol."""
+    """The answer does not follow the protocol."""

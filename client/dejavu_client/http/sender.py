@@ -1,10 +1,11 @@
-"""The background thread that sends what a launch must not wait for."""
+"""Background thread that sends records and misses, so that no launch waits for the server."""
 
 from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 
 from dejavu_cache.model.merge import merge_into
 from dejavu_cache.model.record import Record, RecordSet
@@ -19,15 +20,21 @@ from .spool import Spool
 __all__ = ["Sender"]
 
 IDLE = 5.0
-"""Seconds between looks at the spool while nothing else happens."""
+"""Seconds between checks of the spool while the queue is empty."""
 
 
 class Sender:
-    """Sends records and misses, keeps them on disk while the server is away, and probes whether it is back.
+    """Queue of records, misses and lease releases, and the thread that sends them in order.
 
-    What `put` was given is with the server or in the spool once `flush` returns True; a process that is
-    killed before loses it here, which is why a local store stands before a remote one. A sweep, whose only copy
-    it would be, does not go through here: see `RemoteStore.put_now`.
+    Records that cannot be sent go to the spool, and the thread probes an unreachable server until
+    it answers. Once `flush` has returned True, all queued records are on the server or in the
+    spool. A process that is killed earlier loses them, which is why a local store is asked first.
+    A sweep may hold the only copy and therefore uses `RemoteStore.put_now` instead.
+
+    Args:
+        client: the connection to the server.
+        circuit: opened when sending fails, closed when a probe succeeds.
+        spool: where records wait while the server is unreachable.
     """
 
     def __init__(self, client: ProtocolClient, circuit: CircuitBreaker, spool: Spool) -> None:
@@ -37,144 +44,147 @@ class Sender:
         self.reset()
 
     def reset(self) -> None:
-        """Starts afresh: in the child after a fork, whose parent sends what was queued."""
-        self._changed = threading.Condition()
-        self._queued: dict[Context, dict[Scenario, Record]] = {}
-        self._missed: Counter[tuple[Context, Scenario]] = Counter()
+        """Clear all state; after a fork the parent still sends what was queued."""
+        self._condition = threading.Condition()
+        self._queue: dict[Context, dict[Scenario, Record]] = {}
+        self._misses: Counter[tuple[Context, Scenario]] = Counter()
         self._leases: list[str] = []
-        self._on_the_way: dict[Context, dict[Scenario, Record]] = {}
+        self._in_flight: dict[Context, dict[Scenario, Record]] = {}
         self._busy = False
         self._thread: threading.Thread | None = None
         self._stopping = False
-        self._refused = False
+        self._write_refused = False
 
     def put(self, context: Context, records: Iterable[Record]) -> None:
-        """Queues records; returns at once."""
-        if self._refused:
+        """Queue records and return at once."""
+        if self._write_refused:
             return
-        with self._changed:
-            self._queued[context] = merge_into(self._queued.get(context, {}), records)
+        with self._condition:
+            self._queue[context] = merge_into(self._queue.get(context, {}), records)
         self.wake()
 
     def miss(self, context: Context, scenario: Scenario) -> None:
-        """Counts a miss; returns at once."""
-        with self._changed:
-            self._missed[context, scenario] += 1
+        """Queue a miss and return at once."""
+        with self._condition:
+            self._misses[context, scenario] += 1
         self.wake()
 
     def release(self, lease: str) -> None:
-        """Gives a lease back after all that was queued before: its next holder must find what this one measured."""
-        with self._changed:
+        """Queue a lease's release behind the records, which its next holder must find."""
+        with self._condition:
             self._leases.append(lease)
         self.wake()
 
     def wake(self) -> None:
-        """Has the thread look at once at what there is to do."""
-        with self._changed:
+        """Make the thread process the queue now; start it if it is not running."""
+        with self._condition:
             self._stopping = False
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(
                     target=self._run, name="dejavu-cache sender", daemon=True
                 )
                 self._thread.start()
-            self._changed.notify_all()
+            self._condition.notify_all()
 
-    def holds(self, context: Context) -> bool:
-        """Whether something about a context is still on its way."""
-        return context in self._queued or context in self._on_the_way
+    def is_sending(self, context: Context) -> bool:
+        """Whether records of a context are queued or being sent."""
+        return context in self._queue or context in self._in_flight
 
     def flush(self, wait: float) -> bool:
-        """Waits until all that was queued is sent or spooled; False if that takes longer than `wait` seconds."""
-        with self._changed:
-            return self._changed.wait_for(lambda: not (self._pending or self._busy), wait)
+        """Wait until the queue is sent or spooled; return False if `wait` seconds are too short."""
+        with self._condition:
+            return self._condition.wait_for(lambda: not (self._pending or self._busy), wait)
 
     @property
     def _pending(self) -> bool:
-        return bool(self._queued or self._missed or self._leases)
+        return bool(self._queue or self._misses or self._leases)
 
     def stop(self) -> None:
-        """Lets the thread end once it has nothing in hand; `wake` starts another."""
-        with self._changed:
+        """End the thread once its queue is empty; `wake` starts another."""
+        with self._condition:
             self._stopping = True
-            self._changed.notify_all()
+            self._condition.notify_all()
 
     def spool_rest(self) -> None:
-        """Writes down what is not sent for sure: at the end of a process whose server does not answer."""
-        with self._changed:
-            rest = [*self._queued.items(), *self._on_the_way.items()]
-            self._queued = {}
+        """Spool the records that the server has not confirmed, because the process ends."""
+        with self._condition:
+            rest = [*self._queue.items(), *self._in_flight.items()]
+            self._queue = {}
         for context, records in rest:
-            self._spool.keep(RecordSet(context=context, records=tuple(records.values())))
+            self._spool.add(RecordSet(context=context, records=tuple(records.values())))
 
     def drain(self) -> int:
-        """Sends the spool now, in the caller's time, and says how many record sets went."""
+        """Send the spool in the calling thread and return the number of record sets sent."""
         return self._spool.drain(self._send_or_drop)
 
     def _run(self) -> None:
         while True:
-            with self._changed:
+            with self._condition:
                 if self._stopping and not self._pending:
                     self._thread = None
                     return
                 if not self._pending:
-                    self._changed.wait(
-                        IDLE if self._circuit.closed else max(self._circuit.due, 0.05)
+                    self._condition.wait(
+                        IDLE if self._circuit.closed else max(self._circuit.probe_due_in, 0.05)
                     )
-                queued, self._queued = self._queued, {}
-                missed, self._missed = self._missed, Counter()
+                queued, self._queue = self._queue, {}
+                misses, self._misses = self._misses, Counter()
                 leases, self._leases = self._leases, []
-                self._on_the_way, self._busy = queued, True
+                self._in_flight, self._busy = queued, True
             try:
-                self._work(queued, missed, leases)
+                self._send_batch(queued, misses, leases)
             finally:
-                with self._changed:
-                    self._on_the_way, self._busy = {}, False
-                    self._changed.notify_all()
+                with self._condition:
+                    self._in_flight, self._busy = {}, False
+                    self._condition.notify_all()
 
-    def _work(
+    def _send_batch(
         self,
         queued: dict[Context, dict[Scenario, Record]],
-        missed: Counter[tuple[Context, Scenario]],
+        misses: Counter[tuple[Context, Scenario]],
         leases: Iterable[str],
     ) -> None:
-        if not self._circuit.closed and self._circuit.due <= 0:
-            self._try(self._client.alive)
+        if not self._circuit.closed and self._circuit.probe_due_in <= 0:
+            self._try(self._client.check_ready)
         for context, records in queued.items():
-            whole = RecordSet(context=context, records=tuple(records.values()))
-            if not (
-                self._circuit.closed and self._try(lambda whole=whole: self._send_or_drop(whole))
-            ):
-                self._spool.keep(whole)
+            record_set = RecordSet(context=context, records=tuple(records.values()))
+            if not (self._circuit.closed and self._try(partial(self._send_or_drop, record_set))):
+                self._spool.add(record_set)
         for lease in leases:
-            if self._circuit.closed:  # else it ends by itself
-                self._try(lambda lease=lease: self._client.release(lease))
-        if missed and self._circuit.closed:
-            self._try(lambda: self._client.report_misses(missed))
+            if self._circuit.closed:  # a lease that is not released expires
+                self._try(partial(self._client.release, lease))
+        if misses and self._circuit.closed:
+            self._try(partial(self._client.report_misses, misses))
         if self._circuit.closed and len(self._spool):
             self._try(self.drain)
 
-    def _try(self, action: object) -> bool:
+    def _try(self, action: Callable[[], object]) -> bool:
+        """Run an action, and return False after opening the circuit if the server failed."""
         try:
-            action()  # type: ignore[operator]
+            action()
         except RefusedError as error:
             warn_once(f"refused {self._client.url}", str(error))
         except RemoteError:
-            self._circuit.failed()
+            self._circuit.record_failure()
             return False
-        except Exception as error:  # this thread must not die: others wait for it
+        except Exception as error:  # `flush` waits for this thread, so it must not end here
             warn_once(
                 f"sender {self._client.url}", f"{self._client.url}: {type(error).__name__}: {error}"
             )
-            self._circuit.failed()
+            self._circuit.record_failure()
             return False
-        self._circuit.succeeded()
+        self._circuit.record_success()
         return True
 
-    def _send_or_drop(self, whole: RecordSet) -> None:
-        """Sends a set; what the server will never take is dropped, so that it does not stand in the way of the rest."""
+    def _send_or_drop(self, record_set: RecordSet) -> None:
+        """Send a record set; drop one that the server refuses, so that it cannot block the rest."""
         try:
-            self._client.send(whole)
+            self._client.send(record_set)
         except RefusedError as error:
-            self._refused = error.status in (401, 403)
-            about = "is read-only for this token" if self._refused else "does not take some records"
+            self._write_refused = error.status in (401, 403)
+            about = (
+                "is read-only for this token"
+                if self._write_refused
+                else "does not take some records"
+            )
             warn_once(f"refused {self._client.url}", f"{self._client.url} {about}: {error}")

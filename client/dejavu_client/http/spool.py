@@ -1,4 +1,4 @@
-"""Records that a server has yet to get, on disk."""
+"""On-disk spool of records that have not reached their server yet."""
 
 from __future__ import annotations
 
@@ -22,10 +22,14 @@ __all__ = ["Spool"]
 
 
 class Spool:
-    """One folder per server and namespace, one file per record set, named by its content.
+    """Record sets that wait for one namespace of one server, one file each, named by content.
 
-    A file goes only after the server has taken it, and sending it twice is the same as once, so whatever
-    dies in between, the server ends up with each record once.
+    A file is deleted only after the server has accepted it, and sending it twice has the same
+    effect as sending it once. A process that dies in between therefore loses and repeats nothing.
+
+    Args:
+        server: the server's URL with its namespace; each has a folder of its own.
+        root: the folder of all spools; by default in the user's cache folder.
     """
 
     def __init__(self, server: str, root: Path | None = None) -> None:
@@ -35,11 +39,12 @@ class Spool:
         ) / name
 
     def __len__(self) -> int:
+        """Return how many record sets wait."""
         return len(list(self.folder.glob("*.json")))
 
-    def keep(self, whole: RecordSet) -> None:
-        """Writes a record set down; if that fails too, it is lost to this server, and said."""
-        text = canonical_json(whole)
+    def add(self, record_set: RecordSet) -> None:
+        """Write a record set to disk; warn if even that fails, since the server will not get it."""
+        text = canonical_json(record_set)
         path = self.folder / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
         temporary = path.with_suffix(f".tmp-{os.getpid()}-{threading.get_ident()}")
         try:
@@ -54,13 +59,17 @@ class Spool:
                 temporary.unlink()
             warn_once(
                 f"{self.folder}",
-                f"what the server has yet to get cannot be kept in {self.folder}: {error}",
+                f"records for the server cannot be spooled in {self.folder}: {error}",
             )
 
     def drain(self, send: Callable[[RecordSet], None]) -> int:
-        """Sends what is kept, unless another process is at it, and says how many sets went.
+        """Send the spooled record sets and return how many were sent.
 
-        `send` raises to stop the draining: that file and the rest stay.
+        Return at once if another process is draining the same spool.
+
+        Args:
+            send: sends one record set; an exception stops the draining, and that file and the
+                rest stay.
         """
         if not len(self):
             return 0
@@ -68,9 +77,9 @@ class Spool:
         try:
             with FileLock(self.folder / ".lock", timeout=0):
                 for path in sorted(self.folder.glob("*.json")):
-                    whole = _read(path)
-                    if whole is not None:
-                        send(whole)
+                    record_set = _read(path)
+                    if record_set is not None:
+                        send(record_set)
                         path.unlink(missing_ok=True)
                         sent += 1
         except (Timeout, OSError):

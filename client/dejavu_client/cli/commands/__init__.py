@@ -1,1 +1,1 @@
-"""The commands, a family a file; each has `register(app)`."""
+"""Commands, one family per file; each file has a function `register` that adds them to the app."""

@@ -1,4 +1,4 @@
-"""`bundle`: a prewarmed folder as one file, and back."""
+"""`bundle`: archives and OCI images of prewarmed folders."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import typer
 from dejavu_cache.errors import SettingsError
 from dejavu_cache.stores.manifest import Manifest
 
-from ..output import JsonOption, say, show_json, show_table
+from ..options import JsonOption
+from ..output import say, show_json, show_table
 
 __all__ = ["register"]
 
@@ -20,7 +21,7 @@ PathArgument = Annotated[
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the commands."""
+    """Add the commands."""
     group = typer.Typer(
         help="A prewarmed folder as one file, or as an image: made, looked at, checked, unpacked.",
         no_args_is_help=True,
@@ -58,10 +59,10 @@ def inspect(path: PathArgument, as_json: JsonOption = False) -> None:
     if as_json:
         show_json({"digest": manifest.digest, **manifest.model_dump(mode="json")})
         return
-    _say(manifest)
+    _say_manifest(manifest)
 
 
-def _say(manifest: Manifest) -> None:
+def _say_manifest(manifest: Manifest) -> None:
     binaries = sum(name.endswith((".cubin", ".hsaco")) for name in manifest.files)
     modules = sum(name.endswith(manifest.abi) for name in manifest.files)
     size = sum(file.size for file in manifest.files.values())
@@ -70,12 +71,18 @@ def _say(manifest: Manifest) -> None:
     say(f"triton    {manifest.wheel}")
     say(f"targets   {', '.join(manifest.targets)}")
     for device in manifest.devices:
-        told = f"{device.arch}, {device.units} units, {device.memory_gib} GiB, {manifest.codegen[device.name]}"
-        say(f"device    {device.name}: {told}")
+        say(
+            f"device    {device.name}: {device.arch}, {device.units} units, "
+            f"{device.memory_gib} GiB, {manifest.codegen[device.name]}"
+        )
     say(
-        f"files     {len(manifest.files)}: {binaries} binaries, {modules} host modules, {size / 2**20:.1f} MiB"
+        f"files     {len(manifest.files)}: {binaries} binaries, {modules} host modules, "
+        f"{size / 2**20:.1f} MiB"
     )
-    rows = [(each.name, each.scenarios, each.binaries, each.source) for each in manifest.kernels]
+    rows = [
+        (kernel.name, kernel.scenarios, kernel.binaries, kernel.source)
+        for kernel in manifest.kernels
+    ]
     show_table(["kernel", "scenarios", "binaries", "source"], rows)
 
 
@@ -86,22 +93,23 @@ def verify(
     ] = True,
     as_json: JsonOption = False,
 ) -> None:
-    """Check a bundle's digests, and say field by field whether this machine can use it; exits 1 if it cannot."""
+    """Check a bundle's digests and whether this machine can use it; exits 1 if it cannot."""
     from dejavu_cache.prewarm.bundle.compatibility import compatibility_checks, read_any
 
     manifest = read_any(path)
-    found = compatibility_checks(manifest, device=device)
+    comparison = compatibility_checks(manifest, device=device)
     if as_json:
-        show_json([field._asdict() for field in found])
+        show_json([field._asdict() for field in comparison])
     else:
         say(
-            f"{path}: {len(manifest.files)} files are as the manifest says, digest {manifest.digest}"
+            f"{path}: {len(manifest.files)} files are as the manifest says, "
+            f"digest {manifest.digest}"
         )
         show_table(
             ["field", "", "made for", "here"],
-            [(each.name, each.state, each.wanted, each.here) for each in found],
+            [(field.name, field.state, field.wanted, field.here) for field in comparison],
         )
-    if any(field.state != "ok" for field in found):
+    if any(field.state != "ok" for field in comparison):
         raise typer.Exit(1)
 
 
@@ -109,7 +117,7 @@ def extract(
     path: Annotated[Path, typer.Argument(metavar="BUNDLE", help="A bundle, or an image layout.")],
     out: Annotated[Path, typer.Argument(metavar="DIR", help="The folder to make.")],
 ) -> None:
-    """Unpack a bundle into a new folder, once all of it was checked."""
+    """Unpack a bundle into a new folder after checking all of it."""
     from dejavu_cache.prewarm.bundle import archive
     from dejavu_cache.prewarm.bundle.oci_image import bundle_in
 

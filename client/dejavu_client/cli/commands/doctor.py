@@ -1,4 +1,4 @@
-"""`doctor`: what is configured, what is wrong, and how to mend it."""
+"""`doctor`: diagnosis of the installation, the settings and the stores."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from dejavu_cache.policy import Policy
 from dejavu_cache.settings import PREFIX, Settings, policy_file
 from dejavu_cache.stores import FileStore, Store, TieredStore, open_store
 
-from ..output import JsonOption, StoreOption, say, show_json
+from ..options import JsonOption, StoreOption
+from ..output import say, show_json
 
 __all__ = ["register"]
 
 
 class Finding(NamedTuple):
-    """One thing that was looked at."""
+    """Result of one check: its verdict, its subject and the explanation."""
 
     state: Literal["ok", "note", "wrong"]
     about: str
@@ -31,13 +32,16 @@ class Finding(NamedTuple):
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the command."""
+    """Add the command."""
     app.command()(doctor)
 
 
 def doctor(store: StoreOption = "", as_json: JsonOption = False) -> None:
-    """Say what is configured, reachable and writable, what is wrong, and how to mend it; exits 1 if something is."""
-    findings = [*_versions(), *_settings(store)]
+    """Check settings, stores and packages, and say how to repair what is wrong; exits 1 if any is.
+
+    A finding is ok, a note, or wrong.
+    """
+    findings = [*_check_versions(), *_check_settings(store)]
     if as_json:
         show_json([finding._asdict() for finding in findings])
     else:
@@ -47,11 +51,11 @@ def doctor(store: StoreOption = "", as_json: JsonOption = False) -> None:
         raise typer.Exit(1)
 
 
-def _versions() -> Iterator[Finding]:
+def _check_versions() -> Iterator[Finding]:
     yield Finding(
         "ok", "dejavu-cache", f"{dejavu_cache.__version__} on Python {platform.python_version()}"
     )
-    for package, need in (
+    for package, required in (
         ("pydantic", True),
         ("triton", False),
         ("torch", False),
@@ -60,16 +64,13 @@ def _versions() -> Iterator[Finding]:
         try:
             yield Finding("ok", package, version(package))
         except PackageNotFoundError:
-            remedy = (
-                "pip install 'dejavu-cache[server]'"
-                if package == "sqlalchemy"
-                else "pip install 'dejavu-cache[gpu]'"
-            )
-            yield Finding("wrong" if need else "note", package, f"not installed ({remedy})")
-    yield _device()
+            extra = "server" if package == "sqlalchemy" else "gpu"
+            remedy = f"pip install 'dejavu-cache[{extra}]'"
+            yield Finding("wrong" if required else "note", package, f"not installed ({remedy})")
+    yield _check_device()
 
 
-def _device() -> Finding:
+def _check_device() -> Finding:
     try:
         from dejavu_cache.triton_internals.environment import (
             INTERPRETER_INDEX,
@@ -81,7 +82,7 @@ def _device() -> Finding:
         environment = current_environment(
             INTERPRETER_INDEX if is_interpreting() else current_device()
         )
-    except Exception as error:  # whatever a driver may say
+    except Exception as error:  # drivers raise errors of many kinds
         return Finding(
             "note",
             "device",
@@ -91,15 +92,16 @@ def _device() -> Finding:
     return Finding(
         "ok",
         "device",
-        f"{device.name}, {device.arch}, {device.units} units, {device.memory_gib} GiB, {environment.codegen}",
+        f"{device.name}, {device.arch}, {device.units} units, {device.memory_gib} GiB, "
+        f"{environment.codegen}",
     )
 
 
-def _settings(url: str) -> Iterator[Finding]:
-    known = {PREFIX + name.upper() for name in Settings.model_fields}
+def _check_settings(url: str) -> Iterator[Finding]:
+    names = {PREFIX + name.upper() for name in Settings.model_fields}
     for name in sorted(os.environ):
-        if name.startswith(PREFIX) and name not in known:
-            yield Finding("wrong", name, f"no such setting; known are {', '.join(sorted(known))}")
+        if name.startswith(PREFIX) and name not in names:
+            yield Finding("wrong", name, f"no such setting; known are {', '.join(sorted(names))}")
     try:
         settings = Settings.from_environment()
         store = open_store(url or settings.url or settings.default_url)
@@ -107,12 +109,12 @@ def _settings(url: str) -> Iterator[Finding]:
         yield Finding("wrong", "settings", str(error))
         return
     yield Finding("ok", "mode", settings.mode.value)
-    yield from _policy(store)
+    yield from _check_policy(store)
     for tier in store.tiers if isinstance(store, TieredStore) else [store]:
-        yield from _store(tier)
+        yield from _check_store(tier)
 
 
-def _policy(store: Store) -> Iterator[Finding]:
+def _check_policy(store: Store) -> Iterator[Finding]:
     path = policy_file()
     if path is None:
         return
@@ -123,16 +125,16 @@ def _policy(store: Store) -> Iterator[Finding]:
     except (StoreError, OSError):
         return
     for kernel in kernels:
-        policy.rule_for(kernel)
+        policy.rule_for(kernel)  # marks the rule that it finds as matched
     for rule in policy.rules:
-        state: Literal["ok", "note"] = "note" if rule.match in policy.unmatched else "ok"
-        said = (
-            "matches no kernel that has records" if state == "note" else "matches recorded kernels"
-        )
-        yield Finding(state, f"policy {path}", f"{rule.match!r} {said}")
+        if rule.match in policy.unmatched:
+            text = f"{rule.match!r} matches no kernel that has records"
+            yield Finding("note", f"policy {path}", text)
+        else:
+            yield Finding("ok", f"policy {path}", f"{rule.match!r} matches recorded kernels")
 
 
-def _store(store: Store) -> Iterator[Finding]:
+def _check_store(store: Store) -> Iterator[Finding]:
     try:
         contexts = list(store.contexts())
         records = sum(1 for context in contexts for _ in store.records(context))
@@ -140,7 +142,7 @@ def _store(store: Store) -> Iterator[Finding]:
     except (StoreError, OSError) as error:
         yield Finding("wrong", store.url, str(error))
     if isinstance(store, FileStore):
-        yield _writable(store)
+        yield _check_writable(store)
         for path, reason in store.unreadable().items():
             yield Finding("wrong", str(path), f"passed over: {reason}")
         for path in store.set_aside():
@@ -151,7 +153,7 @@ def _store(store: Store) -> Iterator[Finding]:
             )
 
 
-def _writable(store: FileStore) -> Finding:
+def _check_writable(store: FileStore) -> Finding:
     if store.read_only:
         return Finding("note", store.url, "opened for reading only")
     folder = next(path for path in (store.root, *store.root.parents) if path.exists())

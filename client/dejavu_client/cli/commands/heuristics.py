@@ -1,10 +1,9 @@
-"""`heuristics fit`, `show` and `export`: decision trees out of records."""
+"""`heuristics fit`, `show` and `export`: decision trees fitted to records."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,22 +12,20 @@ import typer
 from dejavu_cache.errors import SettingsError, TooFewRecordsError
 from dejavu_cache.model.decision_tree import AtMost, Equals, Node, Tree, leaves
 from dejavu_cache.model.record import RecordSet
-from dejavu_cache.model.scenario import Context, canonical_json
-from dejavu_cache.stores import FoundTree, Store, open_store
+from dejavu_cache.stores import FoundTree, open_store
 
-from ..output import JsonOption, StoreOption, open_chosen_store, say, show_json, show_table
+from ..options import (
+    DeviceOption,
+    JsonOption,
+    KernelArgument,
+    StoreOption,
+    TritonOption,
+    open_chosen_store,
+)
+from ..output import say, show_json, show_table
+from ..record_queries import context_matches, newest_record_sets
 
-__all__ = ["DeviceOption", "TritonOption", "newest", "register"]
-
-KernelArgument = Annotated[
-    str, typer.Argument(help="The kernel's module and qualified name, or the end of it.")
-]
-DeviceOption = Annotated[
-    str, typer.Option("--device", metavar="TEXT", help="Only GPUs whose name contains this.")
-]
-TritonOption = Annotated[
-    str, typer.Option("--triton", metavar="VERSION", help="Only this version of Triton.")
-]
+__all__ = ["register"]
 
 heuristics = typer.Typer(
     help="Decision trees: what stands in where nothing near was tuned.",
@@ -38,7 +35,7 @@ heuristics = typer.Typer(
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the commands."""
+    """Add the commands."""
     heuristics.command()(fit)
     heuristics.command()(show)
     heuristics.command()(export)
@@ -69,39 +66,46 @@ def fit(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Fit a decision tree to a kernel's records, one for each GPU and Triton version; exits 1 if there are too few."""
-    from dejavu_cache.heuristics.fit import fit as fitted
+    """Fit decision trees to a kernel's records, one for each GPU and Triton version.
+
+    Exits 1 if there are too few records.
+    """
+    from dejavu_cache.heuristics.fit import fit as fit_tree
+
+    from ..progress import fit_bar
 
     rows: list[dict[str, Any]] = []
-    refused = []
-    with open_chosen_store(store) as held:
-        for whole in newest(held, kernel, device, triton):
+    refusals = []
+    with open_chosen_store(store) as source:
+        for record_set in newest_record_sets(source, kernel, device, triton):
+            context = record_set.context
             try:
-                with _progress(whole) as progress:
-                    tree = fitted(
-                        whole,
+                title = f"{context.kernel.name} on {context.environment.device.name}"
+                with fit_bar(title) as progress:
+                    tree = fit_tree(
+                        record_set,
                         bound=bound / 100,
                         limit=configs,
                         leaves=max_leaves,
                         progress=progress,
                     )
             except TooFewRecordsError as error:
-                refused.append(str(error))
+                refusals.append(str(error))
                 continue
-            url = None if dry_run else (open_store(into) if into else held).put_tree(tree)
-            rows.append({**_summary(tree), "one config": _one_config(whole), "file": url})
-        if not rows and not refused:
-            refused.append(
-                f"{held.url} has no records of {kernel}{' that fit' if device or triton else ''}"
+            url = None if dry_run else (open_store(into) if into else source).put_tree(tree)
+            rows.append({**_summary(tree), "one config": _best_single(record_set), "file": url})
+        if not rows and not refusals:
+            refusals.append(
+                f"{source.url} has no records of {kernel}{' that fit' if device or triton else ''}"
             )
     if as_json:
         show_json(rows)
     else:
         for row in rows:
             _say_fitted(row)
-    for line in refused:
+    for line in refusals:
         sys.stderr.write(f"error: {line}\n")
-    if refused:
+    if refusals:
         raise typer.Exit(1)
 
 
@@ -115,16 +119,16 @@ def show(
     as_json: JsonOption = False,
 ) -> None:
     """Show a kernel's decision trees, or list all trees."""
-    found = _found(kernel, store, device, triton)
+    trees = _find_trees(kernel, store, device, triton)
     if as_json:
         show_json(
             [
                 {**_summary(tree), "file": url, "tree": tree.model_dump(mode="json")}
-                for tree, url in found
+                for tree, url in trees
             ]
         )
     elif kernel:
-        for tree, url in found:
+        for tree, url in trees:
             _say_tree(tree, url)
     else:
         columns = [
@@ -138,11 +142,12 @@ def show(
             "worst",
             "last tuned",
         ]
-        show_table(columns, [_cells(tree) for tree, _ in found])
-    if not found:
+        show_table(columns, [_cells(tree) for tree, _ in trees])
+    if not trees:
         if not as_json:
             say(
-                f"no decision tree{f' of {kernel}' if kernel else ''} is here; `dejavu-cache heuristics fit` makes one"
+                f"no decision tree{f' of {kernel}' if kernel else ''} is here; "
+                "`dejavu-cache heuristics fit` makes one"
             )
         raise typer.Exit(1)
 
@@ -161,85 +166,40 @@ def export(
 
     if to not in ("python", "json"):
         raise SettingsError(f"--as {to!r}: choose python or json")
-    found = _found(kernel, store, device, triton)
-    if len(found) != 1:
-        rows = [_summary(tree) for tree, _ in found]
-        which = "; ".join(f"{row['device']}, Triton {row['triton']}" for row in rows)
+    trees = _find_trees(kernel, store, device, triton)
+    if len(trees) != 1:
+        rows = [_summary(tree) for tree, _ in trees]
+        candidates = "; ".join(f"{row['device']}, Triton {row['triton']}" for row in rows)
         raise SettingsError(
-            f"{len(found)} trees fit {kernel!r}{f' ({which})' if which else ''}: "
+            f"{len(trees)} trees fit {kernel!r}{f' ({candidates})' if candidates else ''}: "
             "name one by --device, --triton or its file"
         )
-    tree = found[0].tree
+    tree = trees[0].tree
     sys.stdout.write(as_python(tree) if to == "python" else tree.text)
 
 
-def newest(store: Store, kernel: str, device: str, triton: str) -> Iterator[RecordSet]:
-    """The records of each environment and problem that fit; of several versions of the code, the last tuned one's.
-
-    What was noted of launches alone, where nothing was measured, is left out.
-    """
-    newest: dict[tuple[str, ...], RecordSet] = {}
-    for context in store.contexts():
-        if not _fits(context, kernel, device, triton):
-            continue
-        whole = RecordSet(context=context, records=tuple(store.records(context)))
-        if not any(record.measurements for record in whole.records):
-            continue
-        place = (
-            context.kernel.name,
-            canonical_json(context.environment),
-            canonical_json(context.problem),
-        )
-        if place not in newest or _last(whole) > _last(newest[place]):
-            newest[place] = whole
-    yield from newest.values()
-
-
-def _last(whole: RecordSet) -> float:
-    return max(
-        (each.at.timestamp() for record in whole.records for each in record.measurements),
-        default=0.0,
-    )
-
-
-def _fits(context: Context, kernel: str, device: str, triton: str) -> bool:
-    return (
-        (not kernel or context.kernel.name == kernel or context.kernel.name.endswith(f".{kernel}"))
-        and device.lower() in context.environment.device.name.lower()
-        and triton in ("", context.environment.triton)
-    )
-
-
-def _found(kernel: str, store: str, device: str, triton: str) -> list[FoundTree]:
-    """The trees that a file holds, or that a store has."""
+def _find_trees(kernel: str, store: str, device: str, triton: str) -> list[FoundTree]:
+    """Return the tree of a file, or the trees of a store that pass the filters."""
     path = Path(kernel)
     if kernel.endswith(".json") and path.is_file():
+        tree = Tree.parse(path.read_text(encoding="utf-8"), kernel)
+        return [FoundTree(tree, path.absolute().as_uri())]
+    with open_chosen_store(store) as source:
         return [
-            FoundTree(
-                Tree.parse(path.read_text(encoding="utf-8"), kernel), path.absolute().as_uri()
-            )
+            stored
+            for stored in source.trees()
+            if context_matches(stored.tree.context, kernel, device, triton)
         ]
-    with open_chosen_store(store) as held:
-        return [each for each in held.trees() if _fits(each.tree.context, kernel, device, triton)]
 
 
-@contextmanager
-def _progress(whole: RecordSet) -> Iterator[Callable[[float], None]]:
-    from rich.console import Console
-    from rich.progress import Progress
+def _best_single(record_set: RecordSet) -> dict[str, Any] | None:
+    """Return the single config with the lowest mean slowdown, which a tree must beat.
 
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(
-            f"{whole.context.kernel.name} on {whole.context.environment.device.name}", total=1.0
-        )
-        yield lambda share: bar.update(task, completed=share)
-
-
-def _one_config(whole: RecordSet) -> dict[str, Any] | None:
-    """What the best single config costs everywhere: the yardstick of a tree. None if no config runs everywhere."""
+    None if no config runs in all scenarios.
+    """
     from dejavu_cache.heuristics.slowdowns import SlowdownTable
 
-    costs = SlowdownTable.of(whole.records)
+    costs = SlowdownTable.of(record_set.records)
     means = costs.slowdown.mean(axis=0)
     best = int(means.argmin())
     if means[best] == float("inf"):
@@ -268,27 +228,28 @@ def _summary(tree: Tree) -> dict[str, Any]:
 
 
 def _say_fitted(row: dict[str, Any]) -> None:
-    regret, one = row["regret"], row["one config"]
+    regret, single = row["regret"], row["one config"]
     say(f"{row['kernel']} on {row['device']}, Triton {row['triton']}, {row['method']}")
-    configs, bound = _counted(row["configs"], "config", "configs"), f"{row['bound']:.1%}"
+    configs, bound = _count(row["configs"], "config", "configs"), f"{row['bound']:.1%}"
     say(
-        f"  {configs}: one within {bound} of the best of all in each of {regret['scenarios']} scenarios"
+        f"  {configs}: one within {bound} of the best of all in each of "
+        f"{regret['scenarios']} scenarios"
     )
-    size = _counted(row["leaves"], "leaf", "leaves")
-    say(f"  tree with {size}: {_told(regret)}, held out in {regret['folds']} folds")
-    if one:
-        say(f"  one config for all: {_told(one)} ({one['config']})")
+    size = _count(row["leaves"], "leaf", "leaves")
+    say(f"  tree with {size}: {_regret_text(regret)}, held out in {regret['folds']} folds")
+    if single:
+        say(f"  one config for all: {_regret_text(single)} ({single['config']})")
     if regret["failed"]:
         say(f"  in {regret['failed']} held-out scenarios the chosen config could not run")
     say(f"  {row['file'] or 'not written'}")
 
 
-def _told(regret: dict[str, Any]) -> str:
+def _regret_text(regret: dict[str, Any]) -> str:
     return f"{regret['mean']:.1%} over the best on average, {regret['max']:.1%} at worst"
 
 
-def _counted(count: int, one: str, many: str) -> str:
-    return f"{count} {one if count == 1 else many}"
+def _count(count: int, singular: str, plural: str) -> str:
+    return f"{count} {singular if count == 1 else plural}"
 
 
 def _cells(tree: Tree) -> list[str]:
@@ -305,23 +266,20 @@ def _cells(tree: Tree) -> list[str]:
 
 def _say_tree(tree: Tree, url: str) -> None:
     _say_fitted({**_summary(tree), "one config": None, "file": url})
-    for line in _drawn(tree.root, tree):
+    for line in _node_lines(tree.root, tree):
         say(f"  {line}")
 
 
-def _drawn(node: Node, tree: Tree, margin: str = "") -> Iterator[str]:
-    """A node and all below it, a line each."""
+def _node_lines(node: Node, tree: Tree, margin: str = "") -> Iterator[str]:
+    """Yield a line for a node, and indented ones for the nodes below it."""
     if not isinstance(node, (AtMost, Equals)):
         yield f"{margin}{tree.configs[node.ranking[0]]}"
         return
-    question = (
-        f"{' * '.join(node.inputs)} <= {node.at_most}" if isinstance(node, AtMost) else _is(node)
-    )
+    if isinstance(node, AtMost):
+        question = f"{' * '.join(node.inputs)} <= {node.at_most}"
+    else:
+        question = f"{node.input} is {node.equals}"
     yield f"{margin}if {question}:"
-    yield from _drawn(node.yes, tree, margin + "  ")
+    yield from _node_lines(node.yes, tree, margin + "  ")
     yield f"{margin}else:"
-    yield from _drawn(node.no, tree, margin + "  ")
-
-
-def _is(node: Equals) -> str:
-    return f"{node.input} is {node.equals}"
+    yield from _node_lines(node.no, tree, margin + "  ")

@@ -1,4 +1,4 @@
-"""`prewarm` and `verify`: folders from which programs benchmark and compile nothing, and the proof that they do not."""
+"""`prewarm` and `verify`: folders of compiled kernels, and a check that programs use them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,7 +17,8 @@ import typer
 from dejavu_cache.errors import PrewarmError, SettingsError
 from dejavu_cache.settings import PREFIX, current_settings
 
-from ..output import JsonOption, say, show_json
+from ..options import JsonOption
+from ..output import say, show_json
 
 if TYPE_CHECKING:
     from dejavu_cache.runtime.activity_report import ActivityEvent
@@ -26,7 +27,7 @@ __all__ = ["register"]
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the commands."""
+    """Add the commands."""
     app.command()(prewarm)
     app.command(
         context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}
@@ -63,7 +64,7 @@ def prewarm(
     host_modules: Annotated[
         bool,
         typer.Option(
-            help="Build the modules that launch kernels, so that no C compiler is needed at run time."
+            help="Build the modules that launch kernels; no C compiler is needed at run time."
         ),
     ] = True,
     allow_other_wheel: Annotated[
@@ -85,12 +86,15 @@ def prewarm(
 
     Point DEJAVU_CACHE_URL at it; it may be moved and mounted read-only.
     """
-    from dejavu_cache.prewarm.build import prewarm as make
+    from dejavu_cache.prewarm.build import prewarm as build
     from dejavu_cache.prewarm.messages import AllowedDifferences
 
+    from ..progress import prewarm_bar
+
     settings = current_settings()
-    with _progress() as progress:
-        done = make(
+    progress_bar = prewarm_bar() if sys.stderr.isatty() else nullcontext(_ignore_progress)
+    with progress_bar as progress:
+        result = build(
             modules,
             source or settings.url or settings.default_url,
             device,
@@ -101,14 +105,14 @@ def prewarm(
             host_modules=host_modules,
             allowed=AllowedDifferences(triton=allow_other_triton, wheel=allow_other_wheel),
         )
-    manifest = done.manifest
-    for note in done.notes:
+    manifest = result.manifest
+    for note in result.notes:
         sys.stderr.write(f"note: {note}\n")
     if as_json:
         show_json(
             {
-                "compiled": done.compiled,
-                "notes": done.notes,
+                "compiled": result.compiled,
+                "notes": result.notes,
                 **manifest.model_dump(mode="json", exclude={"files"}),
             }
         )
@@ -117,42 +121,19 @@ def prewarm(
     binaries = sum(kernel.binaries for kernel in manifest.kernels)
     scenarios = sum(kernel.scenarios for kernel in manifest.kernels)
     what = (
-        f"{done.compiled} of {binaries} binaries compiled"
-        if done.compiled
+        f"{result.compiled} of {binaries} binaries compiled"
+        if result.compiled
         else f"{binaries} binaries, nothing new"
     )
     say(
-        f"{out}: {scenarios} scenarios of {len(manifest.kernels)} kernels, {what}, for {', '.join(manifest.targets)}"
+        f"{out}: {scenarios} scenarios of {len(manifest.kernels)} kernels, {what}, "
+        f"for {', '.join(manifest.targets)}"
     )
     say(f"{size / 2**20:.1f} MiB by {manifest.wheel}; run with  {PREFIX}URL={out.absolute()}")
 
 
-@contextmanager
-def _progress() -> Iterator[Callable[[int], Callable[[Any, Any], None]]]:
-    """A bar over the binaries, on a terminal."""
-    if not sys.stderr.isatty():
-        yield lambda total: lambda job, built: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (
-        TextColumn("binaries"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[job]}"),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=None, job="looking at the records")
-
-        def begin(total: int) -> Callable[[Any, Any], None]:
-            bar.update(task, total=total, job="")
-            return lambda job, built: bar.update(
-                task, advance=1, job=f"{job.kernel.rpartition('.')[2]} {job.arch}"
-            )
-
-        yield begin
+def _ignore_progress(total: int) -> Callable[[Any, Any], None]:
+    return lambda job, result: None
 
 
 def verify(
@@ -165,14 +146,17 @@ def verify(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Run a program, and say what it benchmarked, compiled and missed from when its first kernel was decorated."""
+    """Run a program, and say what it benchmarked, compiled and missed.
+
+    The program is observed from when its first kernel is decorated.
+    """
     from dejavu_cache.runtime.activity_report import read_events
 
     command = command[1:] if command[:1] == ["--"] else command
     if not command:
         raise SettingsError("verify: name the program after --")
     with tempfile.TemporaryDirectory(prefix="dejavu-cache-report-") as folder:
-        # A program may go on as another user.
+        # The program may change to another user, who must be able to write here too.
         Path(folder).chmod(0o1777)
         try:
             code = subprocess.run(
@@ -180,31 +164,36 @@ def verify(
             ).returncode
         except OSError as error:
             raise SettingsError(f"verify: {command[0]} cannot be run: {error.strerror}") from None
-        found = read_events(Path(folder))
-    _say(found, code, as_json)
+        observed = read_events(Path(folder))
+    _say_events(observed, code, as_json)
     if code:
         raise PrewarmError(f"the program failed with exit code {code}, so nothing was shown")
-    if expect_hits and (any(event.unwanted for event in found) or not found):
+    if expect_hits and (any(event.unwanted for event in observed) or not observed):
         raise typer.Exit(1)
 
 
-def _say(found: list[ActivityEvent], code: int, as_json: bool) -> None:
-    counts = Counter(event.what for event in found)
+def _say_events(events: list[ActivityEvent], code: int, as_json: bool) -> None:
+    counts = Counter(event.what for event in events)
     if as_json:
         show_json(
-            {"exit_code": code, "counts": counts, "events": [event.model_dump() for event in found]}
+            {
+                "exit_code": code,
+                "counts": counts,
+                "events": [event.model_dump() for event in events],
+            }
         )
         return
-    unwanted = Counter((event.what, event.about, event.detail) for event in found if event.unwanted)
+    unwanted = Counter(
+        (event.what, event.about, event.detail) for event in events if event.unwanted
+    )
     for (what, about, detail), times in unwanted.items():
-        say(
-            f"{what}{f' {times} times' if times > 1 else ''}: {about}{f' ({detail})' if detail else ''}"
-        )
-    if not found:
+        repetition = f" {times} times" if times > 1 else ""
+        say(f"{what}{repetition}: {about}{f' ({detail})' if detail else ''}")
+    if not events:
         say("nothing was seen: no process decorated a kernel with cached_autotune")
         return
     say(
         f"{counts['started']} processes: {counts['hit']} scenarios hit, {counts['missed']} missed, "
-        f"{counts['benchmarked']} benchmarked; {counts['loaded']} kernels loaded, {counts['compiled']} compiled, "
-        f"{counts['built']} modules built"
+        f"{counts['benchmarked']} benchmarked; {counts['loaded']} kernels loaded, "
+        f"{counts['compiled']} compiled, {counts['built']} modules built"
     )

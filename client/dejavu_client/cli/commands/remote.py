@@ -1,4 +1,4 @@
-"""`push`, `pull`, `sync`, `promote`, `misses`, `pin` and `unpin`: between people and a team's server."""
+"""`push`, `pull`, `sync`, `promote`, `misses`, `pin` and `unpin`: work with a team's server."""
 
 from __future__ import annotations
 
@@ -14,8 +14,18 @@ from dejavu_cache.provenance import whoami
 from dejavu_cache.settings import current_settings
 from dejavu_cache.stores import Store, open_store
 
-from ..output import JsonOption, StoreOption, open_chosen_store, say, show_json, show_table
-from .listing import assignments, matching
+from ..options import (
+    JsonOption,
+    KernelArgument,
+    ScenarioOption,
+    StoreOption,
+    is_server_url,
+    open_chosen_store,
+    parse_assignments,
+    split_urls,
+)
+from ..output import say, show_json, show_table
+from ..record_queries import matching_records
 
 if TYPE_CHECKING:
     from ...http.remote_store import RemoteStore
@@ -31,38 +41,29 @@ ServerOption = Annotated[
     ),
 ]
 KernelOption = Annotated[str, typer.Option("--kernel", help="Only this kernel.")]
-KernelArgument = Annotated[
-    str, typer.Argument(help="The kernel's module and qualified name, or the end of it.")
-]
-ScenarioOption = Annotated[
-    list[str],
-    typer.Option(
-        "--scenario", metavar="NAME=VALUE", help="Only scenarios with this value; may repeat."
-    ),
-]
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the commands."""
+    """Add the commands."""
     for command in (push, pull, sync, promote, misses, pin, unpin):
         app.command()(command)
 
 
 def push(server: ServerOption = "", kernel: KernelOption = "", store: StoreOption = "") -> None:
     """Send a local store's records to the server."""
-    _send(_local(store), _server(server), kernel)
+    _send(_open_local(store), _open_server(server), kernel)
 
 
 def pull(server: ServerOption = "", kernel: KernelOption = "", store: StoreOption = "") -> None:
     """Fetch the server's records into a local store."""
-    _copy(_server(server), _local(store), kernel)
+    _copy(_open_server(server), _open_local(store), kernel)
 
 
 def sync(server: ServerOption = "", kernel: KernelOption = "", store: StoreOption = "") -> None:
     """Send what waits on disk, then push and pull."""
-    remote = _server(server)
+    remote = _open_server(server)
     say(f"{remote.sender.drain()} record sets that waited were sent")
-    local = _local(store)
+    local = _open_local(store)
     _send(local, remote, kernel)
     _copy(remote, local, kernel)
 
@@ -75,10 +76,9 @@ def promote(
     kernel: KernelOption = "",
 ) -> None:
     """Copy a namespace's records into another, winners and provenance included."""
-    remote = _server(server)
-    say(
-        f"{remote.client.promote(to, kernel or None)} records of {remote.client.namespace} promoted to {to}"
-    )
+    client = _open_server(server).client
+    count = client.promote(to, kernel or None)
+    say(f"{count} records of {client.namespace} promoted to {to}")
 
 
 def misses(
@@ -102,10 +102,13 @@ def misses(
 
 
 def worklist(server: str, kernel: str = "") -> list[dict[str, Any]]:
-    """A server's misses, as it tells them; `server` may name the tiers before it too."""
-    parts = [part.strip() for part in server.split(",")]
-    remote = next((part for part in parts if part.startswith(("https://", "http://"))), "")
-    return _server(remote).client.misses(kernel or None)
+    """Return a server's misses in the protocol's form.
+
+    Args:
+        server: a store's URL, of which the first server counts; empty for the configured server.
+        kernel: the kernel's full name; empty for all kernels.
+    """
+    return _open_server(_first_server(server)).client.misses(kernel or None)
 
 
 def pin(
@@ -113,81 +116,84 @@ def pin(
     config: Annotated[
         list[str], typer.Option("--config", metavar="NAME=VALUE", help="Of the config; may repeat.")
     ],
-    where: ScenarioOption = [],
+    scenario: ScenarioOption = None,
     store: StoreOption = "",
 ) -> None:
     """Make scenarios run one config, whatever was measured; it must have been measured for them."""
-    wanted = assignments(config, "--config")
-    with open_chosen_store(store) as held:
-        for context, record in _matching(held, kernel, where):
-            chosen = [each for each in record.by_config if _has(each, wanted)]
-            if len(chosen) != 1:
+    values = parse_assignments(config, "--config")
+    with open_chosen_store(store) as target:
+        for context, record in _require_records(target, kernel, scenario):
+            candidates = [measured for measured in record.by_config if _has(measured, values)]
+            if len(candidates) != 1:
                 raise SettingsError(
-                    f"{record.scenario}: {len(chosen)} measured configs have {', '.join(config)}; name one"
+                    f"{record.scenario}: {len(candidates)} measured configs have "
+                    f"{', '.join(config)}; name one"
                 )
-            _set_pin(held, context, record, chosen[0])
+            _set_pin(target, context, record, candidates[0])
 
 
 def unpin(
     kernel: KernelArgument,
-    where: ScenarioOption = [],
+    scenario: ScenarioOption = None,
     store: StoreOption = "",
 ) -> None:
     """Take pins back: the measurements decide again."""
-    with open_chosen_store(store) as held:
-        for context, record in _matching(held, kernel, where):
+    with open_chosen_store(store) as target:
+        for context, record in _require_records(target, kernel, scenario):
             if record.pinned:
-                _set_pin(held, context, record, None)
+                _set_pin(target, context, record, None)
 
 
 def _set_pin(store: Store, context: Context, record: Record, config: Config | None) -> None:
     choice = Pin(config=config, at=now(), by=whoami())
     store.put(context, [Record(scenario=record.scenario, pin=choice)])
-    say(
-        f"{context.kernel.name}{record.scenario}: {f'pinned to {config}' if config else 'no longer pinned'}"
-    )
+    state = f"pinned to {config}" if config else "no longer pinned"
+    say(f"{context.kernel.name}{record.scenario}: {state}")
 
 
-def _matching(store: Store, kernel: str, where: Iterable[str]) -> list[tuple[Context, Record]]:
-    found = matching(store, kernel, where)
-    if not found:
+def _require_records(
+    store: Store, kernel: str, assignments: Iterable[str] | None
+) -> list[tuple[Context, Record]]:
+    matches = matching_records(store, kernel, assignments)
+    if not matches:
         say(f"{store.url} has no such record of {kernel}")
         raise typer.Exit(1)
-    return found
+    return matches
 
 
-def _has(config: Config, wanted: dict[str, str]) -> bool:
-    values: dict[str, Scalar] = {**config.params, **config.options}
-    return all(name in values and str(values[name]) == value for name, value in wanted.items())
+def _has(config: Config, values: dict[str, str]) -> bool:
+    settings: dict[str, Scalar] = {**config.params, **config.options}
+    return all(name in settings and str(settings[name]) == value for name, value in values.items())
 
 
 def _send(source: Store, remote: RemoteStore, kernel: str) -> None:
-    """Straight over the client, so that a failure is seen here and not left to the background."""
+    """Send records in the foreground, so that the command sees a failure."""
     count = 0
-    for whole in source.record_sets(kernel or None):
-        remote.client.send(whole)
-        count += len(whole.records)
+    for record_set in source.record_sets(kernel or None):
+        remote.client.send(record_set)
+        count += len(record_set.records)
     say(f"{count} records sent to {remote.url}")
 
 
 def _copy(source: Store, target: Store, kernel: str) -> None:
     count = 0
-    for whole in source.record_sets(kernel or None):
-        target.put(whole.context, whole.records)
-        count += len(whole.records)
+    for record_set in source.record_sets(kernel or None):
+        target.put(record_set.context, record_set.records)
+        count += len(record_set.records)
     say(f"{count} records fetched into {target.url}")
 
 
-def _server(url: str) -> RemoteStore:
-    named = [part.strip() for part in current_settings().url.split(",")]
-    url = url or next((part for part in named if part.startswith(("https://", "http://"))), "")
+def _first_server(urls: str) -> str:
+    return next(filter(is_server_url, split_urls(urls)), "")
+
+
+def _open_server(url: str) -> RemoteStore:
+    url = url or _first_server(current_settings().url)
     if not url:
         raise SettingsError(
             "no server is named: give --server https://…, or name one in DEJAVU_CACHE_URL"
         )
-    from ...http.remote_store import (
-        RemoteStore,
-    )  # brings httpx, which the other commands can do without
+    from ...http.remote_store import RemoteStore  # imports httpx, which other commands do not need
 
     store = open_chosen_store(url)
     if not isinstance(store, RemoteStore):
@@ -195,8 +201,7 @@ def _server(url: str) -> RemoteStore:
     return store
 
 
-def _local(url: str) -> Store:
+def _open_local(url: str) -> Store:
     settings = current_settings()
-    named = [part.strip() for part in settings.url.split(",") if part.strip()]
-    local = [part for part in named if not part.startswith(("https://", "http://"))]
-    return open_store(url or ",".join(local) or settings.default_url)
+    local_urls = [part for part in split_urls(settings.url) if not is_server_url(part)]
+    return open_store(url or ",".join(local_urls) or settings.default_url)

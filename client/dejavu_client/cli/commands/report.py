@@ -1,4 +1,4 @@
-"""`report`: one static HTML page about what is tuned."""
+"""`report`: one static HTML page about the tuned kernels."""
 
 from __future__ import annotations
 
@@ -9,15 +9,21 @@ import typer
 
 from dejavu_cache.errors import SettingsError
 
-from ..output import StoreOption, open_chosen_store, say
-from .heuristics import DeviceOption, TritonOption, newest
-from .listing import assignments
+from ..options import (
+    DeviceOption,
+    StoreOption,
+    TritonOption,
+    open_chosen_store,
+    parse_assignments,
+)
+from ..output import say
+from ..record_queries import newest_record_sets
 
 __all__ = ["register"]
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the command."""
+    """Add the command."""
     app.command()(report)
 
 
@@ -29,40 +35,39 @@ def report(
         "report.html"
     ),
     default: Annotated[
-        list[str],
+        list[str] | None,
         typer.Option(
             "--default",
             metavar="NAME=VALUE",
             help="Of the default config, to show its cost; may repeat.",
         ),
-    ] = [],
+    ] = None,
     store: StoreOption = "",
     device: DeviceOption = "",
     triton: TritonOption = "",
 ) -> None:
-    """Write one HTML page: coverage, winners, what the default and trees cost, how GPUs and Triton versions differ.
+    """Write one HTML page: coverage, winners, costs, and comparisons of GPUs and Triton versions.
 
-    Name several stores, separated by commas, to compare what they hold.
+    Costs are those of the default config, of the best single config and of decision trees. Name
+    several stores, separated by commas, to compare what they hold.
     """
     from dejavu_cache.report.page import render
     from dejavu_cache.report.selection_rules import has_values
 
-    wanted = assignments(default, "--default")
-    with open_chosen_store(store) as held:
-        wholes = list(newest(held, kernel, device, triton))
-        trees = [each.tree for each in held.trees()]
-    configs = {
-        each.config for whole in wholes for record in whole.records for each in record.measurements
-    }
-    if wanted and not any(has_values(config, wanted) for config in configs):
-        raise SettingsError(f"--default {' '.join(default)}: no measured config has these values")
-    page = render(wholes, trees, wanted, held.url)
+    default_values = parse_assignments(default, "--default")
+    with open_chosen_store(store) as source:
+        record_sets = list(newest_record_sets(source, kernel, device, triton))
+        trees = [stored.tree for stored in source.trees()]
+    records = [record for record_set in record_sets for record in record_set.records]
+    configs = {measurement.config for record in records for measurement in record.measurements}
+    if default_values and not any(has_values(config, default_values) for config in configs):
+        texts = " ".join(default or ())
+        raise SettingsError(f"--default {texts}: no measured config has these values")
+    page = render(record_sets, trees, default_values, source.url)
     try:
         to.write_text(page, encoding="utf-8")
     except OSError as error:
         raise SettingsError(f"--to {to}: it cannot be written: {error.strerror}") from None
-    say(
-        f"{to}: {sum(len(whole.records) for whole in wholes)} scenarios in {len(wholes)} environments"
-    )
-    if not wholes:
+    say(f"{to}: {len(records)} scenarios in {len(record_sets)} environments")
+    if not record_sets:
         raise typer.Exit(1)

@@ -1,4 +1,4 @@
-"""`run`: any program with its kernels cached, without a change to it."""
+"""`run`: a program whose kernels are cached without a change to it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STARTUP = Path(dejavu_cache.__file__).parent / "installation" / "startup"
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the command."""
+    """Add the command."""
     app.command(
         context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}
     )(run)
@@ -39,22 +39,23 @@ def run(
         str, typer.Option("--policy", metavar="FILE", help="DEJAVU_CACHE_POLICY for the command.")
     ] = "",
 ) -> None:
-    """Run a command in which triton.autotune is cached, in it and in every Python process that it starts.
+    """Run a command in which triton.autotune is cached, and in all Python processes it starts.
 
-    The command takes this process's place. Python's -E, -I and -S switch it off, since they ignore PYTHONPATH.
+    The command takes this process's place. Python's -E, -I and -S switch it off, since they ignore
+    PYTHONPATH.
     """
     words = command[1:] if command[:1] == ["--"] else command
     if not words:
         raise SettingsError("no command is named: dejavu-cache run -- python train.py")
-    given = {"URL": store, "MODE": mode, "POLICY": str(Path(policy).absolute()) if policy else ""}
-    changes = {PREFIX + name: value for name, value in given.items() if value}
+    options = {"URL": store, "MODE": mode, "POLICY": str(Path(policy).absolute()) if policy else ""}
+    changes = {PREFIX + name: value for name, value in options.items() if value}
     environment = {**os.environ, **changes, PREFIX + "INSTALL": "1"}
-    Settings.from_environment(environment)
+    Settings.from_environment(environment)  # raises for wrong values before the command starts
     environment["PYTHONPATH"] = os.pathsep.join(
         filter(None, (str(STARTUP), os.environ.get("PYTHONPATH", "")))
     )
-    found = shutil.which(words[0])
-    if found is None:
+    executable = shutil.which(words[0])
+    if executable is None:
         raise SettingsError(f"{words[0]} is no command that can be found")
     sys.stdout.flush()
-    os.execvpe(found, words, environment)
+    os.execvpe(executable, words, environment)

@@ -1,4 +1,4 @@
-"""`gc` and `clear`: dropping records."""
+"""`gc` and `clear`: removal of records."""
 
 from __future__ import annotations
 
@@ -10,37 +10,38 @@ import typer
 from dejavu_cache.model.scenario import Context, now
 from dejavu_cache.stores import FileStore, Store
 
-from ..output import StoreOption, open_chosen_store, say
+from ..options import StoreOption, open_chosen_store
+from ..output import say
+from ..record_queries import last_measured
 
 __all__ = ["register"]
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the commands."""
-    app.command()(gc)
+    """Add the commands."""
+    app.command("gc")(collect_garbage)
     app.command()(clear)
 
 
-def gc(
+def collect_garbage(
     days: Annotated[
         int | None, typer.Option(min=0, help="Also drop contexts last tuned longer ago than this.")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
     store: StoreOption = "",
 ) -> None:
-    """Drop the records of kernels whose code has changed since, and what killed writers left."""
-    with open_chosen_store(store) as held:
-        stale = _superseded(held) | (_older_than(held, days) if days is not None else set())
+    """Drop records of code that has changed since, and files that killed writers left."""
+    with open_chosen_store(store) as target:
+        stale = _superseded(target) | (_older_than(target, days) if days is not None else set())
         for context in sorted(stale, key=lambda context: context.text):
-            count = len(list(held.records(context))) if dry_run else held.delete(context)
-            device = context.environment.device.name
-            say(
-                f"{context.kernel.name} (source {context.kernel.source[:8]}) on {device}: {count} records"
-            )
-        litter = 0 if dry_run or not isinstance(held, FileStore) else held.sweep()
-        say(
-            f"{len(stale)} contexts {'would be dropped' if dry_run else f'dropped, {litter} left-over files removed'}"
-        )
+            count = len(list(target.records(context))) if dry_run else target.delete(context)
+            kernel, device = context.kernel, context.environment.device.name
+            say(f"{kernel.name} (source {kernel.source[:8]}) on {device}: {count} records")
+        if dry_run:
+            say(f"{len(stale)} contexts would be dropped")
+        else:
+            leftovers = target.sweep() if isinstance(target, FileStore) else 0
+            say(f"{len(stale)} contexts dropped, {leftovers} left-over files removed")
 
 
 def clear(
@@ -49,28 +50,27 @@ def clear(
     store: StoreOption = "",
 ) -> None:
     """Drop all records, or a kernel's."""
-    with open_chosen_store(store) as held:
-        contexts = list(held.contexts(kernel or None))
+    with open_chosen_store(store) as target:
+        contexts = list(target.contexts(kernel or None))
         if not contexts:
-            say(f"{held.url} has no records{f' of {kernel}' if kernel else ''}")
+            say(f"{target.url} has no records{f' of {kernel}' if kernel else ''}")
             raise typer.Exit(1 if kernel else 0)
         if not yes:
             typer.confirm(
-                f"Drop {len(contexts)} contexts of {kernel or 'all kernels'} from {held.url}?",
+                f"Drop {len(contexts)} contexts of {kernel or 'all kernels'} from {target.url}?",
                 abort=True,
             )
-        say(f"{sum(held.delete(context) for context in contexts)} records dropped")
+        say(f"{sum(target.delete(context) for context in contexts)} records dropped")
 
 
 def _superseded(store: Store) -> set[Context]:
-    """The contexts of a kernel's older sources, where the newest source has been tuned since."""
+    """Return the contexts of a kernel's sources other than the one that was tuned last."""
     newest: dict[str, tuple[float, str]] = {}
     contexts = list(store.contexts())
-    last = {context: _last_tuned(store, context) for context in contexts}
     for context in contexts:
-        newest[context.kernel.name] = max(
-            newest.get(context.kernel.name, (0.0, "")), (last[context], context.kernel.source)
-        )
+        kernel = context.kernel
+        candidate = _last_tuned(store, context), kernel.source
+        newest[kernel.name] = max(newest.get(kernel.name, (0.0, "")), candidate)
     return {
         context for context in contexts if context.kernel.source != newest[context.kernel.name][1]
     }
@@ -82,7 +82,6 @@ def _older_than(store: Store, days: int) -> set[Context]:
 
 
 def _last_tuned(store: Store, context: Context) -> float:
-    moments = (
-        each.at.timestamp() for record in store.records(context) for each in record.measurements
-    )
-    return max(moments, default=0.0)
+    """Return the time of a context's newest measurement, in seconds since 1970; 0 without any."""
+    moment = last_measured(store.records(context))
+    return moment.timestamp() if moment else 0.0

@@ -1,0 +1,205 @@
+"""`ls`, `show` and `diff`: contents of one store, and differences between two."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import typer
+
+from dejavu_cache.model.record import Measurement, Record
+from dejavu_cache.model.scenario import Context
+from dejavu_cache.stores import Store, open_store
+
+from ..options import JsonOption, KernelArgument, ScenarioOption, StoreOption, open_chosen_store
+from ..output import say, show_json, show_table
+from ..record_queries import last_measured, matching_records, winning_measurement
+
+__all__ = ["register"]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command("ls")(list_kernels)
+    app.command()(show)
+    app.command()(diff)
+
+
+def list_kernels(store: StoreOption = "", as_json: JsonOption = False) -> None:
+    """List the kernels, and where each is tuned."""
+    with open_chosen_store(store) as source:
+        rows = [_summary(source, context) for context in source.contexts()]
+    if as_json:
+        show_json(rows)
+    elif not rows:
+        say(f"{source.url} holds no records")
+    else:
+        columns = [
+            "kernel",
+            "source",
+            "device",
+            "triton",
+            "method",
+            "scenarios",
+            "configs",
+            "last tuned",
+        ]
+        show_table(columns, [[row[column] for column in columns] for row in rows])
+
+
+def show(
+    kernel: KernelArgument,
+    scenario: ScenarioOption = None,
+    store: StoreOption = "",
+    as_json: JsonOption = False,
+) -> None:
+    """Show a kernel's scenarios: winner, runner-up, failures."""
+    with open_chosen_store(store) as source:
+        matches = matching_records(source, kernel, scenario)
+    if as_json:
+        show_json(
+            [
+                {
+                    "context": context.model_dump(mode="json"),
+                    "record": record.model_dump(mode="json"),
+                }
+                for context, record in matches
+            ]
+        )
+    else:
+        records_by_context: dict[Context, list[Record]] = {}
+        for context, record in matches:
+            records_by_context.setdefault(context, []).append(record)
+        for context, records in records_by_context.items():
+            _show_context(context, records)
+    if not matches:
+        if not as_json:
+            say(f"{source.url} has no such record of {kernel}; `dejavu-cache ls` lists the kernels")
+        raise typer.Exit(1)
+
+
+def diff(
+    left_url: Annotated[str, typer.Argument(metavar="A", help="A store's URL or folder.")],
+    right_url: Annotated[str, typer.Argument(metavar="B", help="Another store's.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Compare two stores; exits 1 if they differ.
+
+    For scenarios in both, `cost` is what B's winner costs by A's measurements, as a multiple of
+    A's winner.
+    """
+    with open_store(left_url) as left, open_store(right_url) as right:
+        rows = list(_differences(left, right))
+    if as_json:
+        show_json(rows)
+    elif rows:
+        show_table(
+            ["kernel", "device", "scenario", "what", "A", "B", "cost"],
+            [list(row.values()) for row in rows],
+        )
+    else:
+        say("no differences")
+    if rows:
+        raise typer.Exit(1)
+
+
+def _summary(store: Store, context: Context) -> dict[str, Any]:
+    records = list(store.records(context))
+    configs = {measurement.config for record in records for measurement in record.measurements}
+    last = last_measured(records)
+    return {
+        "kernel": context.kernel.name,
+        "source": context.kernel.source[:8],
+        "device": context.environment.device.name,
+        "triton": context.environment.triton,
+        "method": context.problem.method,
+        "scenarios": len(records),
+        "configs": len(configs),
+        "last tuned": last.isoformat(timespec="seconds") if last else None,
+        "context": context.digest,
+    }
+
+
+def _show_context(context: Context, records: list[Record]) -> None:
+    environment = context.environment
+    device = environment.device
+    source = context.kernel.source[:8]
+    say(f"{context.kernel.name} (source {source}) on {device.name}, {device.arch},")
+    say(f"Triton {environment.triton}, {environment.codegen}, {context.problem.method}")
+    for name, bucket in context.problem.buckets.items():
+        options = ", ".join(
+            f"{key}={value}"
+            for key, value in vars(bucket).items()
+            if key != "kind" and value is not None
+        )
+        say(f"  {name} in buckets: {type(bucket).__name__}({options})")
+    columns = ["scenario", "winner", "median ms", "runner-up", "x slower", "failed"]
+    show_table(columns, [_row(record) for record in records])
+
+
+def _row(record: Record) -> list[str]:
+    timed = [item for item in record.measurements if item.median is not None]
+    timed.sort(key=lambda measurement: measurement.median or 0)
+    failures = len(record.measurements) - len(timed)
+    best = winning_measurement(record)
+    second = next((item for item in timed if best and item.config != best.config), None)
+    slowdown = "-"
+    if second and best and best.median:
+        slowdown = f"{(second.median or 0) / best.median:.2f}"
+    return [
+        str(record.scenario),
+        f"{best.config if best else record.pinned or '-'}{' (pinned)' if record.pinned else ''}",
+        f"{best.median:.4g}" if best and best.median is not None else "-",
+        str(second.config) if second else "-",
+        slowdown,
+        str(failures or "-"),
+    ]
+
+
+def _differences(left: Store, right: Store) -> Iterator[dict[str, Any]]:
+    for context in sorted({*left.contexts(), *right.contexts()}, key=lambda context: context.text):
+        left_records = {record.scenario: record for record in left.records(context)}
+        right_records = {record.scenario: record for record in right.records(context)}
+        scenarios = {*left_records, *right_records}
+        for scenario in sorted(scenarios, key=lambda scenario: scenario.text):
+            row = _difference(context, left_records.get(scenario), right_records.get(scenario))
+            if row:
+                yield row
+
+
+def _difference(
+    context: Context, left: Record | None, right: Record | None
+) -> dict[str, Any] | None:
+    if left == right:
+        return None
+    left_winner = winning_measurement(left) if left else None
+    right_winner = winning_measurement(right) if right else None
+    if left is None or right is None:
+        what = "only in A" if left else "only in B"
+    elif left_winner and right_winner and left_winner.config != right_winner.config:
+        what = "winner"
+    elif left.by_config.keys() != right.by_config.keys():
+        what = "configs measured"
+    else:
+        what = "timings"
+    return {
+        "kernel": context.kernel.name,
+        "device": context.environment.device.name,
+        "scenario": str((left or right).scenario),  # type: ignore[union-attr]
+        "what": what,
+        "A": str(left_winner.config) if left_winner else None,
+        "B": str(right_winner.config) if right_winner else None,
+        "cost": _cost(left, left_winner, right_winner) if what == "winner" else None,
+    }
+
+
+def _cost(
+    left: Record | None, left_winner: Measurement | None, right_winner: Measurement | None
+) -> float | None:
+    """Return the time of B's winner by A's measurements, as a multiple of A's winner's time."""
+    if left is None or left_winner is None or right_winner is None:
+        return None
+    measured = left.by_config.get(right_winner.config)
+    if measured is None or measured.median is None or not left_winner.median:
+        return None
+    return round(measured.median / left_winner.median, 3)
