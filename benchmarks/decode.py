@@ -23,7 +23,7 @@ import triton
 from torch.nn import functional
 
 from dejavu_cache.attention.api import IMPLEMENTATIONS
-from dejavu_cache.attention.batch import Batch, checked_batch
+from dejavu_cache.attention.batch import Batch, make_batch
 
 RESULTS = Path(__file__).parent / "results"
 LAYERS, HIDDEN, INNER, HEADS, KV_HEADS, HEAD, VOCABULARY = 32, 4096, 14336, 32, 8, 128, 128256
@@ -77,7 +77,7 @@ class Decoder:
             q, k, v = heads.split((HEADS, KV_HEADS, KV_HEADS), 1)
             keys[page, position % PAGE] = rotated(k, rotation)
             values[page, position % PAGE] = v
-            batch = checked_batch(
+            batch = make_batch(
                 rotated(q, rotation), keys, values, self.begins, self.length, self.table, 1, PROMPT + NEW,
                 None, (-1, -1), 0.0, None, None, None, None, None,
             )  # fmt: skip

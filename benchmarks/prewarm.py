@@ -37,7 +37,7 @@ def serve(out: str) -> None:
     import triton  # noqa: F401 - part of what a program imports
 
     from dejavu_cache.attention.kernels import segmented
-    from dejavu_cache.attention.sweep_suite import LAUNCHES, PRESETS, _wanted, batch_of, lengths
+    from dejavu_cache.attention.sweep_suite import LAUNCHES, PRESETS, _is_worth_tuning, batch_of, lengths
 
     torch.zeros(1, device="cuda")
     torch.cuda.synchronize()
@@ -47,7 +47,7 @@ def serve(out: str) -> None:
         (name, each)
         for each in lengths()
         for name in ("segmented", "qblock", "hopper")
-        if _wanted(name, each, model)
+        if _is_worth_tuning(name, each, model)
     ]
     chosen = [cases[at * len(cases) // SCENARIOS] for at in range(SCENARIOS)]
     spent = 0.0

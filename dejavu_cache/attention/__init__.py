@@ -1,7 +1,8 @@
 """Paged attention in Triton, tuned through the cache.
 
-The kernels are those of "The Anatomy of a Triton Attention Kernel" (Ringlein et al., 2025), one per file; the
-numbers in their docstrings are its sections. `suite` is what `dejavu-cache sweep dejavu_cache.attention` tunes.
+The kernels follow "The Anatomy of a Triton Attention Kernel" (Ringlein et al., 2025), one per file;
+the section numbers in their docstrings are those of the paper. `suite` lists the cases that
+`dejavu-cache sweep dejavu_cache.attention` tunes.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ __all__ = ["IMPLEMENTATIONS", "paged_attention", "suite"]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "suite":  # needs the code of sweeps, which a launch does not
+    if name == "suite":  # imported lazily, because a launch does not need the code of sweeps
         from .sweep_suite import suite
 
         return suite

@@ -1,4 +1,4 @@
-"""What a call of `paged_attention` was given, checked, and in the form in which the kernels take it."""
+"""Validated arguments of a `paged_attention` call, in the form that the kernels take."""
 
 from __future__ import annotations
 
@@ -13,29 +13,30 @@ import torch
 
 from ..triton_internals.environment import is_interpreting, supported_float8
 
-__all__ = ["Batch", "checked_batch"]
+__all__ = ["Batch", "make_batch"]
 
 FLOAT8 = {
     torch.float8_e4m3fn: "fp8e4nv",
     torch.float8_e4m3fnuz: "fp8e4b8",
     torch.float8_e5m2: "fp8e5",
 }
-"""What a cache may hold beside the queries' dtype, and Triton's name for it."""
+"""Float8 dtypes that a cache may have instead of the queries' dtype, with Triton's names."""
 
 QUERY_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 UNBOUNDED = 1 << 30
-"""A window from here on is none: no sequence is as long, and a token's number plus it must fit 32 bits."""
+"""Windows this large count as none; no sequence is as long, and position + window fits 32 bits."""
 
 CHECK_VALUES = os.environ.get("DEJAVU_ATTENTION_CHECK", "0") not in ("", "0")
-"""Whether what lies in GPU memory is checked too. Read once: every launch asks."""
+"""Whether values in GPU memory are checked too. Read once, because every launch needs it."""
 
 
 @dataclass(eq=False)
 class Batch:
-    """A checked call, not to be changed. Shapes as in `paged_attention`; sizes are tokens unless named otherwise.
+    """Validated call. Shapes are those of `paged_attention`; sizes are in tokens.
 
-    One is made at every call: to have Python freeze it would take longer than to check some tensors.
+    Do not change it. It is not a frozen dataclass, because every call makes one and freezing takes
+    longer than checking some of the tensors.
     """
 
     q: torch.Tensor
@@ -49,7 +50,7 @@ class Batch:
     max_seqlen_k: int
     softmax_scale: float
     window: int
-    """How many keys before its own position a query sees; -1: all."""
+    """Number of keys before its own position that a query sees; -1 for all."""
     softcap: float
     alibi_slopes: torch.Tensor | None
     sinks: torch.Tensor | None
@@ -58,14 +59,17 @@ class Batch:
 
     @cached_property
     def num_tokens(self) -> int:
+        """Number of new tokens."""
         return self.q.shape[0]
 
     @cached_property
     def num_seqs(self) -> int:
+        """Number of sequences."""
         return self.seqused_k.shape[0]
 
     @cached_property
     def kv_heads(self) -> int:
+        """Number of KV heads."""
         return self.k_cache.shape[2]
 
     @cached_property
@@ -75,33 +79,34 @@ class Batch:
 
     @cached_property
     def head_padded(self) -> int:
-        """The head size as the kernels' tiles hold it: the next power of two, at least 16."""
+        """Head size of the kernels' tiles: the next power of two, at least 16."""
         return max(16, 1 << (self.q.shape[2] - 1).bit_length())
 
     @cached_property
     def decode_share(self) -> int:
-        """Per cent of the sequences with one query token: as many as the batch's three sizes allow."""
+        """Largest percentage of decoding sequences that is possible for the batch's sizes."""
         longer = math.ceil(max(self.num_tokens - self.num_seqs, 0) / max(self.max_seqlen_q - 1, 1))
         return 100 * (self.num_seqs - min(longer, self.num_seqs)) // self.num_seqs
 
     def q_blocks(self, block_q: int) -> int:
-        """How many Q blocks of so many tokens there can be at most, numbered as `find_sequence` does."""
+        """Return how many numbers `find_block` assigns to Q blocks of `block_q` tokens, at most."""
         return self.num_tokens // block_q + self.num_seqs
 
     @property
     def inputs(self) -> tuple[Any, ...]:
-        """The kernels' parameters from `q` to `decode_share`."""
+        """Arguments for the kernels' parameters from `q` to `decode_share`."""
         q, cache = self.q, self.k_cache
         return (
             q, cache, self.v_cache, self.cu_seqlens_q, self.seqused_k, self.block_table,
-            self.alibi_slopes, self.sinks, self.k_scale, self.v_scale, self.softmax_scale, self.softcap,
-            q.stride(0), q.stride(1), cache.stride(0), cache.stride(1), cache.stride(2), self.block_table.stride(0),
-            *self.composition,
+            self.alibi_slopes, self.sinks, self.k_scale, self.v_scale,
+            self.softmax_scale, self.softcap,
+            q.stride(0), q.stride(1), cache.stride(0), cache.stride(1), cache.stride(2),
+            self.block_table.stride(0), *self.composition,
         )  # fmt: skip
 
     @property
     def composition(self) -> tuple[int, int, int, int]:
-        """Sequences, new tokens of one on average, the most tokens of one, and the share of decoding ones."""
+        """Number of sequences, their mean new tokens, their most tokens, and the decode share."""
         return (
             self.num_seqs,
             max(self.num_tokens // self.num_seqs, 1),
@@ -111,7 +116,7 @@ class Batch:
 
     @cached_property
     def shape(self) -> dict[str, Any]:
-        """The kernels' compile-time parameters that the call decides."""
+        """Compile-time arguments of the kernels that the call determines."""
         return {
             "KV_HEADS": self.kv_heads,
             "GROUP": self.group,
@@ -125,11 +130,11 @@ class Batch:
 
 
 def _precision(q: torch.Tensor) -> str:
-    """How float32 is multiplied: three times in tf32 where the hardware has it, which keeps 1e-6."""
+    """Return Triton's input precision: tf32x3 keeps float32's results within 1e-6 on NVIDIA."""
     return "tf32x3" if q.dtype == torch.float32 and torch.version.hip is None else "ieee"
 
 
-def checked_batch(
+def make_batch(
     q: torch.Tensor,
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
@@ -147,10 +152,10 @@ def checked_batch(
     v_scale: torch.Tensor | float | None,
     out: torch.Tensor | None,
 ) -> Batch:
-    """The call as a `Batch`.
+    """Validate the arguments of `paged_attention` and return them as a `Batch`.
 
     Raises:
-        ValueError: an argument does not fit; it names the argument, what it is and what it should be.
+        ValueError: an argument does not fit; the message names it, its value and what is expected.
     """
     _check_tensors(q, k_cache, v_cache)
     _check_lengths(q, k_cache, cu_seqlens_q, seqused_k, block_table, max_seqlen_q, max_seqlen_k)
@@ -186,7 +191,7 @@ def checked_batch(
     return batch
 
 
-def _said(tensor: torch.Tensor) -> str:
+def _describe(tensor: torch.Tensor) -> str:
     dtype = str(tensor.dtype).removeprefix("torch.")
     return f"{dtype}{list(tensor.shape)} with strides {list(tensor.stride())} on {tensor.device}"
 
@@ -194,88 +199,97 @@ def _said(tensor: torch.Tensor) -> str:
 def _check_tensors(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> None:
     if q.dim() != 3 or 0 in q.shape:
         raise ValueError(
-            f"q: {_said(q)}; expected [num_tokens, num_query_heads, head_size], none of them 0"
+            f"q: {_describe(q)}; expected [num_tokens, num_query_heads, head_size], none of them 0"
         )
     if q.dtype not in QUERY_DTYPES:
-        raise ValueError(f"q: {_said(q)}; expected bfloat16, float16 or float32")
+        raise ValueError(f"q: {_describe(q)}; expected bfloat16, float16 or float32")
     if q.dtype == torch.bfloat16 and is_interpreting():
         raise ValueError(
-            f"q: {_said(q)}; Triton's interpreter cannot multiply bfloat16: use float16 or float32 there"
+            f"q: {_describe(q)}; Triton's interpreter cannot multiply bfloat16: "
+            "use float16 or float32 there"
         )
     if q.shape[2] > 256:
-        raise ValueError(f"q: {_said(q)}; head sizes up to 256 are supported")
+        raise ValueError(f"q: {_describe(q)}; head sizes up to 256 are supported")
     if k_cache.dim() != 4 or 0 in k_cache.shape:
         raise ValueError(
-            f"k_cache: {_said(k_cache)}; expected [num_blocks, block_size, num_kv_heads, head_size], none of them 0"
+            f"k_cache: {_describe(k_cache)}; expected [num_blocks, block_size, num_kv_heads, "
+            "head_size], none of them 0"
         )
     if k_cache.shape[3] != q.shape[2]:
-        raise ValueError(f"k_cache: {_said(k_cache)}; expected head_size {q.shape[2]}, as in q")
+        raise ValueError(f"k_cache: {_describe(k_cache)}; expected head_size {q.shape[2]}, as in q")
     if q.shape[1] % k_cache.shape[2]:
         raise ValueError(
-            f"k_cache: {_said(k_cache)}; q's {q.shape[1]} heads are no multiple of its {k_cache.shape[2]} heads"
+            f"k_cache: {_describe(k_cache)}; q's {q.shape[1]} heads are no multiple of its "
+            f"{k_cache.shape[2]} heads"
         )
-    if k_cache.dtype != q.dtype and k_cache.dtype not in _readable(q.device):
-        able = ", ".join(
-            str(each).removeprefix("torch.") for each in (q.dtype, *_readable(q.device))
-        )
+    if k_cache.dtype != q.dtype and k_cache.dtype not in _supported_float8(q.device):
+        dtypes = (q.dtype, *_supported_float8(q.device))
+        names = ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
         raise ValueError(
-            f"k_cache: {_said(k_cache)}; expected one of what Triton reads on {q.device}: {able}"
+            f"k_cache: {_describe(k_cache)}; expected a dtype that Triton reads on {q.device}: "
+            f"{names}"
         )
     if (
         v_cache.shape != k_cache.shape
         or v_cache.dtype != k_cache.dtype
         or v_cache.stride() != k_cache.stride()
     ):
-        raise ValueError(f"v_cache: {_said(v_cache)}; expected it like k_cache: {_said(k_cache)}")
+        raise ValueError(
+            f"v_cache: {_describe(v_cache)}; expected it like k_cache: {_describe(k_cache)}"
+        )
     for name, tensor in (("q", q), ("k_cache", k_cache), ("v_cache", v_cache)):
         if tensor.stride(-1) != 1:
-            raise ValueError(f"{name}: {_said(tensor)}; expected the last dimension contiguous")
+            raise ValueError(f"{name}: {_describe(tensor)}; expected the last dimension contiguous")
         if tensor.device != q.device:
-            raise ValueError(f"{name}: {_said(tensor)}; expected it on {q.device}, as q")
+            raise ValueError(f"{name}: {_describe(tensor)}; expected it on {q.device}, as q")
         _check_span(name, tensor)
 
 
 @cache
-def _readable(device: torch.device) -> tuple[torch.dtype, ...]:
-    """The float8 that kernels can read on a device."""
+def _supported_float8(device: torch.device) -> tuple[torch.dtype, ...]:
+    """Return the float8 dtypes that kernels can read on a device."""
     if is_interpreting():
         return torch.float8_e4m3fn, torch.float8_e5m2
-    if device.type != "cuda":  # for `reference`, and to compile for GPUs that are elsewhere
+    if device.type != "cuda":  # for `reference`, and for compiling without a GPU
         return tuple(FLOAT8)
     with torch.cuda.device(device):
         names = supported_float8()
     return tuple(dtype for dtype, name in FLOAT8.items() if name in names)
 
 
-def _check_per_head(name: str, each: torch.Tensor | None, q: torch.Tensor) -> None:
-    if each is None:
+def _check_per_head(name: str, values: torch.Tensor | None, q: torch.Tensor) -> None:
+    if values is None:
         return
     if (
-        each.shape != (q.shape[1],)
-        or each.device != q.device
-        or each.stride(0) != 1
-        or not each.is_floating_point()
+        values.shape != (q.shape[1],)
+        or values.device != q.device
+        or values.stride(0) != 1
+        or not values.is_floating_point()
     ):
         raise ValueError(
-            f"{name}: {_said(each)}; expected a float per query head, [{q.shape[1]}], contiguous, on {q.device}"
+            f"{name}: {_describe(values)}; expected a float per query head, [{q.shape[1]}], "
+            f"contiguous, on {q.device}"
         )
 
 
 def _check_out(out: torch.Tensor, q: torch.Tensor) -> None:
     if out.shape != q.shape or out.dtype != q.dtype or out.device != q.device or out.stride(2) != 1:
         raise ValueError(
-            f"out: {_said(out)}; expected it like q: {_said(q)}, its last dimension contiguous"
+            f"out: {_describe(out)}; expected it like q: {_describe(q)}, "
+            "its last dimension contiguous"
         )
     if (out.stride(0) == 0 and len(out) > 1) or (out.stride(1) == 0 and out.shape[1] > 1):
-        raise ValueError(f"out: {_said(out)}; expected memory of its own for each token and head")
+        raise ValueError(
+            f"out: {_describe(out)}; expected memory of its own for each token and head"
+        )
     _check_span("out", out)
 
 
 def _check_span(name: str, tensor: torch.Tensor) -> None:
-    """The kernels' offsets inside a block or a token have 32 bits."""
+    """Raise if offsets inside a block or a token do not fit the 32 bits that the kernels use."""
     if tensor.shape[1] * tensor.stride(1) >= 1 << 31:
         raise ValueError(
-            f"{name}: {_said(tensor)}; its second dimension must span less than 2^31 elements"
+            f"{name}: {_describe(tensor)}; its second dimension must span less than 2^31 elements"
         )
 
 
@@ -295,15 +309,15 @@ def _check_lengths(
     max_seqlen_k: int,
 ) -> None:
     if seqused_k.dim() != 1 or seqused_k.shape[0] == 0:
-        raise ValueError(f"seqused_k: {_said(seqused_k)}; expected [num_seqs], at least one")
+        raise ValueError(f"seqused_k: {_describe(seqused_k)}; expected [num_seqs], at least one")
     num_seqs = seqused_k.shape[0]
     if cu_seqlens_q.shape != (num_seqs + 1,):
         raise ValueError(
-            f"cu_seqlens_q: {_said(cu_seqlens_q)}; expected [num_seqs + 1], [{num_seqs + 1}]"
+            f"cu_seqlens_q: {_describe(cu_seqlens_q)}; expected [num_seqs + 1], [{num_seqs + 1}]"
         )
     if block_table.dim() != 2 or block_table.shape[0] != num_seqs:
         raise ValueError(
-            f"block_table: {_said(block_table)}; expected [num_seqs, …], [{num_seqs}, …]"
+            f"block_table: {_describe(block_table)}; expected [num_seqs, …], [{num_seqs}, …]"
         )
     for name, tensor in (
         ("cu_seqlens_q", cu_seqlens_q),
@@ -312,7 +326,8 @@ def _check_lengths(
     ):
         if tensor.dtype != torch.int32 or tensor.stride(-1) != 1 or tensor.device != q.device:
             raise ValueError(
-                f"{name}: {_said(tensor)}; expected int32 on {q.device}, its last dimension contiguous"
+                f"{name}: {_describe(tensor)}; expected int32 on {q.device}, "
+                "its last dimension contiguous"
             )
     for name, value in (("max_seqlen_q", max_seqlen_q), ("max_seqlen_k", max_seqlen_k)):
         if not isinstance(value, int):
@@ -322,8 +337,8 @@ def _check_lengths(
     room = block_table.shape[1] * k_cache.shape[1]
     if not max_seqlen_q <= max_seqlen_k <= room:
         raise ValueError(
-            f"max_seqlen_k: {max_seqlen_k}; expected max_seqlen_q, {max_seqlen_q}, to what a row of block_table holds: "
-            f"{block_table.shape[1]} blocks of {k_cache.shape[1]} tokens"
+            f"max_seqlen_k: {max_seqlen_k}; expected max_seqlen_q, {max_seqlen_q}, to what a row "
+            f"of block_table holds: {block_table.shape[1]} blocks of {k_cache.shape[1]} tokens"
         )
 
 
@@ -336,7 +351,8 @@ def _window(window_size: tuple[int, int]) -> int:
     left, right = window_size
     if right not in (-1, 0):
         raise ValueError(
-            f"window_size: {tuple(window_size)}; attention is causal: the right side must be 0 or -1"
+            f"window_size: {tuple(window_size)}; attention is causal: "
+            "the right side must be 0 or -1"
         )
     if left < -1:
         raise ValueError(
@@ -351,12 +367,14 @@ def _scale(name: str, scale: torch.Tensor | float | None, q: torch.Tensor) -> to
     if not isinstance(scale, torch.Tensor):
         return torch.full((1,), _positive(name, scale), dtype=torch.float32, device=q.device)
     if scale.numel() != 1 or scale.dtype != torch.float32 or scale.device != q.device:
-        raise ValueError(f"{name}: {_said(scale)}; expected a number, or one float32 on {q.device}")
+        raise ValueError(
+            f"{name}: {_describe(scale)}; expected a number, or one float32 on {q.device}"
+        )
     return scale
 
 
 def _check_values(batch: Batch) -> None:
-    """What can be seen only by reading the tensors: the GPU must be waited for."""
+    """Check the lengths and block numbers, which means to wait for the GPU."""
     begins = batch.cu_seqlens_q.tolist()
     queries = [after - before for before, after in pairwise(begins)]
     keys = batch.seqused_k.tolist()
@@ -376,12 +394,13 @@ def _check_values(batch: Batch) -> None:
             continue
         if not query <= key <= batch.max_seqlen_k:
             raise ValueError(
-                f"seqused_k: {key} at {index}; expected the sequence's {query} new tokens to max_seqlen_k, "
-                f"{batch.max_seqlen_k}"
+                f"seqused_k: {key} at {index}; expected the sequence's {query} new tokens to "
+                f"max_seqlen_k, {batch.max_seqlen_k}"
             )
         used = batch.block_table[index, : math.ceil(key / page)]
         outside = used[(used < 0) | (used >= num_blocks)]
         if outside.numel():
             raise ValueError(
-                f"block_table: {int(outside[0])} in row {index}; expected blocks of the cache, 0 to {num_blocks - 1}"
+                f"block_table: {int(outside[0])} in row {index}; expected blocks of the cache, "
+                f"0 to {num_blocks - 1}"
             )

@@ -1,4 +1,4 @@
-"""Attention in float32 PyTorch: the definition of correct."""
+"""Reference implementation in float32 PyTorch, which defines the correct result."""
 
 from __future__ import annotations
 
@@ -12,19 +12,25 @@ __all__ = ["run"]
 
 
 def run(batch: Batch) -> torch.Tensor:
-    """Attention of a batch, sequence by sequence; it reads the lengths, so it waits for the GPU."""
+    """Compute attention sequence by sequence; waits for the GPU, because it reads the lengths."""
     begins = batch.cu_seqlens_q.tolist()
     for index, keys in enumerate(batch.seqused_k.tolist()):
         if begins[index + 1] > begins[index]:
             rows = slice(begins[index], begins[index + 1])
-            batch.out[rows] = _sequence(batch, index, batch.q[rows].float(), keys).to(
-                batch.out.dtype
-            )
+            result = _attend(batch, index, batch.q[rows].float(), keys)
+            batch.out[rows] = result.to(batch.out.dtype)
     return batch.out
 
 
-def _sequence(batch: Batch, index: int, q: torch.Tensor, num_keys: int) -> torch.Tensor:
-    """One sequence: q [tokens, heads, head_size] in float32, the last of its `num_keys` tokens."""
+def _attend(batch: Batch, index: int, q: torch.Tensor, num_keys: int) -> torch.Tensor:
+    """Compute one sequence's attention.
+
+    Args:
+        batch: the call.
+        index: the sequence's number in the batch.
+        q: float32 queries of its last tokens, [tokens, num_query_heads, head_size].
+        num_keys: the number of its tokens.
+    """
     blocks = batch.block_table[index, : math.ceil(num_keys / batch.k_cache.shape[1])].long()
     keys, values = (
         cache[blocks].flatten(0, 1)[:num_keys].float().repeat_interleave(batch.group, 1)
@@ -34,13 +40,13 @@ def _sequence(batch: Batch, index: int, q: torch.Tensor, num_keys: int) -> torch
     scores = torch.einsum("qhd,khd->hqk", q, keys) * scale
     if batch.softcap > 0:
         scores = batch.softcap * torch.tanh(scores / batch.softcap)
-    at = torch.arange(num_keys, device=q.device)
-    behind = at[num_keys - len(q) :, None] - at[None, :]
+    positions = torch.arange(num_keys, device=q.device)
+    distance = positions[num_keys - len(q) :, None] - positions[None, :]
     if batch.alibi_slopes is not None:
-        scores = scores - batch.alibi_slopes.float()[:, None, None] * behind
-    hidden = behind < 0
+        scores = scores - batch.alibi_slopes.float()[:, None, None] * distance
+    hidden = distance < 0
     if batch.window >= 0:
-        hidden |= behind > batch.window
+        hidden |= distance > batch.window
     scores = scores.masked_fill(hidden, float("-inf"))
     if batch.sinks is not None:
         sinks = batch.sinks.float()[:, None, None].expand(-1, len(q), 1)

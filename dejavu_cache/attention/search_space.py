@@ -1,4 +1,4 @@
-"""The configs that each kernel declares, the rules that leave some out, and what stands in for a tuned one."""
+"""Search spaces of the attention kernels: configs, pruning rules and default configs."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ __all__ = [
     "HOPPER_KEYS",
     "KEYS",
     "METHOD",
-    "hopper_pruned",
+    "default_rule",
+    "hopper_prune_rules",
     "hopper_space",
     "hopper_why_not",
-    "pruned",
+    "prune_rules",
     "row_space",
     "space",
-    "usual",
     "why_not",
 ]
 
 KEYS = (
     "num_seqs", "avg_query", "max_context", "decode_share", "KV_HEADS", "GROUP", "HEAD", "PAGE", "WINDOW", "SOFTCAP",
 )  # fmt: skip
-"""What drives a kernel's speed: the batch's composition, then the model's and the cache's shape."""
+"""Arguments that determine a kernel's speed: the batch's composition, the model and the cache."""
 
 SHORT = 128
-"""Contexts up to here count as one."""
+"""Longest context of the lowest bucket, in tokens."""
 
 BUCKETS: dict[str, Bucket] = {
     "num_seqs": Pow2(max=256),
@@ -47,33 +47,32 @@ HOPPER_KEYS = tuple(name for name in KEYS if name not in ("WINDOW", "SOFTCAP"))
 HOPPER_BUCKETS = {name: bucket for name, bucket in BUCKETS.items() if name in HOPPER_KEYS}
 
 METHOD: Final = "cudagraph-warm"
-"""A decode takes a few microseconds: only a graph's replay tells it from its launch."""
+"""Decoding takes a few microseconds; only a graph's replay separates it from the launch's cost."""
 
 SHARED_MEMORY = {
     capability: 1024 * kib
     for kib, capabilities in {163: (80, 87), 99: (86, 89, 120, 121), 227: (90, 100, 103)}.items()
     for capability in capabilities
 }
-"""Bytes that a program may have, by compute capability; elsewhere, and on AMD's GPUs, it is 64 KiB."""
+"""Bytes per program, by CUDA compute capability; 64 KiB for others and for AMD's GPUs."""
 
-SMALL = 8192
-"""Bytes of a tile of keys below which its loads are too short to be worth it."""
+SMALL_TILE = 8192
+"""Size in bytes below which a tile of keys is too small to load efficiently."""
 
 Keep = Callable[[triton.Config, Mapping[str, Any]], bool]
 
 
 def _balanced(BLOCK_M: int, num_warps: int) -> bool:
-    """16 to 64 rows a warp: less leaves the matrix units idle, more does not fit the registers."""
-    return {16: (2, 4), 32: (2, 4), 64: (4, 8), 128: (4, 8), 256: (8, 16)}[BLOCK_M].__contains__(
-        num_warps
-    )
+    """Keep the rows per warp moderate: few leave matrix units idle, many exceed the registers."""
+    return num_warps in {16: (2, 4), 32: (2, 4), 64: (4, 8), 128: (4, 8), 256: (8, 16)}[BLOCK_M]
 
 
 def space(stages: Sequence[int] = (2, 3, 4, 5), **extra: Sequence[int]) -> Sequence[triton.Config]:
-    """Tiles and compiler options, crossed with a kernel's own parameters.
+    """Return all combinations of tiles, compiler options and a kernel's own parameters.
 
     Args:
-        stages: tiles in flight, as Triton counts them, on NVIDIA's GPUs.
+        stages: values of num_stages on NVIDIA's GPUs.
+        **extra: values of the kernel's own parameters, by name.
     """
     if is_interpreting():
         own = {name: values[min(1, len(values) - 1)] for name, values in extra.items()}
@@ -98,14 +97,18 @@ def space(stages: Sequence[int] = (2, 3, 4, 5), **extra: Sequence[int]) -> Seque
 
 
 def row_space() -> Sequence[triton.Config]:
-    """Tiles for a kernel whose program has one row, and no matrix instructions."""
+    """Return the configs of a kernel whose programs compute one row, without matrix units."""
     if is_interpreting():
         return [triton.Config({"TILE": 32}, num_warps=4)]
     return config_space({"TILE": (32, 16, 64, 128)}, num_warps=(4, 1, 2, 8))
 
 
 def hopper_space() -> Sequence[triton.Config]:
-    """Keys in a tile, tiles of keys and of values in shared memory at once, and whether programs go on."""
+    """Return the Hopper kernel's configs.
+
+    TILE is the number of keys in a tile, STAGES that of tiles of keys, and of values, in shared
+    memory; with PERSISTENT, a program computes one Q block after the other.
+    """
     return config_space(
         {"TILE": (64, 128), "STAGES": (2, 3, 4), "PERSISTENT": (0, 1)},
         where=lambda TILE, STAGES: TILE * STAGES <= 256,
@@ -115,100 +118,113 @@ def hopper_space() -> Sequence[triton.Config]:
 def why_not(
     config: triton.Config, head_padded: int, group: int, element_size: int, capability: int
 ) -> str | None:
-    """Why a config cannot run a shape at all; None if it can.
+    """Explain why a config cannot run a shape at all; None if it can.
 
     Args:
-        element_size: bytes of one query element. capability: CUDA's, as 90; 0 on AMD's GPUs.
+        config: the config.
+        head_padded: the head size of the kernel's tiles.
+        group: query heads per KV head.
+        element_size: bytes of one query element.
+        capability: CUDA's compute capability, such as 90; 0 on AMD's GPUs.
     """
     rows, tile = config.kwargs["BLOCK_M"], config.kwargs["TILE"]
     if rows < group:
         return f"BLOCK_M={rows} holds no token of {group} query heads per KV head"
     if is_interpreting():
-        return None  # it has neither registers nor shared memory
-    if rows * head_padded > min(4096 * config.num_warps, 1 << 15):  # of 65,536 registers, half
-        return f"an output of {rows} x {head_padded} float32 leaves {config.num_warps} warps no registers"
+        return None  # the interpreter has no limit of registers or shared memory
+    if rows * head_padded > min(4096 * config.num_warps, 1 << 15):  # half of 65,536 registers
+        return (
+            f"an output of {rows} x {head_padded} float32 leaves {config.num_warps} warps "
+            "no registers"
+        )
     if capability >= 90 and element_size == 4 and (rows, tile, config.num_warps) == (64, 16, 8):
-        return "Triton's code for two groups of warps that share 16 float32 keys reads outside of memory"
+        return (
+            "Triton's code for two groups of warps that share 16 float32 keys reads outside "
+            "of memory"
+        )
     if config.kwargs.get("matrix_instr_nonkdim", 16) > min(rows, tile):
         return "the matrix instruction is larger than the block"
     limit = SHARED_MEMORY.get(capability, 64 * 1024)
-    # Keys and values in flight; a stage goes to the block table. Queries stay, weights pass through.
+    # Tiles of keys and values in flight; one stage is spent on loading the block table.
     tiles = 2 * (max(config.num_stages - 1, 2) if capability else 1) * tile * head_padded
     copies = 2 if element_size == 4 and capability else 1  # float32 is split into two of tf32
     need = copies * (tiles + rows * head_padded) * element_size
-    return (
-        f"needs about {need // 1024} KiB of shared memory, {limit // 1024} are there"
-        if need > limit
-        else None
-    )
+    if need > limit:
+        return f"needs about {need // 1024} KiB of shared memory, {limit // 1024} are there"
+    return None
 
 
 def hopper_why_not(config: triton.Config, head_padded: int) -> str | None:
-    """Why a config of the Hopper kernel cannot run a head size; None if it can."""
+    """Explain why a config of the Hopper kernel cannot run a head size; None if it can."""
     tile, stages = config.kwargs["TILE"], config.kwargs["STAGES"]
-    need = (
-        2 * head_padded * (2 * 64 + 2 * stages * tile) + 1024
-    )  # two Q blocks, the tiles, the barriers
+    # Two Q blocks, the tiles of keys and of values, and the barriers.
+    need = 2 * head_padded * (2 * 64 + 2 * stages * tile) + 1024
     if need > SHARED_MEMORY[90]:
         return f"needs {need // 1024} KiB of shared memory, {SHARED_MEMORY[90] // 1024} are there"
     return None
 
 
-def pruned(
-    keep: Keep = lambda config, given: True,
+def prune_rules(
+    keep: Keep = lambda config, arguments: True,
 ) -> dict[str, Callable[..., list[triton.Config]]]:
-    """Triton's `prune_configs_by`: leaves out what cannot run, and what cannot win.
+    """Return `prune_configs_by` for Triton that drops configs that cannot run or hardly win.
 
     Args:
-        keep: the kernel's own rule; from a config and the launch's arguments by name.
+        keep: the kernel's own rule for a config and the launch's arguments by name.
     """
 
     def prune(
         configs: Sequence[triton.Config], nargs: Mapping[str, Any], **kwargs: Any
     ) -> list[triton.Config]:
-        given, capability = {**nargs, **kwargs}, _capability()
-        reasons = [_cannot(each, given, capability) for each in configs]
-        able = [each for each, reason in zip(configs, reasons, strict=True) if reason is None]
-        if not able:
+        arguments, capability = {**nargs, **kwargs}, _capability()
+        reasons = [_why_not_here(config, arguments, capability) for config in configs]
+        runnable = [c for c, reason in zip(configs, reasons, strict=True) if reason is None]
+        if not runnable:
             raise ValueError(
                 f"q: no config can run a call of this shape; of the last one, {reasons[-1]}"
             )
-        kept = [each for each in able if keep(each, given)]
-        return [each for each in kept if _likely(each, given, capability)] or kept or able
+        candidates = [config for config in runnable if keep(config, arguments)]
+        likely = [c for c in candidates if _is_likely(c, arguments, capability)]
+        return likely or candidates or runnable
 
     return {"early_config_prune": prune}
 
 
-def hopper_pruned() -> dict[str, Callable[..., list[triton.Config]]]:
-    """Triton's `prune_configs_by` for the Hopper kernel."""
+def hopper_prune_rules() -> dict[str, Callable[..., list[triton.Config]]]:
+    """Return `prune_configs_by` for the Hopper kernel: drop configs that cannot run."""
 
     def prune(
         configs: Sequence[triton.Config], nargs: Mapping[str, Any], **kwargs: Any
     ) -> list[triton.Config]:
-        padded = {**nargs, **kwargs}["HEAD_PADDED"]
-        return [each for each in configs if hopper_why_not(each, padded) is None]
+        head_padded = {**nargs, **kwargs}["HEAD_PADDED"]
+        return [config for config in configs if hopper_why_not(config, head_padded) is None]
 
     return {"early_config_prune": prune}
 
 
-def usual(
-    configs: Sequence[triton.Config], keep: Keep = lambda config, given: True, **own: int
-) -> Any:
-    """What runs where nothing is tuned: of the configs that are likely, the nearest to what is mostly good.
+def default_rule(
+    configs: Sequence[triton.Config], keep: Keep = lambda config, arguments: True, **own: int
+) -> Callable[[Mapping[str, Any]], triton.Config]:
+    """Return the function that chooses the config of a scenario that is not tuned.
+
+    It chooses, of the configs that pruning leaves, the nearest to values that suit most shapes.
 
     Args:
-        own: mostly good values of the kernel's own parameters.
+        configs: the kernel's configs.
+        keep: the kernel's own pruning rule.
+        **own: suitable values of the kernel's own parameters, by name.
     """
-    prune = pruned(keep)["early_config_prune"]
+    prune = prune_rules(keep)["early_config_prune"]
 
-    def default(given: Mapping[str, Any]) -> triton.Config:
-        decoding = given["decode_share"] == 100
-        wanted = {
+    def default(arguments: Mapping[str, Any]) -> triton.Config:
+        decoding = arguments["decode_share"] == 100
+        target = {
             "BLOCK_M": 16 if decoding else 64,
-            "TILE": 64 if given["HEAD_PADDED"] <= 128 else 32,
+            "TILE": 64 if arguments["HEAD_PADDED"] <= 128 else 32,
             **own,
+            "num_warps": 4,
+            "num_stages": 4 if decoding else 2,
         }
-        options = {"num_warps": 4, "num_stages": 4 if decoding else 2}
 
         def distance(config: triton.Config) -> float:
             values = {
@@ -216,41 +232,43 @@ def usual(
                 "num_warps": config.num_warps,
                 "num_stages": config.num_stages,
             }
-            return sum(
-                abs(values[name] / value - 1) for name, value in {**wanted, **options}.items()
-            )
+            return sum(abs(values[name] / value - 1) for name, value in target.items())
 
-        return min(prune(configs, given), key=distance)
+        return min(prune(configs, arguments), key=distance)
 
     return default
 
 
-def _cannot(config: triton.Config, given: Mapping[str, Any], capability: int) -> str | None:
-    return why_not(
-        config, given["HEAD_PADDED"], given["GROUP"], given["q"].element_size(), capability
-    )
+def _why_not_here(
+    config: triton.Config, arguments: Mapping[str, Any], capability: int
+) -> str | None:
+    element_size = arguments["q"].element_size()
+    return why_not(config, arguments["HEAD_PADDED"], arguments["GROUP"], element_size, capability)
 
 
-def _likely(config: triton.Config, given: Mapping[str, Any], capability: int) -> bool:
-    """Blocks of about as many rows as a sequence has, up to what a matrix instruction takes and above.
+def _is_likely(config: triton.Config, arguments: Mapping[str, Any], capability: int) -> bool:
+    """Return whether a config has about as many rows per block as the sequences have.
 
-    Small tiles and single stages are for shapes that leave no room for others, and for sequences of a few tiles.
+    Small tiles and single stages count as likely only for sequences of a few tiles.
     """
-    short = BUCKETS["max_context"](given["max_context"]) == SHORT
-    small = config.kwargs["TILE"] * given["HEAD_PADDED"] * given["q"].element_size() < SMALL
-    if not short and (small or (config.num_stages == 1 and capability)):
+    short = BUCKETS["max_context"](arguments["max_context"]) == SHORT
+    tile_bytes = config.kwargs["TILE"] * arguments["HEAD_PADDED"] * arguments["q"].element_size()
+    if not short and (tile_bytes < SMALL_TILE or (config.num_stages == 1 and capability)):
         return False
-    share, group = BUCKETS["decode_share"](given["decode_share"]), given["GROUP"]
+    share, group = BUCKETS["decode_share"](arguments["decode_share"]), arguments["GROUP"]
     least = max(16, 1 << (group - 1).bit_length())
     if share == 100:
         return bool(config.kwargs["BLOCK_M"] == least)
-    rows = BUCKETS["avg_query"](given["avg_query"]) * group
+    rows = BUCKETS["avg_query"](arguments["avg_query"]) * group
     fewest = least if short else max(least, min(64, rows))
     return bool(fewest <= config.kwargs["BLOCK_M"] <= max(4 * rows, 128))
 
 
 def _capability() -> int:
-    """CUDA's, as 90; 0 on AMD's GPUs. Triton is asked, since a builder without a GPU pretends to have one to it."""
+    """Return CUDA's compute capability, such as 90; 0 on AMD's GPUs.
+
+    Asks Triton and not torch: a prewarm without a GPU gives Triton a target to compile for.
+    """
     if is_interpreting():
         return 90
     target = current_target()

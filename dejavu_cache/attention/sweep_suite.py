@@ -1,6 +1,6 @@
-"""The attention kernels' sweep: the batches of a server, for the shapes of known models.
+"""Sweep suite of the attention kernels: typical batches of a server for several models.
 
-dejavu-cache sweep dejavu_cache.attention --preset llama3-8b --store URL
+Run it with `dejavu-cache sweep dejavu_cache.attention --preset llama3-8b --store URL`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from ..model.buckets import Exact
 from ..model.scenario import Scenario
 from ..sweep.suite import Case, Suite
-from .batch import Batch, checked_batch
+from .batch import Batch, make_batch
 from .kernels import hopper, naive, qblock, segmented, static_grid
 from .kernels.kernel_call import KernelCall
 from .search_space import BUCKETS, KEYS
@@ -25,7 +25,7 @@ __all__ = ["LAUNCHES", "PRESETS", "Lengths", "Model", "batch_of", "kernel_of", "
 
 @dataclass(frozen=True)
 class Model:
-    """What a model's attention layers look like; heads as on one GPU without tensor parallelism."""
+    """Shape of a model's attention layers; numbers of heads are those before tensor parallelism."""
 
     query_heads: int
     kv_heads: int
@@ -45,17 +45,17 @@ PRESETS = {
 }
 
 RAGGED = (1.0, 0.4, 0.5, 1.0, 0.2)
-"""Of the longest, how long a batch's sequences are: the pattern repeats."""
+"""Lengths of a batch's sequences, as shares of the longest; the pattern repeats."""
 
 MOST_TOKENS = 1 << 20
-"""Of context in a batch: 4 GiB of keys and values for llama3-8b."""
+"""Limit of a batch's context; for llama3-8b it is 4 GiB of keys and values."""
 
 MOST_NEW_TOKENS = 1 << 15
 
 
 @dataclass(frozen=True)
 class Lengths:
-    """A batch's composition: each sequence's new tokens, and those before them."""
+    """Composition of a batch: each sequence's number of new tokens and of earlier ones."""
 
     name: str
     new: Sequence[int]
@@ -63,12 +63,12 @@ class Lengths:
 
 
 def ragged(sequences: int, longest: int) -> list[int]:
-    """As many lengths, in no order, up to the longest."""
-    return [max(1, int(longest * RAGGED[each % len(RAGGED)])) for each in range(sequences)]
+    """Return unequal lengths for a number of sequences, up to the longest."""
+    return [max(1, int(longest * RAGGED[index % len(RAGGED)])) for index in range(sequences)]
 
 
 def lengths() -> Iterator[Lengths]:
-    """Batches as a server meets them: decoding, prompts, both at once, and prompts that come in chunks."""
+    """Yield the batches of a server: decoding, prefill, both mixed, and chunked prefill."""
     for sequences in (1, 2, 4, 8, 16, 32, 64, 128, 256):
         for longest in (128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768):
             if sequences * longest <= MOST_TOKENS:
@@ -83,7 +83,7 @@ def lengths() -> Iterator[Lengths]:
                 )
     for sequences in (2, 8, 32, 64):
         for longest in (512, 1024, 2048, 8192):
-            prompts = [1 if each % 2 else max(1, longest // 4) for each in range(sequences)]
+            prompts = [1 if index % 2 else max(1, longest // 4) for index in range(sequences)]
             if sum(prompts) <= MOST_NEW_TOKENS:
                 yield Lengths(f"mixed {sequences} x {longest}", prompts, ragged(sequences, longest))
     for sequences in (1, 4):
@@ -97,13 +97,21 @@ def lengths() -> Iterator[Lengths]:
 
 
 def batch_of(
-    each: Lengths, model: Model, page: int, dtype: torch.dtype, tensor_parallel: int = 1
+    composition: Lengths, model: Model, page: int, dtype: torch.dtype, tensor_parallel: int = 1
 ) -> Batch:
-    """A batch with random contents, its pages scattered, on the current device.
+    """Make a batch of random tensors on the current device, with its pages in random order.
+
+    Args:
+        composition: the sequences' lengths.
+        model: the model's shape.
+        page: tokens in a block of the cache.
+        dtype: of queries and caches.
+        tensor_parallel: number of GPUs that share the model's heads.
 
     Raises:
-        ValueError: the heads cannot be shared out.
+        ValueError: the heads cannot be divided among the GPUs.
     """
+    new_tokens = composition.new
     if model.query_heads % tensor_parallel or model.kv_heads % min(tensor_parallel, model.kv_heads):
         raise ValueError(
             f"tp={tensor_parallel}: {model.query_heads}/{model.kv_heads} heads cannot be shared out"
@@ -113,27 +121,28 @@ def batch_of(
         max(model.kv_heads // tensor_parallel, 1),
     )
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    totals = [new + past for new, past in zip(each.new, each.past, strict=True)]
+    totals = [new + past for new, past in zip(new_tokens, composition.past, strict=True)]
     pages = [math.ceil(total / page) for total in totals]
     order = torch.randperm(sum(pages), device=device, dtype=torch.int32)
     table = torch.zeros(len(pages), max(pages), dtype=torch.int32, device=device)
     for row, blocks in enumerate(order.split(pages)):
         table[row, : len(blocks)] = blocks
     caches = torch.randn(2, sum(pages), page, kv_heads, model.head_size, device=device, dtype=dtype)
-    begins = torch.tensor([0, *each.new]).cumsum(0)
-    return checked_batch(
-        torch.randn(sum(each.new), query_heads, model.head_size, device=device, dtype=dtype),
-        caches[0], caches[1], begins.to(device, torch.int32), torch.tensor(totals, dtype=torch.int32, device=device),
-        table, max(each.new), max(totals), None, (model.window, -1), 0.0, None,
+    begins = torch.tensor([0, *new_tokens]).cumsum(0)
+    return make_batch(
+        torch.randn(sum(new_tokens), query_heads, model.head_size, device=device, dtype=dtype),
+        caches[0], caches[1], begins.to(device, torch.int32),
+        torch.tensor(totals, dtype=torch.int32, device=device),
+        table, max(new_tokens), max(totals), None, (model.window, -1), 0.0, None,
         torch.randn(query_heads, device=device) if model.sinks else None, None, None, None,
     )  # fmt: skip
 
 
-def _wanted(implementation: str, each: Lengths, model: Model) -> bool:
-    """Whether an implementation is worth tuning for a batch: what it is made for, and what may compete there."""
-    decoding = max(each.new) == 1
+def _is_worth_tuning(implementation: str, composition: Lengths, model: Model) -> bool:
+    """Return whether an implementation is made for a batch, or may compete for it."""
+    decoding = max(composition.new) == 1
     if implementation in ("segmented", "static_grid"):
-        return decoding or max(each.past) >= 2048
+        return decoding or max(composition.past) >= 2048
     if implementation == "hopper":
         return not decoding and model.window < 0 and hopper.available(torch.device("cuda"))
     return implementation != "naive"
@@ -146,11 +155,11 @@ LAUNCHES: dict[str, Callable[[Batch], KernelCall]] = {
     "static_grid": static_grid.launch,
     "naive": naive.launch,
 }
-"""The implementations that are tuned, the ones that `auto` takes most first."""
+"""Functions that prepare a launch of each tuned implementation, the most used ones first."""
 
 
 def kernel_of(implementation: str) -> Any:
-    """The tuned kernel of an implementation."""
+    """Return the tuned kernel of an implementation."""
     if implementation == "hopper":
         from .kernels.hopper_kernel import hopper_kernel
 
@@ -171,12 +180,15 @@ def cases(
     only: str = "",
     batches: str = "",
 ) -> Iterator[Case]:
-    """One case per batch and implementation.
+    """Yield one case per batch and implementation.
 
     Args:
-        preset: a model of `PRESETS`. page: tokens in a block of the cache. dtype: of queries and caches.
-        tp: on how many GPUs the model is. only: implementations, with + between them, if not all.
-        batches: decode, prefill, mixed or chunked, with + between them, if not all.
+        preset: a model of `PRESETS`.
+        page: tokens in a block of the cache.
+        dtype: of queries and caches.
+        tp: number of GPUs that share the model's heads.
+        only: implementations, separated by +; empty for all that are worth tuning.
+        batches: decode, prefill, mixed or chunked, separated by +; empty for all.
     """
     if preset not in PRESETS:
         raise ValueError(f"preset={preset}: choose one of {', '.join(PRESETS)}")
@@ -185,28 +197,30 @@ def cases(
     model = PRESETS[preset]
     shape = (model, int(page), getattr(torch, dtype), int(tp))
     for implementation in only.split("+") if only else LAUNCHES:
-        for each in lengths():
-            asked = not batches or each.name.split()[0] in batches.split("+")
-            if asked and (only or _wanted(implementation, each, model)):
-                yield _case(implementation, each, shape)
+        for composition in lengths():
+            selected = not batches or composition.name.split()[0] in batches.split("+")
+            if selected and (only or _is_worth_tuning(implementation, composition, model)):
+                yield _case(implementation, composition, shape)
 
 
-_made: list[KernelCall] = []
-"""The launch whose arguments were made last: its grid belongs to them, and the one before may be forgotten."""
+_current_call: list[KernelCall] = []
+"""The call whose arguments were made last. Only this one is kept, so that memory can be freed."""
 
 
-def _case(implementation: str, each: Lengths, shape: tuple[Model, int, torch.dtype, int]) -> Case:
+def _case(
+    implementation: str, composition: Lengths, shape: tuple[Model, int, torch.dtype, int]
+) -> Case:
     def arguments() -> Mapping[str, Any]:
-        _made.clear()
-        _made.append(LAUNCHES[implementation](batch_of(each, *shape)))
-        return _made[0].arguments
+        _current_call.clear()
+        _current_call.append(LAUNCHES[implementation](batch_of(composition, *shape)))
+        return _current_call[0].arguments
 
     def grid(meta: dict[str, Any]) -> Any:
-        made = _made[0].grid
-        return made(meta) if callable(made) else made
+        grid = _current_call[0].grid
+        return grid(meta) if callable(grid) else grid
 
     return Case(
-        name=f"{implementation} {each.name}",
+        name=f"{implementation} {composition.name}",
         kernel=kernel_of(implementation),
         grid=grid,
         arguments=arguments,
@@ -214,62 +228,63 @@ def _case(implementation: str, each: Lengths, shape: tuple[Model, int, torch.dty
 
 
 def for_scenario(kernel: str, scenario: Scenario) -> Case | None:
-    """The case of a scenario that programs met; None with a softcap, ALiBi or scales, which no batch here has."""
+    """Return a case for a missed scenario, or None if it has a softcap, ALiBi slopes or scales.
+
+    The batches of this suite have none of these.
+    """
     implementation = kernel.split(".")[-2].removesuffix("_kernel")
-    given, dtypes = scenario.args, scenario.dtypes
-    asked = given.get("SOFTCAP") or {"alibi_slopes", "k_scale", "v_scale"} & set(dtypes)
-    if implementation not in LAUNCHES or asked or dtypes["q"] != dtypes.get("k_cache", dtypes["q"]):
+    args, dtypes = scenario.args, scenario.dtypes
+    unsupported = args.get("SOFTCAP") or {"alibi_slopes", "k_scale", "v_scale"} & set(dtypes)
+    if (
+        implementation not in LAUNCHES
+        or unsupported
+        or dtypes["q"] != dtypes.get("k_cache", dtypes["q"])
+    ):
         return None
     heads, group, head, page, window = (
-        int(given.get(name, -1) or 0) for name in ("KV_HEADS", "GROUP", "HEAD", "PAGE", "WINDOW")
+        int(args.get(name, -1) or 0) for name in ("KV_HEADS", "GROUP", "HEAD", "PAGE", "WINDOW")
     )
     model = Model(heads * group, heads, head, window, "sinks" in dtypes)
     shape = (model, page, getattr(torch, dtypes["q"]), 1)
-    for each in _compositions(str(scenario), *(int(given[name] or 0) for name in KEYS[:3])):
-        counted = _counted(implementation, each, shape)
-        if all(value == BUCKETS.get(name, Exact())(counted[name]) for name, value in given.items()):
-            return _case(implementation, each, shape)
+    for composition in _compositions(str(scenario), *(int(args[name] or 0) for name in KEYS[:3])):
+        actual = _meta_arguments(implementation, composition, shape)
+        if all(value == BUCKETS.get(name, Exact())(actual[name]) for name, value in args.items()):
+            return _case(implementation, composition, shape)
     return None
 
 
 def _compositions(name: str, num_seqs: int, new: int, longest: int) -> Iterator[Lengths]:
-    """Batches that may have these sizes in buckets; what a server meets most comes first."""
-    for sequences in (num_seqs, 2 * num_seqs - 1):  # some shares need an odd number
+    """Yield batches whose sizes may fall into the given buckets, the most common kinds first."""
+    for sequences in (num_seqs, 2 * num_seqs - 1):  # some decode shares need an odd number
         rest = sequences - 1
-        past = [
-            longest,
-            *(
-                min(each, max(MOST_TOKENS // sequences, 1))
-                for each in ragged(sequences, longest)[1:]
-            ),
-        ]
-        for told in (
+        limit = max(MOST_TOKENS // sequences, 1)
+        totals = [longest, *(min(total, limit) for total in ragged(sequences, longest)[1:])]
+        half_decoding = [1 if index % 2 else max(2 * new - 1, 2) for index in range(sequences)]
+        for new_tokens in (
             [1] * sequences,  # decoding
-            ragged(sequences, longest),  # prompts
-            [new] * sequences,  # parts of prompts
-            [
-                1 if each % 2 else max(2 * new - 1, 2) for each in range(sequences)
-            ],  # half of them decoding
+            ragged(sequences, longest),  # prefill
+            [new] * sequences,  # chunked prefill
+            half_decoding,
             [sequences * (new - 1) + 1, *[1] * rest],  # all but one decoding
-            [*[2] * rest, 1],  # one drafted token
+            [*[2] * rest, 1],  # speculative decoding with one drafted token
         ):
-            yield Lengths(
-                name, told, [max(total - one, 0) for one, total in zip(told, past, strict=True)]
-            )
+            past = [max(total - count, 0) for count, total in zip(new_tokens, totals, strict=True)]
+            yield Lengths(name, new_tokens, past)
 
 
-def _counted(
-    implementation: str, each: Lengths, shape: tuple[Model, int, torch.dtype, int]
+def _meta_arguments(
+    implementation: str, composition: Lengths, shape: tuple[Model, int, torch.dtype, int]
 ) -> Mapping[str, Any]:
-    """The arguments of a launch whose tensors have no memory."""
+    """Return a launch's arguments with tensors that have no memory."""
     model, page, dtype, _ = shape
+    new_tokens = composition.new
     with torch.device("meta"):
-        q = torch.empty(sum(each.new), model.query_heads, model.head_size, dtype=dtype)
+        q = torch.empty(sum(new_tokens), model.query_heads, model.head_size, dtype=dtype)
         cache = torch.empty(1, page, model.kv_heads, model.head_size, dtype=dtype)
-        table = torch.empty(len(each.new), 1, dtype=torch.int32)
-        longest = max(map(sum, zip(each.new, each.past, strict=True)))
+        table = torch.empty(len(new_tokens), 1, dtype=torch.int32)
+        longest = max(map(sum, zip(new_tokens, composition.past, strict=True)))
         batch = Batch(
-            q, cache, cache, q, table[:, 0], table[:, 0], table, max(each.new), longest,
+            q, cache, cache, q, table[:, 0], table[:, 0], table, max(new_tokens), longest,
             1.0, model.window, 0.0, None, None, None, None,
         )  # fmt: skip
         return LAUNCHES["qblock" if implementation == "hopper" else implementation](batch).arguments

@@ -14,7 +14,7 @@ from support.attention_batches import Case, check, draw, kernels, runnable, vari
 from support.processes import run_python
 
 from dejavu_cache.attention import IMPLEMENTATIONS, paged_attention
-from dejavu_cache.attention.batch import checked_batch
+from dejavu_cache.attention.batch import make_batch
 from dejavu_cache.attention.kernels.segmented import PER_SM, num_segments
 
 # The interpreter divides masked lanes by zero, and converts NumPy's arrays of one element in the old way.
@@ -96,8 +96,8 @@ def test_a_window_larger_than_any_sequence_is_none(
 
 def test_a_batch_of_more_sequences_than_tokens_is_still_a_decode() -> None:
     drawn = draw(varied(SMALL, new=[1], past=[20], padding=5)).arguments
-    batch = checked_batch(
-        *(drawn.get(name) for name in inspect.signature(checked_batch).parameters)
+    batch = make_batch(
+        *(drawn.get(name) for name in inspect.signature(make_batch).parameters)
     )
     assert batch.decode_share == 100
 

@@ -1,1 +1,1 @@
-"""The implementations of paged attention, a file each."""
+"""Implementations of paged attention, one per file."""

@@ -1,7 +1,7 @@
-"""Q blocks on Hopper's own units: pages come by TMA, in a warp that does nothing else, and wgmma multiplies them.
+"""Host side of the Hopper kernel: Q blocks with pages loaded by TMA and multiplied by wgmma.
 
-The paper's kernels leave the choice of instructions to Triton's compiler; `hopper_kernel` makes it. It takes
-what most models need, and `suits` says whether a batch is that.
+The paper's kernels leave the choice of instructions to Triton's compiler; `hopper_kernel` chooses
+them itself. It covers the features that most models need, and `suits` checks a batch for them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["COVERED", "available", "launch", "run", "suits"]
 
 
 def suits(batch: Batch) -> bool:
-    """Whether the kernel can take a batch: on Hopper, 2-byte elements, whole pages, nothing but a causal mask."""
+    """Check a batch for a Hopper GPU, 2-byte elements, TMA's alignment and a plain causal mask."""
     cache, page = batch.k_cache, batch.k_cache.shape[1]
     plain = batch.window < 0 and not batch.softcap and batch.alibi_slopes is None
     return (
@@ -43,27 +43,28 @@ def suits(batch: Batch) -> bool:
 
 
 COVERED = (3, 6) <= tuple(int(part) for part in triton.__version__.split(".")[:2]) <= (3, 8)
-"""Whether this Triton's Gluon is the one that the kernel is written in."""
+"""Whether the installed Triton has the version of Gluon that the kernel is written in."""
 
 
 @cache
 def available(device: torch.device) -> bool:
-    """Whether the kernel runs on a device at all."""
+    """Return whether the kernel runs on a device at all."""
     if not COVERED or device.type != "cuda" or not torch.cuda.is_available() or is_interpreting():
         return False
     return torch.version.hip is None and torch.cuda.get_device_capability(device)[0] == 9
 
 
 def launch(batch: Batch) -> KernelCall:
-    """One program per pair of Q blocks and KV head, or one per SM.
+    """Prepare a launch with a program per pair of Q blocks and KV head, or one per SM.
 
     Raises:
-        ValueError: the kernel cannot take the batch; `auto` chooses another then.
+        ValueError: the kernel does not cover the batch; `auto` would choose another one.
     """
     if not suits(batch):
         raise ValueError(
-            "implementation: 'hopper' takes a Hopper GPU, Triton 3.6 to 3.8, bfloat16 or float16 in q and caches, "
-            "a block_size that is a power of two from 8 on, and no window, softcap, ALiBi or scales; use 'auto'"
+            "implementation: 'hopper' takes a Hopper GPU, Triton 3.6 to 3.8, bfloat16 or float16 "
+            "in q and caches, a block_size that is a power of two from 8 on, and no window, "
+            "softcap, ALiBi or scales; use 'auto'"
         )
     from .hopper_kernel import ROWS, hopper_kernel
 
@@ -74,10 +75,11 @@ def launch(batch: Batch) -> KernelCall:
         hopper_kernel,
         lambda meta: (min(pairs, num_sms(q.device)) if meta["PERSISTENT"] else pairs,),
         (
-            out, out.stride(0), out.stride(1), _described(cache), _described(batch.v_cache),
+            out, out.stride(0), out.stride(1), _describe(cache), _describe(batch.v_cache),
             cache.stride(0) // cache.stride(1), blocks, zeros(q.device, 2),
-            q, batch.cu_seqlens_q, batch.seqused_k, batch.block_table, batch.sinks, batch.softmax_scale,
-            q.stride(0), q.stride(1), batch.block_table.stride(0), *batch.composition,
+            q, batch.cu_seqlens_q, batch.seqused_k, batch.block_table, batch.sinks,
+            batch.softmax_scale, q.stride(0), q.stride(1), batch.block_table.stride(0),
+            *batch.composition,
         ),
         {
             "KV_HEADS": batch.kv_heads, "GROUP": batch.group, "HEAD": q.shape[2],
@@ -87,13 +89,13 @@ def launch(batch: Batch) -> KernelCall:
 
 
 def run(batch: Batch) -> torch.Tensor:
-    """Attention of a batch."""
+    """Compute a batch's attention, and return its `out`."""
     launch(batch)()
     return batch.out
 
 
-def _described(cache: torch.Tensor) -> Any:
-    """A cache as TMA reads it: a matrix with a row per token slot, and the KV heads side by side."""
+def _describe(cache: torch.Tensor) -> Any:
+    """Make TMA's descriptor of a cache: a matrix [token slots, KV heads * head_size]."""
     from triton.experimental.gluon.language import NVMMASharedLayout
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 

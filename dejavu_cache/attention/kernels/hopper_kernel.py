@@ -1,9 +1,9 @@
-"""The kernel of `hopper`, in Gluon: Triton's language for those who choose layouts, barriers and warps themselves.
+"""Hopper kernel in Gluon, Triton's language with explicit layouts, barriers and warps.
 
-A program holds two neighbouring Q blocks of 64 rows, one per four warps, which share keys and values; while
-one multiplies, the other computes exponentials. One more warp finds the work and fetches pages, and does
-nothing else. A program has one such pair, or, if it is persistent, takes pair after pair, whoever is free
-the next one: its pages come while the one before is written.
+A program computes two neighbouring Q blocks of 64 rows, one per four warps, which share keys and
+values; while one multiplies, the other computes exponentials. One more warp only finds the work and
+loads pages. A program computes one such pair or, if it is persistent, one pair after the other: the
+next free program takes the next pair and loads its pages while the previous output is written.
 """
 
 from __future__ import annotations
@@ -19,28 +19,31 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from ...runtime.autotuner import cached_autotune
-from ..search_space import HOPPER_BUCKETS, HOPPER_KEYS, METHOD, hopper_pruned, hopper_space
+from ..search_space import HOPPER_BUCKETS, HOPPER_KEYS, METHOD, hopper_prune_rules, hopper_space
 
 __all__ = ["COLUMNS", "ROWS", "hopper_kernel"]
 
 ROWS = gl.constexpr(64)
-"""Of a Q block: what one wgmma takes."""
+"""Rows of a Q block: those of one wgmma instruction."""
 
 COLUMNS = gl.constexpr(64)
-"""Of a box that TMA fetches: as many 2-byte elements as a row of swizzled shared memory has. At most as many rows."""
+"""Columns of a box that TMA loads, and the limit of its rows.
+
+A row of swizzled shared memory has as many 2-byte elements.
+"""
 
 RING = gl.constexpr(2)
-"""How many pairs of Q blocks the producer may be ahead."""
+"""Number of pairs of Q blocks that the producer may be ahead."""
 
 FACTS = gl.constexpr(4)
-"""What is said of a pair: its first token, how many tokens it has, its first position, and its KV head."""
+"""Numbers that describe a pair: first token, number of tokens, first position and KV head."""
 
 LOG2E = gl.constexpr(1.4426950408889634)
 
 
 @gluon.jit
 def find_block(cu_seqlens_q, seqused_k, block, num_seqs, BLOCK_Q: gl.constexpr):
-    """`common.find_block`, which Gluon cannot call."""
+    """`softmax_tiles.find_block`, which Gluon cannot call."""
     low = 0
     high = num_seqs
     while low < high:
@@ -61,7 +64,7 @@ def find_block(cu_seqlens_q, seqused_k, block, num_seqs, BLOCK_Q: gl.constexpr):
 def fetch_tile(
     cache, boxes, full, rows, column, stage, TILE: gl.constexpr, HEAD_PADDED: gl.constexpr
 ):
-    """Fetches a tile box by box; `full` counts its bytes."""
+    """Load a tile box by box; the barrier `full` counts its bytes."""
     ACROSS: gl.constexpr = HEAD_PADDED // COLUMNS
     DOWN: gl.constexpr = len(rows)
     mbarrier.expect(full.index(stage), TILE * HEAD_PADDED * 2)
@@ -75,7 +78,7 @@ def fetch_tile(
 
 @gluon.jit
 def announce(pairs, pair_full, pair_free, pair, first, count, position, kv_head):
-    """The producer says which pair comes next; one without tokens is the end."""
+    """Send the consumers the next pair of Q blocks; a pair without tokens ends them."""
     LAYOUT: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
     slot = pair % RING
     mbarrier.wait(pair_free.index(slot), ((pair // RING) & 1) ^ 1)
@@ -87,7 +90,7 @@ def announce(pairs, pair_full, pair_free, pair, first, count, position, kv_head)
 
 @gluon.jit
 def heard(pairs, pair_full, pair_free, pair):
-    """A consumer hears which pair comes next: (first token, tokens, first position, KV head)."""
+    """Receive the next pair from the producer: first token, tokens, first position, KV head."""
     LAYOUT: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
     slot = pair % RING
     mbarrier.wait(pair_full.index(slot), (pair // RING) & 1)
@@ -105,14 +108,14 @@ def produce(keys, values, k_boxes, v_boxes, k_full, k_free, v_full, v_free, pair
             KV_HEADS: gl.constexpr, BLOCK_Q: gl.constexpr, HEAD: gl.constexpr, PAGE: gl.constexpr,
             TILE: gl.constexpr, STAGES: gl.constexpr, PERSISTENT: gl.constexpr,
             HEAD_PADDED: gl.constexpr):  # fmt: skip
-    """One warp: finds this program's pairs of Q blocks, and fetches the tiles of each, the last one first."""
+    """Find the program's pairs of Q blocks and load their tiles, the last first; runs in one warp."""
     BOX: gl.constexpr = min(PAGE, COLUMNS)
     programs = gl.num_programs(0)
     pair = 0
     done = 0
     index = gl.program_id(0)
     while index < blocks * KV_HEADS:
-        # Heads vary fastest. Late Q blocks, which see the most keys, come first: the short ones fill the gaps.
+        # Heads vary fastest. Late Q blocks see the most keys and start first; short ones fill gaps.
         kv_head = index % KV_HEADS
         sequence, first, count, position = find_block(
             cu_seqlens_q, seqused_k, blocks - 1 - index // KV_HEADS, num_seqs, 2 * BLOCK_Q
@@ -149,7 +152,7 @@ def produce(keys, values, k_boxes, v_boxes, k_full, k_free, v_full, v_free, pair
 @gluon.jit
 def softmax(scores, peak, total, positions, start, end, scale, MASKED: gl.constexpr, TILE: gl.constexpr,
             LAYOUT: gl.constexpr):  # fmt: skip
-    """One tile of a tiled softmax: (weights, what the output so far fades by, new peak, new total)."""
+    """Return a tile's softmax weights, the factor of the output so far, and new peak and total."""
     if MASKED:
         tokens = start + gl.arange(0, TILE, gl.SliceLayout(0, LAYOUT))
         last = gl.minimum(positions, end - 1)
@@ -166,7 +169,7 @@ def softmax(scores, peak, total, positions, start, end, scale, MASKED: gl.conste
 @gluon.jit
 def load_queries(q, which: gl.constexpr, first, count, kv_head, stride_token, stride_head,
                  GROUP: gl.constexpr, HEAD: gl.constexpr, HEAD_PADDED: gl.constexpr):  # fmt: skip
-    """The queries of one Q block of a pair, [ROWS, HEAD_PADDED]; zero where there is none."""
+    """Load the queries of one Q block of a pair, [ROWS, HEAD_PADDED], padded with zeros."""
     PLAIN: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
     BLOCK_Q: gl.constexpr = ROWS // GROUP
     rows = gl.arange(0, ROWS, gl.SliceLayout(1, PLAIN))
@@ -185,7 +188,7 @@ def load_queries(q, which: gl.constexpr, first, count, kv_head, stride_token, st
 def consume_tile(step, done, MASKED: gl.constexpr, acc, weights, peak, total, queries, k, v,
                  k_full, k_free, v_full, v_free, positions, end, scale, tiles, TILE: gl.constexpr, STAGES: gl.constexpr,
                  S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr, P_LAYOUT: gl.constexpr):  # fmt: skip
-    """Multiplies a tile's keys, and the values of the one before; the softmax runs under the latter."""
+    """Multiply a tile's keys and the previous tile's values; the softmax overlaps the latter."""
     stage = (done + step) % STAGES
     before = (done + step - 1) % STAGES
     mbarrier.wait(k_full.index(stage), ((done + step) // STAGES) & 1)
@@ -212,7 +215,7 @@ def consume(which: gl.constexpr, out, q, sinks, q_tiles, k_boxes, v_boxes, k_ful
             pairs, pair_full, pair_free, scale, stride_out_token, stride_out_head, stride_token, stride_head,
             GROUP: gl.constexpr, HEAD: gl.constexpr, HEAD_PADDED: gl.constexpr, TILE: gl.constexpr,
             STAGES: gl.constexpr):  # fmt: skip
-    """Four warps: one Q block of each pair over all tiles, the last one first."""
+    """Compute one Q block of each pair over all tiles, the last first; runs in four warps."""
     DTYPE: gl.constexpr = q.dtype.element_ty
     BLOCK_Q: gl.constexpr = ROWS // GROUP
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TILE, 16])
@@ -314,7 +317,7 @@ def consume(which: gl.constexpr, out, q, sinks, q_tiles, k_boxes, v_boxes, k_ful
 
 
 @cached_autotune(
-    configs=hopper_space(), key=HOPPER_KEYS, buckets=HOPPER_BUCKETS, prune_configs_by=hopper_pruned(),
+    configs=hopper_space(), key=HOPPER_KEYS, buckets=HOPPER_BUCKETS, prune_configs_by=hopper_prune_rules(),
     method=METHOD,
 )  # fmt: skip
 @gluon.jit(

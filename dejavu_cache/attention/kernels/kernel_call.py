@@ -1,4 +1,4 @@
-"""A kernel's launch, made but not yet done: what an implementation runs, and what a sweep tunes."""
+"""Prepared kernel launches, which implementations run and sweeps tune."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import torch
 __all__ = ["KernelCall", "num_sms", "zeros"]
 
 SPARE = 1 << 20
-"""Zeros that are made at a time for graphs: enough for hundreds of captured launches."""
+"""Zeros allocated at a time for captured graphs: enough for hundreds of launches."""
 
 
 class KernelCall(NamedTuple):
-    """A kernel, its grid and its arguments."""
+    """A kernel with its grid and arguments."""
 
     kernel: Any
     grid: Any
@@ -22,7 +22,7 @@ class KernelCall(NamedTuple):
     kwargs: dict[str, Any]
 
     def __call__(self) -> None:
-        """Launches."""
+        """Launch the kernel."""
         self.kernel[self.grid](*self.args, **self.kwargs)
 
     @property
@@ -33,32 +33,30 @@ class KernelCall(NamedTuple):
 
 @cache
 def num_sms(device: torch.device) -> int:
-    """Multiprocessors of a GPU; a few, as programs of the interpreter."""
-    return (
-        torch.cuda.get_device_properties(device).multi_processor_count
-        if device.type == "cuda"
-        else 2
-    )
+    """Return the number of multiprocessors of a GPU; 2 for Triton's interpreter."""
+    if device.type != "cuda":
+        return 2
+    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def zeros(device: torch.device, count: int) -> torch.Tensor:
-    """Zeros, int32, for a kernel that counts with them and leaves them zero.
+    """Return `count` int32 zeros as counters for a kernel that resets them to zero itself.
 
-    Launches of one stream follow each other, so they share them. A captured graph may be replayed on any
-    stream beside any other, so each launch in it has its own, from a supply that is made outside of graphs:
-    to clear them in the graph would take longer than some kernels. Nobody says when a graph is gone, so a
-    supply is never given back.
+    Launches on one stream run one after the other and share their counters. A captured graph may
+    run on any stream, so each launch in it gets counters of its own, from a supply that is
+    allocated outside of the capture: clearing them inside the graph would take longer than some
+    kernels. The end of a graph's life is not reported, so a supply is never reused.
     """
     if device.type != "cuda":
         return torch.zeros(count, dtype=torch.int32)
     supplies = _supplies.setdefault(device, [])
-    short = not supplies or len(supplies[-1]) < count
+    exhausted = not supplies or len(supplies[-1]) < count
     if torch.cuda.is_current_stream_capturing():
-        if short:
+        if exhausted:
             return torch.zeros(count, dtype=torch.int32, device=device)
-        taken, supplies[-1] = supplies[-1][:count], supplies[-1][count:]
-        return taken
-    if short:
+        counters, supplies[-1] = supplies[-1][:count], supplies[-1][count:]
+        return counters
+    if exhausted:
         supplies.append(torch.zeros(SPARE, dtype=torch.int32, device=device))
     return _shared_zeros(device, torch.cuda.current_stream(device).cuda_stream, count)
 

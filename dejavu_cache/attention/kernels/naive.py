@@ -84,7 +84,7 @@ def naive_kernel(
 
 
 def launch(batch: Batch) -> KernelCall:
-    """One program per token and query head."""
+    """Prepare a launch with one program per token and query head."""
     out = batch.out
     return KernelCall(
         naive_kernel,
@@ -95,6 +95,6 @@ def launch(batch: Batch) -> KernelCall:
 
 
 def run(batch: Batch) -> torch.Tensor:
-    """Attention of a batch."""
+    """Compute a batch's attention, and return its `out`."""
     launch(batch)()
     return batch.out

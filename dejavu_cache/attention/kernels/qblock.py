@@ -1,7 +1,7 @@
-"""The paper's Q blocks (4.4, listing 4), with a tile size of their own (4.6).
+"""The paper's Q blocks (4.4, listing 4) with tiles that need not be pages (4.6).
 
-One program takes BLOCK_M rows: the query heads of one KV head, for the tokens that fit. Keys and values
-are read once for all of them.
+One program computes BLOCK_M rows: all query heads of one KV head, for as many tokens as fit. It
+reads keys and values once for all of them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import triton.language as tl
 
 from ...runtime.autotuner import cached_autotune
 from ..batch import Batch
-from ..search_space import BUCKETS, KEYS, METHOD, pruned, space, usual
+from ..search_space import BUCKETS, KEYS, METHOD, default_rule, prune_rules, space
 from .kernel_call import KernelCall
 from .softmax_tiles import attend, find_block, init_softmax, load_block, store_rows
 
@@ -26,8 +26,8 @@ CONFIGS = space(stages=(1, 2, 3, 4, 5))
     configs=CONFIGS,
     key=KEYS,
     buckets=BUCKETS,
-    prune_configs_by=pruned(),
-    default=usual(CONFIGS),
+    prune_configs_by=prune_rules(),
+    default=default_rule(CONFIGS),
     method=METHOD,
 )
 @triton.jit(
@@ -43,7 +43,7 @@ def qblock_kernel(
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    # Heads vary fastest, and late Q blocks, which see the most keys, come first: the short ones fill the gaps.
+    # Heads vary fastest. Late Q blocks see the most keys and start first; short ones fill the gaps.
     kv_head = tl.program_id(0) % KV_HEADS
     block = (tl.num_programs(0) - 1 - tl.program_id(0)) // KV_HEADS
     sequence, first, count, position = find_block(
@@ -83,7 +83,7 @@ def qblock_kernel(
 
 
 def launch(batch: Batch) -> KernelCall:
-    """One program per Q block and KV head."""
+    """Prepare a launch with one program per Q block and KV head."""
     out = batch.out
     return KernelCall(
         qblock_kernel,
@@ -94,6 +94,6 @@ def launch(batch: Batch) -> KernelCall:
 
 
 def run(batch: Batch) -> torch.Tensor:
-    """Attention of a batch."""
+    """Compute a batch's attention, and return its `out`."""
     launch(batch)()
     return batch.out

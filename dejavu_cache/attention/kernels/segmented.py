@@ -1,7 +1,7 @@
-"""The paper's parallel tiled softmax (4.5, listing 5): a sequence's keys are cut into segments, a program each.
+"""The paper's parallel tiled softmax (4.5, listing 5): one program per segment of the keys.
 
-A second kernel merges them. It reads how much each segment holds from what the first one wrote, so the
-tile size and the number of segments can be tuned without telling it.
+A second kernel merges the segments. The first one writes each segment's maximum and sum beside its
+output, so the merging kernel does not depend on the tuned tile size.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ import triton.language as tl
 
 from ...runtime.autotuner import cached_autotune
 from ..batch import Batch
-from ..search_space import BUCKETS, KEYS, METHOD, pruned, space, usual
+from ..search_space import BUCKETS, KEYS, METHOD, default_rule, prune_rules, space
 from .kernel_call import KernelCall, num_sms
 from .softmax_tiles import attend, find_block, init_softmax, load_block
 
 __all__ = ["launch", "merge_kernel", "run", "segment_kernel"]
 
 PER_SM = (1, 2, 4, 8, 16, 32)
-"""Programs for each multiprocessor, so that one config suits few long sequences as well as many short ones."""
+"""Programs per multiprocessor; counted per GPU so that one config suits few and many sequences."""
 
 MOST_SEGMENTS = 128
 
 AT_ONCE = 1 << 15
-"""Elements of keys that the tiles of a multiprocessor's programs hold at once."""
+"""Elements of keys that the tiles of all programs on a multiprocessor hold at the same time."""
 
 ROOM = 8192
-"""As many (token, KV head, segment) as there may be: more than every GPU's programs."""
+"""Limit of (token, KV head, segment) triples: more than the programs of any GPU."""
 
 
 @triton.jit(do_not_specialize=["num_seqs", "num_rows", "segments"])
@@ -39,7 +39,7 @@ def merge_kernel(
     out, stride_out_token, stride_out_head, scratch, cu_seqlens_q, v_scale, num_seqs, num_rows, segments,
     HEADS: tl.constexpr, HEAD: tl.constexpr, HEAD_PADDED: tl.constexpr, SLOTS: tl.constexpr,
 ):  # fmt: skip
-    """One program per (token, query head): the segments' outputs, weighted by what each saw."""
+    """Merge the segments' outputs, weighted by their sums; one program per (token, query head)."""
     row = tl.program_id(0).to(tl.int64)
     tokens = tl.load(
         cu_seqlens_q + num_seqs
@@ -78,8 +78,8 @@ def _merge(
     )  # fmt: skip
 
 
-def _merge_too(nargs: dict[str, Any], exception: Exception | None) -> None:
-    """Runs after every launch that is measured, so that more segments also cost what merging them does."""
+def _merge_after_benchmark(nargs: dict[str, Any], exception: Exception | None) -> None:
+    """Merge after each benchmarked launch, so that its time includes the cost of merging."""
     if exception is None:
         _merge(
             nargs["out"], nargs["scratch"], nargs["cu_seqlens_q"], nargs["v_scale"], nargs["HEAD_PADDED"],
@@ -87,47 +87,49 @@ def _merge_too(nargs: dict[str, Any], exception: Exception | None) -> None:
         )  # fmt: skip
 
 
-def num_segments(given: Mapping[str, Any], config: Mapping[str, Any]) -> int:
-    """In how many segments a sequence's keys are cut, by the launch's arguments and a config's values.
+def num_segments(arguments: Mapping[str, Any], config: Mapping[str, Any]) -> int:
+    """Return the number of segments per sequence for a launch's arguments and a config's values.
 
-    As many as make `per_sm` programs for each multiprocessor, if there are tiles and room for them. Segments
-    of a single tile are worth it only if all of them run at once, in a batch whose other sequences are half as
-    long as the longest. Every launch asks, so this keeps to plain integers: `triton.cdiv` takes microseconds.
+    It gives each multiprocessor `per_sm` programs, as far as tiles and scratch memory allow.
+    Segments of a single tile pay off only if all of them run at the same time; the estimate takes
+    the other sequences to be half as long as the longest. Called at every launch, hence the plain
+    integers: `triton.cdiv` takes microseconds.
     """
-    block_q = config["BLOCK_M"] // given["GROUP"]
-    tokens = given["num_rows"] // (given["GROUP"] * given["KV_HEADS"])
-    num_seqs, sms = given["num_seqs"], given["sms"]
-    blocks = max(tokens // block_q, num_seqs) * given["KV_HEADS"]
-    keys = given["max_context"]
-    if given["WINDOW"] >= 0:
-        keys = min(keys, given["WINDOW"] + block_q)
+    block_q = config["BLOCK_M"] // arguments["GROUP"]
+    tokens = arguments["num_rows"] // (arguments["GROUP"] * arguments["KV_HEADS"])
+    num_seqs, sms, most = arguments["num_seqs"], arguments["sms"], arguments["most"]
+    blocks = max(tokens // block_q, num_seqs) * arguments["KV_HEADS"]
+    keys = arguments["max_context"]
+    if arguments["WINDOW"] >= 0:
+        keys = min(keys, arguments["WINDOW"] + block_q)
     tiles = math.ceil(keys / config["TILE"])
-    programs = AT_ONCE // (config["TILE"] * given["HEAD_PADDED"]) * sms
+    programs = AT_ONCE // (config["TILE"] * arguments["HEAD_PADDED"]) * sms
     at_once = programs * 2 * num_seqs // (blocks * (num_seqs + 1))
-    wanted = min(
-        int(config["per_sm"]) * sms // blocks, max(at_once, tiles // 2), tiles, given["most"]
-    )
-    return min(math.ceil(tiles / max(round(tiles / max(wanted, 1)), 1)), given["most"])
+    target = min(int(config["per_sm"]) * sms // blocks, max(at_once, tiles // 2), tiles, most)
+    return min(math.ceil(tiles / max(round(tiles / max(target, 1)), 1)), most)
 
 
-def _differs(config: triton.Config, given: Mapping[str, Any]) -> bool:
-    """Of configs that cut prompts alike, and so are one, only the first.
+def _is_distinct(config: triton.Config, arguments: Mapping[str, Any]) -> bool:
+    """Return whether no config with a smaller `per_sm` cuts the launch into as many segments.
 
-    Of decodes all are measured: a tree may choose any of them there, for what it is worth nearby.
+    Decoding keeps all configs, because a tree may choose any of them for a scenario nearby.
     """
-    if "sms" not in given or BUCKETS["decode_share"](given["decode_share"]) == 100:
+    if "sms" not in arguments or BUCKETS["decode_share"](arguments["decode_share"]) == 100:
         return True
-    segments = num_segments(given, config.kwargs)
-    fewer = ({**config.kwargs, "per_sm": less} for less in PER_SM if less < config.kwargs["per_sm"])
-    return all(num_segments(given, other) != segments for other in fewer)
+    segments = num_segments(arguments, config.kwargs)
+    smaller = (per_sm for per_sm in PER_SM if per_sm < config.kwargs["per_sm"])
+    return all(
+        num_segments(arguments, {**config.kwargs, "per_sm": per_sm}) != segments
+        for per_sm in smaller
+    )
 
 
 CONFIGS = space(per_sm=PER_SM)
 
 
 @cached_autotune(
-    configs=CONFIGS, key=KEYS, buckets=BUCKETS, prune_configs_by=pruned(_differs), post_hook=_merge_too,
-    default=usual(CONFIGS, _differs, per_sm=8), method=METHOD,
+    configs=CONFIGS, key=KEYS, buckets=BUCKETS, prune_configs_by=prune_rules(_is_distinct), post_hook=_merge_after_benchmark,
+    default=default_rule(CONFIGS, _is_distinct, per_sm=8), method=METHOD,
 )  # fmt: skip
 @triton.jit(
     do_not_specialize=["num_rows", "most", "sms", "per_sm", "stride_table", "num_seqs", "avg_query", "max_context",
@@ -187,25 +189,30 @@ def segment_kernel(
     tl.store(peaks + num_rows.to(tl.int64) * segments + at, total, mask=inside)
 
 
-def launch(batch: Batch, chosen: Callable[[int], object] = lambda segments: None) -> KernelCall:
-    """One program per Q block, KV head and segment.
+def launch(batch: Batch, on_grid: Callable[[int], object] = lambda segments: None) -> KernelCall:
+    """Prepare a launch with one program per Q block, KV head and segment.
 
     Args:
-        chosen: is told, at the launch, in how many segments the config has it cut the keys.
+        batch: the call.
+        on_grid: called at the launch with the number of segments, which depends on the config.
     """
     rows, sms = batch.num_tokens * batch.q.shape[1], num_sms(batch.q.device)
     most = min(MOST_SEGMENTS, max(ROOM // (batch.num_tokens * batch.kv_heads), 1))
     scratch = torch.empty(
         rows * most * (batch.head_padded + 2), dtype=torch.float32, device=batch.q.device
     )
-    given = {
-        "num_rows": rows, "most": most, "sms": sms, "num_seqs": batch.num_seqs, "max_context": batch.max_seqlen_k,
+    arguments = {
+        "num_rows": rows,
+        "most": most,
+        "sms": sms,
+        "num_seqs": batch.num_seqs,
+        "max_context": batch.max_seqlen_k,
         **batch.shape,
-    }  # fmt: skip
+    }
 
     def grid(meta: dict[str, Any]) -> tuple[int, int]:
-        segments = num_segments(given, meta)
-        chosen(segments)
+        segments = num_segments(arguments, meta)
+        on_grid(segments)
         return batch.q_blocks(meta["BLOCK_M"] // batch.group) * batch.kv_heads, segments
 
     return KernelCall(
@@ -214,7 +221,7 @@ def launch(batch: Batch, chosen: Callable[[int], object] = lambda segments: None
 
 
 def run(batch: Batch) -> torch.Tensor:
-    """Attention of a batch: the segments, then one program per row to merge them."""
+    """Compute a batch's attention by segments, merge them, and return its `out`."""
     segments: list[int] = []
     segmented = launch(batch, segments.append)
     segmented()

@@ -1,4 +1,4 @@
-"""What the kernels share: finding a program's Q block, and the tiled softmax over its keys and values."""
+"""Device functions of the kernels: location of a program's Q block, and the tiled softmax."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def find_block(cu_seqlens_q, seqused_k, block, num_seqs, BLOCK_Q: tl.constexpr):
-    """The Q block of a number: (sequence, its first token in q, tokens in it, its first position).
+    """Return a Q block's sequence, first token in q, number of tokens and first position.
 
     Sequence i's Q blocks are numbered from cu_seqlens_q[i] // BLOCK_Q + i on. That needs no sums, and
     leaves at most one number per sequence unused: such a block has no tokens.
@@ -37,11 +37,11 @@ def find_block(cu_seqlens_q, seqused_k, block, num_seqs, BLOCK_Q: tl.constexpr):
 def load_block(q, alibi_slopes, k_scale, softmax_scale, first, count, position, kv_head, stride_token, stride_head,
                KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD: tl.constexpr, HEAD_PADDED: tl.constexpr,
                BLOCK_M: tl.constexpr):  # fmt: skip
-    """A Q block's queries, and what goes with its rows; a row is a (token, query head of one KV head).
+    """Load a Q block; each of its rows is a (token, query head of one KV head).
 
     Returns:
-        queries [BLOCK_M, HEAD_PADDED], and of each row: the position, the head, the ALiBi slope; then the
-        scale of the scores, any dequantization of the keys included.
+        Queries [BLOCK_M, HEAD_PADDED]; each row's position, head and ALiBi slope; and the factor
+        of the scores, which includes k_scale.
     """
     rows = tl.arange(0, BLOCK_M)
     dims = tl.arange(0, HEAD_PADDED)
@@ -66,7 +66,7 @@ def load_block(q, alibi_slopes, k_scale, softmax_scale, first, count, position, 
 @triton.jit
 def store_rows(out, acc, total, v_scale, first, count, kv_head, stride_token, stride_head,
                GROUP: tl.constexpr, BLOCK_M: tl.constexpr, HEAD: tl.constexpr, HEAD_PADDED: tl.constexpr):  # fmt: skip
-    """Writes a Q block's outputs to where its queries came from."""
+    """Divide a Q block's outputs by their sums and store them at its tokens and heads."""
     rows = tl.arange(0, BLOCK_M)
     dims = tl.arange(0, HEAD_PADDED)
     inside = rows < count * GROUP
@@ -83,7 +83,7 @@ def store_rows(out, acc, total, v_scale, first, count, kv_head, stride_token, st
 
 @triton.jit
 def init_softmax(sinks, heads, first_segment, ROWS: tl.constexpr):
-    """Running maximum (base 2) and sum of a tiled softmax: empty, or holding the sinks of the rows' heads."""
+    """Return the initial maximum (base 2) and sum of a tiled softmax, with the heads' sinks."""
     peak = tl.full([ROWS], float("-inf"), dtype=tl.float32)
     total = tl.zeros([ROWS], dtype=tl.float32)
     if sinks is not None:
@@ -104,7 +104,7 @@ def key_rows(
     TILE: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """Where the tokens [start, start + TILE) of a sequence lie in a cache; those from `end` on may lie anywhere."""
+    """Return a cache's offsets of tokens [start, start + TILE); from `end` on they are arbitrary."""
     if PAGE % TILE == 0:  # the tile is in one page
         page = tl.load(pages + start // PAGE).to(tl.int64)
         return page * stride_page + (start % PAGE + tl.arange(0, TILE)) * stride_slot
@@ -120,7 +120,7 @@ def key_rows(
 def load_tile(
     cache, rows, present, HEAD: tl.constexpr, HEAD_PADDED: tl.constexpr, MASKED: tl.constexpr
 ):
-    """Keys or values of one tile, [TILE, HEAD_PADDED]; what is absent is zero, whatever the cache holds there."""
+    """Load one tile of keys or values, [TILE, HEAD_PADDED], with zeros for absent tokens."""
     dims = tl.arange(0, HEAD_PADDED)
     at = cache + rows[:, None] + dims[None, :]
     if MASKED:
@@ -137,12 +137,12 @@ def attend(acc, peak, total, queries, positions, slopes, keys, values, pages, lo
            stride_page, stride_slot, PAGE: tl.constexpr, TILE: tl.constexpr, HEAD: tl.constexpr,
            HEAD_PADDED: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr,
            MASKED: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """Tiled softmax of a Q block over the keys [low, high) of its sequence.
+    """Continue a Q block's tiled softmax over the keys [low, high) of its sequence.
 
-    Args:
-        acc, peak, total: the running output [BLOCK_M, HEAD_PADDED], maximum (base 2) and sum [BLOCK_M].
-        keys, values: the caches at this KV head; pages: this sequence's row of the block table.
-        low: a multiple of TILE; high too, unless MASKED. Without MASKED every row sees all these keys.
+    `acc` [BLOCK_M, HEAD_PADDED], `peak` and `total` [BLOCK_M] are the running output, maximum
+    (base 2) and sum. `keys` and `values` point to the caches at this KV head, `pages` to this
+    sequence's row of the block table. `low` is a multiple of TILE. Without MASKED, `high` is one
+    too, and every row sees all of these keys.
     """
     for start in tl.range(low, high, TILE):
         tokens = start + tl.arange(0, TILE)

@@ -1,9 +1,9 @@
-"""The paper's static launch grid (4.7): a fixed number of programs that share out whatever work there is.
+"""The paper's static launch grid (4.7): a fixed number of programs that divide the work equally.
 
-Nothing on the host depends on the lengths, so one captured graph serves every batch of as many sequences.
-The batch is laid out as one line of equal units, each some keys of one Q block; a program takes an equal,
-unbroken part of that line, which may begin and end inside a Q block. Of the programs that share a Q block,
-the one that is done last merges what all of them found.
+Nothing on the host depends on the lengths, so one captured graph serves all batches with the same
+number of sequences. The batch is laid out as one line of equal units, each some keys of one Q
+block. A program takes an equal, contiguous part of that line, which may begin and end inside a Q
+block. Of the programs that share a Q block, the last to finish merges their partial results.
 """
 
 from __future__ import annotations
@@ -17,23 +17,24 @@ import triton.language as tl
 
 from ...runtime.autotuner import cached_autotune
 from ..batch import Batch
-from ..search_space import BUCKETS, KEYS, METHOD, pruned, space, usual
+from ..search_space import BUCKETS, KEYS, METHOD, default_rule, prune_rules, space
 from .kernel_call import KernelCall, num_sms, zeros
 from .softmax_tiles import attend, init_softmax, load_block, store_rows
 
 __all__ = ["launch", "most_rows", "run", "static_grid_kernel"]
 
 UNIT = tl.constexpr(64)
-"""Keys in a unit: a tile, or several."""
+"""Keys in a unit: one tile or several."""
 
 LEAST = tl.constexpr(128)
-"""Keys that a program has at least; for fewer, what it finds costs more to merge than to leave to another.
+"""Minimum of keys per program: with fewer, merging costs more than the parallelism gains.
 
-A multiple of every tile. A line of no more such units than there are multiprocessors is not cut any finer.
+A multiple of every tile size. If the line has no more units of this size than the GPU has
+multiprocessors, it is not cut any finer.
 """
 
 PER_SM = (1, 2, 3, 4)
-"""Programs for each multiprocessor."""
+"""Programs per multiprocessor."""
 
 LARGEST_BLOCK = 128
 """The largest BLOCK_M worth its scratch memory."""
@@ -41,13 +42,13 @@ LARGEST_BLOCK = 128
 
 @triton.jit
 def first_unit(program, programs, units):
-    """Where a program's part of the line begins; it ends where the next one's begins."""
+    """Return the first unit of a program's part, which ends where the next program's begins."""
     return (program.to(tl.int64) * units // programs).to(tl.int32)
 
 
 @triton.jit
 def owner(unit, programs, units):
-    """The program in whose part a unit lies."""
+    """Return the program whose part contains a unit."""
     return (((unit + 1).to(tl.int64) * programs - 1) // units).to(tl.int32)
 
 
@@ -55,7 +56,7 @@ def owner(unit, programs, units):
 def merge_parts(out, scratch, v_scale, head_program, tail_program, head_slot, first, count, kv_head,
                 stride_token, stride_head, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, HEAD: tl.constexpr,
                 HEAD_PADDED: tl.constexpr, SLOTS: tl.constexpr, ROWS: tl.constexpr):  # fmt: skip
-    """Merges what the programs head_program to tail_program left of one Q block, and writes it to its place."""
+    """Merge the partial results of programs head_program to tail_program, and store the Q block."""
     width: tl.constexpr = HEAD_PADDED + 4
     dims = tl.arange(0, HEAD_PADDED)
     for low in tl.range(0, count * GROUP, ROWS):
@@ -69,7 +70,7 @@ def merge_parts(out, scratch, v_scale, head_program, tail_program, head_slot, fi
             there = (program <= tail_program)[:, None] & inside[None, :]
             slot = (program * 2 + tl.where(program == head_program, head_slot, 0)).to(tl.int64)
             part = scratch + (slot[:, None] * BLOCK_M + rows[None, :]) * width
-            # Past the first-level cache, which may hold what a launch before left there.
+            # Bypass the L1 cache, which may still hold the scratch data of an earlier launch.
             its_peak = tl.load(
                 part + HEAD_PADDED, mask=there, other=float("-inf"), cache_modifier=".cg"
             )
@@ -103,16 +104,16 @@ def merge_parts(out, scratch, v_scale, head_program, tail_program, head_slot, fi
         )
 
 
-def _fits(config: triton.Config, given: Mapping[str, Any]) -> bool:
-    return bool(config.kwargs["BLOCK_M"] <= given["MOST_ROWS"])
+def _fits_scratch(config: triton.Config, arguments: Mapping[str, Any]) -> bool:
+    return bool(config.kwargs["BLOCK_M"] <= arguments["MOST_ROWS"])
 
 
 CONFIGS = space(per_sm=PER_SM)
 
 
 @cached_autotune(
-    configs=CONFIGS, key=(*KEYS, "MOST_ROWS"), buckets=BUCKETS, prune_configs_by=pruned(_fits),
-    default=usual(CONFIGS, _fits, per_sm=2), method=METHOD,
+    configs=CONFIGS, key=(*KEYS, "MOST_ROWS"), buckets=BUCKETS, prune_configs_by=prune_rules(_fits_scratch),
+    default=default_rule(CONFIGS, _fits_scratch, per_sm=2), method=METHOD,
 )  # fmt: skip
 @triton.jit(
     do_not_specialize=[
@@ -143,7 +144,7 @@ def static_grid_kernel(
     rows = tl.arange(0, BLOCK_M)
     dims = tl.arange(0, HEAD_PADDED)
 
-    # The line: for each sequence, for each Q block and KV head, as many units as its last Q block needs.
+    # The line holds, per sequence, Q block and KV head, as many units as the last Q block needs.
     each = tl.arange(0, MAX_SEQS)
     query_lens = tl.load(cu_seqlens_q + each + 1, mask=each < num_seqs, other=0)
     query_lens -= tl.load(cu_seqlens_q + each, mask=each < num_seqs, other=0)
@@ -211,7 +212,7 @@ def static_grid_kernel(
                 GROUP, BLOCK_M, HEAD, HEAD_PADDED,
             )  # fmt: skip
         else:
-            # A program breaks at most two Q blocks: the one that it begins in, and the one that it ends in.
+            # A program shares at most two Q blocks: the one it begins in and the one it ends in.
             inside = rows < count * GROUP
             slot = (program * 2 + (at > start).to(tl.int32)).to(tl.int64)
             part = scratch + (slot * BLOCK_M + rows) * width
@@ -225,7 +226,7 @@ def static_grid_kernel(
                 tl.atomic_add(arrivals + head_program, 1, sem="acq_rel")
                 == tail_program - head_program
             ):
-                tl.store(arrivals + head_program, 0)  # as the next launch must find it
+                tl.store(arrivals + head_program, 0)  # reset for the next launch
                 head_slot = (first_unit(head_program, programs, units) < pair_start).to(tl.int32)
                 merge_parts(
                     out, scratch, v_scale, head_program, tail_program, head_slot, first, count, kv_head,
@@ -236,12 +237,12 @@ def static_grid_kernel(
 
 
 def most_rows(max_seqlen_q: int, group: int) -> int:
-    """The largest BLOCK_M that is worth it for sequences of so many new tokens."""
+    """Return the largest useful BLOCK_M for sequences of up to `max_seqlen_q` new tokens."""
     return min(max(16, 1 << (max_seqlen_q * group - 1).bit_length()), LARGEST_BLOCK)
 
 
 def launch(batch: Batch) -> KernelCall:
-    """A fixed number of programs per SM."""
+    """Prepare a launch with a fixed number of programs per multiprocessor."""
     out, device = batch.out, batch.q.device
     rows = most_rows(batch.max_seqlen_q, batch.group)
     most_programs = max(PER_SM) * num_sms(device)
@@ -261,10 +262,10 @@ def launch(batch: Batch) -> KernelCall:
 
 
 def run(batch: Batch) -> torch.Tensor:
-    """Attention of a batch.
+    """Compute a batch's attention, and return its `out`.
 
-    A graph that captured it may be replayed with other lengths, as long as `max_seqlen_q` and the number of
-    sequences hold; a sequence without query tokens is skipped.
+    A captured graph may be replayed with other lengths, as long as `max_seqlen_q` and the number of
+    sequences still hold; a sequence without new tokens is skipped.
     """
     launch(batch)()
     return batch.out

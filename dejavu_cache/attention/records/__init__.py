@@ -1,1 +1,1 @@
-"""Records that come with the package, a read-only file store in this folder: who has the GPU starts tuned."""
+"""Records shipped with the package: a read-only file store with tuned configs for some GPUs."""
