@@ -1,4 +1,4 @@
-"""What a person or a process uses to reach a cache: the command line and the HTTP client."""
+"""Command line and HTTP client of dejavu-cache."""
 
 from __future__ import annotations
 

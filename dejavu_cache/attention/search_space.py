@@ -28,7 +28,8 @@ __all__ = [
 ]
 
 KEYS = (
-    "num_seqs", "avg_query", "max_context", "decode_share", "KV_HEADS", "GROUP", "HEAD", "PAGE", "WINDOW", "SOFTCAP",
+    "num_seqs", "avg_query", "max_context", "decode_share",
+    "KV_HEADS", "GROUP", "HEAD", "PAGE", "WINDOW", "SOFTCAP",
 )  # fmt: skip
 """Arguments that determine a kernel's speed: the batch's composition, the model and the cache."""
 
