@@ -14,7 +14,8 @@ from dejavu_cache.stores.kernel_rename import (
     preview_rename,
 )
 
-from ..output import StoreOption, open_chosen_store, say
+from ..options import StoreOption, open_chosen_store
+from ..output import say
 
 __all__ = ["register"]
 
