@@ -12,7 +12,10 @@ import warnings
 from collections.abc import Mapping, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
+
+if TYPE_CHECKING:
+    from importlib.abc import Loader
 
 __all__ = ["LIBRARY_MOVES", "RENAMED_NAMES", "redirect_modules"]
 
@@ -146,7 +149,8 @@ class _MovedModuleFinder:
         if fullname not in _targets:
             return None
         had_submodules = any(former.startswith(f"{fullname}.") for former in _targets)
-        return ModuleSpec(fullname, self, is_package=had_submodules)
+        loader = cast("Loader", self)
+        return ModuleSpec(fullname, loader, is_package=had_submodules)
 
     def create_module(self, spec: ModuleSpec) -> None:
         """Let Python make the module object."""

@@ -62,7 +62,7 @@ class KernelRename:
 
     @property
     def functions(self) -> tuple[str, str] | None:
-        """The old and the new function name without module, or None if the function's name stays."""
+        """Return the old and the new function name, or None if the function keeps its name."""
         if self.old.endswith("."):
             return None
         old, new = self.old.rpartition(".")[2], self.new.rpartition(".")[2]
