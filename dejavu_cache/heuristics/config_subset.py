@@ -1,4 +1,4 @@
-"""The fewest configs that are close to the best everywhere."""
+"""Choose the fewest configs that are close to the best in every scenario."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from .slowdowns import Matrix
 __all__ = ["Subset", "smallest_subset"]
 
 _HOPELESS = 0.5
-"""What is worse than this over the bound is as bad as a failure."""
+"""Slowdown beyond the bound from which on a config counts as badly as one that failed."""
 
 _WITHIN = 1e-4
-"""What a cost within the bound weighs, against one beyond."""
+"""Weight of a slowdown within the bound, relative to one beyond it."""
 
 
 class Subset(NamedTuple):
     """A set of configs, and how close it stays.
 
     Attributes:
-        columns: the configs, the one that serves the most scenarios first.
-        bound: every scenario has one of them within this share of its best.
+        columns: columns of the configs, the one that serves the most scenarios first.
+        bound: in every scenario one of the configs is slower than the best by at most this share.
     """
 
     columns: list[int]
@@ -31,27 +31,29 @@ class Subset(NamedTuple):
 
 
 def smallest_subset(slowdown: Matrix, bound: float = 0.05, limit: int = 12) -> Subset:
-    """Covers every scenario with a config within a bound of its best, greedily.
+    """Cover every scenario with a config within a bound of its best, greedily.
 
-    Where that takes more configs than the limit, those are taken that exceed the bound least on average. Of sets that
-    keep the bound equally well, one that costs little is taken.
+    If that takes more configs than the limit, choose those that exceed the bound least on average.
+    Among sets that keep the bound equally well, prefer one with a low average slowdown.
 
     Args:
-        slowdown: [scenarios, configs], times over the best of each scenario.
-        bound: a share: 0.05 is 5% slower than the best.
-        limit: how many configs at most.
+        slowdown: [scenarios, configs], times as multiples of each scenario's best.
+        bound: accepted slowdown as a share: 0.05 is 5% slower than the best.
+        limit: maximum number of configs.
     """
     columns = _cover(slowdown <= 1 + bound)
     cost = np.minimum(slowdown - 1, bound + _HOPELESS)
     loss = np.maximum(cost - bound, 0) + _WITHIN * cost
-    columns = _exchanged(loss, columns if len(columns) <= limit else _greedy(loss, limit))
+    columns = _exchange_columns(
+        loss, columns if len(columns) <= limit else _choose_greedily(loss, limit)
+    )
     columns.sort(key=lambda column: -int((slowdown[:, column] <= 1 + bound).sum()))
     worst = slowdown[:, columns].min(axis=1).max(initial=1.0) - 1
     return Subset(columns, float(max(bound, worst if np.isfinite(worst) else 0.0)))
 
 
-def _greedy(loss: Matrix, limit: int) -> list[int]:
-    """One column after the other, each the one that leaves the least."""
+def _choose_greedily(loss: Matrix, limit: int) -> list[int]:
+    """Choose columns one by one, each the one that reduces the remaining loss most."""
     chosen: list[int] = []
     left = np.full((len(loss), 1), np.inf)
     for _ in range(limit):
@@ -60,26 +62,23 @@ def _greedy(loss: Matrix, limit: int) -> list[int]:
     return chosen
 
 
-def _exchanged(loss: Matrix, chosen: list[int]) -> list[int]:
-    """The columns, with one after the other exchanged for a better one until none is left to exchange."""
-    least, place, kept = loss[:, chosen].min(axis=1).sum(), 0, 0
-    while kept < len(chosen):
-        others = chosen[:place] + chosen[place + 1 :]
+def _exchange_columns(loss: Matrix, chosen: list[int]) -> list[int]:
+    """Replace columns by better ones, one at a time, until no replacement reduces the loss."""
+    least, index, unchanged = loss[:, chosen].min(axis=1).sum(), 0, 0
+    while unchanged < len(chosen):
+        others = chosen[:index] + chosen[index + 1 :]
         left = np.minimum(loss, loss[:, others].min(axis=1, keepdims=True, initial=np.inf)).sum(
             axis=0
         )
         if left.min() < least - 1e-12:
-            least, kept, chosen = (
-                left.min(),
-                0,
-                [*chosen[:place], int(left.argmin()), *chosen[place + 1 :]],
-            )
-        place, kept = (place + 1) % len(chosen), kept + 1
+            least, unchanged = left.min(), 0
+            chosen = [*chosen[:index], int(left.argmin()), *chosen[index + 1 :]]
+        index, unchanged = (index + 1) % len(chosen), unchanged + 1
     return chosen
 
 
 def _cover(serves: NDArray[np.bool_]) -> list[int]:
-    """Columns that together serve all rows: the most rows first, and none that the others make needless."""
+    """Choose columns that together serve all rows, without redundant ones."""
     chosen: list[int] = []
     open_rows = np.ones(len(serves), dtype=bool)
     while open_rows.any():
@@ -87,7 +86,7 @@ def _cover(serves: NDArray[np.bool_]) -> list[int]:
         chosen.append(int(gain.argmax()))
         open_rows &= ~serves[:, chosen[-1]]
     for column in reversed(chosen):
-        others = [each for each in chosen if each != column]
+        others = [other for other in chosen if other != column]
         if others and serves[:, others].any(axis=1).all():
             chosen = others
     return chosen

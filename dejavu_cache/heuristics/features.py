@@ -1,4 +1,4 @@
-"""Scenarios as columns of numbers, and a column's threshold as a question about a scenario."""
+"""Encode scenarios as columns of numbers, and thresholds of columns as a tree's questions."""
 
 from __future__ import annotations
 
@@ -17,52 +17,61 @@ from .slowdowns import Matrix
 __all__ = ["ScenarioEncoder", "Values", "scenario_values"]
 
 Values = Mapping[str, Any]
-"""What is asked about, by name."""
+"""The inputs of a decision tree by name."""
 
 
 def scenario_values(scenario: Scenario) -> dict[str, Any]:
-    """Key values and dtypes by name: what a tree asks about."""
+    """Return a scenario's key values and dtypes by name, which are the inputs of a tree."""
     return {**scenario.dtypes, **scenario.args}
 
 
 @dataclass(frozen=True)
-class _Size:
-    """A number, or the product of two; on a log scale if never zero or less. What is no number lies above all."""
+class _SizeColumn:
+    """A column for a number or for the product of two; values that are no numbers lie above all.
+
+    The scale is logarithmic if all known values are positive.
+
+    Attributes:
+        inputs: names of the factors.
+        known_values: the values in the tuned scenarios, in ascending order.
+    """
 
     inputs: tuple[str, ...]
-    known: tuple[float, ...]
+    known_values: tuple[float, ...]
 
     @property
     def logarithmic(self) -> bool:
-        return self.known[0] > 0
+        return self.known_values[0] > 0
 
     def encode(self, values: Values) -> float:
         value = _product(values, self.inputs)
         if value is None:
-            value = self.known[-1] * 2 if self.logarithmic else self.known[-1] + 1
+            value = self.known_values[-1] * 2 if self.logarithmic else self.known_values[-1] + 1
         return math.log2(value) if self.logarithmic else float(value)
 
-    def beside(self, value: float) -> tuple[float, ...]:
-        """The known values next to a known one."""
-        index = self.known.index(value)
-        return self.known[max(index - 1, 0) : index] + self.known[index + 1 : index + 2]
+    def neighbours(self, value: float) -> tuple[float, ...]:
+        """Return the known values next to a known one."""
+        index = self.known_values.index(value)
+        return (
+            self.known_values[max(index - 1, 0) : index] + self.known_values[index + 1 : index + 2]
+        )
 
     def split(self, threshold: float, below: Node, above: Node) -> Node:
         limit = 2.0**threshold if self.logarithmic else threshold
         return AtMost(inputs=self.inputs, at_most=self._readable(limit), yes=below, no=above)
 
     def _readable(self, limit: float) -> float | int:
-        """The shortest number near the limit that parts the known values as it does."""
+        """Return the shortest number that splits the known values as the limit does."""
         for digits in range(2, 17):
             short = float(f"{limit:.{digits}g}")
-            if all((value <= short) == (value <= limit) for value in self.known):
+            if all((value <= short) == (value <= limit) for value in self.known_values):
                 return int(short) if short.is_integer() else short
         return limit
 
 
 @dataclass(frozen=True)
-class _Is:
-    """Whether an input has one value."""
+class _EqualityColumn:
+    """A column for the question whether an input has a certain value."""
 
     input: str
     value: Scalar
@@ -75,21 +84,25 @@ class _Is:
 
 
 class ScenarioEncoder:
-    """How scenarios are encoded: a column per size and per product of two, one per value of what is no number.
+    """Encodes scenarios: a column per size and product of two sizes, one per value of other inputs.
 
-    Products are there since grids are products: a kernel changes its ways with M * N, and no split of M or of N
-    alone says so. What never varied gets no column, and `inputs` keeps a tree from answering where it is another.
+    Products have columns since grids are products: how a kernel behaves changes with M * N, which
+    no split of M or of N alone can express. An input that never varied gets no column; instead,
+    `inputs` keeps a tree from answering for other values of it.
+
+    Args:
+        tuned: the inputs of the tuned scenarios.
 
     Attributes:
-        inputs: what the inputs may be for a tree fitted on these scenarios to answer.
+        inputs: the values of the inputs for which a tree fitted on these scenarios answers.
     """
 
-    def __init__(self, held: Sequence[Values]) -> None:
+    def __init__(self, tuned: Sequence[Values]) -> None:
         self.inputs: dict[str, Input] = {}
-        sizes: list[_Size] = []
-        flags: list[_Is] = []
-        for name in sorted({name for values in held for name in values}):
-            seen: list[Any] = [values.get(name) for values in held]
+        sizes: list[_SizeColumn] = []
+        flags: list[_EqualityColumn] = []
+        for name in sorted({name for values in tuned for name in values}):
+            seen: list[Any] = [values.get(name) for values in tuned]
             numbers: tuple[float, ...] = tuple(
                 sorted({value for value in seen if _is_number(value)})
             )
@@ -99,31 +112,31 @@ class ScenarioEncoder:
                 numbers=several, values=(*others, *(() if several else numbers))
             )
             if several:
-                sizes.append(_Size((name,), numbers))
-            # Of two values one question tells them apart, and of one there is nothing to ask.
+                sizes.append(_SizeColumn((name,), numbers))
+            # One question tells two values apart, and a single value needs none.
             asked = others if numbers or len(others) > 2 else others[1:]
-            flags += [_Is(name, value) for value in asked]
+            flags += [_EqualityColumn(name, value) for value in asked]
         pairs = combinations([size.inputs[0] for size in sizes if size.logarithmic], 2)
         self._sizes = sizes
-        self._columns: list[_Size | _Is] = [
+        self._columns: list[_SizeColumn | _EqualityColumn] = [
             *sizes,
             *flags,
-            *(_Size(pair, _products(held, pair)) for pair in pairs),
+            *(_SizeColumn(pair, _products(tuned, pair)) for pair in pairs),
         ]
 
     def encode(self, points: Sequence[Values]) -> Matrix:
-        """[points, columns]; one column of zeros if nothing varied."""
+        """Return the encoding [points, columns]; a single column of zeros if no input varied."""
         rows = [[column.encode(values) for column in self._columns] for values in points]
         return np.array(rows).reshape(len(rows), -1) if self._columns else np.zeros((len(rows), 1))
 
-    def beside(self, points: Sequence[Values]) -> list[Values]:
-        """What is one step of one number away from points, and none of them."""
+    def neighbours(self, points: Sequence[Values]) -> list[Values]:
+        """Return the points that differ from given ones by one step of one number."""
         steps = [
             {**values, size.inputs[0]: other}
             for values in points
             for size in self._sizes
             if _is_number(values.get(size.inputs[0]))
-            for other in size.beside(values[size.inputs[0]])
+            for other in size.neighbours(values[size.inputs[0]])
         ]
         new = {frozenset(values.items()): values for values in steps}
         for values in points:
@@ -131,12 +144,12 @@ class ScenarioEncoder:
         return list(new.values())
 
     def split(self, column: int, threshold: float, below: Node, above: Node) -> Node:
-        """The question that sends a scenario below or above a threshold of its encoding."""
+        """Return the node that tells encodings below a threshold from those above it."""
         return self._columns[column].split(threshold, below, above)
 
 
-def _products(held: Sequence[Values], inputs: Sequence[str]) -> tuple[float, ...]:
-    products = {_product(values, inputs) for values in held}
+def _products(points: Sequence[Values], inputs: Sequence[str]) -> tuple[float, ...]:
+    products = {_product(values, inputs) for values in points}
     return tuple(sorted(product for product in products if product is not None))
 
 

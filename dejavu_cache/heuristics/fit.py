@@ -1,8 +1,9 @@
-"""From records to a decision tree: the smallest set of configs, then a tree that chooses among them.
+"""Fit a decision tree to records: choose a small set of configs, then grow a tree over it.
 
-The tree learns what each config of the set is expected to cost in a scenario, not which one won there: to take the
-second best where the two are close is no mistake, and what costs much next door may not be taken for having won by
-chance. What a tree costs is told by scenarios that were held out of everything, of the choice of the set too.
+The tree learns what each config of the set is expected to cost in a scenario, not which one won
+there. So choosing the second best where the two are close is no mistake, and a config that won by
+chance is not chosen if it is slow in neighbouring scenarios. The tree's regret is measured on
+scenarios that were held out of all steps, the choice of the set included.
 """
 
 from __future__ import annotations
@@ -24,67 +25,82 @@ from .tree_growth import grow_tree
 __all__ = ["BOUND", "LEAVES", "LIMIT", "NEEDED", "fit"]
 
 BOUND = 0.05
+"""Default for the accepted slowdown of the set's configs, as a share."""
+
 LIMIT = 12
+"""Default for the maximum number of configs."""
+
 NEEDED = 10
-"""Scenarios: of fewer, one that is held out says nothing about the others."""
+"""Scenarios that a tree needs; with fewer, a held-out scenario says nothing about the others."""
 
 LEAVES = 32
+"""Default for the maximum number of leaves."""
 
 _HOPELESS = 1.4
-"""Times over the best from which on it does not matter how bad a config is."""
+"""Multiple of the best time from which on it does not matter how slow a config is."""
 
 _TREES = 100
+"""Number of trees in the forest that estimates costs between tuned scenarios."""
 
 _CANNOT_RUN = 1e3
-"""The burden of a failure: a leaf takes a config that failed in one of its scenarios only if all others did too."""
+"""Cost of a failure: a leaf only chooses a config that failed there if all others did too."""
 
 _FOLDS = 100
-"""In how many parts scenarios are held out; of fewer scenarios, each by itself.
+"""Maximum number of folds; up to as many scenarios, each one is held out by itself.
 
-A part of several may hold out neighbours together, and then what it says depends on how they were shuffled.
+A fold of several scenarios may hold out neighbours together, and then its regret depends on how the
+scenarios were shuffled.
 """
 
 
 def fit(
-    whole: RecordSet,
+    records: RecordSet,
     *,
     bound: float = BOUND,
     limit: int = LIMIT,
     leaves: int = LEAVES,
     progress: Callable[[float], None] = lambda share: None,
 ) -> Tree:
-    """Fits a tree to the records of one context; equal records give an equal tree.
+    """Fit a tree to the records of one context; equal records give an equal tree.
 
     Args:
-        bound: how far, as a share, the nearest config of the set may be from the best of all in any scenario.
-        limit: how many configs at most; where they do not suffice, the bound is exceeded.
-        leaves: how many leaves at most.
-        progress: is told which share of the work is done.
+        records: the records of the context.
+        bound: accepted slowdown, as a share, of the set's best config in any scenario.
+        limit: maximum number of configs; if they do not suffice, the bound is exceeded.
+        leaves: maximum number of leaves.
+        progress: called with the share of the work that is done.
 
     Raises:
         TooFewRecordsError: fewer than `NEEDED` scenarios have two timed configs.
     """
-    costs = SlowdownTable.of(whole.records)
+    costs = SlowdownTable.of(records.records)
     if len(costs) < NEEDED:
-        kernel, device = whole.context.kernel.name, whole.context.environment.device.name
+        kernel, device = records.context.kernel.name, records.context.environment.device.name
         raise TooFewRecordsError(
-            f"{kernel} has {len(costs)} scenarios with two timed configs or more on {device}, and a tree needs "
-            f"{NEEDED}: tune {NEEDED - len(costs)} more"
+            f"{kernel} has {len(costs)} scenarios with two timed configs or more on {device}, "
+            f"and a tree needs {NEEDED}: tune {NEEDED - len(costs)} more"
         )
-    model = _fitted(costs, bound, limit, leaves)
+    model = _fit_tree(costs, bound, limit, leaves)
     return Tree(
-        context=whole.context,
+        context=records.context,
         configs=tuple(costs.configs[column] for column in model.chosen),
         inputs=model.inputs,
         root=model.root,
         bound=round(model.bound, 6),
-        regret=_validated(costs, bound, limit, leaves, progress),
-        at=max(each.at for record in whole.records for each in record.measurements),
+        regret=_cross_validate(costs, bound, limit, leaves, progress),
+        at=max(measurement.at for record in records.records for measurement in record.measurements),
     )
 
 
 class _FittedTree(NamedTuple):
-    """What was fitted: `chosen` are columns of the costs, and the leaves rank places in `chosen`."""
+    """A tree over a set of configs.
+
+    Attributes:
+        root: the tree; its leaves rank indices into `chosen`.
+        inputs: the values of the inputs for which the tree answers.
+        chosen: the set, as columns of the slowdown table.
+        bound: the bound that the set keeps.
+    """
 
     root: Node
     inputs: dict[str, Input]
@@ -92,22 +108,27 @@ class _FittedTree(NamedTuple):
     bound: float
 
 
-def _fitted(costs: SlowdownTable, bound: float, limit: int, leaves: int) -> _FittedTree:
+def _fit_tree(costs: SlowdownTable, bound: float, limit: int, leaves: int) -> _FittedTree:
     chosen, bound = smallest_subset(costs.slowdown, bound, limit)
     tuned = [scenario_values(scenario) for scenario in costs.scenarios]
     columns = ScenarioEncoder(tuned)
-    # A tree is asked between the tuned scenarios too, and learns there as much.
-    encoded = columns.encode([*tuned, *columns.beside(tuned)])
-    burden = _expected(encoded, costs.slowdown[:, chosen])
+    # A tree is also asked about scenarios between the tuned ones, so it learns from those too.
+    encoded = columns.encode([*tuned, *columns.neighbours(tuned)])
+    burden = _estimate_costs(encoded, costs.slowdown[:, chosen])
     failed = costs.tried & ~np.isfinite(costs.slowdown)
     burden[: len(tuned)][failed[:, chosen]] = _CANNOT_RUN
     return _FittedTree(grow_tree(columns, encoded, burden, leaves), columns.inputs, chosen, bound)
 
 
-def _expected(encoded: Matrix, slowdown: Matrix) -> Matrix:
-    """[points, configs]: the logarithm of the slowdown, as measured in the first points and guessed in the others.
+def _estimate_costs(encoded: Matrix, slowdown: Matrix) -> Matrix:
+    """Return the logarithm of the slowdown [points, configs], estimated by a forest.
 
-    What was pruned is passed over at a launch, so it is only as bad as having no good config.
+    The forest is fitted to the measured slowdown of the first points. A pruned config counts as a
+    slow one and not as a failure, since a launch passes over it.
+
+    Args:
+        encoded: [points, columns], the encoded tuned scenarios, then others.
+        slowdown: [tuned scenarios, configs].
     """
     from sklearn.ensemble import ExtraTreesRegressor
 
@@ -116,40 +137,44 @@ def _expected(encoded: Matrix, slowdown: Matrix) -> Matrix:
         encoded[: len(slowness)], slowness.squeeze()
     )
     expected: Matrix = forest.predict(encoded).reshape(len(encoded), -1)
-    return np.round(expected, 5)  # the last bits of a sum decide nothing
+    return np.round(expected, 5)  # so that rounding errors of sums decide nothing
 
 
-def _validated(
+def _cross_validate(
     costs: SlowdownTable, bound: float, limit: int, leaves: int, progress: Callable[[float], None]
 ) -> Regret:
-    """What choices cost in scenarios that nothing of the fit has seen."""
+    """Return the cost of a tree's choices in scenarios that were held out of its fit."""
     folds = min(len(costs), _FOLDS)
-    paid: list[float] = []
-    for done, (kept, held) in enumerate(_folds(len(costs), folds), start=1):
-        model = _fitted(costs.rows(kept), bound, limit, leaves)
+    regrets: list[float] = []
+    for done, (training, held_out) in enumerate(_folds(len(costs), folds), start=1):
+        model = _fit_tree(costs.rows(training), bound, limit, leaves)
         rank = prepared(model.root, model.inputs, model.chosen)
-        for row in held:
+        for row in held_out:
             ranked = rank(scenario_values(costs.scenarios[row]))
-            paid.append(float(costs.slowdown[row, _first(ranked, model, costs.tried[row])] - 1))
+            column = _launched_config(ranked, model, costs.tried[row])
+            regrets.append(float(costs.slowdown[row, column] - 1))
         progress(done / folds)
-    ran = [each for each in paid if np.isfinite(each)]
+    finite = [regret for regret in regrets if np.isfinite(regret)]
     return Regret(
-        mean=round(float(np.mean(ran)), 6) if ran else 0.0,
-        max=round(max(ran, default=0.0), 6),
-        failed=len(paid) - len(ran),
-        scenarios=len(paid),
+        mean=round(float(np.mean(finite)), 6) if finite else 0.0,
+        max=round(max(finite, default=0.0), 6),
+        failed=len(regrets) - len(finite),
+        scenarios=len(regrets),
         folds=folds,
     )
 
 
-def _first(ranked: tuple[int, ...], model: _FittedTree, tried: NDArray[np.bool_]) -> int:
-    """What a launch takes: the first that pruning left; where the tree has no answer, the set's most useful config."""
+def _launched_config(ranked: tuple[int, ...], model: _FittedTree, tried: NDArray[np.bool_]) -> int:
+    """Return the column that a launch takes: the first ranked one that pruning left.
+
+    If the tree has no answer, that is the set's most useful config.
+    """
     return next((column for column in ranked if tried[column]), model.chosen[0])
 
 
 def _folds(count: int, folds: int) -> Iterator[tuple[list[int], list[int]]]:
-    """Which rows are kept and which held out, shuffled the same way every time."""
+    """Yield the rows to train on and the rows held out, shuffled the same way every time."""
     order = np.random.default_rng(0).permutation(count)
     for fold in range(folds):
-        held = sorted(order[fold::folds].tolist())
-        yield sorted(set(range(count)) - set(held)), held
+        held_out = sorted(order[fold::folds].tolist())
+        yield sorted(set(range(count)) - set(held_out)), held_out

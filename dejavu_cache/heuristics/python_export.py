@@ -1,4 +1,4 @@
-"""A decision tree as Python that a person can read, review and paste: the paper's listing 2, made by itself."""
+"""Export a decision tree as a Python function, like listing 2 of the paper."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ _NUMBER = "type({}) in (int, float)"
 
 
 def as_python(tree: Tree) -> str:
-    """A module without imports: `CONFIGS`, and `choose`, which agrees with `Tree.choose` everywhere.
+    """Return the source of a module without imports that chooses as the tree does.
+
+    The module defines `CONFIGS`, and `choose`, which agrees with `Tree.choose` for all scenarios.
 
     Raises:
-        SettingsError: an input's name is no Python name.
+        SettingsError: the name of an input is no Python identifier.
     """
     for name in tree.inputs:
         if not name.isidentifier() or keyword.iskeyword(name):
@@ -43,7 +45,8 @@ def as_python(tree: Tree) -> str:
 def _head(tree: Tree) -> Iterator[str]:
     environment, regret = tree.context.environment, tree.regret
     yield f"# {tree.context.kernel.name} on {environment.device.name} ({environment.device.arch}),"
-    yield f"# Triton {environment.triton}, {tree.context.problem.method}: chosen by a decision tree."
+    method = tree.context.problem.method
+    yield f"# Triton {environment.triton}, {method}: chosen by a decision tree."
     yield f"# That costs {regret.mean:.1%} over the best on average, and {regret.max:.1%} at worst,"
     yield f"# in {regret.scenarios} scenarios, each held out of a fit."
 
@@ -54,7 +57,10 @@ def _config(config: Config) -> str:
 
 def _choose(tree: Tree) -> Iterator[str]:
     yield f"def choose({'*, ' if tree.inputs else ''}{', '.join(tree.inputs)}):"
-    yield '    """The config for bucketed key values and names of dtypes; None for a kind that the tree never saw."""'
+    yield (
+        '    """The config for bucketed key values and names of dtypes; '
+        'None for a kind that the tree never saw."""'
+    )
     for unknown in _unknown(tree.inputs):
         yield f"    if {unknown}:"
         yield "        return None"
@@ -62,15 +68,15 @@ def _choose(tree: Tree) -> Iterator[str]:
 
 
 def _unknown(inputs: dict[str, Input]) -> Iterator[str]:
-    """The conditions under which a tree does not answer."""
-    numbers = [name for name, known in inputs.items() if known.numbers and not known.values]
+    """Yield the conditions under which a tree does not answer."""
+    numbers = [name for name, domain in inputs.items() if domain.numbers and not domain.values]
     if numbers:
         yield f"not all({_NUMBER.format('value')} for value in [{', '.join(numbers)}])"
-    for name, known in inputs.items():
-        if known.numbers and known.values:
-            yield f"not ({_NUMBER.format(name)} or {name} in {known.values!r})"
-        elif not known.numbers:
-            yield f"{name} not in {known.values!r}"
+    for name, domain in inputs.items():
+        if domain.numbers and domain.values:
+            yield f"not ({_NUMBER.format(name)} or {name} in {domain.values!r})"
+        elif not domain.numbers:
+            yield f"{name} not in {domain.values!r}"
 
 
 def _branch(node: Node, inputs: dict[str, Input], margin: str) -> Iterator[str]:
@@ -84,7 +90,7 @@ def _branch(node: Node, inputs: dict[str, Input], margin: str) -> Iterator[str]:
 
 def _question(node: AtMost | Equals, inputs: dict[str, Input]) -> str:
     if isinstance(node, AtMost):
-        # Inputs that may be something else than a number must be asked first.
+        # An input that is not always a number must be checked before it is compared.
         guards = [
             _NUMBER.format(name) for name in dict.fromkeys(node.inputs) if inputs[name].values
         ]

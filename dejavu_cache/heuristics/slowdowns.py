@@ -1,4 +1,4 @@
-"""What each config costs in each scenario, as a table."""
+"""The slowdown of each config in each scenario, as a table."""
 
 from __future__ import annotations
 
@@ -16,18 +16,20 @@ __all__ = ["Matrix", "SlowdownTable"]
 Matrix = NDArray[np.float64]
 
 _INSTANT = 1e-9
-"""Milliseconds: what a clock reports as nothing took at least this."""
+"""Milliseconds that stand for a median of zero, which is below a clock's resolution."""
 
 
 @dataclass(frozen=True)
 class SlowdownTable:
-    """Times over the best of each scenario.
+    """Times as multiples of the best in each scenario.
 
     Attributes:
         scenarios: the rows.
         configs: the columns.
-        slowdown: [scenarios, configs], 1.0 for the best of a row, infinite for what failed or was not measured.
-        tried: [scenarios, configs], what was measured, also if it failed; the rest was not declared, or pruned.
+        slowdown: [scenarios, configs], 1.0 for the best of a row, infinite for a config that failed
+            or was not measured.
+        tried: [scenarios, configs], whether a config was measured, even if it failed; the others
+            were pruned or not declared.
         best: [scenarios], the best median in milliseconds.
     """
 
@@ -39,42 +41,40 @@ class SlowdownTable:
 
     @classmethod
     def of(cls, records: Iterable[Record]) -> SlowdownTable:
-        """The table of the records with something to choose: two timed configs or more.
+        """Make the table of all records that have at least two timed configs.
 
-        A record with less than a tenth of the measurements of the fullest one is hardly begun, and left out.
-        Those between may be whole: pruning leaves many configs to some scenarios and few to others.
+        A record with less than a tenth of the measurements of the fullest one is left out, since
+        its tuning has hardly begun. Records in between may be complete, since pruning leaves many
+        configs to some scenarios and few to others.
         """
-        held = [
-            record
-            for record in records
-            if sum(each.median is not None for each in record.measurements) > 1
-        ]
-        fullest = max((len(record.measurements) for record in held), default=0)
-        held = sorted(
-            (record for record in held if 10 * len(record.measurements) >= fullest),
+        usable = [record for record in records if _timed_count(record) > 1]
+        fullest = max((len(record.measurements) for record in usable), default=0)
+        usable = sorted(
+            (record for record in usable if 10 * len(record.measurements) >= fullest),
             key=lambda record: record.scenario.text,
         )
         configs = sorted(
             {
-                each.config
-                for record in held
-                for each in record.measurements
-                if each.median is not None
+                measurement.config
+                for record in usable
+                for measurement in record.measurements
+                if measurement.median is not None
             },
             key=lambda config: config.text,
         )
-        place = {config: index for index, config in enumerate(configs)}
-        median = np.full((len(held), len(configs)), np.inf)
+        column_of = {config: column for column, config in enumerate(configs)}
+        median = np.full((len(usable), len(configs)), np.inf)
         tried = np.zeros(median.shape, dtype=bool)
-        for row, record in enumerate(held):
-            for each in record.measurements:
-                if each.config in place:
-                    tried[row, place[each.config]] = True
-                if each.median is not None:
-                    median[row, place[each.config]] = max(each.median, _INSTANT)
-        best = median.min(axis=1) if held else np.empty(0)
+        for row, record in enumerate(usable):
+            for measurement in record.measurements:
+                column = column_of.get(measurement.config)
+                if column is not None:
+                    tried[row, column] = True
+                if column is not None and measurement.median is not None:
+                    median[row, column] = max(measurement.median, _INSTANT)
+        best = median.min(axis=1) if usable else np.empty(0)
         return cls(
-            tuple(record.scenario for record in held),
+            tuple(record.scenario for record in usable),
             tuple(configs),
             median / best[:, None],
             tried,
@@ -82,12 +82,17 @@ class SlowdownTable:
         )
 
     def __len__(self) -> int:
+        """Return the number of scenarios."""
         return len(self.scenarios)
 
     def rows(self, chosen: Iterable[int]) -> SlowdownTable:
-        """The table of some of the scenarios."""
-        at = list(chosen)
-        scenarios = tuple(self.scenarios[row] for row in at)
+        """Return the table of some of the scenarios."""
+        indices = list(chosen)
+        scenarios = tuple(self.scenarios[row] for row in indices)
         return SlowdownTable(
-            scenarios, self.configs, self.slowdown[at], self.tried[at], self.best[at]
+            scenarios, self.configs, self.slowdown[indices], self.tried[indices], self.best[indices]
         )
+
+
+def _timed_count(record: Record) -> int:
+    return sum(measurement.median is not None for measurement in record.measurements)

@@ -1,4 +1,4 @@
-"""A decision tree that pays for its choices: every question is the one that makes the leaves' choices cheapest."""
+"""Grow a decision tree whose questions minimise the cost of the leaves' choices."""
 
 from __future__ import annotations
 
@@ -12,59 +12,63 @@ from .slowdowns import Matrix
 __all__ = ["grow_tree"]
 
 _WORTH = 0.001
-"""What a question must save in all, so that none is asked for what rounding made."""
+"""Cost that a question must save, so that none is asked because of rounding errors."""
 
 
 def grow_tree(columns: ScenarioEncoder, encoded: Matrix, burden: Matrix, leaves: int) -> Node:
-    """The tree, grown where a question saves most.
+    """Grow a tree by asking the question that saves most until there are enough leaves.
 
     Args:
-        encoded: [points, columns]. burden: [points, configs], what each config costs at each point.
+        columns: the encoder of the scenarios.
+        encoded: [points, columns], the encoded scenarios.
+        burden: [points, configs], the cost of each config at each point.
+        leaves: maximum number of leaves.
     """
-    whole = _Part(encoded, burden, np.arange(len(encoded)))
-    ends = [whole]
-    while len(ends) < leaves:
-        costly = max(ends, key=lambda part: part.saves)
-        if costly.saves < _WORTH:
+    root = _Region(encoded, burden, np.arange(len(encoded)))
+    regions = [root]
+    while len(regions) < leaves:
+        best = max(regions, key=lambda region: region.saving)
+        if best.saving < _WORTH:
             break
-        ends.remove(costly)
-        ends += costly.divided()
-    return whole.node(columns)
+        regions.remove(best)
+        regions += best.divide()
+    return root.node(columns)
 
 
-class _Part:
-    """Some of the points, and the question that saves them most; once it is asked, two parts more."""
+class _Region:
+    """Some of the points, the question that saves most for them, and the regions that it makes."""
 
     def __init__(self, encoded: Matrix, burden: Matrix, rows: NDArray[np.intp]) -> None:
         self._encoded, self._burden, self._rows = encoded, burden, rows
-        self._parts: list[_Part] = []
-        self.saves, self._column, self._threshold = max(
+        self._regions: list[_Region] = []
+        self.saving, self._column, self._threshold = max(
             (self._cut(column) for column in range(encoded.shape[1])), key=lambda cut: cut[0]
         )
 
     def _cut(self, column: int) -> tuple[float, int, float]:
-        """The best threshold of a column, after what it saves."""
+        """Return the saving of a column's best threshold, the column, and the threshold."""
         order = self._rows[self._encoded[self._rows, column].argsort(kind="stable")]
         values, below = self._encoded[order, column], self._burden[order].cumsum(axis=0)
         ends = np.flatnonzero(values[1:] > values[:-1])
         if not len(ends):
             return 0.0, column, 0.0
         cost = below[ends].min(axis=1) + (below[-1] - below[ends]).min(axis=1)
-        # Rounded, since equal savings must be equal however they were summed: the first column has it then.
+        # Rounding makes savings equal that differ in the order of summation only; of equal savings,
+        # the first column's is taken.
         saves = (below[-1].min() - cost).round(6)
         best = ends[saves.argmax()]
         return float(saves.max()), column, float(values[best] + values[best + 1]) / 2
 
-    def divided(self) -> list[_Part]:
+    def divide(self) -> list[_Region]:
         is_below = self._encoded[self._rows, self._column] <= self._threshold
-        self._parts = [
-            _Part(self._encoded, self._burden, self._rows[side]) for side in (is_below, ~is_below)
+        self._regions = [
+            _Region(self._encoded, self._burden, self._rows[side]) for side in (is_below, ~is_below)
         ]
-        return self._parts
+        return self._regions
 
     def node(self, columns: ScenarioEncoder) -> Node:
-        if self._parts:
-            below, above = (part.node(columns) for part in self._parts)
+        if self._regions:
+            below, above = (region.node(columns) for region in self._regions)
             return columns.split(self._column, self._threshold, below, above)
         burdens = self._burden[self._rows].sum(axis=0).round(6)
         return Leaf(ranking=tuple(burdens.argsort(kind="stable").tolist()))

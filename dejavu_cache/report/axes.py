@@ -1,4 +1,4 @@
-"""Which inputs of a kernel's scenarios make the axes of a map, and which its panels."""
+"""Choose which inputs of a kernel's scenarios are a map's axes, and which tell its panels apart."""
 
 from __future__ import annotations
 
@@ -13,16 +13,22 @@ __all__ = ["Axes"]
 
 
 class Axes:
-    """Scenarios on two axes: the two inputs with the most values, numbers first; the others make the panels."""
+    """Positions of scenarios on maps with two axes.
+
+    The axes are the two inputs with the most values, numbers first; each combination of the other
+    inputs' values is a panel.
+    """
 
     def __init__(self, scenarios: Sequence[Scenario]) -> None:
-        held = [scenario_values(scenario) for scenario in scenarios]
+        points = [scenario_values(scenario) for scenario in scenarios]
         names = list(
             dict.fromkeys(
                 name for scenario in scenarios for name in (*scenario.args, *scenario.dtypes)
             )
         )
-        self._ticks = {name: _ordered({values.get(name) for values in held}) for name in names}
+        self._ticks = {
+            name: _sort_values({values.get(name) for values in points}) for name in names
+        }
         varying = [name for name in names if len(self._ticks[name]) > 1]
         varying.sort(
             key=lambda name: (not _are_numbers(self._ticks[name]), -len(self._ticks[name]))
@@ -31,7 +37,8 @@ class Axes:
         self._others = varying[2:]
         self.panels = list(dict.fromkeys(map(self.panel, sorted(scenarios, key=self._in_order))))
 
-    def place(self, scenario: Scenario) -> tuple[int, int]:
+    def position(self, scenario: Scenario) -> tuple[int, int]:
+        """Return a scenario's column and row."""
         values = scenario_values(scenario)
         x, y = (
             self._ticks[name].index(values.get(name)) if name else 0 for name in (self.x, self.y)
@@ -39,6 +46,7 @@ class Axes:
         return x, y
 
     def panel(self, scenario: Scenario) -> str:
+        """Return the name of a scenario's panel."""
         values = scenario_values(scenario)
         return ", ".join(f"{name}={values.get(name)}" for name in self._others)
 
@@ -48,20 +56,25 @@ class Axes:
 
     @property
     def size(self) -> int:
-        return len(self._named(self.x)) * len(self._named(self.y)) * len(self.panels)
+        """Number of positions on all panels."""
+        return len(self._tick_labels(self.x)) * len(self._tick_labels(self.y)) * len(self.panels)
 
-    def told(self, place: tuple[int, int]) -> str:
-        named = zip((self.x, self.y), place, strict=True)
-        return ", ".join(f"{name}={self._ticks[name][index]}" for name, index in named if name)
+    def describe(self, position: tuple[int, int]) -> str:
+        """Return the values of the axes' inputs at a position."""
+        indices = zip((self.x, self.y), position, strict=True)
+        return ", ".join(f"{name}={self._ticks[name][index]}" for name, index in indices if name)
 
-    def drawn(self, cells: Mapping[tuple[int, int], PlotCell], about: str) -> str:
-        return grid(self.x, self._named(self.x), self.y, self._named(self.y), cells, about)
+    def draw(self, cells: Mapping[tuple[int, int], PlotCell], about: str) -> str:
+        """Return a map of cells by position as SVG."""
+        return grid(
+            self.x, self._tick_labels(self.x), self.y, self._tick_labels(self.y), cells, about
+        )
 
-    def _named(self, name: str) -> list[str]:
+    def _tick_labels(self, name: str) -> list[str]:
         return [str(value) for value in self._ticks[name]] if name else [""]
 
 
-def _ordered(values: set[Any]) -> list[Any]:
+def _sort_values(values: set[Any]) -> list[Any]:
     numbers = sorted(value for value in values if type(value) in (int, float))
     return [*numbers, *sorted(values - set(numbers), key=canonical_json)]
 

@@ -1,4 +1,4 @@
-"""What the winners of one environment cost in another."""
+"""Compare environments: the slowdown of one environment's winners in another."""
 
 from __future__ import annotations
 
@@ -19,7 +19,14 @@ __all__ = ["Comparison", "comparisons"]
 
 
 class ForeignWinners(NamedTuple):
-    """The winners of one environment run in another: times over the best there."""
+    """The winners of one environment, run in another.
+
+    Attributes:
+        home: name of the environment whose winners they are.
+        abroad: name of the environment that they run in.
+        agree: number of scenarios in which both environments have the same winner.
+        slowdown: times as multiples of the best abroad, by scenario that both have tuned.
+    """
 
     home: str
     abroad: str
@@ -28,21 +35,28 @@ class ForeignWinners(NamedTuple):
 
     @property
     def choice(self) -> SelectionRule:
+        """Winners as a rule that chooses configs."""
         return SelectionRule(
             f"winners of {self.home} on {self.abroad}", "", np.array(self.slowdown), None, ""
         )
 
     @property
     def shared(self) -> int:
+        """Number of scenarios that both environments have tuned."""
         return len(self.slowdown)
 
     @property
     def share(self) -> float:
+        """Share of these scenarios in which both have the same winner."""
         return self.agree / self.shared if self.shared else 0.0
 
 
 class Comparison:
-    """The environments in which one problem was tuned."""
+    """The environments in which one problem was tuned.
+
+    Args:
+        sections: one section per environment.
+    """
 
     def __init__(self, sections: Sequence[Section]) -> None:
         self.kernel = sections[0].context.kernel.name
@@ -50,34 +64,35 @@ class Comparison:
         names = _telling_names(sections)
         self.names = list(names)
         self.pairs = {
-            (one, two): _foreign(one, names[one], two, names[two])
-            for one, two in permutations(self.names, 2)
+            (home, abroad): _foreign_winners(home, names[home], abroad, names[abroad])
+            for home, abroad in permutations(self.names, 2)
         }
 
     @property
     def lines(self) -> list[tuple[str, ForeignWinners]]:
-        """The pairs that the plot shows, with their colours."""
-        shown = [pair for pair in self.pairs.values() if pair.shared][:6]
-        return [(f"pair-{place}", pair) for place, pair in enumerate(shown)]
+        """Pairs of environments that the plot shows, each after its colour."""
+        pairs = [pair for pair in self.pairs.values() if pair.shared][:6]
+        return [(f"pair-{index}", pair) for index, pair in enumerate(pairs)]
 
     @property
     def plot(self) -> Markup:
+        """Slowdowns of the pairs as curves."""
         lines = [PlotLine(pair.choice.name, colour, pair.slowdown) for colour, pair in self.lines]
         return Markup(curves(lines, f"What foreign winners of {self.kernel} cost"))
 
 
 def comparisons(sections: Sequence[Section]) -> Iterator[Comparison]:
-    """The problems that were tuned in several environments."""
-    together: dict[str, list[Section]] = {}
+    """Return a comparison for each problem that was tuned in several environments."""
+    by_problem: dict[str, list[Section]] = {}
     for section in sections:
-        together.setdefault(
+        by_problem.setdefault(
             section.context.kernel.name + canonical_json(section.context.problem), []
         ).append(section)
-    return (Comparison(several) for several in together.values() if len(several) > 1)
+    return (Comparison(several) for several in by_problem.values() if len(several) > 1)
 
 
 def _telling_names(sections: Sequence[Section]) -> dict[str, Section]:
-    """The sections by the shortest names that tell them apart."""
+    """Return the sections by the shortest names that tell them apart."""
     devices = [section.context.environment.device.name for section in sections]
     versions = [f"Triton {section.context.environment.triton}" for section in sections]
     for names in (devices, versions, [section.label for section in sections]):
@@ -86,8 +101,8 @@ def _telling_names(sections: Sequence[Section]) -> dict[str, Section]:
     return {f"{section.label}, {section.context.digest[:8]}": section for section in sections}
 
 
-def _foreign(home: str, ours: Section, abroad: str, theirs: Section) -> ForeignWinners:
-    column = {config: place for place, config in enumerate(theirs.costs.configs)}
+def _foreign_winners(home: str, ours: Section, abroad: str, theirs: Section) -> ForeignWinners:
+    column_of = {config: column for column, config in enumerate(theirs.costs.configs)}
     agree, slowdown = 0, []
     for row, scenario in enumerate(theirs.costs.scenarios):
         config = ours.winners.get(scenario)
@@ -95,6 +110,8 @@ def _foreign(home: str, ours: Section, abroad: str, theirs: Section) -> ForeignW
             continue
         agree += config == theirs.winners.get(scenario)
         slowdown.append(
-            float(theirs.costs.slowdown[row, column[config]]) if config in column else math.inf
+            float(theirs.costs.slowdown[row, column_of[config]])
+            if config in column_of
+            else math.inf
         )
     return ForeignWinners(home, abroad, agree, slowdown)

@@ -1,4 +1,4 @@
-"""One static HTML page about what was tuned: coverage, winners, what choices cost, how environments differ."""
+"""Render a static HTML page: coverage, winners, costs of selection rules, and environments."""
 
 from __future__ import annotations
 
@@ -17,23 +17,24 @@ __all__ = ["render"]
 
 
 def render(
-    wholes: Iterable[RecordSet], trees: Iterable[Tree], default: Mapping[str, str], where: str
+    record_sets: Iterable[RecordSet], trees: Iterable[Tree], default: Mapping[str, str], where: str
 ) -> str:
-    """The page.
+    """Return the page.
 
     Args:
-        wholes: what is reported on, one section each.
-        trees: those of them that fit a section are judged in it.
-        default: values, as text, that tell the default config from the others; else there is no line for it.
-        where: the name of the store, for the reader.
+        record_sets: the records, one context each; each one with records gets a section.
+        trees: decision trees; a section evaluates the one that fits it.
+        default: values, as text, that only the default config has; if empty, the page does not
+            compare the default.
+        where: name of the store, shown on the page.
     """
-    known = list(trees)
+    all_trees = list(trees)
     sections = [
-        Section(whole, _own_tree(whole.context, known), default)
-        for whole in wholes
-        if whole.records
+        Section(record_set, _fitting_tree(record_set.context, all_trees), default)
+        for record_set in record_sets
+        if record_set.records
     ]
-    sections.sort(key=lambda each: (each.context.kernel.name, each.label))
+    sections.sort(key=lambda section: (section.context.kernel.name, section.label))
     pages = Environment(
         loader=PackageLoader("dejavu_cache.report"),
         autoescape=True,
@@ -46,8 +47,8 @@ def render(
     )
 
 
-def _own_tree(context: Context, trees: Sequence[Tree]) -> Tree | None:
-    """The tree of a context's kernel and GPU: its own if there is one, else the last fitted."""
+def _fitting_tree(context: Context, trees: Sequence[Tree]) -> Tree | None:
+    """Return the tree of a context, or else the last one fitted for its kernel and GPU."""
     fitting = [
         tree
         for tree in trees

@@ -1,4 +1,4 @@
-"""A context's records as the report shows them."""
+"""A section of the report: the records of one context."""
 
 from __future__ import annotations
 
@@ -22,38 +22,48 @@ from .svg import PlotBar, PlotCell, PlotLine, bars, curves
 __all__ = ["Section"]
 
 _CLOSE = 0.05
+"""Slowdown, as a share, up to which a config counts as close to the best."""
+
 _COLOURS = 8
 _PANELS = 12
 _SHADES = 5
 
 
 class Section:
-    """A context's records, as the page shows them."""
+    """The records of one context as the page shows them.
 
-    def __init__(self, whole: RecordSet, tree: Tree | None, default: Mapping[str, str]) -> None:
-        self.context, self.records, self.tree = whole.context, whole.records, tree
+    Args:
+        records: the records of the context.
+        tree: the decision tree to evaluate.
+        default: values, as text, that only the default config has.
+    """
+
+    def __init__(self, records: RecordSet, tree: Tree | None, default: Mapping[str, str]) -> None:
+        self.context, self.records, self.tree = records.context, records.records, tree
         self._default = default
-        self.costs = SlowdownTable.of(whole.records)
+        self.costs = SlowdownTable.of(self.records)
         self.wins = Counter(self.winners.values())
         self.ranked = sorted(self.wins, key=lambda config: (-self.wins[config], config.text))
         self._axes = Axes([record.scenario for record in self.records])
 
     @property
     def label(self) -> str:
+        """Device and Triton version of the environment."""
         environment = self.context.environment
         return f"{environment.device.name}, Triton {environment.triton}"
 
     @cached_property
     def winners(self) -> dict[Scenario, Config]:
-        """The best config of each scenario in which anything ran."""
-        found = {record.scenario: winner(record, set(record.by_config)) for record in self.records}
-        return {scenario: config for scenario, config in found.items() if config is not None}
+        """Best config of each scenario in which any config ran."""
+        best = {record.scenario: winner(record, set(record.by_config)) for record in self.records}
+        return {scenario: config for scenario, config in best.items() if config is not None}
 
     @property
     def counts(self) -> dict[str, int]:
-        measurements = [each for record in self.records for each in record.measurements]
-        configs = {each.config for each in measurements}
-        failed = sum(each.failure is not None for each in measurements)
+        """Numbers of scenarios, configs, and measurements: all, failed and missing ones."""
+        measurements = [entry for record in self.records for entry in record.measurements]
+        configs = {measurement.config for measurement in measurements}
+        failed = sum(measurement.failure is not None for measurement in measurements)
         return {
             "scenarios": len(self.records),
             "configs": len(configs),
@@ -64,29 +74,33 @@ class Section:
 
     @cached_property
     def failures(self) -> list[tuple[str, int]]:
+        """Kinds of failures, each with its number."""
         failures = [
-            each.failure for record in self.records for each in record.measurements if each.failure
+            measurement.failure
+            for record in self.records
+            for measurement in record.measurements
+            if measurement.failure
         ]
         return Counter(failure.kind.replace("_", " ") for failure in failures).most_common()
 
     @cached_property
     def choices(self) -> list[SelectionRule]:
-        """The default, the best single config and the tree, as far as there are any."""
+        """Rules that apply: the default, the best single config, and the tree."""
         if not len(self.costs):
             return []
         tree = self.tree and tree_rule(self.costs, self.tree)
         return [
-            each
-            for each in (
+            rule
+            for rule in (
                 default_rule(self.costs, self._default),
                 single_config_rule(self.costs),
                 tree,
             )
-            if each
+            if rule
         ]
 
     def note(self, choice: SelectionRule) -> str:
-        """Which config it is, or which tree."""
+        """Return the config that a rule always chooses, or a remark on its tree."""
         if choice.config is not None or self.tree is None:
             return self.name(choice.config) if choice.config else choice.note
         fitted_on, here = self.tree.context, self.context
@@ -100,48 +114,51 @@ class Section:
 
     @property
     def cost_plot(self) -> Markup:
-        lines = [PlotLine(each.name, each.colour, each.slowdown.tolist()) for each in self.choices]
+        """Slowdowns of the rules as curves."""
+        lines = [PlotLine(rule.name, rule.colour, rule.slowdown.tolist()) for rule in self.choices]
         return Markup(
             curves(lines, f"Costs of choices for {self.context.kernel.name} on {self.label}")
         )
 
     @property
     def coverage_plot(self) -> Markup:
-        """On the map's two axes, how many of the combinations of all else are tuned."""
-        counts = Counter(self._axes.place(record.scenario) for record in self.records)
-        of = len(self._axes.panels)
+        """Map that shows how many panels have a tuned scenario at each position."""
+        counts = Counter(self._axes.position(record.scenario) for record in self.records)
+        total = len(self._axes.panels)
         cells = {
-            place: PlotCell(
-                f"{count}" if of > 1 else "✓",
-                f"shade-{math.ceil(count / of * _SHADES)}",
-                f"{self._axes.told(place)}: {count} of {of} tuned",
+            position: PlotCell(
+                f"{count}" if total > 1 else "✓",
+                f"shade-{math.ceil(count / total * _SHADES)}",
+                f"{self._axes.describe(position)}: {count} of {total} tuned",
             )
-            for place, count in counts.items()
+            for position, count in counts.items()
         }
         return Markup(
-            self._axes.drawn(
-                cells, f"Tuned scenarios of {self.context.kernel.name} on {self.label}"
-            )
+            self._axes.draw(cells, f"Tuned scenarios of {self.context.kernel.name} on {self.label}")
         )
 
     @property
     def combinations(self) -> int:
+        """Number of combinations of the inputs that are not on the axes."""
         return len(self._axes.panels)
 
     @property
     def holes(self) -> int:
-        """Combinations of values that were tuned apart but not together."""
+        """Number of combinations of tuned values that were not tuned together."""
         return self._axes.size - len(self.records)
 
     @property
     def winner_plots(self) -> Iterator[tuple[str, Markup]]:
-        """For each combination of what is not on the axes, a map of the winners."""
+        """Maps of the winners, one per combination of the inputs that are not on the axes."""
         for panel, records in self._panels()[:_PANELS]:
-            cells = {self._axes.place(record.scenario): self._won(record) for record in records}
+            cells = {
+                self._axes.position(record.scenario): self._winner_cell(record)
+                for record in records
+            }
             yield (
                 panel,
                 Markup(
-                    self._axes.drawn(
+                    self._axes.draw(
                         cells, f"Winners of {self.context.kernel.name} where {panel or 'tuned'}"
                     )
                 ),
@@ -149,6 +166,7 @@ class Section:
 
     @property
     def panels_left_out(self) -> int:
+        """Number of panels that are not shown."""
         return max(len(self._axes.panels) - _PANELS, 0)
 
     def _panels(self) -> list[tuple[str, list[Record]]]:
@@ -157,28 +175,29 @@ class Section:
             panels[self._axes.panel(record.scenario)].append(record)
         return list(panels.items())
 
-    def _won(self, record: Record) -> PlotCell:
+    def _winner_cell(self, record: Record) -> PlotCell:
         config = self.winners.get(record.scenario)
         if config is None:
             return PlotCell("✗", "hole", f"{record.scenario}: nothing runs")
-        took = record.by_config[config].median
+        median = record.by_config[config].median
         return PlotCell(
             self.mark(config),
             self.colour(config),
-            f"{record.scenario}: {self.name(config)}, {took:.4g} ms",
+            f"{record.scenario}: {self.name(config)}, {median:.4g} ms",
         )
 
     def mark(self, config: Config) -> str:
-        """A letter for a config that has a colour, and a dot for the others."""
-        place = self.ranked.index(config)
-        return "ABCDEFGH"[place] if place < _COLOURS else "·"
+        """Return the letter of a config that has a colour, or a dot for the others."""
+        rank = self.ranked.index(config)
+        return "ABCDEFGH"[rank] if rank < _COLOURS else "·"
 
     def colour(self, config: Config) -> str:
+        """Return a config's class of the style sheet."""
         return f"colour-{min(self.ranked.index(config), _COLOURS)}"
 
     @cached_property
     def _constant(self) -> set[tuple[str, Any]]:
-        """The values that all configs share: there is no need to repeat them."""
+        """Values that all winners share, which need not be repeated for each."""
         values = [
             frozenset({**config.params, **config.options}.items())
             for config in self.ranked or [Config()]
@@ -186,21 +205,22 @@ class Section:
         return set(frozenset.intersection(*values)) if len(values) > 1 else set()
 
     def name(self, config: Config) -> str:
-        """A config without what all winners share."""
+        """Return a config's values except those that all winners share."""
         values = {**config.params, **config.options}.items()
-        telling = [
+        differing = [
             f"{name}={value}" for name, value in values if (name, value) not in self._constant
         ]
-        return ", ".join(telling) or str(config)
+        return ", ".join(differing) or str(config)
 
     @property
     def shared(self) -> str:
+        """Values that all winners share."""
         return ", ".join(f"{name}={value}" for name, value in sorted(self._constant, key=str))
 
     @property
     def config_plot(self) -> Markup:
-        """How often each config is the best, and how often it is close."""
-        place = {config: column for column, config in enumerate(self.costs.configs)}
+        """Bars that show how often each config is the best, and how often it is close to it."""
+        column_of = {config: column for column, config in enumerate(self.costs.configs)}
         close = (self.costs.slowdown <= 1 + _CLOSE).sum(axis=0)
         rows = [
             PlotBar(
@@ -208,7 +228,7 @@ class Section:
                 self.colour(config),
                 self.name(config),
                 self.wins[config],
-                int(close[place[config]]) if config in place else 0,
+                int(close[column_of[config]]) if config in column_of else 0,
                 f"{config}: best in {self.wins[config]}",
             )
             for config in self.ranked[:_PANELS]
@@ -217,4 +237,5 @@ class Section:
 
     @property
     def configs_left_out(self) -> int:
+        """Number of winners that have no bar."""
         return max(len(self.ranked) - _PANELS, 0)

@@ -1,4 +1,4 @@
-"""Ways to choose a config for every scenario, and what they cost over the best."""
+"""Rules that choose a config for every scenario, and their slowdown against the best config."""
 
 from __future__ import annotations
 
@@ -24,59 +24,85 @@ __all__ = [
 
 
 class SelectionRule(NamedTuple):
-    """A way to choose, and its time over the best in every scenario, infinite where its config cannot run."""
+    """A rule that chooses configs, and its times.
+
+    Attributes:
+        colour: class of the style sheet.
+        slowdown: [scenarios], times as multiples of the best; infinite where the chosen config
+            cannot run.
+        config: the config, if the rule always chooses the same.
+        note: a remark for the reader.
+    """
 
     name: str
     colour: str
     slowdown: Matrix
     config: Config | None
-    """The config, if it is always the same."""
     note: str
 
     @property
-    def ran(self) -> Matrix:
-        ran: Matrix = self.slowdown[np.isfinite(self.slowdown)]
-        return ran
+    def finite(self) -> Matrix:
+        """Slowdown in the scenarios where the chosen config runs."""
+        finite: Matrix = self.slowdown[np.isfinite(self.slowdown)]
+        return finite
 
     @property
     def mean(self) -> float:
-        return float(self.ran.mean()) if len(self.ran) else math.inf
+        """Mean slowdown."""
+        return float(self.finite.mean()) if len(self.finite) else math.inf
 
     @property
     def worst(self) -> float:
-        return float(self.ran.max()) if len(self.ran) else math.inf
+        """Largest slowdown."""
+        return float(self.finite.max()) if len(self.finite) else math.inf
 
     @property
     def failed(self) -> int:
-        return len(self.slowdown) - len(self.ran)
+        """Number of scenarios in which the chosen config cannot run."""
+        return len(self.slowdown) - len(self.finite)
 
 
 def default_rule(costs: SlowdownTable, default: Mapping[str, str]) -> SelectionRule | None:
-    """The config that has some values, given as text; None if not exactly one of those that ran has them."""
-    named = [column for column, config in enumerate(costs.configs) if has_values(config, default)]
-    if not default or len(named) != 1:
+    """Return the rule that always chooses the default config.
+
+    Args:
+        costs: the slowdown table.
+        default: values of the default config, as text.
+
+    Returns:
+        The rule, or None if not exactly one of the table's configs has the values.
+    """
+    columns = [column for column, config in enumerate(costs.configs) if has_values(config, default)]
+    if not default or len(columns) != 1:
         return None
     return SelectionRule(
-        "default", "by-default", costs.slowdown[:, named[0]], costs.configs[named[0]], ""
+        "default", "by-default", costs.slowdown[:, columns[0]], costs.configs[columns[0]], ""
     )
 
 
 def single_config_rule(costs: SlowdownTable) -> SelectionRule:
-    """The config that serves all scenarios best: that runs in the most, and costs the least on average."""
-    ran = np.isfinite(costs.slowdown)
-    means = np.where(ran, costs.slowdown, 0).sum(axis=0) / np.maximum(ran.sum(axis=0), 1)
-    best = min(range(len(means)), key=lambda column: (-ran[:, column].sum(), means[column]))
+    """Return the rule that always chooses the config that serves all scenarios best.
+
+    That is the fastest one on average of those that run in the most scenarios.
+    """
+    runs = np.isfinite(costs.slowdown)
+    means = np.where(runs, costs.slowdown, 0).sum(axis=0) / np.maximum(runs.sum(axis=0), 1)
+    best = min(range(len(means)), key=lambda column: (-runs[:, column].sum(), means[column]))
     return SelectionRule(
         "one config for all", "by-one", costs.slowdown[:, best], costs.configs[best], ""
     )
 
 
 def tree_rule(costs: SlowdownTable, tree: Tree) -> SelectionRule:
-    """What a tree chooses, as a launch asks it: the first of its configs that pruning left in the scenario."""
-    place = {config: column for column, config in enumerate(costs.configs)}
+    """Return the rule of a decision tree.
+
+    As in a launch, that is the first of its ranked configs that pruning left in the scenario.
+    """
+    column_of = {config: column for column, config in enumerate(costs.configs)}
     slowdown = np.full(len(costs), np.inf)
     for row, scenario in enumerate(costs.scenarios):
-        ranked = (place[each] for each in tree.rank(scenario_values(scenario)) if each in place)
+        ranking = tree.rank(scenario_values(scenario))
+        ranked = (column_of[config] for config in ranking if config in column_of)
         chosen = next((column for column in ranked if costs.tried[row, column]), None)
         if chosen is not None:
             slowdown[row] = costs.slowdown[row, chosen]
@@ -88,11 +114,13 @@ def tree_rule(costs: SlowdownTable, tree: Tree) -> SelectionRule:
 
 
 def has_values(config: Config, wanted: Mapping[str, str]) -> bool:
-    """Whether a config has all of some values, given as text."""
+    """Return whether a config has certain values, given as text."""
     values = {**config.params, **config.options}
     return all(name in values and str(values[name]) == value for name, value in wanted.items())
 
 
 def times(ratio: float) -> str:
-    """A time over another, as the page writes it."""
-    return "-" if not math.isfinite(ratio) else f"{ratio:.2f}x" if ratio < 10 else f"{ratio:.0f}x"
+    """Format the ratio of two times."""
+    if not math.isfinite(ratio):
+        return "-"
+    return f"{ratio:.2f}x" if ratio < 10 else f"{ratio:.0f}x"

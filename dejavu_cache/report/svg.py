@@ -1,4 +1,4 @@
-"""Plots as inline SVG: no scripts, no images, coloured by the page's style sheet, sized in the page's pixels."""
+"""Draw plots as inline SVG, coloured by the page's style sheet and without scripts or images."""
 
 from __future__ import annotations
 
@@ -15,17 +15,20 @@ _TIMES = (1, 1.02, 1.05, 1.1, 1.2, 1.5, 2, 3, 5, 10, 20, 50, 100, 200, 500, 1000
 
 
 class PlotCell(NamedTuple):
-    """A square of a grid."""
+    """A square of a grid.
+
+    Attributes:
+        colour: class of the style sheet.
+        hint: text that is shown under the pointer.
+    """
 
     text: str
     colour: str
-    """A class of the style sheet."""
     hint: str
-    """What is shown under the pointer."""
 
 
 class PlotLine(NamedTuple):
-    """A curve: one value per scenario, in any order; infinite where a config cannot run."""
+    """A curve with one value per scenario, in any order; infinite where a config cannot run."""
 
     name: str
     colour: str
@@ -33,7 +36,7 @@ class PlotLine(NamedTuple):
 
 
 class PlotBar(NamedTuple):
-    """A bar with a paler one behind it."""
+    """A solid bar with a longer, paler one behind it."""
 
     mark: str
     colour: str
@@ -51,13 +54,15 @@ def grid(
     cells: Mapping[tuple[int, int], PlotCell],
     about: str,
 ) -> str:
-    """A map of squares.
+    """Draw a map of squares.
 
     Args:
-        x, y: the axes' names; an axis without a name is not drawn.
-        columns, rows: the ticks, from the left and from the bottom.
-        cells: by column and row; what is missing is drawn as a hole.
-        about: what the picture shows, for those who do not see it.
+        x: name of the horizontal axis; an axis without a name is not drawn.
+        columns: ticks of the horizontal axis, from the left.
+        y: name of the vertical axis.
+        rows: ticks of the vertical axis, from the bottom.
+        cells: the squares by column and row; a missing one is drawn as a hole.
+        about: description of the picture for screen readers.
     """
     left = max((len(row) for row in rows), default=0) * _CHARACTER + 12 + (_LINE_HEIGHT if y else 0)
     size = max(_CELL, max(len(column) for column in columns) * _CHARACTER + 6)
@@ -66,13 +71,15 @@ def grid(
     for column, row in (
         (column, row) for column in range(len(columns)) for row in range(len(rows))
     ):
-        at = left + column * size, (len(rows) - 1 - row) * _CELL + 2
+        corner = left + column * size, (len(rows) - 1 - row) * _CELL + 2
         cell = cells.get((column, row))
-        square = _add(svg, "rect", x=at[0] + 1, y=at[1] + 1, width=size - 2, height=_CELL - 2, rx=3)
+        square = _add(
+            svg, "rect", x=corner[0] + 1, y=corner[1] + 1, width=size - 2, height=_CELL - 2, rx=3
+        )
         square.set("class", cell.colour if cell else "hole")
         if cell:
             _add(square, "title").text = cell.hint
-            _text(svg, at[0] + size / 2, at[1] + _CELL / 2 + 5, cell.text, "middle", "mark")
+            _text(svg, corner[0] + size / 2, corner[1] + _CELL / 2 + 5, cell.text, "middle", "mark")
     for column, name in enumerate(columns):
         _text(svg, left + (column + 0.5) * size, height + _LINE_HEIGHT + 2, name, "middle", "tick")
     for row, name in enumerate(rows):
@@ -81,17 +88,17 @@ def grid(
         _text(svg, left + width / 2, height + 2.1 * _LINE_HEIGHT + 4, x, "middle", "axis")
     if y:
         _upright(svg, 12, height / 2, y)
-    return _written(svg)
+    return _to_text(svg)
 
 
 def curves(lines: Sequence[PlotLine], about: str) -> str:
-    """Sorted costs: for a share of the scenarios, how slow at most, as times over the best on a log scale."""
+    """Draw, for each share of the scenarios, the largest slowdown in it on a logarithmic scale."""
     left, right, top, bottom = 78.0, 10.0, 10.0, 46.0
     worst = max(
         (value for line in lines for value in line.values if math.isfinite(value)), default=1.0
     )
     ceiling = next((time for time in _TIMES if time >= max(worst, 1.05)), worst)
-    ticks = _spread([time for time in _TIMES if time <= ceiling], ceiling)
+    ticks = _separate_ticks([time for time in _TIMES if time <= ceiling], ceiling)
     svg = _svg(_WIDTH, _HEIGHT, about, "wide-plot curves")
 
     def across(share: float) -> float:
@@ -114,7 +121,7 @@ def curves(lines: Sequence[PlotLine], about: str) -> str:
         path = _add(svg, "path", d=_steps(line, across, up))
         path.set("class", f"line {line.colour}")
         _add(path, "title").text = line.name
-    return _written(svg)
+    return _to_text(svg)
 
 
 def _steps(line: PlotLine, across: Any, up: Any) -> str:
@@ -128,17 +135,17 @@ def _steps(line: PlotLine, across: Any, up: Any) -> str:
     return "M" + " L".join(f"{_number(x)} {_number(y)}" for x, y in points) if points else "M0 0"
 
 
-def _spread(ticks: Sequence[float], ceiling: float) -> list[float]:
-    """The ticks that do not touch each other, from the top."""
-    kept: list[float] = []
+def _separate_ticks(ticks: Sequence[float], ceiling: float) -> list[float]:
+    """Return the ticks whose labels do not touch each other, starting at the top."""
+    chosen: list[float] = []
     for tick in [ticks[0], *reversed(ticks[1:])]:
-        if all(abs(math.log(tick / other)) >= math.log(ceiling) / 14 for other in kept):
-            kept.append(tick)
-    return kept
+        if all(abs(math.log(tick / other)) >= math.log(ceiling) / 14 for other in chosen):
+            chosen.append(tick)
+    return chosen
 
 
 def bars(rows: Sequence[PlotBar], unit: str, about: str) -> str:
-    """Horizontal bars under their names, on one scale from 0."""
+    """Draw horizontal bars under their names, on one scale from 0."""
     longest = max((max(row.solid, row.pale) for row in rows), default=1)
     pitch, left, right = 40.0, 30.0, 76.0
     height = len(rows) * pitch
@@ -153,8 +160,8 @@ def bars(rows: Sequence[PlotBar], unit: str, about: str) -> str:
         )
         _text(svg, left + across(tick), height + 19, f"{tick:g}", "middle", "tick")
     _text(svg, left + across(longest / 2), height + 36, unit, "middle", "axis")
-    for place, row in enumerate(rows):
-        top = place * pitch
+    for index, row in enumerate(rows):
+        top = index * pitch
         group = _add(svg, "g")
         _add(group, "title").text = row.hint
         mark = _add(group, "rect", x=2, y=top + 14, width=22, height=18, rx=3)
@@ -173,11 +180,11 @@ def bars(rows: Sequence[PlotBar], unit: str, about: str) -> str:
             "start",
             "tick",
         )
-    return _written(svg)
+    return _to_text(svg)
 
 
 def _round_ticks(total: int) -> list[int]:
-    """From 0 in round steps, seven at most."""
+    """Return at most seven ticks from 0 in round steps."""
     steps = (lead * 10**zeros for zeros in range(12) for lead in (1, 2, 5))
     return list(range(0, total + 1, next(step for step in steps if total / step <= 6)))
 
@@ -187,12 +194,12 @@ def _cut(text: str, length: int) -> str:
 
 
 def _upright(parent: ElementTree.Element, x: float, y: float, text: str) -> None:
-    at = f"translate({_number(x)} {_number(y)}) rotate(-90)"
-    _text(parent, 0, 0, text, "middle", "axis").set("transform", at)
+    position = f"translate({_number(x)} {_number(y)}) rotate(-90)"
+    _text(parent, 0, 0, text, "middle", "axis").set("transform", position)
 
 
 def _svg(width: float, height: float, about: str, kind: str = "") -> ElementTree.Element:
-    """A picture that the style sheet sizes by its class, or one of a fixed size."""
+    """Return an empty picture, sized by the style sheet if it has a class."""
     svg = ElementTree.Element(
         "svg", {"viewBox": f"0 0 {_number(width)} {_number(height)}", "role": "img"}
     )
@@ -227,5 +234,5 @@ def _number(value: float) -> str:
     return f"{value:.1f}".removesuffix(".0")
 
 
-def _written(svg: ElementTree.Element) -> str:
+def _to_text(svg: ElementTree.Element) -> str:
     return ElementTree.tostring(svg, encoding="unicode")
