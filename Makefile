@@ -2,8 +2,10 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 TRITON ?= 3.6.0
+JOBS ?= 4
+RUN_TESTS := $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal
 
-.PHONY: demo test lint gpu-test bench matrix clean
+.PHONY: demo test check slow-list lint gpu-test bench matrix clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -15,7 +17,13 @@ demo: $(VENV)/.installed  ## one process tunes, others over its folder and over 
 	$(BIN)/python examples/demo.py
 
 test: lint  ## everything that needs no GPU
-	$(BIN)/python -m pytest -m "not gpu"
+	$(RUN_TESTS) -m "not gpu" --durations=25
+
+check: lint  ## lint, types and the tests that are not on the list of slow ones
+	$(RUN_TESTS) -m "not gpu and not slow"
+
+slow-list: $(VENV)/.installed  ## measure which tests are slow; on a machine that does nothing else
+	$(RUN_TESTS) -m "not gpu" --write-slow-list
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

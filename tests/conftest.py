@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from support.slow_list import SlowListWriter, mark_slow_tests
 
 if TYPE_CHECKING:
     from support.fork_server import Nursery
@@ -24,7 +25,26 @@ for name in [name for name in os.environ if name.startswith("DEJAVU_")]:
     del os.environ[name]
 
 
+# A worker of pytest-xdist has neighbours on every core, and so have the processes that it starts.
+for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+    os.environ.setdefault(name, "1")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--write-slow-list",
+        action="store_true",
+        help="write which tests are slow to tests/slow.txt",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--write-slow-list"):
+        config.pluginmanager.register(SlowListWriter())
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    mark_slow_tests(items)
     if not HAS_GPU:
         for item in items:
             if item.get_closest_marker("gpu"):
@@ -49,7 +69,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
 
 @pytest.fixture(scope="session")
 def nursery() -> Iterator[Nursery]:
-    """Starts processes that need Torch and Triton."""
+    """Start processes that need Torch and Triton."""
     from support.fork_server import Nursery
 
     made = Nursery()

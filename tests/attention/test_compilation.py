@@ -7,11 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 from support.processes import PROGRAMS, environment
 
 
-@pytest.mark.slow
 def test_configs_compile_for_every_target(tmp_path: Path) -> None:
     script = [sys.executable, str(PROGRAMS / "compile_attention.py")]
     env = environment(TRITON_INTERPRET="0", TRITON_CACHE_DIR=str(tmp_path))

@@ -86,7 +86,6 @@ def test_all_of_them_can_be_compiled_ahead(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", SHIPPED)
 def test_each_tree_is_what_the_records_give(name: str) -> None:
     store, found = contexts(name)

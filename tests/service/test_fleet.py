@@ -103,7 +103,6 @@ def finish(clients: list[Child]) -> list[dict[str, Any]]:
     return [json.loads(client.finish()) for client in clients]
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_each_scenario_is_tuned_once_and_all_agree(
     three: list[Running], folder: Path, nursery: Nursery
@@ -124,7 +123,6 @@ def test_each_scenario_is_tuned_once_and_all_agree(
     assert [len(record.measurements) for record in records] == [3] * SCENARIOS
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_replica_and_postgres_die_in_the_middle_and_no_launch_fails(
     three: list[Running], own_postgres: Any, folder: Path, nursery: Nursery

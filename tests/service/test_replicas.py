@@ -54,7 +54,6 @@ class Writer(threading.Thread):
         return False
 
 
-@pytest.mark.slow
 def test_nothing_acknowledged_is_lost(three: list[Running], own_postgres: Any) -> None:
     ends = threading.Event()
     writers = [Writer(each, three, ends) for each in range(4)]

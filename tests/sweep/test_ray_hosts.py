@@ -18,7 +18,6 @@ from dejavu_cache.sweep.runner import Sweep
 ray = pytest.importorskip("ray", reason="the extra `ray` is not installed")
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.filterwarnings("ignore"),  # Ray warns of what it will change one day
 ]
 

@@ -51,7 +51,9 @@ def launch(fn: Any, config: Any, device: Device, *args: Any, **options: Any) -> 
     return noted
 
 
-def record(tuner: Any, scenario: Scenario, best: int, launches: tuple[RecordedLaunch, ...]) -> Record:
+def record(
+    tuner: Any, scenario: Scenario, best: int, launches: tuple[RecordedLaunch, ...]
+) -> Record:
     """A record in which one config is the fastest, and the others are slower by their place."""
     measurements = tuple(
         Measurement(
