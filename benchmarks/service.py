@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from dejavu_service.middleware.authentication import ANYBODY
+from dejavu_service.services.access import ANYBODY
 from dejavu_service.services import tokens
 from dejavu_service.storage import contexts as stored_contexts
 from dejavu_service.storage import schema

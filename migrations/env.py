@@ -1,4 +1,8 @@
-"""Runs the migrations: inside the transaction that `dejavu_service.storage.schema` opened, or on its own for `alembic`."""
+"""Alembic environment of the migrations.
+
+`dejavu_service.storage.schema` passes the connection of its transaction; the command `alembic`
+passes none, and a transaction on the configured database is opened here.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +24,9 @@ def _run(connection: Connection) -> None:
         context.run_migrations()
 
 
-given = context.config.attributes.get("connection")
-if given is not None:
-    _run(given)
+connection = context.config.attributes.get("connection")
+if connection is not None:
+    _run(connection)
 else:
     database = Database(
         context.config.get_main_option("sqlalchemy.url") or read_settings().database

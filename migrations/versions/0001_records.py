@@ -14,6 +14,7 @@ _identity = sa.BigInteger().with_variant(sa.Integer, "sqlite")
 
 
 def upgrade() -> None:
+    """Create the tables of contexts, records, measurements and tokens."""
     op.create_table(
         "contexts",
         sa.Column("id", _identity, nullable=False),
@@ -86,6 +87,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
+    """Drop the tables of contexts, records, measurements and tokens, with their rows."""
     op.drop_table("tokens")
     op.drop_table("measurements")
     op.drop_table("records")

@@ -1,4 +1,4 @@
-"""Misses and leases: what comes and goes, and may be lost with a downgrade."""
+"""Misses and leases, which are short-lived: a downgrade may lose them."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ _identity = sa.BigInteger().with_variant(sa.Integer, "sqlite")
 
 
 def upgrade() -> None:
+    """Create the tables of misses and leases."""
     op.create_table(
         "misses",
         sa.Column("context_id", _identity, nullable=False),
@@ -42,5 +43,6 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
+    """Drop the tables of misses and leases, with their rows."""
     op.drop_table("leases")
     op.drop_table("misses")

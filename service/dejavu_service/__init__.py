@@ -1,4 +1,4 @@
-"""The team's cache server: records by HTTP, kept in SQLite or Postgres."""
+"""The cache server: tuning records over HTTP, stored in SQLite or Postgres."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dejavu_cache.deprecated_modules import redirect_modules
 
 _MOVES = {
     "auth": "middleware.authentication",
-    "bodies": "routes.json_body",
+    "bodies": "middleware.json_body",
     "database": "storage.database",
     "front": "middleware.request_log",
     "limits": "middleware.limits",
@@ -25,7 +25,6 @@ _MOVES = {
     "rules.transfer": "services.transfer",
     "schema": "storage.schema",
     "scopes": "middleware.asgi_scope",
-    "server": "server_parts",
     "shared": "bulk_read.single_flight",
     "tables": "storage.tables",
     "views": "pages.views",

@@ -1,4 +1,4 @@
-"""The server's commands on their own: `python -m dejavu_service serve`."""
+"""Entry point of the server's commands without the client: `python -m dejavu_service serve`."""
 
 from __future__ import annotations
 

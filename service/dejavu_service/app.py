@@ -13,32 +13,24 @@ from starlette.concurrency import run_in_threadpool
 
 from dejavu_cache import __version__
 
-from .middleware.authentication import Gate
-from .middleware.request_log import Front
-from .openapi import publish
+from .middleware.authentication import AuthenticationMiddleware
+from .middleware.request_log import RequestLogMiddleware
+from .openapi import complete_openapi
 from .problems import install_handlers
-from .routes.bulk import quick_route
-from .routes.health import health
-from .routes.leases import leases
-from .routes.misses import misses
-from .routes.pages import pages
-from .routes.pins import pins
-from .routes.records import records
-from .routes.tokens import tokens
-from .routes.transfer import transfer
-from .server_parts import Server
-from .settings import Settings
+from .routes import bulk, health, leases, misses, pages, pins, records, tokens, transfer
+from .server import Server
+from .settings import ServerSettings
 
 __all__ = ["create_app"]
 
 _logger = logging.getLogger(__name__)
 
-_FLUSH = 60.0
-"""Seconds between two notes of what was read."""
+_FLUSH_SECONDS = 60.0
+"""Seconds between two writes of which contexts were read."""
 
 
-def create_app(settings: Settings) -> FastAPI:
-    """The application of one server; its database must have the current schema."""
+def create_app(settings: ServerSettings) -> FastAPI:
+    """Create the application of one server, whose database must have the current schema."""
     server = Server.open(settings)
     app = FastAPI(
         title="dejavu-cache",
@@ -51,20 +43,20 @@ def create_app(settings: Settings) -> FastAPI:
     )
     app.state.server = server
     install_handlers(app)
-    # Tokens come first: their path would be a namespace's otherwise.
-    for router in (tokens, records, leases, misses, pins, transfer, health, pages):
-        app.include_router(router)
-    app.router.routes.insert(0, quick_route(server))
-    app.add_middleware(Gate, identities=server.identities, settings=settings)
-    app.add_middleware(Front, metrics=server.metrics)
-    publish(app)
+    # Tokens come first: otherwise `/v1/tokens` would match the routes of a namespace.
+    for module in (tokens, records, leases, misses, pins, transfer, health, pages):
+        app.include_router(module.router)
+    app.router.routes.insert(0, bulk.quick_route(server))
+    app.add_middleware(AuthenticationMiddleware, principals=server.principals, settings=settings)
+    app.add_middleware(RequestLogMiddleware, metrics=server.metrics)
+    complete_openapi(app)
     return app
 
 
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     server: Server = app.state.server
-    flushing = asyncio.create_task(_flush(server))
+    flushing = asyncio.create_task(_flush_periodically(server))
     try:
         yield
     finally:
@@ -72,15 +64,15 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         with suppress(asyncio.CancelledError):
             await flushing
         with suppress(SQLAlchemyError):
-            server.reads.flush()
+            server.reader.flush()
         await server.close()
 
 
-async def _flush(server: Server) -> None:
+async def _flush_periodically(server: Server) -> None:
     while True:
-        await asyncio.sleep(_FLUSH)
+        await asyncio.sleep(_FLUSH_SECONDS)
         try:
-            await run_in_threadpool(server.reads.flush)
+            await run_in_threadpool(server.reader.flush)
         except SQLAlchemyError as error:
             _logger.warning(
                 "use was not noted", extra={"fields": {"error": str(error).partition("\n")[0]}}

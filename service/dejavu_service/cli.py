@@ -1,4 +1,4 @@
-"""The server's commands, which `dejavu-cache` finds by their entry point."""
+"""The server's commands, which `dejavu-cache` finds by an entry point."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import typer
 from dejavu_cache.errors import DejavuError
 
 if TYPE_CHECKING:
-    from .settings import Settings
+    from .services.tokens import Token
+    from .settings import ServerSettings
     from .storage.database import Database
 
 __all__ = ["register"]
@@ -38,7 +39,7 @@ token_app = typer.Typer(no_args_is_help=True, help="Who may use the server.")
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the server's commands to the main command."""
+    """Add the server's commands to the main command."""
     app.command()(serve)
     app.add_typer(database_app, name="db")
     app.add_typer(token_app, name="token")
@@ -60,15 +61,16 @@ def serve(
         str | None, typer.Option(help="debug, info, warning or error [info].")
     ] = None,
 ) -> None:
-    """Runs the team's cache server."""
+    """Run the team's cache server."""
     flags: dict[str, object] = {
         "host": host,
         "port": port,
         "tls_cert": tls_cert,
         "tls_key": tls_key,
+        "open_read": open_read,
+        "log_level": log_level,
     }
-    flags |= {"open_read": open_read, "log_level": log_level}
-    with _opened(database, flags) as (settings, opened):
+    with _open_database(database, flags) as (settings, opened):
         from . import serving
 
         if serving.prepare(settings, opened):
@@ -84,8 +86,8 @@ def serve(
 
 @database_app.command("upgrade")
 def upgrade(database: _URL = None) -> None:
-    """Brings the schema up to date; any number of processes may do so at once."""
-    with _opened(database) as (_, opened):
+    """Bring the schema up to date; any number of processes may do so at once."""
+    with _open_database(database) as (_, opened):
         from .storage import schema
 
         schema.upgrade(opened)
@@ -94,15 +96,15 @@ def upgrade(database: _URL = None) -> None:
 
 @database_app.command("check")
 def check(database: _URL = None) -> None:
-    """Says whether the schema is the one that this version works with."""
-    with _opened(database) as (_, opened):
+    """Check that the schema is the one that this version works with."""
+    with _open_database(database) as (_, opened):
         from .storage import schema
 
-        found = schema.state(opened)
-        typer.echo(f"{opened.url}: {found.value}")
-        if found is not schema.State.CURRENT:
+        state = schema.state(opened)
+        typer.echo(f"{opened.url}: {state.value}")
+        if state is not schema.SchemaState.CURRENT:
             raise typer.Exit(1)
-        schema.drift(opened)
+        schema.check_drift(opened)
 
 
 @database_app.command("prune")
@@ -115,13 +117,14 @@ def prune(
     ] = 30,
     database: _URL = None,
 ) -> None:
-    """Drops what nobody uses; nothing that is pinned or promoted goes."""
-    with _opened(database) as (_, opened):
-        from .services.retention import prune as drop
+    """Delete unused records; pinned and promoted ones stay."""
+    with _open_database(database) as (_, opened):
+        from .services import retention
 
-        gone = drop(opened, unused_days, misses_days)
+        pruned = retention.prune(opened, unused_days, misses_days)
         typer.echo(
-            f"Dropped {gone.records} records, {gone.misses} misses and {gone.contexts} empty contexts."
+            f"Dropped {pruned.records} records, {pruned.misses} misses "
+            f"and {pruned.contexts} empty contexts."
         )
 
 
@@ -135,19 +138,19 @@ def create(
     ] = None,
     database: _URL = None,
 ) -> None:
-    """Makes a token and shows it, this once."""
-    with _opened(database, ready=True) as (_, opened):
-        from .middleware.authentication import ANYBODY
+    """Issue a token and show it, this once."""
+    with _open_database(database, ready=True) as (_, opened):
         from .routes.tokens import TokenWish
         from .services import tokens
+        from .services.access import ANYBODY
 
         wish = TokenWish.model_validate(
             {"name": name, "role": role, "namespaces": namespace or ["*"], "days": days}
         )
-        seconds = None if wish.days is None else wish.days * 86400
-        issued = tokens.issue(opened, ANYBODY, wish.name, wish.role, wish.namespaces, seconds)
+        issued = tokens.issue(opened, ANYBODY, wish.name, wish.role, wish.namespaces, wish.ttl)
         typer.echo(
-            f"{issued.id}: {issued.role} for {', '.join(issued.namespaces)}. Keep it: only a hash is stored.",
+            f"{issued.id}: {issued.role} for {', '.join(issued.namespaces)}. "
+            "Keep it: only a hash is stored.",
             err=True,
         )
         typer.echo(issued.token)
@@ -155,44 +158,48 @@ def create(
 
 @token_app.command("list")
 def list_(database: _URL = None) -> None:
-    """Lists the tokens, without their secrets."""
-    with _opened(database, ready=True) as (_, opened):
-        from .middleware.authentication import ANYBODY
+    """List the tokens, without their secrets."""
+    with _open_database(database, ready=True) as (_, opened):
         from .services import tokens
+        from .services.access import ANYBODY
 
-        for each in tokens.listed(opened, ANYBODY):
-            until = (
-                f"revoked {each.revoked:%F}"
-                if each.revoked
-                else f"until {each.expires:%F}"
-                if each.expires
-                else ""
-            )
-            typer.echo(
-                f"{each.id}  {each.role:5}  {','.join(each.namespaces):12}  {each.name}  {until}".rstrip()
-            )
+        for token in tokens.list_tokens(opened, ANYBODY):
+            namespaces = ",".join(token.namespaces)
+            line = f"{token.id}  {token.role:5}  {namespaces:12}  {token.name}  {_end(token)}"
+            typer.echo(line.rstrip())
 
 
 @token_app.command("revoke")
 def revoke(identity: Annotated[str, typer.Argument(metavar="ID")], database: _URL = None) -> None:
-    """Ends a token; running servers notice within seconds."""
-    with _opened(database, ready=True) as (_, opened):
-        from .middleware.authentication import ANYBODY
+    """Revoke a token; running servers notice within seconds."""
+    with _open_database(database, ready=True) as (_, opened):
         from .services import tokens
+        from .services.access import ANYBODY
 
         tokens.revoke(opened, ANYBODY, identity)
         typer.echo(f"{identity} is revoked.")
 
 
+def _end(token: Token) -> str:
+    if token.revoked:
+        return f"revoked {token.revoked:%F}"
+    return f"until {token.expires:%F}" if token.expires else ""
+
+
 @contextmanager
-def _opened(
+def _open_database(
     url: str | None, flags: Mapping[str, object] | None = None, *, ready: bool = False
-) -> Iterator[tuple[Settings, Database]]:
-    """The settings and the database; what goes wrong is said in one line."""
+) -> Iterator[tuple[ServerSettings, Database]]:
+    """Open the database of the settings, and report errors within the block in one line.
+
+    Args:
+        url: The database's URL, or None for that of the environment.
+        flags: Further settings that override the environment.
+        ready: Whether the schema must be current.
+    """
     from pydantic import ValidationError
     from sqlalchemy.exc import DBAPIError
 
-    from .problems import ProblemError
     from .settings import read_settings
     from .storage import schema
     from .storage.database import Database
@@ -202,22 +209,22 @@ def _opened(
         settings = read_settings({"database": url, **(flags or {})})
         opened = Database(settings.database, settings.pool)
         if ready:
-            schema.require(opened)
+            schema.require_current(opened)
         yield settings, opened
-    except (DejavuError, ProblemError, DBAPIError, ValidationError) as error:
-        typer.echo(f"dejavu-cache: {_said(error)}", err=True)
+    except (DejavuError, DBAPIError, ValidationError) as error:
+        typer.echo(f"dejavu-cache: {_message(error)}", err=True)
         raise typer.Exit(1) from None
     finally:
         if opened is not None:
             opened.close()
 
 
-def _said(error: Exception) -> str:
+def _message(error: Exception) -> str:
     from pydantic import ValidationError
     from sqlalchemy.exc import DBAPIError
 
     if isinstance(error, ValidationError):
-        return "; ".join(f"--{each['loc'][0]}: {each['msg']}" for each in error.errors())
+        return "; ".join(f"--{item['loc'][0]}: {item['msg']}" for item in error.errors())
     if isinstance(error, DBAPIError):
         return f"the database does not answer: {str(error.orig).strip().splitlines()[0]}"
-    return str(getattr(error, "detail", error))
+    return str(error)

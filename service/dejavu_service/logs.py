@@ -1,4 +1,4 @@
-"""Logs as JSON, a line each."""
+"""Logs as JSON lines."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ _encode = json.JSONEncoder(default=str).encode
 
 
 @lru_cache(maxsize=4)
-def _second(seconds: int) -> str:
+def _format_second(seconds: int) -> str:
     return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%dT%H:%M:%S")
 
 
 class JsonFormatter(logging.Formatter):
-    """Time, level, logger, message and whatever `extra={"fields": …}` gives."""
+    """Formats time, level, logger, message and the fields of `extra={"fields": …}`."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line."""
+        """Format a record as one line of JSON."""
         line = {
-            "at": f"{_second(int(record.created))}.{int(record.msecs):03}Z",
+            "at": f"{_format_second(int(record.created))}.{int(record.msecs):03}Z",
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
@@ -36,7 +36,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure(level: str) -> None:
-    """Sends all logs to stderr as JSON."""
+    """Send all logs of at least this level to stderr as JSON."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)

@@ -1,4 +1,4 @@
-"""What Prometheus is told."""
+"""Metrics for Prometheus."""
 
 from __future__ import annotations
 
@@ -18,9 +18,16 @@ _BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10,
 
 
 class Metrics:
-    """The counters of one replica, and what the database holds."""
+    """The counters of one replica, and gauges computed from the database.
+
+    Attributes:
+        hits: Reads answered with records.
+        unchanged: Bulk reads answered with 304.
+        misses: Reads for which there were no records.
+    """
 
     def __init__(self, database: Database) -> None:
+        """Create the metrics in a registry of their own."""
         self._registry = CollectorRegistry()
         self._requests = Counter(
             "dejavu_requests",
@@ -39,27 +46,32 @@ class Metrics:
             "dejavu_lookups", "Reads of records by outcome", ["outcome"], registry=self._registry
         )
         self.hits, self.unchanged, self.misses = (
-            lookups.labels(each) for each in ("hit", "unchanged", "miss")
+            lookups.labels(outcome) for outcome in ("hit", "unchanged", "miss")
         )
-        self._known: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
-        self._registry.register(_Holdings(database))
+        # Looking up a metric by its labels costs more than counting.
+        self._labelled: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
+        self._registry.register(_DatabaseGauges(database))
 
-    def answered(self, method: str, route: str, status: int, seconds: float) -> None:
-        """Counts one request."""
-        found = self._known.get((method, route, status))
-        if found is None:
-            found = self._requests.labels(method, route, str(status)), self._seconds.labels(route)
-            self._known[method, route, status] = found
-        found[0].inc()
-        found[1].observe(seconds)
+    def count_request(self, method: str, route: str, status: int, seconds: float) -> None:
+        """Count an answered request and the seconds it took."""
+        metrics = self._labelled.get((method, route, status))
+        if metrics is None:
+            metrics = (
+                self._requests.labels(method, route, str(status)),
+                self._seconds.labels(route),
+            )
+            self._labelled[method, route, status] = metrics
+        requests, duration = metrics
+        requests.inc()
+        duration.observe(seconds)
 
     def text(self) -> bytes:
-        """The exposition format."""
+        """Return all metrics in the exposition format."""
         return generate_latest(self._registry)
 
 
-class _Holdings(Collector):
-    """Asked of the database when somebody scrapes: every replica says the same."""
+class _DatabaseGauges(Collector):
+    """Gauges read from the database at each scrape, so that all replicas report the same."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -69,18 +81,18 @@ class _Holdings(Collector):
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         up = GaugeMetricFamily("dejavu_database_up", "Whether the database answers")
-        held = GaugeMetricFamily("dejavu_leases_held", "Scenarios being tuned now")
-        kept = GaugeMetricFamily(
+        leases_held = GaugeMetricFamily("dejavu_leases_held", "Scenarios being tuned now")
+        records = GaugeMetricFamily(
             "dejavu_records", "Records", labels=["namespace", "kernel", "device"]
         )
         try:
             with self._database.read() as connection:
-                held.add_metric([], leases.held(connection))
-                for namespace, kernel, device, count in contexts.per_device(connection):
-                    kept.add_metric([namespace, kernel, device], count)
+                leases_held.add_metric([], leases.count_held(connection))
+                for *labels, count in contexts.count_records_per_device(connection):
+                    records.add_metric(labels, count)
         except SQLAlchemyError:
             up.add_metric([], 0)
             yield up
             return
         up.add_metric([], 1)
-        yield from (up, held, kept)
+        yield from (up, leases_held, records)

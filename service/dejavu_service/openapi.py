@@ -1,4 +1,4 @@
-"""The published OpenAPI: FastAPI's, with the models that are sent as kept text, and the tokens."""
+"""Additions to FastAPI's OpenAPI: schemas of answers sent as stored text, and authentication."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from dejavu_cache.model.scenario import Context, Scenario
 
 from .problems import Refusal
 
-__all__ = ["publish"]
+__all__ = ["complete_openapi"]
 
 
 class ContextPage(BaseModel):
-    """Contexts, and where the next page begins."""
+    """Contexts, and the digest to continue after; null on the last page."""
 
     contexts: list[Context]
     next: str | None
 
 
 class WorklistItem(BaseModel):
-    """A scenario that was wanted and not there."""
+    """A scenario without a record, and how often it was looked up."""
 
     context: Context
     scenario: Scenario
@@ -35,22 +35,22 @@ class WorklistItem(BaseModel):
 
 
 class Worklist(BaseModel):
-    """The misses, most wanted first."""
+    """Misses, the most frequent first."""
 
     misses: list[WorklistItem]
 
 
-_TEXTS: tuple[type[BaseModel], ...] = (ContextPage, Record, RecordSet, Refusal, Worklist)
+_MODELS: tuple[type[BaseModel], ...] = (ContextPage, Record, RecordSet, Refusal, Worklist)
 
 
-def publish(app: FastAPI) -> None:
-    """Completes the OpenAPI of an app."""
+def complete_openapi(app: FastAPI) -> None:
+    """Add the schemas that no route declares as its response model, and the tokens."""
     schema = app.openapi()
     components: dict[str, Any] = schema.setdefault("components", {})
-    _, kept = models_json_schema(
-        [(model, "validation") for model in _TEXTS], ref_template="#/components/schemas/{model}"
+    _, definitions = models_json_schema(
+        [(model, "validation") for model in _MODELS], ref_template="#/components/schemas/{model}"
     )
-    components["schemas"] = {**kept["$defs"], **components.get("schemas", {})}
+    components["schemas"] = {**definitions["$defs"], **components.get("schemas", {})}
     components["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
     schema["security"] = [{"token": []}]
     for path in ("/livez", "/readyz"):

@@ -1,4 +1,4 @@
-"""Refusals as `application/problem+json` (RFC 9457): each says what to change."""
+"""Problem details (RFC 9457): the translation of errors to HTTP, each saying what to change."""
 
 from __future__ import annotations
 
@@ -18,26 +18,48 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-__all__ = ["AWAY", "RESPONSES", "ProblemError", "Refusal", "away", "install_handlers", "problem"]
+from .errors import (
+    AccessDeniedError,
+    InvalidRequestError,
+    NotFoundError,
+    ServiceError,
+    TooLargeError,
+)
+
+__all__ = [
+    "DATABASE_ERRORS",
+    "RESPONSES",
+    "ProblemError",
+    "Refusal",
+    "database_unavailable",
+    "install_handlers",
+    "problem",
+]
 
 _logger = logging.getLogger(__name__)
 
-_SHOWN = 20
-"""Errors of one body that are listed."""
+_MAX_ERRORS = 20
+"""Validation errors of one body that are listed."""
 
+_STATUS: dict[type[ServiceError], int] = {
+    AccessDeniedError: 403,
+    NotFoundError: 404,
+    TooLargeError: 413,
+    InvalidRequestError: 422,
+}
 
-AWAY: tuple[type[Exception], ...] = (
+DATABASE_ERRORS: tuple[type[Exception], ...] = (
     OperationalError,
     InterfaceError,
     PoolTimeoutError,
     PsycopgError,
     sqlite3.Error,
 )
-"""What is raised when the database does not answer."""
+"""Exceptions that mean that the database does not answer."""
 
 
 class Refusal(BaseModel):
-    """What a refusal says."""
+    """Problem details, as the OpenAPI describes them."""
 
     type: str = "about:blank"
     title: str
@@ -47,11 +69,11 @@ class Refusal(BaseModel):
 
 
 class ProblemError(HTTPException):
-    """A refusal with its status and what the caller should change."""
+    """A refusal that is about HTTP itself: authentication, rate, size or form of a request."""
 
 
 _CONTENT = {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Refusal"}}}
-_WHEN = {
+_DESCRIPTIONS = {
     400: "Not JSON",
     401: "No token, or one that is wrong, expired or revoked",
     403: "The token may not do this",
@@ -63,9 +85,9 @@ _WHEN = {
     503: "The database is away",
 }
 RESPONSES: dict[int | str, dict[str, Any]] = {
-    status: {"description": text, "content": _CONTENT} for status, text in _WHEN.items()
+    status: {"description": text, "content": _CONTENT} for status, text in _DESCRIPTIONS.items()
 }
-"""For every route's OpenAPI."""
+"""OpenAPI of the refusals that every route may answer with."""
 
 
 def problem(
@@ -75,7 +97,14 @@ def problem(
     errors: Iterable[Mapping[str, Any]] | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> Response:
-    """The response that refuses."""
+    """Build a response with problem details.
+
+    Args:
+        status: The HTTP status.
+        detail: What is wrong, and what the client should change.
+        errors: The single errors of a malformed body.
+        headers: Headers of the response.
+    """
     body: dict[str, Any] = {
         "type": "about:blank",
         "title": HTTPStatus(status).phrase,
@@ -88,50 +117,58 @@ def problem(
     return Response(content, status, headers, media_type="application/problem+json")
 
 
-def install_handlers(app: FastAPI) -> None:
-    """Makes every exception that is the caller's doing, or the database's absence, a problem."""
-    app.add_exception_handler(HTTPException, _refused)
-    app.add_exception_handler(RequestValidationError, _malformed)
-    app.add_exception_handler(OverflowError, _out_of_range)
-    app.add_exception_handler(DataError, _out_of_range)
-    for error in AWAY:
-        app.add_exception_handler(error, _away)
-
-
-async def _refused(_: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    detail = error.detail
-    if detail == HTTPStatus(error.status_code).phrase:
-        detail = {
-            404: "there is nothing at this path; see /v1/openapi.json for those there are"
-        }.get(error.status_code, f"{detail}: see /v1/openapi.json for what is accepted here")
-    return problem(error.status_code, detail, headers=error.headers)
-
-
-async def _malformed(_: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)
-    found = [{"loc": list(each["loc"]), "msg": each["msg"]} for each in error.errors()]
-    if any(each["loc"][0] == "path" for each in found):
-        return problem(
-            404,
-            "no such resource: " + "; ".join(f"{each['loc'][-1]}: {each['msg']}" for each in found),
-        )
-    first = f"{'.'.join(map(str, found[0]['loc']))}: {found[0]['msg']}"
-    more = f", and {len(found) - 1} more" if len(found) > 1 else ""
-    return problem(422, first + more, errors=found[:_SHOWN])
-
-
-async def _out_of_range(_: Request, error: Exception) -> Response:
-    return problem(422, "a number, a date or a text in the request is outside what can be stored")
-
-
-async def _away(_: Request, error: Exception) -> Response:
-    return away(error)
-
-
-def away(error: Exception) -> Response:
-    """The response while the database does not answer."""
+def database_unavailable(error: Exception) -> Response:
+    """Log that the database does not answer, and build the 503."""
     _logger.warning(
         "the database does not answer", extra={"fields": {"error": str(error).partition("\n")[0]}}
     )
     return problem(503, "the database does not answer: try again", headers={"Retry-After": "1"})
+
+
+def install_handlers(app: FastAPI) -> None:
+    """Answer domain errors, malformed requests and database failures with problem details."""
+    app.add_exception_handler(ServiceError, _handle_service_error)
+    app.add_exception_handler(HTTPException, _handle_http_exception)
+    app.add_exception_handler(RequestValidationError, _handle_validation_error)
+    app.add_exception_handler(OverflowError, _handle_out_of_range)
+    app.add_exception_handler(DataError, _handle_out_of_range)
+    for error in DATABASE_ERRORS:
+        app.add_exception_handler(error, _handle_database_error)
+
+
+async def _handle_service_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, ServiceError)
+    status = next(status for kind, status in _STATUS.items() if isinstance(error, kind))
+    return problem(status, str(error))
+
+
+async def _handle_http_exception(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    detail = error.detail
+    # Starlette's own exceptions have the status' name for a detail.
+    if detail == HTTPStatus(error.status_code).phrase:
+        detail = (
+            "there is nothing at this path; see /v1/openapi.json for those there are"
+            if error.status_code == 404
+            else f"{detail}: see /v1/openapi.json for what is accepted here"
+        )
+    return problem(error.status_code, detail, headers=error.headers)
+
+
+async def _handle_validation_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    errors = [{"loc": list(item["loc"]), "msg": item["msg"]} for item in error.errors()]
+    if any(item["loc"][0] == "path" for item in errors):
+        parts = "; ".join(f"{item['loc'][-1]}: {item['msg']}" for item in errors)
+        return problem(404, f"no such resource: {parts}")
+    first = f"{'.'.join(map(str, errors[0]['loc']))}: {errors[0]['msg']}"
+    more = f", and {len(errors) - 1} more" if len(errors) > 1 else ""
+    return problem(422, first + more, errors=errors[:_MAX_ERRORS])
+
+
+async def _handle_out_of_range(_: Request, error: Exception) -> Response:
+    return problem(422, "a number, a date or a text in the request is outside what can be stored")
+
+
+async def _handle_database_error(_: Request, error: Exception) -> Response:
+    return database_unavailable(error)

@@ -1,4 +1,4 @@
-"""Running the server in this process."""
+"""Start-up checks, and running the server in this process."""
 
 from __future__ import annotations
 
@@ -11,27 +11,31 @@ from dejavu_cache.errors import SettingsError
 from .app import create_app
 from .logs import configure
 from .middleware.authentication import is_loopback
-from .settings import Settings
+from .settings import ServerSettings
 from .storage import schema
 from .storage.database import Database
 from .storage.tokens import any_issued
 
 __all__ = ["prepare", "run"]
 
-_GRACE = 10
-"""Seconds that requests have to end when the server is told to."""
+_SHUTDOWN_SECONDS = 10
+"""Seconds that requests have to end after a signal to stop."""
 
 
-def prepare(settings: Settings, database: Database) -> bool:
-    """Checks that the server may start; says whether it will answer without tokens.
+def prepare(settings: ServerSettings, database: Database) -> bool:
+    """Check that the server may start with these settings.
+
+    Returns:
+        Whether the server will answer without tokens, because none was ever issued.
 
     Raises:
-        SchemaError: the database must be upgraded first.
-        SettingsError: without tokens, only loopback may be served; or half of the TLS settings is missing.
+        SchemaError: The database must be upgraded first.
+        SettingsError: The server would listen beyond loopback without tokens, or only one of the
+            two TLS settings is set.
     """
     if (settings.tls_cert is None) != (settings.tls_key is None):
         raise SettingsError("TLS needs both --tls-cert and --tls-key")
-    schema.require(database)
+    schema.require_current(database)
     with database.read() as connection:
         issued = any_issued(connection)
     if not issued and not is_loopback(settings.host):
@@ -42,11 +46,12 @@ def prepare(settings: Settings, database: Database) -> bool:
     return not issued
 
 
-def run(settings: Settings) -> None:
-    """Serves until told to stop."""
+def run(settings: ServerSettings) -> None:
+    """Serve until a signal to stop."""
     configure(settings.log_level)
     app = create_app(settings)
-    # What is there now stays: a full collection that went through all of it would hold up every request meanwhile.
+    # Exclude the objects of start-up from garbage collection: they stay, and a full collection
+    # that went through them would delay every request meanwhile.
     gc.collect()
     gc.freeze()
     uvicorn.run(
@@ -58,5 +63,5 @@ def run(settings: Settings) -> None:
         log_config=None,
         access_log=False,
         server_header=False,
-        timeout_graceful_shutdown=_GRACE,
+        timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
     )

@@ -1,4 +1,4 @@
-"""What can be set about a server, read from `DEJAVU_SERVER_*` here and nowhere else."""
+"""Settings of the server, read from the environment variables `DEJAVU_SERVER_*` only here."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dejavu_cache.errors import SettingsError
 
-__all__ = ["PREFIX", "Settings", "default_database", "read_settings"]
+__all__ = ["ENVIRONMENT_PREFIX", "ServerSettings", "default_database", "read_settings"]
 
-PREFIX = "DEJAVU_SERVER_"
+ENVIRONMENT_PREFIX = "DEJAVU_SERVER_"
 
 
 def default_database() -> str:
-    """A SQLite file in the user's data directory."""
+    """Return the URL of a SQLite file in the user's data directory."""
     return f"sqlite:///{Path(platformdirs.user_data_dir('dejavu-cache')) / 'server.sqlite3'}"
 
 
-class Settings(BaseModel):
-    """A server's settings; each field is also the variable `DEJAVU_SERVER_` and its name."""
+class ServerSettings(BaseModel):
+    """Settings of a server; each field is set by the variable `DEJAVU_SERVER_` plus its name."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -34,47 +34,51 @@ class Settings(BaseModel):
     tls_cert: Path | None = None
     tls_key: Path | None = None
     open_read: bool = False
-    """Whoever has no token may read: records, pages and metrics."""
+    """Whether requests without a token may read records, pages and metrics."""
     max_body: int = Field(default=32 * 2**20, ge=1024)
-    """Bytes of a request's body."""
+    """Largest body of a request, in bytes."""
     max_import: int = Field(default=2 * 2**30, ge=1024)
-    """Bytes of an import, all its lines together."""
+    """Largest body of an import, in bytes."""
     max_records: int = Field(default=10_000, ge=1)
-    """Records, or misses, in one request."""
+    """Largest number of records or misses in one request."""
     rate: float = Field(default=500.0, ge=0)
-    """Requests a second from one token, or from one address without; 0 sets no limit."""
+    """Requests a second from one token, or from one address without a token; 0 means no limit."""
     burst: int = Field(default=2000, ge=1)
-    """Requests that may come at once before `rate` counts."""
+    """Requests that may arrive at once before `rate` limits them."""
     pool: int = Field(default=8, ge=1, le=100)
-    """Connections to the database that a replica keeps, and as many again under load."""
+    """Database connections that a replica keeps open; it opens as many again under load."""
     cache_bytes: int = Field(default=64 * 2**20, ge=0)
-    """Compressed answers kept in memory."""
+    """Bytes of compressed answers kept in memory."""
     token_ttl: float = Field(default=5.0, ge=0)
-    """Seconds for which a replica trusts what it last saw of a token: how long a revoked one may live on."""
+    """Seconds for which a looked-up token is trusted, so for which a revoked one may still work."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
 
 def read_settings(
     flags: Mapping[str, Any] | None = None, environ: Mapping[str, str] = os.environ
-) -> Settings:
-    """The settings of the environment, with the flags that are not None put over them.
+) -> ServerSettings:
+    """Read the settings from the environment.
+
+    Args:
+        flags: Values by field that override the environment, except those that are None.
+        environ: The environment variables.
 
     Raises:
-        SettingsError: a variable has no meaning or a value that does not fit.
+        SettingsError: A variable is unknown or its value is invalid.
     """
-    given: dict[str, Any] = {
-        name.removeprefix(PREFIX).lower(): value
+    values: dict[str, Any] = {
+        name.removeprefix(ENVIRONMENT_PREFIX).lower(): value
         for name, value in environ.items()
-        if name.startswith(PREFIX) and value
+        if name.startswith(ENVIRONMENT_PREFIX) and value
     }
-    given |= {name: value for name, value in (flags or {}).items() if value is not None}
+    values |= {name: value for name, value in (flags or {}).items() if value is not None}
     try:
-        return Settings.model_validate(given)
+        return ServerSettings.model_validate(values)
     except ValidationError as error:
-        wrong = "; ".join(f"{PREFIX}{_name(each['loc'])}: {each['msg']}" for each in error.errors())
-        known = ", ".join(f"{PREFIX}{field.upper()}" for field in Settings.model_fields)
-        raise SettingsError(f"{wrong}; a server knows {known}") from None
+        wrong = "; ".join(f"{_variable(*item['loc'])}: {item['msg']}" for item in error.errors())
+        variables = ", ".join(_variable(field) for field in ServerSettings.model_fields)
+        raise SettingsError(f"{wrong}; a server knows {variables}") from None
 
 
-def _name(place: tuple[int | str, ...]) -> str:
-    return "_".join(map(str, place)).upper()
+def _variable(*path: int | str) -> str:
+    return ENVIRONMENT_PREFIX + "_".join(map(str, path)).upper()

@@ -16,9 +16,9 @@ from typing import Any
 import httpx
 import pytest
 from dejavu_service.app import create_app
-from dejavu_service.middleware.authentication import ANYBODY
+from dejavu_service.services.access import ANYBODY
 from dejavu_service.services import tokens
-from dejavu_service.settings import Settings
+from dejavu_service.settings import ServerSettings
 from dejavu_service.storage import schema
 from dejavu_service.storage.database import Database
 from fastapi import FastAPI
@@ -176,7 +176,9 @@ def token(database: Database) -> Callable[..., dict[str, str]]:
 
 
 def _app(url: str) -> FastAPI:
-    return create_app(Settings(database=url, token_ttl=0, rate=0, max_body=100_000, max_records=50))
+    return create_app(
+        ServerSettings(database=url, token_ttl=0, rate=0, max_body=100_000, max_records=50)
+    )
 
 
 def _create(uri: str, name: str, template: str = "template0") -> str:

@@ -10,8 +10,8 @@ from typing import Any
 import httpx
 import pytest
 from dejavu_service.app import create_app
-from dejavu_service.middleware.authentication import Identities
-from dejavu_service.settings import Settings
+from dejavu_service.middleware.principal_cache import PrincipalCache
+from dejavu_service.settings import ServerSettings
 from dejavu_service.storage import tokens as stored
 from dejavu_service.storage.database import Database
 from dejavu_service.storage.tables import tokens as token_table
@@ -122,8 +122,8 @@ def test_requests_that_come_at_once_look_a_token_up_once(
     look_ups.clear()
 
     async def ask() -> None:
-        identities = Identities(database, Settings(database=str(database.url)))
-        found = await asyncio.gather(*(identities.find(presented, "") for _ in range(50)))
+        principals = PrincipalCache(database, ttl=5)
+        found = await asyncio.gather(*(principals.find(presented) for _ in range(50)))
         assert {each.role for each in found} == {"read"}
 
     asyncio.run(ask())
@@ -137,11 +137,11 @@ def test_a_token_in_use_is_looked_up_again_while_nobody_waits(
     look_ups.clear()
 
     async def ask() -> None:
-        identities = Identities(database, Settings(database=str(database.url), token_ttl=0.4))
-        await identities.find(presented, "")
+        principals = PrincipalCache(database, ttl=0.4)
+        await principals.find(presented)
         ends = time.monotonic() + 1.5
         while time.monotonic() < ends:
-            assert identities.known(presented) is not None
+            assert principals.cached_principal(presented) is not None
             await asyncio.sleep(0.01)
 
     asyncio.run(ask())
@@ -154,12 +154,12 @@ def test_a_token_that_was_revoked_is_not_remembered_by_a_look_up_under_way(
     presented = token("read")["Authorization"].removeprefix("Bearer ")
 
     async def ask() -> None:
-        identities = Identities(database, Settings(database=str(database.url)))
-        asking = asyncio.create_task(identities.find(presented, ""))
+        principals = PrincipalCache(database, ttl=5)
+        asking = asyncio.create_task(principals.find(presented))
         await asyncio.sleep(0.01)
-        identities.forget()
+        principals.clear()
         await asking
-        assert identities.known(presented) is None
+        assert principals.cached_principal(presented) is None
 
     asyncio.run(ask())
 
@@ -196,7 +196,7 @@ def test_a_revoked_token_does_not_open_the_server_again(
 
 def test_open_reading_is_only_reading(url: str, token: MakeToken) -> None:
     token("admin")
-    with asking(create_app(Settings(database=url, open_read=True))) as client:
+    with asking(create_app(ServerSettings(database=url, open_read=True))) as client:
         for path in ("/v1/main/contexts", "/metrics", "/pages/main"):
             assert client.get(path).status_code == 200
         assert client.post("/v1/main/records", json=body(record_set())).status_code == 403

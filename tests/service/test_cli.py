@@ -10,7 +10,7 @@ import httpx
 import pytest
 import typer
 from dejavu_service.cli import register
-from dejavu_service.settings import Settings, read_settings
+from dejavu_service.settings import ServerSettings, read_settings
 from dejavu_service.storage import schema
 from dejavu_service.storage.database import Database
 from support.service import body, command, free_port, record_set, running
@@ -114,7 +114,7 @@ def test_settings_come_from_one_place() -> None:
         {"DEJAVU_SERVER_HOST": "::1", "DEJAVU_SERVER_PORT": "2", "X": "3"},
     )
     assert (found.host, found.port) == ("::1", 1)
-    assert read_settings({}, {"DEJAVU_SERVER_RATE": ""}).rate == Settings().rate
+    assert read_settings({}, {"DEJAVU_SERVER_RATE": ""}).rate == ServerSettings().rate
     for bad in ({"DEJAVU_SERVER_PORT": "x"}, {"DEJAVU_SERVER_SPEED": "1"}):
         with pytest.raises(SettingsError, match=next(iter(bad))):
             read_settings({}, bad)

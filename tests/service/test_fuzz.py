@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 import httpx
-from dejavu_service.middleware.authentication import ANYBODY
+from dejavu_service.services.access import ANYBODY
 from dejavu_service.services import tokens
 from dejavu_service.storage.database import Database
 from support.processes import PROGRAMS

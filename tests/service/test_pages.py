@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import httpx
-from dejavu_service.pages.views import row
+from dejavu_service.pages.views import scenario_row
 from support.service import body, config, context, measurement, record, record_set, scenario
 
 from dejavu_cache.model.record import Record
@@ -71,7 +71,7 @@ def test_the_worklist(client: httpx.Client) -> None:
 
 
 def test_near_ties_and_failures_are_counted() -> None:
-    shown = row(
+    shown = scenario_row(
         Record(
             scenario=scenario(),
             winner=record(median=0.1).winner,
@@ -90,7 +90,7 @@ def test_near_ties_and_failures_are_counted() -> None:
 
 
 def test_a_record_without_timings_is_shown_too() -> None:
-    shown = row(
+    shown = scenario_row(
         Record(
             scenario=scenario(),
             measurements=(measurement(config(), None), measurement(config(16), 0.0)),

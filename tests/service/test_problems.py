@@ -8,9 +8,9 @@ from typing import Any
 import httpx
 import pytest
 from dejavu_service.app import create_app
-from dejavu_service.middleware.limits import Rate
+from dejavu_service.middleware.limits import RateLimiter
 from dejavu_service.problems import ProblemError
-from dejavu_service.settings import Settings
+from dejavu_service.settings import ServerSettings
 from support.service import asking, body, context, record, record_set, scenario
 
 GOOD = json.dumps(body(record_set()))
@@ -157,7 +157,7 @@ def test_a_lease_has_a_sensible_length(client: httpx.Client, ttl: str) -> None:
 
 
 def test_who_asks_too_fast_is_told_to_wait(url: str) -> None:
-    with asking(create_app(Settings(database=url, rate=1, burst=3))) as client:
+    with asking(create_app(ServerSettings(database=url, rate=1, burst=3))) as client:
         answers = [client.get("/v1/main/contexts") for _ in range(5)]
         assert [each.status_code for each in answers] == [200, 200, 200, 429, 429]
         _problem(answers[-1], 429)
@@ -167,7 +167,7 @@ def test_who_asks_too_fast_is_told_to_wait(url: str) -> None:
 
 def test_a_bucket_fills_again() -> None:
     moment = [0.0]
-    rate = Rate(2, 2, lambda: moment[0])
+    rate = RateLimiter(2, 2, lambda: moment[0])
     for _ in range(2):
         rate.take("a")
     with pytest.raises(ProblemError):
@@ -187,8 +187,8 @@ def test_what_nobody_foresaw_names_the_request(
     def broken(*_: Any) -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(records, "listed", broken)
-    with asking(create_app(Settings(database=url))) as client:
+    monkeypatch.setattr(records, "list_contexts", broken)
+    with asking(create_app(ServerSettings(database=url))) as client:
         answer = client.get("/v1/main/contexts", headers={"X-Request-Id": "abc-1"})
     assert "abc-1" in _problem(answer, 500)["detail"]
     assert answer.headers["x-request-id"] == "abc-1"

@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx
 from dejavu_service.storage.database import Database
-from dejavu_service.storage.records import whole
+from dejavu_service.storage.records import load_record_set
 from dejavu_service.storage.tables import measurements
 from sqlalchemy import func, select
 from support.service import asking, body, config, context, measurement, record, record_set, scenario
@@ -131,22 +131,22 @@ def test_answers_are_compressed_for_those_who_take_it(client: httpx.Client) -> N
 def test_an_answer_is_the_canonical_text(client: httpx.Client, database: Database) -> None:
     post(client, record_set())
     with database.read() as connection:
-        kept = whole(connection, "main", context().digest)
+        kept = load_record_set(connection, "main", context().digest)
     assert kept is not None
     assert kept.records[0] in client.get(HOME).text
 
 
 def test_a_full_cache_lets_the_oldest_go(url: str) -> None:
     from dejavu_service.app import create_app
-    from dejavu_service.settings import Settings
+    from dejavu_service.settings import ServerSettings
 
-    app = create_app(Settings(database=url, cache_bytes=1500))
+    app = create_app(ServerSettings(database=url, cache_bytes=1500))
     with asking(app) as client:
         for name in "abcd":
             of = context(name)
             client.post("/v1/main/records", json=body(record_set(of=of)))
             assert client.get(f"/v1/main/contexts/{of.digest}/records").status_code == 200
-        kept = app.state.server.reads._kept
+        kept = app.state.server.reader._answers
         assert 0 < sum(len(each.gzipped) for each in kept.values()) <= 1500
         assert client.get(f"/v1/main/contexts/{context('a').digest}/records").status_code == 200
 

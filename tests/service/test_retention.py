@@ -36,7 +36,7 @@ def test_what_was_read_stays(app: FastAPI, client: httpx.Client, database: Datab
     age(database, 31)
     tag = client.get(HOME).headers["etag"]
     client.get(HOME, headers={"If-None-Match": tag})
-    app.state.server.reads.flush()
+    app.state.server.reader.flush()
     assert prune(database, 30, 30).records == 0
 
 

@@ -28,7 +28,7 @@ def database(postgres_url: str) -> Iterator[Database]:
 def context_id(database: Database) -> int:
     with database.write() as connection:
         identity = contexts.ensure(connection, "main", [context()])[context().digest]
-        contexts.changed(connection, identity, 1)
+        contexts.bump_revision(connection, identity, added=1)
     return identity
 
 
@@ -36,13 +36,13 @@ def context_id(database: Database) -> int:
 def questions(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many keys each question had."""
     asked: list[int] = []
-    ask = revisions._Line.ask
+    ask = revisions._QueryConnection.query
 
     async def counted(line, keys):  # type: ignore[no-untyped-def]
         asked.append(len(keys))
         return await ask(line, keys)
 
-    monkeypatch.setattr(revisions._Line, "ask", counted)
+    monkeypatch.setattr(revisions._QueryConnection, "query", counted)
     return asked
 
 
@@ -75,7 +75,7 @@ def test_what_was_written_while_a_question_was_out_is_in_the_answer_to_who_comes
             with (
                 database.write() as connection
             ):  # the event loop stands: the first answer has not been taken
-                contexts.changed(connection, context_id, 1)
+                contexts.bump_revision(connection, context_id, added=1)
                 written = connection.execute(text("SELECT records FROM contexts")).scalar()
             late = await grouped.get(KEY)
             assert late is not None
@@ -108,7 +108,7 @@ def test_a_connection_that_died_is_replaced_unnoticed(database: Database, contex
 def test_no_answer_in_time_fails_all_who_wait_and_the_next_are_answered(
     database: Database, context_id: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(revisions, "_PATIENCE", 0.3)
+    monkeypatch.setattr(revisions, "_TIMEOUT", 0.3)
 
     async def ask() -> None:
         grouped = GroupedRevisions(database)
@@ -118,7 +118,7 @@ def test_no_answer_in_time_fails_all_who_wait_and_the_next_are_answered(
             failed = await asyncio.gather(
                 *(grouped.get(KEY) for _ in range(3)), return_exceptions=True
             )
-        assert [type(each) for each in failed] == [revisions._UnansweredError] * 3
+        assert [type(each) for each in failed] == [revisions._QueryTimeoutError] * 3
         assert isinstance(failed[0], psycopg.Error)
         assert await grouped.get(KEY) is not None
         await grouped.close()

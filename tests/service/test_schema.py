@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 from dejavu_service.app import create_app
-from dejavu_service.settings import Settings
+from dejavu_service.settings import ServerSettings
 from dejavu_service.storage import schema
 from dejavu_service.storage.database import Database
 from sqlalchemy import inspect, text
@@ -24,10 +24,10 @@ def empty(empty_url: str) -> Any:
 
 
 def test_the_migrations_make_what_the_tables_say(empty: Database) -> None:
-    assert schema.state(empty) is schema.State.EMPTY
+    assert schema.state(empty) is schema.SchemaState.EMPTY
     schema.upgrade(empty)
-    assert schema.state(empty) is schema.State.CURRENT
-    schema.drift(empty)
+    assert schema.state(empty) is schema.SchemaState.CURRENT
+    schema.check_drift(empty)
     schema.upgrade(empty)
 
 
@@ -37,16 +37,16 @@ def test_down_to_nothing_and_up_again(empty: Database) -> None:
     with empty.read() as connection:
         assert set(inspect(connection).get_table_names()) <= {"alembic_version", "sqlite_sequence"}
     schema.upgrade(empty)
-    schema.drift(empty)
+    schema.check_drift(empty)
 
 
 def test_records_survive_down_and_up(database: Database, client: httpx.Client, url: str) -> None:
     client.post("/v1/main/records", json=body(record_set()))
     before = client.get(f"/v1/main/contexts/{context().digest}/records")
     schema.downgrade(database, "0001")
-    assert schema.state(database) is schema.State.STALE
+    assert schema.state(database) is schema.SchemaState.STALE
     schema.upgrade(database)
-    with asking(create_app(Settings(database=url))) as again:
+    with asking(create_app(ServerSettings(database=url))) as again:
         after = again.get(f"/v1/main/contexts/{context().digest}/records")
     assert (after.content, after.headers["etag"]) == (before.content, before.headers["etag"])
 
@@ -62,24 +62,24 @@ def test_ten_upgrade_at_once(empty_url: str) -> None:
     said = [(each.communicate()[0], each.returncode) for each in racing]
     assert [code for _, code in said] == [0] * 10, said
     opened = Database(empty_url)
-    schema.drift(opened)
+    schema.check_drift(opened)
     opened.close()
 
 
 def test_sqlite_upgrades_itself_and_postgres_asks(empty: Database) -> None:
     if empty.is_sqlite:
-        schema.require(empty)
-        assert schema.state(empty) is schema.State.CURRENT
+        schema.require_current(empty)
+        assert schema.state(empty) is schema.SchemaState.CURRENT
         return
     with pytest.raises(schema.SchemaError, match="dejavu-cache db upgrade --database postgresql"):
-        schema.require(empty)
-    assert schema.state(empty) is schema.State.EMPTY
+        schema.require_current(empty)
+    assert schema.state(empty) is schema.SchemaState.EMPTY
 
 
 def test_a_newer_schema_is_refused(database: Database, client: httpx.Client) -> None:
     with database.write() as connection:
         connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
-    for attempt in (schema.require, schema.upgrade):
+    for attempt in (schema.require_current, schema.upgrade):
         with pytest.raises(schema.SchemaError, match="newer version"):
             attempt(database)
     answer = client.get("/readyz")

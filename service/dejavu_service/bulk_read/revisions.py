@@ -1,4 +1,4 @@
-"""The current revisions of contexts: what every read asks first, so without a thread and without an ORM."""
+"""Look-ups of contexts' current revisions, in the event loop and without an ORM."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ import psycopg
 from psycopg.pq import ExecStatus
 from psycopg.pq.abc import PGresult
 
-from ..storage.contexts import Key, Revision
+from ..storage.contexts import ContextKey, Revision
 from ..storage.database import Database
 
 __all__ = ["GroupedRevisions", "Revisions", "SqliteRevisions", "open_revisions"]
 
 _COLUMNS = "namespace, digest, id, revision, records"
-_ONE = f"SELECT {_COLUMNS} FROM contexts WHERE namespace = ? AND digest = ?"
-_NAME = b"dejavu_revisions"
-_SOME = f"""
+_SQLITE_QUERY = f"SELECT {_COLUMNS} FROM contexts WHERE namespace = ? AND digest = ?"
+_STATEMENT = b"dejavu_revisions"
+_POSTGRES_QUERY = f"""
     SELECT {_COLUMNS} FROM contexts JOIN unnest($1::text[], $2::text[]) AS wanted (n, d)
     ON namespace = wanted.n AND digest = wanted.d
 """.encode()
-_MOST = 200
-"""Keys in one question."""
-_PATIENCE = 5.0
-"""Seconds for an answer."""
+_BATCH = 200
+"""The largest number of contexts in one query."""
+_TIMEOUT = 5.0
+"""Seconds that Postgres has to answer a query."""
 
 
 class Revisions(Protocol):
-    """Where the revisions come from."""
+    """Look-ups of current revisions in a database."""
 
-    async def get(self, key: Key) -> Revision | None:
-        """The revision of a context as it is now, or None if the context is not known.
+    async def get(self, key: ContextKey) -> Revision | None:
+        """Look up the current revision of a context; None if the context does not exist.
 
         Raises:
             SQLAlchemyError, sqlite3.Error: SQLite does not answer.
@@ -40,159 +40,172 @@ class Revisions(Protocol):
         """
 
     async def close(self) -> None:
-        """Lets go of the connection."""
+        """Close the connection."""
 
 
 def open_revisions(database: Database) -> Revisions:
-    """The revisions of a database."""
+    """Return the look-ups for a kind of database; connections are opened on first use."""
     return SqliteRevisions(database) if database.is_sqlite else GroupedRevisions(database)
 
 
 class SqliteRevisions:
-    """Asks SQLite on the spot: it takes some microseconds, and in WAL mode readers wait for nobody."""
+    """Look-ups in SQLite, made in the event loop.
+
+    A look-up takes some microseconds, less than handing it to a thread would, and in WAL mode a
+    reader never waits for a writer.
+    """
 
     def __init__(self, database: Database) -> None:
+        """Use a connection of the database's pool."""
         self._database = database
         self._connection: Any = None
 
-    async def get(self, key: Key) -> Revision | None:
-        """One indexed look-up."""
+    async def get(self, key: ContextKey) -> Revision | None:
+        """Look up the current revision by the index of namespace and digest."""
         if self._connection is None:
             self._connection = self._database.engine.raw_connection()
-        row = self._connection.driver_connection.execute(_ONE, key).fetchone()
+        row = self._connection.driver_connection.execute(_SQLITE_QUERY, key).fetchone()
         return None if row is None else Revision(*row[2:])
 
     async def close(self) -> None:
-        """Gives the connection back to the pool."""
+        """Return the connection to the pool."""
         if self._connection is not None:
             self._connection.close()
 
 
 class GroupedRevisions:
-    """Asks Postgres for several at once: who comes while it is answering shares the next question.
+    """Look-ups in Postgres, batched: requests that arrive during a query share the next one.
 
-    Every answer was read after it was asked for, so it is never older than the request, however many replicas
-    write. Under load one round trip serves all the requests that wait, over one connection.
+    A look-up is always part of a query sent after it was requested, so its result is never older
+    than the request, however many replicas write. Under load one round trip over one connection
+    serves all requests that wait.
     """
 
     def __init__(self, database: Database) -> None:
-        self._arguments = database.arguments
-        self._line: _Line | None = None
-        self._waiting: dict[Key, list[asyncio.Future[Revision | None]]] = {}
-        self._asking: asyncio.Task[None] | None = None
+        """Use a connection of its own beside the database's pool."""
+        self._arguments = database.psycopg_arguments
+        self._connection: _QueryConnection | None = None
+        self._waiting: dict[ContextKey, list[asyncio.Future[Revision | None]]] = {}
+        self._querying: asyncio.Task[None] | None = None
 
-    async def get(self, key: Key) -> Revision | None:
-        """The answer to the next question."""
+    async def get(self, key: ContextKey) -> Revision | None:
+        """Look up the current revision as part of the next query."""
         future: asyncio.Future[Revision | None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(key, []).append(future)
-        if self._asking is None or self._asking.done():
-            self._asking = asyncio.create_task(self._ask())
+        if self._querying is None or self._querying.done():
+            self._querying = asyncio.create_task(self._query_waiting())
         return await future
 
-    async def _ask(self) -> None:
+    async def _query_waiting(self) -> None:
         while self._waiting:
-            # Who has just been answered goes on first, and who has come meanwhile joins: fewer, larger questions.
+            # Let the requests answered by the last query run first: those that ask again at once
+            # join the next query, which makes queries fewer and larger.
             await asyncio.sleep(0)
-            asked = {key: self._waiting.pop(key) for key in list(self._waiting)[:_MOST]}
-            found: dict[Key, Revision] = {}
-            failed: Exception | None = None
+            batch = {key: self._waiting.pop(key) for key in list(self._waiting)[:_BATCH]}
+            revisions: dict[ContextKey, Revision] = {}
+            failure: Exception | None = None
             try:
-                found = await self._fetch(list(asked))
+                revisions = await self._query(list(batch))
             except Exception as error:
-                failed = error
-                await self._hang_up()
-            for key, futures in asked.items():
+                failure = error
+                await self._disconnect()
+            for key, futures in batch.items():
                 for future in futures:
-                    if future.done():  # its request was given up
+                    if future.done():  # its request was cancelled
                         continue
-                    if failed is None:
-                        future.set_result(found.get(key))
+                    if failure is None:
+                        future.set_result(revisions.get(key))
                     else:
-                        future.set_exception(failed)
+                        future.set_exception(failure)
 
-    async def _fetch(self, keys: list[Key]) -> dict[Key, Revision]:
-        if self._line is not None:
+    async def _query(self, keys: list[ContextKey]) -> dict[ContextKey, Revision]:
+        if self._connection is not None:
             try:
-                return await self._line.ask(keys)
-            except _UnansweredError:
+                return await self._connection.query(keys)
+            except _QueryTimeoutError:
                 raise
             except psycopg.OperationalError:
-                # The connection died since it was last used; the database may be there all the same.
-                await self._hang_up()
-        self._line = await _Line.dial(self._arguments)
-        return await self._line.ask(keys)
+                # The connection may have died since its last use while the database is well.
+                await self._disconnect()
+        self._connection = await _QueryConnection.connect(self._arguments)
+        return await self._connection.query(keys)
 
-    async def _hang_up(self) -> None:
-        line, self._line = self._line, None
-        if line is not None:
-            await line.hang_up()
+    async def _disconnect(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await connection.close()
 
     async def close(self) -> None:
-        """Hangs up."""
-        if self._asking is not None:
-            self._asking.cancel()
-        await self._hang_up()
+        """Cancel the query in progress and close the connection."""
+        if self._querying is not None:
+            self._querying.cancel()
+        await self._disconnect()
 
 
-class _UnansweredError(psycopg.OperationalError):
-    """The database took too long."""
+class _QueryTimeoutError(psycopg.OperationalError):
+    """Postgres did not answer in time."""
 
 
-class _Line:
-    """A connection that answers one question at a time, prepared once and sent by libpq.
+class _QueryConnection:
+    """A connection for one prepared statement, sent by libpq, one query at a time.
 
-    A cursor of psycopg takes five times the processor time for the same, which on a busy server is most of a check.
+    A psycopg cursor takes five times the processor time for the same query, which on a busy server
+    is most of the time of a revalidation.
     """
 
     def __init__(self, connection: psycopg.AsyncConnection[Any]) -> None:
+        """Take over a connection and watch its socket in the running event loop."""
         self._connection = connection
         self._pg = connection.pgconn
         self._socket = self._pg.socket
         self._loop = asyncio.get_running_loop()
-        self._answer: asyncio.Future[list[PGresult]] = self._loop.create_future()
-        self._answer.cancel()  # nothing is asked yet
-        self._came: list[PGresult] = []
+        self._finished: asyncio.Future[list[PGresult]] = self._loop.create_future()
+        self._finished.cancel()  # no query is in progress
+        self._results: list[PGresult] = []
         self._loop.add_reader(self._socket, self._read)
 
     @classmethod
-    async def dial(cls, arguments: dict[str, Any]) -> _Line:
-        """A line that is ready for questions.
+    async def connect(cls, arguments: dict[str, Any]) -> _QueryConnection:
+        """Connect to Postgres and prepare the statement.
 
         Raises:
-            psycopg.Error: Postgres is not there, or not as it should be.
+            psycopg.Error: Postgres does not answer, or its schema lacks the table.
         """
-        line = cls(await psycopg.AsyncConnection.connect(**arguments, autocommit=True))
+        opened = cls(await psycopg.AsyncConnection.connect(**arguments, autocommit=True))
         try:
-            await line._sent(lambda: line._pg.send_prepare(_NAME, _SOME))
+            await opened._execute(lambda: opened._pg.send_prepare(_STATEMENT, _POSTGRES_QUERY))
         except BaseException:
-            await line.hang_up()
+            await opened.close()
             raise
-        return line
+        return opened
 
-    async def ask(self, keys: list[Key]) -> dict[Key, Revision]:
-        """The revisions of those contexts that are known.
+    async def query(self, keys: list[ContextKey]) -> dict[ContextKey, Revision]:
+        """Look up the revisions of those contexts that exist.
 
         Raises:
-            psycopg.Error: the connection is of no more use.
+            psycopg.Error: The connection cannot be used any more.
         """
-        wanted = [_array(namespace for namespace, _ in keys), _array(digest for _, digest in keys)]
-        result = await self._sent(lambda: self._pg.send_query_prepared(_NAME, wanted))
-        found = {}
+        arrays = [
+            _text_array(namespace for namespace, _ in keys),
+            _text_array(digest for _, digest in keys),
+        ]
+        result = await self._execute(lambda: self._pg.send_query_prepared(_STATEMENT, arrays))
+        revisions = {}
         for row in range(result.ntuples):
-            # In text: none of the columns can be NULL.
+            # Values in libpq's text format; all columns are NOT NULL.
             fields = [(result.get_value(row, column) or b"").decode() for column in range(5)]
-            found[fields[0], fields[1]] = Revision(int(fields[2]), fields[3], int(fields[4]))
-        return found
+            revisions[fields[0], fields[1]] = Revision(int(fields[2]), fields[3], int(fields[4]))
+        return revisions
 
-    async def _sent(self, send: Callable[[], None]) -> PGresult:
+    async def _execute(self, send: Callable[[], None]) -> PGresult:
         send()
-        self._answer, self._came = self._loop.create_future(), []
+        self._finished, self._results = self._loop.create_future(), []
         self._flush()
-        late = self._loop.call_later(_PATIENCE, self._fail, _UnansweredError("no answer in time"))
+        timer = self._loop.call_later(_TIMEOUT, self._fail, _QueryTimeoutError("no answer in time"))
         try:
-            result = (await self._answer)[-1]
+            result = (await self._finished)[-1]
         finally:
-            late.cancel()
+            timer.cancel()
         if result.status not in (ExecStatus.TUPLES_OK, ExecStatus.COMMAND_OK):
             raise psycopg.OperationalError(result.error_message.decode(errors="replace"))
         return result
@@ -209,26 +222,27 @@ class _Line:
             while not self._pg.is_busy():
                 result = self._pg.get_result()
                 if result is None:
-                    if not self._answer.done():
-                        self._answer.set_result(self._came)
+                    if not self._finished.done():
+                        self._finished.set_result(self._results)
                     break
-                self._came.append(result)
+                self._results.append(result)
         except psycopg.Error as error:
-            self._loop.remove_reader(self._socket)  # it would be called for ever
+            # A broken socket stays readable: the event loop would call this method without end.
+            self._loop.remove_reader(self._socket)
             self._fail(error)
 
     def _fail(self, error: psycopg.Error) -> None:
-        if not self._answer.done():
-            self._answer.set_exception(error)
+        if not self._finished.done():
+            self._finished.set_exception(error)
 
-    async def hang_up(self) -> None:
-        """Closes the connection."""
+    async def close(self) -> None:
+        """Stop watching the socket and close the connection."""
         self._loop.remove_reader(self._socket)
         self._loop.remove_writer(self._socket)
         await self._connection.close()
 
 
-def _array(texts: Iterable[str]) -> bytes:
-    """An array of texts as Postgres reads it."""
-    quoted = ('"' + each.replace("\\", r"\\").replace('"', r"\"") + '"' for each in texts)
+def _text_array(texts: Iterable[str]) -> bytes:
+    """Render a Postgres array literal of texts."""
+    quoted = ('"' + text.replace("\\", r"\\").replace('"', r"\"") + '"' for text in texts)
     return f"{{{','.join(quoted)}}}".encode()

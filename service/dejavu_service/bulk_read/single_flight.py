@@ -1,4 +1,4 @@
-"""Work that several wait for and one does."""
+"""Deduplicate concurrent work by key (single flight)."""
 
 from __future__ import annotations
 
@@ -6,37 +6,39 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, Generic, TypeVar
 
-__all__ = ["Shared"]
+__all__ = ["SingleFlight"]
 
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
 
 
-class Shared(Generic[_Key, _Value]):
-    """What is under way on an event loop, by key: who comes before it ends shares its outcome."""
+class SingleFlight(Generic[_Key, _Value]):
+    """Tasks in progress on an event loop, by key; callers with the same key share one task."""
 
     def __init__(self) -> None:
-        self._under_way: dict[_Key, asyncio.Task[_Value]] = {}
+        """Start with no tasks."""
+        self._tasks: dict[_Key, asyncio.Task[_Value]] = {}
 
     def start(
         self, key: _Key, work: Callable[[], Coroutine[Any, Any, _Value]]
     ) -> asyncio.Task[_Value]:
-        """The task that does it, begun now if there is none."""
-        task = self._under_way.get(key)
+        """Return the task in progress for a key, starting it with `work` if there is none."""
+        task = self._tasks.get(key)
         if task is None:
-            task = self._under_way[key] = asyncio.create_task(work())
-            task.add_done_callback(lambda done: self._ended(key, done))
+            task = self._tasks[key] = asyncio.create_task(work())
+            task.add_done_callback(lambda done: self._remove(key, done))
         return task
 
     async def get(self, key: _Key, work: Callable[[], Coroutine[Any, Any, _Value]]) -> _Value:
-        """Its outcome; a caller that is given up does not end it for the others.
+        """Wait for the task's result; cancelling one caller does not cancel the task.
 
         Raises:
-            Exception: what the work raised.
+            Exception: Whatever `work` raised.
         """
         return await asyncio.shield(self.start(key, work))
 
-    def _ended(self, key: _Key, task: asyncio.Task[_Value]) -> None:
-        del self._under_way[key]
+    def _remove(self, key: _Key, task: asyncio.Task[_Value]) -> None:
+        del self._tasks[key]
         if not task.cancelled():
-            task.exception()  # or asyncio complains where nobody waited for it
+            # Retrieve the exception: asyncio logs those that nobody waited for.
+            task.exception()

@@ -1,1 +1,1 @@
-"""ASGI middleware: authentication, limits, and a log line per request."""
+"""ASGI middleware and body reading: request log, authentication, limits, strict JSON."""

@@ -1,20 +1,20 @@
-"""Reading an ASGI scope without building a request."""
+"""Accessors for an ASGI scope, which cost less than a Starlette request."""
 
 from __future__ import annotations
 
 from starlette.types import Scope
 
-__all__ = ["client", "header"]
+__all__ = ["client_address", "header"]
 
 
 def header(scope: Scope, name: bytes) -> str | None:
-    """A header's value by its name in lower case, or None."""
+    """Return a header's value by its lower-case name, or None."""
     for key, value in scope["headers"]:
         if key == name:
             return str(value.decode("latin-1"))
     return None
 
 
-def client(scope: Scope) -> str:
-    """The address the request came from."""
+def client_address(scope: Scope) -> str:
+    """Return the address that the request came from."""
     return scope["client"][0] if scope.get("client") else "unknown"

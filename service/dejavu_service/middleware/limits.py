@@ -1,4 +1,4 @@
-"""How fast somebody may ask, and how large a body may be."""
+"""Limits on the rate of requests and on the size of their bodies."""
 
 from __future__ import annotations
 
@@ -11,23 +11,24 @@ from starlette.types import Message, Receive, Scope
 from ..problems import ProblemError
 from .asgi_scope import header
 
-__all__ = ["Rate", "limited"]
+__all__ = ["RateLimiter", "limit_body"]
 
-_MOST = 10_000
-"""Callers that are remembered; who was forgotten starts with a full bucket."""
+_MAX_CALLERS = 10_000
+"""Callers whose bucket is kept; a caller that was evicted starts with a full bucket."""
 
 
-class Rate:
+class RateLimiter:
     """A token bucket for each caller."""
 
     def __init__(
         self, rate: float, burst: int, clock: Callable[[], float] = time.monotonic
     ) -> None:
+        """Allow each caller `rate` requests a second, and `burst` at once; rate 0 allows any."""
         self._rate, self._burst, self._clock = rate, burst, clock
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def take(self, caller: str) -> None:
-        """Counts a request.
+        """Count a request of a caller.
 
         Raises:
             ProblemError: 429, with the seconds to wait in `Retry-After`.
@@ -38,7 +39,7 @@ class Rate:
         left, at = self._buckets.pop(caller, (float(self._burst), now))
         left = min(left + (now - at) * self._rate, float(self._burst))
         self._buckets[caller] = (max(left - 1, 0.0) if left >= 1 else left, now)
-        if len(self._buckets) > _MOST:
+        if len(self._buckets) > _MAX_CALLERS:
             self._buckets.popitem(last=False)
         if left < 1:
             wait = max(1, round((1 - left) / self._rate))
@@ -49,29 +50,29 @@ class Rate:
             )
 
 
-def limited(scope: Scope, receive: Receive, most: int) -> Receive:
-    """A `receive` that counts the bytes of the body, whatever its headers say.
+def limit_body(scope: Scope, receive: Receive, max_bytes: int) -> Receive:
+    """Wrap `receive` to count the bytes of the body, whatever the headers declare.
 
     Raises:
-        ProblemError: 413 or 415, at once or from the `receive` that was returned.
+        ProblemError: 413 or 415, at once or from the returned `receive`.
     """
-    said = header(scope, b"content-length")
-    if said is not None and said.isdigit() and int(said) > most:
-        raise _too_large(most)
+    declared = header(scope, b"content-length")
+    if declared is not None and declared.isdigit() and int(declared) > max_bytes:
+        raise _too_large(max_bytes)
     if (header(scope, b"content-encoding") or "identity").lower() != "identity":
-        raise ProblemError(415, "bodies are taken as they are: leave out Content-Encoding")
-    came = 0
+        raise ProblemError(415, "compressed bodies are not accepted: leave out Content-Encoding")
+    received = 0
 
-    async def counted() -> Message:
-        nonlocal came
+    async def receive_limited() -> Message:
+        nonlocal received
         message = await receive()
-        came += len(message.get("body", b""))
-        if came > most:
-            raise _too_large(most)
+        received += len(message.get("body", b""))
+        if received > max_bytes:
+            raise _too_large(max_bytes)
         return message
 
-    return counted
+    return receive_limited
 
 
-def _too_large(most: int) -> ProblemError:
-    return ProblemError(413, f"the body has over {most} bytes: send fewer records at a time")
+def _too_large(max_bytes: int) -> ProblemError:
+    return ProblemError(413, f"the body has over {max_bytes} bytes: send fewer records at a time")

@@ -1,4 +1,4 @@
-"""The outermost middleware: every request gets an id, a line in the log and a place in the metrics."""
+"""Outermost middleware: request ids, the request log, metrics, and a 500 for unexpected errors."""
 
 from __future__ import annotations
 
@@ -12,31 +12,33 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..metrics import Metrics
 from ..problems import problem
-from .asgi_scope import client, header
+from .asgi_scope import client_address, header
 
-__all__ = ["Front"]
+__all__ = ["RequestLogMiddleware"]
 
 _logger = logging.getLogger("dejavu_service.requests")
-_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_METHODS = {"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS"}
 
 
-class Front:
-    """ASGI middleware; what nobody foresaw ends here, as a 500 that names the request."""
+class RequestLogMiddleware:
+    """ASGI middleware that logs and counts each request and answers unexpected errors with 500."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        """Wrap an app, counting its requests in `metrics`."""
         self._app = app
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes a request on and takes note of its answer."""
+        """Pass a request on and log its response."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         started, status = time.perf_counter(), 0
-        given = header(scope, b"x-request-id") or ""
-        request_id = given if _ID.fullmatch(given) else f"{random.getrandbits(64):016x}"
+        sent_id = header(scope, b"x-request-id") or ""
+        request_id = sent_id if _REQUEST_ID.fullmatch(sent_id) else f"{random.getrandbits(64):016x}"
 
-        async def noted(message: Message) -> None:
+        async def send_with_id(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
@@ -44,7 +46,7 @@ class Front:
             await send(message)
 
         try:
-            await self._app(scope, receive, noted)
+            await self._app(scope, receive, send_with_id)
         except Exception:
             _logger.exception(
                 "unforeseen", extra={"fields": {"request": request_id, "path": scope["path"]}}
@@ -53,15 +55,15 @@ class Front:
                 detail = (
                     f"this should not happen: tell the server's admin about request {request_id}"
                 )
-                await problem(500, detail)(scope, receive, noted)
+                await problem(500, detail)(scope, receive, send_with_id)
         finally:
-            self._note(scope, request_id, status, time.perf_counter() - started)
+            self._log(scope, request_id, status, time.perf_counter() - started)
 
-    def _note(self, scope: Scope, request_id: str, status: int, seconds: float) -> None:
+    def _log(self, scope: Scope, request_id: str, status: int, seconds: float) -> None:
         route: Any = scope.get("route")
-        template = getattr(route, "path", "") or "(none)"
-        self._metrics.answered(_method(scope), template, status, seconds)
-        # Fleets read all day long: reads that went well are counted, and logged only where somebody looks into them.
+        path_template = getattr(route, "path", "") or "(none)"
+        self._metrics.count_request(_method_label(scope), path_template, status, seconds)
+        # A fleet reads all day long: successful reads are logged at the level `debug` only.
         level = logging.DEBUG if scope["method"] == "GET" and status < 400 else logging.INFO
         if _logger.isEnabledFor(level):
             fields = {
@@ -70,16 +72,12 @@ class Front:
                 "path": scope["path"],
                 "status": status,
                 "ms": round(seconds * 1000, 2),
-                "client": client(scope),
+                "client": client_address(scope),
                 "who": getattr(scope.get("principal"), "name", None),
             }
             _logger.log(level, "answered", extra={"fields": fields})
 
 
-def _method(scope: Scope) -> str:
-    # A label must not be what anybody can make up.
-    return (
-        scope["method"]
-        if scope["method"] in {"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS"}
-        else "other"
-    )
+def _method_label(scope: Scope) -> str:
+    # Clients may invent methods; an unbounded set of labels would fill Prometheus' memory.
+    return scope["method"] if scope["method"] in _METHODS else "other"

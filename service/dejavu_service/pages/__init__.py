@@ -1,1 +1,1 @@
-"""The HTML pages."""
+"""HTML pages: what is tuned, what is missing, what is slow."""

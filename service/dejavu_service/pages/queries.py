@@ -1,4 +1,4 @@
-"""What the pages may show."""
+"""Queries of the pages, limited to the namespaces that the principal may read."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from dejavu_cache.model.scenario import Context, Scenario
 from ..services.access import Principal
 from ..storage import contexts, misses, records
 from ..storage.database import Database
-from .views import Cell, Matrix, Row, matrix, row
+from .views import ContextCell, KernelMatrix, ScenarioRow, kernel_matrix, scenario_row
 
-__all__ = ["Shown", "Wanted", "kernel", "namespaces", "overview", "worklist"]
+__all__ = ["ContextPageView", "MissView", "kernel", "list_namespaces", "overview", "worklist"]
 
-_MOST = 1000
+_MAX_ROWS = 1000
 
 
-class Shown(NamedTuple):
-    """One kernel on one device, and some of its scenarios."""
+class ContextPageView(NamedTuple):
+    """A context, the number of its records, and the rows of one page of them."""
 
     context: Context
     total: int
-    rows: list[Row]
+    rows: list[ScenarioRow]
 
 
-class Wanted(NamedTuple):
-    """One line of the worklist."""
+class MissView(NamedTuple):
+    """A row of the worklist; times are seconds since 1970."""
 
     context: Context
     scenario: Scenario
@@ -35,48 +35,60 @@ class Wanted(NamedTuple):
     last_seen: float
 
 
-def namespaces(database: Database, who: Principal) -> list[str]:
-    """The namespaces with records that one may read, the fullest first."""
+def list_namespaces(database: Database, principal: Principal) -> list[str]:
+    """List the namespaces with records, those with the most records first."""
     counts: dict[str, int] = {}
     with database.read() as connection:
-        for namespace, _, _, count in contexts.per_device(connection):
+        for namespace, _, _, count in contexts.count_records_per_device(connection):
             counts[namespace] = counts.get(namespace, 0) + count
-    return sorted(
-        (each for each in counts if who.may("read", each)), key=lambda each: (-counts[each], each)
+    readable = [namespace for namespace in counts if principal.may("read", namespace)]
+    return sorted(readable, key=lambda namespace: (-counts[namespace], namespace))
+
+
+def overview(database: Database, principal: Principal, namespace: str) -> KernelMatrix:
+    """Count the records of a namespace by kernel and device."""
+    principal.require("read", namespace)
+    with database.read() as connection:
+        rows = contexts.count_records(connection, namespace, _MAX_ROWS)
+    return kernel_matrix(
+        ContextCell(digest, Context.model_validate_json(text), count)
+        for digest, text, count in rows
     )
 
 
-def overview(database: Database, who: Principal, namespace: str) -> Matrix:
-    """Kernels by devices."""
-    who.require("read", namespace)
+def worklist(database: Database, principal: Principal, namespace: str) -> list[MissView]:
+    """List the misses, the most frequent first."""
+    principal.require("read", namespace)
     with database.read() as connection:
-        found = contexts.counted(connection, namespace, _MOST)
-    return matrix(
-        Cell(digest, Context.model_validate_json(text), count) for digest, text, count in found
-    )
-
-
-def worklist(database: Database, who: Principal, namespace: str) -> list[Wanted]:
-    """The misses, most wanted first."""
-    who.require("read", namespace)
-    with database.read() as connection:
-        found = misses.listed(connection, namespace, None, _MOST)
+        rows = misses.list_misses(connection, namespace, None, _MAX_ROWS)
     return [
-        Wanted(
-            Context.model_validate_json(each[0]), Scenario.model_validate_json(each[1]), *each[2:]
+        MissView(
+            Context.model_validate_json(row.context),
+            Scenario.model_validate_json(row.scenario),
+            row.times,
+            row.first_seen,
+            row.last_seen,
         )
-        for each in found
+        for row in rows
     ]
 
 
 def kernel(
-    database: Database, who: Principal, namespace: str, digest: str, start: int, most: int
-) -> Shown | None:
-    """A context with the scenarios from one place on, or None."""
-    who.require("read", namespace)
+    database: Database, principal: Principal, namespace: str, digest: str, start: int, limit: int
+) -> ContextPageView | None:
+    """Load a context and up to `limit` of its records from position `start` on.
+
+    Returns:
+        None if the context has no records.
+    """
+    principal.require("read", namespace)
     with database.read() as connection:
-        whole = records.whole(connection, namespace, digest)
-    if whole is None:
+        stored = records.load_record_set(connection, namespace, digest)
+    if stored is None:
         return None
-    shown = [row(Record.model_validate_json(text)) for text in whole.records[start : start + most]]
-    return Shown(Context.model_validate_json(whole.context), len(whole.records), shown)
+    page = stored.records[start : start + limit]
+    return ContextPageView(
+        context=Context.model_validate_json(stored.context),
+        total=len(stored.records),
+        rows=[scenario_row(Record.model_validate_json(text)) for text in page],
+    )

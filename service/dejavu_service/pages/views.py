@@ -1,4 +1,4 @@
-"""What the pages show, computed from records."""
+"""Views of the pages, computed from records."""
 
 from __future__ import annotations
 
@@ -9,94 +9,111 @@ from typing import NamedTuple
 from dejavu_cache.model.record import Measurement, Record
 from dejavu_cache.model.scenario import Config, Context
 
-__all__ = ["NEAR", "Bar", "Cell", "Matrix", "Row", "matrix", "row"]
+__all__ = [
+    "NEAR_TIE",
+    "ContextCell",
+    "KernelMatrix",
+    "ScenarioRow",
+    "TimingBar",
+    "kernel_matrix",
+    "scenario_row",
+]
 
-NEAR = 0.02
-"""A config this close to the best is a near-tie: another run could have chosen it."""
+NEAR_TIE = 0.02
+"""Relative distance to the best median within which another run could have chosen a config."""
 
 
-class Cell(NamedTuple):
-    """What is known of one kernel on one device, in one context."""
+class ContextCell(NamedTuple):
+    """The number of records of a kernel on a device, in one context."""
 
     digest: str
     context: Context
     records: int
 
 
-class Matrix(NamedTuple):
-    """Kernels by devices."""
+class KernelMatrix(NamedTuple):
+    """Cells by kernel and device, the devices in order, and the number of all records."""
 
     devices: list[str]
-    kernels: dict[str, dict[str, list[Cell]]]
+    kernels: dict[str, dict[str, list[ContextCell]]]
     records: int
 
 
-class Bar(NamedTuple):
-    """One config's timing, and how it compares."""
+class TimingBar(NamedTuple):
+    """The timing of a config, compared with the other configs of its scenario."""
 
     measurement: Measurement
     ratio: float | None
-    """Its median over the best one."""
+    """Its median over the best median; None if the config failed."""
     share: int
-    """Its length in percent of the slowest."""
+    """Its median in percent of the slowest median."""
     chosen: bool
 
 
-class Row(NamedTuple):
-    """One scenario."""
+class ScenarioRow(NamedTuple):
+    """A scenario with the config that readers get and the timings of all configs."""
 
     record: Record
     chosen: Config | None
     timing: Measurement | None
-    bars: list[Bar]
+    bars: list[TimingBar]
     near: int
     failed: int
     gain: float | None
-    """The slowest median over the chosen one."""
+    """The slowest median over the chosen config's."""
 
 
-def matrix(cells: Iterable[Cell]) -> Matrix:
-    """Kernels by devices, both sorted."""
-    found: dict[str, dict[str, list[Cell]]] = defaultdict(lambda: defaultdict(list))
+def kernel_matrix(cells: Iterable[ContextCell]) -> KernelMatrix:
+    """Arrange cells by kernel and device, both sorted by name."""
+    by_kernel: dict[str, dict[str, list[ContextCell]]] = defaultdict(lambda: defaultdict(list))
     total = 0
     for cell in cells:
-        found[cell.context.kernel.name][cell.context.environment.device.name].append(cell)
+        by_kernel[cell.context.kernel.name][cell.context.environment.device.name].append(cell)
         total += cell.records
-    devices = sorted({device for row in found.values() for device in row})
-    return Matrix(devices, {name: dict(found[name]) for name in sorted(found)}, total)
+    devices = sorted({device for by_device in by_kernel.values() for device in by_device})
+    kernels = {name: dict(by_kernel[name]) for name in sorted(by_kernel)}
+    return KernelMatrix(devices, kernels, total)
 
 
-def row(record: Record) -> Row:
-    """A scenario's configs, fastest first, and which one readers get."""
+def scenario_row(record: Record) -> ScenarioRow:
+    """Compare the configs of a scenario, fastest first, and mark the one that readers get."""
     chosen = record.pinned or (record.winner.config if record.winner else None)
     timed = sorted(
-        (each.median, each.config.text, each)
-        for each in record.measurements
-        if each.median is not None
+        (measurement.median, measurement.config.text, measurement)
+        for measurement in record.measurements
+        if measurement.median is not None
     )
     best, slowest = (timed[0][0], timed[-1][0]) if timed else (0.0, 0.0)
-    bars = [_bar(each, median, best, slowest, chosen) for median, _, each in timed]
+    bars = [
+        _timing_bar(measurement, median, best, slowest, chosen) for median, _, measurement in timed
+    ]
+    near = sum(
+        bar.ratio is not None and bar.ratio <= 1 + NEAR_TIE and not bar.chosen for bar in bars
+    )
     bars += [
-        Bar(each, None, 0, each.config == chosen) for each in record.measurements if each.failure
+        TimingBar(measurement, None, 0, measurement.config == chosen)
+        for measurement in record.measurements
+        if measurement.failure
     ]
     timing = record.by_config.get(chosen) if chosen else None
-    return Row(
+    return ScenarioRow(
         record=record,
         chosen=chosen,
         timing=timing,
         bars=bars,
-        near=sum(
-            1 for bar in bars if bar.ratio is not None and bar.ratio <= 1 + NEAR and not bar.chosen
-        ),
+        near=near,
         failed=len(record.measurements) - len(timed),
         gain=slowest / timing.median if timing and timing.median else None,
     )
 
 
-def _bar(
+def _timing_bar(
     measurement: Measurement, median: float, best: float, slowest: float, chosen: Config | None
-) -> Bar:
+) -> TimingBar:
     share = round(100 * median / slowest) if slowest else 0
-    return Bar(
-        measurement, median / best if best else 1.0, max(share, 1), measurement.config == chosen
+    return TimingBar(
+        measurement=measurement,
+        ratio=median / best if best else 1.0,
+        share=max(share, 1),
+        chosen=measurement.config == chosen,
     )

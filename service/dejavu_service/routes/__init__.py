@@ -1,1 +1,1 @@
-"""The paths, a file for each resource: a route asks a rule and gives its answer a shape."""
+"""HTTP routes, a module for each resource: they call a service and shape its result."""

@@ -1,4 +1,4 @@
-"""What routes have in common: the parts of paths, and who asks."""
+"""Path parameters, the caller's principal, and helpers that routes share."""
 
 from __future__ import annotations
 
@@ -6,25 +6,26 @@ from typing import Annotated, Any, NamedTuple
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 
+from ..middleware.json_body import StrictRoute
 from ..problems import RESPONSES
-from ..server_parts import Server
+from ..server import Server
 from ..services.access import NAMESPACE, Principal
-from .json_body import StrictRoute
+from ..storage.database import Database
 
 __all__ = [
-    "Asking",
+    "Call",
     "ContextDigest",
-    "Here",
+    "CurrentCall",
     "KernelName",
     "Namespace",
     "ScenarioDigest",
-    "json_text",
-    "router",
-    "shows",
+    "json_response",
+    "responds_with",
+    "versioned_router",
 ]
 
 _DIGEST = r"^[0-9a-f]{24}$"
-_PLAIN = r"^[^\x00-\x1f\x7f]+$"
+_NO_CONTROL_CHARACTERS = r"^[^\x00-\x1f\x7f]+$"
 
 Namespace = Annotated[
     str, Path(pattern=NAMESPACE, description="A namespace, such as `main` or `pr-123`")
@@ -32,34 +33,46 @@ Namespace = Annotated[
 ContextDigest = Annotated[str, Path(pattern=_DIGEST, description="The digest of a context")]
 ScenarioDigest = Annotated[str, Path(pattern=_DIGEST, description="The digest of a scenario")]
 KernelName = Annotated[
-    str | None, Query(min_length=1, max_length=500, pattern=_PLAIN, description="One kernel only")
+    str | None,
+    Query(
+        min_length=1,
+        max_length=500,
+        pattern=_NO_CONTROL_CHARACTERS,
+        description="One kernel only",
+    ),
 ]
 
 
-class Asking(NamedTuple):
-    """Who asks, and the server that is asked."""
+class Call(NamedTuple):
+    """The principal who makes a request, and the server that answers it."""
 
-    who: Principal
+    principal: Principal
     server: Server
 
-
-async def _asking(request: Request) -> Asking:
-    return Asking(request.scope["principal"], request.app.state.server)
-
-
-Here = Annotated[Asking, Depends(_asking)]
+    @property
+    def database(self) -> Database:
+        """Database of the server."""
+        return self.server.database
 
 
-def router() -> APIRouter:
-    """A router for paths under `/v1` whose refusals are in the OpenAPI."""
+async def _current_call(request: Request) -> Call:
+    return Call(request.scope["principal"], request.app.state.server)
+
+
+CurrentCall = Annotated[Call, Depends(_current_call)]
+
+
+def versioned_router() -> APIRouter:
+    """Create a router for `/v1` with strict JSON bodies and the refusals in its OpenAPI."""
     return APIRouter(prefix="/v1", route_class=StrictRoute, responses=RESPONSES)
 
 
-def shows(model: str, content_type: str = "application/json") -> dict[int | str, dict[str, Any]]:
-    """The OpenAPI of an answer that is sent as the text it is kept as."""
-    return {200: {"content": {content_type: {"schema": {"$ref": f"#/components/schemas/{model}"}}}}}
+def responds_with(model: str) -> dict[int | str, dict[str, Any]]:
+    """Return the OpenAPI of a JSON answer that is sent as stored text, without its model."""
+    schema = {"$ref": f"#/components/schemas/{model}"}
+    return {200: {"content": {"application/json": {"schema": schema}}}}
 
 
-def json_text(text: str) -> Response:
-    """An answer that is JSON already."""
+def json_response(text: str) -> Response:
+    """Build a response from JSON text."""
     return Response(text, media_type="application/json")

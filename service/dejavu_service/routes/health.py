@@ -1,4 +1,4 @@
-"""`/livez`, `/readyz` and `/metrics`."""
+"""Routes of `/livez`, `/readyz` and `/metrics`."""
 
 from __future__ import annotations
 
@@ -8,40 +8,40 @@ from starlette.concurrency import run_in_threadpool
 
 from ..problems import RESPONSES, problem
 from ..services.access import EVERYWHERE
-from ..storage.schema import State, state
-from .common import Here
+from ..storage.schema import SchemaState, state
+from .common import CurrentCall
 
-__all__ = ["health"]
+__all__ = ["router"]
 
-health = APIRouter()
+router = APIRouter()
 
 
 class Health(BaseModel):
-    """Well."""
+    """The server is well."""
 
     status: str = "ok"
 
 
-@health.get("/livez")
+@router.get("/livez")
 async def livez() -> Health:
-    """The process answers."""
+    """Report that the process answers."""
     return Health()
 
 
-@health.get("/readyz", response_model=Health, responses={503: RESPONSES[503]})
+@router.get("/readyz", response_model=Health, responses={503: RESPONSES[503]})
 async def readyz(request: Request) -> Health | Response:
-    """The database answers, and its schema is the one this version works with."""
-    found = await run_in_threadpool(state, request.app.state.server.database)
-    if found is not State.CURRENT:
-        detail = f"the database's schema is {found.value}: run  dejavu-cache db upgrade"
+    """Report whether the database answers and has the schema that this version works with."""
+    current = await run_in_threadpool(state, request.app.state.server.database)
+    if current is not SchemaState.CURRENT:
+        detail = f"the database's schema is {current.value}: run  dejavu-cache db upgrade"
         return problem(503, detail, headers={"Retry-After": "5"})
     return Health()
 
 
-@health.get(
+@router.get(
     "/metrics", response_class=Response, responses={401: RESPONSES[401], 403: RESPONSES[403]}
 )
-def metrics(here: Here) -> Response:
-    """For Prometheus."""
-    here.who.require("read", EVERYWHERE)
-    return Response(here.server.metrics.text(), media_type="text/plain; version=0.0.4")
+def metrics(call: CurrentCall) -> Response:
+    """Return the metrics for Prometheus."""
+    call.principal.require("read", EVERYWHERE)
+    return Response(call.server.metrics.text(), media_type="text/plain; version=0.0.4")

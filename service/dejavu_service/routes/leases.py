@@ -1,4 +1,4 @@
-"""`/v1/{namespace}/leases`."""
+"""Routes of `/v1/{namespace}/leases`."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from pydantic import BaseModel, ConfigDict, Field, StrictFloat
 
 from dejavu_cache.model.scenario import Context, Scenario
 
-from ..services import leases as rules
-from .common import Here, Namespace, router
+from ..services import leases
+from .common import CurrentCall, Namespace, versioned_router
 
-__all__ = ["leases"]
+__all__ = ["router"]
 
-leases = router()
+router = versioned_router()
 
-_Lease = Annotated[str, Path(pattern=r"^[0-9a-f]{32}$", description="A lease, as it was granted")]
+_LeaseId = Annotated[str, Path(pattern=r"^[0-9a-f]{32}$", description="A lease, as it was granted")]
 _Seconds = Annotated[StrictFloat, Field(ge=1, le=3600, allow_inf_nan=False)]
 
 
 class LeaseWish(BaseModel):
-    """What is to be tuned, by whom, and for how long."""
+    """A scenario to tune, the process that asks for it, and the seconds until the lease expires."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -32,7 +32,7 @@ class LeaseWish(BaseModel):
 
 
 class Renewal(BaseModel):
-    """For how long from now."""
+    """The seconds from now until the lease expires."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -40,28 +40,37 @@ class Renewal(BaseModel):
 
 
 class Lease(BaseModel):
-    """A lease, or null with the seconds until the one that somebody else holds ends."""
+    """A lease, or null and the seconds until the lease of another holder expires."""
 
     lease: str | None
     expires_in: float
 
 
-@leases.post("/{namespace}/leases")
-def grant_lease(namespace: Namespace, wish: LeaseWish, here: Here) -> Lease:
-    """The right to tune one scenario, for one holder at a time."""
-    asked = (wish.context, wish.scenario, wish.holder, wish.ttl)
-    lease, expires_in = rules.grant(here.server.database, here.who, namespace, *asked)
+@router.post("/{namespace}/leases")
+def grant_lease(namespace: Namespace, wish: LeaseWish, call: CurrentCall) -> Lease:
+    """Grant the right to tune a scenario to one holder at a time."""
+    lease, expires_in = leases.grant(
+        call.database,
+        call.principal,
+        namespace,
+        wish.context,
+        wish.scenario,
+        wish.holder,
+        wish.ttl,
+    )
     return Lease(lease=lease, expires_in=expires_in)
 
 
-@leases.put("/{namespace}/leases/{lease}")
-def renew_lease(namespace: Namespace, lease: _Lease, renewal: Renewal, here: Here) -> Lease:
-    """Holds a lease for longer."""
-    rules.renew(here.server.database, here.who, namespace, lease, renewal.ttl)
+@router.put("/{namespace}/leases/{lease}")
+def renew_lease(
+    namespace: Namespace, lease: _LeaseId, renewal: Renewal, call: CurrentCall
+) -> Lease:
+    """Extend a lease."""
+    leases.renew(call.database, call.principal, namespace, lease, renewal.ttl)
     return Lease(lease=lease, expires_in=renewal.ttl)
 
 
-@leases.delete("/{namespace}/leases/{lease}", status_code=204)
-def release_lease(namespace: Namespace, lease: _Lease, here: Here) -> None:
-    """Gives a lease back."""
-    rules.release(here.server.database, here.who, namespace, lease)
+@router.delete("/{namespace}/leases/{lease}", status_code=204)
+def release_lease(namespace: Namespace, lease: _LeaseId, call: CurrentCall) -> None:
+    """Release a lease."""
+    leases.release(call.database, call.principal, namespace, lease)

@@ -1,4 +1,4 @@
-"""`/v1/{namespace}/misses`."""
+"""Routes of `/v1/{namespace}/misses`."""
 
 from __future__ import annotations
 
@@ -10,16 +10,24 @@ from pydantic import BaseModel, ConfigDict, Field, StrictInt
 
 from dejavu_cache.model.scenario import Context, Scenario
 
-from ..services import misses as rules
-from .common import Here, KernelName, Namespace, json_text, router, shows
+from ..services import misses
+from ..storage.misses import CountedMiss
+from .common import (
+    CurrentCall,
+    KernelName,
+    Namespace,
+    json_response,
+    responds_with,
+    versioned_router,
+)
 
-__all__ = ["misses"]
+__all__ = ["router"]
 
-misses = router()
+router = versioned_router()
 
 
 class Miss(BaseModel):
-    """How often a scenario was wanted since the last report."""
+    """A scenario without a record, and how often it was looked up since the last report."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -29,7 +37,7 @@ class Miss(BaseModel):
 
 
 class Misses(BaseModel):
-    """A report."""
+    """A report of misses."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -37,34 +45,38 @@ class Misses(BaseModel):
 
 
 class Counted(BaseModel):
-    """The misses that were counted."""
+    """The number of misses counted."""
 
     counted: int
 
 
-@misses.post("/{namespace}/misses")
-def count_misses(namespace: Namespace, report: Misses, here: Here) -> Counted:
-    """Puts scenarios on the worklist."""
-    seen = [(miss.context, miss.scenario, miss.count) for miss in report.misses]
-    most = here.server.settings.max_records
-    return Counted(counted=rules.count(here.server.database, here.who, namespace, seen, most))
+@router.post("/{namespace}/misses")
+def count_misses(namespace: Namespace, report: Misses, call: CurrentCall) -> Counted:
+    """Add misses to the worklist."""
+    reported = [(miss.context, miss.scenario, miss.count) for miss in report.misses]
+    limit = call.server.settings.max_records
+    counted = misses.count_misses(call.database, call.principal, namespace, reported, limit)
+    return Counted(counted=counted)
 
 
-@misses.get("/{namespace}/misses", responses=shows("Worklist"))
+@router.get("/{namespace}/misses", responses=responds_with("Worklist"))
 def list_misses(
     namespace: Namespace,
-    here: Here,
+    call: CurrentCall,
     kernel: KernelName = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> Response:
-    """The worklist, most wanted first."""
-    lines = [
-        f'{{"context": {each.context}, "scenario": {each.scenario}, "count": {each.times}, '
-        f'"first_seen": "{_moment(each.first_seen)}", "last_seen": "{_moment(each.last_seen)}"}}'
-        for each in rules.listed(here.server.database, here.who, namespace, kernel, limit)
-    ]
-    return json_text(f'{{"misses": [{", ".join(lines)}]}}')
+    """List the worklist, the most frequent misses first."""
+    listed = misses.list_misses(call.database, call.principal, namespace, kernel, limit)
+    return json_response(f'{{"misses": [{", ".join(map(_render, listed))}]}}')
 
 
-def _moment(seconds: float) -> str:
+def _render(miss: CountedMiss) -> str:
+    return (
+        f'{{"context": {miss.context}, "scenario": {miss.scenario}, "count": {miss.times}, '
+        f'"first_seen": "{_iso(miss.first_seen)}", "last_seen": "{_iso(miss.last_seen)}"}}'
+    )
+
+
+def _iso(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, timezone.utc).isoformat()

@@ -1,104 +1,73 @@
-"""The pages: what is tuned, what is missing, what is slow."""
+"""Routes of the HTML pages."""
 
 from __future__ import annotations
 
-import re
-from datetime import datetime, timezone
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
 from fastapi.responses import HTMLResponse, RedirectResponse
-from jinja2 import Environment, FileSystemLoader
-from markupsafe import Markup
 
-from dejavu_cache import __version__
+from ..errors import NotFoundError
+from ..pages import queries, rendering
+from .common import Call, ContextDigest, CurrentCall, Namespace
 
-from ..pages import queries as rules
-from ..problems import ProblemError
-from .common import ContextDigest, Here, Namespace
+__all__ = ["router"]
 
-__all__ = ["pages"]
+router = APIRouter(default_response_class=HTMLResponse, include_in_schema=False)
 
-pages = APIRouter(default_response_class=HTMLResponse, include_in_schema=False)
-
-_TEMPLATES = Path(__file__).parents[1] / "pages" / "templates"
-_PAGE = 50
-_HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; style-src 'self'; form-action 'self'; frame-ancestors 'none'",
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cache-Control": "private, no-store",
-}
-
-_templates = Environment(
-    loader=FileSystemLoader(_TEMPLATES), autoescape=True, trim_blocks=True, lstrip_blocks=True
-)
-_templates.filters["ms"] = lambda value: (
-    f"{value:.3g} ms" if value >= 0.1 else f"{value * 1000:.3g} µs"
-)
-_templates.filters["day"] = lambda seconds: (
-    f"{datetime.fromtimestamp(seconds, timezone.utc):%Y-%m-%d %H:%M}"
-)
-# A long name breaks after its dots.
-_templates.filters["dotted"] = lambda name: Markup("<wbr>").join(re.split(r"(?<=\.)", name))
-_templates.globals["version"] = __version__
+_PAGE_SIZE = 50
 
 
-@pages.get("/style.css")
+@router.get("/style.css")
 def style() -> Response:
-    """How the pages look."""
-    return Response((_TEMPLATES / "style.css").read_text(), media_type="text/css")
+    """Return the stylesheet of the pages."""
+    return Response(rendering.stylesheet(), media_type="text/css")
 
 
-@pages.get("/")
-def front(here: Here) -> Response:
-    """The namespace with the most records."""
-    found = rules.namespaces(here.server.database, here.who)
-    return RedirectResponse(f"/pages/{found[0] if found else 'main'}")
+@router.get("/")
+def front(call: CurrentCall) -> Response:
+    """Redirect to the namespace with the most records."""
+    namespaces = queries.list_namespaces(call.database, call.principal)
+    return RedirectResponse(f"/pages/{namespaces[0] if namespaces else 'main'}")
 
 
-@pages.get("/pages/{namespace}")
-def overview(namespace: Namespace, here: Here) -> Response:
-    """Kernels by devices."""
-    shown = rules.overview(here.server.database, here.who, namespace)
-    return _page("overview.html", here, namespace, matrix=shown)
+@router.get("/pages/{namespace}")
+def overview(namespace: Namespace, call: CurrentCall) -> Response:
+    """Show the number of records by kernel and device."""
+    matrix = queries.overview(call.database, call.principal, namespace)
+    return _render("overview.html", call, namespace, matrix=matrix)
 
 
-@pages.get("/pages/{namespace}/misses")
-def worklist(namespace: Namespace, here: Here) -> Response:
-    """What was wanted and not there."""
-    return _page(
-        "misses.html",
-        here,
-        namespace,
-        wanted=rules.worklist(here.server.database, here.who, namespace),
-    )
+@router.get("/pages/{namespace}/misses")
+def worklist(namespace: Namespace, call: CurrentCall) -> Response:
+    """Show the scenarios that were looked up and have no record."""
+    misses = queries.worklist(call.database, call.principal, namespace)
+    return _render("misses.html", call, namespace, misses=misses)
 
 
-@pages.get("/pages/{namespace}/contexts/{context}")
+@router.get("/pages/{namespace}/contexts/{context}")
 def kernel(
     namespace: Namespace,
     context: ContextDigest,
-    here: Here,
+    call: CurrentCall,
     page: Annotated[int, Query(ge=1, le=100_000)] = 1,
 ) -> Response:
-    """One kernel on one device: scenarios, winners, timings, near-ties and pins."""
-    found = rules.kernel(
-        here.server.database, here.who, namespace, context, (page - 1) * _PAGE, _PAGE
-    )
-    if found is None:
-        raise ProblemError(404, "nothing is known of this context here")
-    return _page(
-        "kernel.html", here, namespace, shown=found, page=page, pages=-(-found.total // _PAGE)
-    )
+    """Show a kernel on a device: scenarios, winners, timings, near-ties and pins."""
+    start = (page - 1) * _PAGE_SIZE
+    shown = queries.kernel(call.database, call.principal, namespace, context, start, _PAGE_SIZE)
+    if shown is None:
+        raise NotFoundError("nothing is known of this context here")
+    pages = -(-shown.total // _PAGE_SIZE)
+    return _render("kernel.html", call, namespace, shown=shown, page=page, pages=pages)
 
 
-def _page(template: str, here: Here, namespace: str, **values: Any) -> Response:
-    others = rules.namespaces(here.server.database, here.who)
-    values |= {
-        "namespace": namespace,
-        "namespaces": sorted({*others, namespace}),
-        "who": here.who.name,
-    }
-    return HTMLResponse(_templates.get_template(template).render(values), headers=_HEADERS)
+def _render(template: str, call: Call, namespace: str, **values: object) -> Response:
+    namespaces = queries.list_namespaces(call.database, call.principal)
+    html = rendering.render(
+        template,
+        namespace=namespace,
+        namespaces=sorted({*namespaces, namespace}),
+        principal=call.principal.name,
+        **values,
+    )
+    return HTMLResponse(html, headers=rendering.HEADERS)

@@ -1,4 +1,4 @@
-"""`/v1/{namespace}/contexts/{context}/pins`."""
+"""Routes of `/v1/{namespace}/contexts/{context}/pins`."""
 
 from __future__ import annotations
 
@@ -7,16 +7,24 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from dejavu_cache.model.scenario import Config
 
-from ..services import pins as rules
-from .common import ContextDigest, Here, Namespace, ScenarioDigest, json_text, router, shows
+from ..services import pins
+from .common import (
+    ContextDigest,
+    CurrentCall,
+    Namespace,
+    ScenarioDigest,
+    json_response,
+    responds_with,
+    versioned_router,
+)
 
-__all__ = ["pins"]
+__all__ = ["router"]
 
-pins = router()
+router = versioned_router()
 
 
 class Choice(BaseModel):
-    """The config that readers shall get, and who says so."""
+    """The config that readers shall get, and who chose it."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -24,24 +32,27 @@ class Choice(BaseModel):
     by: str = Field(default="", max_length=200)
 
 
-@pins.put("/{namespace}/contexts/{context}/pins/{scenario}", responses=shows("Record"))
+@router.put("/{namespace}/contexts/{context}/pins/{scenario}", responses=responds_with("Record"))
 def put_pin(
     namespace: Namespace,
     context: ContextDigest,
     scenario: ScenarioDigest,
     choice: Choice,
-    here: Here,
+    call: CurrentCall,
 ) -> Response:
-    """Chooses a config over the measurements."""
-    place = (namespace, context, scenario)
-    return json_text(rules.choose(here.server.database, here.who, *place, choice.config, choice.by))
-
-
-@pins.delete("/{namespace}/contexts/{context}/pins/{scenario}", responses=shows("Record"))
-def delete_pin(
-    namespace: Namespace, context: ContextDigest, scenario: ScenarioDigest, here: Here
-) -> Response:
-    """Takes a choice back."""
-    return json_text(
-        rules.choose(here.server.database, here.who, namespace, context, scenario, None, "")
+    """Pin a config, which overrides the measurements."""
+    record = pins.set_pin(
+        call.database, call.principal, namespace, context, scenario, choice.config, choice.by
     )
+    return json_response(record)
+
+
+@router.delete("/{namespace}/contexts/{context}/pins/{scenario}", responses=responds_with("Record"))
+def delete_pin(
+    namespace: Namespace, context: ContextDigest, scenario: ScenarioDigest, call: CurrentCall
+) -> Response:
+    """Remove a pin."""
+    record = pins.set_pin(
+        call.database, call.principal, namespace, context, scenario, config=None, by=""
+    )
+    return json_response(record)

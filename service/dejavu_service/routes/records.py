@@ -1,4 +1,4 @@
-"""`/v1/{namespace}/contexts` and `/records`."""
+"""Routes of `/v1/{namespace}/contexts` and `/v1/{namespace}/records`."""
 
 from __future__ import annotations
 
@@ -9,25 +9,24 @@ from pydantic import BaseModel
 
 from dejavu_cache.model.record import RecordSet
 
-from ..problems import ProblemError
-from ..services import records as rules
+from ..errors import NotFoundError
+from ..services import records
 from .bulk import bulk_read
 from .common import (
     ContextDigest,
-    Here,
+    CurrentCall,
     KernelName,
     Namespace,
     ScenarioDigest,
-    json_text,
-    router,
-    shows,
+    json_response,
+    responds_with,
+    versioned_router,
 )
 
-__all__ = ["records"]
+__all__ = ["router"]
 
-records = router()
+router = versioned_router()
 
-_NOT_YET = "there is no record of this scenario"
 _Limit = Annotated[int, Query(ge=1, le=1000)]
 _After = Annotated[str | None, Query(pattern=r"^[0-9a-f]{24}$")]
 _Scenarios = Annotated[
@@ -36,68 +35,69 @@ _Scenarios = Annotated[
 
 
 class Deleted(BaseModel):
-    """How many records there were."""
+    """The number of records deleted."""
 
     deleted: int
 
 
-@records.get("/{namespace}/contexts", responses=shows("ContextPage"))
+@router.get("/{namespace}/contexts", responses=responds_with("ContextPage"))
 def list_contexts(
     namespace: Namespace,
-    here: Here,
+    call: CurrentCall,
     kernel: KernelName = None,
     after: _After = None,
     limit: _Limit = 100,
 ) -> Response:
-    """The contexts that have records, a page at a time."""
-    found = rules.listed(here.server.database, here.who, namespace, kernel, after, limit)
-    following = f'"{found[limit - 1][0]}"' if len(found) > limit else "null"
-    texts = ", ".join(text for _, text in found[:limit])
-    return json_text(f'{{"contexts": [{texts}], "next": {following}}}')
+    """List the contexts that have records, page by page."""
+    contexts = records.list_contexts(call.database, call.principal, namespace, kernel, after, limit)
+    following = f'"{contexts[limit - 1][0]}"' if len(contexts) > limit else "null"
+    texts = ", ".join(text for _, text in contexts[:limit])
+    return json_response(f'{{"contexts": [{texts}], "next": {following}}}')
 
 
-@records.get(
+@router.get(
     "/{namespace}/contexts/{context}/records",
     responses={
-        **shows("RecordSet"),
+        **responds_with("RecordSet"),
         304: {"description": "Unchanged since the `If-None-Match` that was sent"},
     },
 )
 async def read_records(
-    namespace: Namespace, context: ContextDigest, request: Request, here: Here
+    namespace: Namespace, context: ContextDigest, request: Request, call: CurrentCall
 ) -> Response:
-    """Every record of a context."""
-    return await bulk_read(here, namespace, context, request)
+    """Return all records of a context."""
+    return await bulk_read(call, namespace, context, request)
 
 
-@records.get("/{namespace}/contexts/{context}/records/{scenario}", responses=shows("Record"))
+@router.get("/{namespace}/contexts/{context}/records/{scenario}", responses=responds_with("Record"))
 async def read_record(
     namespace: Namespace,
     context: ContextDigest,
     scenario: ScenarioDigest,
-    here: Here,
+    call: CurrentCall,
     wait: Annotated[float, Query(ge=0, le=30, description="Seconds to wait for a winner")] = 0.0,
 ) -> Response:
-    """One record; with `wait`, as soon as it has a winner."""
-    here.who.require("read", namespace)
-    text = await here.server.reads.one((namespace, context), scenario, wait)
-    (here.server.metrics.hits if text else here.server.metrics.misses).inc()
+    """Return one record; with `wait`, as soon as it has a winner."""
+    call.principal.require("read", namespace)
+    text = await call.server.reader.record((namespace, context), scenario, wait)
+    (call.server.metrics.hits if text else call.server.metrics.misses).inc()
     if text is None:
-        raise ProblemError(404, f"{_NOT_YET} with a winner after {wait:g} s" if wait else _NOT_YET)
-    return json_text(text)
+        waited = f" with a winner after {wait:g} s" if wait else ""
+        raise NotFoundError(f"there is no record of this scenario{waited}")
+    return json_response(text)
 
 
-@records.post("/{namespace}/records")
-def post_records(namespace: Namespace, sent: RecordSet, here: Here) -> rules.Merged:
-    """Merges records; sending them again changes nothing."""
-    return rules.post(
-        here.server.database, here.who, namespace, sent, here.server.settings.max_records
-    )
+@router.post("/{namespace}/records")
+def post_records(namespace: Namespace, sent: RecordSet, call: CurrentCall) -> records.Merged:
+    """Merge records; sending them again changes nothing."""
+    limit = call.server.settings.max_records
+    return records.post_records(call.database, call.principal, namespace, sent, limit)
 
 
-@records.delete("/{namespace}/contexts/{context}/records")
+@router.delete("/{namespace}/contexts/{context}/records")
 def delete_records(
-    namespace: Namespace, context: ContextDigest, here: Here, scenario: _Scenarios = None
+    namespace: Namespace, context: ContextDigest, call: CurrentCall, scenario: _Scenarios = None
 ) -> Deleted:
-    """Drops records, with their measurements."""
-    return Deleted(deleted=rules.drop(here.server.database, here.who, namespace, context, scenario))
+    """Delete records with their measurements."""
+    deleted = records.delete_records(call.database, call.principal, namespace, context, scenario)
+    return Deleted(deleted=deleted)

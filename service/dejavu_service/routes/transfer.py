@@ -1,4 +1,4 @@
-"""`/v1/{namespace}/export`, `/import` and `/promote`."""
+"""Routes of `/v1/{namespace}/export`, `/import` and `/promote`."""
 
 from __future__ import annotations
 
@@ -10,21 +10,22 @@ from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
 
-from ..services import transfer as rules
+from ..services import transfer
 from ..services.access import NAMESPACE
-from .common import Here, KernelName, Namespace, router
+from .common import CurrentCall, KernelName, Namespace, versioned_router
 
-__all__ = ["transfer"]
+__all__ = ["router"]
 
-transfer = router()
+router = versioned_router()
 
 _NDJSON = "application/x-ndjson"
-_IN_MEMORY = 4 * 2**20
+_MAX_IN_MEMORY = 4 * 2**20
+"""Bytes of an import that are kept in memory; a larger one goes to a temporary file."""
 _Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{24}$")]
 
 
 class Promotion(BaseModel):
-    """What to copy, and where to."""
+    """The target namespace, and the kernel or the contexts to copy if not all."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -36,41 +37,55 @@ class Promotion(BaseModel):
 
 
 class Promoted(BaseModel):
-    """The records that were copied."""
+    """The number of records copied."""
 
     records: int
 
 
-@transfer.get(
+@router.get(
     "/{namespace}/export", response_class=Response, responses={200: {"content": {_NDJSON: {}}}}
 )
-def export_records(namespace: Namespace, here: Here, kernel: KernelName = None) -> Response:
-    """A record set a line."""
-    lines = rules.dump(here.server.database, here.who, namespace, kernel)
+def export_records(namespace: Namespace, call: CurrentCall, kernel: KernelName = None) -> Response:
+    """Export a record set on each line."""
+    lines = transfer.export_lines(call.database, call.principal, namespace, kernel)
     return StreamingResponse(lines, media_type=_NDJSON)
 
 
-@transfer.post(
+@router.post(
     "/{namespace}/import",
     openapi_extra={
         "requestBody": {"required": True, "content": {_NDJSON: {"schema": {"type": "string"}}}}
     },
 )
-async def import_records(namespace: Namespace, request: Request, here: Here) -> rules.Imported:
-    """Merges what an export wrote; a line that is wrong refuses the whole."""
-    here.who.require("admin", namespace)
-    settings = here.server.settings
-    with tempfile.SpooledTemporaryFile(_IN_MEMORY) as lines:
+async def import_records(
+    namespace: Namespace, request: Request, call: CurrentCall
+) -> transfer.Imported:
+    """Merge the lines of an export; if one is malformed, nothing is imported."""
+    call.principal.require("admin", namespace)
+    settings = call.server.settings
+    with tempfile.SpooledTemporaryFile(_MAX_IN_MEMORY) as lines:
         async for chunk in request.stream():
             await run_in_threadpool(lines.write, chunk)
-        limits = (settings.max_records, settings.max_body)
         return await run_in_threadpool(
-            rules.load, here.server.database, here.who, namespace, lines, *limits
+            transfer.import_lines,
+            call.database,
+            call.principal,
+            namespace,
+            lines,
+            settings.max_records,
+            settings.max_body,
         )
 
 
-@transfer.post("/{namespace}/promote")
-def promote_records(namespace: Namespace, promotion: Promotion, here: Here) -> Promoted:
-    """Copies records to another namespace, where their winners stand."""
-    asked = (promotion.to, promotion.kernel, promotion.contexts)
-    return Promoted(records=rules.promote(here.server.database, here.who, namespace, *asked))
+@router.post("/{namespace}/promote")
+def promote_records(namespace: Namespace, promotion: Promotion, call: CurrentCall) -> Promoted:
+    """Copy records to another namespace, where their winners replace those of the target."""
+    copied = transfer.promote(
+        call.database,
+        call.principal,
+        namespace,
+        promotion.to,
+        promotion.kernel,
+        promotion.contexts,
+    )
+    return Promoted(records=copied)

@@ -1,1 +1,1 @@
-"""What may happen: roles, append-only merging, leases, pins and promotion, in terms of the storage."""
+"""Rules of the service: roles, append-only merging, leases, pins and promotion, without HTTP."""

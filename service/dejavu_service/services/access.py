@@ -1,49 +1,59 @@
-"""Who may do what, and where."""
+"""Roles, namespaces, and the check that a principal may do something."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
-from ..problems import ProblemError
+from ..errors import AccessDeniedError
 
-__all__ = ["EVERYWHERE", "NAMESPACE", "ROLES", "Principal", "Role"]
+__all__ = ["ANYBODY", "EVERYWHERE", "NAMESPACE", "READER", "ROLES", "Principal", "Role"]
 
 Role = Literal["read", "write", "admin"]
 ROLES: tuple[Role, ...] = ("read", "write", "admin")
-"""Each may do what those before it may."""
+"""In ascending order: each role includes those before it."""
 
 NAMESPACE = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+"""Pattern of a namespace's name."""
 EVERYWHERE = "*"
+"""Stands for all namespaces in a token."""
 
 
 @dataclass(frozen=True)
 class Principal:
-    """Somebody whose token was checked, or who needs none."""
+    """Somebody whose token was verified, or who needs none.
+
+    Attributes:
+        name: The name under which the principal appears in logs and in the database.
+        role: The highest role of the principal.
+        namespaces: The namespaces that the principal may use, or `EVERYWHERE`.
+    """
 
     name: str
     role: Role
     namespaces: frozenset[str]
-    """Those the token may use, or `*`."""
 
     def may(self, role: Role, namespace: str) -> bool:
-        """Whether the token allows that."""
+        """Return whether the principal has a role in a namespace."""
         allowed = namespace in self.namespaces or EVERYWHERE in self.namespaces
         return allowed and ROLES.index(self.role) >= ROLES.index(role)
 
     def require(self, role: Role, namespace: str) -> None:
-        """Refuses what the token does not allow.
+        """Check that the principal has a role in a namespace.
 
         Raises:
-            ProblemError: 403, naming the role and the namespace that are needed.
+            AccessDeniedError: The principal lacks it; the message names what is needed.
         """
         if not self.may(role, namespace):
-            place = "all namespaces" if namespace == EVERYWHERE else f"namespace {namespace!r}"
-            raise ProblemError(
-                403,
-                f"this needs a token with role {role!r} for {place}; yours has {self._described}",
+            scope = "all namespaces" if namespace == EVERYWHERE else f"namespace {namespace!r}"
+            own = f"role {self.role!r} for {', '.join(sorted(self.namespaces))}"
+            raise AccessDeniedError(
+                f"this needs a token with role {role!r} for {scope}; yours has {own}"
             )
 
-    @property
-    def _described(self) -> str:
-        return f"role {self.role!r} for {', '.join(sorted(self.namespaces))}"
+
+ANYBODY = Principal("anybody", "admin", frozenset({EVERYWHERE}))
+"""Everyone, as long as no token was ever issued."""
+
+READER = Principal("a reader without a token", "read", frozenset({EVERYWHERE}))
+"""Everyone without a token, where the settings open the server for reading."""

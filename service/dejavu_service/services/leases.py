@@ -1,4 +1,4 @@
-"""Single-flight tuning: one holder a scenario, until it lets go or its time is up."""
+"""Leases on scenarios: one process tunes a scenario, until it releases the lease or it expires."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import secrets
 
 from dejavu_cache.model.scenario import Context, Scenario
 
-from ..problems import ProblemError
+from ..errors import NotFoundError
 from ..storage import leases
 from ..storage.database import Database
 from .access import Principal
@@ -16,35 +16,51 @@ __all__ = ["grant", "release", "renew"]
 
 def grant(
     database: Database,
-    who: Principal,
+    principal: Principal,
     namespace: str,
     context: Context,
     scenario: Scenario,
     holder: str,
     ttl: float,
 ) -> tuple[str | None, float]:
-    """The lease, or None, with the seconds until it is free."""
-    who.require("write", namespace)
+    """Grant the lease on a scenario, unless another holder has it.
+
+    Args:
+        database: The server's database.
+        principal: Who asks; needs the role `write`.
+        namespace: The namespace of the scenario.
+        context: The context of the scenario.
+        scenario: The scenario to tune.
+        holder: Names the process; the same holder gets its own lease again.
+        ttl: Seconds until the lease expires.
+
+    Returns:
+        The lease's id and `ttl`, or None and the seconds until the other holder's lease expires.
+    """
+    principal.require("write", namespace)
+    scenario_key = (namespace, context.digest, scenario.digest)
     with database.write() as connection:
-        place = (namespace, context.digest, scenario.digest)
-        held = leases.grant(connection, *place, holder, ttl, secrets.token_hex(16))
-        return held or (None, leases.remaining(connection, *place))
+        lease = leases.grant(connection, *scenario_key, holder, ttl, secrets.token_hex(16))
+        if lease is not None:
+            return lease, ttl
+        return None, leases.seconds_until_free(connection, *scenario_key)
 
 
-def renew(database: Database, who: Principal, namespace: str, lease: str, ttl: float) -> None:
-    """Holds a lease for longer.
+def renew(database: Database, principal: Principal, namespace: str, lease: str, ttl: float) -> None:
+    """Extend a lease to `ttl` seconds from now.
 
     Raises:
-        ProblemError: 403, or 404 once it has expired or been released.
+        AccessDeniedError: The principal lacks the role `write`.
+        NotFoundError: The lease has expired or been released.
     """
-    who.require("write", namespace)
+    principal.require("write", namespace)
     with database.write() as connection:
         if not leases.renew(connection, namespace, lease, ttl):
-            raise ProblemError(404, "this lease has expired or been released: ask for a new one")
+            raise NotFoundError("this lease has expired or been released: ask for a new one")
 
 
-def release(database: Database, who: Principal, namespace: str, lease: str) -> None:
-    """Gives a lease back; one that is gone already is no error."""
-    who.require("write", namespace)
+def release(database: Database, principal: Principal, namespace: str, lease: str) -> None:
+    """Release a lease, if it is still held."""
+    principal.require("write", namespace)
     with database.write() as connection:
         leases.release(connection, namespace, lease)

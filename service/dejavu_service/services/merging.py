@@ -1,4 +1,4 @@
-"""How a record takes in what somebody sends: the first claim stands, and a person's choice goes over it."""
+"""Append-only merging of records: the first measurement stands until promotion overrides it."""
 
 from __future__ import annotations
 
@@ -17,68 +17,84 @@ __all__ = ["Merge", "add", "override", "pin"]
 
 
 class Merge(NamedTuple):
-    """A record as it will be, and the measurements to keep that were not in it."""
+    """The merged record, and the measurements to store that it did not have before."""
 
     record: Record
     claims: list[Claim]
 
 
-def add(known: Record | None, sent: Record, *, pins: bool) -> Merge:
-    """Takes in what is new; what is known stands, and what contradicts it is only kept.
+def add(current: Record | None, sent: Record, *, pins: bool) -> Merge:
+    """Merge a record that a client sent; measurements and the winner of `current` stand.
 
-    What one machine had no memory for is no claim about a config.
+    Measurements of `sent` that contradict `current` become claims that do not stand. A measurement
+    that was skipped for want of memory says something about one machine only and is left out.
 
     Args:
-        pins: whether a pin in `sent` counts.
+        current: The stored record, if there is one.
+        sent: The record that a client sent.
+        pins: Whether a pin in `sent` counts, which only an admin's does.
     """
-    held = known.by_config if known else {}
-    new = [each for each in sent.measurements if not each.skipped and held.get(each.config) != each]
-    claims = [_claim(sent, each, stands=each.config not in held) for each in new]
-    measured = {**{each.config: each for each in new}, **held}
-    given = sent.pin if pins else None
+    standing = current.by_config if current else {}
+    new = [
+        measurement
+        for measurement in sent.measurements
+        if not measurement.skipped and standing.get(measurement.config) != measurement
+    ]
+    claims = [
+        _claim(sent, measurement, stands=measurement.config not in standing) for measurement in new
+    ]
+    by_config = {**{measurement.config: measurement for measurement in new}, **standing}
     record = Record(
         scenario=sent.scenario,
-        winner=(known and known.winner) or sent.winner,
-        pin=_later([known.pin if known else None, given]),
-        launches=merge_launches(known, sent),
-        measurements=tuple(measured.values()),
+        winner=current.winner if current and current.winner else sent.winner,
+        pin=_latest_pin([current.pin if current else None, sent.pin if pins else None]),
+        launches=merge_launches(current, sent),
+        measurements=tuple(by_config.values()),
     )
     return Merge(record, claims)
 
 
-def override(known: Record | None, source: Record) -> Merge:
-    """Puts what was measured in another namespace, and its winner, over what is known here; the pin stays."""
-    held = known.by_config if known else {}
-    new = [each for each in source.measurements if held.get(each.config) != each]
-    measured = {**held, **{each.config: each for each in new}}
+def override(current: Record | None, source: Record) -> Merge:
+    """Merge a promoted record, whose measurements and winner replace those of `current`.
+
+    The pin of `current` stays.
+    """
+    replaced = current.by_config if current else {}
+    new = [
+        measurement
+        for measurement in source.measurements
+        if replaced.get(measurement.config) != measurement
+    ]
+    by_config = {**replaced, **{measurement.config: measurement for measurement in new}}
     record = Record(
         scenario=source.scenario,
-        winner=_promoted(known.winner if known else None, source.winner),
-        pin=known.pin if known else None,
-        launches=merge_launches(known, source),
-        measurements=tuple(measured.values()),
+        winner=_promoted_winner(current.winner if current else None, source.winner),
+        pin=current.pin if current else None,
+        launches=merge_launches(current, source),
+        measurements=tuple(by_config.values()),
     )
-    return Merge(record, [_claim(source, each, stands=True) for each in new])
+    return Merge(record, [_claim(source, measurement, stands=True) for measurement in new])
 
 
 def pin(record: Record, config: Config | None, by: str) -> Record:
-    """The record with a config chosen, or the choice taken back."""
+    """Return the record with a config pinned, or with its pin removed if `config` is None."""
     at = now()
     if record.pin and record.pin.at >= at:
+        # Of two pins the later one counts, also where the clocks of two servers differ.
         at = record.pin.at + timedelta(microseconds=1)
     return record.model_copy(update={"pin": Pin(config=config, at=at, by=by)})
 
 
-def _promoted(ours: Winner | None, theirs: Winner | None) -> Winner | None:
-    if ours is None or theirs is None or theirs.config == ours.config:
-        return ours or theirs
-    # Local stores keep the later of two winners: the one that was promoted must be it.
-    return theirs if theirs.at > ours.at else Winner(config=theirs.config, at=now())
+def _promoted_winner(current: Winner | None, source: Winner | None) -> Winner | None:
+    if current is None or source is None or source.config == current.config:
+        return current or source
+    # Local stores keep the later of two winners: the promoted one must be the later one.
+    return source if source.at > current.at else Winner(config=source.config, at=now())
 
 
-def _later(pins: Iterable[Pin | None]) -> Pin | None:
-    held = [each for each in pins if each is not None]
-    return max(held, key=lambda each: (each.at, canonical_json(each)), default=None)
+def _latest_pin(pins: Iterable[Pin | None]) -> Pin | None:
+    present = [pin for pin in pins if pin is not None]
+    return max(present, key=lambda pin: (pin.at, canonical_json(pin)), default=None)
 
 
 def _claim(record: Record, measurement: Measurement, *, stands: bool) -> Claim:

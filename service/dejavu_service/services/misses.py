@@ -1,48 +1,63 @@
-"""The worklist: what was wanted and not there."""
+"""The worklist: scenarios that processes looked up and that have no record."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from dejavu_cache.model.scenario import Context, Scenario
 
-from ..problems import ProblemError
+from ..errors import TooLargeError
 from ..storage import contexts, misses
 from ..storage.database import Database
 from .access import Principal
 
-__all__ = ["count", "listed"]
+__all__ = ["count_misses", "list_misses"]
 
 
-def count(
+def count_misses(
     database: Database,
-    who: Principal,
+    principal: Principal,
     namespace: str,
-    seen: Sequence[tuple[Context, Scenario, int]],
-    most: int,
+    reported: Sequence[tuple[Context, Scenario, int]],
+    limit: int,
 ) -> int:
-    """Adds to the worklist; returns the misses that were counted.
+    """Add reported misses to the worklist.
+
+    Args:
+        database: The server's database.
+        principal: Who reports; needs the role `read`.
+        namespace: The namespace of the worklist.
+        reported: Scenarios with their context and how often each was missed.
+        limit: The largest number of entries in one report.
+
+    Returns:
+        The number of misses counted.
 
     Raises:
-        ProblemError: 403, or 413 with more than `most` in one request.
+        AccessDeniedError: The principal may not read the namespace.
+        TooLargeError: The report has more than `limit` entries.
     """
-    who.require("read", namespace)
-    if len(seen) > most:
-        raise ProblemError(413, f"{len(seen)} misses in one request: send at most {most} at a time")
+    principal.require("read", namespace)
+    if len(reported) > limit:
+        raise TooLargeError(
+            f"{len(reported)} misses in one request: send at most {limit} at a time"
+        )
     with database.write() as connection:
-        ids = contexts.ensure(connection, namespace, [context for context, _, _ in seen], hold=True)
-        wanted: Counter[tuple[int, Scenario]] = Counter()
-        for context, scenario, times in seen:
-            wanted[ids[context.digest], scenario] += times
-        misses.count(connection, wanted)
-    return sum(times for _, _, times in seen)
+        ids = contexts.ensure(
+            connection, namespace, [context for context, _, _ in reported], hold=True
+        )
+        counts: Counter[tuple[int, Scenario]] = Counter()
+        for context, scenario, times in reported:
+            counts[ids[context.digest], scenario] += times
+        misses.add_counts(connection, counts)
+    return sum(times for _, _, times in reported)
 
 
-def listed(
-    database: Database, who: Principal, namespace: str, kernel: str | None, limit: int
-) -> Iterable[misses.Wanted]:
-    """The worklist, most wanted first; a scenario with a record is none of it."""
-    who.require("read", namespace)
+def list_misses(
+    database: Database, principal: Principal, namespace: str, kernel: str | None, limit: int
+) -> list[misses.CountedMiss]:
+    """List the worklist, most frequent first; scenarios that have a record by now are left out."""
+    principal.require("read", namespace)
     with database.read() as connection:
-        return misses.listed(connection, namespace, kernel, limit)
+        return misses.list_misses(connection, namespace, kernel, limit)

@@ -1,47 +1,55 @@
-"""A person's choice of a config over the measurements."""
+"""Pins: a person's choice of a config, which overrides the measurements."""
 
 from __future__ import annotations
 
 from dejavu_cache.model.scenario import Config, canonical_json
 
-from ..problems import ProblemError
+from ..errors import NotFoundError
 from ..storage import contexts, records
 from ..storage.database import Database
 from .access import Principal
 from .merging import pin
 
-__all__ = ["choose"]
+__all__ = ["set_pin"]
 
 
-def choose(
+def set_pin(
     database: Database,
-    who: Principal,
+    principal: Principal,
     namespace: str,
-    digest: str,
+    context: str,
     scenario: str,
     config: Config | None,
     by: str,
 ) -> str:
-    """Pins a config, or with None takes the pin back; returns the record's text.
+    """Pin a config, or remove the pin.
+
+    Args:
+        database: The server's database.
+        principal: Who asks; needs the role `admin`.
+        namespace: The namespace of the record.
+        context: The digest of the record's context.
+        scenario: The digest of the record's scenario.
+        config: The config that readers shall get, or None to remove the pin.
+        by: Who chose it; the principal's name if empty.
+
+    Returns:
+        The record as JSON.
 
     Raises:
-        ProblemError: 403, or 404 without a record to pin.
+        AccessDeniedError: The principal lacks the role `admin`.
+        NotFoundError: There is no record of the scenario.
     """
-    who.require("admin", namespace)
+    principal.require("admin", namespace)
     with database.write() as connection:
-        context_id = contexts.lock_known(connection, namespace, digest)
-        known = (
-            None
-            if context_id is None
-            else records.load(connection, context_id, [scenario]).get(scenario)
-        )
-        if context_id is None or known is None:
-            raise ProblemError(
-                404, "there is no record of this scenario: post one before pinning it"
-            )
-        if config is None and known.pinned is None:
-            return canonical_json(known)
-        chosen = pin(known, config, by or who.name)
-        records.save(connection, context_id, [chosen])
-        contexts.changed(connection, context_id, 0)
-        return canonical_json(chosen)
+        context_id = contexts.lock_existing(connection, namespace, context)
+        stored = {} if context_id is None else records.load(connection, context_id, [scenario])
+        if context_id is None or scenario not in stored:
+            raise NotFoundError("there is no record of this scenario: post one before pinning it")
+        record = stored[scenario]
+        if config is None and record.pinned is None:
+            return canonical_json(record)
+        pinned = pin(record, config, by or principal.name)
+        records.save(connection, context_id, [pinned])
+        contexts.bump_revision(connection, context_id)
+        return canonical_json(pinned)

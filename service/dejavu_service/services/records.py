@@ -1,4 +1,4 @@
-"""Taking records in, and dropping them."""
+"""Bulk writes of records, their deletion, and the list of contexts."""
 
 from __future__ import annotations
 
@@ -9,52 +9,77 @@ from sqlalchemy import Connection
 
 from dejavu_cache.model.record import FORMAT, Record, RecordSet
 
-from ..problems import ProblemError
+from ..errors import InvalidRequestError, TooLargeError
 from ..storage import contexts, misses, records
 from ..storage.database import Database
 from .access import Principal
 from .merging import add
 
-__all__ = ["Merged", "check", "drop", "listed", "merge", "one", "post"]
+__all__ = [
+    "Merged",
+    "check_record_set",
+    "delete_records",
+    "list_contexts",
+    "merge_record_set",
+    "post_records",
+]
 
 
 class Merged(BaseModel):
-    """What a bulk write did; sent again, it adds no measurement."""
+    """Counts of a bulk write; sent again, it adds no measurement."""
 
     records: int
-    """Records that were sent."""
+    """Records in the request."""
     measurements: int
-    """Measurements that are new and stand."""
+    """New measurements that readers get."""
     beside: int
-    """Measurements that are new and contradict one that stands."""
+    """New measurements that contradict an earlier one and are only stored."""
 
 
-def post(database: Database, who: Principal, namespace: str, sent: RecordSet, most: int) -> Merged:
-    """Merges a record set, in one transaction.
+def post_records(
+    database: Database, principal: Principal, namespace: str, sent: RecordSet, limit: int
+) -> Merged:
+    """Merge a record set in one transaction.
+
+    Args:
+        database: The server's database.
+        principal: Who sends it; needs the role `write`.
+        namespace: The namespace to write to.
+        sent: The record set.
+        limit: The largest number of records in one request.
 
     Raises:
-        ProblemError: 403, 413 with more than `most` records, or 422 for a newer format.
+        AccessDeniedError: The principal lacks the role `write`.
+        InvalidRequestError: The record set has a newer format than this server's.
+        TooLargeError: The record set has more than `limit` records.
     """
-    who.require("write", namespace)
-    check(sent, most)
+    principal.require("write", namespace)
+    check_record_set(sent, limit)
     with database.write() as connection:
-        return merge(connection, who, namespace, sent)
+        return merge_record_set(connection, principal, namespace, sent)
 
 
-def check(sent: RecordSet, most: int) -> None:
-    """Refuses a record set that is too large or too new."""
+def check_record_set(sent: RecordSet, limit: int) -> None:
+    """Check the format and the number of records of a record set.
+
+    Raises:
+        InvalidRequestError: The record set has a newer format than this server's.
+        TooLargeError: The record set has more than `limit` records.
+    """
     if not 1 <= sent.format <= FORMAT:
-        raise ProblemError(
-            422, f"format {sent.format} is not known here: this server takes 1 to {FORMAT}"
+        raise InvalidRequestError(
+            f"format {sent.format} is not known here: this server takes 1 to {FORMAT}"
         )
-    if len(sent.records) > most:
-        raise ProblemError(
-            413, f"{len(sent.records)} records in one request: send at most {most} at a time"
+    if len(sent.records) > limit:
+        raise TooLargeError(
+            f"{len(sent.records)} records in one request: send at most {limit} at a time"
         )
 
 
-def merge(connection: Connection, who: Principal, namespace: str, sent: RecordSet) -> Merged:
-    """Merges a record set inside a transaction."""
+def merge_record_set(
+    connection: Connection, principal: Principal, namespace: str, sent: RecordSet
+) -> Merged:
+    """Merge a record set within a transaction of the caller's."""
     if not sent.records:
         return Merged(records=0, measurements=0, beside=0)
     context_id = contexts.lock(connection, namespace, sent.context)
@@ -62,50 +87,59 @@ def merge(connection: Connection, who: Principal, namespace: str, sent: RecordSe
     before = records.load(connection, context_id, scenarios)
     after: dict[str, Record] = dict(before)
     claims: list[records.Claim] = []
+    pins = principal.may("admin", namespace)
     for record in sent.records:
-        merged = add(after.get(record.scenario.digest), record, pins=who.may("admin", namespace))
+        merged = add(after.get(record.scenario.digest), record, pins=pins)
         after[record.scenario.digest] = merged.record
         claims += merged.claims
     changed = [record for digest, record in after.items() if before.get(digest) != record]
     records.save(connection, context_id, changed)
-    standing, beside = records.add_claims(connection, context_id, claims, who.name)
+    standing, beside = records.add_claims(connection, context_id, claims, principal.name)
     misses.drop_tuned(connection, context_id, scenarios)
     if changed:
-        contexts.changed(connection, context_id, len(after) - len(before))
+        contexts.bump_revision(connection, context_id, added=len(after) - len(before))
     return Merged(records=len(sent.records), measurements=standing, beside=beside)
 
 
-def drop(
-    database: Database, who: Principal, namespace: str, digest: str, scenarios: Sequence[str] | None
-) -> int:
-    """Drops records of a context, some or all, and says how many there were."""
-    who.require("admin", namespace)
-    with database.write() as connection:
-        context_id = contexts.lock_known(connection, namespace, digest)
-        gone = 0 if context_id is None else records.drop(connection, context_id, scenarios)
-        if gone and context_id is not None:
-            contexts.changed(connection, context_id, -gone)
-        return gone
-
-
-def one(
-    database: Database, who: Principal, namespace: str, digest: str, scenario: str
-) -> str | None:
-    """One record's text, or None."""
-    who.require("read", namespace)
-    with database.read() as connection:
-        return records.one(connection, namespace, digest, scenario)
-
-
-def listed(
+def delete_records(
     database: Database,
-    who: Principal,
+    principal: Principal,
+    namespace: str,
+    context: str,
+    scenarios: Sequence[str] | None,
+) -> int:
+    """Delete records of a context.
+
+    Args:
+        database: The server's database.
+        principal: Who asks; needs the role `admin`.
+        namespace: The namespace of the context.
+        context: The digest of the context.
+        scenarios: The digests of the scenarios to delete, or None for all.
+
+    Returns:
+        The number of records deleted.
+    """
+    principal.require("admin", namespace)
+    with database.write() as connection:
+        context_id = contexts.lock_existing(connection, namespace, context)
+        if context_id is None:
+            return 0
+        deleted = records.delete_records(connection, context_id, scenarios)
+        if deleted:
+            contexts.bump_revision(connection, context_id, added=-deleted)
+        return deleted
+
+
+def list_contexts(
+    database: Database,
+    principal: Principal,
     namespace: str,
     kernel: str | None,
     after: str | None,
     limit: int,
 ) -> list[tuple[str, str]]:
-    """Digests and texts of contexts, and one more than `limit` if there are more."""
-    who.require("read", namespace)
+    """List digests and texts of contexts, one more than `limit` if there is a next page."""
+    principal.require("read", namespace)
     with database.read() as connection:
-        return contexts.listed(connection, namespace, kernel, after, limit + 1)
+        return contexts.list_contexts(connection, namespace, kernel, after, limit + 1)

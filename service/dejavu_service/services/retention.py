@@ -1,4 +1,4 @@
-"""Dropping what nobody uses, except what a person pinned or promoted."""
+"""Deletion of unused records, except those that a person pinned or promoted."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _DAY = 86400.0
 
 
 class Pruned(NamedTuple):
-    """How much went."""
+    """Numbers of deleted rows."""
 
     records: int
     contexts: int
@@ -23,29 +23,35 @@ class Pruned(NamedTuple):
 
 
 def prune(database: Database, unused_days: float, misses_days: float) -> Pruned:
-    """Drops the records of contexts unused for so many days, misses as old, and contexts left empty.
+    """Delete records of unused contexts, old misses, and contexts that are empty after that.
 
-    Use is noted for a context as a whole and once a day, since readers take a context's records in one request.
+    Use is recorded for a context as a whole, at most once a day, since readers fetch all records of
+    a context in one request.
+
+    Args:
+        database: The server's database.
+        unused_days: Days since a context was last read or written.
+        misses_days: Days since a scenario was last missed, or an empty context last used.
     """
     with database.read() as connection:
-        stale = retention.unused(connection, unused_days * _DAY)
-    gone = 0
-    for _, namespace, digest in stale:
+        stale = retention.list_unused(connection, unused_days * _DAY)
+    deleted = 0
+    for namespace, digest in stale:
         with database.write() as connection:
-            gone += _prune_one(connection, namespace, digest, unused_days * _DAY)
+            deleted += _prune_context(connection, namespace, digest, unused_days * _DAY)
     with database.write() as connection:
         old = misses.drop_old(connection, misses_days * _DAY)
-        empty = retention.drop_empty(connection, misses_days * _DAY)
+        empty = retention.delete_empty(connection, misses_days * _DAY)
         leases.drop_expired(connection)
-    return Pruned(gone, empty, old)
+    return Pruned(deleted, empty, old)
 
 
-def _prune_one(connection: Connection, namespace: str, digest: str, seconds: float) -> int:
-    context_id = contexts.lock_known(connection, namespace, digest)
-    # Somebody may have come to use it since it was listed.
+def _prune_context(connection: Connection, namespace: str, digest: str, seconds: float) -> int:
+    context_id = contexts.lock_existing(connection, namespace, digest)
+    # The context may have been used since it was listed.
     if context_id is None or not retention.is_unused(connection, context_id, seconds):
         return 0
-    gone = retention.drop_unpinned(connection, context_id)
-    if gone:
-        contexts.dropped(connection, context_id, gone)
-    return gone
+    deleted = retention.delete_unpinned(connection, context_id)
+    if deleted:
+        contexts.bump_revision(connection, context_id, added=-deleted, used=False)
+    return deleted

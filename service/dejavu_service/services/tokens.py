@@ -1,4 +1,4 @@
-"""Tokens: made, listed, revoked; only their hash is kept."""
+"""Tokens: issued, verified and revoked; only the hash of the secret is stored."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel
 from sqlalchemy import Row
 
-from ..problems import ProblemError
+from ..errors import NotFoundError
 from ..storage import tokens
 from ..storage.database import Database
 from .access import EVERYWHERE, Principal, Role
 
-__all__ = ["Issued", "Token", "check", "issue", "listed", "revoke"]
+__all__ = ["Issued", "Token", "VerifiedToken", "issue", "list_tokens", "revoke", "verify"]
 
 _PREFIX = "dejavu"
-"""So that secret scanners can know one when they see it."""
+"""Starts every token, so that secret scanners recognise one."""
 
 
 class Token(BaseModel):
-    """What may be shown of a token."""
+    """A token without its secret."""
 
     id: str
     name: str
@@ -37,62 +37,71 @@ class Token(BaseModel):
 
 
 class Issued(Token):
-    """A token with its secret, which is shown this once."""
+    """A new token with its secret, which is shown only once."""
 
     token: str
 
 
-class Checked(NamedTuple):
-    """Whose a token is, and the seconds for which it still holds (None without end)."""
+class VerifiedToken(NamedTuple):
+    """The principal of a token, and the seconds until it expires (None if it never does)."""
 
-    who: Principal
+    principal: Principal
     expires_in: float | None
 
 
 def issue(
     database: Database,
-    who: Principal,
+    principal: Principal,
     name: str,
     role: Role,
     namespaces: Sequence[str],
     ttl: float | None,
 ) -> Issued:
-    """Makes a token.
+    """Issue a token.
+
+    Args:
+        database: The server's database.
+        principal: Who asks; needs the role `admin` in all namespaces.
+        name: Who or what will use the token.
+        role: The role of the token.
+        namespaces: The namespaces that the token may use, or `EVERYWHERE`.
+        ttl: Seconds until the token expires; None if it never does.
 
     Raises:
-        ProblemError: 403: only an admin of all namespaces may.
+        AccessDeniedError: The principal is not an admin of all namespaces.
     """
-    who.require("admin", EVERYWHERE)
+    principal.require("admin", EVERYWHERE)
     identity, secret = secrets.token_hex(8), secrets.token_urlsafe(32)
+    encoded = json.dumps(sorted(set(namespaces)))
     with database.write() as connection:
-        kept = json.dumps(sorted(set(namespaces)))
-        tokens.add(connection, identity, name, _digest(secret), role, kept, ttl)
+        tokens.add(connection, identity, name, _digest(secret), role, encoded, ttl)
         row = tokens.get(connection, identity)
     assert row is not None
-    return Issued(**_shown(row).model_dump(), token=f"{_PREFIX}_{identity}_{secret}")
+    return Issued(**_token(row).model_dump(), token=f"{_PREFIX}_{identity}_{secret}")
 
 
-def listed(database: Database, who: Principal) -> list[Token]:
-    """All tokens, oldest first, without their secrets."""
-    who.require("admin", EVERYWHERE)
+def list_tokens(database: Database, principal: Principal) -> list[Token]:
+    """List all tokens, oldest first, including expired and revoked ones."""
+    principal.require("admin", EVERYWHERE)
     with database.read() as connection:
-        return [_shown(row) for row in tokens.listed(connection)]
+        return [_token(row) for row in tokens.list_tokens(connection)]
 
 
-def revoke(database: Database, who: Principal, identity: str) -> None:
-    """Ends a token.
+def revoke(database: Database, principal: Principal, identity: str) -> None:
+    """Revoke a token.
 
     Raises:
-        ProblemError: 403, or 404 if no token of this id lives.
+        AccessDeniedError: The principal is not an admin of all namespaces.
+        NotFoundError: There is no token of this id, or it is revoked already.
     """
-    who.require("admin", EVERYWHERE)
+    principal.require("admin", EVERYWHERE)
     with database.write() as connection:
         if not tokens.revoke(connection, identity):
-            raise ProblemError(404, f"there is no token {identity!r} that could be revoked")
+            raise NotFoundError(f"there is no token {identity!r} that could be revoked")
 
 
-def check(database: Database, presented: str) -> Checked | None:
-    """Whose token this is, or None if it is wrong, expired or revoked."""
+def verify(database: Database, presented: str) -> VerifiedToken | None:
+    """Look up the principal of a token; None if the token is wrong, expired or revoked."""
     prefix, _, rest = presented.partition("_")
     identity, _, secret = rest.partition("_")
     if prefix != _PREFIX or not identity.isascii() or not identity.isalnum():
@@ -100,34 +109,33 @@ def check(database: Database, presented: str) -> Checked | None:
     with database.read() as connection:
         row = tokens.get(connection, identity)
         moment = tokens.now(connection)
-    # Compared in constant time, also where there is nothing to compare with.
+    # The comparison takes the same time for an unknown token as for a known one.
     same = hmac.compare_digest(_digest(secret), row.digest if row else _digest(""))
     if row is None or not same or row.revoked_at is not None:
         return None
-    left = None if row.expires_at is None else row.expires_at - moment
-    if left is not None and left <= 0:
+    expires_in = None if row.expires_at is None else row.expires_at - moment
+    if expires_in is not None and expires_in <= 0:
         return None
-    return Checked(
-        Principal(f"{row.name} ({row.id})", row.role, frozenset(json.loads(row.namespaces))), left
-    )
+    namespaces = frozenset(json.loads(row.namespaces))
+    return VerifiedToken(Principal(f"{row.name} ({row.id})", row.role, namespaces), expires_in)
 
 
 def _digest(secret: str) -> str:
-    # A plain hash is enough for 256 random bits.
+    # A plain hash suffices: a secret of 256 random bits cannot be guessed from it.
     return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def _shown(row: Row[Any]) -> Token:
+def _token(row: Row[Any]) -> Token:
     return Token(
         id=row.id,
         name=row.name,
         role=row.role,
         namespaces=json.loads(row.namespaces),
-        created=_moment(row.created_at),
-        expires=None if row.expires_at is None else _moment(row.expires_at),
-        revoked=None if row.revoked_at is None else _moment(row.revoked_at),
+        created=_datetime(row.created_at),
+        expires=None if row.expires_at is None else _datetime(row.expires_at),
+        revoked=None if row.revoked_at is None else _datetime(row.revoked_at),
     )
 
 
-def _moment(seconds: float) -> datetime:
+def _datetime(seconds: float) -> datetime:
     return datetime.fromtimestamp(seconds, timezone.utc)

@@ -1,1 +1,1 @@
-"""SQL and nothing else: every function takes a connection inside a transaction."""
+"""Tables and the SQL on them; each function works within a connection of the caller's."""

@@ -1,10 +1,10 @@
-"""Contexts: whose records there are, and the revision that changes with them."""
+"""Contexts, and the revision that changes with their records."""
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, func, select, update
 
@@ -14,28 +14,27 @@ from .tables import contexts, epoch
 from .upserts import insert
 
 __all__ = [
-    "Key",
+    "ContextKey",
     "Revision",
-    "changed",
-    "counted",
-    "digests",
-    "dropped",
+    "bump_revision",
+    "count_records",
+    "count_records_per_device",
     "ensure",
-    "listed",
+    "iter_digests",
+    "list_contexts",
     "lock",
-    "lock_known",
-    "per_device",
+    "lock_existing",
     "touch",
 ]
 
-Key = tuple[str, str]
-"""A namespace and a context's digest."""
+ContextKey = tuple[str, str]
+"""A namespace and the digest of a context."""
 
 _DAY = 86400.0
 
 
 class Revision(NamedTuple):
-    """What is known of a context without reading its records."""
+    """The current revision of a context, and the number of its records."""
 
     id: int
     revision: str
@@ -45,18 +44,22 @@ class Revision(NamedTuple):
 def ensure(
     connection: Connection, namespace: str, wanted: Iterable[Context], *, hold: bool = False
 ) -> dict[str, int]:
-    """The ids of contexts by digest; those that are not there yet are made, without records.
+    """Insert the contexts that do not exist yet, without records.
 
     Args:
-        hold: nobody can drop them until the transaction ends.
+        connection: A write transaction.
+        namespace: The namespace of the contexts.
+        wanted: The contexts.
+        hold: Whether to lock the rows against deletion until the transaction ends.
+
+    Returns:
+        The ids of all `wanted` contexts by their digest.
     """
     by_digest = {context.digest: context for context in wanted}
-    known = _ids(connection, namespace, by_digest, hold)
-    rows = [
-        _row(namespace, by_digest[digest]) for digest in sorted(by_digest.keys() - known.keys())
-    ]
+    ids = _ids(connection, namespace, by_digest, hold)
+    rows = [_row(namespace, by_digest[digest]) for digest in sorted(by_digest.keys() - ids.keys())]
     if not rows:
-        return known
+        return ids
     statement = (
         insert(connection, contexts)
         .values(created_at=epoch(), used_at=epoch())
@@ -90,45 +93,51 @@ def _row(namespace: str, context: Context) -> dict[str, object]:
 
 
 def lock(connection: Connection, namespace: str, context: Context) -> int:
-    """The id of a context, made if it is new, for whose records no other transaction can write until this one ends."""
+    """Lock a context, inserted if new, against other writers until the transaction ends.
+
+    Returns:
+        The context's id.
+    """
     while True:
-        # A prune may drop the row between the two statements.
+        # A concurrent prune may delete the row between the two statements.
         ensure(connection, namespace, [context])
-        found = lock_known(connection, namespace, context.digest)
-        if found is not None:
-            return found
+        context_id = lock_existing(connection, namespace, context.digest)
+        if context_id is not None:
+            return context_id
 
 
-def lock_known(connection: Connection, namespace: str, digest: str) -> int | None:
-    """As `lock`, for a context that is there, or None."""
+def lock_existing(connection: Connection, namespace: str, digest: str) -> int | None:
+    """Lock a context like `lock`, but return None if it does not exist."""
     query = select(contexts.c.id).where(
         contexts.c.namespace == namespace, contexts.c.digest == digest
     )
     return connection.execute(query.with_for_update()).scalar()
 
 
-def changed(connection: Connection, context_id: int, added: int) -> None:
-    """Draws a new revision, and counts the records that came (or, below 0, went)."""
-    connection.execute(
-        update(contexts)
-        .where(contexts.c.id == context_id)
-        .values(revision=secrets.token_hex(8), records=contexts.c.records + added, used_at=epoch())
-    )
+def bump_revision(
+    connection: Connection, context_id: int, *, added: int = 0, used: bool = True
+) -> None:
+    """Give a context a new random revision after its records changed.
+
+    Args:
+        connection: The transaction that changed the records.
+        context_id: The context.
+        added: The number of records added; negative if records were deleted.
+        used: Whether the change counts as use of the context, which protects it from pruning.
+    """
+    values: dict[str, Any] = {
+        "revision": secrets.token_hex(8),
+        "records": contexts.c.records + added,
+    }
+    if used:
+        values["used_at"] = epoch()
+    connection.execute(update(contexts).where(contexts.c.id == context_id).values(values))
 
 
-def dropped(connection: Connection, context_id: int, gone: int) -> None:
-    """As `changed`, for records that went because nobody used them: that is no use of the others."""
-    connection.execute(
-        update(contexts)
-        .where(contexts.c.id == context_id)
-        .values(revision=secrets.token_hex(8), records=contexts.c.records - gone)
-    )
-
-
-def listed(
+def list_contexts(
     connection: Connection, namespace: str, kernel: str | None, after: str | None, limit: int
 ) -> list[tuple[str, str]]:
-    """Digests and texts of the contexts that have records, in the order of their digests."""
+    """List digests and texts of the contexts that have records, ordered by digest."""
     query = select(contexts.c.digest, contexts.c.text).where(
         contexts.c.namespace == namespace, contexts.c.records > 0
     )
@@ -142,42 +151,42 @@ def listed(
     ]
 
 
-def counted(connection: Connection, namespace: str, most: int) -> list[tuple[str, str, int]]:
-    """Digest, text and number of records of the contexts that have any."""
+def count_records(connection: Connection, namespace: str, limit: int) -> list[tuple[str, str, int]]:
+    """List digest, text and number of records of the contexts that have records."""
     query = (
         select(contexts.c.digest, contexts.c.text, contexts.c.records)
         .where(contexts.c.namespace == namespace, contexts.c.records > 0)
         .order_by(contexts.c.kernel, contexts.c.digest)
-        .limit(most)
+        .limit(limit)
     )
     return [(digest, text, count) for digest, text, count in connection.execute(query)]
 
 
-def digests(
-    connection: Connection, namespace: str, kernel: str | None, page: int = 500
+def iter_digests(
+    connection: Connection, namespace: str, kernel: str | None, page_size: int = 500
 ) -> Iterator[str]:
-    """The digests of all contexts that have records, read a page at a time."""
+    """Iterate over the digests of all contexts that have records, reading page by page."""
     after: str | None = None
-    while found := listed(connection, namespace, kernel, after, page):
-        yield from (digest for digest, _ in found)
-        after = found[-1][0]
+    while page := list_contexts(connection, namespace, kernel, after, page_size):
+        yield from (digest for digest, _ in page)
+        after = page[-1][0]
 
 
 def touch(connection: Connection, ids: Iterable[int]) -> None:
-    """Notes that contexts were read, at most once a day each."""
+    """Record that contexts were read, at most once a day for each."""
     stale = contexts.c.used_at < epoch() - _DAY
     connection.execute(
         update(contexts).where(contexts.c.id.in_(sorted(ids)), stale).values(used_at=epoch())
     )
 
 
-def per_device(connection: Connection) -> list[tuple[str, str, str, int]]:
-    """Namespace, kernel and device with the number of their records: what `/metrics` shows."""
-    counted = func.sum(contexts.c.records)
+def count_records_per_device(connection: Connection) -> list[tuple[str, str, str, int]]:
+    """Count the records of each namespace, kernel and device."""
+    total = func.sum(contexts.c.records)
     query = (
-        select(contexts.c.namespace, contexts.c.kernel, contexts.c.device, counted)
+        select(contexts.c.namespace, contexts.c.kernel, contexts.c.device, total)
         .group_by(contexts.c.namespace, contexts.c.kernel, contexts.c.device)
-        .having(counted > 0)
+        .having(total > 0)
         .order_by(contexts.c.namespace, contexts.c.kernel, contexts.c.device)
     )
     return [

@@ -1,4 +1,4 @@
-"""One database, SQLite or Postgres: its engine and its two kinds of transaction."""
+"""SQLite or Postgres: the engine, and its read and write transactions."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ _POSTGRES = {
     "keepalives_idle": 10,
     "keepalives_interval": 5,
     "keepalives_count": 3,
-    "options": "-c statement_timeout=60000 -c lock_timeout=15000 -c idle_in_transaction_session_timeout=60000",
+    "options": "-c statement_timeout=60000 -c lock_timeout=15000"
+    " -c idle_in_transaction_session_timeout=60000",
 }
 
 
 def parse_url(text: str) -> URL:
-    """The URL of a database, with the driver that the server uses.
+    """Parse the URL of a database and set the driver that the server uses.
 
     Raises:
-        SettingsError: it is neither SQLite in a file nor Postgres.
+        SettingsError: The URL is neither a SQLite file's nor a Postgres database's.
     """
     try:
         url = make_url(text)
@@ -44,43 +45,46 @@ def parse_url(text: str) -> URL:
 
 
 class Database:
-    """The connections of one process.
+    """The database connections of one process, opened on first use.
 
     Attributes:
-        url: with its driver; its password does not show in `str`.
+        url: The database's URL with its driver; `str` masks its password.
+        is_sqlite: Whether the database is SQLite; Postgres otherwise.
+        engine: The SQLAlchemy engine with its connection pool.
     """
 
     def __init__(self, url: str, pool: int = 8) -> None:
+        """Prepare an engine that keeps `pool` connections and opens as many again under load."""
         self.url = parse_url(url)
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         self.engine = _sqlite(self.url, pool) if self.is_sqlite else _postgres(self.url, pool)
         self._writing = self.engine.execution_options(dejavu_write=True)
 
     @property
-    def arguments(self) -> dict[str, Any]:
-        """What psycopg connects with, for who does so on its own."""
+    def psycopg_arguments(self) -> dict[str, Any]:
+        """Arguments for a connection that psycopg opens beside the pool."""
         _, arguments = self.engine.dialect.create_connect_args(self.url)
         return {**arguments, **_POSTGRES}
 
     @property
     def file(self) -> Path | None:
-        """The file of a SQLite database."""
+        """Path of a SQLite database; None for Postgres."""
         return Path(self.url.database) if self.is_sqlite and self.url.database else None
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
-        """A transaction that changes nothing."""
+        """Open a read transaction."""
         with self.engine.connect() as connection:
             yield connection
 
     @contextmanager
     def write(self) -> Iterator[Connection]:
-        """A transaction that is kept as a whole or not at all; once it has ended well, it lasts."""
+        """Open a write transaction, committed durably at the end or rolled back on an error."""
         with self._writing.begin() as connection:
             yield connection
 
     def close(self) -> None:
-        """Lets go of all connections."""
+        """Close all connections."""
         self.engine.dispose()
 
 
@@ -112,12 +116,13 @@ def _sqlite(url: URL, pool: int) -> Engine:
 
 
 def _prepare_sqlite(connection: Any, _: Any) -> None:
-    connection.isolation_level = None  # transactions are begun below, not by the driver
+    connection.isolation_level = None  # `_begin_sqlite` begins transactions, not the driver
     for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "cache_size=-8000"):
         connection.execute(f"PRAGMA {pragma}")
 
 
 def _begin_sqlite(connection: Connection) -> None:
-    # A writer takes the lock at once: one that began by reading could not wait for another writer.
+    # A writer takes the lock at the start: SQLite fails a transaction that began by reading and
+    # then has to wait for another writer.
     writes = connection.get_execution_options().get("dejavu_write")
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")

@@ -1,22 +1,13 @@
-"""Leases: the right to tune one scenario, for a time that the database's clock measures."""
+"""Leases: the exclusive right to tune a scenario, until a time by the database's clock."""
 
 from __future__ import annotations
-
-from typing import NamedTuple
 
 from sqlalchemy import Connection, and_, case, delete, func, or_, select, update
 
 from .tables import epoch, leases
 from .upserts import insert
 
-__all__ = ["Held", "drop_expired", "grant", "held", "release", "remaining", "renew"]
-
-
-class Held(NamedTuple):
-    """A lease and the seconds for which it still holds."""
-
-    id: str
-    expires_in: float
+__all__ = ["count_held", "drop_expired", "grant", "release", "renew", "seconds_until_free"]
 
 
 def grant(
@@ -27,8 +18,23 @@ def grant(
     holder: str,
     ttl: float,
     new_id: str,
-) -> Held | None:
-    """Gives a lease that is free, expired or the holder's own, in one statement; None if another has it."""
+) -> str | None:
+    """Grant the lease on a scenario if it is free, expired or the holder's own.
+
+    One statement, so that of several replicas that ask at once only one succeeds.
+
+    Args:
+        connection: A write transaction.
+        namespace: The namespace of the scenario.
+        context: The digest of the scenario's context.
+        scenario: The digest of the scenario.
+        holder: Names the process that asks.
+        ttl: Seconds until the lease expires.
+        new_id: The id of the lease, unless the holder has it already.
+
+    Returns:
+        The lease's id, or None if another holder has it.
+    """
     statement = insert(connection, leases).values(
         namespace=namespace,
         context=context,
@@ -47,12 +53,14 @@ def grant(
         },
         where=or_(expired, own),
     )
-    identity = connection.execute(statement.returning(leases.c.id)).scalar()
-    return None if identity is None else Held(identity, ttl)
+    identity: str | None = connection.execute(statement.returning(leases.c.id)).scalar()
+    return identity
 
 
-def remaining(connection: Connection, namespace: str, context: str, scenario: str) -> float:
-    """The seconds until the lease on a scenario is free."""
+def seconds_until_free(
+    connection: Connection, namespace: str, context: str, scenario: str
+) -> float:
+    """Return the seconds until the lease on a scenario expires; 0 if it is free."""
     query = select(leases.c.expires_at - epoch()).where(
         leases.c.namespace == namespace, leases.c.context == context, leases.c.scenario == scenario
     )
@@ -60,28 +68,27 @@ def remaining(connection: Connection, namespace: str, context: str, scenario: st
 
 
 def renew(connection: Connection, namespace: str, identity: str, ttl: float) -> bool:
-    """Holds a lease for longer; False if it has expired or gone."""
-    mine = and_(
+    """Extend a lease to `ttl` seconds from now; return False if it has expired or is gone."""
+    live = and_(
         leases.c.id == identity, leases.c.namespace == namespace, leases.c.expires_at > epoch()
     )
-    return (
-        connection.execute(update(leases).where(mine).values(expires_at=epoch() + ttl)).rowcount > 0
-    )
+    statement = update(leases).where(live).values(expires_at=epoch() + ttl)
+    return connection.execute(statement).rowcount > 0
 
 
 def release(connection: Connection, namespace: str, identity: str) -> None:
-    """Gives a lease back."""
+    """Delete a lease."""
     connection.execute(
         delete(leases).where(leases.c.id == identity, leases.c.namespace == namespace)
     )
 
 
-def held(connection: Connection) -> int:
-    """How many leases are held now."""
+def count_held(connection: Connection) -> int:
+    """Count the leases that have not expired."""
     query = select(func.count()).select_from(leases).where(leases.c.expires_at > epoch())
     return connection.execute(query).scalar() or 0
 
 
 def drop_expired(connection: Connection) -> int:
-    """Forgets leases that expired; they would be taken over anyway."""
+    """Delete expired leases and return their number."""
     return connection.execute(delete(leases).where(leases.c.expires_at <= epoch())).rowcount

@@ -1,8 +1,8 @@
-"""Misses: scenarios that somebody wanted and nobody has tuned."""
+"""Misses: how often scenarios without a record were looked up."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from sqlalchemy import Connection, delete, select
@@ -12,13 +12,14 @@ from dejavu_cache.model.scenario import Scenario
 from .tables import contexts, epoch, misses, records
 from .upserts import insert
 
-__all__ = ["Wanted", "count", "drop_old", "drop_tuned", "listed"]
+__all__ = ["CountedMiss", "add_counts", "drop_old", "drop_tuned", "list_misses"]
 
 _CHUNK = 500
+"""Values in one IN list; databases limit their number."""
 
 
-class Wanted(NamedTuple):
-    """One line of the worklist."""
+class CountedMiss(NamedTuple):
+    """A line of the worklist; context and scenario are JSON texts, times seconds since 1970."""
 
     context: str
     scenario: str
@@ -27,9 +28,9 @@ class Wanted(NamedTuple):
     last_seen: float
 
 
-def count(connection: Connection, wanted: Mapping[tuple[int, Scenario], int]) -> None:
-    """Adds to the counts of scenarios by context id."""
-    # In one order for everybody: two writers of the same rows cannot wait for each other.
+def add_counts(connection: Connection, counts: Mapping[tuple[int, Scenario], int]) -> None:
+    """Add to the counts of scenarios, which are keyed by context id and scenario."""
+    # All writers lock the rows in the same order, so that no two wait for each other.
     rows = [
         {
             "context_id": context_id,
@@ -38,7 +39,7 @@ def count(connection: Connection, wanted: Mapping[tuple[int, Scenario], int]) ->
             "count": times,
         }
         for (context_id, scenario), times in sorted(
-            wanted.items(), key=lambda item: (item[0][0], item[0][1].digest)
+            counts.items(), key=lambda item: (item[0][0], item[0][1].digest)
         )
     ]
     if not rows:
@@ -52,7 +53,7 @@ def count(connection: Connection, wanted: Mapping[tuple[int, Scenario], int]) ->
 
 
 def drop_tuned(connection: Connection, context_id: int, scenarios: Sequence[str]) -> None:
-    """Strikes scenarios off the worklist: they have a record now."""
+    """Delete scenarios that have a record now from the worklist."""
     for start in range(0, len(scenarios), _CHUNK):
         chunk = scenarios[start : start + _CHUNK]
         connection.execute(
@@ -61,14 +62,14 @@ def drop_tuned(connection: Connection, context_id: int, scenarios: Sequence[str]
 
 
 def drop_old(connection: Connection, seconds: float) -> int:
-    """Forgets what nobody has wanted for a time."""
+    """Delete misses last seen more than `seconds` ago and return their number."""
     return connection.execute(delete(misses).where(misses.c.last_seen < epoch() - seconds)).rowcount
 
 
-def listed(
+def list_misses(
     connection: Connection, namespace: str, kernel: str | None, limit: int
-) -> Iterable[Wanted]:
-    """The worklist, most wanted first."""
+) -> list[CountedMiss]:
+    """List the scenarios without a record, the most frequently missed first."""
     tuned = (
         select(records.c.scenario)
         .where(records.c.context_id == misses.c.context_id, records.c.scenario == misses.c.scenario)
@@ -89,4 +90,4 @@ def listed(
     )
     if kernel is not None:
         query = query.where(contexts.c.kernel == kernel)
-    return [Wanted(*row) for row in connection.execute(query)]
+    return [CountedMiss(*row) for row in connection.execute(query)]

@@ -1,4 +1,4 @@
-"""Records as the texts readers get, and the measurements behind them, which are only ever added."""
+"""Records as the JSON texts that readers get, and the append-only measurements behind them."""
 
 from __future__ import annotations
 
@@ -15,23 +15,22 @@ from .upserts import insert
 
 __all__ = [
     "Claim",
-    "Whole",
+    "StoredRecordSet",
     "add_claims",
-    "digests",
-    "drop",
+    "delete_records",
     "load",
-    "one",
+    "load_record_set",
+    "load_text",
+    "replace_standing",
     "save",
-    "stand_aside",
-    "whole",
 ]
 
 _CHUNK = 500
-"""Values in one IN list: databases and plans do not like them without end."""
+"""Values in one IN list; databases limit their number."""
 
 
-class Whole(NamedTuple):
-    """All of a context, as one reading saw it."""
+class StoredRecordSet(NamedTuple):
+    """All records of a context at one revision; context and records are JSON texts."""
 
     context: str
     revision: str
@@ -39,7 +38,14 @@ class Whole(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """A measurement that somebody sent."""
+    """A measurement that a client sent.
+
+    Attributes:
+        scenario: The digest of the measurement's scenario.
+        measurement: The measurement.
+        digest: The digest of the measurement's JSON text.
+        stands: Whether readers get it; one that contradicts an earlier one is only stored.
+    """
 
     scenario: str
     measurement: Measurement
@@ -47,8 +53,8 @@ class Claim(NamedTuple):
     stands: bool
 
 
-def whole(connection: Connection, namespace: str, digest: str) -> Whole | None:
-    """A context's text, revision and records (in the order of their scenarios' text), or None without any."""
+def load_record_set(connection: Connection, namespace: str, digest: str) -> StoredRecordSet | None:
+    """Load all records of a context, ordered by their scenario's text; None if it has none."""
     query = (
         select(contexts.c.text, contexts.c.revision, records.c.scenario_text, records.c.text)
         .join(records, records.c.context_id == contexts.c.id)
@@ -57,14 +63,13 @@ def whole(connection: Connection, namespace: str, digest: str) -> Whole | None:
     rows = connection.execute(query).all()
     if not rows:
         return None
-    # Sorted here: databases collate text each in their own way.
-    return Whole(
-        rows[0][0], rows[0][1], [text for _, text in sorted((row[2], row[3]) for row in rows)]
-    )
+    # Sorted in Python, because SQLite and Postgres collate text differently.
+    texts = [text for _, text in sorted((row[2], row[3]) for row in rows)]
+    return StoredRecordSet(rows[0][0], rows[0][1], texts)
 
 
-def one(connection: Connection, namespace: str, digest: str, scenario: str) -> str | None:
-    """The text of one record, or None."""
+def load_text(connection: Connection, namespace: str, digest: str, scenario: str) -> str | None:
+    """Load the JSON text of one record, or None."""
     on = and_(records.c.context_id == contexts.c.id, records.c.scenario == scenario)
     query = select(records.c.text).join(contexts, on)
     return connection.execute(
@@ -73,7 +78,7 @@ def one(connection: Connection, namespace: str, digest: str, scenario: str) -> s
 
 
 def load(connection: Connection, context_id: int, scenarios: Sequence[str]) -> dict[str, Record]:
-    """Records by their scenario's digest; those that are not there are absent."""
+    """Load records by their scenario's digest, without those that do not exist."""
     return {
         scenario: Record.model_validate_json(text)
         for chunk in _chunks(scenarios)
@@ -85,19 +90,10 @@ def load(connection: Connection, context_id: int, scenarios: Sequence[str]) -> d
     }
 
 
-def digests(connection: Connection, context_id: int) -> list[str]:
-    """The digests of all scenarios that a context has records of."""
-    return list(
-        connection.execute(
-            select(records.c.scenario).where(records.c.context_id == context_id)
-        ).scalars()
-    )
-
-
 def save(
     connection: Connection, context_id: int, changed: Iterable[Record], *, promoted: bool = False
 ) -> None:
-    """Puts records in their place; what was promoted once stays so."""
+    """Insert or replace records; a record that was promoted once stays marked as promoted."""
     rows = [
         {
             "context_id": context_id,
@@ -128,7 +124,11 @@ def save(
 def add_claims(
     connection: Connection, context_id: int, claims: Iterable[Claim], sender: str
 ) -> tuple[int, int]:
-    """Adds measurements that are not known yet; says how many of them stand, and how many are kept beside."""
+    """Insert the measurements that are not stored yet.
+
+    Returns:
+        The numbers of inserted measurements that stand and that do not.
+    """
     rows = [
         {
             "context_id": context_id,
@@ -150,11 +150,19 @@ def add_claims(
     return sum(added), len(added) - sum(added)
 
 
-def stand_aside(
-    connection: Connection, context_id: int, scenario: str, claims: Iterable[tuple[str, str]]
+def replace_standing(
+    connection: Connection, context_id: int, scenario: str, standing: Iterable[tuple[str, str]]
 ) -> None:
-    """Lets the claim with each (config, digest) stand, and every other about that config be beside it."""
-    for config, digest in claims:
+    """Replace the measurements of a scenario that stand.
+
+    Args:
+        connection: A write transaction.
+        context_id: The context.
+        scenario: The digest of the scenario.
+        standing: Digests of a config and of the measurement that shall stand for it; all other
+            measurements of that config stop standing.
+    """
+    for config, digest in standing:
         connection.execute(
             update(measurements)
             .where(
@@ -166,13 +174,13 @@ def stand_aside(
         )
 
 
-def drop(connection: Connection, context_id: int, scenarios: Sequence[str] | None) -> int:
-    """Drops records, some or all, with their measurements, and says how many there were."""
-    ours = records.c.context_id == context_id
+def delete_records(connection: Connection, context_id: int, scenarios: Sequence[str] | None) -> int:
+    """Delete records with their measurements, all if `scenarios` is None; return their number."""
+    statement = delete(records).where(records.c.context_id == context_id)
     if scenarios is None:
-        return connection.execute(delete(records).where(ours)).rowcount
+        return connection.execute(statement).rowcount
     return sum(
-        connection.execute(delete(records).where(ours, records.c.scenario.in_(chunk))).rowcount
+        connection.execute(statement.where(records.c.scenario.in_(chunk))).rowcount
         for chunk in _chunks(scenarios)
     )
 

@@ -1,4 +1,4 @@
-"""The schema's version: where the migrations are, what the database has, and bringing it up to date."""
+"""The schema's version: how the database's schema compares with this code, and its upgrade."""
 
 from __future__ import annotations
 
@@ -14,31 +14,25 @@ from alembic.script import ScriptDirectory
 from filelock import FileLock
 from sqlalchemy import Connection, text
 
-from dejavu_cache.errors import DejavuError
-
+from ..errors import SchemaError
 from .database import Database
 
 __all__ = [
-    "SchemaError",
-    "State",
+    "SchemaState",
+    "check_drift",
     "downgrade",
-    "drift",
-    "migrations",
-    "require",
+    "migrations_folder",
+    "require_current",
     "state",
     "upgrade",
 ]
 
 _LOCK = 0x64656A617675
-"""The key of the advisory lock under which Postgres is upgraded."""
+"""Key of the advisory lock under which Postgres is upgraded."""
 
 
-class SchemaError(DejavuError):
-    """The database's schema is not the one this version works with; the message has the command to run."""
-
-
-class State(Enum):
-    """How a database's schema stands to this code."""
+class SchemaState(Enum):
+    """How a database's schema compares with the migrations of this code."""
 
     EMPTY = "empty"
     STALE = "stale"
@@ -46,46 +40,50 @@ class State(Enum):
     NEWER = "newer"
 
 
-def migrations() -> Path:
-    """The migrations: inside the package once installed, at the root of a checkout before."""
+def migrations_folder() -> Path:
+    """Return the folder of the migrations, in the installed package or at a checkout's root."""
     shipped = Path(__file__).parents[1] / "migrations"
     return shipped if shipped.is_dir() else Path(__file__).parents[3] / "migrations"
 
 
-def state(database: Database) -> State:
-    """What the database has, without changing it."""
+def state(database: Database) -> SchemaState:
+    """Compare a database's schema with the migrations."""
     with database.read() as connection:
         return _state(connection)
 
 
-def require(database: Database) -> None:
-    """Brings a SQLite file up to date, and refuses any other database that is not.
+def require_current(database: Database) -> None:
+    """Upgrade a SQLite file if needed, and refuse a Postgres database that needs an upgrade.
 
     Raises:
-        SchemaError: the schema is stale or newer.
+        SchemaError: The schema is newer than this code, or older and not upgraded here.
     """
-    found = state(database)
-    if found is State.CURRENT:
+    current = state(database)
+    if current is SchemaState.CURRENT:
         return
-    if found is State.NEWER:
+    if current is SchemaState.NEWER:
         raise SchemaError(
-            f"{database.url} was upgraded by a newer version: run  pip install --upgrade dejavu-cache"
+            f"{database.url} was upgraded by a newer version: "
+            "run  pip install --upgrade dejavu-cache"
         )
     if not database.is_sqlite:
+        tables = (
+            "no tables yet" if current is SchemaState.EMPTY else "the tables of an older version"
+        )
         raise SchemaError(
-            f"{database.url} has {_described(found)}: run  dejavu-cache db upgrade --database {database.url}"
+            f"{database.url} has {tables}: run  dejavu-cache db upgrade --database {database.url}"
         )
     upgrade(database)
 
 
 def upgrade(database: Database, revision: str = "head") -> None:
-    """Brings the schema up to date; any number of processes may do so at once.
+    """Upgrade the schema; any number of processes may do so at once.
 
     Raises:
-        SchemaError: the database was upgraded by a newer version.
+        SchemaError: The database was upgraded by a newer version.
     """
-    with _alone(database) as connection:
-        if _state(connection) is State.NEWER:
+    with _exclusive(database) as connection:
+        if _state(connection) is SchemaState.NEWER:
             raise SchemaError(
                 f"{database.url} was upgraded by a newer version, and is left as it is"
             )
@@ -93,45 +91,40 @@ def upgrade(database: Database, revision: str = "head") -> None:
 
 
 def downgrade(database: Database, revision: str) -> None:
-    """Takes the schema back to a revision; what only the later ones can hold is lost."""
-    with _alone(database) as connection:
+    """Downgrade the schema to a revision; data that only later revisions can hold is lost."""
+    with _exclusive(database) as connection:
         command.downgrade(_config(connection), revision)
 
 
-def drift(database: Database) -> None:
-    """Compares the database with the tables of the code.
+def check_drift(database: Database) -> None:
+    """Compare the database's schema with the tables in `tables`.
 
     Raises:
-        alembic.util.CommandError: they differ.
+        alembic.util.CommandError: They differ.
     """
     with database.write() as connection:
         command.check(_config(connection))
 
 
-def _state(connection: Connection) -> State:
-    script = ScriptDirectory(str(migrations()))
-    found = MigrationContext.configure(connection).get_current_revision()
-    if found is None:
-        return State.EMPTY
-    if found == script.get_current_head():
-        return State.CURRENT
-    return (
-        State.STALE if found in {each.revision for each in script.walk_revisions()} else State.NEWER
-    )
-
-
-def _described(found: State) -> str:
-    return "no tables yet" if found is State.EMPTY else "the tables of an older version"
+def _state(connection: Connection) -> SchemaState:
+    scripts = ScriptDirectory(str(migrations_folder()))
+    revision = MigrationContext.configure(connection).get_current_revision()
+    if revision is None:
+        return SchemaState.EMPTY
+    if revision == scripts.get_current_head():
+        return SchemaState.CURRENT
+    older = {script.revision for script in scripts.walk_revisions()}
+    return SchemaState.STALE if revision in older else SchemaState.NEWER
 
 
 @contextmanager
-def _alone(database: Database) -> Iterator[Connection]:
+def _exclusive(database: Database) -> Iterator[Connection]:
     if database.file is not None:
         with FileLock(f"{database.file}.upgrade.lock", timeout=120), database.write() as connection:
             yield connection
         return
     with database.write() as connection:
-        # Upgrades wait for each other, for as long as the one before takes.
+        # Concurrent upgrades wait for each other, however long each takes.
         connection.execute(text("SET LOCAL lock_timeout = 0"))
         connection.execute(text("SET LOCAL statement_timeout = 0"))
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
@@ -140,6 +133,6 @@ def _alone(database: Database) -> Iterator[Connection]:
 
 def _config(connection: Connection) -> Config:
     config = Config()
-    config.set_main_option("script_location", str(migrations()).replace("%", "%%"))
+    config.set_main_option("script_location", str(migrations_folder()).replace("%", "%%"))
     config.attributes["connection"] = connection
     return config

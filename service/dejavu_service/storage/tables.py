@@ -1,4 +1,4 @@
-"""The tables; times are seconds since 1970 by the database's clock, so that replicas agree on them."""
+"""Tables of the database; times are seconds since 1970 by its clock, on which replicas agree."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ metadata = MetaData(
     }
 )
 
-# SQLite counts up only an INTEGER key.
+# SQLite generates ids only for a key of type INTEGER.
 _Identity = BigInteger().with_variant(Integer, "sqlite")
 
 
-class epoch(FunctionElement[float]):
-    """The present moment by the database's clock."""
+class epoch(FunctionElement[float]):  # noqa: N801 - reads like the SQL function it is
+    """SQL expression for the present time by the database's clock, in seconds since 1970."""
 
     type = Double()
     inherit_cache = True
@@ -64,7 +64,7 @@ contexts = Table(
     Column("kernel", Text, nullable=False),
     Column("device", Text, nullable=False),
     Column("text", Text, nullable=False),
-    # Drawn anew in the transaction of each change: the ETag of all the context's records.
+    # A new random value in each transaction that changes a record: the ETag of the bulk read.
     Column("revision", String(16), nullable=False),
     Column("records", Integer, nullable=False),
     Column("created_at", Double, nullable=False),
@@ -81,7 +81,7 @@ records = Table(
     Column("context_id", ForeignKey("contexts.id", ondelete="CASCADE"), primary_key=True),
     Column("scenario", String(24), primary_key=True),
     Column("scenario_text", Text, nullable=False),
-    # The record as readers get it: answering them is joining texts.
+    # The record's JSON as readers get it, so that a bulk read only joins texts.
     Column("text", Text, nullable=False),
     Column("pinned", Boolean, nullable=False),
     Column("promoted", Boolean, nullable=False),
@@ -97,7 +97,7 @@ measurements = Table(
     Column("config", String(24), nullable=False),
     Column("digest", String(64), nullable=False),
     Column("text", Text, nullable=False),
-    # Whether readers see it; a conflicting claim is kept beside the one that does.
+    # Whether readers get this measurement; one that contradicts it is stored and not shown.
     Column("stands", Boolean, nullable=False),
     Column("sender", Text, nullable=False),
     Column("received_at", Double, nullable=False),

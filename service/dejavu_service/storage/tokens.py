@@ -1,4 +1,4 @@
-"""Tokens, of which only a hash is kept."""
+"""Tokens, with the hash of their secret."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from sqlalchemy import Connection, Row, select, update
 
 from .tables import epoch, tokens
 
-__all__ = ["add", "any_issued", "get", "listed", "now", "revoke"]
+__all__ = ["add", "any_issued", "get", "list_tokens", "now", "revoke"]
 
 
 def add(
@@ -20,7 +20,7 @@ def add(
     namespaces: str,
     ttl: float | None,
 ) -> None:
-    """Adds a token that expires in `ttl` seconds, or never."""
+    """Insert a token that expires in `ttl` seconds, or never if None."""
     values: dict[str, Any] = {
         "created_at": epoch(),
         "expires_at": None if ttl is None else epoch() + ttl,
@@ -36,26 +36,26 @@ def add(
 
 
 def get(connection: Connection, identity: str) -> Row[Any] | None:
-    """One token, also a revoked one."""
+    """Load a token, even if it is revoked; None if it does not exist."""
     return connection.execute(select(tokens).where(tokens.c.id == identity)).first()
 
 
-def listed(connection: Connection) -> list[Row[Any]]:
-    """All tokens, oldest first."""
+def list_tokens(connection: Connection) -> list[Row[Any]]:
+    """List all tokens, oldest first."""
     return list(connection.execute(select(tokens).order_by(tokens.c.created_at, tokens.c.id)))
 
 
 def any_issued(connection: Connection) -> bool:
-    """Whether there ever was a token, revoked and expired ones included."""
+    """Return whether any token was ever issued, including expired and revoked ones."""
     return connection.execute(select(tokens.c.id).limit(1)).first() is not None
 
 
 def revoke(connection: Connection, identity: str) -> bool:
-    """Ends a token; False if there is none of this id that still lives."""
-    mine = (tokens.c.id == identity) & tokens.c.revoked_at.is_(None)
-    return connection.execute(update(tokens).where(mine).values(revoked_at=epoch())).rowcount > 0
+    """Revoke a token; return False if it does not exist or is revoked already."""
+    live = (tokens.c.id == identity) & tokens.c.revoked_at.is_(None)
+    return connection.execute(update(tokens).where(live).values(revoked_at=epoch())).rowcount > 0
 
 
 def now(connection: Connection) -> float:
-    """The present moment by the database's clock."""
+    """Return the present time by the database's clock, in seconds since 1970."""
     return float(connection.execute(select(epoch())).scalar_one())

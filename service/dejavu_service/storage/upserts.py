@@ -1,4 +1,4 @@
-"""`INSERT … ON CONFLICT`, which SQLite and Postgres both have and SQLAlchemy spells twice."""
+"""`INSERT … ON CONFLICT` for SQLite and Postgres, which SQLAlchemy defines in each dialect."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ __all__ = ["insert"]
 
 
 def insert(connection: Connection, table: Table) -> Any:
-    """The dialect's insert, which has `on_conflict_do_nothing` and `on_conflict_do_update`."""
+    """Return the dialect's insert with `on_conflict_do_nothing` and `on_conflict_do_update`."""
     return sqlite.insert(table) if connection.dialect.name == "sqlite" else postgresql.insert(table)

@@ -1,8 +1,7 @@
-"""JSON bodies, read strictly: no NaN, no infinity, no NUL, no text that is not UTF-8."""
+"""Strict JSON bodies: no NaN, no infinity, no NUL, and nothing that is not UTF-8."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -12,17 +11,16 @@ from pydantic_core import from_json
 from starlette.responses import Response
 
 from ..problems import ProblemError
+from ..services.json_text import has_nul
 
-__all__ = ["StrictRoute", "has_nul", "parse"]
-
-_NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
+__all__ = ["StrictRoute", "parse_json"]
 
 
-def parse(body: bytes) -> Any:
-    """The value of a JSON text.
+def parse_json(body: bytes) -> Any:
+    """Parse a JSON body.
 
     Raises:
-        ProblemError: 400.
+        ProblemError: 400, the body is not JSON or has a NUL character.
     """
     try:
         value = from_json(body, allow_inf_nan=False)
@@ -33,32 +31,27 @@ def parse(body: bytes) -> Any:
     return value
 
 
-def has_nul(body: bytes) -> bool:
-    """Whether a JSON text holds the escape of a NUL, which Postgres cannot store."""
-    return b"\\u0000" in body and _NUL.search(body) is not None
-
-
 class _StrictRequest(Request):
     async def json(self) -> Any:
-        return parse(await self.body())
+        return parse_json(await self.body())
 
 
 class StrictRoute(APIRoute):
-    """A route whose JSON body is parsed by `parse`."""
+    """A route that requires `application/json` and parses its body with `parse_json`."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """The handler, behind a check of the body's type."""
+        """Return FastAPI's handler behind a check of the body's media type."""
         handler = super().get_route_handler()
 
-        async def strict(request: Request) -> Response:
+        async def handle_strictly(request: Request) -> Response:
             if self.body_field is not None:
-                _check_type(request)
+                _check_media_type(request)
             return await handler(_StrictRequest(request.scope, request.receive))
 
-        return strict
+        return handle_strictly
 
 
-def _check_type(request: Request) -> None:
-    given = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if given != "application/json":
+def _check_media_type(request: Request) -> None:
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != "application/json":
         raise ProblemError(415, "the body must be JSON: send  Content-Type: application/json")
