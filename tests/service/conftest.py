@@ -16,8 +16,8 @@ from typing import Any
 import httpx
 import pytest
 from dejavu_service.app import create_app
-from dejavu_service.services.access import ANYBODY
 from dejavu_service.services import tokens
+from dejavu_service.services.access import ANYBODY
 from dejavu_service.settings import ServerSettings
 from dejavu_service.storage import schema
 from dejavu_service.storage.database import Database

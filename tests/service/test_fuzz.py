@@ -13,8 +13,8 @@ import sys
 from pathlib import Path
 
 import httpx
-from dejavu_service.services.access import ANYBODY
 from dejavu_service.services import tokens
+from dejavu_service.services.access import ANYBODY
 from dejavu_service.storage.database import Database
 from support.processes import PROGRAMS
 from support.service import body, context, record_set, running, scenario
