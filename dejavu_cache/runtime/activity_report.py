@@ -1,7 +1,8 @@
-"""What a program benchmarked, compiled and missed, as lines of JSON in a folder: `dejavu-cache verify` reads them.
+"""Report what a program benchmarks, compiles and misses, for `dejavu-cache verify`.
 
-It is told by Triton's own hooks, from when the first kernel is decorated, in every process that inherits
-`DEJAVU_CACHE_REPORT`.
+Every process that inherits `DEJAVU_CACHE_REPORT` appends events to a file of its own in that
+folder, as lines of JSON. Triton's hooks report compilations from when the first kernel is
+decorated.
 """
 
 from __future__ import annotations
@@ -35,36 +36,40 @@ __all__ = [
 
 
 class ActivityEvent(BaseModel):
-    """One thing that happened.
+    """Something that a process did.
 
-    `hit`, `missed`: a scenario was resolved by its record, or had none. `loaded`, `compiled`: Triton found a binary,
-    or had to make it. `built`: a C compiler was run for a module of the host. `benchmarked`: configs were measured.
+    Attributes:
+        what: `hit`, `missed`: a scenario was resolved by its record, or had none. `loaded`,
+            `compiled`: Triton found a binary, or made it. `built`: a C compiler built a host
+            module. `benchmarked`: configs were measured.
+        about: the kernel and its scenario, or a module's name.
+        detail: the config, the specialisation, or how often.
+        process: the process's id.
     """
 
     what: Literal["started", "hit", "missed", "loaded", "compiled", "built", "benchmarked"]
     about: str
-    """The kernel and its scenario, or a module's name."""
     detail: str = ""
     process: int = 0
 
     @property
-    def unwanted(self) -> bool:
-        """Whether a program that is all prewarmed would not have done it."""
+    def is_unwanted(self) -> bool:
+        """Whether a program that is fully prewarmed would not do it."""
         return self.what in ("missed", "compiled", "built", "benchmarked")
 
 
 @cache
-def _file() -> Path | None:
+def _report_file() -> Path | None:
     try:
         folder = current_settings().report
-    except DejavuError:  # the first launch says so
+    except DejavuError:  # the first launch reports the broken setting
         return None
     return Path(folder) / f"{time.time_ns()}-{os.getpid()}.jsonl" if folder else None
 
 
 def report_event(what: str, about: str, detail: str = "") -> None:
-    """Notes an event, if somebody wants to know; it is on its way to the disk before the program goes on."""
-    path = _file()
+    """Append an event to the report, if there is one; it is written before the program goes on."""
+    path = _report_file()
     if path is None:
         return
     line = (
@@ -80,7 +85,7 @@ def report_event(what: str, about: str, detail: str = "") -> None:
 def report_resolution(
     kernel: str, scenario: object, resolution: Resolution, benchmarked: int
 ) -> None:
-    """Notes how a scenario's config was found."""
+    """Report how a scenario's config was found."""
     about = f"{kernel}{scenario}"
     if benchmarked:
         report_event("benchmarked", about, f"{benchmarked} configs")
@@ -92,34 +97,34 @@ def report_resolution(
 
 @cache
 def report_triton_activity() -> None:
-    """Begins to watch Triton, if `DEJAVU_CACHE_REPORT` says so."""
-    if _file() is None:
+    """Report what Triton compiles, builds and benchmarks, if `DEJAVU_CACHE_REPORT` is set."""
+    if _report_file() is None:
         return
     report_event("started", " ".join(sys.argv)[:500])
 
     def listener(*, src: Any, metadata: dict[str, Any], cache_hit: bool, **more: Any) -> None:
         name = getattr(getattr(src, "fn", None), "_fn_name", None) or metadata.get("name", "?")
-        report_event("loaded" if cache_hit else "compiled", str(name), _specialisation(src))
+        report_event("loaded" if cache_hit else "compiled", str(name), _constants_of(src))
 
     add_compilation_listener(listener)
     wrap_cache_manager(
         lambda inner: reporting_cache(inner, lambda module: report_event("built", module))
     )
-    wrap_bench(_told)
+    wrap_bench(_reporting_bench)
 
 
-def _specialisation(src: Any) -> str:
+def _constants_of(src: Any) -> str:
     constants = {
         src.fn.arg_names[path[0]]: value for path, value in getattr(src, "constants", {}).items()
     }
     return ", ".join(f"{name}={value}" for name, value in constants.items())[:500]
 
 
-def _told(bench: Callable[..., Any]) -> Callable[..., Any]:
-    """Tells of autotuners that are not ours: ours tell with their scenario."""
+def _reporting_bench(bench: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap `Autotuner._bench` to report other autotuners; cached ones report their scenario."""
 
     @functools.wraps(bench)
-    def told(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def report_and_bench(self: Any, *args: Any, **kwargs: Any) -> Any:
         if not hasattr(self, "benchmarked"):
             report_event(
                 "benchmarked",
@@ -128,16 +133,16 @@ def _told(bench: Callable[..., Any]) -> Callable[..., Any]:
             )
         return bench(self, *args, **kwargs)
 
-    return told
+    return report_and_bench
 
 
 def read_events(folder: Path) -> list[ActivityEvent]:
-    """All that was noted in a folder, in the order of the processes' start; a line that was cut is left out."""
-    found = []
+    """Return the events in a folder, by the start of their processes; broken lines are left out."""
+    events = []
     for path in sorted(folder.glob("*.jsonl")):
         for line in path.read_text(encoding="utf-8").splitlines():
             try:
-                found.append(ActivityEvent.model_validate_json(line))
+                events.append(ActivityEvent.model_validate_json(line))
             except ValidationError:
                 continue
-    return found
+    return events

@@ -1,9 +1,9 @@
-"""The hot path: from a resolved launch's arguments to the compiled kernel.
+"""Launch kernels whose config and binary are known without going through `JITFunction.run`.
 
-The first launch of each kind goes Triton's own way, `JITFunction.run`, which says which compiled kernel it ran.
-That kernel is kept under one key: Triton's own specialisation of every argument, the values of the key arguments,
-and the knobs that choose a kernel. The next launch with an equal key does what `JITFunction.run` would do from
-there on: compare the globals, evaluate the grid, call the launcher.
+The first launch of each kind goes through `JITFunction.run`, which returns the compiled kernel. It
+is kept under one key: Triton's specialisation of every argument, the values of the key arguments,
+and the knobs that choose a kernel. The next launch with an equal key does what `JITFunction.run`
+would do from there on: compare the globals, evaluate the grid, call the launcher.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _ABSENT = object()
 
 
 class ChosenConfig(NamedTuple):
-    """The config that a launch runs.
+    """Config that a launch runs.
 
     Attributes:
         config: the `triton.Config`.
         options: its meta-parameters and compiler options.
-        until: when, on the monotonic clock, it is to be chosen again; 0 means at once, each time.
-        resolution: how it was found, where there was a choice.
+        until: time on the monotonic clock when it is to be chosen again; 0 means at each launch.
+        resolution: how it was found, if there was a choice.
     """
 
     config: Any
@@ -47,14 +47,14 @@ class ChosenConfig(NamedTuple):
 
 
 class HotPath:
-    """The launches of one autotuned `triton.jit` function.
+    """Launcher of one autotuned `triton.jit` function.
 
     Args:
-        autotuner: whose `fn` it is; its `best_config` is set by each launch.
+        autotuner: the `CachedAutotuner` of the function; each launch sets its `best_config`.
         keys: the key arguments.
         buckets: the buckets of some of them.
-        triton_way: launches `(args, kwargs)` through `JITFunction.run` and returns the compiled kernel and the
-            config that it chose.
+        launch_by_triton: launches `(args, kwargs)` through `JITFunction.run`, and returns the
+            compiled kernel and the config that it chose.
     """
 
     def __init__(
@@ -62,23 +62,20 @@ class HotPath:
         autotuner: Any,
         keys: Sequence[str],
         buckets: Mapping[str, Bucket],
-        triton_way: Callable[[tuple[Any, ...], dict[str, Any]], tuple[Any, ChosenConfig]],
+        launch_by_triton: Callable[[tuple[Any, ...], dict[str, Any]], tuple[Any, ChosenConfig]],
     ) -> None:
         self._autotuner = autotuner
         self._fn = fn = autotuner.fn
-        self._first = triton_way
+        self._launch_by_triton = launch_by_triton
         self._keys, self._buckets = keys, buckets
         self._tuned = frozenset(autotuner.configs[0].all_kwargs()) & frozenset(fn.arg_names)
         self._devices: dict[int, tuple[Binder, dict[Any, tuple[Any, ...]]]] = {}
 
     def launcher(self) -> Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]:
-        """The function `(grid, args, kwargs)` that launches, and returns the compiled kernel as Triton does."""
-        autotuner, fn, devices, triton_way = (
-            self._autotuner,
-            self._fn,
-            self._devices,
-            self._triton_way,
-        )
+        """Return a function of `(grid, args, kwargs)` that launches and returns the kernel."""
+        # Local names: attribute lookups would be a measurable part of a launch.
+        autotuner, fn, devices = self._autotuner, self._fn, self._devices
+        launch_and_keep = self._launch_and_keep
         active_driver, all_knobs, monotonic, never = driver, knobs, time.monotonic, math.inf
 
         def launch(grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -88,22 +85,20 @@ class HotPath:
                 binder, ready = devices[device]
                 bound, key = binder(*args, **kwargs)
                 config, tuned, until, name, kernel, call = ready[key]
-            except (
-                Exception
-            ):  # not seen before, or wrong in a way that Triton has its own words for
+            except Exception:  # unknown key, or an error that Triton's own path will report
                 kernel = None
             if (
                 kernel is None
                 or fn.pre_run_hooks
                 or grid is None
-                or fn.device_caches[device][0].get(name)
-                is not kernel  # Triton's cache has the last word
+                # Triton may have dropped or replaced the kernel.
+                or fn.device_caches[device][0].get(name) is not kernel
                 or (until is not never and monotonic() > until)
             ):
-                return triton_way(grid, args, kwargs)
-            for (variable, _), (value, held) in fn.used_global_vals.items():
-                if held.get(variable, _ABSENT) != value:
-                    return triton_way(grid, args, kwargs)  # which raises
+                return launch_and_keep(grid, args, kwargs)
+            for (variable, _), (value, namespace) in fn.used_global_vals.items():
+                if namespace.get(variable, _ABSENT) != value:
+                    return launch_and_keep(grid, args, kwargs)  # Triton raises there
             autotuner.best_config = config
             bound.update(tuned)
             if callable(grid):
@@ -132,10 +127,10 @@ class HotPath:
 
         return launch
 
-    def _triton_way(self, grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A launch through `JITFunction.run`; what it compiled or found is kept for the next one."""
-        kernel, chosen = self._first(args, {"grid": grid, "warmup": False, **kwargs})
-        # A config's hook may change what an argument is (a descriptor's block): such launches are Triton's each time.
+    def _launch_and_keep(self, grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Launch through `JITFunction.run`, and keep the kernel for the next launch."""
+        kernel, chosen = self._launch_by_triton(args, {"grid": grid, "warmup": False, **kwargs})
+        # A hook may change an argument (a descriptor's block), so Triton must bind it each time.
         if (
             chosen.until
             and chosen.config.pre_hook is None
@@ -144,9 +139,7 @@ class HotPath:
         ):
             try:
                 self._keep(chosen, kernel, args, kwargs)
-            except (
-                Exception
-            ) as error:  # it ran: that it cannot be kept costs later launches microseconds
+            except Exception as error:  # the kernel ran; later launches take microseconds longer
                 logger.debug("%s is launched through Triton: %r", self._fn.__name__, error)
         return kernel
 
@@ -157,10 +150,7 @@ class HotPath:
         tuned = {
             name: value for name, value in chosen.options.items() if name in fn.signature.parameters
         }
-        name = next(
-            (key for key, held in reversed(fn.device_caches[device][0].items()) if held is kernel),
-            None,
-        )
+        name = _name_in_cache(kernel, fn.device_caches[device][0])
         if name is None or tuned.keys() != self._tuned:
             return
         if device not in self._devices:
@@ -174,3 +164,11 @@ class HotPath:
             kernel,
             c_launcher(kernel),
         )
+
+
+def _name_in_cache(kernel: Any, kernels: dict[str, Any]) -> str | None:
+    """Return a compiled kernel's key in Triton's cache; the newest are looked at first."""
+    for name, cached in reversed(kernels.items()):
+        if cached is kernel:
+            return name
+    return None

@@ -1,9 +1,10 @@
-"""What is launched beside what is tuned: kernels without configs, and other specialisations of those with them.
+"""Record the specialisations that Triton compiles for untuned kernels and extra launches.
 
-A record knows what its winner was compiled with when it was tuned. Later on the same scenario may be launched with
-arguments that Triton compiles anew for, and a module's untuned kernels have no record at all. While a process may
-tune, Triton tells here what it compiles of the modules in which something is decorated, and that is kept in a record
-of its own: of the kernel, with no scenario and no measurements.
+A record holds what its winner was compiled with when it was tuned. Later the same scenario may be
+launched with arguments for which Triton compiles again, and a module's untuned kernels have no
+record at all. While a process may tune, a compilation listener records what Triton compiles of the
+modules that contain a cached kernel. Each such record is of the kernel alone: it has an empty
+scenario, no measurements, and the launches.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from ..triton_internals.source_hash import kernel_name, python_function, source_
 __all__ = ["LAUNCH_METHOD", "pause_recording", "record_launches"]
 
 LAUNCH_METHOD = "launch"
-"""Stands where a benchmark method does, in the context of such a record."""
+"""Benchmark method in the context of records that only hold launches."""
 
 _of_module: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 _of_function: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
@@ -37,25 +38,27 @@ _tuned_now: list[tuple[int, TieredStore]] = []
 _lock = threading.Lock()
 
 _PATIENCE = 10.0
-"""Seconds that a tune waits for its notes to be written."""
+"""Seconds that a tune waits for its launches to be written."""
 
 
 def record_launches(autotuner: Any) -> None:
-    """Has the launches of an autotuner's module noted, as far as its mode and its store allow."""
+    """Record the launches of an autotuner's module, as far as its mode and its store allow."""
     if is_interpreting():
         return
     function = jit_function(autotuner)
     with _lock:
         _of_module.setdefault(python_function(function).__module__, autotuner)
         _of_function.setdefault(id(function), autotuner)
-    _listen()
+    _add_listener()
 
 
 @contextmanager
 def pause_recording(autotuner: Any, store: TieredStore) -> Iterator[None]:
-    """While an autotuner's configs are compiled to be measured: none of them is a launch of its own.
+    """Leave out an autotuner's own kernel while its configs are compiled to be measured.
 
-    Other kernels that are launched meanwhile are noted where the measurements go.
+    Args:
+        autotuner: the `CachedAutotuner` that tunes.
+        store: where launches of other kernels are recorded meanwhile.
     """
     tuned = id(jit_function(autotuner)), store
     _tuned_now.append(tuned)
@@ -69,10 +72,10 @@ def pause_recording(autotuner: Any, store: TieredStore) -> Iterator[None]:
 
 
 @cache
-def _listen() -> None:
+def _add_listener() -> None:
     def listener(*, src: Any, metadata: dict[str, Any], **_: Any) -> None:
-        with suppress(Exception):  # a compilation must not fail because of who hears of it
-            _heard(src, metadata)
+        with suppress(Exception):  # recording must not fail a compilation
+            _record_compilation(src, metadata)
 
     add_compilation_listener(listener)
 
@@ -82,24 +85,24 @@ def _writer() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(1, thread_name_prefix="dejavu-cache launches")
 
 
-def _heard(source: Any, metadata: dict[str, Any]) -> None:
+def _record_compilation(source: Any, metadata: dict[str, Any]) -> None:
     function = getattr(source, "fn", None)
     if function is None or any(id(function) == tuned for tuned, _ in _tuned_now):
         return
     autotuner = _of_function.get(id(function))
-    keeper = autotuner or _of_module.get(python_function(function).__module__)
-    if keeper is None or keeper.mode is not Mode.TUNE:
+    owner = autotuner or _of_module.get(python_function(function).__module__)
+    if owner is None or owner.mode is not Mode.TUNE:
         return
-    store = _tuned_now[-1][1] if _tuned_now else keeper.home
+    store = _tuned_now[-1][1] if _tuned_now else owner.home
     if any(not (tier.read_only or isinstance(tier, MemoryStore)) for tier in store.tiers):
-        _writer().submit(_keep, source, metadata, autotuner, store, current_device())
+        _writer().submit(_write_launch, source, metadata, autotuner, store, current_device())
 
 
-def _keep(
+def _write_launch(
     source: Any, metadata: dict[str, Any], autotuner: Any, store: TieredStore, device: int
 ) -> None:
-    with suppress(Exception):  # nobody waits for it
-        launch = _launch(source, SimpleNamespace(**metadata), autotuner)
+    with suppress(Exception):  # nobody waits for the result
+        launch = _launch_without_config(source, SimpleNamespace(**metadata), autotuner)
         if launch is None:
             return
         context = Context(
@@ -107,27 +110,27 @@ def _keep(
             environment=current_environment(device),
             problem=Problem(keys=(), method=LAUNCH_METHOD),
         )
-        found = store.get(context, Scenario())
-        if found is None or launch not in (found.record.launches or ()):
+        lookup = store.get(context, Scenario())
+        if lookup is None or launch not in (lookup.record.launches or ()):
             store.put(context, [Record(scenario=Scenario(), launches=(launch,))])
 
 
-def _launch(source: Any, metadata: Any, autotuner: Any) -> RecordedLaunch | None:
-    """The launch without its config, if it is one of a config that can be told."""
+def _launch_without_config(source: Any, metadata: Any, autotuner: Any) -> RecordedLaunch | None:
+    """Record a launch: without its config if it is one of a declared config, else as it is."""
     if autotuner is not None and len(autotuner.configs) > 1:
         heuristics = autotuner.fn is not source.fn
         for config in autotuner.configs:
-            if _may_be(source, config):
+            if _is_compatible(source, config):
                 launch = launch_of(source, metadata, config, heuristics=heuristics)
                 if launch is not None:
                     return launch
     return launch_of(source, metadata)
 
 
-def _may_be(source: Any, config: Any) -> bool:
-    places = {
+def _is_compatible(source: Any, config: Any) -> bool:
+    constants = {
         source.fn.arg_names[path[0]]: value
         for path, value in source.constants.items()
         if len(path) == 1
     }
-    return all(places.get(name, value) == value for name, value in config.kwargs.items())
+    return all(constants.get(name, value) == value for name, value in config.kwargs.items())

@@ -1,4 +1,4 @@
-"""Run from the prewarmed folders among a process's stores."""
+"""Load binaries from the prewarmed folders among a process's stores."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ __all__ = ["use_prewarmed_binaries"]
 
 @cache
 def use_prewarmed_binaries() -> None:
-    """Puts the binaries of the prewarmed folders in `DEJAVU_CACHE_URL`, if there are any, before Triton's cache.
+    """Put the binaries of the prewarmed folders in `DEJAVU_CACHE_URL` before Triton's cache.
 
-    It is called when kernels are decorated, and does its work once. A folder that does not fit, or a broken
-    setting, costs compilations and not the program: the first launch says what is wrong with a setting.
+    It is called when a kernel is decorated, and works once per process. A folder that does not fit,
+    or a broken setting, costs compilations; the first launch reports a broken setting.
     """
     try:
         folders = [
@@ -29,13 +29,15 @@ def use_prewarmed_binaries() -> None:
         ]
     except DejavuError:
         return
-    fitting = [(folder, manifest) for folder in folders if (manifest := _fitting(folder))]
-    if fitting:
-        serve_binaries([folder / BINARIES for folder, _ in fitting], fitting[0][1].host_key)
+    loadable = [
+        (folder, manifest) for folder in folders if (manifest := _loadable_manifest(folder))
+    ]
+    if loadable:
+        serve_binaries([folder / BINARIES for folder, _ in loadable], loadable[0][1].host_key)
 
 
-def _fitting(folder: Path) -> Manifest | None:
-    """A folder's manifest, if this process can load its binaries."""
+def _loadable_manifest(folder: Path) -> Manifest | None:
+    """Return a folder's manifest, or None if this process cannot load its binaries."""
     import triton
 
     try:
@@ -52,8 +54,8 @@ def _fitting(folder: Path) -> Manifest | None:
     if ours != theirs:
         warn_once(
             f"prewarmed {folder}",
-            f"{folder} holds binaries for Triton {' '.join(theirs)}, and this is {' '.join(ours)}: kernels will be "
-            "compiled; prewarm with what the program runs on",
+            f"{folder} holds binaries for Triton {' '.join(theirs)}, and this is {' '.join(ours)}: "
+            "kernels will be compiled; prewarm with what the program runs on",
         )
         return None
     return manifest

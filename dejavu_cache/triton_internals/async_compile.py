@@ -13,28 +13,29 @@ __all__ = ["async_compile_mode", "load_binary"]
 
 
 def async_compile_mode() -> Callable[[Executor], AbstractContextManager[None]] | None:
-    """Return a context manager in which `JITFunction.run` compiles in an executor and returns a future.
+    """Return a context manager in which `JITFunction.run` compiles in an executor.
+
+    Within it, `run` returns a future.
 
     Returns:
-        None under the interpreter, before Triton 3.5, and where the caller compiles asynchronously already.
+        None under the interpreter, before Triton 3.5, and where such a context is active already.
     """
     if is_interpreting():
         return None
-    try:
-        from triton.runtime._async_compile import AsyncCompileMode, active_mode
-    except ImportError:
-        return None
-    if active_mode.get() is not None:
+    from .versions import async_compile_module
+
+    module = async_compile_module()
+    if module is None or module.active_mode.get() is not None:
         return None
 
     @contextmanager
     def mode(executor: Executor) -> Iterator[None]:
         # Triton's own context waits at its end for all that it began; the tuner measures meanwhile.
-        token = active_mode.set(AsyncCompileMode(executor))
+        token = module.active_mode.set(module.AsyncCompileMode(executor))
         try:
             yield
         finally:
-            active_mode.reset(token)
+            module.active_mode.reset(token)
 
     return mode
 

@@ -1,8 +1,7 @@
-"""Running from a prewarmed folder: Triton finds its binaries there, wherever the folder lies and whoever may write it.
+"""Cache managers for Triton that build, read and observe folders of binaries.
 
-Triton's own cache keeps absolute paths and wants to be written to. Before it stands a cache manager that knows the
-folder by Triton's keys alone; what is not in it goes where it went before, and to a temporary folder where the user's
-own cannot be written.
+Triton's own cache holds absolute paths and must be writable. The managers here write folders that
+can be moved, and read them where they may not be written to.
 """
 
 from __future__ import annotations
@@ -31,14 +30,14 @@ __all__ = [
 ]
 
 CUDA_UTILS = f"cuda_utils{sysconfig.get_config_var('EXT_SUFFIX')}"
-"""Triton's module that speaks to the driver. From 3.8 on its key has the place of the machine's driver in it."""
+"""Triton's module that calls the CUDA driver; from 3.8 on, its key depends on the driver's path."""
 
 
 def serve_binaries(folders: Sequence[Path], host_key: str) -> None:
     """Put folders of binaries before Triton's cache, for the rest of the process.
 
     Args:
-        folders: as in `sealed_cache`.
+        folders: folders of binaries, as `sealed_cache` takes them.
         host_key: the builder's platform key, as `hooks.set_platform_key` takes it.
     """
     wrap_cache_manager(lambda manager: sealed_cache(folders, manager))
@@ -46,15 +45,16 @@ def serve_binaries(folders: Sequence[Path], host_key: str) -> None:
 
 
 def sealed_cache(folders: Sequence[Path], otherwise: Any = None) -> Any:
-    """A class for Triton's `knobs.cache.manager_class` that reads folders and writes elsewhere.
+    """Return a cache manager class that reads folders, and writes elsewhere.
 
     Args:
         folders: folders of binaries by Triton's keys, in the order in which they are asked.
-        otherwise: the class that writes, and reads what is not in the folders; Triton's own if None.
+        otherwise: the class for all other files, Triton's own if None. Where it cannot write,
+            it gets a temporary folder.
     """
     from triton.runtime.cache import CacheManager, FileCacheManager
 
-    beside = otherwise or FileCacheManager
+    fallback_class = otherwise or FileCacheManager
 
     class SealedCache(CacheManager):  # type: ignore[misc]
         def __init__(self, key: str, override: bool = False, dump: bool = False) -> None:
@@ -65,62 +65,64 @@ def sealed_cache(folders: Sequence[Path], otherwise: Any = None) -> Any:
             self._sealed = [] if self._kind else [folder / key for folder in folders]
 
         @property
-        def _beside(self) -> Any:
-            if not hasattr(self, "_made"):
-                self._made = _writable(beside, self._key, self._kind)
-            return self._made
+        def _fallback(self) -> Any:
+            if not hasattr(self, "_manager"):
+                self._manager = _writable_manager(fallback_class, self._key, self._kind)
+            return self._manager
 
         def get_file(self, filename: str) -> str | None:
-            for place in self._sealed:
-                if (place / filename).is_file():
-                    return str(place / filename)
-            if self._sealed and filename == CUDA_UTILS:
-                for folder in folders:
-                    if (folder / cuda_utils_key() / filename).is_file():
-                        return str(folder / cuda_utils_key() / filename)
-            kept: str | None = self._beside.get_file(filename)
-            return kept
+            sealed = list(self._sealed)
+            if sealed and filename == CUDA_UTILS:
+                sealed += [folder / cuda_utils_key() for folder in folders]
+            for folder in sealed:
+                if (folder / filename).is_file():
+                    return str(folder / filename)
+            path: str | None = self._fallback.get_file(filename)
+            return path
 
         def get_group(self, filename: str) -> dict[str, str] | None:
-            for place in self._sealed:
+            for folder in self._sealed:
                 try:
-                    names = json.loads((place / f"__grp__{filename}").read_bytes())["child_paths"]
+                    names = json.loads((folder / f"__grp__{filename}").read_bytes())["child_paths"]
                 except (OSError, ValueError, KeyError):
                     continue
-                return {name: str(place / name) for name in names if (place / name).is_file()}
-            kept: dict[str, str] | None = self._beside.get_group(filename)
-            return kept
+                return {name: str(folder / name) for name in names if (folder / name).is_file()}
+            paths: dict[str, str] | None = self._fallback.get_group(filename)
+            return paths
 
         def put(self, data: Any, filename: str, binary: bool = True) -> str:
-            return str(self._beside.put(data, filename, binary=binary))
+            return str(self._fallback.put(data, filename, binary=binary))
 
         def put_group(self, filename: str, group: dict[str, str]) -> Any:
-            return self._beside.put_group(filename, group)
+            return self._fallback.put_group(filename, group)
 
     return SealedCache
 
 
 def relocatable_cache() -> Any:
-    """Return a cache manager class whose files hold no paths, and which notes the keys that it is asked for."""
+    """Return a cache manager class whose files hold no absolute paths.
+
+    Its attribute `touched` collects the keys that Triton asks for.
+    """
     from triton.runtime.cache import FileCacheManager
 
     class RelocatableCache(FileCacheManager):  # type: ignore[misc]
         touched: dict[str, bool]
-        """The keys that were asked for, and whether something was put there."""
+        """Keys that were asked for, and whether a file was put there."""
 
         def get_file(self, filename: str) -> str | None:
-            self._settle(filename)
-            kept: str | None = super().get_file(filename)
-            if kept is not None:
+            self._use_portable_key(filename)
+            path: str | None = super().get_file(filename)
+            if path is not None:
                 type(self).touched.setdefault(self.key, False)
-            return kept
+            return path
 
         def put(self, data: Any, filename: str, binary: bool = True) -> str:
-            self._settle(filename)
+            self._use_portable_key(filename)
             type(self).touched[self.key] = True
             return str(super().put(data, filename, binary=binary))
 
-        def _settle(self, filename: str) -> None:
+        def _use_portable_key(self, filename: str) -> None:
             if filename == CUDA_UTILS and self.key != cuda_utils_key():
                 super().__init__(cuda_utils_key())
 
@@ -157,7 +159,7 @@ def reporting_cache(inner: Any, report: Callable[[str], None]) -> Any:
 
 @cache
 def cuda_utils_key() -> str:
-    """The key of Triton's module that speaks to the CUDA driver, wherever on a machine the driver lies."""
+    """Return a key for `CUDA_UTILS` that does not depend on the driver's path."""
     import triton
 
     source = Path(triton.__file__).parent / "backends" / "nvidia" / "driver.c"
@@ -165,32 +167,35 @@ def cuda_utils_key() -> str:
     return f"cuda-utils-{digest[:24]}"
 
 
-def _writable(manager: Any, key: str, kind: dict[str, bool]) -> Any:
-    """A manager that can be written to: in a temporary folder, if not where Triton would."""
+def _writable_manager(manager: Any, key: str, kind: dict[str, bool]) -> Any:
+    """Return a cache manager that can write: in a temporary folder, if not where Triton would."""
     try:
         return manager(key, **kind)
     except OSError as error:
-        place = _temporary()
+        folder = _private_temporary_folder()
         warn_once(
-            "triton cache", f"Triton's cache cannot be written ({error}): {place} is used instead"
+            "triton cache", f"Triton's cache cannot be written ({error}): {folder} is used instead"
         )
-        set_cache_folder(str(place))
+        set_cache_folder(str(folder))
         return manager(key, **kind)
 
 
 @cache
-def _temporary() -> Path:
-    """A folder that nobody else can write to, since what lies in it is loaded; one for all of a user's processes."""
-    wanted = Path(tempfile.gettempdir(), f"dejavu-cache-{os.getuid()}")
+def _private_temporary_folder() -> Path:
+    """Return a folder that only this user can write to, since Triton loads the binaries in it.
+
+    The user's processes share it, unless somebody else took its name.
+    """
+    folder = Path(tempfile.gettempdir(), f"dejavu-cache-{os.getuid()}")
     try:
-        wanted.mkdir(mode=0o700, exist_ok=True)
-        found = wanted.lstat()
+        folder.mkdir(mode=0o700, exist_ok=True)
+        status = folder.lstat()
         if (
-            stat.S_ISDIR(found.st_mode)
-            and found.st_uid == os.getuid()
-            and not stat.S_IMODE(found.st_mode) & 0o077
+            stat.S_ISDIR(status.st_mode)
+            and status.st_uid == os.getuid()
+            and not stat.S_IMODE(status.st_mode) & 0o077
         ):
-            return wanted
+            return folder
     except OSError:
         pass
     return Path(tempfile.mkdtemp(prefix="dejavu-cache-"))

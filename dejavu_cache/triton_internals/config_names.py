@@ -1,4 +1,4 @@
-"""Between `triton.Config`, which can carry code, and `records.Config`, which cannot."""
+"""Convert `triton.Config`, which can carry code, to and from a record's `Config`, which cannot."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ __all__ = ["DeclaredConfigs", "describe"]
 
 
 def describe(config: Any) -> Config:
-    """What a record keeps of a `triton.Config`: everything but its hook."""
+    """Return a `triton.Config` as a record keeps it: everything but its hook."""
     everything = config.all_kwargs()
-    # A launch that meets a scenario asks for each of its configs; content is the key, since hooks may change a config.
+    # The first launch of a scenario describes all configs, so descriptions are cached. Their key is
+    # the content and not the object, since a hook may change a config.
     content = (
         len(config.kwargs),
         *((name, value.__class__, value) for name, value in everything.items()),
@@ -35,7 +36,7 @@ _described: dict[Any, Config] = {}
 
 
 def _scalar(value: Any) -> Scalar:
-    """A meta-parameter as text, if JSON has nothing better: it is only ever compared, never read back."""
+    """Return a meta-parameter's value, as text if JSON has nothing better; it is only compared."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if type(value).__name__ == "constexpr":
@@ -48,21 +49,26 @@ def _scalar(value: Any) -> Scalar:
 
 
 class DeclaredConfigs:
-    """The configs that a kernel declares, by what a record calls them.
+    """The configs that a kernel declares, by their descriptions in records.
 
-    A config from a store is only ever a name by which one of these is found, so nothing that a store
-    says can make a launch run what its author did not write.
+    A config from a store only selects one of these, so no store can make a launch run code or
+    values that the kernel's author did not write.
+
+    Args:
+        kernel: the kernel's name, for warnings.
+        configs: the declared `triton.Config`s.
     """
 
     def __init__(self, kernel: str, configs: Iterable[Any]) -> None:
         self._kernel = kernel
         self._by_name: dict[Config, Any] = {}
         for config in configs:
-            known = self._by_name.setdefault(describe(config), config)
-            if known.pre_hook is not config.pre_hook:
+            first = self._by_name.setdefault(describe(config), config)
+            if first.pre_hook is not config.pre_hook:
                 warn_once(
                     f"hooks {kernel}",
-                    f"{kernel} declares ({describe(config)}) twice with different hooks: the first is used",
+                    f"{kernel} declares ({describe(config)}) twice with different hooks: "
+                    "the first is used",
                 )
 
     def __iter__(self) -> Iterator[Config]:
@@ -78,16 +84,16 @@ class DeclaredConfigs:
         return self._by_name[config]
 
     def pinned_config(self, config: Config) -> Any | None:
-        """The `triton.Config` of a pin, declared or not; None if this kernel cannot run it.
+        """Return the `triton.Config` of a pin, or None if this kernel cannot run it.
 
-        A pin outside the declared list must set the same meta-parameters, to plain values, and takes the
-        hook that all declared configs share.
+        A pin need not be declared. It must set the same meta-parameters as the declared configs, to
+        plain values, and it takes the hook that all of them share.
         """
         if config in self._by_name:
             return self._by_name[config]
-        like = next(iter(self._by_name))
-        hooks = {each.pre_hook for each in self._by_name.values()}
-        if set(config.params) != set(like.params) or len(hooks) != 1:
+        example = next(iter(self._by_name))
+        hooks = {declared.pre_hook for declared in self._by_name.values()}
+        if set(config.params) != set(example.params) or len(hooks) != 1:
             warn_once(
                 f"pin {self._kernel} {config}",
                 f"{self._kernel} cannot run the pinned ({config}): it is ignored",

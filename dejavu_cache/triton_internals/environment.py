@@ -1,4 +1,4 @@
-"""The environment of this process: what a timing depends on besides the scenario."""
+"""The environment of this process: everything but the scenario that a timing depends on."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ INTERPRETER = "Triton interpreter"
 """The device's name where kernels are interpreted on the CPU."""
 
 INTERPRETER_INDEX = -1
-"""The interpreter's place among the devices."""
+"""The interpreter's index among the devices."""
 
 
 def is_interpreting() -> bool:
-    """Whether Triton runs kernels in its interpreter."""
+    """Return whether Triton runs kernels in its interpreter."""
     from triton import knobs
 
     return bool(knobs.runtime.interpret)
 
 
 def current_device() -> int:
-    """The index of the device that a compiled kernel would be launched on now."""
+    """Return the index of the device that a compiled kernel would be launched on now."""
     from triton.runtime import driver
 
     index: int = driver.active.get_current_device()
@@ -48,14 +48,14 @@ def current_device() -> int:
 
 
 def current_target() -> Any:
-    """Return the `GPUTarget` of the current device: its backend (`cuda` or `hip`) and architecture."""
+    """Return the current device's `GPUTarget`: backend (`cuda` or `hip`) and architecture."""
     from triton.runtime import driver
 
     return driver.active.get_current_target()
 
 
 def backend_hash(target: Any) -> str:
-    """Return what Triton's backend for a target adds to a binary's key: the compiler's version.
+    """Return the part of a binary's key that stands for the compiler's version.
 
     Args:
         target: Triton's `GPUTarget`.
@@ -81,10 +81,10 @@ def supported_float8() -> tuple[str, ...]:
 
 @cache
 def current_environment(device: int) -> Environment:
-    """The environment of one of this process's devices.
+    """Return the environment of one of this process's devices.
 
     Args:
-        device: as `current_device` gives it, or `INTERPRETER_INDEX`.
+        device: an index, as `current_device` returns it, or `INTERPRETER_INDEX`.
     """
     import triton
 
@@ -118,18 +118,18 @@ def _gpu(device: int, target: Any) -> Device:
         name=properties.name.strip(),
         arch=arch,
         units=properties.multi_processor_count,
-        # Total memory varies by some MiB with the driver and with error correction; whole GiB tell models apart.
+        # Total memory varies by some MiB with driver and error correction; models differ by GiB.
         memory_gib=round(properties.total_memory / 2**30),
     )
 
 
 def describe_codegen(backend_hash: str) -> str:
-    """`ptxas 12.9.86` where the backend's hash tells it, else the hash itself, shortened."""
+    """Return `ptxas 12.9.86` if a backend's hash holds the release, else the hash, shortened."""
     release = re.search(r"V(\d+(?:\.\d+)+)", backend_hash)
     return f"ptxas {release.group(1)}" if release else " ".join(backend_hash.split())[:200]
 
 
 def is_capturing_graph() -> bool:
-    """Whether the current stream is being captured into a CUDA or HIP graph."""
+    """Return whether the current stream is being captured into a CUDA or HIP graph."""
     torch = sys.modules.get("torch")
     return bool(torch and torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())

@@ -1,6 +1,6 @@
-"""The only writer of Triton's globals: its knobs, its driver, `triton.autotune` and `Autotuner`'s methods.
+"""The only writer of Triton's globals: knobs, driver, `triton.autotune` and `Autotuner`'s methods.
 
-Triton is imported by the functions, so that a program without it can import whoever might call them.
+The functions import Triton when they are called, so that their callers can be imported without it.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def add_compilation_listener(listener: Callable[..., None]) -> None:
     """Call a listener at every compilation, after those that were set before.
 
     Args:
-        listener: takes what `knobs.compilation.listener` takes, as keywords: `src`, `metadata`, `cache_hit`
-            and others that depend on Triton's version.
+        listener: takes what `knobs.compilation.listener` takes, as keywords: `src`, `metadata`,
+            `cache_hit` and others that depend on Triton's version.
     """
     from triton import knobs
 
@@ -62,7 +62,7 @@ def set_cache_folder(folder: str) -> None:
 def set_platform_key(key: str) -> None:
     """Fix the platform's part in the keys of host modules.
 
-    Triton asks the command `file` about Python; where that is not installed, the key would be another one.
+    Triton computes the key with the command `file`; without it, the key would differ.
     """
     from triton.runtime import build
 

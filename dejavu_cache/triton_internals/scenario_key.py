@@ -1,4 +1,4 @@
-"""From a launch's arguments to its scenario, twice: fast as a raw key, and readable as a `Scenario`."""
+"""Turn a launch's arguments into its scenario: as a raw key, which is fast, or as a `Scenario`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ABSENT: Any = object()
 
 
 class ScenarioKey:
-    """How one kernel's arguments become keys.
+    """Key arguments and buckets of one kernel, applied to its launches.
 
     Args:
         arg_names: the kernel's parameters, in order.
@@ -40,12 +40,20 @@ class ScenarioKey:
         ]
 
     def raw(self, device: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> RawKey:
-        """A tuple that two launches of one scenario share if they are written alike: cheap, for this process only."""
-        given = len(args)
+        """Return a hashable key of a launch's scenario, for this process only.
+
+        Two launches of one scenario may have two keys if one of them passes an argument by name.
+
+        Args:
+            device: the device's index.
+            args: the launch's positional arguments.
+            kwargs: its keyword arguments.
+        """
+        positional = len(args)
         raw: list[Any] = [device]
         for name, index, bucket in self._plan:
-            value = args[index] if index < given else kwargs.get(name, _ABSENT)
-            # The type too: to a dictionary 1, 1.0 and True are one key.
+            value = args[index] if index < positional else kwargs.get(name, _ABSENT)
+            # The type too, since 1, 1.0 and True are equal.
             raw.append(value.__class__)
             raw.append(value if bucket is None else bucket(value))
         raw += [getattr(arg, "dtype", None) for arg in args]
@@ -54,16 +62,16 @@ class ScenarioKey:
         return tuple(raw)
 
     def scenario(self, named: Mapping[str, Any]) -> Scenario:
-        """The scenario of a launch.
+        """Return the scenario of a launch.
 
         Args:
             named: the launch's arguments by name, without those left to their defaults.
 
         Raises:
-            KeyArgumentError: a key argument has a value that cannot be written down.
+            KeyArgumentError: a key argument has a value that records have no form for.
         """
         args = {
-            name: _scalar(name, self._bucketed(name, named[name]))
+            name: _scalar(name, self._representative(name, named[name]))
             for name in self.keys
             if name in named
         }
@@ -74,13 +82,13 @@ class ScenarioKey:
         }
         return Scenario(args=args, dtypes=dtypes)
 
-    def _bucketed(self, name: str, value: Any) -> Any:
+    def _representative(self, name: str, value: Any) -> Any:
         bucket = self._bucket_of[name]
         return value if bucket is None else bucket(value)
 
 
 def dtype_name(dtype: Any) -> str:
-    """`float16` for `torch.float16`."""
+    """Return a dtype's name, such as `float16` for `torch.float16`."""
     return str(dtype).removeprefix("torch.")
 
 
@@ -93,5 +101,6 @@ def _scalar(name: str, value: Any) -> Scalar:
         return dtype_name(value)
     shown = f"{value}" if isinstance(value, float) else type(value).__qualname__
     raise KeyArgumentError(
-        f"key argument {name!r} is {shown}: a key may be an int, a bool, a finite float, a string, None or a dtype"
+        f"key argument {name!r} is {shown}: a key may be an int, a bool, a finite float, a string, "
+        "None or a dtype"
     )

@@ -1,8 +1,8 @@
-"""The identity of a kernel's code: what it computes, not how it is written down.
+"""Identify a kernel by a hash of its code that ignores comments, formatting and line numbers.
 
-Triton's own `cache_key` hashes the text and the line number, so that a comment above a kernel throws
-its timings away. Here the hash is of a normalised syntax tree: of the function, of every jit function
-that it reaches, and of the values of the globals that these read.
+Triton's own `cache_key` hashes the text and the line number, so that a comment above a kernel would
+discard its timings. This hash is of normalised syntax trees: the function's and those of all jit
+functions that it reaches, with the values of the globals that they read.
 """
 
 from __future__ import annotations
@@ -19,21 +19,24 @@ from typing import Any
 
 __all__ = ["kernel_name", "python_function", "source_hash"]
 
-# Left out of the tree: what does not change what is computed, and fields that some versions of Python lack.
+# Fields that do not change what is computed, and fields that some versions of Python lack.
 _IGNORED_FIELDS = frozenset({"ctx", "kind", "type_comment", "type_ignores", "type_params"})
 _PLAIN = (int, float, complex, str, bytes, bool, type(None))
 _MISSING = object()
 
 
 def python_function(kernel: Any) -> Callable[..., Any]:
-    """The Python function at the bottom of a stack of decorators (`jit`, `heuristics`, `autotune`)."""
+    """Return the Python function under a kernel's decorators (`jit`, `heuristics`, `autotune`)."""
     while not inspect.isfunction(kernel):
         kernel = kernel.fn
     return kernel
 
 
 def kernel_name(kernel: Any) -> str:
-    """Module and qualified name; a script run as `__main__` goes by the name it would be imported by."""
+    """Return a kernel's module and qualified name.
+
+    The module of a script that runs as `__main__` is the one it would be imported as.
+    """
     function = python_function(kernel)
     module = function.__module__
     if module == "__main__":
@@ -44,13 +47,13 @@ def kernel_name(kernel: Any) -> str:
 
 
 def source_hash(kernel: Any) -> str:
-    """32 hexadecimal digits that change when the code does.
+    """Return 32 hexadecimal digits that change when the code does.
 
     They do not change with comments, docstrings, formatting, line numbers, file paths, decorators'
     arguments, or the version of Python.
 
     Raises:
-        OSError: the source text cannot be had (Triton itself needs it too).
+        OSError: the source text is not available (Triton itself needs it too).
     """
     hasher = hashlib.sha256()
     for part in _Reader().read(kernel):
@@ -60,7 +63,7 @@ def source_hash(kernel: Any) -> str:
 
 
 class _Reader:
-    """Walks a function and all it reaches, each function once."""
+    """Walk through a function and all that it reaches, each function once."""
 
     def __init__(self) -> None:
         self._seen: set[Callable[..., Any]] = set()
@@ -71,7 +74,7 @@ class _Reader:
             return
         self._seen.add(function)
         tree = _without_decorators(ast.parse(_source(kernel, function)))
-        yield "".join(_normalised(tree))
+        yield "".join(_normalized_parts(tree))
         local = _local_names(tree)
         for chain in sorted(_chains(tree)):
             if chain[0] not in local:
@@ -94,7 +97,7 @@ class _Reader:
 
 
 def _source(kernel: Any, function: Callable[..., Any]) -> str:
-    """The function's text from `def` on; a jit function may have been given another than its file's."""
+    """Return a function's source from `def` on; a jit function's may differ from its file's."""
     while not inspect.isfunction(kernel):
         text = getattr(kernel, "src", None)
         if isinstance(text, str):
@@ -110,7 +113,7 @@ def _without_decorators(tree: ast.Module) -> ast.Module:
     return tree
 
 
-def _normalised(node: Any) -> Iterator[str]:
+def _normalized_parts(node: Any) -> Iterator[str]:
     if isinstance(node, ast.AST):
         yield type(node).__name__
         yield "("
@@ -121,14 +124,14 @@ def _normalised(node: Any) -> Iterator[str]:
             if value == []:
                 continue
             yield f"{field}="
-            yield from _normalised(value)
+            yield from _normalized_parts(value)
             yield ","
         yield ")"
     elif isinstance(node, list):
         yield "["
         for item in node:
             if not _is_bare_string(item):
-                yield from _normalised(item)
+                yield from _normalized_parts(item)
                 yield ","
         yield "]"
     else:
@@ -136,7 +139,7 @@ def _normalised(node: Any) -> Iterator[str]:
 
 
 def _is_bare_string(node: Any) -> bool:
-    """A docstring, or a string used as a comment."""
+    """Return whether a node is a docstring, or a string used as a comment."""
     return (
         isinstance(node, ast.Expr)
         and isinstance(node.value, ast.Constant)
@@ -155,7 +158,7 @@ def _local_names(tree: ast.AST) -> set[str]:
 
 
 def _chains(tree: ast.AST) -> set[tuple[str, ...]]:
-    """Every dotted name that is read, with its prefixes: `a.b.c` gives a, a.b and a.b.c."""
+    """Return the dotted names that are read, and their prefixes: a, a.b and a.b.c for `a.b.c`."""
     chains = set()
     for node in ast.walk(tree):
         names: list[str] = []
@@ -168,23 +171,23 @@ def _chains(tree: ast.AST) -> set[tuple[str, ...]]:
 
 
 def _resolve(function: Callable[..., Any], chain: tuple[str, ...]) -> Any:
-    value = _captured(function).get(chain[0], function.__globals__.get(chain[0], _MISSING))
+    value = _closure_values(function).get(chain[0], function.__globals__.get(chain[0], _MISSING))
     for name in chain[1:]:
-        # Attributes are followed through modules and classes only: an instance's may compute anything.
+        # Only attributes of modules and classes: an instance may compute its own.
         if not isinstance(value, (ModuleType, type)):
             return _MISSING
         value = getattr(value, name, _MISSING)
     return value
 
 
-def _captured(function: Callable[..., Any]) -> dict[str, Any]:
+def _closure_values(function: Callable[..., Any]) -> dict[str, Any]:
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=False)
     return {name: cell.cell_contents for name, cell in cells if not _is_empty(cell)}
 
 
 def _is_empty(cell: Any) -> bool:
     try:
-        cell.cell_contents
+        cell.cell_contents  # noqa: B018 - reading an empty cell raises
     except ValueError:
         return True
     return False
@@ -197,7 +200,7 @@ def _defaults(function: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _is_jit(value: Any) -> bool:
-    """A jit function, interpreted or not, bare or decorated, or a `constexpr_function`."""
+    """Return whether a value is a jit function, perhaps decorated, or a `constexpr_function`."""
     if isinstance(value, type) or not hasattr(value, "fn") or not callable(value):
         return False
     try:
@@ -207,7 +210,7 @@ def _is_jit(value: Any) -> bool:
 
 
 def _is_builtin(value: Any) -> bool:
-    """Triton's own, which the Triton version in the environment stands for."""
+    """Return whether a value is a function of Triton's own, which is identified by its version."""
     function = (
         python_function(value) if _is_jit(value) else value
     )  # the interpreter's wrapper hides the module
@@ -218,7 +221,7 @@ def _is_builtin(value: Any) -> bool:
 
 
 def _plain(value: Any) -> str | None:
-    """The text of a value that a kernel can be compiled with, or None for anything else."""
+    """Return a text for a value that a kernel can be compiled with, or None for anything else."""
     if type(value).__name__ == "constexpr" and hasattr(value, "value"):
         return _plain(value.value)
     if isinstance(value, _PLAIN):

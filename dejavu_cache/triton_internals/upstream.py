@@ -1,4 +1,4 @@
-"""Triton's private objects that other rooms of this package use; nobody else imports them from Triton."""
+"""Triton's private objects that other packages use, importable from here alone."""
 
 from __future__ import annotations
 

@@ -1,14 +1,13 @@
-"""What the launch path needs to know of Triton's inside, and where its versions differ.
+"""Differences between Triton 3.4 and 3.9, as far as this package depends on them.
 
-`JITFunction.run` of Triton 3.4 to 3.9 does the same steps in the same order; what differs between them is here.
-Anything else (another version, a patched or interpreted function, another kind of launcher) counts as not covered,
-and its launches go through `JITFunction.run` itself.
+`JITFunction.run` of all these versions does the same steps in the same order. A launch by anything
+else (another version, a patched or interpreted function) is not covered, and is left to Triton.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import triton
@@ -19,13 +18,15 @@ from triton.runtime import jit
 __all__ = [
     "COVERED",
     "SPECIALIZE",
-    "WATCHED",
+    "WATCHED_KNOBS",
     "active_hook",
+    "async_compile_module",
     "autotuning_listener",
     "c_launcher",
     "is_covered",
     "kernel_follows_hooks",
     "only_alignment_counts",
+    "specialize_values",
     "specializer",
     "triton_key",
 ]
@@ -37,25 +38,25 @@ COVERED = (3, 4) <= _VERSION <= (3, 9)
 
 _HookChain = getattr(knobs, "HookChain", None)  # 3.5 and later: never None, often empty
 _LAUNCHER_TAKES_A_TUPLE = _VERSION >= (3, 7)
-
+_LAUNCHER_TAKES_PROFILE_SCRATCH = _VERSION >= (3, 5)
 
 SPECIALIZE = (
     "__specialize(__backend, {value}, {flags})"
     if _VERSION >= (3, 6)
     else "__specialize({value}, {flags})"
 )
-"""How a binder asks what an argument is to Triton, in terms of `specializer`."""
+"""Expression for an argument's specialisation, in terms of what `specializer` returns."""
 if _VERSION == (3, 4):  # which compares the text, and so tells 1 from True inside a tuple
     SPECIALIZE = f"str({SPECIALIZE})"
 
-_SINCE = {
+_KNOBS_SINCE = {
     (3, 4): "__knobs.runtime.debug",
     (3, 6): "__knobs.compilation.instrumentation_mode",
     (3, 7): "__knobs.runtime.add_stages_inspection_hook",
     (3, 9): "__knobs.compilation.fpsan_homomorphic_casts",
 }
-WATCHED = tuple(knob for since, knob in _SINCE.items() if since <= _VERSION)
-"""The knobs that `JITFunction.run` chooses a kernel by."""
+WATCHED_KNOBS = tuple(knob for since, knob in _KNOBS_SINCE.items() if since <= _VERSION)
+"""Expressions for the knobs that `JITFunction.run` chooses a kernel by."""
 
 
 def triton_key() -> str:
@@ -67,26 +68,67 @@ def triton_key() -> str:
     return str(digest_of_files())
 
 
+def async_compile_module() -> Any | None:
+    """Return Triton's module for asynchronous compilation, or None before 3.5."""
+    if _VERSION < (3, 5):
+        return None
+    from triton.runtime import _async_compile
+
+    return _async_compile
+
+
 def specializer(fn: Any) -> dict[str, Any]:
-    """Triton's own function for `SPECIALIZE`, and the backend of the current device."""
+    """Return the names in `SPECIALIZE`: Triton's function, and the current device's backend.
+
+    Args:
+        fn: a `JITFunction` that was launched on the current device.
+    """
     *_, backend, binder = fn.device_caches[jit.driver.active.get_current_device()]
     return {"__specialize": binder.__globals__["specialize_impl"], "__backend": backend}
 
 
+def specialize_values(
+    fn: Any, backend: Any, arguments: Mapping[str, Any]
+) -> dict[str, tuple[Any, Any]]:
+    """Return the types and attributes that `JITFunction.run` finds for some arguments.
+
+    Args:
+        fn: the `JITFunction`.
+        backend: Triton's backend for the target.
+        arguments: values by parameter name.
+
+    Returns:
+        Type and attributes by parameter name; the attributes are None if there are none.
+    """
+    if not arguments:
+        return {}
+    binder = jit.create_function_from_signature(fn.signature, fn.params, backend)
+    bound, specialization, options = binder(**{**dict.fromkeys(fn.arg_names), **arguments})
+    indices = {name: fn.arg_names.index(name) for name in arguments}
+    if _VERSION >= (3, 5):
+        _, signature, _, attrs = fn._pack_args(backend, {}, bound, specialization, options)
+        return {name: (signature[name], attrs.get((index,))) for name, index in indices.items()}
+    types_and_keys = {name: specialization[index] for name, index in indices.items()}
+    return {
+        name: (type_, backend.parse_attr(key) if isinstance(key, str) else None)
+        for name, (type_, key) in types_and_keys.items()
+    }
+
+
 def only_alignment_counts(fn: Any) -> bool:
-    """Whether a tensor's specialisation is its dtype and its alignment on 16 bytes, as it is on CUDA."""
+    """Return whether a tensor's specialisation is its dtype and its alignment on 16 bytes."""
     backend = specializer(fn)["__backend"]
-    asked = "get_tensor_specialization" if _VERSION >= (3, 6) else "get_arg_specialization"
-    return getattr(type(backend), asked) is getattr(BaseBackend, asked)
+    method = "get_tensor_specialization" if _VERSION >= (3, 6) else "get_arg_specialization"
+    return getattr(type(backend), method) is getattr(BaseBackend, method)
 
 
 def kernel_follows_hooks() -> bool:
-    """Whether a hook takes part in choosing the kernel, in a way that only Triton knows."""
+    """Return whether a hook takes part in choosing the kernel, in a way that only Triton knows."""
     return _VERSION >= (3, 7) and knobs.runtime.add_stages_inspection_hook is not None
 
 
 def is_covered(fn: Any) -> bool:
-    """Whether a function is launched by the `JITFunction.run` that this module knows."""
+    """Return whether a function is launched by the `JITFunction.run` that this module knows."""
     return (
         COVERED
         and isinstance(fn, jit.JITFunction)
@@ -103,19 +145,23 @@ def autotuning_listener() -> Callable[..., None] | None:
 
 
 def active_hook(hook: Any) -> Any:
-    """A launch hook, or None if calling it does nothing."""
+    """Return a launch hook, or None if calling it does nothing."""
     return None if hook.__class__ is _HookChain and not hook.calls else hook
 
 
 def c_launcher(kernel: Any) -> Callable[..., None]:
-    """How a compiled kernel is put on a stream: `(x, y, z, stream, metadata, enter, exit, arguments)`.
+    """Return the function that puts a compiled kernel on a stream.
 
-    Straight to the module's C function where Triton's Python launcher adds nothing to it (CUDA, no scratch
-    memory, no sanitizer), and through that launcher elsewhere.
+    It takes `(x, y, z, stream, launch_metadata, enter_hook, exit_hook, arguments)`. It calls the
+    host module's C function directly where Triton's Python launcher adds nothing to it (CUDA, no
+    scratch memory, no sanitizer), and that launcher elsewhere.
+
+    Args:
+        kernel: Triton's `CompiledKernel`, loaded onto the device.
     """
     run = kernel.run
-    if not _passes_on(run):
-        return _through_triton(kernel)
+    if not _only_passes_on(run):
+        return _python_launcher(kernel)
     launch, function, packed = run.launch, kernel.function, kernel.packed_metadata
     cooperative, pdl = run.launch_cooperative_grid, run.launch_pdl
     if _LAUNCHER_TAKES_A_TUPLE:
@@ -125,31 +171,19 @@ def c_launcher(kernel: Any) -> Callable[..., None]:
             x: int, y: int, z: int, stream: int, metadata: Any, enter: Any, leave: Any, args: Any
         ) -> None:
             launch(
-                x, y, z, stream, function, cooperative, pdl, packed, metadata, enter, leave, None, None,
-                annotations, signature, (*args,),
+                x, y, z, stream, function, cooperative, pdl, packed, metadata, enter, leave,
+                None, None, annotations, signature, (*args,),
             )  # fmt: skip
 
-    elif _VERSION >= (3, 5):
+    elif _LAUNCHER_TAKES_PROFILE_SCRATCH:
 
         def call(
             x: int, y: int, z: int, stream: int, metadata: Any, enter: Any, leave: Any, args: Any
         ) -> None:
             launch(
-                x,
-                y,
-                z,
-                stream,
-                function,
-                cooperative,
-                pdl,
-                None,
-                None,
-                packed,
-                metadata,
-                enter,
-                leave,
-                *args,
-            )
+                x, y, z, stream, function, cooperative, pdl, None, None, packed, metadata,
+                enter, leave, *args,
+            )  # fmt: skip
 
     else:
 
@@ -157,25 +191,15 @@ def c_launcher(kernel: Any) -> Callable[..., None]:
             x: int, y: int, z: int, stream: int, metadata: Any, enter: Any, leave: Any, args: Any
         ) -> None:
             launch(
-                x,
-                y,
-                z,
-                stream,
-                function,
-                cooperative,
-                pdl,
-                None,
-                packed,
-                metadata,
-                enter,
-                leave,
-                *args,
-            )
+                x, y, z, stream, function, cooperative, pdl, None, packed, metadata, enter,
+                leave, *args,
+            )  # fmt: skip
 
     return call
 
 
-def _passes_on(run: Any) -> bool:
+def _only_passes_on(run: Any) -> bool:
+    """Return whether a Python launcher adds nothing to the arguments of the C function."""
     return (
         type(run).__name__ == "CudaLauncher"
         and type(run).__module__ == "triton.backends.nvidia.driver"
@@ -186,7 +210,7 @@ def _passes_on(run: Any) -> bool:
     )
 
 
-def _through_triton(kernel: Any) -> Callable[..., None]:
+def _python_launcher(kernel: Any) -> Callable[..., None]:
     def call(
         x: int, y: int, z: int, stream: int, metadata: Any, enter: Any, leave: Any, args: Any
     ) -> None:

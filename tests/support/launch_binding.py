@@ -9,7 +9,7 @@ from typing import Any
 
 from triton.runtime import jit
 
-from dejavu_cache.triton_internals.compilation import _backend, _key, _source_class
+from dejavu_cache.triton_internals.compilation import backend_for, binary_key, source_class
 
 __all__ = ["Pointer", "bound"]
 
@@ -40,7 +40,7 @@ class Pointer:
 
 def bound(fn: Any, target: Any, args: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, Any]:
     """The source and metadata of a launch, as `JITFunction.run` makes them."""
-    backend = _backend(target)
+    backend = backend_for(target)
     binder = jit.create_function_from_signature(fn.signature, fn.params, backend)
     arguments, specialization, _ = binder(*args, **options)
     parsed = backend.parse_options({"debug": False, **options})
@@ -69,10 +69,10 @@ def bound(fn: Any, target: Any, args: tuple[Any, ...], options: dict[str, Any]) 
 def _launched(
     fn: Any, signature: Any, constants: Any, attrs: Any, backend: Any, target: Any, parsed: Any
 ) -> tuple[Any, Any]:
-    source = _source_class(fn)(fn, signature, constants, attrs)
+    source = source_class(fn)(fn, signature, constants, attrs)
     metadata = {
         **dataclasses.asdict(parsed),
         "target": target,
-        "hash": _key(source, backend, parsed),
+        "hash": binary_key(source, backend, parsed),
     }
     return source, SimpleNamespace(**metadata)

@@ -12,7 +12,7 @@ from support.launch_binding import Pointer, bound
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-from dejavu_cache.runtime.launch_recorder import _launch
+from dejavu_cache.runtime.launch_recorder import _launch_without_config
 from dejavu_cache.triton_internals.compilation import jit_function, launch_of, recreate_compilation
 from dejavu_cache.triton_internals.deviceless_driver import DevicelessDriver
 
@@ -76,11 +76,11 @@ def noted(target: Any) -> None:
     source, metadata = bound(
         fn, target, (Pointer("float16"), Pointer("float16"), 7), config.all_kwargs()
     )
-    launch = _launch(source, metadata, tuner)
+    launch = _launch_without_config(source, metadata, tuner)
     assert launch == launch_of(source, metadata, config)
     assert "BLOCK" not in launch.signature
     source, metadata = bound(products.halve, target, (Pointer("float16"), 128), {"num_warps": 1})
-    launch = _launch(source, metadata, None)
+    launch = _launch_without_config(source, metadata, None)
     assert (launch.constants, launch.options) == ({"BLOCK": 128}, {"num_warps": 1})
 
 

@@ -168,7 +168,7 @@ def verify(
     _say_events(observed, code, as_json)
     if code:
         raise PrewarmError(f"the program failed with exit code {code}, so nothing was shown")
-    if expect_hits and (any(event.unwanted for event in observed) or not observed):
+    if expect_hits and (any(event.is_unwanted for event in observed) or not observed):
         raise typer.Exit(1)
 
 
@@ -184,7 +184,7 @@ def _say_events(events: list[ActivityEvent], code: int, as_json: bool) -> None:
         )
         return
     unwanted = Counter(
-        (event.what, event.about, event.detail) for event in events if event.unwanted
+        (event.what, event.about, event.detail) for event in events if event.is_unwanted
     )
     for (what, about, detail), times in unwanted.items():
         repetition = f" {times} times" if times > 1 else ""
