@@ -1,4 +1,4 @@
-"""`install()`: `triton.autotune` becomes this package's, for libraries that are imported afterwards."""
+"""Replace `triton.autotune`, so that libraries that are imported afterwards use the cache."""
 
 from __future__ import annotations
 
@@ -20,22 +20,25 @@ from ..triton_internals.upstream import Autotuner, autotune
 
 __all__ = ["AdoptedAutotuner", "install", "uninstall"]
 
-_THEIRS = autotune
-_RUN = Autotuner.run
-_LEFT_ALONE = ("torch", "triton")
-"""Who builds autotuners for purposes of its own: Inductor compiles a user's kernel with a list of configs."""
+_TRITON_AUTOTUNE = autotune
+_TRITON_RUN = Autotuner.run
+_EXCLUDED_PACKAGES = ("torch", "triton")
+"""Packages with autotuners for other ends: Inductor compiles user kernels with several configs."""
 
-_OWN = __name__.partition(".")[0]
+_THIS_PACKAGE = __name__.partition(".")[0]
 
-_SAME = (
-    "pre_hook", "post_hook", "user_defined_pre_hook", "user_defined_post_hook", "perf_model", "configs_top_k",
-    "early_config_prune", "_do_bench", "num_warmups", "num_reps", "use_cuda_graph",
+_COPIED_ATTRIBUTES = (
+    "pre_hook", "post_hook", "user_defined_pre_hook", "user_defined_post_hook", "perf_model",
+    "configs_top_k", "early_config_prune", "_do_bench", "num_warmups", "num_reps", "use_cuda_graph",
 )  # fmt: skip
-"""What an autotuner's constructor makes of its arguments, and a subclass's may change."""
+"""Attributes that `Autotuner.__init__` derives from its arguments, and a subclass's may change."""
 
 
 class AdoptedAutotuner(CachedAutotuner):
-    """The autotuner of a library that knows nothing of this package: what cannot be cached goes on as before."""
+    """Cached autotuner of a library that is unaware of the cache.
+
+    A kernel that cannot be cached is tuned by Triton.
+    """
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ChosenConfig]:
         try:
@@ -47,87 +50,89 @@ class AdoptedAutotuner(CachedAutotuner):
 
 
 def install() -> None:
-    """Replaces `triton.autotune`; twice is once. The policy file says which kernels get what: see `policy`.
+    """Replace `triton.autotune` by the cached one; the policy file may exclude kernels.
 
-    Kernels that were decorated before cannot be reached: a warning names them, and the modules that took hold of
-    `triton.autotune` by name.
+    Kernels that were decorated before, and modules that imported `triton.autotune` by name, are not
+    affected: a warning names them. A second call does nothing.
     """
-    if Autotuner.run is _run_another_kind:
+    if Autotuner.run is _run_subclass:
         return
-    late = sorted({*_decorated_before(), *_holding_the_name()})
-    replace_autotune(_ours, _run_another_kind)
+    late = sorted({*_kernels_decorated_before(), *_modules_with_triton_autotune()})
+    replace_autotune(_cached_or_triton_autotune, _run_subclass)
     if late:
         logger.warning(
-            "install() came too late for %s: these stay with triton.autotune; call it before they are imported, "
-            "or start the program with `dejavu-cache run`",
+            "install() came too late for %s: these stay with triton.autotune; call it before they "
+            "are imported, or start the program with `dejavu-cache run`",
             ", ".join(late),
         )
 
 
 def uninstall() -> None:
-    """Gives `triton.autotune` back; kernels decorated meanwhile stay as they are."""
-    replace_autotune(_THEIRS, _RUN)
+    """Restore `triton.autotune`; kernels that were decorated meanwhile stay cached."""
+    replace_autotune(_TRITON_AUTOTUNE, _TRITON_RUN)
 
 
-@functools.wraps(_THEIRS)
-def _ours(*args: Any, **kwargs: Any) -> Callable[[Any], Any]:
-    if sys._getframe(1).f_globals.get("__name__", "").partition(".")[0] in _LEFT_ALONE:
-        theirs: Callable[[Any], Any] = _THEIRS(*args, **kwargs)
-        return theirs
+@functools.wraps(_TRITON_AUTOTUNE)
+def _cached_or_triton_autotune(*args: Any, **kwargs: Any) -> Callable[[Any], Any]:
+    if sys._getframe(1).f_globals.get("__name__", "").partition(".")[0] in _EXCLUDED_PACKAGES:
+        decorator: Callable[[Any], Any] = _TRITON_AUTOTUNE(*args, **kwargs)
+        return decorator
 
     def decorate(fn: Any) -> Any:
         try:
             name = kernel_name(fn)
             if current_policy().rule_for(name).install:
                 return _adopt_decorated(fn, *args, **kwargs)
-        except Exception as error:  # what Triton can decorate must not fail for being cached
+        except Exception as error:  # a kernel that Triton accepts must not fail here
             warn_once(
                 f"install {fn!r}",
                 f"{fn!r} stays with triton.autotune: {type(error).__name__}: {error}",
             )
-        return _THEIRS(*args, **kwargs)(fn)
+        return _TRITON_AUTOTUNE(*args, **kwargs)(fn)
 
     return decorate
 
 
 def _adopt_decorated(fn: Any, *args: Any, **kwargs: Any) -> AdoptedAutotuner:
     """Return the adopted autotuner of a kernel, made of the arguments of `triton.autotune`."""
-    arguments = inspect.signature(_THEIRS).bind(*args, **kwargs).arguments
+    arguments = inspect.signature(_TRITON_AUTOTUNE).bind(*args, **kwargs).arguments
     arguments.pop("cache_results", None)  # results are always kept
     return AdoptedAutotuner(
         fn, fn.arg_names, **{"reset_to_zero": None, "restore_value": None, **arguments}
     )
 
 
-def _run_another_kind(self: Any, *args: Any, **kwargs: Any) -> Any:
-    """`Autotuner.run` as a library's own kind of autotuner finds it when it calls `super().run`.
+def _run_subclass(self: Any, *args: Any, **kwargs: Any) -> Any:
+    """Launch through an adopted autotuner when a library's subclass calls `super().run`.
 
-    One that has put a config into its `cache` itself has chosen, and Triton goes by that.
+    A subclass that has put a config into its `cache` has chosen already: Triton uses that config.
     """
     if isinstance(self, CachedAutotuner) or self.cache:
-        return _RUN(self, *args, **kwargs)
+        return _TRITON_RUN(self, *args, **kwargs)
     if not hasattr(self, "_adopted"):
-        self._adopted = _adopted(self)
+        self._adopted = _adopt_subclass(self)
     if self._adopted is None:
-        return _RUN(self, *args, **kwargs)
+        return _TRITON_RUN(self, *args, **kwargs)
     launched = self._adopted.run(*args, **kwargs)
     self.best_config = self._adopted.best_config
     return launched
 
 
-def _adopted(theirs: Autotuner) -> AdoptedAutotuner | None:
-    """One of ours that tunes what an autotuner of a library's own kind would; None if that is not for us."""
-    kinds = type(theirs).__mro__[: type(theirs).__mro__.index(Autotuner)]
-    if not kinds or any(kind.__module__.partition(".")[0] in _LEFT_ALONE for kind in kinds):
+def _adopt_subclass(theirs: Autotuner) -> AdoptedAutotuner | None:
+    """Return a cached autotuner for a subclass's kernel, or None if it tunes by itself."""
+    subclasses = type(theirs).__mro__[: type(theirs).__mro__.index(Autotuner)]
+    if not subclasses or any(
+        subclass.__module__.partition(".")[0] in _EXCLUDED_PACKAGES for subclass in subclasses
+    ):
         return None
     try:
-        own = {
+        overridden = {
             name
-            for kind in kinds
-            for name in vars(kind)
+            for subclass in subclasses
+            for name in vars(subclass)
             if name in vars(Autotuner) and not name.startswith("__")
         }
-        if own - {"run"} or not current_policy().rule_for(kernel_name(theirs)).install:
+        if overridden - {"run"} or not current_policy().rule_for(kernel_name(theirs)).install:
             return None
         adopted = AdoptedAutotuner(
             theirs.fn,
@@ -142,22 +147,25 @@ def _adopted(theirs: Autotuner) -> AdoptedAutotuner | None:
             f"install {theirs!r}", f"{theirs!r} tunes by itself: {type(error).__name__}: {error}"
         )
         return None
-    adopted.__dict__.update({name: value for name, value in vars(theirs).items() if name in _SAME})
+    adopted.__dict__.update(
+        {name: value for name, value in vars(theirs).items() if name in _COPIED_ATTRIBUTES}
+    )
     return adopted
 
 
-def _decorated_before() -> Iterator[str]:
-    for held in gc.get_objects():
-        if type(held) is Autotuner:
+def _kernels_decorated_before() -> Iterator[str]:
+    for candidate in gc.get_objects():
+        if type(candidate) is Autotuner:
             try:
-                yield kernel_name(held)
-            except Exception:  # half made
+                yield kernel_name(candidate)
+            except Exception:  # its constructor may not have come to its end
                 continue
 
 
-def _holding_the_name() -> Iterator[str]:
+def _modules_with_triton_autotune() -> Iterator[str]:
     for name, module in list(sys.modules.items()):
-        if name.partition(".")[0] not in (*_LEFT_ALONE, _OWN) and any(
-            value is _THEIRS for value in list(getattr(module, "__dict__", {}).values())
-        ) :  # fmt: skip
+        if name.partition(".")[0] in (*_EXCLUDED_PACKAGES, _THIS_PACKAGE):
+            continue
+        values = list(getattr(module, "__dict__", {}).values())
+        if any(value is _TRITON_AUTOTUNE for value in values):
             yield f"module {name}"

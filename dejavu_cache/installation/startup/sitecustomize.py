@@ -1,7 +1,7 @@
-"""Put on `PYTHONPATH` by `dejavu-cache run`: installs the cache when a process imports Triton, and not before.
+"""Install the cache when a process imports Triton; `dejavu-cache run` puts this on `PYTHONPATH`.
 
-It stands before any other `sitecustomize`, and runs that one too. It uses the standard library alone, so that it
-does no harm in a child process whose Python does not have this package.
+It hides any other `sitecustomize`, and runs that one too. It uses the standard library alone, so
+that a child process whose Python does not have this package works as before.
 """
 
 import importlib.machinery
@@ -10,8 +10,8 @@ import os
 import sys
 
 
-def _run_the_other():
-    """Runs the `sitecustomize` that this one stands before."""
+def _run_hidden_sitecustomize():
+    """Run the `sitecustomize` that this one hides."""
     here = os.path.dirname(os.path.abspath(__file__))
     path = [entry for entry in sys.path if os.path.abspath(entry or os.curdir) != here]
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", path)
@@ -22,8 +22,8 @@ def _run_the_other():
     spec.loader.exec_module(module)
 
 
-class _OnTriton:
-    """Finds Triton as it would be found, and installs the cache once it is imported."""
+class _TritonImportHook:
+    """Import hook that installs the cache once Triton is imported."""
 
     @classmethod
     def find_spec(cls, name, path=None, target=None):
@@ -47,17 +47,18 @@ def _install():
         from dejavu_cache import install
     except ImportError as error:
         sys.stderr.write(
-            f"dejavu-cache: kernels of this process are not cached, since {sys.executable} cannot import it "
-            f"({error}): pip install dejavu-cache there\n"
+            f"dejavu-cache: kernels of this process are not cached, since {sys.executable} cannot "
+            f"import it ({error}): pip install dejavu-cache there\n"
         )
         return
     try:
         install()
     except Exception as error:
         sys.stderr.write(
-            f"dejavu-cache: kernels of this process are not cached: {type(error).__name__}: {error}\n"
+            "dejavu-cache: kernels of this process are not cached: "
+            f"{type(error).__name__}: {error}\n"
         )
 
 
-sys.meta_path.insert(0, _OnTriton)
-_run_the_other()
+sys.meta_path.insert(0, _TritonImportHook)
+_run_hidden_sitecustomize()
