@@ -1,8 +1,9 @@
 """One config per scenario on all ranks of a torch.distributed job, without a collective.
 
-Ranks agree through the job's key-value store, which every rank can ask at any time: a kernel that only some ranks run
-cannot make one of them wait for the others. The first rank that meets a scenario claims it and decides; the others
-wait for its word, up to a limit. Whatever is decided first, a fallback too, holds for the rest of the job.
+Ranks agree through the job's key-value store, which every rank can read at any time: a kernel that
+only some ranks run cannot make one of them wait for the others. The first rank that meets a
+scenario claims it and decides; the others wait for its decision, up to a limit. The first decision,
+be it a fallback, holds for the rest of the job.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from .request import Request
 __all__ = ["agree"]
 
 _CLAIMS = 2
-"""How often a scenario can be claimed: the second time when whoever claimed it first has not been heard of."""
+"""Times a scenario can be claimed; the second one takes over from a rank that never decided."""
 
 _Resolve = Callable[[], tuple[Resolution, int]]
 
@@ -35,11 +36,12 @@ _Resolve = Callable[[], tuple[Resolution, int]]
 def agree(
     request: Request, resolve: _Resolve, resolve_now: Callable[[], Resolution], wait: float
 ) -> tuple[Resolution, int]:
-    """This rank's resolution, which is every rank's; by itself where there is no job.
+    """Return the resolution that all ranks of a job share; outside a job, this process's own.
 
     Args:
-        resolve: finds or tunes a config, and says how many were benchmarked.
-        resolve_now: finds one without a benchmark and without waiting.
+        request: the scenario.
+        resolve: looks up or tunes a config; returns its resolution and the number of benchmarks.
+        resolve_now: looks up a config without benchmarking and without waiting.
         wait: seconds to wait for another rank's decision, at most twice.
     """
     store = _job_store()
@@ -47,7 +49,7 @@ def agree(
         return resolve()
     try:
         return _agree(store, request, resolve, resolve_now, wait)
-    except _StoreFailed as error:
+    except _JobStoreError as error:
         warn_once(
             "consensus",
             f"the job's key-value store fails ({error}): ranks choose configs by themselves",
@@ -55,15 +57,15 @@ def agree(
         return resolve()
 
 
-class _StoreFailed(Exception):
-    pass
+class _JobStoreError(Exception):
+    """The job's key-value store failed, or holds something unreadable."""
 
 
 def _agree(
     store: Any, request: Request, resolve: _Resolve, resolve_now: Any, wait: float
 ) -> tuple[Resolution, int]:
     name = _name(request)
-    decided, benchmarked, mine = _held(store, name), 0, None
+    decided, benchmarked, mine = _read_decision(store, name), 0, None
     for claim in range(0 if is_capturing_graph() else _CLAIMS):
         if decided is not None:
             break
@@ -74,24 +76,24 @@ def _agree(
                 _ask(store.set, f"{name}/given up{claim}", "")
                 raise
             break
-        decided = _awaited(store, name, f"{name}/given up{claim}", wait)
+        decided = _await_decision(store, name, f"{name}/given up{claim}", wait)
     if decided is None:
         mine = mine or resolve_now()
         decided = _ask(store.compare_set, name, "", _proposal(request, mine)).decode()
-    return _adopted(request, decided, mine, resolve, benchmarked)
+    return _adopt_decision(request, decided, mine, resolve, benchmarked)
 
 
-def _adopted(
+def _adopt_decision(
     request: Request, decided: str, mine: Resolution | None, resolve: _Resolve, benchmarked: int
 ) -> tuple[Resolution, int]:
-    """The decision in this rank's terms."""
+    """Return the decision as a resolution of this rank's request."""
     if mine is not None and decided == _proposal(request, mine):
         return replace(mine, agreed=True), benchmarked
     try:
         said = json.loads(decided)
         config, source, rank = Config.model_validate(said["config"]), said["source"], said["rank"]
     except (ValueError, KeyError, TypeError, ValidationError) as error:
-        raise _StoreFailed(f"it holds {decided[:80]!r}: {error}") from None
+        raise _JobStoreError(f"it holds {decided[:80]!r}: {error}") from None
     kernel = request.context.kernel
     if source != kernel.source:
         warn_once(
@@ -112,7 +114,7 @@ def _adopted(
 
 
 def _name(request: Request) -> str:
-    """What all ranks call a scenario, whatever version of the kernel they run."""
+    """Return the scenario's key in the job's store, equal for all versions of the kernel."""
     context = request.context
     text = canonical_json(
         [context.kernel.name, request.scenario.text, context.environment.model_dump(mode="json")]
@@ -125,18 +127,18 @@ def _proposal(request: Request, resolution: Resolution) -> str:
         "config": describe(resolution.config).model_dump(mode="json"),
         "source": request.context.kernel.source,
     }
-    return json.dumps({**held, "rank": _distributed().get_rank()})
+    return json.dumps({**held, "rank": _torch_distributed().get_rank()})
 
 
-def _held(store: Any, name: str) -> str | None:
+def _read_decision(store: Any, name: str) -> str | None:
     held: str | None = _ask(store.get, name).decode() if _ask(store.check, [name]) else None
     return held
 
 
-def _awaited(store: Any, name: str, given_up: str, wait: float) -> str | None:
+def _await_decision(store: Any, name: str, given_up: str, wait: float) -> str | None:
     until, pause = time.monotonic() + wait, 0.002
     while (
-        (held := _held(store, name)) is None
+        (held := _read_decision(store, name)) is None
         and time.monotonic() < until
         and not _ask(store.check, [given_up])
     ):
@@ -149,17 +151,17 @@ def _ask(question: Callable[..., Any], *args: Any) -> Any:
     try:
         return question(*args)
     except Exception as error:  # a store raises what its transport raises
-        raise _StoreFailed(error) from None
+        raise _JobStoreError(error) from None
 
 
-def _distributed() -> Any:
+def _torch_distributed() -> Any:
     torch = sys.modules.get("torch")
     return torch.distributed if torch is not None and torch.distributed.is_available() else None
 
 
 def _job_store() -> Any:
-    """The job's key-value store, or None outside of a job."""
-    distributed = _distributed()
+    """Return the job's key-value store, or None outside a job."""
+    distributed = _torch_distributed()
     if distributed is None or not distributed.is_initialized():
         return None
     return distributed.PrefixStore(

@@ -1,8 +1,8 @@
 """A step captured into one CUDA or HIP graph per bucket, and replayed for every size that fits.
 
-Capturing a step for every size that a server may meet takes too much memory and time; launching kernel by kernel
-takes too much of the host. The buckets of the step's size say which graphs there are: a step of 33 tokens runs in the
-graph for 64, its inputs copied into that graph's buffers.
+Capturing a step for every size that a server may meet takes too much memory and time; launching
+kernel by kernel takes too much of the host. The buckets of the step's size determine the graphs: a
+step of 33 tokens runs in the graph for 64, its inputs copied into that graph's buffers.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ..errors import SettingsError
 from ..model.buckets import Bucket
 
 __all__ = ["GraphedStep"]
@@ -32,18 +33,20 @@ class _Captured(NamedTuple):
 class GraphedStep:
     """A function of tensors, replayed from graphs.
 
-    The step is called as `step(**inputs)`, every input a tensor with a row for each unit of the size. They are
-    padded to the bucket's size; the rows beyond the call's size hold what an earlier call left, or zeros, so the
-    step must not let them touch the others. What differs between calls and is no tensor cannot be part of a graph.
+    The step is called as `step(**inputs)`, every input a tensor with a row for each unit of the size.
+    Inputs are padded to the bucket's size. The rows beyond the call's size hold data of an earlier
+    call, or zeros, so the step must not let them affect the others. Values that differ between calls
+    must be tensors.
 
-    Before a size is captured, the step runs once as it is, so that kernels are tuned and compiled outside of the
-    capture. All graphs share one memory pool. A size that no bucket holds runs as it is.
+    Before a size is captured, the step runs once without a graph, so that kernels are tuned and
+    compiled outside of the capture. All graphs share one memory pool. A size above all buckets runs
+    without a graph.
 
     Args:
         step: from tensors to a tensor, or to a tuple or dictionary of them.
         sizes: the buckets of the size; `Pow2(max=256)` gives graphs for 1, 2, 4, …, 256.
         fixed: the inputs that have no rows, and one shape in all calls.
-        limit: how many graphs are kept; the one that was not used for longest is dropped for a new one.
+        limit: the most graphs to keep; a new one replaces the least recently used one.
 
     Example:
         >>> step = GraphedStep(decode, Pow2(min=8, max=256), limit=8)  # doctest: +SKIP
@@ -58,8 +61,13 @@ class GraphedStep:
         fixed: Collection[str] = (),
         limit: int = 32,
     ) -> None:
+        """Set up the step without capturing anything yet.
+
+        Raises:
+            SettingsError: the limit is below 1.
+        """
         if limit < 1:
-            raise ValueError(f"limit={limit}: at least one graph must fit")
+            raise SettingsError(f"limit={limit}: keep at least one graph")
         self._step = step
         self._sizes = sizes
         self._fixed = frozenset(fixed)
@@ -70,18 +78,18 @@ class GraphedStep:
 
     @property
     def sizes(self) -> list[int]:
-        """The sizes that are captured now, the one used last at the end."""
+        """Captured sizes, the most recently used one last."""
         return [key[0] for key in self._captured]
 
     def __call__(self, size: int, **inputs: torch.Tensor) -> Any:
-        """Runs the step for a size.
+        """Run the step for a size.
 
         Raises:
-            ValueError: an input that is not fixed has another number of rows.
+            SettingsError: an input that is not fixed has another number of rows.
 
         Returns:
-            What the step returned; of tensors whose first dimension is the bucket's size, the first `size` rows. It
-            is the graph's own memory: valid until the next call of any size.
+            The step's result; of tensors whose first dimension is the bucket's size, the first `size`
+            rows. It lies in the graph's own memory and is valid until the next call of any size.
         """
         room = self._sizes.above(size)
         if room is None:
@@ -97,13 +105,13 @@ class GraphedStep:
             return _cut(held.output, room, size)
 
     def _shape(self, name: str, value: torch.Tensor, size: int, room: int) -> _Shape:
-        """What a graph's buffer for an input is like."""
+        """Return the shape, dtype and device of a graph's buffer for an input."""
         if name in self._fixed:
             return tuple(value.shape), value.dtype, value.device
         if value.dim() == 0 or value.shape[0] != size:
-            raise ValueError(
-                f"input {name!r} has shape {tuple(value.shape)} in a call of size {size}: its first dimension must be "
-                "the size, or the input be named in fixed"
+            raise SettingsError(
+                f"input {name!r} has shape {tuple(value.shape)} in a call of size {size}: make "
+                "its first dimension the size, or name the input in fixed"
             )
         return (room, *value.shape[1:]), value.dtype, value.device
 

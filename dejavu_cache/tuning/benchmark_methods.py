@@ -1,4 +1,4 @@
-"""How a config is timed, and what its failures are called."""
+"""Benchmark methods, and the failures that a benchmark may record."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ METHODS: tuple[str, ...] = get_args(Method)
 
 
 def method_name(do_bench: Any, use_cuda_graph: bool, interpreted: bool) -> str:
-    """The benchmark method's name, which is part of a record's key: timings of two methods are never compared."""
+    """Return the benchmark method's name.
+
+    It is part of a record's key, so timings of two methods are never compared.
+    """
     if use_cuda_graph:
         return "cudagraph-warm"
     if do_bench is not None:
@@ -40,23 +43,23 @@ def method_name(do_bench: Any, use_cuda_graph: bool, interpreted: bool) -> str:
 
 
 def wall_clock(kernel_call: Callable[[], Any], quantiles: Sequence[float]) -> list[float]:
-    """Times a call by the host's clock: for the interpreter, where there is no device to ask.
+    """Time a call by the host's clock, for the interpreter, which has no device.
 
     Returns:
         The quantiles, in milliseconds.
     """
     kernel_call()
-    taken = []
+    times = []
     for _ in range(3):
         start = time.perf_counter()
         kernel_call()
-        taken.append((time.perf_counter() - start) * 1e3)
-    taken.sort()
-    return [taken[min(int(share * len(taken)), len(taken) - 1)] for share in quantiles]
+        times.append((time.perf_counter() - start) * 1e3)
+    times.sort()
+    return [times[min(int(share * len(times)), len(times) - 1)] for share in quantiles]
 
 
 def quantiles_of(timing: Any) -> tuple[float, float | None, float | None] | Failure:
-    """Median, 20th and 80th percentile in milliseconds, from whatever a benchmark function returned."""
+    """Return median, 20th and 80th percentile in milliseconds from a benchmark's return value."""
     values = [float(value) for value in (timing if isinstance(timing, (list, tuple)) else [timing])]
     if not values or any(math.isnan(value) or value < 0 or math.isinf(value) for value in values):
         return Failure(kind="invalid_timing", reason=f"the benchmark returned {timing!r}")
@@ -64,7 +67,7 @@ def quantiles_of(timing: Any) -> tuple[float, float | None, float | None] | Fail
 
 
 def failure_of(error: BaseException) -> Failure | None:
-    """What to record of an error that one config's benchmark raised; None if it is not the config's fault."""
+    """Return the failure to record for a benchmark's error, or None if it is not the config's."""
     for kind, types in _failures().items():
         if isinstance(error, types):
             return Failure(kind=kind, reason=_short(error))
@@ -74,7 +77,10 @@ def failure_of(error: BaseException) -> Failure | None:
 
 
 def compile_failure_of(error: BaseException) -> Failure | None:
-    """The same for an error from before any launch, where an option that this device does not have is refused."""
+    """Return the failure to record for an error of a compilation, or None.
+
+    Unlike a launch, a compilation also raises for options that the device does not have.
+    """
     refused = isinstance(error, (ValueError, AssertionError)) or (
         isinstance(error, KeyError) and "unrecognised" in str(error)
     )
@@ -84,12 +90,12 @@ def compile_failure_of(error: BaseException) -> Failure | None:
 
 
 def skip(error: BaseException) -> Failure:
-    """What to record where memory ran out."""
+    """Return the failure to record where the device's memory ran out."""
     return Failure(kind="skipped", reason=_short(error))
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether the device had no memory left: a matter of the moment."""
+    """Return whether the device had no memory left, which may be different the next time."""
     return type(error).__name__ == "OutOfMemoryError" or "CUDA]: out of memory" in str(error)
 
 

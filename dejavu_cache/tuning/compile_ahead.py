@@ -1,4 +1,4 @@
-"""Compiling many configs of one launch at once, and telling which of them cannot run."""
+"""Compile many configs of one launch at once, and find those that cannot run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from ..triton_internals.async_compile import async_compile_mode, load_binary
 __all__ = ["Candidate", "compiling", "threads_for"]
 
 MOST_THREADS = 16
-"""Compiling holds the interpreter's lock for about a tenth of its time: more threads would wait for each other."""
+"""Most threads that compile.
+
+Each holds the interpreter's lock for about a tenth of its time: more would wait for each other.
+"""
 
 
 class Candidate(NamedTuple):
@@ -22,8 +25,8 @@ class Candidate(NamedTuple):
     Attributes:
         config: the `triton.Config`.
         done: whether nothing is left to wait for.
-        kernel: what Triton's asynchronous compilation gave, the error that it raised at once, or None where the
-            first launch will compile.
+        kernel: what Triton's asynchronous compilation returned, the error that it raised at once, or None
+            where the first launch compiles.
     """
 
     config: Any
@@ -36,9 +39,10 @@ class Candidate(NamedTuple):
         return future is None or future.done()
 
     def check(self) -> None:
-        """Waits for the compiler and loads the binary.
+        """Wait for the compiler and load the binary.
 
-        Shared memory, tensor memory and threads (which registers limit) are checked by Triton's own loader.
+        Shared memory, tensor memory and threads (which registers limit) are checked by Triton's
+        loader.
 
         Raises:
             Exception: what Triton raises where the config cannot run.
@@ -48,7 +52,7 @@ class Candidate(NamedTuple):
         load_binary(self.kernel)
 
     def settle(self) -> None:
-        """Hands Triton what was compiled; it would trip over what was given up."""
+        """Pass the compiled kernel to Triton; a cancelled compilation is ignored."""
         if hasattr(self.kernel, "result"):
             with suppress(Exception):
                 self.kernel.result()
@@ -58,15 +62,17 @@ class Candidate(NamedTuple):
 def compiling(
     autotuner: Any, configs: Sequence[Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Iterator[list[Candidate]]:
-    """Compiles configs in the background, in order, by Triton's own asynchronous compilation.
+    """Compile configs in the background, in order, by Triton's own asynchronous compilation.
 
-    The passes, LLVM and ptxas let go of the interpreter's lock, so threads do. Where Triton cannot (before
-    3.5, and under the interpreter), candidates are compiled by their first launch. What is not compiled when
-    the context ends is given up.
+    The passes, LLVM and ptxas release the interpreter's lock, so threads suffice. Where Triton has no
+    asynchronous compilation (before 3.5, and under the interpreter), candidates are compiled by
+    their first launch. Compilations that have not started when the context ends are cancelled.
 
     Args:
         autotuner: one whose `nargs` are the launch's.
         configs: `triton.Config`s.
+        args: the launch's positional arguments.
+        kwargs: the launch's keyword arguments.
 
     Yields:
         The candidates, in order.
@@ -90,7 +96,7 @@ def compiling(
 def _submit(
     autotuner: Any, config: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Candidate:
-    """Binds the arguments as a launch would, hook included, and leaves the rest to the pool."""
+    """Bind the arguments as a launch would, its hook included, and compile in the pool."""
     if kwargs.keys() & config.kwargs.keys():  # the benchmark says so
         return Candidate(config)
     current = {**kwargs, **config.all_kwargs()}
@@ -103,6 +109,6 @@ def _submit(
 
 
 def threads_for(configs: int) -> int:
-    """How many threads compile so many configs."""
+    """Return the number of threads to compile a number of configs with."""
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(min(cpus, MOST_THREADS, configs), 1)

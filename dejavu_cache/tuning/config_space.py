@@ -1,4 +1,4 @@
-"""`config_space`: the configs of a kernel by their parameters, usable wherever a list of them is."""
+"""`config_space`: a kernel's configs by their parameters, usable in place of a list."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
 
 
 class ConfigSpace(Sequence[Any]):
-    """All combinations of some parameters' values that meet some conditions: a sequence of `triton.Config`.
+    """The sequence of `triton.Config`s with all combinations of values that meet some conditions.
 
-    It is made by `config_space` and built when it is first looked at, since the vendor's parameters depend
-    on the GPU, and a module may be imported where there is none.
+    It is built when it is first read, since some parameters depend on the GPU's vendor, and a
+    module may be imported on a machine without a GPU.
 
     Attributes:
         search: how the space is tuned.
@@ -41,6 +41,7 @@ class ConfigSpace(Sequence[Any]):
         search: Strategy,
         budget: int | None,
     ) -> None:
+        """Set up the space without building it; `config_space` describes the arguments."""
         self._choices = choices
         self._vendors = vendors
         self._where = [
@@ -52,7 +53,10 @@ class ConfigSpace(Sequence[Any]):
         self.budget = budget
 
     def for_vendor(self, vendor: str) -> list[Any]:
-        """The configs on a vendor's GPUs: `cuda`, `hip`, or nobody's, as under the interpreter.
+        """Return the configs on a vendor's GPUs.
+
+        Args:
+            vendor: `cuda`, `hip`, or empty, as under the interpreter.
 
         Raises:
             SettingsError: no combination meets the conditions.
@@ -118,25 +122,29 @@ def config_space(
     search: Strategy = "exhaustive",
     budget: int | None = None,
 ) -> ConfigSpace:
-    """The configs with all combinations of the given values, in the order in which they are written.
+    """Return the configs with all combinations of values, in the order in which they are written.
 
     Args:
-        params: meta-parameters, each with its values. The first values of all make the first config: the
-            default, unless the decorator names another.
-        num_warps, num_stages, num_ctas, maxnreg: the compiler options of `triton.Config`.
-        where: a condition, or several; each names the parameters that it looks at, and a combination for
-            which it is false is left out: `where=lambda BLOCK_M, num_warps: BLOCK_M >= 16 * num_warps`.
-        cuda, hip: parameters that only one vendor's compiler has, or other values for those above.
+        params: meta-parameters, each with its values. The first values of all make the first config:
+            the default, unless the decorator names another.
+        num_warps: numbers of warps, as in `triton.Config`.
+        num_stages: numbers of pipeline stages, as in `triton.Config`.
+        num_ctas: numbers of CTAs in a cluster, as in `triton.Config`.
+        maxnreg: most registers per thread, as in `triton.Config`; None for no limit.
+        where: a condition, or several. Each names the parameters that it needs; a combination for
+            which it is false is left out: `where=lambda M, num_warps: M >= 16 * num_warps`.
+        cuda: parameters that only NVIDIA's compiler has, or other values for those above.
+        hip: parameters that only AMD's compiler has, or other values for those above.
         pre_hook: the hook that all configs share.
-        search: `exhaustive` measures all; `optuna` lets Optuna's sampler choose which, up to the budget.
-        budget: how many configs of a scenario are measured at the most.
+        search: `exhaustive` measures all; `optuna` measures those that Optuna's sampler proposes.
+        budget: the most configs of a scenario to measure, 1 or more. None: all.
 
     Raises:
-        SettingsError: a condition looks at a parameter that does not exist, a parameter has no values, or
-            `search="optuna"` has no budget.
+        SettingsError: a condition needs a parameter that does not exist, a parameter has no values,
+            the budget is below 1, or `search="optuna"` has no budget.
 
     Example:
-        >>> space = config_space({"BLOCK": [64, 128]}, num_warps=[4, 8], where=lambda BLOCK, num_warps: BLOCK > 64)
+        >>> space = config_space({"BLOCK": [64, 128]}, where=lambda BLOCK: BLOCK > 64)
     """
     choices = {
         **params,
@@ -175,7 +183,10 @@ def _listed(choices: Mapping[str, Iterable[Any]]) -> dict[str, tuple[Any, ...]]:
 
 
 def _by_name(condition: Condition, known: set[str]) -> Callable[[Mapping[str, Any]], bool]:
-    """A condition as a function of a whole combination; one on another vendor's parameters always holds."""
+    """Return a condition as a function of a combination of values by name.
+
+    A condition on parameters that only another vendor has always holds.
+    """
     wanted = [
         name
         for name, parameter in inspect.signature(condition).parameters.items()

@@ -11,25 +11,30 @@ from typing import Any, NamedTuple
 __all__ = ["FULL", "SCREENING", "DeviceTimer", "Effort", "Sample"]
 
 HEAD_STARTS = (4, 64)
-"""How many clears of the cache keep the device busy while the host queues what is timed: first a few, then more."""
+"""Numbers of cache clears that keep the device busy while the host queues the timed launches.
+
+The second is used where the first was too few.
+"""
 
 GRAPH_REPLAYS = 5
-"""How often a graph of many launches is replayed for one timing."""
+"""Replays of a graph of many launches for one timing."""
 
 GRAPH_MILLISECONDS = 0.3
-"""How long a graph runs at least: its own start takes 4 us, and may not count more against a config that is looked at
-shortly than against one that is looked at long."""
+"""Least duration of a graph of launches.
+
+A graph takes 4 us to start, which must not weigh more in a short measurement than in a long one.
+"""
 
 
 class Effort(NamedTuple):
-    """How long to look at a config: repetitions that fill some milliseconds, within bounds."""
+    """The length of a measurement: repetitions that fill some milliseconds, within bounds."""
 
     milliseconds: float
     least: int
     most: int
 
     def repetitions(self, estimate: float) -> int:
-        """How many launches of an estimated duration, in milliseconds."""
+        """Return the number of launches for an estimated duration of one, in milliseconds."""
         wanted = math.ceil(self.milliseconds / max(estimate, 1e-4))
         return min(max(wanted, self.least), self.most)
 
@@ -42,49 +47,54 @@ class Sample(NamedTuple):
     """Durations of single launches, in milliseconds.
 
     Attributes:
-        steady: whether the device never waited for the host in between; else the times may be too long.
+        steady: whether the device never waited for the host in between; else the times may be
+            too long.
     """
 
     times: list[float]
     steady: bool
 
     def quantiles(self, shares: Sequence[float]) -> list[float]:
-        """The durations below which these shares of all lie."""
+        """Return quantiles of the durations, in milliseconds, interpolated linearly."""
         ordered = sorted(self.times)
-        places = [share * (len(ordered) - 1) for share in shares]
+        positions = [share * (len(ordered) - 1) for share in shares]
         return [
-            ordered[int(place)] + (ordered[math.ceil(place)] - ordered[int(place)]) * (place % 1)
-            for place in places
+            ordered[int(position)]
+            + (ordered[math.ceil(position)] - ordered[int(position)]) * (position % 1)
+            for position in positions
         ]
 
 
 class DeviceTimer:
-    """A benchmark as Triton's `do_bench` is one, and with less effort where less will do.
+    """A benchmark function like Triton's `do_bench`, with an adjustable effort.
 
-    The events around a launch also see a device that waits for its host. So the device is given something
-    to do first, and whatever it had caught up with by the time it was queued does not count.
+    Events around a launch also measure the time in which the device waits for the host. So the
+    device gets other work first, and launches that it reached before they were queued do not count.
 
     Args:
         method: `events-cold`, `events-warm`, `cudagraph-cold` or `cudagraph-warm`.
     """
 
     def __init__(self, method: str) -> None:
+        """Set up a timer for a method."""
         self.by_graph = method.startswith("cudagraph")
         self.cold = method.endswith("-cold")
 
     def __call__(
         self, kernel_call: Callable[[], Any], quantiles: Sequence[float] = (0.5, 0.2, 0.8)
     ) -> list[float]:
-        """The quantiles of a launch's duration, in milliseconds, with full effort."""
+        """Return quantiles of a launch's duration, in milliseconds, measured with full effort."""
         return self.sample(kernel_call, FULL).quantiles(quantiles)
 
     def sample(self, launch: Callable[[], Any], effort: Effort, limit: float = math.inf) -> Sample:
-        """Times a launch.
+        """Time a launch.
 
         Args:
-            limit: milliseconds; a launch that takes longer than this is looked at only once.
+            launch: launches the kernel once.
+            effort: the length of the measurement.
+            limit: milliseconds; a launch that takes longer is timed only once.
         """
-        launch()  # loads what is compiled, and shows at once what cannot run
+        launch()  # loads the binary, and raises at once if it cannot run
         self._device.synchronize()
         first = self._events(launch, 1)
         if first.times[0] > limit:
@@ -103,13 +113,13 @@ class DeviceTimer:
             return Sample([time / launches for time in replays.times], replays.steady)
 
     def warm_up(self) -> None:
-        """Keeps the device busy for some milliseconds, so that the first config does not meet a sleeping clock."""
+        """Keep the device busy for some milliseconds, so that its clock is up."""
         for _ in range(256):
             self._clear()
         self._device.synchronize()
 
     def release(self) -> None:
-        """Lets go of the memory that clears the L2 cache."""
+        """Free the memory that clears the L2 cache."""
         self.__dict__.pop("_cache", None)
 
     def _events(self, launch: Callable[[], Any], repetitions: int) -> Sample:
@@ -145,7 +155,7 @@ class DeviceTimer:
 
     @contextmanager
     def _graph(self, launch: Callable[[], Any], launches: int) -> Iterator[Any]:
-        """A graph of some launches, captured without the collection of garbage that `torch.cuda.graph` begins with."""
+        """Capture a graph of launches, without the garbage collection of `torch.cuda.graph`."""
         import torch
 
         graph = torch.cuda.CUDAGraph()

@@ -1,4 +1,4 @@
-"""Writing measurements down while the next ones are taken."""
+"""Record measurements in a thread while the next ones are taken."""
 
 from __future__ import annotations
 
@@ -12,34 +12,37 @@ __all__ = ["MeasurementWriter"]
 
 
 class MeasurementWriter:
-    """Hands measurements to a function in a thread of its own, as soon as they come, so that nobody waits for a disk.
+    """Passes measurements to a function in a thread, so that no benchmark waits for a disk.
 
-    What comes while the function is busy is handed over together. At the end of the `with`, everything is.
+    Measurements that arrive while the function runs are passed on together. At the end of the
+    `with` block, all of them have been.
 
     Args:
-        keep: is given measurements; what it raises is raised at the end of the `with`.
+        keep: is called with measurements; its errors are raised at the end of the `with` block.
     """
 
     def __init__(self, keep: Callable[[Sequence[Measurement]], None]) -> None:
+        """Set up the thread, which starts with the `with` block."""
         self._keep = keep
         self._queued: list[Measurement] = []
         self._changed = threading.Condition()
         self._closing = self._busy = False
         self._error: Exception | None = None
-        self._thread = threading.Thread(target=self._work, name="dejavu-cache keeper", daemon=True)
+        self._thread = threading.Thread(target=self._work, name="dejavu-cache writer", daemon=True)
 
     def __call__(self, measurement: Measurement) -> None:
-        """Queues a measurement."""
+        """Queue a measurement."""
         with self._changed:
             self._queued.append(measurement)
             self._changed.notify_all()
 
     def drain(self) -> None:
-        """Waits until all that was queued is handed over."""
+        """Wait until all queued measurements have been passed on."""
         with self._changed:
             self._changed.wait_for(lambda: not (self._queued or self._busy))
 
     def __enter__(self) -> MeasurementWriter:
+        """Start the thread."""
         self._thread.start()
         return self
 
@@ -49,6 +52,7 @@ class MeasurementWriter:
         error: BaseException | None,
         at: TracebackType | None,
     ) -> None:
+        """Wait for the thread, and raise its error unless the block has raised one."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -64,9 +68,11 @@ class MeasurementWriter:
                 self._busy = bool(queued)
             if not queued:
                 return
-            # Of two measurements of one config the later one counts.
+            # The later of two measurements of one config counts.
             try:
-                self._keep(list({each.config: each for each in queued}.values()))
+                self._keep(
+                    list({measurement.config: measurement for measurement in queued}.values())
+                )
             except Exception as error:
                 self._error = error
             with self._changed:

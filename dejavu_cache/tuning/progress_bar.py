@@ -1,4 +1,4 @@
-"""A bar on the terminal for a tune that takes more than a moment."""
+"""A progress bar for tunes that take more than two seconds."""
 
 from __future__ import annotations
 
@@ -11,15 +11,20 @@ from typing import Any
 __all__ = ["progress"]
 
 SHOWN_AFTER = 2.0
-"""Seconds."""
+"""Seconds until the bar appears."""
 
 
 @contextmanager
 def progress(title: str, total: int, *, wanted: bool = True) -> Iterator[Callable[[], None]]:
-    """Counts to a total on standard error, once two seconds are over, if that is a terminal.
+    """Show a bar on standard error, if it is a terminal, once two seconds are over.
+
+    Args:
+        title: the text beside the bar.
+        total: the number of steps.
+        wanted: whether to show a bar at all.
 
     Yields:
-        What is to be called for each one that is done.
+        A function to call after each step.
     """
     if not (wanted and sys.stderr.isatty()):
         yield lambda: None

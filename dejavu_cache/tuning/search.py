@@ -1,4 +1,4 @@
-"""Which configs are measured: all of them in order, or those that Optuna's sampler chooses."""
+"""Searches: measure all configs in order, or those that Optuna's sampler proposes."""
 
 from __future__ import annotations
 
@@ -13,55 +13,59 @@ from ..model.scenario import Config
 __all__ = ["Exhaustive", "OptunaSearch", "Search"]
 
 BATCH = 16
-"""How many configs Optuna proposes at once, so that they compile at once."""
+"""Configs that Optuna proposes together, so that they compile together."""
 
 SEED = 0
 
 
 class Search(Protocol):
-    """A source of configs that is told what its proposals were worth."""
+    """A source of configs that learns from their measurements."""
 
     def ask(self) -> Sequence[Config]:
-        """The next configs to measure; none at the end."""
+        """Return the next configs to measure; none at the end."""
 
-    def tell(self, taken: Iterable[Measurement]) -> None:
-        """What was measured of them."""
+    def tell(self, measurements: Iterable[Measurement]) -> None:
+        """Take note of measurements of the proposed configs."""
 
 
 class Exhaustive:
-    """All of some configs, the first ones first."""
+    """A search that proposes all configs at once, in order."""
 
     def __init__(self, configs: Sequence[Config]) -> None:
+        """Search through some configs."""
         self._configs = list(configs)
 
     def ask(self) -> Sequence[Config]:
+        """Return all configs at first, and none afterwards."""
         configs, self._configs = self._configs, []
         return configs
 
-    def tell(self, taken: Iterable[Measurement]) -> None:
-        pass
+    def tell(self, measurements: Iterable[Measurement]) -> None:
+        """Ignore the measurements, since everything is measured anyway."""
 
 
 class OptunaSearch:
     """Configs that Optuna's TPE sampler proposes, from a study in memory with a fixed seed.
 
-    The sampler knows nothing of conditions between parameters. Where it proposes what is no config, or a known one,
-    the unknown config is taken that has most of its values; so a batch is full as long as there are any.
+    The sampler knows nothing of conditions between parameters. Where it proposes no declared config
+    or a measured one, the unmeasured config that shares most of its values takes its place, so that
+    batches stay full as long as there are any.
 
     Args:
         declared: the configs that may be proposed.
-        known: what is measured already, from which the sampler learns first.
+        measured: earlier measurements, from which the sampler learns first.
         first: configs to begin with.
-        budget: how many to propose at the most.
+        budget: the most configs to propose.
     """
 
     def __init__(
         self,
         declared: Iterable[Config],
-        known: Iterable[Measurement],
+        measured: Iterable[Measurement],
         first: Sequence[Config],
         budget: int,
     ) -> None:
+        """Set up the sampler; the arguments are described at the class."""
         import numpy as np
         import optuna
 
@@ -90,11 +94,12 @@ class OptunaSearch:
         self._study = optuna.create_study(sampler=sampler)
         self._trials: dict[Config, Any] = {}
         self._first = [self._places[config] for config in first]
-        for measurement in known:
+        for measurement in measured:
             if measurement.config in self._places:
                 self._learn(measurement)
 
     def ask(self) -> Sequence[Config]:
+        """Return the next batch of proposals; none once the budget is spent."""
         batch: list[Config] = []
         while len(batch) < BATCH and self._left and self._unknown.any():
             batch.append(self._propose())
@@ -115,7 +120,7 @@ class OptunaSearch:
         return self._configs[place]
 
     def _trial(self, place: int | None = None) -> Any:
-        """A trial of a config, or of what the sampler likes best."""
+        """Return a trial of a config, or of what the sampler proposes."""
         if place is not None:
             self._study.enqueue_trial(self._params(place))
         return self._study.ask(self._distributions)
@@ -123,8 +128,9 @@ class OptunaSearch:
     def _params(self, place: int) -> dict[str, int]:
         return dict(zip(self._distributions, self._rows[place].tolist(), strict=True))
 
-    def tell(self, taken: Iterable[Measurement]) -> None:
-        for measurement in taken:
+    def tell(self, measurements: Iterable[Measurement]) -> None:
+        """Report the proposals' medians, or their failures, to the sampler."""
+        for measurement in measurements:
             trial = self._trials.pop(measurement.config, None)
             if trial is None:
                 continue
@@ -146,9 +152,9 @@ class OptunaSearch:
 
 
 def _table(configs: Iterable[Config]) -> tuple[list[list[int]], dict[str, int]]:
-    """A row of numbers per config, one for each parameter's value; and each parameter's number of values."""
+    """Return a row of value indices for each config, and each parameter's number of values."""
     given = [{**config.params, **config.options} for config in configs]
-    # By their texts: True is not 1, nor 1 one of 1.0.
+    # Values are told apart by their text, since True, 1 and 1.0 are equal in Python.
     values: dict[str, dict[str, int]] = {name: {} for each in given for name in each}
     rows = [
         [held.setdefault(repr(each.get(name)), len(held)) for name, held in values.items()]

@@ -1,4 +1,4 @@
-"""Finding the best of many configs: compile all at once, look at each shortly, race those that are close."""
+"""Find the best of many configs: compile them together, screen each, race the close ones."""
 
 from __future__ import annotations
 
@@ -28,31 +28,36 @@ from .search import Search
 __all__ = ["CandidateLaunch", "Tuner"]
 
 HOPELESS = 3.0
-"""A config that takes this many times the best's time is not looked at twice."""
+"""A config that takes this many times the best's time is timed only once."""
 
 FINALIST = 0.15
-"""How much slower than the best a config may look at first and still be raced against it."""
+"""Slowdown against the best, after screening, up to which a config is raced."""
 
 FINALISTS = 12
-"""How many are raced at the most."""
+"""Most configs in a race."""
 
 ROUNDS, MOST_ROUNDS = 3, 8
-"""How often the finalists take turns: at least, and at most where nobody is ahead by then."""
+"""Least and most rounds of a race; it ends earlier once a config is ahead or tied."""
 
 QUIET = 4
-"""So many compilations at once leave a measurement in peace: each holds the interpreter a tenth of its time."""
+"""Concurrent compilations that do not disturb a measurement.
+
+Each holds the interpreter's lock for about a tenth of its time.
+"""
 
 TOGETHER = 64
-"""How many configs are compiled before the last of them is measured: what a budget of time may cost in vain."""
+"""Configs that are compiled together; some of them in vain where a budget of time ends."""
 
 
 class CandidateLaunch(NamedTuple):
-    """What is tuned.
+    """The launch for which configs are measured.
 
     Attributes:
         autotuner: a `triton.runtime.Autotuner` whose `nargs` are this launch's.
-        declared: its configs by name.
-        default: the config that runs where nothing is known: always measured, as the yardstick.
+        declared: its configs, by what records call them.
+        default: the config that runs without a record; it takes part in every race.
+        args: the positional arguments.
+        kwargs: the keyword arguments, `grid` and `warmup` included.
     """
 
     autotuner: Any
@@ -65,16 +70,17 @@ class CandidateLaunch(NamedTuple):
 class Tuner:
     """Measures a launch's configs by Triton's own `Autotuner._bench`, hooks and all.
 
-    On a device, the configs compile in the background; each is measured shortly when it is ready, and those
-    close to the best take turns until one is ahead or they are tied. A benchmark of the caller's own is called
-    once per config, one after the other.
+    On a device, the configs compile in the background. Each is screened when it is ready, and those
+    close to the best take turns until one is ahead or they are tied. A caller's own benchmark is
+    called once per config, one after the other.
 
     Args:
-        keep: is given each measurement when it is taken, and again if it is taken better.
-        before: is told each config before anything of it touches the device.
+        launch: the launch to tune.
+        keep: is called with each measurement, and again when a race has refined it.
+        before: is called with each config before it touches the device.
         race: whether close configs may be measured again.
-        until: when to stop, by `time.monotonic`.
-        earlier: what a tune measured that did not come to its race: it takes part in this one's.
+        until: when to stop, in seconds of `time.monotonic`.
+        earlier: measurements of a tune that ended before its race; they take part in this one.
     """
 
     def __init__(
@@ -87,6 +93,7 @@ class Tuner:
         before: Callable[[Config], None] = lambda config: None,
         earlier: Iterable[Measurement] = (),
     ) -> None:
+        """Set up the tuner; the arguments are described at the class."""
         self._launch = launch
         self._keep = keep
         self._race = race
@@ -102,7 +109,7 @@ class Tuner:
         )
 
     def tune(self, search: Search) -> int:
-        """Measures what a search asks for, and races the best of it; says how many configs were measured."""
+        """Measure what a search proposes and race the best; return the number of measured configs."""
         self._warm_up()
         try:
             while not (self._over and self._taken) and (configs := search.ask()):
@@ -117,7 +124,7 @@ class Tuner:
         return len({*self._taken, *raced})
 
     def remeasure(self, config: Config) -> None:
-        """Measures one config with full effort."""
+        """Measure one config with full effort."""
         self._warm_up()
         self._before(config)
         taken = self._measure(config, FULL)
@@ -133,13 +140,15 @@ class Tuner:
             try:
                 self._timer.warm_up()
             except Exception as error:
-                if not is_out_of_memory(
-                    error
-                ):  # each config will meet the same, and be skipped for it
+                # Without memory every config fails likewise and is recorded as skipped.
+                if not is_out_of_memory(error):
                     raise
 
     def _screen(self, names: Sequence[Config]) -> None:
-        """Looks at each config, in the order in which they are ready; at the first one even if the time is over."""
+        """Measure each config shortly, in the order in which they are compiled.
+
+        The first one is measured even if the time is over.
+        """
         launch = self._launch
         configs = [launch.declared[name] for name in names]
         with compiling(launch.autotuner, configs, launch.args, launch.kwargs) as candidates:
@@ -148,7 +157,7 @@ class Tuner:
                 name = self._next(waiting)
                 disturbed = _compiling(waiting) > 0
                 taken = self._look(name, waiting[name], patient=not disturbed)
-                if taken is None:  # again when the compilers are done
+                if taken is None:  # disturbed: measure it again when the compilers are done
                     waiting[name] = waiting.pop(name)
                     self._await(waiting, 0)
                 else:
@@ -156,12 +165,12 @@ class Tuner:
                     self._note(taken)
 
     def _next(self, waiting: Mapping[Config, Candidate]) -> Config:
-        """The first config that is compiled, once the compilers leave a measurement in peace."""
+        """Return the first compiled config, once the compilers no longer disturb a measurement."""
         self._await(waiting, QUIET if self._timer else 0)
         return next((name for name, each in waiting.items() if each.done), next(iter(waiting)))
 
     def _await(self, waiting: Mapping[Config, Candidate], compilers: int) -> None:
-        """Waits until no more than some threads compile, or the time is over."""
+        """Wait until at most `compilers` threads compile, or the time is over."""
         while _compiling(waiting) > compilers and not (self._over and self._taken):
             time.sleep(0.001)
 
@@ -188,9 +197,10 @@ class Tuner:
         self._keep(measurement)
 
     def _settle(self) -> Iterable[Config]:
-        """Races the finalists, keeps the medians of all their rounds, and says who they were.
+        """Race the finalists, keep the medians of all their rounds, and return the finalists.
 
-        One after the other, each config meets another clock and another temperature; in turns they meet the same.
+        One after the other, each config meets another clock and another temperature; in turns they
+        meet the same.
         """
         racing = self._finalists()
         if len(racing) < 2:
@@ -207,11 +217,11 @@ class Tuner:
             racing = _still_racing(rounds, racing, decide=turn + 1 >= ROUNDS)
         for measurements in rounds.values():
             if measurements:
-                self._keep(_pooled(measurements))
+                self._keep(_pool_rounds(measurements))
         return rounds
 
     def _prepare(self, names: Sequence[Config]) -> None:
-        """Compiles what only an earlier process has launched."""
+        """Compile configs that only an earlier process has launched."""
         launch = self._launch
         configs = [launch.declared[name] for name in names]
         with compiling(launch.autotuner, configs, launch.args, launch.kwargs) as candidates:
@@ -234,18 +244,18 @@ class Tuner:
     def _measure(
         self, config: Config, effort: Effort, *, patient: bool = True
     ) -> Measurement | None:
-        """One config's measurement; None if it was disturbed, and whoever asked is not `patient`."""
+        """Measure one config; return None if it was disturbed and the caller is not `patient`."""
         start = time.perf_counter()
         timing = self._timing(config, effort, patient)
         return None if timing is None else _measurement(config, timing, time.perf_counter() - start)
 
     def _timing(self, config: Config, effort: Effort, patient: bool) -> Any:
-        """What the benchmark returned, or a `Failure`."""
+        """Return what the benchmark returned, or a `Failure`."""
         raised: list[Exception] = []
         samples: list[Sample] = []
 
         def observed(kernel_call: Callable[[], Any], quantiles: Sequence[float]) -> Any:
-            # Triton turns some errors into an infinite time; their reason is only seen from in here.
+            # Triton turns some errors into an infinite time; only here can their reason be seen.
             try:
                 if self._timer is None:
                     return self._benchmark(kernel_call, quantiles=quantiles)
@@ -266,11 +276,11 @@ class Tuner:
         finally:
             launch.autotuner.do_bench = self._benchmark
         if raised:
-            return _explained(raised[-1])
+            return _failure_or_raise(raised[-1])
         return timing if patient or not samples or samples[-1].steady else None
 
 
-def _explained(error: Exception) -> Failure:
+def _failure_or_raise(error: Exception) -> Failure:
     if is_out_of_memory(error):
         return skip(error)
     failure = failure_of(error)
@@ -280,7 +290,7 @@ def _explained(error: Exception) -> Failure:
 
 
 def _compiling(waiting: Mapping[Config, Candidate]) -> int:
-    """How many threads compile."""
+    """Return how many threads compile."""
     return min(sum(not each.done for each in waiting.values()), threads_for(len(waiting)))
 
 
@@ -291,10 +301,13 @@ def _median(measurement: Measurement) -> float:
 def _still_racing(
     rounds: Mapping[Config, Sequence[Measurement]], racing: Sequence[Config], *, decide: bool
 ) -> list[Config]:
-    """Who is still in the race: those that no round so far tells apart from the best.
+    """Return the configs that the rounds so far do not tell apart from the best.
 
     Args:
-        decide: whether there were rounds enough to tell small differences; before, only large ones count.
+        rounds: the measurements of each config, a round each.
+        racing: the configs in the race.
+        decide: whether there were enough rounds to judge small differences; before, only large
+            ones count.
     """
     ran = [config for config in racing if rounds[config]]
     if not ran:
@@ -309,18 +322,20 @@ def _still_racing(
     return [best, *rest] if rest else []
 
 
-def _undecided(one: Sequence[Measurement], best: Sequence[Measurement], decide: bool) -> bool:
-    """Whether it is open if a config is slower than the best, or tied with it."""
+def _undecided(rounds: Sequence[Measurement], best: Sequence[Measurement], decide: bool) -> bool:
+    """Return whether the rounds leave open if a config is slower than the best or tied with it."""
     if not decide:
-        return contends(one[-1], best[-1])
-    ratios = [_median(a) / _median(b) if b.median else 1.0 for a, b in zip(one, best, strict=False)]
+        return contends(rounds[-1], best[-1])
+    ratios = [
+        _median(a) / _median(b) if b.median else 1.0 for a, b in zip(rounds, best, strict=False)
+    ]
     middle = statistics.median(ratios)
     tied = middle <= 1 + NOISE
     slower = min(ratios) > 1
     return not (tied or slower)
 
 
-def _pooled(measurements: Sequence[Measurement]) -> Measurement:
+def _pool_rounds(measurements: Sequence[Measurement]) -> Measurement:
     def middle(name: str) -> float | None:
         values = [value for each in measurements if (value := getattr(each, name)) is not None]
         return statistics.median(values) if values else None
@@ -332,8 +347,8 @@ def _pooled(measurements: Sequence[Measurement]) -> Measurement:
 
 def _measurement(config: Config, timing: Any, seconds: float) -> Measurement:
     outcome = timing if isinstance(timing, Failure) else quantiles_of(timing)
-    told = {"config": config, "at": now(), "by": whoami(), "seconds": round(seconds, 3)}
+    fields = {"config": config, "at": now(), "by": whoami(), "seconds": round(seconds, 3)}
     if isinstance(outcome, Failure):
-        return Measurement(**told, failure=outcome)
+        return Measurement(**fields, failure=outcome)
     median, p20, p80 = outcome
-    return Measurement(**told, median=median, p20=p20, p80=p80)
+    return Measurement(**fields, median=median, p20=p20, p80=p80)

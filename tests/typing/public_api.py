@@ -38,7 +38,7 @@ version: str = __version__
 space: ConfigSpace = config_space(
     {"BLOCK": [64, 128]},
     num_warps=[4, 8],
-    where=lambda BLOCK, num_warps: BLOCK >= 16 * num_warps,
+    where=lambda BLOCK, num_warps: BLOCK // num_warps >= 16,
     hip={"waves_per_eu": [0, 2]},
     search="optuna",
     budget=20,
