@@ -103,7 +103,8 @@ def _adopt_decision(
     if config not in request.declared:
         warn_once(
             f"ranks {kernel.name} {config}",
-            f"rank {rank} chose ({config}) for {kernel.name}{request.scenario}, which this rank does not declare: "
+            f"rank {rank} chose ({config}) for {kernel.name}{request.scenario}, "
+            "which this rank does not declare: "
             "it chooses by itself; run one version of the kernel on all ranks",
         )
         return (mine, benchmarked) if mine is not None else resolve()

@@ -33,10 +33,10 @@ class _Captured(NamedTuple):
 class GraphedStep:
     """A function of tensors, replayed from graphs.
 
-    The step is called as `step(**inputs)`, every input a tensor with a row for each unit of the size.
+    The step is called as `step(**inputs)`, every input a tensor with a row per unit of the size.
     Inputs are padded to the bucket's size. The rows beyond the call's size hold data of an earlier
-    call, or zeros, so the step must not let them affect the others. Values that differ between calls
-    must be tensors.
+    call, or zeros, so the step must not let them affect the others. Values that differ
+    between calls must be tensors.
 
     Before a size is captured, the step runs once without a graph, so that kernels are tuned and
     compiled outside of the capture. All graphs share one memory pool. A size above all buckets runs
@@ -88,8 +88,7 @@ class GraphedStep:
             SettingsError: an input that is not fixed has another number of rows.
 
         Returns:
-            The step's result; of tensors whose first dimension is the bucket's size, the first `size`
-            rows. It lies in the graph's own memory and is valid until the next call of any size.
+            The step's result; of tensors with as many rows as the bucket, the first `size` rows. It lies in the graph's own memory and is valid until the next call of any size.
         """
         room = self._sizes.above(size)
         if room is None:

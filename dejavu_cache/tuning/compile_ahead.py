@@ -25,8 +25,8 @@ class Candidate(NamedTuple):
     Attributes:
         config: the `triton.Config`.
         done: whether nothing is left to wait for.
-        kernel: what Triton's asynchronous compilation returned, the error that it raised at once, or None
-            where the first launch compiles.
+        kernel: what Triton's asynchronous compilation returned, the error that it raised at once,
+            or None where the first launch compiles.
     """
 
     config: Any
@@ -64,8 +64,8 @@ def compiling(
 ) -> Iterator[list[Candidate]]:
     """Compile configs in the background, in order, by Triton's own asynchronous compilation.
 
-    The passes, LLVM and ptxas release the interpreter's lock, so threads suffice. Where Triton has no
-    asynchronous compilation (before 3.5, and under the interpreter), candidates are compiled by
+    The passes, LLVM and ptxas release the interpreter's lock, so threads suffice. Where Triton has
+    no asynchronous compilation (before 3.5, and under the interpreter), candidates are compiled by
     their first launch. Compilations that have not started when the context ends are cancelled.
 
     Args:

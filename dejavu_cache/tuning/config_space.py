@@ -93,19 +93,25 @@ class ConfigSpace(Sequence[Any]):
     @overload
     def __getitem__(self, index: slice) -> list[Any]: ...
     def __getitem__(self, index: int | slice) -> Any:
+        """Return one config, or a list of them."""
         return self._configs[index]
 
     def __len__(self) -> int:
+        """Return the number of configs."""
         return len(self._configs)
 
     def __iter__(self) -> Iterator[Any]:
+        """Iterate over the configs in their order."""
         return iter(self._configs)
 
     def __bool__(self) -> bool:
-        return True  # an empty space raises when it is built, and asking must not build it
+        """Return True without building the space: an empty one raises when it is built."""
+        return True
 
     def __repr__(self) -> str:
-        return f"config_space({', '.join(f'{name}={list(values)}' for name, values in self._choices.items())})"
+        """Return the parameters and their values."""
+        choices = ", ".join(f"{name}={list(values)}" for name, values in self._choices.items())
+        return f"config_space({choices})"
 
 
 def config_space(
@@ -125,8 +131,8 @@ def config_space(
     """Return the configs with all combinations of values, in the order in which they are written.
 
     Args:
-        params: meta-parameters, each with its values. The first values of all make the first config:
-            the default, unless the decorator names another.
+        params: meta-parameters, each with its values. The first values of all make the first
+            config: the default, unless the decorator names another.
         num_warps: numbers of warps, as in `triton.Config`.
         num_stages: numbers of pipeline stages, as in `triton.Config`.
         num_ctas: numbers of CTAs in a cluster, as in `triton.Config`.

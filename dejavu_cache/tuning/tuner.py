@@ -109,7 +109,7 @@ class Tuner:
         )
 
     def tune(self, search: Search) -> int:
-        """Measure what a search proposes and race the best; return the number of measured configs."""
+        """Measure what a search proposes and race the best; return how many were measured."""
         self._warm_up()
         try:
             while not (self._over and self._taken) and (configs := search.ask()):
