@@ -88,7 +88,8 @@ class GraphedStep:
             SettingsError: an input that is not fixed has another number of rows.
 
         Returns:
-            The step's result; of tensors with as many rows as the bucket, the first `size` rows. It lies in the graph's own memory and is valid until the next call of any size.
+            The step's result; of tensors with as many rows as the bucket, the first `size` rows.
+            It lies in the graph's own memory and is valid until the next call of any size.
         """
         room = self._sizes.above(size)
         if room is None:
