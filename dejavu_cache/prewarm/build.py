@@ -1,4 +1,4 @@
-"""A prewarming from its beginning to its end: one folder that is whole, or the one that was there before."""
+"""Build a prewarmed folder; on failure, an earlier folder stays as it was."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ from ..stores.manifest import (
     read_manifest,
 )
 from ..triton_internals.compilation import target_of
-from .host_modules import make_tools
 from .messages import BuildPlan, CompileJob, CompileResult, PrewarmSpec
 from .record_source import all_records, own_records
+from .stub_driver import make_stub_driver
 from .worker_pool import CompileProcess, compile_all
 
 __all__ = ["PrewarmResult", "prewarm"]
 
 
 class PrewarmResult(NamedTuple):
-    """What a prewarming did.
+    """The result of a prewarming.
 
     Attributes:
-        compiled: kernels that were compiled; 0 where nothing had changed.
-        notes: what a person should know, a sentence each.
+        compiled: number of kernels that were compiled; 0 if nothing had changed.
+        notes: remarks for the user, one sentence each.
     """
 
     manifest: Manifest
@@ -62,29 +62,30 @@ def prewarm(
     ),
     **options: Any,
 ) -> PrewarmResult:
-    """Makes a prewarmed folder, without a GPU.
+    """Build a prewarmed folder without a GPU.
 
     Args:
-        modules: the kernels' modules; a package stands for all in it.
-        store: URL of where the records are.
+        modules: names of the kernels' modules; a package stands for all modules in it.
+        store: URL of the store with the records.
         devices: names of GPUs, as records have them.
-        out: the folder. If it is a prewarmed one, what has not changed is kept.
-        processes: how many compile at once; all CPUs if None.
-        progress: is told how many binaries there are to make; what it returns is told each that is made.
-        options: `fallbacks`, `host_modules`, `allowed` of `PrewarmSpec`.
+        out: the folder. Binaries of an earlier prewarming that are still valid are kept.
+        processes: number of processes that compile at once; None is one per CPU.
+        progress: called with the number of binaries; the function that it returns is called with
+            each job and its result.
+        options: `fallbacks`, `host_modules` and `allowed` of `PrewarmSpec`.
 
     Raises:
-        PrewarmError: the folder cannot be made; what was there before is as it was.
+        PrewarmError: the folder cannot be built; an earlier one is as it was.
     """
     out = out.absolute()
-    _check_place(out)
+    _check_output(out)
     spec = PrewarmSpec(
         modules=tuple(modules), store=store, devices=tuple(dict.fromkeys(devices)), **options
     )
-    known = _Unchanged(out, spec)
-    before = known.look()
-    if before is not None:
-        return before
+    cache = _ResultCache(out, spec)
+    cached = cache.load()
+    if cached is not None:
+        return cached
     work = out.with_name(f".{out.name}.prewarming")
     lock = FileLock(work.with_suffix(".lock"), timeout=0)
     try:
@@ -96,17 +97,17 @@ def prewarm(
                 processes,
                 progress,
             )
-            known.note(done)
+            cache.save(*done)
             return done[0]
     except Timeout:
         raise PrewarmError(f"another process is prewarming {out}: wait for it") from None
     except OSError as error:
-        raise _explained(error, out) from error
+        raise _describe_write_error(error, out) from error
 
 
 @contextmanager
 def _scratch(work: Path) -> Iterator[None]:
-    """A folder that is new, and gone afterwards."""
+    """Create a working folder, and remove it afterwards."""
     shutil.rmtree(work, ignore_errors=True)
     (work / BINARIES).mkdir(parents=True)
     try:
@@ -117,7 +118,7 @@ def _scratch(work: Path) -> Iterator[None]:
             work.with_suffix(".lock").unlink()
 
 
-def _check_place(out: Path) -> None:
+def _check_output(out: Path) -> None:
     if out.exists() and not is_prewarmed(out) and (not out.is_dir() or any(out.iterdir())):
         raise PrewarmError(
             f"{out} is there already and is no prewarmed folder: name a new one, or an empty one"
@@ -125,14 +126,15 @@ def _check_place(out: Path) -> None:
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise _explained(error, out) from error
+        raise _describe_write_error(error, out) from error
     if not os.access(out.parent, os.W_OK):
         raise PrewarmError(f"{out.parent} cannot be written: name a folder elsewhere with --out")
 
 
-def _explained(error: OSError, out: Path) -> PrewarmError:
+def _describe_write_error(error: OSError, out: Path) -> PrewarmError:
     return PrewarmError(
-        f"{out} cannot be written: {error.strerror or error}; nothing was left there but what was there before"
+        f"{out} cannot be written: {error.strerror or error}; "
+        "nothing was left there but what was there before"
     )
 
 
@@ -143,9 +145,9 @@ def _prewarm(
     processes: int | None,
     progress: Callable[[int], Callable[[CompileJob, CompileResult], None]],
 ) -> tuple[PrewarmResult, BuildPlan]:
-    _take_over(out, work)
+    _link_earlier_binaries(out, work)
     if spec.host_modules:
-        make_tools(work / "tools")
+        make_stub_driver(work / "tools")
     with CompileProcess(spec) as first:
         plan = first.plan()
         cpus = (
@@ -154,20 +156,20 @@ def _prewarm(
             else os.cpu_count() or 1
         )
         done = compile_all(spec, first, plan.jobs, processes or cpus, progress(len(plan.jobs)))
-    notes = _judge(plan, done)
+    notes = _check_results(plan, done)
     with own_records(spec.store) as own:
         _copy_records(plan, all_records(own), FileStore(work / RECORDS))
-    _tidy(work, {key for built in done.values() for key in built.keys})
+    _remove_unneeded(work, {key for built in done.values() for key in built.keys})
     manifest = _manifest(plan, done, work)
     (work / MANIFEST).write_text(manifest.text, encoding="utf-8")
-    _open_to_all(work)
+    _make_readable(work)
     _swap(work, out)
     compiled = _distinct(built for built in done.values() if built.fresh)
     return PrewarmResult(manifest, compiled, (*plan.notes, *notes)), plan
 
 
-def _take_over(out: Path, work: Path) -> None:
-    """What an earlier prewarming compiled is found by its key if it is still wanted, and dropped if not."""
+def _link_earlier_binaries(out: Path, work: Path) -> None:
+    """Link an earlier prewarming's binaries, which Triton then finds by their keys."""
     if is_prewarmed(out):
         shutil.copytree(out / BINARIES, work / BINARIES, copy_function=_link, dirs_exist_ok=True)
 
@@ -179,11 +181,11 @@ def _link(source: str, target: str) -> None:
         shutil.copyfile(source, target)
 
 
-def _judge(plan: BuildPlan, done: dict[CompileJob, CompileResult]) -> list[str]:
-    """What went wrong: a winner that cannot be compiled is an error, a default is worth a note.
+def _check_results(plan: BuildPlan, done: dict[CompileJob, CompileResult]) -> list[str]:
+    """Return notes on the defaults that could not be compiled.
 
     Raises:
-        PrewarmError: there is no use in going on.
+        PrewarmError: a winner could not be compiled, or an error was fatal.
     """
     failed = {job: built for job, built in done.items() if built.error}
     fatal = [f"{job}: {built.error}" for job, built in failed.items() if job.needed or built.fatal]
@@ -210,8 +212,8 @@ def _copy_records(plan: BuildPlan, source: Store, target: FileStore) -> None:
                 target.put_tree(tree)
 
 
-def _tidy(work: Path, wanted: set[str]) -> None:
-    """Removes what only the work needed, and what an earlier prewarming needed."""
+def _remove_unneeded(work: Path, wanted: set[str]) -> None:
+    """Remove working files, and binaries that only the earlier prewarming needed."""
     for folder in (work / BINARIES).iterdir():
         if folder.name not in wanted:
             shutil.rmtree(folder)
@@ -220,7 +222,7 @@ def _tidy(work: Path, wanted: set[str]) -> None:
 
 
 def _distinct(made: Iterable[CompileResult]) -> int:
-    """How many binaries there are."""
+    """Return the number of different binaries."""
     return len({built.binary for built in made if built.binary})
 
 
@@ -250,8 +252,8 @@ def _manifest(plan: BuildPlan, done: Mapping[CompileJob, CompileResult], work: P
     )
 
 
-def _open_to_all(folder: Path) -> None:
-    """Whoever runs the program may be another user: everybody may read, and nobody need write."""
+def _make_readable(folder: Path) -> None:
+    """Make a folder readable for all users, since another one may run the program."""
     for root, _, names in os.walk(folder):
         Path(root).chmod(0o755)
         for name in names:
@@ -261,7 +263,7 @@ def _open_to_all(folder: Path) -> None:
 
 
 def _swap(work: Path, out: Path) -> None:
-    """Puts the new folder in the place of the old one, which is whole until it is gone."""
+    """Replace the old folder by the new one, and restore it if that fails."""
     old = out.with_name(f".{out.name}.old")
     shutil.rmtree(old, ignore_errors=True)
     if out.exists():
@@ -275,8 +277,11 @@ def _swap(work: Path, out: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-class _Unchanged:
-    """What a prewarming was made from, kept beside this user's cache, so that the same again takes a moment."""
+class _ResultCache:
+    """Inputs and result of the last prewarming of a folder, kept in the user's cache folder.
+
+    A prewarming with the same inputs then returns at once.
+    """
 
     def __init__(self, out: Path, spec: PrewarmSpec) -> None:
         from platformdirs import user_cache_dir
@@ -288,8 +293,8 @@ class _Unchanged:
         self._out = out
         self._spec = spec
 
-    def look(self) -> PrewarmResult | None:
-        """What was done before, if doing it again would change nothing."""
+    def load(self) -> PrewarmResult | None:
+        """Return the last result, or None if the inputs or the folder have changed."""
         try:
             noted = json.loads(self._path.read_text(encoding="utf-8"))
             manifest = read_manifest(self._out)
@@ -299,15 +304,14 @@ class _Unchanged:
                     (self._out / name, file) for name, file in manifest.files.items()
                 )
             )
-            if same and noted["from"] == self._made_from(noted["files"], noted["kernels"]):
+            if same and noted["from"] == self._inputs(noted["files"], noted["kernels"]):
                 return PrewarmResult(manifest, 0, tuple(noted["notes"]))
         except (OSError, ValueError, KeyError, TypeError, DejavuError):
             pass
         return None
 
-    def note(self, made: tuple[PrewarmResult, BuildPlan]) -> None:
-        """Keeps what a prewarming was made from."""
-        done, plan = made
+    def save(self, done: PrewarmResult, plan: BuildPlan) -> None:
+        """Save a result with the inputs that it depends on."""
         files, kernels = (
             dict(plan.files),
             sorted({context.kernel.name for context in plan.contexts}),
@@ -317,13 +321,13 @@ class _Unchanged:
             "files": files,
             "kernels": kernels,
             "notes": done.notes,
-            "from": self._made_from(files, kernels),
+            "from": self._inputs(files, kernels),
         }
         with suppress(OSError):
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._path.write_text(json.dumps(noted), encoding="utf-8")
 
-    def _made_from(self, files: dict[str, Any], kernels: Sequence[str]) -> dict[str, Any]:
+    def _inputs(self, files: dict[str, Any], kernels: Sequence[str]) -> dict[str, Any]:
         records = hashlib.sha256()
         with own_records(self._spec.store) as own:
             store = all_records(own)

@@ -1,4 +1,4 @@
-"""Finding the kernels of modules, on a machine without a GPU."""
+"""Find the kernels of modules on a machine without a GPU."""
 
 from __future__ import annotations
 
@@ -21,11 +21,13 @@ __all__ = ["DiscoveredKernel", "DiscoveredKernels", "default_of", "launch_values
 
 
 class DiscoveredKernel(NamedTuple):
-    """A kernel as its module has it.
+    """A kernel as its module defines it.
 
     Attributes:
+        name: qualified name.
+        source: hash of the source.
         function: Triton's `JITFunction`.
-        autotuners: what decorates it: usually one, or none where it is not tuned.
+        autotuners: the autotuners that decorate it: usually one, or none if it is not tuned.
     """
 
     name: str
@@ -34,21 +36,21 @@ class DiscoveredKernel(NamedTuple):
     autotuners: list[CachedAutotuner]
 
     def configs(self, backend: str) -> dict[Config, Any]:
-        """The declared configs of a vendor (`cuda`, `hip`) by what records call them."""
-        found: dict[Config, Any] = {}
+        """Return the configs declared for a backend (`cuda`, `hip`) by their names in records."""
+        declared: dict[Config, Any] = {}
         for autotuner in self.autotuners:
             space: Any = autotuner.configs
             for config in space.for_vendor(backend) if hasattr(space, "for_vendor") else space:
-                found.setdefault(describe(config), config)
-        return found
+                declared.setdefault(describe(config), config)
+        return declared
 
 
 class DiscoveredKernels(NamedTuple):
     """The kernels of some modules.
 
     Attributes:
-        known: by name.
-        left_out: submodules that could not be imported, and why.
+        by_name: the kernels by qualified name.
+        left_out: errors of submodules that could not be imported, by name.
     """
 
     by_name: dict[str, DiscoveredKernel]
@@ -56,16 +58,16 @@ class DiscoveredKernels(NamedTuple):
 
     @classmethod
     def of(cls, names: Sequence[str]) -> DiscoveredKernels:
-        """Imports modules, and all that is in packages.
+        """Import modules, with all modules in packages, and collect their kernels.
 
         Raises:
-            PrewarmError: a module that was named cannot be imported, or none has a kernel.
+            PrewarmError: one of the named modules cannot be imported, or none has a kernel.
         """
         left_out: dict[str, str] = {}
-        modules = [module for name in names for module in _imported(name, left_out)]
+        modules = [module for name in names for module in _import_modules(name, left_out)]
         known: dict[str, DiscoveredKernel] = {}
         for module in modules:
-            for each in _in_module(module):
+            for each in _kernels_of_module(module):
                 _add(known, each)
         if not known:
             raise PrewarmError(
@@ -74,17 +76,17 @@ class DiscoveredKernels(NamedTuple):
         return cls(known, left_out)
 
 
-def _imported(name: str, left_out: dict[str, str]) -> Iterator[ModuleType]:
+def _import_modules(name: str, left_out: dict[str, str]) -> Iterator[ModuleType]:
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:
         module = importlib.import_module(name)
     except ModuleNotFoundError as error:
         raise PrewarmError(
-            f"{name} cannot be imported: there is no {error.name} on the builder; install it, or name modules that "
-            "do without"
+            f"{name} cannot be imported: there is no {error.name} on the builder; install it, "
+            "or name modules that do without"
         ) from error
-    except Exception as error:  # a stranger's module may raise whatever it likes
+    except Exception as error:  # a user's module may raise anything
         raise PrewarmError(f"{name} cannot be imported: {type(error).__name__}: {error}") from error
     yield module
     for each in pkgutil.walk_packages(
@@ -98,8 +100,8 @@ def _imported(name: str, left_out: dict[str, str]) -> Iterator[ModuleType]:
             left_out[each.name] = f"{type(error).__name__}: {error}"
 
 
-def _in_module(module: ModuleType) -> Iterator[Any]:
-    """The kernels that a module defines, as they are called: outermost decorator first."""
+def _kernels_of_module(module: ModuleType) -> Iterator[Any]:
+    """Yield the kernels that a module defines, with all their decorators."""
     for value in list(vars(module).values()):
         if hasattr(value, "fn") and find_jit_function(value) is not None:
             yield value
@@ -119,7 +121,10 @@ def _add(known: dict[str, DiscoveredKernel], value: Any) -> None:
 
 
 def launch_values(config: Config | None, declared: Mapping[Config, Any]) -> dict[str, Any]:
-    """A config's values as a launch gives them to Triton: the author's own where the kernel declares it."""
+    """Return a config's values as a launch passes them to Triton.
+
+    A declared config keeps its author's own values, which may be of types that records do not have.
+    """
     if config is None:
         return {}
     if config in declared:
@@ -130,10 +135,13 @@ def launch_values(config: Config | None, declared: Mapping[Config, Any]) -> dict
 def default_of(
     autotuner: CachedAutotuner, scenario: Scenario, constants: Mapping[str, Any], first: Any
 ) -> Any:
-    """The config of last resort of a scenario, or None where it cannot be told without the arguments.
+    """Return the default config of a scenario, or None if it depends on a launch's arguments.
 
     Args:
-        constants: what a launch was compiled with. first: the first declared config.
+        autotuner: the autotuner.
+        scenario: the scenario.
+        constants: the constants that a launch was compiled with.
+        first: the first declared config.
     """
     default = autotuner._default
     if not callable(default):
@@ -141,12 +149,12 @@ def default_of(
     tensors = {name: _Tensor(dtype) for name, dtype in scenario.dtypes.items()}
     try:
         return default({**tensors, **constants, **scenario.args})
-    except Exception:  # it may look at more than there is
+    except Exception:  # it may use more of its arguments than is known here
         return None
 
 
 class _Tensor:
-    """A tensor's element type: all that is known of it."""
+    """A stand-in for a tensor of which only the element type is known."""
 
     def __init__(self, dtype: str) -> None:
         import torch
@@ -158,7 +166,10 @@ class _Tensor:
 
 
 def python_files(names: Iterable[str]) -> dict[str, tuple[int, int]]:
-    """The files of all modules in the named modules' packages: what the kernels' keys may depend on."""
+    """Return modification time and size of the files that the kernels' keys may depend on.
+
+    These are the files of all imported modules in the packages of the named ones.
+    """
     tops = {name.partition(".")[0] for name in names}
     found = {}
     for name, module in list(sys.modules.items()):

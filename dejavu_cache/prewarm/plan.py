@@ -1,4 +1,4 @@
-"""From records to the binaries that running from them takes."""
+"""Plan a prewarming: find the binaries that a program needs when it uses certain records."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .messages import BuildPlan, CompileJob, PrewarmSpec
 __all__ = ["plan"]
 
 
-class _Found(NamedTuple):
+class _KernelRecords(NamedTuple):
     """The records of one kernel on one device."""
 
     kernel: DiscoveredKernel
@@ -34,31 +34,36 @@ class _Found(NamedTuple):
 
 
 def plan(spec: PrewarmSpec, kernels: DiscoveredKernels, store: Store, own: Store) -> BuildPlan:
-    """What has to be compiled, and which records are taken along.
+    """Return the binaries to compile and the records to copy.
 
     Args:
-        store: all records that a program will have. own: those of them that no package ships.
+        spec: the options of the prewarming.
+        kernels: the kernels of the named modules.
+        store: all records that the program will use.
+        own: the records among them that no package ships.
 
     Raises:
-        PrewarmError: a device has no records, or they are of another toolchain than this one, and that was not
-            allowed.
+        PrewarmError: a device has no records, or they were made by another toolchain than the
+            builder's and the user did not allow that.
     """
     notes = [
         f"{name} is left out: it cannot be imported here ({why})"
         for name, why in kernels.left_out.items()
     ]
     contexts = {
-        name: _of_this_source(known, store, notes) for name, known in kernels.by_name.items()
+        name: _current_contexts(known, store, notes) for name, known in kernels.by_name.items()
     }
     devices = [_device(name, contexts, spec) for name in spec.devices]
     taken = [
-        found for device in devices for found in _taken(spec, kernels, contexts, device, store)
+        found
+        for device in devices
+        for found in _select_records(spec, kernels, contexts, device, store)
     ]
     _refuse_wheels(spec, taken, own)
     jobs: dict[str, CompileJob] = {}
     scenarios: Counter[str] = Counter()
     for found in taken:
-        # A default or a pruning may ask Triton what it is on.
+        # Functions for defaults or pruning may ask Triton for its target.
         set_target(target_of(found.context.environment.device))
         for job in _jobs(spec, found, taken, store, notes, scenarios):
             same = job.model_dump_json(exclude={"needed"})
@@ -85,8 +90,8 @@ def plan(spec: PrewarmSpec, kernels: DiscoveredKernels, store: Store, own: Store
     )
 
 
-def _of_this_source(known: DiscoveredKernel, store: Store, notes: list[str]) -> list[Context]:
-    """The contexts of a kernel as its code is now."""
+def _current_contexts(known: DiscoveredKernel, store: Store, notes: list[str]) -> list[Context]:
+    """Return the contexts of a kernel's present source code."""
     every = list(store.contexts(known.name))
     ours = [each for each in every if each.kernel.source == known.source]
     if every and not ours:
@@ -96,14 +101,14 @@ def _of_this_source(known: DiscoveredKernel, store: Store, notes: list[str]) -> 
     return ours
 
 
-def _taken(
+def _select_records(
     spec: PrewarmSpec,
     kernels: DiscoveredKernels,
     contexts: Mapping[str, list[Context]],
     device: Device,
     store: Store,
-) -> Iterator[_Found]:
-    """The records for a device: of this toolchain, or of another one if that is all there is, and allowed."""
+) -> Iterator[_KernelRecords]:
+    """Yield a device's records of the builder's toolchain, or of another one if that is allowed."""
     here = builder_toolchain(device)
     for name, known in kernels.by_name.items():
         ours = [each for each in contexts[name] if each.environment.device == device]
@@ -111,7 +116,7 @@ def _taken(
         if ours and not alike:
             _refuse_toolchain(spec, ours[0].environment, here)
         for context in alike or ours:
-            yield _Found(known, context, list(store.records(context)))
+            yield _KernelRecords(known, context, list(store.records(context)))
 
 
 def _triton() -> str:
@@ -121,7 +126,7 @@ def _triton() -> str:
 
 
 def _device(name: str, contexts: Mapping[str, list[Context]], spec: PrewarmSpec) -> Device:
-    """The device of that name that has most records, among those of the kernels.
+    """Return the device of a name, as the kernels' records describe it.
 
     Raises:
         PrewarmError: there is none.
@@ -131,14 +136,15 @@ def _device(name: str, contexts: Mapping[str, list[Context]], spec: PrewarmSpec)
     if len(named) > 1:
         told = "; ".join(f"{each.units} units, {each.memory_gib} GiB" for each in named)
         raise PrewarmError(
-            f"--device {name!r}: the records know several of that name ({told}): keep one kind apart"
+            f"--device {name!r}: the records know several of that name ({told}): "
+            "keep one kind apart"
         )
     if named:
         return named[0]
     if not known:
         raise PrewarmError(
-            f"{spec.store} has no records of the kernels in {', '.join(spec.modules)} as they are installed here: "
-            "tune them first, or look with `dejavu-cache ls`"
+            f"{spec.store} has no records of the kernels in {', '.join(spec.modules)} as they "
+            "are installed here: tune them first, or look with `dejavu-cache ls`"
         )
     told = ", ".join(sorted({f"{device.name!r} ({device.arch})" for device in known}))
     near = [
@@ -164,7 +170,7 @@ _FAMILIES = (
     {"MI300X", "MI300A", "MI325X", "MI308X"},
     {"L4", "L40", "L40S"},
 )
-"""Models that one compiled kernel runs on."""
+"""Groups of device models that one compiled kernel runs on."""
 
 
 def _same_family(name: str, device: Device) -> bool:
@@ -181,7 +187,7 @@ class _Toolchain(NamedTuple):
 
 
 def builder_toolchain(device: Device) -> _Toolchain:
-    """What this builder compiles with for a device."""
+    """Return the builder's toolchain for a device."""
     try:
         backend = backend_hash(target_of(device))
     except Exception as error:  # before 3.5, Triton looks for ROCm's linker
@@ -209,12 +215,13 @@ def _refuse_toolchain(spec: PrewarmSpec, theirs: Environment, here: _Toolchain) 
         )
         remedy = f"set the variables that change what Triton generates as they were: {told}"
     raise PrewarmError(
-        f"the records for {theirs.device.name} were made by Triton {theirs.triton} with {theirs.codegen}, and this is "
-        f"Triton {here.triton} with {here.codegen}: {remedy}, or take the records alone with --allow-other-triton"
+        f"the records for {theirs.device.name} were made by Triton {theirs.triton} with "
+        f"{theirs.codegen}, and this is Triton {here.triton} with {here.codegen}: {remedy}, "
+        "or take the records alone with --allow-other-triton"
     )
 
 
-def _refuse_wheels(spec: PrewarmSpec, taken: list[_Found], own: Store) -> None:
+def _refuse_wheels(spec: PrewarmSpec, taken: list[_KernelRecords], own: Store) -> None:
     others = {
         launch.wheel
         for found in taken
@@ -225,14 +232,15 @@ def _refuse_wheels(spec: PrewarmSpec, taken: list[_Found], own: Store) -> None:
     }
     if others and not spec.allowed.wheel:
         raise PrewarmError(
-            f"the records were made by another build of Triton than is installed here ({', '.join(sorted(others))}, "
-            f"and this is {wheel()}), so its binaries would not be found where they were tuned: build with that "
-            "Python and wheel, or compile for programs that run on this one with --allow-other-wheel"
+            f"the records were made by another build of Triton than is installed here "
+            f"({', '.join(sorted(others))}, and this is {wheel()}), so its binaries would not be "
+            "found where they were tuned: build with that Python and wheel, or compile for "
+            "programs that run on this one with --allow-other-wheel"
         )
 
 
 def _distinct(launches: Iterable[RecordedLaunch]) -> list[RecordedLaunch]:
-    """One of those that differ in who noted them only: this build of Triton's, if it is one of them."""
+    """Drop launches that only differ in the build of Triton, preferring the builder's own."""
     found: dict[str, RecordedLaunch] = {}
     for each in launches:
         same = each.model_dump_json(exclude={"wheel"})
@@ -243,8 +251,8 @@ def _distinct(launches: Iterable[RecordedLaunch]) -> list[RecordedLaunch]:
 
 def _jobs(
     spec: PrewarmSpec,
-    found: _Found,
-    taken: list[_Found],
+    found: _KernelRecords,
+    taken: list[_KernelRecords],
     store: Store,
     notes: list[str],
     scenarios: Counter[str],
@@ -289,13 +297,14 @@ def _jobs(
             yield from _of_launch(spec, found, arch, launch, best, record, declared, trees)
     if bare:
         notes.append(
-            f"{found.kernel.name}: {bare} scenarios have a winner but nobody noted how it is launched, so they will be "
-            "compiled at first use: launch them once where they may be tuned"
+            f"{found.kernel.name}: {bare} scenarios have a winner but nobody noted how it is "
+            "launched, so they will be compiled at first use: launch them once where they may "
+            "be tuned"
         )
 
 
-def _untuned(found: _Found, arch: str) -> Iterator[CompileJob]:
-    """What is launched without a config: the kernel has none, or the launch was noted with all its values."""
+def _untuned(found: _KernelRecords, arch: str) -> Iterator[CompileJob]:
+    """Yield jobs for launches without a config, whose recorded values are complete."""
     for record in found.records:
         for launch in _distinct(record.launches or ()):
             if set(launch.signature) == set(found.kernel.function.arg_names):
@@ -303,7 +312,7 @@ def _untuned(found: _Found, arch: str) -> Iterator[CompileJob]:
 
 
 def _suits(launch: RecordedLaunch, scenario: Scenario) -> bool:
-    """Whether a scenario may be launched so: with its element types, and its values where they are compiled in."""
+    """Return whether a launch fits a scenario's dtypes and its values that are compiled in."""
     for name, dtype in scenario.dtypes.items():
         type_ = launch.signature.get(name, "")
         if type_.startswith("*") and _TYPES.get(dtype, type_.lstrip("*k")) != type_.lstrip("*k"):
@@ -331,7 +340,7 @@ _TYPES = {
 
 def _of_launch(
     spec: PrewarmSpec,
-    found: _Found,
+    found: _KernelRecords,
     arch: str,
     launch: RecordedLaunch,
     best: Config,
@@ -351,13 +360,13 @@ def _of_launch(
 
 
 def _fallbacks(
-    found: _Found,
+    found: _KernelRecords,
     record: Record,
     launch: RecordedLaunch,
     declared: Mapping[Config, Any],
     trees: Sequence[Tree],
 ) -> Iterator[Config]:
-    """What would stand in for the winner: the default, and what decision trees of this GPU choose."""
+    """Yield the configs that may replace the winner: the default, and the choices of trees."""
     default = _default(found, record, launch, declared)
     if default is not None:
         yield default
@@ -369,7 +378,10 @@ def _fallbacks(
 
 
 def _default(
-    found: _Found, record: Record, launch: RecordedLaunch | None, declared: Mapping[Config, Any]
+    found: _KernelRecords,
+    record: Record,
+    launch: RecordedLaunch | None,
+    declared: Mapping[Config, Any],
 ) -> Config | None:
     constants = launch.constants if launch else {}
     plain = {name: value for name, value in constants.items() if not _is_json(value)}

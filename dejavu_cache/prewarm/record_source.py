@@ -1,4 +1,4 @@
-"""The records that a program will have: what its packages ship, and what it is pointed at."""
+"""Open the records that a program will use: shipped ones, and those of the user's store."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from ..stores import Store, TieredStore, open_store, shipped_stores
 __all__ = ["all_records", "own_records"]
 
 PATIENCE = 30.0
-"""Seconds that a builder waits for a server; a launch waits less."""
+"""Seconds that a builder waits for a server; a launch waits for a shorter time."""
 
 
 def own_records(url: str) -> Store:
-    """The store that was named."""
+    """Open the user's store."""
     store = open_store(url)
     for tier in store.tiers if isinstance(store, TieredStore) else (store,):
         if hasattr(tier, "wait"):
@@ -21,6 +21,6 @@ def own_records(url: str) -> Store:
 
 
 def all_records(own: Store) -> Store:
-    """The same behind what installed packages ship, as launches have it."""
+    """Return a store with the records that installed packages ship before the user's."""
     shipped = shipped_stores() if current_settings().shipped else []
     return TieredStore([*shipped, *(own.tiers if isinstance(own, TieredStore) else (own,))])

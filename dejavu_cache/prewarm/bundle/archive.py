@@ -1,7 +1,7 @@
-"""A bundle: a tar of a prewarmed folder under zstd, the same bytes for the same folder, with a seal at its end.
+"""Write and read bundles: reproducible tar files of prewarmed folders under zstd, with a seal.
 
-The seal is a frame that zstd skips, so that `tar --zstd -xf` works too: it holds the SHA-256 of all bytes before it.
-Inside, the manifest comes first, and every other file is as it says.
+The seal at the end is a frame with the SHA-256 of all bytes before it. zstd skips it, so that
+`tar --zstd -xf` works too. The manifest is the first file, and describes all others.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ...stores.manifest import MANIFEST, Manifest, checked, parse_manifest
 __all__ = ["Digests", "create", "extract", "read_bundle"]
 
 _LEVEL = 12
-"""Of zstd: higher ones take several times as long for some hundredths."""
+"""Compression level of zstd; higher ones take several times as long and save a few percent."""
 
 _SKIPPED = 0x184D2A50
 _SEAL = struct.Struct("<II32s")
@@ -35,7 +35,9 @@ class Digests(NamedTuple):
     """The digests of a bundle.
 
     Attributes:
-        blob: of the file. tar: of what is in it, uncompressed.
+        blob: SHA-256 of the file.
+        tar: SHA-256 of the uncompressed tar.
+        size: size of the file in bytes.
     """
 
     blob: str
@@ -44,37 +46,38 @@ class Digests(NamedTuple):
 
 
 def create(folder: Path, file: Path) -> tuple[Manifest, Digests]:
-    """Writes a prewarmed folder as a bundle; the file is there when it is whole, or not at all.
+    """Write a prewarmed folder as a bundle; on failure, no file is left.
 
     Raises:
-        BundleError: the folder is no prewarmed one, or not as its manifest says, or the file cannot be written.
+        BundleError: the folder is not prewarmed, differs from its manifest, or the file cannot be
+            written.
     """
     manifest = checked(folder)
-    beside = file.with_name(f".{file.name}.{uuid.uuid4().hex[:8]}")
+    partial_file = file.with_name(f".{file.name}.{uuid.uuid4().hex[:8]}")
     try:
         file.absolute().parent.mkdir(parents=True, exist_ok=True)
-        with beside.open("wb") as raw:
+        with partial_file.open("wb") as raw:
             digests = write(folder, manifest, raw)
             raw.flush()
             os.fsync(raw.fileno())
-        beside.replace(file)
+        partial_file.replace(file)
     except OSError as error:
         raise BundleError(f"{file} cannot be written: {error.strerror or error}") from error
     finally:
-        beside.unlink(missing_ok=True)
+        partial_file.unlink(missing_ok=True)
     return manifest, digests
 
 
 def write(folder: Path, manifest: Manifest, raw: IO[bytes]) -> Digests:
-    """Writes the bundle of a folder that was checked."""
+    """Write the bundle of a folder that was compared with its manifest."""
     import zstandard
 
-    sealed: Any = _Hashing(raw)
+    sealed: Any = _HashingWriter(raw)
     compressor = zstandard.ZstdCompressor(
         level=_LEVEL, write_checksum=True, write_content_size=False
     )
     with compressor.stream_writer(sealed, closefd=False) as inner:
-        plain = _Hashing(inner)
+        plain = _HashingWriter(inner)
         with tarfile.open(fileobj=plain, mode="w|", format=tarfile.PAX_FORMAT) as tar:
             _add(tar, MANIFEST, io.BytesIO(manifest.text.encode()), len(manifest.text.encode()))
             for inside in sorted(manifest.files):
@@ -91,8 +94,8 @@ def _add(tar: tarfile.TarFile, name: str, file: IO[bytes], size: int) -> None:
     tar.addfile(entry, file)
 
 
-class _Hashing(io.RawIOBase):
-    """Passes bytes on, and knows their digest."""
+class _HashingWriter(io.RawIOBase):
+    """Writes bytes to a stream and computes their digest."""
 
     def __init__(self, out: Any) -> None:
         self._out = out
@@ -110,15 +113,15 @@ class _Hashing(io.RawIOBase):
 
 
 def read_bundle(file: Path) -> Manifest:
-    """The manifest of a bundle, once all of the bundle was found to be as it was written.
+    """Check a whole bundle and return its manifest.
 
     Raises:
         BundleError: it is cut, altered, newer than this version, or no bundle.
     """
-    found: list[Manifest] = []
-    for _ in _members(file, found):
+    manifests: list[Manifest] = []
+    for _ in _members(file, manifests):
         pass
-    return found[0]
+    return manifests[0]
 
 
 def extract(file: Path, out: Path) -> Manifest:
@@ -131,15 +134,15 @@ def extract(file: Path, out: Path) -> Manifest:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise BundleError(f"{out} is there already: name a new folder, or remove it")
     work = out.with_name(f".{out.name}.{uuid.uuid4().hex[:8]}")
-    found: list[Manifest] = []
+    manifests: list[Manifest] = []
     try:
         work.mkdir(parents=True)
-        for name, data in _members(file, found):
+        for name, data in _members(file, manifests):
             path = work / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("wb") as kept:
-                shutil.copyfileobj(data, kept, _BLOCK)
-        (work / MANIFEST).write_text(found[0].text, encoding="utf-8")
+            with path.open("wb") as target:
+                shutil.copyfileobj(data, target, _BLOCK)
+        (work / MANIFEST).write_text(manifests[0].text, encoding="utf-8")
         with contextlib.suppress(FileNotFoundError):
             out.rmdir()
         work.rename(out)
@@ -147,28 +150,31 @@ def extract(file: Path, out: Path) -> Manifest:
         raise BundleError(f"{out} cannot be written: {error.strerror or error}") from error
     finally:
         shutil.rmtree(work, ignore_errors=True)
-    return found[0]
+    return manifests[0]
 
 
-def _members(file: Path, found: list[Manifest]) -> Iterator[tuple[str, IO[bytes]]]:
-    """The files of a bundle as they come, each checked once it was read; the manifest is put into `found` first."""
+def _members(file: Path, manifests: list[Manifest]) -> Iterator[tuple[str, IO[bytes]]]:
+    """Yield the files of a bundle in order, and check each once it was read.
+
+    The manifest is appended to `manifests` before the first file.
+    """
     import zstandard
 
     _check_seal(file)
     try:
         with file.open("rb") as raw:
-            body: Any = _Limited(raw, file.stat().st_size - _SEAL.size)
+            body: Any = _LimitedReader(raw, file.stat().st_size - _SEAL.size)
             with (
                 zstandard.ZstdDecompressor(max_window_size=1 << 27).stream_reader(body) as plain,
                 tarfile.open(fileobj=plain, mode="r|") as tar,
             ):
-                yield from _checked_members(file, tar, found)
+                yield from _checked_members(file, tar, manifests)
     except (tarfile.TarError, zstandard.ZstdError, EOFError) as error:
         raise BundleError(f"{file} is no bundle: {error}") from None
 
 
 def _checked_members(
-    file: Path, tar: tarfile.TarFile, found: list[Manifest]
+    file: Path, tar: tarfile.TarFile, manifests: list[Manifest]
 ) -> Iterator[tuple[str, IO[bytes]]]:
     seen: set[str] = set()
     for entry in tar:
@@ -180,25 +186,26 @@ def _checked_members(
         seen.add(name)
         data = tar.extractfile(entry)
         assert data is not None
-        if not found:
+        if not manifests:
             if name != MANIFEST:
                 raise BundleError(f"{file} is no bundle: it does not begin with {MANIFEST}")
-            found.append(parse_manifest(data.read(64 << 20), f"{file}: {MANIFEST}"))
+            manifests.append(parse_manifest(data.read(64 << 20), f"{file}: {MANIFEST}"))
             continue
-        told = found[0].files.get(name)
-        if told is None or told.size != entry.size:
+        entry_digest = manifests[0].files.get(name)
+        if entry_digest is None or entry_digest.size != entry.size:
             raise BundleError(f"{file}: {name} is not what the manifest says; nothing was unpacked")
-        reader = _Reading(data)
+        reader = _HashingReader(data)
         yield name, reader  # type: ignore[misc]
         while reader.read(_BLOCK):
             pass
-        if reader.hash.hexdigest() != told.sha256:
+        if reader.hash.hexdigest() != entry_digest.sha256:
             raise BundleError(
-                f"{file}: {name} was altered: its digest is not the manifest's; nothing was unpacked"
+                f"{file}: {name} was altered: its digest is not the manifest's; "
+                "nothing was unpacked"
             )
-    if not found:
+    if not manifests:
         raise BundleError(f"{file} is no bundle: it is empty")
-    missing = sorted(set(found[0].files) - (seen - {MANIFEST}))
+    missing = sorted(set(manifests[0].files) - (seen - {MANIFEST}))
     if missing:
         raise BundleError(f"{file} is cut: {missing[0]} is missing; get it again")
 
@@ -215,7 +222,7 @@ def _is_inside(name: str) -> bool:
 
 
 def _check_seal(file: Path) -> None:
-    """Refuses a bundle of which any bit is not as it was written, before anything of it is read."""
+    """Refuse a bundle that was cut or altered, before anything in it is read."""
     try:
         size = file.stat().st_size
         with file.open("rb") as raw:
@@ -235,8 +242,8 @@ def _check_seal(file: Path) -> None:
         raise BundleError(f"{file} was altered: its digest is not its seal's; get it again")
 
 
-class _Limited(io.RawIOBase):
-    """The first bytes of a file."""
+class _LimitedReader(io.RawIOBase):
+    """Reads the first bytes of a file and hides the rest."""
 
     def __init__(self, raw: IO[bytes], size: int) -> None:
         self._raw, self._left = raw, size
@@ -251,8 +258,8 @@ class _Limited(io.RawIOBase):
         return len(data)
 
 
-class _Reading:
-    """Reads on, and knows the digest of what was read."""
+class _HashingReader:
+    """Reads bytes from a stream and computes their digest."""
 
     def __init__(self, data: IO[bytes]) -> None:
         self._data = data

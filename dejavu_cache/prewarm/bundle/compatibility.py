@@ -1,4 +1,4 @@
-"""Whether a machine can use a prewarmed folder, field by field, before anything of the folder is loaded."""
+"""Check whether a machine can use a prewarmed folder, before anything in it is loaded."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["CompatibilityCheck", "compatibility_checks", "read_any"]
 
 
 class CompatibilityCheck(NamedTuple):
-    """One thing that has to fit.
+    """The comparison of one property of a prewarmed folder with this machine.
 
     Attributes:
         state: `unknown` where this machine has nothing to compare with.
@@ -31,7 +31,7 @@ class CompatibilityCheck(NamedTuple):
 
 
 def read_any(path: Path) -> Manifest:
-    """The manifest of a bundle, a prewarmed folder or an image layout, all of which was checked.
+    """Check a bundle, a prewarmed folder or an image layout, and return its manifest.
 
     Raises:
         BundleError: it is damaged, or none of these.
@@ -48,9 +48,10 @@ def read_any(path: Path) -> Manifest:
 
 
 def compatibility_checks(manifest: Manifest, *, device: bool = True) -> list[CompatibilityCheck]:
-    """What has to fit for this machine to use a folder.
+    """Compare a folder's requirements with this machine.
 
     Args:
+        manifest: the manifest of the folder.
         device: whether to look at the GPUs of this machine; a builder has none.
     """
     found = _software(manifest)
@@ -126,7 +127,7 @@ def _any(name: str, wanted: set[str], here: str) -> CompatibilityCheck:
 
 _BY_ARCH = {"sm_90": 520, "sm_100": 570, "sm_103": 575, "sm_120": 570, "sm_121": 580}
 _BY_CUDA = {"11": 450, "12": 525, "13": 580}
-"""The first branch of NVIDIA's driver that knows an architecture, and that loads what a CUDA release's tools make."""
+"""First branch of NVIDIA's driver for an architecture, and for the binaries of a CUDA release."""
 
 
 def _least_driver(device: Any, manifest: Manifest) -> int:
@@ -137,7 +138,7 @@ def _least_driver(device: Any, manifest: Manifest) -> int:
 
 
 def _gpus() -> tuple[list[_Gpu], str]:
-    """This machine's GPUs and its driver's version, as far as they can be told."""
+    """Return this machine's GPUs and its driver's version, or nothing if they are unknown."""
     try:
         import torch
 
@@ -160,7 +161,7 @@ def _gpu(torch: Any, index: int) -> _Gpu:
 
 
 def _driver() -> str:
-    """NVIDIA's driver, asked through its management library; empty where there is none."""
+    """Return the version of NVIDIA's driver, or an empty string if there is none."""
     if not sys.platform.startswith("linux"):
         return ""
     try:

@@ -1,6 +1,7 @@
-"""A prewarmed folder as an OCI image layout: a single layer, which registries carry and cosign signs.
+"""Write and read prewarmed folders as OCI image layouts, for registries and cosign.
 
-Image volumes mount it, and `COPY --from` copies from it. The layer is the bundle, byte for byte.
+Image volumes mount such an image, and `COPY --from` copies from it. Its only layer is the bundle,
+byte for byte.
 """
 
 from __future__ import annotations
@@ -24,10 +25,11 @@ _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
 def write_layout(folder: Path, out: Path) -> Manifest:
-    """Writes an image layout of a prewarmed folder into a new folder.
+    """Write a prewarmed folder as an image layout to a new folder.
 
     Raises:
-        BundleError: the folder is not as its manifest says, or the new one is there already or cannot be written.
+        BundleError: the folder differs from its manifest, or the new one exists or cannot be
+            written.
     """
     manifest = checked(folder)
     out = out.absolute()
@@ -95,20 +97,20 @@ def _blob(blobs: Path, value: Mapping[str, Any], kind: str) -> dict[str, Any]:
 
 
 def bundle_in(layout: Path) -> Path:
-    """The bundle in an image layout that `write_layout` wrote.
+    """Return the path of the bundle in an image layout that `write_layout` wrote.
 
     Raises:
         BundleError: it is another image's.
     """
     try:
         (image,) = json.loads((layout / "index.json").read_bytes())["manifests"]
-        (layer,) = json.loads(_found(layout, image).read_bytes())["layers"]
-        return _found(layout, layer)
+        (layer,) = json.loads(_checked_blob(layout, image).read_bytes())["layers"]
+        return _checked_blob(layout, layer)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise BundleError(f"{layout} is no image of a prewarmed folder: {error}") from None
 
 
-def _found(layout: Path, descriptor: Mapping[str, Any]) -> Path:
+def _checked_blob(layout: Path, descriptor: Mapping[str, Any]) -> Path:
     kind, _, digest = str(descriptor["digest"]).partition(":")
     path = layout / "blobs" / kind / digest
     if (
