@@ -8,20 +8,20 @@ from pathlib import Path
 from support.processes import ROOT
 from support.slow_list import read_slow_list
 
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
 
 def functions(path: Path) -> set[str]:
     """Return the test functions of a module, those of a class as `Class::function`."""
     names = set()
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.ClassDef):
-            names |= {f"{node.name}::{inner.name}" for inner in node.body if is_function(inner)}
-        elif is_function(node):
+            names |= {
+                f"{node.name}::{inner.name}" for inner in node.body if isinstance(inner, FUNCTIONS)
+            }
+        elif isinstance(node, FUNCTIONS):
             names.add(node.name)
     return names
-
-
-def is_function(node: ast.stmt) -> bool:
-    return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
 
 
 def test_every_entry_is_a_test_that_exists() -> None:

@@ -96,9 +96,8 @@ def test_a_window_larger_than_any_sequence_is_none(
 
 def test_a_batch_of_more_sequences_than_tokens_is_still_a_decode() -> None:
     drawn = draw(varied(SMALL, new=[1], past=[20], padding=5)).arguments
-    batch = make_batch(
-        *(drawn.get(name) for name in inspect.signature(make_batch).parameters)
-    )
+    arguments: list[Any] = [drawn.get(name) for name in inspect.signature(make_batch).parameters]
+    batch = make_batch(*arguments)
     assert batch.decode_share == 100
 
 
@@ -108,8 +107,11 @@ def test_the_kernels_are_tuned_through_the_cache(tmp_path: Path) -> None:
         check(Case(new=[3], past=[5]), "qblock")
         print(kernels()["qblock"].benchmarked > 0)
     """
-    store = {"DEJAVU_CACHE_URL": str(tmp_path), "TRITON_INTERPRET": "1"}
-    assert [run_python(code, **store).stdout for _ in range(2)] == ["True\n", "False\n"]
+    store = str(tmp_path)
+    outputs = [
+        run_python(code, DEJAVU_CACHE_URL=store, TRITON_INTERPRET="1").stdout for _ in range(2)
+    ]
+    assert outputs == ["True\n", "False\n"]
 
 
 def arguments(**changes: Any) -> dict[str, Any]:

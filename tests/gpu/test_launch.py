@@ -383,9 +383,9 @@ AROUND = {
 
 
 @pytest.fixture
-def through_triton(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+def through_triton(monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
     """Counts the launches that go through `JITFunction.run`, by the function's id."""
-    calls: Counter[str] = Counter()
+    calls: Counter[int] = Counter()
     run = JITFunction.run
 
     @functools.wraps(run)
@@ -458,7 +458,7 @@ def test_a_resolved_launch_does_not_pass_through_triton(
 ) -> None:
     """Neither bare, nor with buckets, nor with one config, nor where nothing is tuned and a fallback runs."""
     options: dict[str, Any] = {"configs": CONFIGS, "key": ["n"], "do_bench": without_timing}
-    ways = {
+    ways: dict[str, dict[str, Any]] = {
         "exact": {},
         "buckets": {"buckets": {"n": Pow2()}},
         "one config": {"configs": CONFIGS[:1]},

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -69,7 +70,7 @@ def double(x_ptr, n, BLOCK: tl.constexpr):
     tl.store(x_ptr + at, tl.load(x_ptr + at, mask=at < n) * 2, mask=at < n)
 
 
-def make_double(store: Path) -> object:
+def make_double(store: Path) -> Any:
     configs = [triton.Config({"BLOCK": block}) for block in (64, 128)]
     return cached_autotune(
         configs=configs, key=["n"], restore_value=["x_ptr"], store=store, buckets={"n": Pow2()}

@@ -60,7 +60,7 @@ def test_a_method_times_what_triton_times(product: Any, method: str) -> None:
 
 
 @pytest.mark.parametrize("method", ["events-cold", "cudagraph-warm"])
-def test_a_tune_records_all_and_finds_a_good_one(product: Any, method: str, tmp_path: Path) -> None:
+def test_a_tune_records_all_and_finds_a_good_one(product: Any, method: Any, tmp_path: Path) -> None:
     from kernels import matmul, matmul_configs
 
     jitted, a, b = product

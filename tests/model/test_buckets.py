@@ -95,6 +95,7 @@ def test_a_senseless_bucket_is_refused_where_it_is_declared(make: object, says: 
 )
 def test_what_is_above_holds_the_value_and_is_a_step(value: int, bucket: Pow2) -> None:
     above = bucket.above(value)
+    assert above is not None
     assert above >= value
     assert bucket(above) == above
     assert bucket.above(above) == above

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -28,7 +29,7 @@ for n in map(int, sys.argv[1:]):
 """
 
 
-def verify(tmp_path: Path, *sizes: int, **env: str):
+def verify(tmp_path: Path, *sizes: int, **env: str) -> subprocess.CompletedProcess[str]:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     own = {"DEJAVU_CACHE_URL": str(tmp_path / "store"), "TRITON_INTERPRET": "1"}

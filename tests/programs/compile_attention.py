@@ -83,9 +83,11 @@ def source(name: str, shape: str, params: dict[str, Any]) -> Any:
         for place, each in enumerate(fn.arg_names)
         if signature[each].startswith("*") or (each.startswith("stride") and each != "stride_table")
     }
-    form = ASTSource
+    form: Any = ASTSource
     if name == "hopper":
-        from triton.experimental.gluon._runtime import GluonASTSource as form
+        from triton.experimental.gluon._runtime import GluonASTSource
+
+        form = GluonASTSource
     return form(fn, signature, constexprs=constants, attrs=attrs)
 
 

@@ -192,9 +192,9 @@ def test_what_nobody_foresaw_names_the_request(
         answer = client.get("/v1/main/contexts", headers={"X-Request-Id": "abc-1"})
     assert "abc-1" in _problem(answer, 500)["detail"]
     assert answer.headers["x-request-id"] == "abc-1"
-    assert [each.fields["request"] for each in caplog.records if each.levelname == "ERROR"] == [
-        "abc-1"
-    ]  # type: ignore[attr-defined]
+    assert [
+        vars(each)["fields"]["request"] for each in caplog.records if each.levelname == "ERROR"
+    ] == ["abc-1"]
 
 
 def test_a_request_id_is_echoed_or_made(client: httpx.Client) -> None:

@@ -77,7 +77,7 @@ class TestLocalFirst:
         folder = FileStore(tmp_path / "folder")
         folder.put(context(), [record(16)])
         asked: list[object] = []
-        store.client.bulk = lambda *args: asked.append(args)  # type: ignore[assignment,method-assign]
+        store.client.bulk = lambda *args: asked.append(args)  # type: ignore[method-assign]
         assert TieredStore([folder, store]).get(context(), record(16).scenario) is not None
         assert asked == []
 
@@ -222,7 +222,7 @@ def test_a_second_machine_benchmarks_nothing(namespace_url: str, tmp_path: Path)
     kernels = [load(tmp_path / "kernels.py").add for _ in range(2)]
     for name, kernel in zip(("one", "two"), kernels, strict=True):
         shared = opened(namespace_url, tmp_path / name)
-        kernel._store = TieredStore([FileStore(tmp_path / name / "records"), shared])
+        kernel._options["store"] = TieredStore([FileStore(tmp_path / name / "records"), shared])
         launch(kernel, 100)
         launch(kernel, 200)
         shared.close()
@@ -287,7 +287,7 @@ def test_the_commands_move_records(server: Running, tmp_path: Path) -> None:
 
 def test_the_server_is_killed_between_two_launches(server: Running, tmp_path: Path) -> None:
     kernel = load(tmp_path / "kernels.py").add
-    kernel._store = TieredStore(
+    kernel._options["store"] = TieredStore(
         [FileStore(tmp_path / "records"), opened(server.base, tmp_path, wait=0.25)]
     )
     launch(kernel, 100)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import textwrap
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -85,7 +88,12 @@ class TestTheFile:
         store.put(context(), [record(m) for m in range(100, 150)])
         read: list[Path] = []
         whole = FileStore._read
-        monkeypatch.setattr(FileStore, "_read", lambda *args: read.append(args[1]) or whole(*args))
+
+        def recorded_read(*args: Any) -> Any:
+            read.append(args[1])
+            return whole(*args)
+
+        monkeypatch.setattr(FileStore, "_read", recorded_read)
         for m in (16, 32, *range(100, 150)):
             found = reopened(store).get(context(), record(m).scenario)
             assert found is not None
@@ -229,14 +237,17 @@ def test_a_folder_without_rights_is_said(store: FileStore) -> None:
         except StoreError as error:
             print(error)
     """
-    for path in (*store.root.parents, store.root, *store.root.rglob("*")):
-        if path.is_dir() and path.is_relative_to("/tmp") and path != Path("/tmp"):
+    # Not below pytest's folder, which other users cannot enter and every pytest on the machine shares.
+    with tempfile.TemporaryDirectory() as own:
+        root = Path(own) / "store"
+        shutil.copytree(store.root, root)
+        folders = [Path(own), root, *(path for path in root.rglob("*") if path.is_dir())]
+        for path in folders:
             path.chmod(0o555)
-    try:
-        assert "cannot be written: Permission denied" in run_python(code, str(store.root)).stdout
-    finally:
-        for path in (store.root, *store.root.rglob("*"), *store.root.parents):
-            if path.is_dir() and path.is_relative_to("/tmp") and path != Path("/tmp"):
+        try:
+            assert "cannot be written: Permission denied" in run_python(code, str(root)).stdout
+        finally:
+            for path in folders:
                 path.chmod(0o755)
 
 

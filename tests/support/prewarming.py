@@ -18,7 +18,7 @@ from support.processes import PROGRAMS, dejavu, environment
 __all__ = ["DEVICES", "HERE", "committed", "prewarm", "restamped"]
 
 HERE = PROGRAMS / "prewarm"
-DEVICES = ("NVIDIA H200", "NVIDIA B200", "AMD Instinct MI300X")
+DEVICES: tuple[str, ...] = ("NVIDIA H200", "NVIDIA B200", "AMD Instinct MI300X")
 if triton.__version__ < "3.5":  # it brings no linker for AMD's GPUs
     DEVICES = DEVICES[:2]
 

@@ -178,8 +178,8 @@ class Sweeps:
     def recorded_in(self, store: Store) -> dict[int, dict[int, str]]:
         """The same of another store."""
         return {
-            record.scenario.args["n"]: {  # type: ignore[misc]
-                each.config.params["BLOCK"]: (
+            int(record.scenario.args["n"] or 0): {
+                int(each.config.params["BLOCK"] or 0): (
                     each.failure.kind if each.failure else f"{each.median}"
                 )
                 + (", wins" if record.winner and record.winner.config == each.config else "")

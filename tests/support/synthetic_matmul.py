@@ -48,9 +48,9 @@ def scenarios(sizes: Iterable[int] = (16, 64, 256, 1024, 4096)) -> list[Scenario
 def milliseconds(scenario: Scenario, config: Config) -> float | None:
     """What a config takes, or None if it does not fit."""
     size = 2 if scenario.dtypes["a_ptr"] == "float16" else 4
-    m, n, k = (scenario.args[name] for name in ("M", "N", "K"))
-    block_m, block_n, block_k = (config.params[f"BLOCK_{name}"] for name in ("M", "N", "K"))
-    warps, stages = config.options["num_warps"], config.options["num_stages"]
+    m, n, k = (int(scenario.args[name] or 0) for name in ("M", "N", "K"))
+    block_m, block_n, block_k = (int(config.params[f"BLOCK_{name}"] or 0) for name in "MNK")
+    warps, stages = (int(config.options[name] or 0) for name in ("num_warps", "num_stages"))
     if (block_m + block_n) * block_k * size * stages > SHARED:
         return None
     waves = math.ceil(math.ceil(m / block_m) * math.ceil(n / block_n) / UNITS)
@@ -72,7 +72,7 @@ def milliseconds(scenario: Scenario, config: Config) -> float | None:
         + 6_000 * warps
         + 20_000 * stages
     )
-    return waves * tile * 1e-8 + 0.002
+    return float(waves * tile * 1e-8 + 0.002)
 
 
 def sweep(

@@ -133,7 +133,7 @@ def test_bad_cases_cost_themselves_and_nothing_else(sweeps: Sweeps) -> None:
 def test_a_suite_that_cannot_be_used_is_said_in_a_line(
     sweeps: Sweeps, arguments: dict[str, str], message: str
 ) -> None:
-    out = sweeps.run(code=2, **arguments)  # type: ignore[arg-type]
+    out = sweeps.run(code=2, **arguments)
     assert message in out
     assert "Traceback" not in out
 

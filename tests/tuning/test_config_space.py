@@ -67,7 +67,12 @@ def test_vendors_have_parameters_of_their_own() -> None:
 
 def test_it_is_built_when_it_is_looked_at() -> None:
     looked: list[int] = []
-    space = config_space({"BLOCK": [16, 32]}, where=lambda BLOCK: looked.append(BLOCK) or True)
+
+    def look(BLOCK: int) -> bool:
+        looked.append(BLOCK)
+        return True
+
+    space = config_space({"BLOCK": [16, 32]}, where=look)
     kernel = cached_autotune(configs=space, key=["n"])(add_one)
     assert looked == []
     launch(kernel)

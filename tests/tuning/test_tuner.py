@@ -37,7 +37,9 @@ def test_the_first_measurement_of_a_close_race_does_not_decide(
 
     kernel = cached_autotune(configs=CONFIGS, key=["n"])(add_one)
     kernel.do_bench = bench
-    monkeypatch.setattr("dejavu_cache.runtime.cached_autotuner.method_name", lambda *args: "events-cold")
+    monkeypatch.setattr(
+        "dejavu_cache.runtime.cached_autotuner.method_name", lambda *args: "events-cold"
+    )
     launch(kernel, 100)
     assert kernel.best_config.kwargs == {"BLOCK": 16}
     assert len(order) == 9, "three measured once, two of them three times more"
@@ -84,7 +86,7 @@ class TestCutShort:
     def won(self) -> dict[str, Any] | None:
         (context,) = default_store().contexts()
         (record,) = default_store().records(context)
-        return record.winner and record.winner.config.params
+        return dict(record.winner.config.params) if record.winner else None
 
     def test_the_next_process_holds_the_race(
         self, racing: Callable[..., Any], order: list[int]
@@ -140,6 +142,7 @@ class Clock:
     def __init__(self, times: dict[int, float]) -> None:
         self.times = times
         self.asked: list[int] = []
+        self.block = 0
 
     def kernel(self, **options: Any) -> Any:
         clock = self
@@ -261,13 +264,15 @@ def test_optuna_fills_its_budget_where_hardly_any_combination_is_a_config(budget
     )
     declared = [Config(params=config.kwargs) for config in space]
     assert len(declared) == 60
-    search, asked = OptunaSearch(declared, [], declared[:1], budget), []
+    search = OptunaSearch(declared, [], declared[:1], budget)
+    asked: list[Config] = []
     start = time.monotonic()
     while batch := search.ask():
         asked += batch
         search.tell(
-            Measurement(config=each, median=1.0 + each.params["A"], at=now()) for each in batch
-        )  # type: ignore[operator]
+            Measurement(config=each, median=1.0 + int(each.params["A"] or 0), at=now())
+            for each in batch
+        )
     assert asked[0] == declared[0]
     assert len(asked) == len({*asked} & {*declared}) == budget
     assert time.monotonic() - start < 10

@@ -78,9 +78,11 @@ def noted(target: Any) -> None:
     )
     launch = _launch_without_config(source, metadata, tuner)
     assert launch == launch_of(source, metadata, config)
+    assert launch is not None
     assert "BLOCK" not in launch.signature
     source, metadata = bound(products.halve, target, (Pointer("float16"), 128), {"num_warps": 1})
     launch = _launch_without_config(source, metadata, None)
+    assert launch is not None
     assert (launch.constants, launch.options) == ({"BLOCK": 128}, {"num_warps": 1})
 
 
