@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 from dejavu_service.app import create_app
+from dejavu_service.errors import SchemaError
 from dejavu_service.settings import ServerSettings
 from dejavu_service.storage import schema
 from dejavu_service.storage.database import Database
@@ -71,7 +72,7 @@ def test_sqlite_upgrades_itself_and_postgres_asks(empty: Database) -> None:
         schema.require_current(empty)
         assert schema.state(empty) is schema.SchemaState.CURRENT
         return
-    with pytest.raises(schema.SchemaError, match="dejavu-cache db upgrade --database postgresql"):
+    with pytest.raises(SchemaError, match="dejavu-cache db upgrade --database postgresql"):
         schema.require_current(empty)
     assert schema.state(empty) is schema.SchemaState.EMPTY
 
@@ -80,7 +81,7 @@ def test_a_newer_schema_is_refused(database: Database, client: httpx.Client) -> 
     with database.write() as connection:
         connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
     for attempt in (schema.require_current, schema.upgrade):
-        with pytest.raises(schema.SchemaError, match="newer version"):
+        with pytest.raises(SchemaError, match="newer version"):
             attempt(database)
     answer = client.get("/readyz")
     assert answer.status_code == 503
