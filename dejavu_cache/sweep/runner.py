@@ -192,7 +192,7 @@ class Sweep:
         while not self._is_done:
             try:
                 # Start the worker before taking a case, so that no case waits for it.
-                host.cases()  
+                host.cases()
             except Exception as error:
                 if not self._stopping:
                     self._errors.append(error)
@@ -249,7 +249,7 @@ class Sweep:
             )
 
     def _emit(self, event: Mapping[str, Any]) -> None:
-        """Pass on an event; if the listener raises, let running cases finish and begin no others."""
+        """Pass on an event; if the listener raises, let running cases finish but begin none."""
         try:
             self._on_event(event)
         except Exception as error:
