@@ -1,16 +1,23 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-TRITON ?= 3.6.0
 JOBS ?= 4
 RUN_TESTS := $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal
+TRITON ?= 3.4.0 3.6.0 3.9.0
+UV_COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.10 --generate-hashes --no-header \
+  --no-annotate --no-emit-package dejavu-cache --excludes requirements/by-machine.txt --constraint constraints.txt
 
-.PHONY: demo test check slow-list lint gpu-test bench matrix clean
+.PHONY: help demo test check slow-list lint format coverage gpu-test bench matrix lowest lock shipped clean
 
-$(VENV)/.installed: pyproject.toml constraints.txt
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
+
+$(VENV)/.installed: pyproject.toml constraints.txt requirements/dev.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --require-hashes --requirement requirements/dev.txt
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch triton
+	$(BIN)/python -m pip install --quiet --no-deps --editable .
 	touch $@
 
 demo: $(VENV)/.installed  ## one process tunes, others over its folder and over a server benchmark nothing
@@ -25,27 +32,47 @@ check: lint  ## lint, types and the tests that are not on the list of slow ones
 slow-list: $(VENV)/.installed  ## measure which tests are slow; on a machine that does nothing else
 	$(RUN_TESTS) -m "not gpu" --write-slow-list
 
-lint: $(VENV)/.installed
+lint: $(VENV)/.installed  ## style, types, layers, names and links
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python tools/check_prose.py
+	$(BIN)/python tools/check_links.py
 
-gpu-test:  ## on a machine with a GPU, with that machine's own torch and Triton; faster with pytest-xdist: PYTEST="-n 12"
+format: $(VENV)/.installed  ## rewrite the code as ruff formats it
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+coverage: $(VENV)/.installed  ## the lines and branches that the tests reach, in htmlcov/
+	$(BIN)/python -m pytest -m "not gpu" --cov --cov-report=term --cov-report=html
+
+gpu-test:  ## the GPU tests, with this machine's own torch and Triton; faster with PYTEST="-n 12"
 	$(PYTHON) -m pytest -m gpu $(PYTEST) tests/gpu
 
-bench: $(VENV)/.installed  ## what can be measured without a GPU; results go to benchmarks/results
+bench: $(VENV)/.installed  ## what can be measured without a GPU, into benchmarks/results
 	$(BIN)/python benchmarks/lookup.py
 	$(BIN)/python benchmarks/service.py
 
-matrix: $(VENV)/.installed  ## the library's suite on the oldest, the middle and the newest Triton
-	for version in 3.4.0 3.6.0 3.9.0; do \
+matrix: $(VENV)/.installed  ## the library's tests on the oldest, a middle and the newest Triton
+	for version in $(TRITON); do \
 	  $(PYTHON) -m venv $(VENV)-$$version && \
 	  grep -v '^triton' constraints.txt > $(VENV)-$$version/constraints.txt && echo "triton==$$version" >> $(VENV)-$$version/constraints.txt && \
 	  $(VENV)-$$version/bin/python -m pip install --quiet --constraint $(VENV)-$$version/constraints.txt --editable '.[dev]' && \
 	  $(VENV)-$$version/bin/python -m pytest -m "not gpu" --ignore tests/service --ignore tests/client || exit 1; \
 	done
 
-clean:
-	rm -rf $(VENV) $(VENV)-* .demo
+lowest: $(VENV)/.installed  ## the tests with the lowest versions that pyproject.toml allows, CUDA packages included
+	$(BIN)/uv venv --quiet --clear --python $(PYTHON) $(VENV)-lowest
+	$(BIN)/uv pip install --quiet --python $(VENV)-lowest/bin/python --resolution lowest-direct --editable '.[dev]'
+	$(VENV)-lowest/bin/python -m pytest -m "not gpu"
+
+lock: $(VENV)/.installed  ## pin development and the server's image anew, with hashes
+	$(UV_COMPILE) pyproject.toml --upgrade --extra dev --output-file requirements/dev.txt
+	$(UV_COMPILE) pyproject.toml --upgrade --extra server --output-file requirements/server.txt
+
+shipped:  ## sweep attention on this GPU, fit its trees, write both into the package; SHIPPED=--dry-run
+	$(PYTHON) tools/ship_attention_records.py $(SHIPPED)
+
+clean:  ## remove the environments and what the demo made
+	rm -rf $(VENV) $(VENV)-* .demo htmlcov .coverage*

@@ -1,7 +1,7 @@
 """Check names and docstrings against the house style; `make lint` runs this.
 
-Limits hold for each of the two groups of code, the packages and the tests, as a share of all their names. What a
-limit counts is listed with `--list`.
+Limits hold for each of the two groups of code, the packages and the tests, as a share of all their
+names. `--list` lists what a limit counts.
 """
 
 from __future__ import annotations
@@ -17,15 +17,75 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("dejavu_cache", "client/dejavu_client", "service/dejavu_service", "migrations")
 
-OPENINGS = frozenset("a an the what which how who whose where when why".split())
+OPENINGS = frozenset(
+    {
+        "a",
+        "an",
+        "the",
+        "what",
+        "which",
+        "how",
+        "who",
+        "whose",
+        "where",
+        "when",
+        "why",
+    }
+)
 """First words that put something else before the subject."""
 
-VAGUE = frozenset("each found held given told taken known kept place whole one two".split())
+VAGUE = frozenset(
+    {
+        "each",
+        "found",
+        "held",
+        "given",
+        "told",
+        "taken",
+        "known",
+        "kept",
+        "place",
+        "whole",
+        "one",
+        "two",
+    }
+)
 """Variables that do not say what they hold."""
 
 IRREGULAR_PARTICIPLES = frozenset(
-    "begun bound built chosen done drawn found given gone grown held kept known laid left lost made meant met "
-    "put said seen sent shown spent spread stood taken thrown told written".split()
+    {
+        "begun",
+        "bound",
+        "built",
+        "chosen",
+        "done",
+        "drawn",
+        "found",
+        "given",
+        "gone",
+        "grown",
+        "held",
+        "kept",
+        "known",
+        "laid",
+        "left",
+        "lost",
+        "made",
+        "meant",
+        "met",
+        "put",
+        "said",
+        "seen",
+        "sent",
+        "shown",
+        "spent",
+        "spread",
+        "stood",
+        "taken",
+        "thrown",
+        "told",
+        "written",
+    }
 )
 
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
@@ -103,7 +163,12 @@ def opens_badly(docstring: str) -> bool:
 
 
 RULES = (
-    Rule("docstrings that open with an article or a question word", function_docstrings, opens_badly, 0.05),
+    Rule(
+        "docstrings that open with an article or a question word",
+        function_docstrings,
+        opens_badly,
+        0.05,
+    ),
     Rule("functions named by a participle alone", function_names, is_participle, 0.01),
     Rule("variables that do not say what they hold", variables, lambda name: name in VAGUE, 0.01),
     Rule("comprehensions nested twice", nested_comprehensions, lambda _: True, 0.0),
@@ -125,7 +190,9 @@ def _values_of(node: ast.AST) -> list[ast.expr]:
         case ast.Call(args=args):
             return args
         case ast.FunctionDef(returns=returns) if returns and ast.unparse(returns) != "bool":
-            return [each.value for each in ast.walk(node) if isinstance(each, ast.Return) and each.value]
+            return [
+                item.value for item in ast.walk(node) if isinstance(item, ast.Return) and item.value
+            ]
     return []
 
 
@@ -135,11 +202,15 @@ def check(title: str, folders: tuple[str, ...], show: bool) -> bool:
     trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in paths}
     passed = True
     for rule in RULES:
-        occurrences = [item for path, tree in trees.items() for item in rule.occurrences(path, tree)]
+        occurrences = [
+            item for path, tree in trees.items() for item in rule.occurrences(path, tree)
+        ]
         offenders = [item for item in occurrences if rule.offends(item.text)]
         share = len(offenders) / max(len(occurrences), 1)
         passed = passed and share <= rule.limit
-        print(f"{title}: {share:6.2%} of {len(occurrences)} {rule.title} (at most {rule.limit:.0%})")
+        print(
+            f"{title}: {share:6.2%} of {len(occurrences)} {rule.title} (at most {rule.limit:.0%})"
+        )
         if show or share > rule.limit:
             for item in offenders:
                 print(f"  {item.path.relative_to(ROOT)}:{item.line}: {item.text}")
@@ -160,7 +231,9 @@ def main() -> int:
     """Check everything; return the exit status."""
     show = "--list" in sys.argv
     passed = check("packages", PACKAGES, show)
-    passed = check("tests and benchmarks", ("tests", "benchmarks", "examples", "tools"), show) and passed
+    passed = (
+        check("tests and benchmarks", ("tests", "benchmarks", "examples", "tools"), show) and passed
+    )
     repeated = repeated_class_names()
     print(f"class names used more than once: {', '.join(repeated) or 'none'}")
     return 0 if passed and not repeated else 1

@@ -1,7 +1,9 @@
-"""The records that ship with the attention kernels: of the code as it is, whole, and each with a tree."""
+"""The shipped attention records: of the current code, complete, and each with a decision tree."""
 
 from __future__ import annotations
 
+import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -23,19 +25,20 @@ from dejavu_cache.runtime.launch_recorder import LAUNCH_METHOD
 from dejavu_cache.stores import FileStore, shipped_stores
 from dejavu_cache.triton_internals.source_hash import kernel_name, source_hash
 
-BOUNDS = {"static_grid": 0.03}
-"""What `heuristics fit --bound` was given, where it was not 2%."""
+ROOT = Path(__file__).resolve().parents[2]
+PLAN = json.loads((ROOT / "tools" / "shipped_records.json").read_text(encoding="utf-8"))
+"""What `make shipped` sweeps, and how closely it fits each kernel's tree."""
 
 SHIPPED = ("qblock", "segmented", "static_grid", *(("hopper",) if hopper.COVERED else ()))
 
 
 def problem(tuned: Any) -> Problem:
-    """What the decorator makes of its keys, buckets and method on a GPU."""
+    """Return the problem that the decorator derives from its keys, buckets and method on a GPU."""
     return Problem(keys=tuned._scenario_key.keys, buckets=tuned._buckets, method=METHOD)
 
 
 def contexts(name: str) -> tuple[FileStore, list[Context]]:
-    """What was tuned of a kernel, beside which it is noted how it is launched."""
+    """Return the shipped store and a kernel's tuned contexts, without the recorded launches."""
     store = FileStore(Path(shipped.__path__[0]), read_only=True)
     every = store.contexts(kernel_name(kernel(name)))
     return store, [each for each in every if each.problem.method != LAUNCH_METHOD]
@@ -93,7 +96,7 @@ def test_each_tree_is_what_the_records_give(name: str) -> None:
     for context in found:
         again = fit(
             RecordSet(context=context, records=tuple(store.records(context))),
-            bound=BOUNDS.get(name, 0.02),
+            bound=PLAN["bounds_percent"][kernel(name).fn.__name__] / 100,
         )
         assert again.text == trees[context].text
 
@@ -107,3 +110,16 @@ def test_each_tree_exported_as_python_agrees_with_it_on_10000_random_scenarios(n
         check_agreement(
             each.tree, [record.scenario for record in store.records(each.tree.context)], 10_000
         )
+
+
+def test_make_shipped_plans_the_sweep_and_a_tree_for_each_kernel() -> None:
+    script = ROOT / "tools" / "ship_attention_records.py"
+    output = subprocess.run(
+        [sys.executable, script, "--dry-run"], capture_output=True, text=True, check=True
+    ).stdout
+    sweep, gc, *fits = output.splitlines()
+    records = Path(shipped.__path__[0]).as_uri()
+    assert sweep.startswith("dejavu-cache sweep dejavu_cache.attention --option=preset=llama3-8b ")
+    assert gc.startswith("dejavu-cache gc ")
+    assert [line.split()[3] for line in fits] == sorted(PLAN["bounds_percent"])
+    assert all(line.endswith(f"--store {records}") for line in (sweep, gc, *fits))
