@@ -3,12 +3,15 @@ ARG BASE=python:3.12-slim
 
 FROM ${BASE} AS build
 WORKDIR /src
+COPY requirements/server.txt requirements/server.txt
+RUN python3 -m venv /opt/dejavu \
+    && /opt/dejavu/bin/python -m pip install --no-cache-dir --require-hashes --requirement requirements/server.txt
 COPY pyproject.toml README.md LICENSE ./
 COPY dejavu_cache dejavu_cache
 COPY client client
 COPY service service
 COPY migrations migrations
-RUN python3 -m venv /opt/dejavu && /opt/dejavu/bin/python -m pip install --no-cache-dir ".[server]"
+RUN /opt/dejavu/bin/python -m pip install --no-cache-dir --no-deps .
 
 FROM ${BASE}
 LABEL org.opencontainers.image.title="dejavu-cache server" \
