@@ -120,6 +120,7 @@ RENAMED_NAMES = {
     "dejavu_cache.sweep.grow": {"grown": "grow_tree"},
     "dejavu_cache.sweep.plots": {"Bar": "PlotBar", "Cell": "PlotCell", "Line": "PlotLine"},
     "dejavu_cache.tuning.keeping": {"Keeper": "MeasurementWriter"},
+    "dejavu_cache.tree": {"prepared": "compile_tree"},
     "dejavu_client.circuit": {"Circuit": "CircuitBreaker"},
     "dejavu_client.client": {"Client": "ProtocolClient", "address": "split_server_url"},
     "dejavu_client.output": {"opened": "open_chosen_store"},

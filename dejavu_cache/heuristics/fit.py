@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import TooFewRecordsError
-from ..model.decision_tree import Input, Node, Regret, Tree, prepared
+from ..model.decision_tree import Input, Node, Regret, Tree, compile_tree
 from ..model.record import RecordSet
 from .config_subset import smallest_subset
 from .features import ScenarioEncoder, scenario_values
@@ -148,7 +148,7 @@ def _cross_validate(
     regrets: list[float] = []
     for done, (training, held_out) in enumerate(_folds(len(costs), folds), start=1):
         model = _fit_tree(costs.rows(training), bound, limit, leaves)
-        rank = prepared(model.root, model.inputs, model.chosen)
+        rank = compile_tree(model.root, model.inputs, model.chosen)
         for row in held_out:
             ranked = rank(scenario_values(costs.scenarios[row]))
             column = _launched_config(ranked, model, costs.tried[row])

@@ -1,8 +1,7 @@
-"""The rules that map an argument's value to the representative of its bucket.
+"""Buckets: rules that map an argument's value to the representative of its bucket.
 
-A bucket never refuses a value at launch: what it has no rule for (None, a string, a number under
-its first step) is kept as it is or taken to the first step. `above` goes the other way, for buffers that
-must hold a value: the smallest step that does, or None where there is none.
+A bucket accepts every value. None and strings stay as they are; a number below the first step goes
+to the first step. `above` rounds up instead of down, for buffers that must hold a value.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import bisect
 import math
 from collections.abc import Mapping
 from functools import cache
-from typing import Annotated, Any, Literal, Union
+from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, StrictFloat, StrictInt, TypeAdapter, model_validator
 from pydantic.dataclasses import dataclass
@@ -39,21 +38,22 @@ def _is_number(value: Any) -> bool:
 
 @dataclass(frozen=True, config=_FORBID)
 class Exact:
-    """Every value is a scenario of its own, and no other value stands in for it."""
+    """Give every value a scenario of its own; no other value stands in for it."""
 
     kind: Literal["exact"] = "exact"
 
     def __call__(self, value: Any) -> Any:
+        """Return the value."""
         return value
 
     def above(self, value: int) -> int | None:
-        """The value itself."""
+        """Return the value."""
         return value
 
 
 @dataclass(frozen=True, config=_FORBID)
 class Pow2:
-    """The largest power of two not above the value, held between `min` and `max`.
+    """Round down to a power of two between `min` and `max`.
 
     >>> Pow2()(33), Pow2(min=64)(33), Pow2(max=16)(33)
     (32, 64, 16)
@@ -67,12 +67,13 @@ class Pow2:
     def _ordered(self) -> Pow2:
         for name, bound in (("min", self.min), ("max", self.max)):
             if bound is not None and bound & (bound - 1):
-                raise ValueError(f"Pow2: {name}={bound} is no power of two")
+                raise ValueError(f"Pow2: {name}={bound} is not a power of two")
         if self.min is not None and self.max is not None and self.min > self.max:
             raise ValueError(f"Pow2: min={self.min} is above max={self.max}")
         return self
 
     def __call__(self, value: Any) -> Any:
+        """Return the representative of the value's bucket."""
         if not _is_number(value):
             return value
         step = 1 << (int(value).bit_length() - 1) if value >= 1 else 0
@@ -83,14 +84,14 @@ class Pow2:
         return step if step else value
 
     def above(self, value: int) -> int | None:
-        """The smallest power of two that holds the value: 64 for 33."""
+        """Return the smallest power of two that is not below the value, or None above `max`."""
         step = max(1 << max(value - 1, 0).bit_length(), self.min or 1)
         return step if self.max is None or step <= self.max else None
 
 
 @dataclass(frozen=True, config=_FORBID)
 class Edges:
-    """The largest edge not above the value; what lies under the first edge goes to the first.
+    """Round down to an edge; a value below the first edge goes to the first.
 
     >>> [Edges([1, 16, 256])(v) for v in (0, 15, 16, 9999)]
     [1, 1, 16, 256]
@@ -102,23 +103,24 @@ class Edges:
     @model_validator(mode="after")
     def _ordered(self) -> Edges:
         if any(a >= b for a, b in zip(self.edges, self.edges[1:], strict=False)):
-            raise ValueError(f"Edges: {list(self.edges)} must rise strictly")
+            raise ValueError(f"Edges: {list(self.edges)} must increase strictly")
         return self
 
     def __call__(self, value: Any) -> Any:
+        """Return the representative of the value's bucket."""
         if not _is_number(value):
             return value
         return self.edges[max(bisect.bisect_right(self.edges, value) - 1, 0)]
 
     def above(self, value: int) -> int | None:
-        """The first edge that holds the value."""
+        """Return the first edge that is not below the value, or None above the last."""
         index = bisect.bisect_left(self.edges, value)
         return math.floor(self.edges[index]) if index < len(self.edges) else None
 
 
 @dataclass(frozen=True, config=_FORBID)
 class Multiple:
-    """The largest multiple of `n` not above the value; what lies under `n` goes to `n`.
+    """Round down to a multiple of `n`; a value below `n` goes to `n`.
 
     >>> [Multiple(16)(v) for v in (1, 16, 31, 32)]
     [16, 16, 16, 32]
@@ -128,21 +130,22 @@ class Multiple:
     kind: Literal["multiple"] = "multiple"
 
     def __call__(self, value: Any) -> Any:
+        """Return the representative of the value's bucket."""
         if not _is_number(value):
             return value
         return max(int(value // self.n), 1) * self.n
 
     def above(self, value: int) -> int | None:
-        """The first multiple that holds the value."""
+        """Return the first multiple that is not below the value."""
         return max(-(-value // self.n), 1) * self.n
 
 
-Bucket = Annotated[Union[Exact, Pow2, Edges, Multiple], Field(discriminator="kind")]  # noqa: UP007 - pydantic on 3.10
+Bucket = Annotated[Exact | Pow2 | Edges | Multiple, Field(discriminator="kind")]
 
 BucketName = Literal["exact", "pow2"]
 """A bucket by its kind, where the kind has no parameter that must be given."""
 
-BucketSpec = Union[Exact, Pow2, Edges, Multiple, BucketName, Mapping[str, Any]]  # noqa: UP007 - as above
+BucketSpec = Exact | Pow2 | Edges | Multiple | BucketName | Mapping[str, Any]
 """The three spellings of a bucket: `Pow2(max=64)`, `"pow2"`, `{"kind": "pow2", "max": 64}`."""
 
 

@@ -1,7 +1,7 @@
-"""A small decision tree that chooses a config for a scenario which nobody tuned.
+"""Decision trees that choose a config for a scenario without a record.
 
-It is data: JSON that is read without importing or running anything, and that can only ever name configs.
-`dejavu_cache.heuristics.fit` makes trees out of records.
+A tree is data: reading its JSON imports and executes nothing, and it can only name configs.
+`dejavu_cache.heuristics.fit` fits trees to records.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ __all__ = [
     "Ranking",
     "Regret",
     "Tree",
+    "compile_tree",
     "leaves",
-    "prepared",
 ]
 
 TREE_FORMAT = 1
 """The format version that this code writes; it reads this one and every older one."""
 
 Ranking = tuple[Config, ...]
-"""Configs from the one that costs least; empty where a tree has nothing to say."""
+"""Configs by ascending cost; empty where a tree does not answer."""
 
 T = TypeVar("T")
 
@@ -43,14 +43,17 @@ _NUMBERS = (int, float)  # exactly these types: a bool is a category
 
 
 class Leaf(FrozenModel):
-    """The end of a path."""
+    """A leaf: a ranking of configs."""
 
     ranking: tuple[Annotated[int, Field(ge=0)], ...] = Field(min_length=1)
-    """Places in the tree's list of configs, from the one that costs least: a kernel may not declare the first."""
+    """Indices into the tree's configs, by ascending cost.
+
+    A kernel may no longer declare the first one; then the next is chosen.
+    """
 
 
 class AtMost(FrozenModel):
-    """Whether an input, or the product of several, is a number no greater than another."""
+    """A test whether an input, or the product of several, is at most a number."""
 
     inputs: tuple[Text, ...] = Field(min_length=1, max_length=4)
     at_most: StrictInt | Annotated[StrictFloat, Field(allow_inf_nan=False)]
@@ -59,7 +62,7 @@ class AtMost(FrozenModel):
 
 
 class Equals(FrozenModel):
-    """Whether an input has a certain value."""
+    """A test whether an input has a value."""
 
     input: Text
     equals: Scalar
@@ -71,16 +74,16 @@ Node = Union[AtMost, Equals, Leaf]  # noqa: UP007 - a forward reference on 3.10
 
 
 class Input(FrozenModel):
-    """What a key argument, or a tensor's dtype, may be for the tree to answer."""
+    """The values of a key argument, or of a tensor's dtype, for which the tree answers."""
 
     numbers: bool = False
-    """Any number, since the tree was fitted on several."""
+    """Whether any number is accepted, because the tree was fitted to several."""
     values: tuple[Scalar, ...] = ()
-    """Else one of these: all that it was fitted on."""
+    """Further accepted values: those that the tree was fitted to."""
 
 
 class Regret(FrozenModel):
-    """What a choice costs over the best config of each scenario, on scenarios held out of the fit."""
+    """Slowdown of the tree's choices against the best config, on scenarios held out of the fit."""
 
     mean: Annotated[float, Field(ge=0, allow_inf_nan=False)]
     """As a share: 0.02 is 2% slower."""
@@ -98,25 +101,27 @@ def _sorted(inputs: Mapping[str, Input]) -> dict[str, Input]:
 class Tree(FrozenModel):
     """A decision tree over key arguments and dtypes.
 
-    It answers only for scenarios of the kind it was fitted on: where a key argument was a number it takes
-    any number; where it was a word, a flag, None or always the same number, and for dtypes, only what it has seen.
+    It answers only for scenarios of the kind it was fitted to. A key argument that had several
+    numbers may be any number; dtypes, strings, flags, None and a number that was always the same
+    must be among the values of the fit.
     """
 
     format: int = TREE_FORMAT
     context: Context
-    """Whose records it was fitted on."""
+    """The context of the records that it was fitted to."""
     configs: tuple[Config, ...] = Field(min_length=1, max_length=256)
     inputs: Annotated[dict[Text, Input], AfterValidator(_sorted)] = Field(
         default_factory=dict, max_length=256
     )
     root: Node
     bound: Annotated[float, Field(ge=0, allow_inf_nan=False)]
-    """The set of configs holds one within this share of the best in every scenario of the fit."""
+    """The largest slowdown over the scenarios of the fit if the best of `configs` is chosen."""
     regret: Regret
     at: Moment
-    """When the last of its measurements was taken: the same records give the same tree."""
+    """When the latest of its measurements was taken: equal records give an equal tree."""
 
     def model_post_init(self, _: Any) -> None:
+        """Check that nodes refer only to configs and inputs of this tree."""
         for node in _walk(self.root):
             if isinstance(node, Leaf):
                 if max(node.ranking) >= len(self.configs):
@@ -132,51 +137,57 @@ class Tree(FrozenModel):
 
     @classmethod
     def parse(cls, text: str, where: str) -> Tree:
-        """Reads a tree's JSON.
+        """Parse a tree from JSON.
 
         Raises:
             NewerFormatError: a newer version wrote it.
-            DamagedRecordsError: it is no tree.
+            DamagedRecordsError: the text is not a tree.
         """
         try:
-            return cls._checked(text, where)
+            return cls._parse_version(text, where)
         except (ValidationError, RecursionError) as error:
             raise DamagedRecordsError(f"{where} is not a decision tree: {_reason(error)}") from None
 
     @classmethod
-    def _checked(cls, text: str, where: str) -> Tree:
-        found = _Versioned.model_validate_json(text).format
-        if found > TREE_FORMAT:
-            raise NewerFormatError(where, found, TREE_FORMAT)
+    def _parse_version(cls, text: str, where: str) -> Tree:
+        version = _Versioned.model_validate_json(text).format
+        if version > TREE_FORMAT:
+            raise NewerFormatError(where, version, TREE_FORMAT)
         return cls.model_validate_json(text)
 
     @property
     def text(self) -> str:
-        """The tree as it is written down."""
-        return _laid_out(self.model_dump(mode="json")) + "\n"
+        """Return the JSON text of the tree's file."""
+        return _format_json(self.model_dump(mode="json")) + "\n"
 
     def choose(self, scenario: Scenario) -> Config | None:
-        """The config of a scenario, or None if the scenario is of another kind than those of the fit."""
+        """Choose a config, or None if the scenario is of another kind than those of the fit."""
         return next(iter(self.rank({**scenario.dtypes, **scenario.args})), None)
 
     @cached_property
     def rank(self) -> Callable[[Mapping[str, Any]], Ranking]:
-        """The choice prepared for speed: from bucketed key values and dtype names, by name, to a `Ranking`."""
-        return prepared(self.root, self.inputs, self.configs)
+        """Return the function from bucketed key values and dtype names, by name, to a `Ranking`."""
+        return compile_tree(self.root, self.inputs, self.configs)
 
 
-def prepared(
+def compile_tree(
     root: Node, inputs: Mapping[str, Input], choices: Sequence[T]
 ) -> Callable[[Mapping[str, Any]], tuple[T, ...]]:
-    """A function from values by name to the choices that a tree ranks there; to none where it does not answer."""
-    checks = [(name, each.numbers, each.values) for name, each in inputs.items()]
+    """Compile a tree to a function from values by name to a ranking of choices.
+
+    Args:
+        root: the tree's first node.
+        inputs: the accepted values by input; for others the function returns no choices.
+        choices: what the indices in the leaves refer to.
+    """
+    checks = [(name, accepted.numbers, accepted.values) for name, accepted in inputs.items()]
     first = _as_tuple(root, choices)
 
     def rank(values: Mapping[str, Any]) -> tuple[T, ...]:
         value: Any
-        for name, numbers, known in checks:
+        for name, numbers, accepted_values in checks:
             value = values.get(name)
-            if not ((numbers and type(value) in _NUMBERS) or value in known):
+            if not ((numbers and type(value) in _NUMBERS) or value in accepted_values):
                 return ()
         node = first
         while len(node) == 5:
@@ -197,27 +208,27 @@ def prepared(
 
 
 def _as_tuple(node: Node, choices: Sequence[Any]) -> tuple[Any, ...]:
-    """A node as a tuple: of five for a question, of one for a leaf."""
+    """Convert a node to a tuple: five elements for a test, one for a leaf."""
     if isinstance(node, Leaf):
-        return (tuple(choices[place] for place in node.ranking),)
+        return (tuple(choices[index] for index in node.ranking),)
     yes, no = _as_tuple(node.yes, choices), _as_tuple(node.no, choices)
     if isinstance(node, AtMost):
         return node.inputs[0], node.inputs[1:], node.at_most, yes, no
     return node.input, None, node.equals, yes, no
 
 
-def _laid_out(value: Any, depth: int = 0) -> str:
-    """JSON in which what fits on a line stands on one."""
-    whole = json.dumps(value, ensure_ascii=False)
-    if not isinstance(value, (dict, list)) or len(whole) + depth <= _WIDTH:
-        return whole
+def _format_json(value: Any, depth: int = 0) -> str:
+    """Format JSON with every value that fits on one line."""
+    line = json.dumps(value, ensure_ascii=False)
+    if not isinstance(value, (dict, list)) or len(line) + depth <= _WIDTH:
+        return line
     if isinstance(value, dict):
         parts = [
-            f"{json.dumps(name, ensure_ascii=False)}: {_laid_out(part, depth + 1)}"
+            f"{json.dumps(name, ensure_ascii=False)}: {_format_json(part, depth + 1)}"
             for name, part in value.items()
         ]
     else:
-        parts = [_laid_out(part, depth + 1) for part in value]
+        parts = [_format_json(part, depth + 1) for part in value]
     opening, closing = "{}" if isinstance(value, dict) else "[]"
     margin = "\n" + " " * (depth + 1)
     return f"{opening}{margin}{f',{margin}'.join(parts)}{margin[:-1]}{closing}"
@@ -228,8 +239,8 @@ class _Versioned(BaseModel):
 
 
 def leaves(node: Node) -> Iterator[Leaf]:
-    """The leaves from yes to no."""
-    return (each for each in _walk(node) if isinstance(each, Leaf))
+    """Yield the leaves, those of `yes` before those of `no`."""
+    return (child for child in _walk(node) if isinstance(child, Leaf))
 
 
 def _walk(node: Node) -> Iterator[Node]:

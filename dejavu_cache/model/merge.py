@@ -24,8 +24,8 @@ __all__ = [
 OnConflict = Literal["newest", "fastest", "fail"]
 
 
-def merge_records(one: Record, two: Record, on_conflict: OnConflict = "newest") -> Record:
-    """The union of two records of one scenario.
+def merge_records(left: Record, right: Record, on_conflict: OnConflict = "newest") -> Record:
+    """Return the union of two records of one scenario.
 
     The order does not matter and a repeated merge changes nothing. Where both measured one config,
     `on_conflict` decides; the later winner and the later pin stand.
@@ -33,78 +33,85 @@ def merge_records(one: Record, two: Record, on_conflict: OnConflict = "newest") 
     Raises:
         MergeConflictError: `on_conflict="fail"`, and two timings of one config differ.
     """
-    if one.scenario != two.scenario:
-        raise ValueError(f"these are different scenarios: {one.scenario} and {two.scenario}")
-    if one == two:
-        return one
-    measured = one.by_config
-    for config, theirs in two.by_config.items():
-        ours = measured.get(config)
-        measured[config] = theirs if ours is None else _settle(ours, theirs, on_conflict)
+    if left.scenario != right.scenario:
+        raise ValueError(f"these are different scenarios: {left.scenario} and {right.scenario}")
+    if left == right:
+        return left
+    measurements = left.by_config
+    for config, theirs in right.by_config.items():
+        ours = measurements.get(config)
+        measurements[config] = (
+            theirs if ours is None else _merge_measurements(ours, theirs, on_conflict)
+        )
     return Record(
-        scenario=one.scenario,
-        winner=_later(one.winner, two.winner),
-        pin=_later(one.pin, two.pin),
-        launches=merge_launches(one, two),
-        measurements=tuple(measured.values()),
+        scenario=left.scenario,
+        winner=_latest(left.winner, right.winner),
+        pin=_latest(left.pin, right.pin),
+        launches=merge_launches(left, right),
+        measurements=tuple(measurements.values()),
     )
 
 
 def merge_launches(*records: Record | None) -> tuple[RecordedLaunch, ...] | None:
-    """The launches of all, up to as many as a record holds: always the same ones, whatever the order."""
+    """Return the first `MOST_LAUNCHES` of all launches in the order of their text."""
     union = {launch for record in records if record for launch in record.launches or ()}
     return tuple(sorted(union, key=lambda launch: launch.text)[:MOST_LAUNCHES]) or None
 
 
-def _settle(ours: Measurement, theirs: Measurement, on_conflict: OnConflict) -> Measurement:
+def _merge_measurements(
+    ours: Measurement, theirs: Measurement, on_conflict: OnConflict
+) -> Measurement:
     if ours == theirs:
         return ours
     if ours.skipped != theirs.skipped:
         return theirs if ours.skipped else ours
     if on_conflict == "fail":
         raise MergeConflictError(
-            f"two measurements of ({ours.config}): {ours.median} ms at {ours.at} and {theirs.median} ms at {theirs.at}"
+            f"two measurements of ({ours.config}): {ours.median} ms at {ours.at} "
+            f"and {theirs.median} ms at {theirs.at}"
         )
     if on_conflict == "fastest":
         return min(ours, theirs, key=lambda measurement: measurement._slowness)
     return max(ours, theirs, key=lambda measurement: measurement._age)
 
 
-def _later(one: Any, two: Any) -> Any:
-    held = [each for each in (one, two) if each is not None]
-    return max(held, key=lambda each: (each.at, canonical_json(each)), default=None)
+def _latest(*entries: Any) -> Any:
+    """Return the latest of winners or pins, ties broken by their text, or None."""
+    present = [entry for entry in entries if entry is not None]
+    return max(present, key=lambda entry: (entry.at, canonical_json(entry)), default=None)
 
 
 class Difference(NamedTuple):
-    """One field in which what was wanted and what was found are not equal."""
+    """A field whose value in a record differs from the one looked for."""
 
     field: str
     wanted: Any
     found: Any
 
     def __str__(self) -> str:
+        """Name the field and both values."""
         return f"{self.field}: {self.found!r} recorded, {self.wanted!r} wanted"
 
 
 def differences(
     wanted: Mapping[str, Any], found: Mapping[str, Any], prefix: str = ""
 ) -> list[Difference]:
-    """The leaves in which two nested mappings differ, in order."""
+    """Return the leaves in which two nested mappings differ, in order."""
     result: list[Difference] = []
     for name in dict.fromkeys([*wanted, *found]):
-        one, two = wanted.get(name), found.get(name)
-        if isinstance(one, Mapping) and isinstance(two, Mapping):
-            result += differences(one, two, f"{prefix}{name}.")
-        elif one != two or type(one) is not type(two):
-            result.append(Difference(prefix + name, one, two))
+        left, right = wanted.get(name), found.get(name)
+        if isinstance(left, Mapping) and isinstance(right, Mapping):
+            result += differences(left, right, f"{prefix}{name}.")
+        elif left != right or type(left) is not type(right):
+            result.append(Difference(prefix + name, left, right))
     return result
 
 
 def merge_into(
-    known: Mapping[Scenario, Record], records: Iterable[Record], on_conflict: OnConflict = "newest"
+    base: Mapping[Scenario, Record], records: Iterable[Record], on_conflict: OnConflict = "newest"
 ) -> dict[Scenario, Record]:
-    """What is known with `records` merged in, as a new dictionary."""
-    merged = dict(known)
+    """Return `base` with `records` merged in, as a new dictionary."""
+    merged = dict(base)
     for record in records:
         before = merged.get(record.scenario)
         merged[record.scenario] = (

@@ -1,7 +1,7 @@
-"""What was measured in one scenario: the one definition that files, wire and server share.
+"""Records of measurements: the one definition that files, wire and server share.
 
-A `Context` (kernel, environment, problem) owns `Record`s, one per `Scenario`; a record owns one `Measurement` per
-`Config`.
+A `Context` (kernel, environment, problem) owns one `Record` per `Scenario`; a record owns one
+`Measurement` per `Config`.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ FORMAT = 1
 
 
 class Failure(FrozenModel):
-    """Why a config has no timing.
+    """The reason why a config has no timing.
 
-    `skipped` says nothing about the config: the device had no memory left for it, and it is tried again another
-    time. `crash`: it took down the process that measured it, or its device's context.
+    `skipped` is not the config's fault: the device had no memory left, and the config is measured
+    another time. `crash`: the config killed the process that measured it, or its device's context.
     """
 
     kind: Literal[
@@ -66,15 +66,16 @@ class Measurement(FrozenModel):
     by: Annotated[str, Field(max_length=200)] = ""
     """User and host."""
     seconds: Annotated[StrictFloat, Field(ge=0, allow_inf_nan=False)] = 0.0
-    """What it cost to take, compilation included."""
+    """The cost of the measurement, compilation included."""
 
     def model_post_init(self, _: Any) -> None:
+        """Check that there is either a timing or a failure."""
         if (self.median is None) == (self.failure is None):
             raise ValueError("a measurement has either a median or a failure")
 
     @property
     def skipped(self) -> bool:
-        """Whether this is no more than a note that the config was not measured."""
+        """Return whether the config was left unmeasured."""
         return self.failure is not None and self.failure.kind == "skipped"
 
     @property
@@ -117,38 +118,44 @@ _ScalarByParameter = Annotated[
 
 
 class RecordedLaunch(ValueModel):
-    """What Triton was asked to compile at a launch, but for what the config says: see `dejavu_cache.triton_internals.compilation`."""
+    """The arguments of a Triton compilation at a launch, without those that the config determines.
+
+    `dejavu_cache.triton_internals.compilation` makes them, and compiles from them.
+    """
 
     wheel: Text
     """The build of Triton that compiled it."""
     signature: _TextByParameter = Field(default_factory=dict)
     """Types by parameter."""
     constants: _ScalarByParameter = Field(default_factory=dict)
-    """What is compiled in, by parameter, or by `parameter.index` inside a tuple."""
+    """Compile-time constants by parameter, or by `parameter.index` inside a tuple."""
     attrs: _TextByParameter = Field(default_factory=dict)
-    """What was found out about a value (divisible by 16, …), by parameter, as JSON."""
+    """Properties that Triton specialises on (divisible by 16, …), by parameter, as JSON."""
     options: _ScalarByParameter = Field(default_factory=dict)
     """Compiler options that are not the default."""
     bound: Config | None = None
-    """The only config that it can be compiled with, where another would have changed more than its own values."""
+    """The only config that it is valid for, where a config changes more than its own values."""
 
 
 MOST_LAUNCHES = 64
-"""In a record; a kernel with more specialisations than these is one that specialises on what it should not."""
+"""Largest number of launches in a record.
+
+A kernel with more specialises on a value that varies from call to call.
+"""
 
 
 class Record(FrozenModel):
-    """All that is known of one scenario in one context."""
+    """All measurements of one scenario in one context, with its winner, pin and launches."""
 
     scenario: Scenario
     winner: Winner | None = None
     pin: Pin | None = None
     launches: tuple[RecordedLaunch, ...] | None = Field(default=None, max_length=MOST_LAUNCHES)
-    """What to compile the winner with, ahead of time; None where nobody has noted it."""
+    """Launches to compile ahead of time with the winner; None if none was recorded."""
     measurements: tuple[Measurement, ...] = Field(default=(), max_length=100_000)
 
     def model_post_init(self, _: Any) -> None:
-        """Sorts the measurements by config, one each: records are compared and diffed as text."""
+        """Sort the measurements by config: records are compared and diffed as text."""
         by_config = {measurement.config: measurement for measurement in self.measurements}
         if len(by_config) != len(self.measurements):
             raise ValueError("two measurements of one config in one record")
@@ -162,17 +169,17 @@ class Record(FrozenModel):
 
     @property
     def pinned(self) -> Config | None:
-        """The config a person chose, if one is chosen now."""
+        """Return the config that a person chose, or None."""
         return self.pin.config if self.pin else None
 
     @property
     def by_config(self) -> dict[Config, Measurement]:
-        """The measurements by their config."""
+        """Return the measurements by config."""
         return {measurement.config: measurement for measurement in self.measurements}
 
 
 class RecordSet(FrozenModel):
-    """A context and its records: what a file holds and the wire carries."""
+    """A context and its records: the content of a file and of a message to the server."""
 
     format: StrictInt = FORMAT
     context: Context

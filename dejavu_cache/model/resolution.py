@@ -1,4 +1,4 @@
-"""How a launch came by its config."""
+"""The outcome of resolving a scenario: the config and its provenance."""
 
 from __future__ import annotations
 
@@ -23,26 +23,29 @@ How = Literal[
     "imported",
     "default",
 ]
-"""`exact`: recorded. `tuned`: benchmarked by this process. `nearest`: a neighbouring scenario's winner.
-`tree`: a decision tree's choice. `family`: recorded on another GPU of the architecture. `toolchain`: recorded
-with another Triton. `pinned`: chosen by a person. `agreed`: chosen by another rank of the job. `imported`: found by
-another tool. `default`: none of these, or nothing to choose."""
+"""The provenance of a config.
+
+`exact`: recorded. `tuned`: benchmarked by this process. `nearest`: the winner of a neighbouring
+scenario. `tree`: a decision tree's choice. `family`: recorded on another GPU of the architecture.
+`toolchain`: recorded with another Triton. `pinned`: chosen by a person. `agreed`: chosen by another
+rank of the job. `imported`: found by another tool. `default`: none of these, or a kernel with one
+config."""
 
 
 @dataclass(frozen=True)
 class Resolution:
-    """A scenario's config, and how it was found.
+    """The config of a scenario, and its provenance.
 
     Attributes:
-        how: see `How`.
+        how: the provenance.
         config: the `triton.Config` that a launch runs.
         scenario: the bucketed values and dtypes.
         context: kernel, environment and problem.
-        store: the URL of the store that had the record, or of the tree's file, or the other tool's name, or None.
+        store: URL of the record's store or of the tree's file, name of another tool, or None.
         distance: of a `nearest` scenario, in powers of two.
-        differences: on a miss, field by field, what sets the nearest record apart, or the tree's records.
-        missing: declared configs without a measurement.
-        agreed: whether all ranks of the job run it, whatever is found later.
+        differences: on a miss, the fields in which the nearest or the tree's records differ.
+        missing: the number of declared configs without a measurement.
+        agreed: whether all ranks of the job run this config, even if a later lookup finds another.
     """
 
     how: How
@@ -57,15 +60,16 @@ class Resolution:
 
     @property
     def environment(self) -> Environment:
-        """What the timings depend on besides the scenario."""
+        """Return the context's environment."""
         return self.context.environment
 
     @property
     def final(self) -> bool:
-        """Whether a later look cannot find better: a fallback is looked up again."""
+        """Return whether a later lookup cannot find better; fallbacks are looked up again."""
         return self.agreed or self.how in ("exact", "tuned", "pinned")
 
     def __str__(self) -> str:
+        """Describe the resolution in several lines, for `explain`."""
         lines = [
             f"{self.context.kernel.name}{self.scenario}",
             f"  config: {self.config}",

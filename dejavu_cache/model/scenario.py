@@ -1,6 +1,6 @@
-"""A kernel, the environment it is timed in, and a scenario: what a record is found by.
+"""Kernels, environments, scenarios and configs: the identity of records and measurements.
 
-Everything is frozen, ordered and compared by value.
+All models are frozen, keep their mappings sorted and are compared by value.
 """
 
 from __future__ import annotations
@@ -66,15 +66,15 @@ _RFC_3339 = re.compile(
 )
 
 
-def _utc(given: Any, parse: ValidatorFunctionWrapHandler) -> datetime:
-    # Without its offset, a moment would mean another one wherever it is read.
-    if not isinstance(given, str | datetime) or (
-        isinstance(given, str) and not _RFC_3339.fullmatch(given)
+def _parse_moment(value: Any, parse: ValidatorFunctionWrapHandler) -> datetime:
+    # Without its offset, a moment would be read in the reader's time zone.
+    if not isinstance(value, str | datetime) or (
+        isinstance(value, str) and not _RFC_3339.fullmatch(value)
     ):
         raise ValueError(
             "a moment is written as in RFC 3339, with its offset: 2026-01-31T12:00:00Z"
         )
-    moment: datetime = parse(given)
+    moment: datetime = parse(value)
     if moment.tzinfo is None:
         raise ValueError("a moment needs its time zone")
     try:
@@ -83,7 +83,7 @@ def _utc(given: Any, parse: ValidatorFunctionWrapHandler) -> datetime:
         raise ValueError("this moment lies outside the calendar in UTC") from None
 
 
-Moment = Annotated[datetime, WrapValidator(_utc)]
+Moment = Annotated[datetime, WrapValidator(_parse_moment)]
 
 
 def _sorted(mapping: Mapping[str, Any]) -> dict[str, Any]:
@@ -94,12 +94,12 @@ Values = Annotated[dict[Text, Scalar], AfterValidator(_sorted), Field(max_length
 
 
 def now() -> datetime:
-    """The present moment in UTC, to the microsecond."""
+    """Return the present moment in UTC, to the microsecond."""
     return datetime.now(timezone.utc)
 
 
 def canonical_json(value: Any) -> str:
-    """JSON on one line with sorted keys: equal values give equal text."""
+    """Encode as one line of JSON with sorted keys, so that equal values give equal text."""
     if isinstance(value, BaseModel):
         value = value.model_dump(mode="json", exclude_none=True)
     return _ENCODER.encode(value)
@@ -109,26 +109,30 @@ _ENCODER = json.JSONEncoder(sort_keys=True, allow_nan=False, ensure_ascii=False)
 
 
 class FrozenModel(BaseModel):
+    """An immutable model that rejects unknown fields."""
+
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class ValueModel(FrozenModel):
-    """A model that can be a dictionary's key though it holds dictionaries."""
+    """A model that is hashable although it contains dictionaries."""
 
     @cached_property
     def text(self) -> str:
-        """The canonical JSON: its identity."""
+        """Return the canonical JSON, which is the model's identity."""
         return canonical_json(self)
 
     @cached_property
     def digest(self) -> str:
-        """The first 24 hexadecimal digits of the text's SHA-256."""
+        """Return the first 24 hexadecimal digits of the text's SHA-256."""
         return hashlib.sha256(self.text.encode()).hexdigest()[:24]
 
     def __hash__(self) -> int:
+        """Hash the text."""
         return hash(self.text)
 
     def __eq__(self, other: object) -> bool:
+        """Compare the type and the text."""
         return type(other) is type(self) and self.text == other.text
 
 
@@ -153,7 +157,7 @@ class Device(FrozenModel):
 
 
 class Environment(FrozenModel):
-    """What a timing depends on besides the scenario."""
+    """All that a timing depends on besides kernel and scenario."""
 
     device: Device
     triton: Text
@@ -162,23 +166,23 @@ class Environment(FrozenModel):
     variables: Annotated[dict[Text, str], AfterValidator(_sorted)] = Field(
         default_factory=dict, max_length=64
     )
-    """The environment variables that change what Triton generates, where set."""
+    """The environment variables that are set and change the code that Triton generates."""
 
 
 class Problem(FrozenModel):
-    """What is tuned, as the decorator declares it."""
+    """The tuning problem that a decorator declares."""
 
     keys: tuple[Text, ...] = Field(max_length=256)
     buckets: Annotated[dict[Text, Bucket], AfterValidator(_sorted)] = Field(
         default_factory=dict, max_length=256
     )
-    """Buckets by key argument; `Exact` is the absence of one."""
+    """Buckets by key argument; arguments with `Exact` are left out."""
     method: Text
-    """The benchmark method: `events-cold`, `cudagraph-warm`, `wall`, or `custom:` and a function's name."""
+    """The benchmark method: `events-cold`, `cudagraph-warm`, `wall`, or `custom:FUNCTION`."""
 
 
 class Context(ValueModel):
-    """What all the records of one file have in common."""
+    """Kernel, environment and problem: common to all records of one file."""
 
     kernel: Kernel
     environment: Environment
@@ -195,12 +199,12 @@ class Scenario(ValueModel):
 
     @cached_property
     def text(self) -> str:
-        """The canonical JSON: its identity."""
-        return _ENCODER.encode(
-            {"args": self.args, "dtypes": self.dtypes}
-        )  # what a dump would give, sooner
+        """Return the canonical JSON, which is the model's identity."""
+        # Equal to `canonical_json(self)`, and faster: a launch may wait for this.
+        return _ENCODER.encode({"args": self.args, "dtypes": self.dtypes})
 
     def __str__(self) -> str:
+        """Format the values and dtypes as a call's arguments."""
         args = ", ".join(f"{name}={value}" for name, value in self.args.items())
         dtypes = ", ".join(f"{name}: {value}" for name, value in self.dtypes.items())
         return f"({args}{'; ' if args and dtypes else ''}{dtypes})"
@@ -211,14 +215,15 @@ class Config(ValueModel):
 
     params: Values = Field(default_factory=dict)
     options: Values = Field(default_factory=dict)
-    """`num_warps`, `num_stages`, `num_ctas`, … , those that are set."""
+    """`num_warps`, `num_stages`, `num_ctas`, …; only those that are set."""
 
     @cached_property
     def text(self) -> str:
-        """The canonical JSON: its identity."""
+        """Return the canonical JSON, which is the model's identity."""
         return _ENCODER.encode({"options": self.options, "params": self.params})
 
     def __str__(self) -> str:
+        """Format parameters and options as `NAME=VALUE, …`."""
         return ", ".join(
             f"{name}={value}" for name, value in {**self.params, **self.options}.items()
         )

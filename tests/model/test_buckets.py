@@ -76,10 +76,10 @@ def test_the_representative_is_the_largest_step_not_above(
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda: Pow2(min=3), "no power of two"),
+        (lambda: Pow2(min=3), "not a power of two"),
         (lambda: Pow2(min=8, max=4), "above max"),
         (lambda: Edges([]), "at least 1 item"),
-        (lambda: Edges([2, 1]), "must rise"),
+        (lambda: Edges([2, 1]), "must increase"),
         (lambda: Multiple(0), "greater than or equal to 1"),
         (lambda: Pow2(step=1), "Unexpected keyword"),
     ],

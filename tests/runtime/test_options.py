@@ -32,7 +32,7 @@ def decorate(**options: Any) -> Any:
         ({"store": 7}, r"store=7: give a Store, a URL or a folder"),
         ({"buckets": {"n": "powers"}}, r"buckets\['n'\]='powers': .*Pow2\(max=4096\)"),
         ({"buckets": {"n": {"kind": "edges"}}}, r"buckets\['n'\]=.*Field required"),
-        ({"buckets": {"n": {"kind": "pow2", "max": 3}}}, r"max=3 is no power of two"),
+        ({"buckets": {"n": {"kind": "pow2", "max": 3}}}, r"max=3 is not a power of two"),
         ({"buckets": "pow2"}, r"buckets='pow2': give a mapping"),
         ({"buckets": {"m": "pow2"}}, r"buckets name 'm', which is not in key: add it to key"),
         ({"default": triton.Config({"BLOCK": 7})}, r"not among the 3 declared configs: add it"),
