@@ -90,8 +90,24 @@ LIBRARY_MOVES = {
 """Former module to the modules, separated by spaces, that now hold its names."""
 
 RENAMED_NAMES = {
+    "dejavu_cache.adopting": {
+        "measured": "record_from_triton_cache",
+        "stand_in": "find_foreign_config",
+    },
+    "dejavu_cache.attention.arguments": {"checked_batch": "make_batch"},
     "dejavu_cache.attention.launch": {"Launch": "KernelCall"},
+    "dejavu_cache.attention.spaces": {
+        "hopper_pruned": "hopper_prune_rules",
+        "pruned": "prune_rules",
+        "usual": "default_rule",
+    },
     "dejavu_cache.bundle.fit": {"Field": "CompatibilityCheck", "fields": "compatibility_checks"},
+    "dejavu_cache.configs": {"Declared": "DeclaredConfigs"},
+    "dejavu_cache.environment": {
+        "capturing": "is_capturing_graph",
+        "codegen": "describe_codegen",
+        "interpreting": "is_interpreting",
+    },
     "dejavu_cache.imported": {
         "Imported": "ForeignResult",
         "Timing": "ForeignTiming",
@@ -100,6 +116,16 @@ RENAMED_NAMES = {
         "read_imported": "parse_foreign_results",
         "write_imported": "format_foreign_results",
     },
+    "dejavu_cache.keys": {"LaunchKey": "ScenarioKey"},
+    "dejavu_cache.launch": {"Chosen": "ChosenConfig"},
+    "dejavu_cache.launch_key": {"OPEN": "SET_BY_CONFIG"},
+    "dejavu_cache.launch_versions": {"WATCHED": "WATCHED_KNOBS"},
+    "dejavu_cache.launches": {"compilation": "recreate_compilation"},
+    "dejavu_cache.noting": {
+        "METHOD": "LAUNCH_METHOD",
+        "note_launches": "record_launches",
+        "quiet": "pause_recording",
+    },
     "dejavu_cache.prewarm.host": {"Host": "HostModuleBuilder"},
     "dejavu_cache.prewarm.kernels": {
         "Kernels": "DiscoveredKernels",
@@ -107,6 +133,7 @@ RENAMED_NAMES = {
         "values_of": "launch_values",
     },
     "dejavu_cache.prewarm.pool": {"Process": "CompileProcess"},
+    "dejavu_cache.prewarmed": {"use_prewarmed": "use_prewarmed_binaries"},
     "dejavu_cache.records": {"Launch": "RecordedLaunch"},
     "dejavu_cache.resolver": {"Plan": "TuningBudget"},
     "dejavu_cache.sweep.choices": {
@@ -121,6 +148,13 @@ RENAMED_NAMES = {
     "dejavu_cache.sweep.plots": {"Bar": "PlotBar", "Cell": "PlotCell", "Line": "PlotLine"},
     "dejavu_cache.tuning.keeping": {"Keeper": "MeasurementWriter"},
     "dejavu_cache.tree": {"prepared": "compile_tree"},
+    "dejavu_cache.watch": {
+        "Event": "ActivityEvent",
+        "events": "read_events",
+        "tell": "report_event",
+        "tell_resolved": "report_resolution",
+        "watch": "report_triton_activity",
+    },
     "dejavu_client.circuit": {"Circuit": "CircuitBreaker"},
     "dejavu_client.client": {"Client": "ProtocolClient", "address": "split_server_url"},
     "dejavu_client.output": {"opened": "open_chosen_store"},
@@ -174,6 +208,8 @@ class _MovedModuleFinder:
         renamed = RENAMED_NAMES.get(module.__name__, {})
 
         def find_attribute(name: str) -> Any:
+            if name == "__path__":  # else submodules would be loaded a second time from there
+                raise AttributeError(name)
             for candidate in (name, renamed.get(name, name)):
                 for target in present:
                     if hasattr(target, candidate):

@@ -9,7 +9,7 @@ _MOVES = {
     "client": "http.protocol_client",
     "commands": "cli.commands",
     "errors": "http.errors",
-    "output": "cli.output",
+    "output": "cli.output cli.options",
     "progress": "cli.progress",
     "remote": "http.remote_store",
     "sender": "http.sender",
