@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from ..triton_internals.async_compile import async_compile_mode, load_binary
 
-__all__ = ["Candidate", "compiling", "threads_for"]
+__all__ = ["Candidate", "compile_ahead", "threads_for"]
 
 MOST_THREADS = 16
 """Most threads that compile.
@@ -24,7 +24,6 @@ class Candidate(NamedTuple):
 
     Attributes:
         config: the `triton.Config`.
-        done: whether nothing is left to wait for.
         kernel: what Triton's asynchronous compilation returned, the error that it raised at once,
             or None where the first launch compiles.
     """
@@ -33,7 +32,7 @@ class Candidate(NamedTuple):
     kernel: Any = None
 
     @property
-    def done(self) -> bool:
+    def is_done(self) -> bool:
         """Whether nothing is left to wait for."""
         future = getattr(self.kernel, "future", None)
         return future is None or future.done()
@@ -59,7 +58,7 @@ class Candidate(NamedTuple):
 
 
 @contextmanager
-def compiling(
+def compile_ahead(
     autotuner: Any, configs: Sequence[Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Iterator[list[Candidate]]:
     """Compile configs in the background, in order, by Triton's own asynchronous compilation.

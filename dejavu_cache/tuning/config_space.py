@@ -67,9 +67,9 @@ class ConfigSpace(Sequence[Any]):
             for values in itertools.product(*map(tuple, choices.values()))
         )
         configs = [
-            self._config(given)
-            for given in combinations
-            if all(holds(given) for holds in self._where)
+            self._config(values_by_name)
+            for values_by_name in combinations
+            if all(holds(values_by_name) for holds in self._where)
         ]
         if not configs:
             raise SettingsError(
@@ -77,11 +77,11 @@ class ConfigSpace(Sequence[Any]):
             )
         return configs
 
-    def _config(self, given: Mapping[str, Any]) -> Any:
+    def _config(self, values_by_name: Mapping[str, Any]) -> Any:
         import triton
 
-        options = {name: value for name, value in given.items() if name in OPTIONS}
-        params = {name: value for name, value in given.items() if name not in OPTIONS}
+        options = {name: value for name, value in values_by_name.items() if name in OPTIONS}
+        params = {name: value for name, value in values_by_name.items() if name not in OPTIONS}
         return triton.Config(params, **options, pre_hook=self._pre_hook)
 
     @cached_property
@@ -168,8 +168,8 @@ def config_space(
     if budget is not None and budget < 1:
         raise SettingsError(f"budget={budget}: measure at least one config")
     return ConfigSpace(
-        _listed(choices),
-        {"cuda": _listed(cuda or {}), "hip": _listed(hip or {})},
+        _as_tuples(choices),
+        {"cuda": _as_tuples(cuda or {}), "hip": _as_tuples(hip or {})},
         [where] if callable(where) else list(where),
         pre_hook,
         search,
@@ -177,18 +177,18 @@ def config_space(
     )
 
 
-def _listed(choices: Mapping[str, Iterable[Any]]) -> dict[str, tuple[Any, ...]]:
-    listed = {
+def _as_tuples(choices: Mapping[str, Iterable[Any]]) -> dict[str, tuple[Any, ...]]:
+    tuples = {
         name: (values,) if isinstance(values, (str, int)) else tuple(values)
         for name, values in choices.items()
     }
-    for name, values in listed.items():
+    for name, values in tuples.items():
         if not values:
             raise SettingsError(f"{name} has no values to choose from")
-    return listed
+    return tuples
 
 
-def _by_name(condition: Condition, known: set[str]) -> Callable[[Mapping[str, Any]], bool]:
+def _by_name(condition: Condition, parameters: set[str]) -> Callable[[Mapping[str, Any]], bool]:
     """Return a condition as a function of a combination of values by name.
 
     A condition on parameters that only another vendor has always holds.
@@ -204,18 +204,23 @@ def _by_name(condition: Condition, known: set[str]) -> Callable[[Mapping[str, An
         p.kind is inspect.Parameter.VAR_KEYWORD
         for p in inspect.signature(condition).parameters.values()
     )
-    unknown = [name for name in wanted if name not in known]
+    unknown = [name for name in wanted if name not in parameters]
     if unknown:
         raise SettingsError(
-            f"where looks at {', '.join(unknown)}; the parameters are {', '.join(sorted(known))}"
+            f"where looks at {', '.join(unknown)}; "
+            f"the parameters are {', '.join(sorted(parameters))}"
         )
 
-    def holds(given: Mapping[str, Any]) -> bool:
-        if not all(name in given for name in wanted):
+    def holds(values_by_name: Mapping[str, Any]) -> bool:
+        if not all(name in values_by_name for name in wanted):
             return True
         return bool(
             condition(
-                **{name: value for name, value in given.items() if takes_all or name in takes}
+                **{
+                    name: value
+                    for name, value in values_by_name.items()
+                    if takes_all or name in takes
+                }
             )
         )
 

@@ -48,7 +48,7 @@ class OptunaSearch:
     """Configs that Optuna's TPE sampler proposes, from a study in memory with a fixed seed.
 
     The sampler knows nothing of conditions between parameters. Where it proposes no declared config
-    or a measured one, the unmeasured config that shares most of its values takes its place, so that
+    or a measured one, the unmeasured config that shares most of its values takes its index, so that
     batches stay full as long as there are any.
 
     Args:
@@ -73,10 +73,9 @@ class OptunaSearch:
         self._optuna = optuna
         self._left = budget
         self._configs = list(declared)
-        random.Random(SEED).shuffle(
-            self._configs
-        )  # of several as good as each other, any may be the first
-        self._places = {config: place for place, config in enumerate(self._configs)}
+        # Of several that share as many values, any may be the first.
+        random.Random(SEED).shuffle(self._configs)
+        self._index_of = {config: index for index, config in enumerate(self._configs)}
         rows, counts = _table(self._configs)
         self._rows = np.array(rows)
         self._unknown = np.ones(len(rows), dtype=bool)
@@ -85,17 +84,16 @@ class OptunaSearch:
             for name, count in counts.items()
         }
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore"
-            )  # constant_liar is called experimental; it spreads what a batch proposes
+            # `constant_liar`, called experimental, spreads the proposals of a batch.
+            warnings.simplefilter("ignore")
             sampler = optuna.samplers.TPESampler(
                 seed=SEED, n_startup_trials=BATCH, constant_liar=True
             )
         self._study = optuna.create_study(sampler=sampler)
         self._trials: dict[Config, Any] = {}
-        self._first = [self._places[config] for config in first]
+        self._first = [self._index_of[config] for config in first]
         for measurement in measured:
-            if measurement.config in self._places:
+            if measurement.config in self._index_of:
                 self._learn(measurement)
 
     def ask(self) -> Sequence[Config]:
@@ -111,22 +109,22 @@ class OptunaSearch:
         wanted = [trial.params[name] for name in self._distributions]
         alike = (self._rows == wanted).sum(axis=1)
         alike[~self._unknown] = -1
-        place = int(alike.argmax())
-        if alike[place] < len(wanted):
+        index = int(alike.argmax())
+        if alike[index] < len(wanted):
             self._study.tell(trial, state=self._optuna.trial.TrialState.FAIL)
-            trial = self._trial(place)
-        self._unknown[place] = False
-        self._trials[self._configs[place]] = trial
-        return self._configs[place]
+            trial = self._trial(index)
+        self._unknown[index] = False
+        self._trials[self._configs[index]] = trial
+        return self._configs[index]
 
-    def _trial(self, place: int | None = None) -> Any:
+    def _trial(self, index: int | None = None) -> Any:
         """Return a trial of a config, or of what the sampler proposes."""
-        if place is not None:
-            self._study.enqueue_trial(self._params(place))
+        if index is not None:
+            self._study.enqueue_trial(self._params(index))
         return self._study.ask(self._distributions)
 
-    def _params(self, place: int) -> dict[str, int]:
-        return dict(zip(self._distributions, self._rows[place].tolist(), strict=True))
+    def _params(self, index: int) -> dict[str, int]:
+        return dict(zip(self._distributions, self._rows[index].tolist(), strict=True))
 
     def tell(self, measurements: Iterable[Measurement]) -> None:
         """Report the proposals' medians, or their failures, to the sampler."""
@@ -140,11 +138,11 @@ class OptunaSearch:
                 self._study.tell(trial, measurement.median)
 
     def _learn(self, measurement: Measurement) -> None:
-        place = self._places[measurement.config]
-        self._unknown[place] = False
+        index = self._index_of[measurement.config]
+        self._unknown[index] = False
         if measurement.median is not None:
             trial = self._optuna.trial.create_trial(
-                params=self._params(place),
+                params=self._params(index),
                 distributions=self._distributions,
                 value=measurement.median,
             )
@@ -153,11 +151,11 @@ class OptunaSearch:
 
 def _table(configs: Iterable[Config]) -> tuple[list[list[int]], dict[str, int]]:
     """Return a row of value indices for each config, and each parameter's number of values."""
-    given = [{**config.params, **config.options} for config in configs]
+    settings = [{**config.params, **config.options} for config in configs]
     # Values are told apart by their text, since True, 1 and 1.0 are equal in Python.
-    values: dict[str, dict[str, int]] = {name: {} for each in given for name in each}
+    indices: dict[str, dict[str, int]] = {name: {} for setting in settings for name in setting}
     rows = [
-        [held.setdefault(repr(each.get(name)), len(held)) for name, held in values.items()]
-        for each in given
+        [index.setdefault(repr(setting.get(name)), len(index)) for name, index in indices.items()]
+        for setting in settings
     ]
-    return rows, {name: len(held) for name, held in values.items()}
+    return rows, {name: len(index) for name, index in indices.items()}

@@ -21,7 +21,7 @@ from .benchmark_methods import (
     quantiles_of,
     skip,
 )
-from .compile_ahead import Candidate, compiling, threads_for
+from .compile_ahead import Candidate, compile_ahead, threads_for
 from .device_timer import FULL, SCREENING, DeviceTimer, Effort, Sample
 from .search import Search
 
@@ -101,10 +101,14 @@ class Tuner:
         self._before = before
         self._benchmark = launch.autotuner.do_bench
         self._timer = self._benchmark if isinstance(self._benchmark, DeviceTimer) else None
-        self._taken: dict[Config, Measurement] = {}
-        self._earlier = {each.config: each for each in earlier if each.config in launch.declared}
+        self._measured: dict[Config, Measurement] = {}
+        self._earlier = {
+            measurement.config: measurement
+            for measurement in earlier
+            if measurement.config in launch.declared
+        }
         self._best = min(
-            (each.median for each in self._earlier.values() if each.median is not None),
+            map(_median, _with_timing(self._earlier.values())),
             default=math.inf,
         )
 
@@ -112,24 +116,24 @@ class Tuner:
         """Measure what a search proposes and race the best; return how many were measured."""
         self._warm_up()
         try:
-            while not (self._over and self._taken) and (configs := search.ask()):
-                before = len(self._taken)
+            while not (self._over and self._measured) and (configs := search.ask()):
+                before = len(self._measured)
                 for start in range(0, len(configs), TOGETHER):
                     self._screen(configs[start : start + TOGETHER])
-                search.tell(list(self._taken.values())[before:])
+                search.tell(list(self._measured.values())[before:])
             raced = self._settle() if self._race else []
         finally:
             if self._timer is not None:
                 self._timer.release()
-        return len({*self._taken, *raced})
+        return len({*self._measured, *raced})
 
     def remeasure(self, config: Config) -> None:
         """Measure one config with full effort."""
         self._warm_up()
         self._before(config)
-        taken = self._measure(config, FULL)
-        if taken is not None:
-            self._note(taken)
+        measurement = self._measure(config, FULL)
+        if measurement is not None:
+            self._note(measurement)
 
     @property
     def _over(self) -> bool:
@@ -151,27 +155,29 @@ class Tuner:
         """
         launch = self._launch
         configs = [launch.declared[name] for name in names]
-        with compiling(launch.autotuner, configs, launch.args, launch.kwargs) as candidates:
+        with compile_ahead(launch.autotuner, configs, launch.args, launch.kwargs) as candidates:
             waiting = dict(zip(names, candidates, strict=True))
-            while waiting and not (self._over and self._taken):
+            while waiting and not (self._over and self._measured):
                 name = self._next(waiting)
-                disturbed = _compiling(waiting) > 0
-                taken = self._look(name, waiting[name], patient=not disturbed)
-                if taken is None:  # disturbed: measure it again when the compilers are done
+                disturbed = _count_compiling(waiting) > 0
+                measurement = self._look(name, waiting[name], patient=not disturbed)
+                if measurement is None:  # disturbed: measure it again when the compilers are done
                     waiting[name] = waiting.pop(name)
                     self._await(waiting, 0)
                 else:
                     del waiting[name]
-                    self._note(taken)
+                    self._note(measurement)
 
     def _next(self, waiting: Mapping[Config, Candidate]) -> Config:
         """Return the first compiled config, once the compilers no longer disturb a measurement."""
         self._await(waiting, QUIET if self._timer else 0)
-        return next((name for name, each in waiting.items() if each.done), next(iter(waiting)))
+        return next(
+            (name for name, candidate in waiting.items() if candidate.is_done), next(iter(waiting))
+        )
 
     def _await(self, waiting: Mapping[Config, Candidate], compilers: int) -> None:
         """Wait until at most `compilers` threads compile, or the time is over."""
-        while _compiling(waiting) > compilers and not (self._over and self._taken):
+        while _count_compiling(waiting) > compilers and not (self._over and self._measured):
             time.sleep(0.001)
 
     def _look(self, name: Config, candidate: Candidate, *, patient: bool) -> Measurement | None:
@@ -187,7 +193,7 @@ class Tuner:
         return self._measure(name, SCREENING, patient=patient)
 
     def _note(self, measurement: Measurement) -> None:
-        self._taken[measurement.config] = measurement
+        self._measured[measurement.config] = measurement
         self._best = min(self._best, math.inf if measurement.median is None else measurement.median)
         if measurement.skipped:
             warn_once(
@@ -205,7 +211,7 @@ class Tuner:
         racing = self._finalists()
         if len(racing) < 2:
             return []
-        self._prepare([config for config in racing if config not in self._taken])
+        self._prepare([config for config in racing if config not in self._measured])
         rounds: dict[Config, list[Measurement]] = {config: [] for config in racing}
         for turn in range(MOST_ROUNDS):
             if len(racing) < 2 or (self._over and turn):
@@ -224,37 +230,37 @@ class Tuner:
         """Compile configs that only an earlier process has launched."""
         launch = self._launch
         configs = [launch.declared[name] for name in names]
-        with compiling(launch.autotuner, configs, launch.args, launch.kwargs) as candidates:
+        with compile_ahead(launch.autotuner, configs, launch.args, launch.kwargs) as candidates:
             for name, candidate in zip(names, candidates, strict=True):
                 self._before(name)
                 candidate.settle()
 
     def _finalists(self) -> list[Config]:
-        known = {**self._earlier, **self._taken}
-        timed = sorted((each for each in known.values() if each.median is not None), key=_median)
+        measured = {**self._earlier, **self._measured}
+        timed = sorted(_with_timing(measured.values()), key=_median)
         close = {
-            each.config
-            for each in timed[:FINALISTS]
-            if _median(each) <= self._best * (1 + FINALIST)
+            timing.config
+            for timing in timed[:FINALISTS]
+            if _median(timing) <= self._best * (1 + FINALIST)
         }
-        yardstick = {each.config for each in timed if each.config == self._launch.default}
+        yardstick = {timing.config for timing in timed if timing.config == self._launch.default}
         racing = close | yardstick if len(close) > 1 else close
-        return [config for config in known if config in racing]
+        return [config for config in measured if config in racing]
 
     def _measure(
         self, config: Config, effort: Effort, *, patient: bool = True
     ) -> Measurement | None:
         """Measure one config; return None if it was disturbed and the caller is not `patient`."""
         start = time.perf_counter()
-        timing = self._timing(config, effort, patient)
+        timing = self._run_benchmark(config, effort, patient)
         return None if timing is None else _measurement(config, timing, time.perf_counter() - start)
 
-    def _timing(self, config: Config, effort: Effort, patient: bool) -> Any:
+    def _run_benchmark(self, config: Config, effort: Effort, patient: bool) -> Any:
         """Return what the benchmark returned, or a `Failure`."""
         raised: list[Exception] = []
         samples: list[Sample] = []
 
-        def observed(kernel_call: Callable[[], Any], quantiles: Sequence[float]) -> Any:
+        def measure_call(kernel_call: Callable[[], Any], quantiles: Sequence[float]) -> Any:
             # Triton turns some errors into an infinite time; only here can their reason be seen.
             try:
                 if self._timer is None:
@@ -266,7 +272,7 @@ class Tuner:
                 raise
 
         launch, timing = self._launch, None
-        launch.autotuner.do_bench = observed
+        launch.autotuner.do_bench = measure_call
         try:
             timing = launch.autotuner._bench(
                 *launch.args, config=launch.declared[config], **launch.kwargs
@@ -289,9 +295,15 @@ def _failure_or_raise(error: Exception) -> Failure:
     return failure
 
 
-def _compiling(waiting: Mapping[Config, Candidate]) -> int:
+def _count_compiling(waiting: Mapping[Config, Candidate]) -> int:
     """Return how many threads compile."""
-    return min(sum(not each.done for each in waiting.values()), threads_for(len(waiting)))
+    return min(
+        sum(not candidate.is_done for candidate in waiting.values()), threads_for(len(waiting))
+    )
+
+
+def _with_timing(measurements: Iterable[Measurement]) -> list[Measurement]:
+    return [measurement for measurement in measurements if measurement.median is not None]
 
 
 def _median(measurement: Measurement) -> float:
@@ -317,12 +329,12 @@ def _still_racing(
     rest = [
         config
         for config in ran
-        if config != best and _undecided(rounds[config], rounds[best], decide)
+        if config != best and _is_undecided(rounds[config], rounds[best], decide)
     ]
     return [best, *rest] if rest else []
 
 
-def _undecided(rounds: Sequence[Measurement], best: Sequence[Measurement], decide: bool) -> bool:
+def _is_undecided(rounds: Sequence[Measurement], best: Sequence[Measurement], decide: bool) -> bool:
     """Return whether the rounds leave open if a config is slower than the best or tied with it."""
     if not decide:
         return contends(rounds[-1], best[-1])
@@ -337,11 +349,12 @@ def _undecided(rounds: Sequence[Measurement], best: Sequence[Measurement], decid
 
 def _pool_rounds(measurements: Sequence[Measurement]) -> Measurement:
     def middle(name: str) -> float | None:
-        values = [value for each in measurements if (value := getattr(each, name)) is not None]
+        values = [getattr(measurement, name) for measurement in measurements]
+        values = [value for value in values if value is not None]
         return statistics.median(values) if values else None
 
     update = {name: middle(name) for name in ("median", "p20", "p80")}
-    seconds = sum(each.seconds for each in measurements)
+    seconds = sum(measurement.seconds for measurement in measurements)
     return measurements[-1].model_copy(update={**update, "seconds": round(seconds, 3)})
 
 

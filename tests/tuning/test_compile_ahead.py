@@ -70,9 +70,9 @@ PROGRAM = """
     triton.compiler.compiler.CompiledKernel.__init__ = spy
 
     from dejavu_cache.tuning.benchmark_methods import compile_failure_of
-    from dejavu_cache.tuning.compile_ahead import compiling
+    from dejavu_cache.tuning.compile_ahead import compile_ahead
     seen = []
-    with compiling(tuner, configs, args, {"grid": (1,)}) as candidates:
+    with compile_ahead(tuner, configs, args, {"grid": (1,)}) as candidates:
         for candidate in candidates[: int(sys.argv[2])]:
             try:
                 candidate.check()

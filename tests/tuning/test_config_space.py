@@ -17,7 +17,7 @@ from dejavu_cache.errors import SettingsError
 
 def test_it_holds_all_combinations_in_the_order_they_are_written() -> None:
     space = config_space({"M": [16, 32], "N": [64]}, num_warps=[4, 8], num_stages=[2])
-    assert [(each.kwargs, each.num_warps, each.num_stages) for each in space] == [
+    assert [(config.kwargs, config.num_warps, config.num_stages) for config in space] == [
         ({"M": 16, "N": 64}, 4, 2),
         ({"M": 16, "N": 64}, 8, 2),
         ({"M": 32, "N": 64}, 4, 2),
@@ -39,7 +39,7 @@ def test_conditions_name_what_they_look_at() -> None:
             lambda **all: all["N"],
         ],
     )
-    assert [(each.kwargs["M"], each.kwargs["N"], each.num_warps) for each in space] == [
+    assert [(config.kwargs["M"], config.kwargs["N"], config.num_warps) for config in space] == [
         (16, 16, 4),
         (32, 16, 4),
         (32, 16, 8),
@@ -56,13 +56,15 @@ def test_vendors_have_parameters_of_their_own() -> None:
         cuda={"maxnreg": [None, 128]},
         where=lambda waves_per_eu, BLOCK: waves_per_eu == 0 or BLOCK == 32,
     )
-    assert [(each.kwargs, each.num_stages) for each in space.for_vendor("hip")] == [
+    assert [(config.kwargs, config.num_stages) for config in space.for_vendor("hip")] == [
         ({"BLOCK": 16, "waves_per_eu": 0}, 2),
         ({"BLOCK": 32, "waves_per_eu": 0}, 2),
         ({"BLOCK": 32, "waves_per_eu": 2}, 2),
     ]
-    assert [each.maxnreg for each in space.for_vendor("cuda")] == [None, 128] * 4
-    assert all(each.kwargs.keys() == {"BLOCK"} for each in space), "the interpreter is nobody's GPU"
+    assert [config.maxnreg for config in space.for_vendor("cuda")] == [None, 128] * 4
+    assert all(config.kwargs.keys() == {"BLOCK"} for config in space), (
+        "the interpreter is nobody's GPU"
+    )
 
 
 def test_it_is_built_when_it_is_looked_at() -> None:
@@ -80,7 +82,7 @@ def test_it_is_built_when_it_is_looked_at() -> None:
 
 
 def test_declaring_one_needs_no_gpu() -> None:
-    """A module with a space can be imported where no driver is, as in a container build."""
+    """Import a module with a space where no driver is, as in a container build."""
     code = """
         from dejavu_cache import config_space
         space = config_space({"BLOCK": [16, 32]}, hip={"waves_per_eu": [0, 2]})

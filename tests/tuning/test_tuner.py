@@ -26,7 +26,7 @@ from dejavu_cache.tuning.search import OptunaSearch
 def test_the_first_measurement_of_a_close_race_does_not_decide(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The first config was measured on a cold clock, once too slow; the repeats put that right."""
+    """Measure the first config once too slow, as on a cold clock; the repeats put that right."""
     timings = iter([1.05, 1.02, 5.0, *[1.0, 1.02] * 3])
     order: list[int] = []
 
@@ -52,12 +52,14 @@ class TestCutShort:
 
     @pytest.fixture
     def order(self) -> list[int]:
-        """The blocks that were measured by the process that died, which was in the race by then."""
+        """Return the blocks that a process measured before it died in its race."""
         return []
 
     @pytest.fixture
-    def racing(self, order: list[int], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-        """Makes a kernel whose close configs race; the first process meets its end there."""
+    def make_racing_kernel(
+        self, order: list[int], monkeypatch: pytest.MonkeyPatch
+    ) -> Callable[..., Any]:
+        """Return a factory of kernels whose close configs race; the first process dies there."""
         monkeypatch.setattr(
             "dejavu_cache.runtime.cached_autotuner.method_name", lambda *args: "events-cold"
         )
@@ -89,22 +91,22 @@ class TestCutShort:
         return dict(record.winner.config.params) if record.winner else None
 
     def test_the_next_process_holds_the_race(
-        self, racing: Callable[..., Any], order: list[int]
+        self, make_racing_kernel: Callable[..., Any], order: list[int]
     ) -> None:
         """And only that, among those that were close; by then it is another one that is faster."""
-        kernel = racing({16: 1.1, 32: 1.02})
+        kernel = make_racing_kernel({16: 1.1, 32: 1.02})
         launch(kernel, 100)
         assert Counter(order) == {16: 3, 32: 3}
         assert kernel.best_config.kwargs == self.won == {"BLOCK": 32}
         assert kernel.benchmarked == 2
-        launch(racing({}), 100)
+        launch(make_racing_kernel({}), 100)
         assert len(order) == 6, "once"
 
     def test_what_is_measured_afterwards_races_against_what_was_measured_before(
-        self, racing: Callable[..., Any], order: list[int]
+        self, make_racing_kernel: Callable[..., Any], order: list[int]
     ) -> None:
         """As it would have, had nothing come between."""
-        kernel = racing({16: 1.1, 32: 1.02, 128: 1.01})
+        kernel = make_racing_kernel({16: 1.1, 32: 1.02, 128: 1.01})
         kernel.configs = [*CONFIGS, *blocks(128)]
         launch(kernel, 100)
         assert Counter(order) == {16: 3, 32: 3, 128: 4}
@@ -112,16 +114,16 @@ class TestCutShort:
 
     @pytest.mark.parametrize("mode", ["reuse", "strict"])
     def test_it_serves_where_nothing_may_be_measured(
-        self, mode: str, racing: Callable[..., Any], order: list[int]
+        self, mode: str, make_racing_kernel: Callable[..., Any], order: list[int]
     ) -> None:
-        kernel = racing({}, mode=mode)
+        kernel = make_racing_kernel({}, mode=mode)
         launch(kernel, 100)
         assert (order, self.won) == ([], None)
         assert kernel.best_config.kwargs == {"BLOCK": 16}
         assert kernel.explain(torch.ones(1), torch.ones(1), 100).how == "exact"
 
     def test_it_serves_while_another_process_holds_the_race(
-        self, racing: Callable[..., Any], order: list[int]
+        self, make_racing_kernel: Callable[..., Any], order: list[int]
     ) -> None:
         """Whoever waits for a tune may wait for minutes; not so who has something to run."""
         store = default_store()
@@ -129,7 +131,7 @@ class TestCutShort:
         (record,) = store.records(context)
         with store.lease(context, record.scenario, wait=0):
             start = time.monotonic()
-            kernel = racing({})
+            kernel = make_racing_kernel({})
             launch(kernel, 100)
             assert time.monotonic() - start < 10
         assert (order, self.won) == ([], None)
@@ -137,7 +139,7 @@ class TestCutShort:
 
 
 class Clock:
-    """A benchmark that finds each config as fast as it is told, and counts how often it is asked."""
+    """A benchmark with a time for each config, which lists the configs that it was asked for."""
 
     def __init__(self, times: dict[int, float]) -> None:
         self.times = times
@@ -169,7 +171,7 @@ def blocks(*sizes: int) -> list[triton.Config]:
 
 class TestBudgets:
     def test_a_count_ends_a_scenario(self) -> None:
-        """The default is always among what is measured, and the next process has nothing left to do."""
+        """Measure the default in any case, and leave the next process nothing to do."""
         configs = blocks(16, 32, 64, 128)
         clock = Clock({16: 4.0, 32: 3.0, 64: 2.0, 128: 1.0})
         for _ in range(2):
@@ -233,24 +235,24 @@ def test_optuna_finds_the_best_of_thousands_within_its_budget() -> None:
         fn = add_one
 
         def run(self, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
-            self.given = kwargs
+            self.config = kwargs
             return add_one.run(*args, grid=grid, warmup=warmup, BLOCK=kwargs["BLOCK"])
 
     fake = Fake()
 
     def bench(kernel_call: Callable[[], Any], quantiles: Sequence[float]) -> list[float]:
         kernel_call()
-        given = fake.given
-        asked.append(given)
-        cost = 1 + abs(given["SHAPE"] - 13) + (given["BLOCK"] != 64) + (given["num_warps"] != 2)
-        return [cost + 0.1 * given["num_stages"]] * 3
+        values = fake.config
+        asked.append(values)
+        cost = 1 + abs(values["SHAPE"] - 13) + (values["BLOCK"] != 64) + (values["num_warps"] != 2)
+        return [cost + 0.1 * values["num_stages"]] * 3
 
     kernel = cached_autotune(space, key=["n"], do_bench=bench)(fake)
     launch(kernel, 100)
     assert len(asked) == 60
     assert (asked[0]["BLOCK"], asked[0]["SHAPE"]) == (16, 0), "the default is the yardstick"
-    found = kernel.best_config
-    assert abs(found.kwargs["SHAPE"] - 13) <= 1
+    best = kernel.best_config
+    assert abs(best.kwargs["SHAPE"] - 13) <= 1
     launch(cached_autotune(space, key=["n"], do_bench=bench)(fake), 100)
     assert len(asked) == 60
 
@@ -270,8 +272,8 @@ def test_optuna_fills_its_budget_where_hardly_any_combination_is_a_config(budget
     while batch := search.ask():
         asked += batch
         search.tell(
-            Measurement(config=each, median=1.0 + int(each.params["A"] or 0), at=now())
-            for each in batch
+            Measurement(config=config, median=1.0 + int(config.params["A"] or 0), at=now())
+            for config in batch
         )
     assert asked[0] == declared[0]
     assert len(asked) == len({*asked} & {*declared}) == budget
@@ -290,7 +292,9 @@ def test_memory_that_is_gone_for_all_configs_costs_the_tuning_and_not_the_launch
     assert "no memory left to measure any config" in caplog.text
     (context,) = default_store().contexts()
     (record,) = default_store().records(context)
-    assert {each.failure and each.failure.kind for each in record.measurements} == {"skipped"}
+    assert [timing.failure.kind for timing in record.measurements if timing.failure] == [
+        "skipped"
+    ] * 3
     again = cached_autotune(configs=CONFIGS, key=["n"], do_bench=hungry)(add_one)
     assert again.explain(torch.ones(1), torch.ones(1), 100).missing == 3
 
@@ -347,7 +351,7 @@ def test_a_long_tune_shows_a_bar_on_a_terminal_and_nowhere_else(
 def test_without_optuna_the_first_configs_are_measured(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A launch goes on where an extra is missing."""
+    """Go on with a launch where an extra is missing."""
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     clock = Clock({32: 1.0})
     kernel = clock.kernel(
