@@ -238,14 +238,15 @@ def test_a_damaged_spool_file_is_set_aside_and_the_rest_is_sent(tmp_path: Path) 
 def test_a_config_that_the_kernel_never_declared_is_not_run(tmp_path: Path) -> None:
     """However well a lying server formats it."""
     kernel = load(tmp_path / "kernels.py").add
-    kernel._options["store"] = FileStore(tmp_path / "records")
+    store = FileStore(tmp_path / "records")
+    kernel._options["store"] = store
     launch(kernel, 100)
-    (of,) = kernel.home.contexts()
-    (honest,) = kernel.home.records(of)
+    (of,) = store.contexts()
+    (honest,) = store.records(of)
     lie = honest.measurements[0].model_copy(
         update={"config": Config(params={"BLOCK": 7}, options={"num_warps": 4}), "median": 1e-9}
     )
-    kernel.home.put(of, [honest.model_copy(update={"measurements": (lie,), "winner": None})])
+    store.put(of, [honest.model_copy(update={"measurements": (lie,), "winner": None})])
     again = load(tmp_path / "kernels.py").add
     again._options["store"] = FileStore(tmp_path / "records")
     launch(again, 100)

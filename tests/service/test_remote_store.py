@@ -24,7 +24,6 @@ from support.service import Running, free_port, running
 from dejavu_cache.model.record import Winner
 from dejavu_cache.model.scenario import now
 from dejavu_cache.stores import FileStore, Store, TieredStore
-from dejavu_cache.stores.default import as_tiers
 from dejavu_cache.testing import StoreContract
 
 
@@ -227,7 +226,7 @@ def test_a_second_machine_benchmarks_nothing(namespace_url: str, tmp_path: Path)
         launch(kernel, 200)
         shared.close()
     assert [kernel.benchmarked for kernel in kernels] == [6, 0]
-    assert isinstance(as_tiers(kernels[0]._store), TieredStore)
+    assert isinstance(kernels[0].home, TieredStore)
 
 
 def test_a_forked_child_has_a_sender_of_its_own(namespace_url: str, tmp_path: Path) -> None:
