@@ -19,6 +19,7 @@ class CircuitBreaker:
     """
 
     def __init__(self) -> None:
+        """Close the circuit: the server may be asked."""
         self._lock = threading.Lock()
         self._pause = 0.0
         self._next_probe = 0.0

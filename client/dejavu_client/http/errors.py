@@ -30,6 +30,7 @@ class RefusedError(RemoteError):
     """
 
     def __init__(self, message: str, status: int) -> None:
+        """Keep the HTTP status beside the message."""
         super().__init__(message)
         self.status = status
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, urlsplit
 
@@ -18,13 +18,13 @@ from dejavu_cache.model.record import FORMAT, Record, RecordSet
 from dejavu_cache.model.scenario import Config, Context, Scenario
 
 from .errors import NonsenseError, RefusedError, UnreachableError
+from .shared_client import SharedHttpClient
 
 __all__ = ["Bulk", "ProtocolClient", "split_server_url"]
 
 LARGEST_BODY = 256 * 2**20
 """Bytes of a decompressed answer beyond which it is not read."""
 
-REQUEST_TIMEOUT = httpx.Timeout(40.0, connect=5.0)
 SLOWEST_BODY = 60.0
 """Seconds that an answer may take from its first byte to its last."""
 
@@ -83,35 +83,22 @@ class ProtocolClient:
         attempts: int = 1,
         http_client: httpx.Client | None = None,
     ) -> None:
+        """Set up the calls; nothing is sent yet."""
         self.url = url
         self.namespace = namespace
         self._namespace_url = f"{url}/v1/{namespace}"
         self._attempts = attempts
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._injected_client = http_client
-        self._own_client: httpx.Client | None = None
-        self._lock = threading.Lock()
-
-    @property
-    def _http(self) -> httpx.Client:
-        with self._lock:
-            if self._injected_client is not None:
-                return self._injected_client
-            if self._own_client is None:
-                self._own_client = httpx.Client(timeout=REQUEST_TIMEOUT, follow_redirects=False)
-            return self._own_client
+        self._shared_client = SharedHttpClient()
 
     def close(self) -> None:
-        """Close the connections; the next call opens new ones."""
-        with self._lock:
-            client, self._own_client = self._own_client, None
-        if client is not None:
-            client.close()
+        """Close the connections once their requests are answered; the next call opens new ones."""
+        self._shared_client.close()
 
     def abandon_connections(self) -> None:
         """Drop the connections without closing them: after a fork they belong to the parent."""
-        self._lock = threading.Lock()
-        self._own_client = None
+        self._shared_client.abandon()
 
     def check_ready(self) -> None:
         """Raise an error unless the server and its database answer."""
@@ -256,7 +243,10 @@ class ProtocolClient:
         if "content" in request:
             headers["Content-Type"] = "application/json"
         try:
-            with self._http.stream(method, url, headers=headers, **request) as response:
+            with (
+                self._http_client() as client,
+                client.stream(method, url, headers=headers, **request) as response,
+            ):
                 status, body = response.status_code, self._read_body(response)
         except httpx.InvalidURL as error:
             raise SettingsError(f"{url}: {error}") from None
@@ -271,6 +261,11 @@ class ProtocolClient:
         if status >= 400 and status != 404:
             raise RefusedError(f"{self.url} refused with {status}: {_problem_detail(body)}", status)
         return status, response.headers, body
+
+    def _http_client(self) -> AbstractContextManager[httpx.Client]:
+        if self._injected_client is not None:
+            return nullcontext(self._injected_client)
+        return self._shared_client.request()
 
     def _read_body(self, response: httpx.Response) -> bytes:
         deadline = time.monotonic() + SLOWEST_BODY

@@ -86,6 +86,7 @@ class RemoteStore(Store):
         spool: Spool | None = None,
         lease_seconds: float = LEASE_SECONDS,
     ) -> None:
+        """Open the namespace, and send in the background what an earlier process spooled."""
         self.url = f"{client.url}?namespace={client.namespace}"
         self.client = client
         self.wait = wait
@@ -195,16 +196,13 @@ class RemoteStore(Store):
 
     def close(self) -> None:
         """Send what is queued; spool it if that takes longer than `FLUSH_SECONDS`."""
-        idle = self._flush_or_spool()
+        self._flush_or_spool()
         self.sender.stop()
-        if idle:  # otherwise closing would fail the request that a thread still waits for
-            self.client.close()
+        self.client.close()
 
-    def _flush_or_spool(self) -> bool:
-        idle = self.sender.flush(FLUSH_SECONDS)
-        if not idle:
+    def _flush_or_spool(self) -> None:
+        if not self.sender.flush(FLUSH_SECONDS):
             self.sender.spool_rest()
-        return idle
 
     def _records_of(self, context: Context, *, fresh: bool) -> dict[Scenario, Record]:
         download = self._downloads.get(context)

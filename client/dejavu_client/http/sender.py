@@ -38,6 +38,7 @@ class Sender:
     """
 
     def __init__(self, client: ProtocolClient, circuit: CircuitBreaker, spool: Spool) -> None:
+        """Set up an empty queue; the thread starts with the first `wake`."""
         self._client = client
         self._circuit = circuit
         self._spool = spool
@@ -100,7 +101,7 @@ class Sender:
         return bool(self._queue or self._misses or self._leases)
 
     def stop(self) -> None:
-        """End the thread once its queue is empty; `wake` starts another."""
+        """End the thread and its connections once the queue is empty; `wake` starts another."""
         with self._condition:
             self._stopping = True
             self._condition.notify_all()
@@ -122,7 +123,7 @@ class Sender:
             with self._condition:
                 if self._stopping and not self._pending:
                     self._thread = None
-                    return
+                    break
                 if not self._pending:
                     self._condition.wait(
                         IDLE if self._circuit.closed else max(self._circuit.probe_due_in, 0.05)
@@ -137,6 +138,8 @@ class Sender:
                 with self._condition:
                     self._in_flight, self._busy = {}, False
                     self._condition.notify_all()
+        # The store may have been closed or dropped before this thread sent the last of its queue.
+        self._client.close()
 
     def _send_batch(
         self,

@@ -33,6 +33,7 @@ class Spool:
     """
 
     def __init__(self, server: str, root: Path | None = None) -> None:
+        """Open the spool of `server` in `root`; its folder is created with the first record set."""
         name = hashlib.sha256(server.encode()).hexdigest()[:16]
         self.folder = (
             root or Path(user_cache_dir("dejavu-cache", appauthor=False)) / "spool"
