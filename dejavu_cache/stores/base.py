@@ -1,4 +1,4 @@
-"""What a store promises."""
+"""The contract of every store."""
 
 from __future__ import annotations
 
@@ -26,54 +26,67 @@ class Found(NamedTuple):
 
 
 class FoundTree(NamedTuple):
-    """A decision tree and the URL of where it lies."""
+    """A decision tree and the URL of its file."""
 
     tree: Tree
     url: str
 
 
 class Store(ABC):
-    """Where records live.
+    """A place that keeps records.
 
     The contract, which `dejavu_cache.testing.StoreContract` checks for every store:
 
-    - A miss is None or nothing; only a store that cannot be used raises, and then a `StoreError`.
-    - `put` merges: what was measured before stays, and the same `put` twice is the same as once.
-      It is atomic per record: a reader sees all of it or nothing, and a process killed inside it
-      leaves what was there before.
-    - What `put` was given, any process that opens the same URL afterwards can `get`.
+    - A miss is None or an empty iterator; only a store that cannot be used raises, and then a
+      `StoreError`.
+    - `put` merges: earlier measurements stay, and the same `put` twice is the same as once.
+      It is atomic per record: a reader sees all of it or nothing, and a process killed during a
+      `put` leaves the earlier record.
+    - Any process that opens the same URL after a `put` can `get` the record.
     - `get` and `records` return values; changing the store later does not change them.
-    - A read-only store raises `ReadOnlyStoreError` from `put` and `delete`, and nothing else differs.
+    - A read-only store raises `ReadOnlyStoreError` from `put` and `delete`, and is otherwise like
+      any other.
     - All methods may be called from several threads.
     """
 
     url: str
-    """What `open_store` opens it again with."""
+    """URL with which `open_store` opens the same store again."""
     read_only: bool = False
     remote: bool = False
-    """Whether a call may take a network's time: local stores are asked first, and these only if they had nothing."""
+    """Whether a call may wait for a network; remote stores are asked after all local ones missed."""
 
     @abstractmethod
     def get(self, context: Context, scenario: Scenario, *, fresh: bool = False) -> Found | None:
-        """The record of one scenario, or None.
+        """Return the record of a scenario, or None.
 
         Args:
-            fresh: look again at what may have changed since the last look, in every tier.
+            context: the kernel, environment and problem of the record.
+            scenario: the bucketed key values and dtypes.
+            fresh: whether every tier reads again what may have changed since it was last read.
         """
 
     @abstractmethod
     def records(self, context: Context) -> Iterator[Record]:
-        """All the records of a context, in the order of their scenarios' text."""
+        """Return all records of a context, sorted by their scenarios' text."""
 
     @abstractmethod
     def contexts(self, kernel: str | None = None) -> Iterator[Context]:
-        """The contexts that have records, of one kernel or of all, in the order of their text."""
+        """Return the contexts that have records, sorted by their text.
+
+        Args:
+            kernel: qualified name of a kernel; None stands for all kernels.
+        """
 
     @abstractmethod
     def put(
         self, context: Context, records: Iterable[Record], on_conflict: OnConflict = "newest"
     ) -> None:
-        """Merges records into the store.
+        """Merge records into the store.
+
+        Args:
+            context: the kernel, environment and problem of the records.
+            records: the records to merge.
+            on_conflict: the rule for two timings of the same config; `fail` raises.
 
         Raises:
             ReadOnlyStoreError: the store may only be read.
@@ -82,41 +95,47 @@ class Store(ABC):
         """
 
     def put_now(self, context: Context, records: Iterable[Record]) -> None:
-        """As `put`, but has taken them when it returns: for who would otherwise delete the only copy.
+        """Merge records as `put` does, but return only once they are durable.
+
+        Callers that delete their own copy afterwards need this.
 
         Raises:
-            StoreError: it has not, or one of its tiers has not, and another try may do no harm.
+            StoreError: the store or one of its tiers could not write; the call may be repeated.
         """
         self.put(context, records)
 
     @abstractmethod
     def delete(self, context: Context, scenarios: Iterable[Scenario] | None = None) -> int:
-        """Drops the records of some scenarios, or of all, and says how many there were."""
+        """Delete the records of some scenarios of a context, or of all; return their number."""
 
     def lease(
         self, context: Context, scenario: Scenario, *, wait: float
     ) -> AbstractContextManager[bool]:
-        """The right to tune one scenario, held by at most one process at a time.
+        """Hold the right to tune a scenario; at most one process has it at a time.
 
-        Yields True to the holder, and False to one who waited `wait` seconds in vain. Either should
-        `get(…, fresh=True)` before anything else: the holder before may have finished the work.
-        A store that cannot lock lets everybody tune: work may be done twice, but nothing is lost.
+        Yields True to the holder, and False to a process that has waited `wait` seconds for it.
+        Both should call `get(…, fresh=True)` first: an earlier holder may have finished the work.
+        A store that cannot lock yields True to everybody: work may be done twice, but nothing is
+        lost.
         """
-        return _everybody()
+        return _unlimited_lease()
 
     def miss(self, context: Context, scenario: Scenario) -> None:
-        """Notes that a scenario was wanted and not there. A store without a worklist forgets it."""
+        """Put a scenario without a record on the worklist, if the store has one."""
 
     def trees(self, kernel: str | None = None) -> Iterator[FoundTree]:
-        """The decision trees of one kernel or of all, in any order. A store that keeps none has none."""
+        """Return the decision trees of a kernel or of all, in any order.
+
+        Not every store keeps trees.
+        """
         return iter(())
 
     def put_tree(self, tree: Tree) -> str:
-        """Keeps a tree in the place of an earlier one of its context, and returns the URL of where it lies.
+        """Write a tree, replacing an earlier one of its context, and return its URL.
 
         Raises:
             ReadOnlyStoreError: the store may only be read.
-            StoreError: it keeps no trees, or cannot be written.
+            StoreError: the store keeps no trees, or cannot be written.
         """
         raise StoreError(f"{self.url} keeps no decision trees: name a folder")
 
@@ -130,31 +149,35 @@ class Store(ABC):
         return False
 
     def imported(self, function: str) -> Iterator[ForeignResult]:
-        """What other tools found for kernels of this function's name, in any order. Most stores keep none."""
+        """Return other autotuners' results for kernels with a function's name, in any order.
+
+        Not every store keeps such results.
+        """
         return iter(())
 
     def put_imported(self, entries: Iterable[ForeignResult]) -> None:
-        """Keeps what other tools found, beside what is there.
+        """Add results of other autotuners.
 
         Raises:
             ReadOnlyStoreError: the store may only be read.
-            StoreError: it keeps none, or cannot be written.
+            StoreError: the store keeps no such results, or cannot be written.
         """
         raise StoreError(f"{self.url} keeps no results of other tools: name a folder")
 
     def record_sets(self, kernel: str | None = None) -> Iterator[RecordSet]:
-        """Everything, one context at a time: what an export writes."""
+        """Yield all records as one set per context, which is the form of an export."""
         for context in self.contexts(kernel):
             yield RecordSet(context=context, records=tuple(self.records(context)))
 
     def close(self) -> None:
-        """Sends what is queued and lets go of what is held; the store may be used again."""
+        """Send what is queued and release resources; the store may be used again."""
 
     def _refuse_if_read_only(self) -> None:
         if self.read_only:
             raise ReadOnlyStoreError(f"{self.url} is open for reading only")
 
     def __enter__(self) -> Store:
+        """Return the store itself."""
         return self
 
     def __exit__(
@@ -163,12 +186,14 @@ class Store(ABC):
         error: BaseException | None,
         at: TracebackType | None,
     ) -> None:
+        """Close the store."""
         self.close()
 
     def __repr__(self) -> str:
+        """Return the class, the URL and whether the store may only be read."""
         return f"{type(self).__name__}({self.url!r}{', read-only' if self.read_only else ''})"
 
 
 @contextmanager
-def _everybody() -> Iterator[bool]:
+def _unlimited_lease() -> Iterator[bool]:
     yield True

@@ -15,58 +15,67 @@ __all__ = ["MemoryStore"]
 
 
 class MemoryStore(Store):
-    """Records in a dictionary: `memory://`. Each one opened is empty and its own."""
+    """Records in a dictionary: `memory://`. Every store opened with this URL is a new, empty one."""
 
     url = "memory://"
 
     def __init__(self) -> None:
-        self._held: dict[Context, dict[Scenario, Record]] = {}
+        """Create an empty store."""
+        self._records: dict[Context, dict[Scenario, Record]] = {}
         self._lock = threading.Lock()
         self._leases: dict[tuple[Context, Scenario], threading.Lock] = {}
 
     def get(self, context: Context, scenario: Scenario, *, fresh: bool = False) -> Found | None:
-        record = self._held.get(context, {}).get(scenario)
+        """Return a scenario's record; there is nothing to read again."""
+        record = self._records.get(context, {}).get(scenario)
         return Found(record, self.url) if record else None
 
     def records(self, context: Context) -> Iterator[Record]:
+        """Return a context's records as they are at the time of the call."""
         with self._lock:
-            held = list(self._held.get(context, {}).values())
-        return iter(sorted(held, key=lambda record: record.scenario.text))
+            records = list(self._records.get(context, {}).values())
+        return iter(sorted(records, key=lambda record: record.scenario.text))
 
     def contexts(self, kernel: str | None = None) -> Iterator[Context]:
+        """Return the contexts as they are at the time of the call."""
         with self._lock:
-            held = [context for context in self._held if kernel in (None, context.kernel.name)]
-        return iter(sorted(held, key=lambda context: context.text))
+            contexts = [
+                context for context in self._records if kernel in (None, context.kernel.name)
+            ]
+        return iter(sorted(contexts, key=lambda context: context.text))
 
     def put(
         self, context: Context, records: Iterable[Record], on_conflict: OnConflict = "newest"
     ) -> None:
+        """Merge records into a context, all of them or none."""
         with self._lock:
-            merged = merge_into(self._held.get(context, {}), records, on_conflict)
+            merged = merge_into(self._records.get(context, {}), records, on_conflict)
             if merged:
-                self._held[context] = merged
+                self._records[context] = merged
 
     def delete(self, context: Context, scenarios: Iterable[Scenario] | None = None) -> int:
+        """Delete records, and the context with its last one."""
         with self._lock:
-            held = self._held.get(context, {})
-            gone = [
+            records = self._records.get(context, {})
+            deleted = [
                 scenario
-                for scenario in (list(held) if scenarios is None else scenarios)
-                if scenario in held
+                for scenario in (list(records) if scenarios is None else scenarios)
+                if scenario in records
             ]
-            for scenario in gone:
-                del held[scenario]
-            if not held:
-                self._held.pop(context, None)
-            return len(gone)
+            for scenario in deleted:
+                del records[scenario]
+            if not records:
+                self._records.pop(context, None)
+            return len(deleted)
 
     @contextmanager
     def lease(self, context: Context, scenario: Scenario, *, wait: float) -> Iterator[bool]:
+        """Hold a scenario's lease among the threads of this process."""
         with self._lock:
             lock = self._leases.setdefault((context, scenario), threading.Lock())
-        held = lock.acquire(timeout=wait)
+        acquired = lock.acquire(timeout=wait)
         try:
-            yield held
+            yield acquired
         finally:
-            if held:
+            if acquired:
                 lock.release()
