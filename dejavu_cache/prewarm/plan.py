@@ -283,9 +283,7 @@ def _jobs(
     ]
     bare = 0
     for record in found.records:
-        best = record.pinned or winner(
-            record, declared, _default(found, record, (record.launches or (None,))[0], declared)
-        )
+        best = _chosen_config(found, record, declared)
         if best is None:
             continue
         scenarios[found.kernel.name] += 1
@@ -301,6 +299,16 @@ def _jobs(
             "launched, so they will be compiled at first use: launch them once where they may "
             "be tuned"
         )
+
+
+def _chosen_config(
+    found: _KernelRecords, record: Record, declared: Mapping[Config, Any]
+) -> Config | None:
+    """Return the config that a launch runs: the pinned one if it is declared, or the winner."""
+    if record.pinned is not None and record.pinned in declared:
+        return record.pinned
+    default = _default(found, record, (record.launches or (None,))[0], declared)
+    return winner(record, declared, default)
 
 
 def _untuned(found: _KernelRecords, arch: str) -> Iterator[CompileJob]:

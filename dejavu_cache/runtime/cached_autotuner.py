@@ -18,7 +18,7 @@ from ..policy import current_policy
 from ..settings import Mode, current_settings
 from ..stores.default import as_tiers
 from ..stores.tiered import TieredStore
-from ..triton_internals.config_names import DeclaredConfigs
+from ..triton_internals.config_names import DeclaredConfigs, can_be_recorded
 from ..triton_internals.environment import (
     INTERPRETER_INDEX,
     current_device,
@@ -167,7 +167,12 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
 
     @cached_property
     def mode(self) -> Mode:
-        """Mode by the decorator, or else by the policy, or else by `DEJAVU_CACHE_MODE`."""
+        """Mode by the decorator, or else by the policy, or else by `DEJAVU_CACHE_MODE`.
+
+        A kernel with configs that records must not hold is left to Triton.
+        """
+        if not can_be_recorded(self._name, self.configs, self.arg_names):
+            return Mode.OFF
         mode = self._options.get("mode") or self._policy.mode
         return current_settings().mode if mode is None else Mode(mode)
 

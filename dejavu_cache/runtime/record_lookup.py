@@ -6,6 +6,7 @@ from ..model.record import Record
 from ..model.resolution import Resolution
 from ..model.scenario import Config
 from ..model.selection import winner
+from ..notices import warn_once
 from ..stores import Found
 from ..triton_internals.config_names import describe
 from .request import Request
@@ -16,6 +17,8 @@ __all__ = ["best_config", "resolve_from_record"]
 def resolve_from_record(request: Request, found: Found | None) -> Resolution | None:
     """Return the resolution to a record's pin, or else to the best declared config, or None.
 
+    A record only selects among the configs that the kernel declares today, whoever wrote it.
+
     Args:
         request: the scenario in question.
         found: a record of this scenario or of one that may stand in for it.
@@ -24,9 +27,11 @@ def resolve_from_record(request: Request, found: Found | None) -> Resolution | N
         return None
     record = found.record
     missing = len(request.unmeasured_configs(record))
-    pinned = request.declared.pinned_config(record.pinned) if record.pinned else None
+    pinned = record.pinned
     if pinned is not None:
-        return request.resolution("pinned", pinned, store=found.store)
+        if pinned in request.declared:
+            return request.resolution("pinned", request.declared[pinned], store=found.store)
+        _warn_of_ignored_pin(request, pinned)
     best = best_config(request, record)
     if best is None:
         return None
@@ -36,3 +41,12 @@ def resolve_from_record(request: Request, found: Found | None) -> Resolution | N
 def best_config(request: Request, record: Record) -> Config | None:
     """Return the fastest declared config by a record's timings, or None if none has a timing."""
     return winner(record, set(request.declared), describe(request.default))
+
+
+def _warn_of_ignored_pin(request: Request, pinned: Config) -> None:
+    kernel = request.context.kernel.name
+    warn_once(
+        f"pin {kernel} {pinned}",
+        f"{kernel}{request.scenario} is pinned to ({pinned}), which the kernel does not declare: "
+        "the pin is ignored; declare this config, or unpin the scenario",
+    )

@@ -20,11 +20,12 @@ from typing import Any, NamedTuple
 
 from ..model.record import RecordedLaunch
 from ..model.scenario import Device
-from .config_names import describe
+from .config_names import TUNING_OPTIONS, describe
 from .environment import code_generation_variables, is_interpreting
 from .launch_encoding import (
     UnencodableValueError,
     comparable,
+    decode_type,
     decode_value,
     encode_type,
     encode_value,
@@ -248,7 +249,7 @@ def recreate_compilation(
     from .versions import specialize_values
 
     backend = backend_for(target)
-    signature = {name: decode_value(type_) for name, type_ in launch.signature.items()}
+    signature = {name: decode_type(type_) for name, type_ in launch.signature.items()}
     constants = {_path(fn, path): decode_value(value) for path, value in launch.constants.items()}
     attrs = {_path(fn, path): json.loads(value) for path, value in launch.attrs.items()}
     arguments = {name: value for name, value in config.items() if name in fn.arg_names}
@@ -271,9 +272,31 @@ def recreate_compilation(
         dict(sorted(constants.items())),
         dict(sorted(attrs.items())),
     )
-    options = {name: decode_value(value) for name, value in launch.options.items()}
+    options = _decode_options(launch)
     parsed = backend.parse_options({**options, **config})
     return Compilation(source, target, dict(parsed.__dict__), binary_key(source, backend, parsed))
+
+
+_LAUNCH_OPTIONS = TUNING_OPTIONS | {
+    "allowed_dot_input_precisions",
+    "debug",
+    "default_dot_input_precision",
+    "deprecated_fp8_dot_operand_dtypes",
+    "enable_reflect_ftz",
+    "max_num_imprecise_acc_default",
+    "ptx_version",
+    "sanitize_overflow",
+    "supported_fp8_dtypes",
+    "warp_size",
+}
+"""Options that a recorded launch may set; no others, since some name files or a command's words."""
+
+
+def _decode_options(launch: RecordedLaunch) -> dict[str, Any]:
+    refused = sorted(launch.options.keys() - _LAUNCH_OPTIONS)
+    if refused:
+        raise ValueError(f"the launch was recorded with {', '.join(refused)}, which no record sets")
+    return {name: decode_value(value) for name, value in launch.options.items()}
 
 
 def source_class(fn: Any) -> Any:

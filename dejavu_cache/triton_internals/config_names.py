@@ -9,7 +9,52 @@ from ..model.scenario import Config, Scalar
 from ..notices import warn_once
 from .scenario_key import dtype_name
 
-__all__ = ["DeclaredConfigs", "describe"]
+__all__ = ["TUNING_OPTIONS", "DeclaredConfigs", "can_be_recorded", "describe"]
+
+TUNING_OPTIONS = frozenset(
+    {
+        "allow_flush_denorm",
+        "enable_fp_fusion",
+        "kpack",
+        "launch_cooperative_grid",
+        "launch_pdl",
+        "matrix_instr_nonkdim",
+        "maxnreg",
+        "num_buffers_warp_spec",
+        "num_consumer_groups",
+        "num_ctas",
+        "num_stages",
+        "num_warps",
+        "reg_dec_producer",
+        "reg_inc_producer",
+        "schedule_hint",
+        "waves_per_eu",
+    }
+)
+"""Triton's options that only tune a kernel: their values are numbers or names from a fixed set.
+
+Other options name files (`ir_override`, `extern_libs`) or pass words to a command (`ptx_options`):
+what they do is not in their value, so that no record may set them.
+"""
+
+
+def can_be_recorded(kernel: str, configs: Iterable[Any], parameters: Iterable[str]) -> bool:
+    """Return whether records may hold all configs of a kernel; if not, warn once.
+
+    Args:
+        kernel: the kernel's name.
+        configs: its `triton.Config`s.
+        parameters: its parameters; everything else in a config is a compiler option.
+    """
+    allowed = TUNING_OPTIONS.union(parameters)
+    refused = {name for config in configs for name in config.all_kwargs() if name not in allowed}
+    if refused:
+        warn_once(
+            f"options {kernel}",
+            f"{kernel}: its configs set {', '.join(sorted(refused))}, whose effect is not part of "
+            "a record's key: it is tuned by Triton, and nothing is recorded",
+        )
+    return not refused
 
 
 def describe(config: Any) -> Config:
@@ -82,23 +127,3 @@ class DeclaredConfigs:
 
     def __getitem__(self, config: Config) -> Any:
         return self._by_name[config]
-
-    def pinned_config(self, config: Config) -> Any | None:
-        """Return the `triton.Config` of a pin, or None if this kernel cannot run it.
-
-        A pin need not be declared. It must set the same meta-parameters as the declared configs, to
-        plain values, and it takes the hook that all of them share.
-        """
-        if config in self._by_name:
-            return self._by_name[config]
-        example = next(iter(self._by_name))
-        hooks = {declared.pre_hook for declared in self._by_name.values()}
-        if set(config.params) != set(example.params) or len(hooks) != 1:
-            warn_once(
-                f"pin {self._kernel} {config}",
-                f"{self._kernel} cannot run the pinned ({config}): it is ignored",
-            )
-            return None
-        import triton
-
-        return triton.Config(dict(config.params), **config.options, pre_hook=hooks.pop())

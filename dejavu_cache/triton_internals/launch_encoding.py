@@ -8,16 +8,32 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 import sys
 from collections.abc import Mapping
 from typing import Any
 
 from .source_hash import python_function
 
-__all__ = ["UnencodableValueError", "comparable", "decode_value", "encode_type", "encode_value"]
+__all__ = [
+    "UnencodableValueError",
+    "comparable",
+    "decode_type",
+    "decode_value",
+    "encode_type",
+    "encode_value",
+]
 
 _PREFIX = "json:"
 _GLUON = "triton.experimental.gluon.language"
+
+_LAYOUT_VALUE = r"(?:-?\d+|True|False|None|[\[(][\d,\[\]() -]*[\])])"
+_LAYOUT = rf"\w+SharedLayout\((?:\w+={_LAYOUT_VALUE}(?:, )?)*\)"
+_TYPE = re.compile(
+    rf"constexpr|\*?\*?k?[A-Za-z][A-Za-z0-9]*|tensordesc<\w+\[[\d, ]+\](?:,{_LAYOUT})?>", re.ASCII
+)
+"""Types of arguments. Triton evaluates the layout of a descriptor as Python, so only calls of a
+layout with numbers pass."""
 
 
 class UnencodableValueError(Exception):
@@ -55,6 +71,24 @@ def decode_value(encoded: Any) -> Any:
     if isinstance(encoded, str) and encoded.startswith(_PREFIX):
         return _from_tree(json.loads(encoded[len(_PREFIX) :]))
     return encoded
+
+
+def decode_type(encoded: str) -> Any:
+    """Return the argument's type that was encoded.
+
+    Raises:
+        ValueError: it is not a type, or not written as Triton writes types.
+    """
+    type_ = decode_value(encoded)
+    if not _is_type(type_):
+        raise ValueError(f"a launch has an argument of the type {encoded[:200]!r}, which is none")
+    return type_
+
+
+def _is_type(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return all(_is_type(item) for item in value)
+    return isinstance(value, str) and _TYPE.fullmatch(value) is not None
 
 
 def comparable(value: Any) -> str:
@@ -119,7 +153,8 @@ def _imported_function(name: str) -> Any:
     module, _, path = name.partition(":")
     function: Any = sys.modules.get(module)
     for part in path.split("."):
-        function = getattr(function, part, None)
+        # Unlike getattr, this does not call a lazy module's __getattr__, which may import.
+        function = getattr(function, "__dict__", {}).get(part)
     if not hasattr(function, "cache_key"):
         raise ValueError(
             f"a launch is given {name}, which is not imported here: name its module too"
