@@ -105,7 +105,6 @@ class DeclaredConfigs:
     """
 
     def __init__(self, kernel: str, configs: Iterable[Any]) -> None:
-        self._kernel = kernel
         self._by_name: dict[Config, Any] = {}
         for config in configs:
             first = self._by_name.setdefault(describe(config), config)

@@ -135,7 +135,7 @@ def test_types_as_triton_writes_them_are_taken(type_: str) -> None:
 )
 def test_a_type_that_triton_would_evaluate_is_refused(type_: str) -> None:
     """Triton evaluates the layout in a tensor descriptor's type as Python."""
-    with pytest.raises(ValueError, match="type|not imported"):
+    with pytest.raises(ValueError, match=r"type|not imported"):
         decode_type(type_)
 
 
