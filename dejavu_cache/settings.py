@@ -51,6 +51,8 @@ class Settings(BaseModel):
     """Seconds that one tune may take; the next process goes on from there. Unset: as long as it takes."""
     tune_configs: int | None = Field(default=None, gt=0)
     """With how many measured configs a scenario counts as tuned. Unset: with all."""
+    check: bool = True
+    """Whether a config's results are compared with the default config's before it may win."""
     max_distance: float = Field(default=2.0, ge=0, allow_inf_nan=False)
     """How far, in powers of two summed over the key arguments, a nearest scenario may be."""
     toolchain: Literal["strict", "loose"] = "strict"

@@ -65,6 +65,8 @@ def _merge_measurements(
         return ours
     if ours.skipped != theirs.skipped:
         return theirs if ours.skipped else ours
+    if ours.is_wrong != theirs.is_wrong:  # A later timing does not make wrong results right.
+        return ours if ours.is_wrong else theirs
     if on_conflict == "fail":
         raise MergeConflictError(
             f"two measurements of ({ours.config}): {ours.median} ms at {ours.at} "

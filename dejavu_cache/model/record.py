@@ -6,6 +6,7 @@ A `Context` (kernel, environment, problem) owns one `Record` per `Scenario`; a r
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
@@ -35,10 +36,14 @@ __all__ = [
     "RecordSet",
     "RecordedLaunch",
     "Winner",
+    "required_format",
 ]
 
-FORMAT = 1
-"""The format version that this code writes; it reads this one and every older one."""
+FORMAT = 2
+"""The newest format version; this code reads every version up to it.
+
+Version 2 has failures of the kind `wrong`. A record set without them is written as version 1.
+"""
 
 
 class Failure(FrozenModel):
@@ -46,10 +51,17 @@ class Failure(FrozenModel):
 
     `skipped` is not the config's fault: the device had no memory left, and the config is measured
     another time. `crash`: the config killed the process that measured it, or its device's context.
+    `wrong`: its results differ from the default config's.
     """
 
     kind: Literal[
-        "out_of_resources", "compile_error", "ptxas_error", "invalid_timing", "crash", "skipped"
+        "out_of_resources",
+        "compile_error",
+        "ptxas_error",
+        "invalid_timing",
+        "crash",
+        "skipped",
+        "wrong",
     ]
     reason: Annotated[str, Field(max_length=2000)]
 
@@ -77,6 +89,11 @@ class Measurement(FrozenModel):
     def skipped(self) -> bool:
         """Return whether the config was left unmeasured."""
         return self.failure is not None and self.failure.kind == "skipped"
+
+    @property
+    def is_wrong(self) -> bool:
+        """Return whether the config's results differ from the default config's."""
+        return self.failure is not None and self.failure.kind == "wrong"
 
     @property
     def _age(self) -> tuple[datetime, str]:
@@ -181,6 +198,23 @@ class Record(FrozenModel):
 class RecordSet(FrozenModel):
     """A context and its records: the content of a file and of a message to the server."""
 
-    format: StrictInt = FORMAT
+    format: StrictInt = 1
     context: Context
     records: tuple[Record, ...] = Field(default=(), max_length=1_000_000)
+
+    def model_post_init(self, _: Any) -> None:
+        """Raise the format to the one that the records need."""
+        has_wrong = any(
+            measurement.is_wrong for record in self.records for measurement in record.measurements
+        )
+        if has_wrong and self.format < 2:
+            object.__setattr__(self, "format", 2)
+
+
+def required_format(records: Iterable[str]) -> int:
+    """Return the oldest format version that can hold records, given as JSON text."""
+    return 2 if any(_WRONG in text for text in records) else 1
+
+
+_WRONG = '"kind": "wrong"'
+"""The JSON of a failure; a string cannot contain it, since its quotation marks are escaped."""

@@ -32,6 +32,7 @@ from ..triton_internals.versions import autotuning_listener, is_covered
 from ..tuning.benchmark_methods import METHODS, method_name, wall_clock
 from ..tuning.config_space import ConfigSpace
 from ..tuning.device_timer import DeviceTimer
+from ..tuning.result_check import CheckOptions
 from .activity_report import report_resolution, report_triton_activity
 from .consensus import agree
 from .hot_path import ChosenConfig, HotPath
@@ -375,7 +376,14 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
             args=args,
             kwargs=dict(kwargs),
             budget=self._budget,
+            check=self._check_options,
         )
+
+    @cached_property
+    def _check_options(self) -> CheckOptions | None:
+        if not current_settings().check:
+            return None
+        return self._options.get("check", CheckOptions()) or None  # type: ignore[return-value]
 
     @cached_property
     def _budget(self) -> TuningBudget:

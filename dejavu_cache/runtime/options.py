@@ -17,6 +17,7 @@ from ..stores import Store
 from ..triton_internals.config_names import describe
 from ..tuning.benchmark_methods import METHODS, Method
 from ..tuning.config_space import ConfigSpace
+from ..tuning.result_check import CheckOptions
 
 if TYPE_CHECKING:
     from triton import Config as TritonConfig
@@ -59,6 +60,7 @@ class CacheOptions(TypedDict, total=False):
     tune_seconds: float | None
     tune_configs: int | None
     consensus: Consensus | None
+    check: CheckOptions | bool | None
 
 
 def validate_options(kernel: str, options: Mapping[str, Any]) -> CacheOptions:
@@ -161,6 +163,12 @@ def _parse_choice(choices: Sequence[str]) -> Callable[[Any], Any]:
     return parse
 
 
+def _parse_check(value: Any) -> Any:
+    if not isinstance(value, (bool, CheckOptions)):
+        raise TypeError("give True, False or CheckOptions(…)")
+    return CheckOptions() if value is True else value
+
+
 def _parse_distance(value: Any) -> Any:
     if not _is_real(value) or value < 0:
         raise ValueError("give a finite number of powers of two, 0 or more")
@@ -192,4 +200,5 @@ _PARSERS: Mapping[str, Callable[[Any], Any]] = {
     "tune_seconds": _parse_seconds,
     "tune_configs": _parse_count,
     "consensus": _parse_choice(get_args(Consensus)),
+    "check": _parse_check,
 }

@@ -12,6 +12,7 @@ from ..model.resolution import How, Resolution
 from ..model.scenario import Config, Context, Scenario
 from ..triton_internals.config_names import DeclaredConfigs, describe
 from ..tuning.config_space import Strategy
+from ..tuning.result_check import CheckOptions
 
 __all__ = ["Request", "TuningBudget"]
 
@@ -48,6 +49,7 @@ class Request:
         args: the launch's positional arguments.
         kwargs: the launch's keyword arguments, `grid` and `warmup` included.
         budget: how much tuning the scenario gets.
+        check: how results are compared before a config may win; None where they are not.
     """
 
     autotuner: Any
@@ -59,6 +61,7 @@ class Request:
     args: Sequence[Any]
     kwargs: dict[str, Any]
     budget: TuningBudget = TuningBudget()
+    check: CheckOptions | None = CheckOptions()
 
     def unmeasured_configs(self, record: Record | None) -> list[Config]:
         """Return the declared configs that have neither a timing nor a failure of their own."""

@@ -10,10 +10,11 @@ from collections.abc import Callable, Sequence
 
 from ..errors import NoValidConfigError
 from ..model.merge import merge_records
-from ..model.record import Measurement, Record, Winner
+from ..model.record import Failure, Measurement, Record, Winner
 from ..model.resolution import How, Resolution
 from ..model.scenario import Config, now
 from ..notices import warn_once
+from ..provenance import whoami
 from ..stores import Found
 from ..triton_internals.compilation import tuned_launches
 from ..triton_internals.config_names import describe
@@ -25,6 +26,7 @@ from .launch_recorder import pause_recording
 from .record_lookup import best_config, resolve_from_record
 from .request import Request
 from .tolerant_store import TolerantStore
+from .winner_check import WinnerCheck
 
 __all__ = ["ScenarioTuner"]
 
@@ -104,8 +106,12 @@ class ScenarioTuner:
         # A record without a winner has not been raced: its measurements take part in this race.
         earlier = record.measurements if record.winner is None else ()
         search = _make_search(request, record, due)
-        measured = self._run_search(request, write, search, len(due), earlier)
+        check = WinnerCheck(request, request.check)
+        measured = self._run_search(request, write, search, len(due), earlier, check)
         best = best_config(request, record)
+        while best is not None and (wrong := _check_results(check, request, best)):
+            write([wrong])
+            best = best_config(request, record)
         if best is None and any(measurement.skipped for measurement in record.measurements):
             warn_once(f"memory {request.context.kernel.name}", _out_of_memory_text(request))
             return None, measured
@@ -135,6 +141,7 @@ class ScenarioTuner:
         search: Search,
         total: int,
         earlier: Sequence[Measurement],
+        check: WinnerCheck,
     ) -> int:
         """Measure what a search proposes within the budget's time; return the number of configs."""
         budget = request.budget
@@ -159,6 +166,7 @@ class ScenarioTuner:
                 advance()
 
             def announce(config: Config) -> None:
+                check.prepare()
                 if self._before is not None:
                     writer.drain()
                     self._before(config)
@@ -166,6 +174,26 @@ class ScenarioTuner:
             return Tuner(
                 launch, note, race=race, until=until, before=announce, earlier=earlier
             ).tune(search)
+
+
+def _check_results(check: WinnerCheck, request: Request, best: Config) -> Measurement | None:
+    """Return the failure of a config whose results are wrong, or None."""
+    start = time.perf_counter()
+    verdict = check.check(request.declared[best])
+    if verdict.outcome != "wrong":
+        return None
+    warn_once(
+        f"wrong {request.context.kernel.name} {best}",
+        f"{request.context.kernel.name}{request.scenario}: ({best}) is fast but wrong, and is not "
+        f"used: {verdict.evidence}",
+    )
+    return Measurement(
+        config=best,
+        failure=Failure(kind="wrong", reason=verdict.evidence),
+        at=now(),
+        by=whoami(),
+        seconds=round(time.perf_counter() - start, 3),
+    )
 
 
 def _make_search(request: Request, record: Record, due: list[Config]) -> Search:

@@ -36,12 +36,13 @@ from pydantic import ValidationError
 
 from ..errors import DamagedRecordsError, NewerFormatError
 from ..model.merge import OnConflict, merge_records
-from ..model.record import FORMAT, Record, RecordSet
+from ..model.record import FORMAT, Record, RecordSet, required_format
 from ..model.scenario import Context, Scenario, canonical_json
 
 __all__ = ["Page", "find", "read_context", "read_set"]
 
-_OPENING = f'{{"format": {FORMAT},\n"context": '
+_OPENINGS = tuple(f'{{"format": {version},\n"context": ' for version in range(1, FORMAT + 1))
+_OPENING_LENGTH = len(_OPENINGS[0])
 _RECORDS = ',\n"records": ['
 _CLOSING = "\n]}\n"
 _SCENARIO = '"scenario": '
@@ -73,9 +74,9 @@ class Page:
     def _cut(cls, text: str, where: str) -> Page | None:
         """The quick way, or None if the text is not laid out as this module does it."""
         head, found, body = text.partition(_RECORDS)
-        if not (found and head.startswith(_OPENING) and text.endswith(_CLOSING)):
+        if not (found and head.startswith(_OPENINGS) and text.endswith(_CLOSING)):
             return None
-        page = cls(_context(head[len(_OPENING) :], where))
+        page = cls(_context(head[_OPENING_LENGTH:], where))
         for cut in body[: -len(_CLOSING)].split("\n{")[1:]:
             end = cut.find(_LINE_END)
             if not cut.startswith(_SCENARIO) or not cut.endswith(("]},", "]}")):
@@ -134,7 +135,7 @@ class Page:
     def text(self) -> str:
         """The record set as it is written down."""
         records = ",".join("\n{" + cut.removesuffix(",") for _, cut in sorted(self._cuts.items()))
-        return f"{_head(self.context)}{records}{_CLOSING}"
+        return f"{_head(self.context, required_format(self._cuts.values()))}{records}{_CLOSING}"
 
 
 def read_set(text: str | bytes, where: str) -> RecordSet:
@@ -161,9 +162,9 @@ def find(held: mmap, context: Context, scenario: Scenario, where: str) -> Record
     Raises:
         DamagedRecordsError: its text is not a record.
     """
-    head, closing = _head(context).encode(), _CLOSING.encode()
-    low, high = len(head), len(held) - len(closing)
-    if low >= high or held[:low] != head or held[high:] != closing:
+    heads, closing = [_head(context, version).encode() for version in (1, 2)], _CLOSING.encode()
+    low, high = len(heads[0]), len(held) - len(closing)
+    if low >= high or held[:low] not in heads or held[high:] != closing:
         return None
     opening, wanted = f"\n{{{_SCENARIO}".encode(), scenario.text.encode()
     while low < high:
@@ -179,7 +180,7 @@ def find(held: mmap, context: Context, scenario: Scenario, where: str) -> Record
 
 
 @lru_cache(maxsize=256)
-def _head(context: Context) -> str:
+def _head(context: Context, version: int) -> str:
     """What stands before the records."""
     text = json.dumps(
         context.model_dump(mode="json", exclude_none=True),
@@ -187,7 +188,7 @@ def _head(context: Context) -> str:
         sort_keys=True,
         ensure_ascii=False,
     )
-    return f"{_OPENING}{text}{_RECORDS}"
+    return f"{_OPENINGS[version - 1]}{text}{_RECORDS}"
 
 
 def read_context(file: TextIO, where: str) -> Context:
@@ -200,8 +201,8 @@ def read_context(file: TextIO, where: str) -> Context:
     head = ""
     for line in file:
         head += line
-        if head.endswith(_RECORDS + "\n") and head.startswith(_OPENING):
-            return _context(head[len(_OPENING) : -len(_RECORDS) - 1], where)
+        if head.endswith(_RECORDS + "\n") and head.startswith(_OPENINGS):
+            return _context(head[_OPENING_LENGTH : -len(_RECORDS) - 1], where)
     return Page.parse(head, where).context
 
 

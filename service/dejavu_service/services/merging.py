@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from typing import NamedTuple
 
@@ -26,8 +26,9 @@ class Merge(NamedTuple):
 def add(current: Record | None, sent: Record, *, pins: bool) -> Merge:
     """Merge a record that a client sent; measurements and the winner of `current` stand.
 
-    Measurements of `sent` that contradict `current` become claims that do not stand. A measurement
-    that was skipped for want of memory says something about one machine only and is left out.
+    Measurements of `sent` that contradict `current` become claims that do not stand, except that
+    wrong results stand against any timing. A measurement that was skipped for want of memory says
+    something about one machine only and is left out.
 
     Args:
         current: The stored record, if there is one.
@@ -40,13 +41,19 @@ def add(current: Record | None, sent: Record, *, pins: bool) -> Merge:
         for measurement in sent.measurements
         if not measurement.skipped and standing.get(measurement.config) != measurement
     ]
+    proven_wrong = {measurement.config for measurement in new if measurement.is_wrong}
+    standing = {
+        config: measurement
+        for config, measurement in standing.items()
+        if measurement.is_wrong or config not in proven_wrong
+    }
     claims = [
         _claim(sent, measurement, stands=measurement.config not in standing) for measurement in new
     ]
     by_config = {**{measurement.config: measurement for measurement in new}, **standing}
     record = Record(
         scenario=sent.scenario,
-        winner=current.winner if current and current.winner else sent.winner,
+        winner=_first_right([current.winner if current else None, sent.winner], by_config),
         pin=_latest_pin([current.pin if current else None, sent.pin if pins else None]),
         launches=merge_launches(current, sent),
         measurements=tuple(by_config.values()),
@@ -83,6 +90,19 @@ def pin(record: Record, config: Config | None, by: str) -> Record:
         # Of two pins the later one counts, also where the clocks of two servers differ.
         at = record.pin.at + timedelta(microseconds=1)
     return record.model_copy(update={"pin": Pin(config=config, at=at, by=by)})
+
+
+def _first_right(
+    winners: Iterable[Winner | None], measurements: Mapping[Config, Measurement]
+) -> Winner | None:
+    """Return the first winner whose results are not known to be wrong."""
+    for winner in winners:
+        if winner is None:
+            continue
+        measurement = measurements.get(winner.config)
+        if measurement is None or not measurement.is_wrong:
+            return winner
+    return None
 
 
 def _promoted_winner(current: Winner | None, source: Winner | None) -> Winner | None:

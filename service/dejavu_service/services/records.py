@@ -95,6 +95,10 @@ def merge_record_set(
     changed = [record for digest, record in after.items() if before.get(digest) != record]
     records.save(connection, context_id, changed)
     standing, beside = records.add_claims(connection, context_id, claims, principal.name)
+    for claim in claims:
+        if claim.stands and claim.measurement.is_wrong:
+            replacement = (claim.measurement.config.digest, claim.digest)
+            records.replace_standing(connection, context_id, claim.scenario, [replacement])
     misses.drop_tuned(connection, context_id, scenarios)
     if changed:
         contexts.bump_revision(connection, context_id, added=len(after) - len(before))

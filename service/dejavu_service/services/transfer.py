@@ -8,7 +8,7 @@ from typing import IO
 from pydantic import BaseModel, ValidationError
 from sqlalchemy import Connection
 
-from dejavu_cache.model.record import FORMAT, Record, RecordSet
+from dejavu_cache.model.record import required_format, Record, RecordSet
 from dejavu_cache.model.scenario import Context
 
 from ..errors import InvalidRequestError, NotFoundError, TooLargeError
@@ -34,7 +34,7 @@ class Imported(BaseModel):
 def render(stored: records.StoredRecordSet) -> str:
     """Render a record set as one line of JSON by joining the stored texts of its records."""
     joined = ", ".join(stored.records)
-    return f'{{"context": {stored.context}, "format": {FORMAT}, "records": [{joined}]}}'
+    return f'{{"context": {stored.context}, "format": {required_format(stored.records)}, "records": [{joined}]}}'
 
 
 def export_lines(
