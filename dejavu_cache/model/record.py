@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, StrictBool, StrictFloat, StrictInt, StrictStr
+from pydantic import Field, StrictBool, StrictFloat, StrictInt, StrictStr, field_serializer
 
 from .buckets import FiniteFloat
 from .scenario import (
@@ -202,13 +202,13 @@ class RecordSet(FrozenModel):
     context: Context
     records: tuple[Record, ...] = Field(default=(), max_length=1_000_000)
 
-    def model_post_init(self, _: Any) -> None:
-        """Raise the format to the one that the records need."""
-        has_wrong = any(
+    @field_serializer("format")
+    def _written_format(self, version: int) -> int:
+        """Write the format that the records need."""
+        failures = (
             measurement.is_wrong for record in self.records for measurement in record.measurements
         )
-        if has_wrong and self.format < 2:
-            object.__setattr__(self, "format", 2)
+        return max(version, 2) if any(failures) else version
 
 
 def required_format(records: Iterable[str]) -> int:

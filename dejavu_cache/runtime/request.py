@@ -61,7 +61,7 @@ class Request:
     args: Sequence[Any]
     kwargs: dict[str, Any]
     budget: TuningBudget = TuningBudget()
-    check: CheckOptions | None = CheckOptions()
+    check: CheckOptions | None = None
 
     def unmeasured_configs(self, record: Record | None) -> list[Config]:
         """Return the declared configs that have neither a timing nor a failure of their own."""

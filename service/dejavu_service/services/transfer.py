@@ -8,7 +8,7 @@ from typing import IO
 from pydantic import BaseModel, ValidationError
 from sqlalchemy import Connection
 
-from dejavu_cache.model.record import required_format, Record, RecordSet
+from dejavu_cache.model.record import Record, RecordSet, required_format
 from dejavu_cache.model.scenario import Context
 
 from ..errors import InvalidRequestError, NotFoundError, TooLargeError
