@@ -32,9 +32,11 @@ if TYPE_CHECKING:
     from .stores import open_store as open_store
     from .tuning.config_space import ConfigSpace as ConfigSpace
     from .tuning.config_space import config_space as config_space
+    from .tuning.result_check import CheckOptions as CheckOptions
 
 _MODULES = {
     "CachedAutotuner": "runtime.autotuner",
+    "CheckOptions": "tuning.result_check",
     "ConfigSpace": "tuning.config_space",
     "DejavuError": "errors",
     "Edges": "model.buckets",

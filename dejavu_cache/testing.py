@@ -122,7 +122,9 @@ class StoreContract:
     def test_launches_are_put_together(self, store: Store) -> None:
         """What compiles a winner ahead of time is kept with it, whoever noted it."""
         launches = [
-            RecordedLaunch(wheel="triton 3.6.0 cp311", signature={"x": f"*{dtype}"}, constants={"n": None})
+            RecordedLaunch(
+                wheel="triton 3.6.0 cp311", signature={"x": f"*{dtype}"}, constants={"n": None}
+            )
             for dtype in ("fp16", "bf16")
         ]
         for launch in (launches[0], *launches):

@@ -71,6 +71,8 @@ def cached_autotune(
                 1 or more. Else `DEJAVU_CACHE_TUNE_CONFIGS`.
             consensus (str): `ranks` makes all ranks of a torch.distributed job run one rank's
                 choice; `none` does not. Else `DEJAVU_CACHE_CONSENSUS`.
+            check (CheckOptions | bool): how results are compared with the default config's before
+                a config may win; False compares nothing. Else `DEJAVU_CACHE_CHECK`.
 
     Returns:
         A decorator from a kernel to its `CachedAutotuner`.

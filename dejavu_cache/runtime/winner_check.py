@@ -52,19 +52,26 @@ class WinnerCheck:
 
     @contextmanager
     def _launch(self, config: Any) -> Iterator[None]:
-        """Launch a config as Triton's benchmark does, hooks included; Triton's post hook ends it."""
+        """Launch a config as Triton's benchmark does, hooks included.
+
+        A post hook may complete the results, so it runs first; one that restores arguments would
+        erase them, so it runs when the context ends.
+        """
         request, autotuner = self._request, self._request.autotuner
         current = {**request.kwargs, **config.all_kwargs()}
         arguments = {**autotuner.nargs, **current}
         if config.pre_hook is not None:
             config.pre_hook(arguments)
         autotuner.pre_hook(arguments)
-        failure: Exception | None = None
         try:
             autotuner.fn.run(*request.args, **current)
-            yield
         except Exception as error:
-            failure = error
+            autotuner.post_hook(arguments, exception=error)
             raise
+        if not autotuner.restore_value:
+            autotuner.post_hook(arguments, exception=None)
+        try:
+            yield
         finally:
-            autotuner.post_hook(arguments, exception=failure)
+            if autotuner.restore_value:
+                autotuner.post_hook(arguments, exception=None)

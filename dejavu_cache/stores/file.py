@@ -155,7 +155,8 @@ class FileStore(Store):
             by_function.setdefault(entry.function, []).append(entry)
         for function, found in by_function.items():
             self._write(
-                self._imported_path(function), format_foreign_results([*self.imported(function), *found])
+                self._imported_path(function),
+                format_foreign_results([*self.imported(function), *found]),
             )
 
     def _imported_path(self, function: str) -> Path:

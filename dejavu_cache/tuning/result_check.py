@@ -172,13 +172,16 @@ class ResultChecker:
 
         Only floating-point arguments are overwritten, since integers may be addresses.
         """
+        import torch
+
         floating = [name for name, tensor in self._tensors.items() if tensor.is_floating_point()]
         for name in floating[:PROBED_OUTPUTS]:
             self._restore(self._first)
-            blank = self._first[name].new_full(self._first[name].shape, float("nan"))
+            blank = torch.full_like(self._first[name], float("nan"))
             self._restore({name: blank})
+            is_blank_different = self._has_changed(name)
             with self._launch(self._default):
-                is_output = not self._has_changed(name)
+                is_output = is_blank_different and not self._has_changed(name)
             if is_output:
                 self._start[name], self._expected[name] = blank, self._first[name]
         self._restore(self._first)

@@ -237,6 +237,7 @@ def test_hooks_run_as_upstream_runs_them() -> None:
         "configs": [hooked("16"), hooked("32")],
         "pre_hook": lambda args, reset_only=False: seen.append("reset" if reset_only else "pre"),
         "post_hook": lambda args, exception: seen.append("post"),
+        "check": False,  # comparing results launches configs too
     }
     launch(make(**options), 100)
     assert seen == ["16 n=100", "pre", "post", "32 n=100", "pre", "post", "reset", "32 n=100"]

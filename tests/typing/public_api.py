@@ -12,6 +12,7 @@ import triton.language as tl
 
 from dejavu_cache import (
     CachedAutotuner,
+    CheckOptions,
     ConfigSpace,
     DejavuError,
     Edges,
@@ -85,6 +86,11 @@ cached_autotune(configs, ["n"], consensus="all")  # type: ignore[arg-type]
 cached_autotune(configs, ["n"], buckets={"n": "powers"})  # type: ignore[dict-item]
 cached_autotune(configs, ["n"], bucket={})  # type: ignore[call-arg]
 cached_autotune(configs, ["n"], tune_configs="16")  # type: ignore[arg-type]
+checked = cached_autotune(
+    configs, ["n"], check=CheckOptions(tolerance={"y": 0.1}, ignore=["scratch"], repeatable=False)
+)
+cached_autotune(configs, ["n"], check=False)
+cached_autotune(configs, ["n"], check="off")  # type: ignore[arg-type]
 
 
 def launch(x: torch.Tensor, y: torch.Tensor) -> str:

@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 
 from ...runtime.autotuner import cached_autotune
+from ...tuning.result_check import CheckOptions
 from ..batch import Batch
 from ..search_space import BUCKETS, KEYS, METHOD, default_rule, prune_rules, space
 from .kernel_call import KernelCall, num_sms
@@ -130,6 +131,7 @@ CONFIGS = space(per_sm=PER_SM)
 @cached_autotune(
     configs=CONFIGS, key=KEYS, buckets=BUCKETS, prune_configs_by=prune_rules(_is_distinct), post_hook=_merge_after_benchmark,
     default=default_rule(CONFIGS, _is_distinct, per_sm=8), method=METHOD,
+    check=CheckOptions(ignore=("scratch",)),
 )  # fmt: skip
 @triton.jit(
     do_not_specialize=["num_rows", "most", "sms", "per_sm", "stride_table", "num_seqs", "avg_query", "max_context",

@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 
 from ...runtime.autotuner import cached_autotune
+from ...tuning.result_check import CheckOptions
 from ..batch import Batch
 from ..search_space import BUCKETS, KEYS, METHOD, default_rule, prune_rules, space
 from .kernel_call import KernelCall, num_sms, zeros
@@ -114,6 +115,7 @@ CONFIGS = space(per_sm=PER_SM)
 @cached_autotune(
     configs=CONFIGS, key=(*KEYS, "MOST_ROWS"), buckets=BUCKETS, prune_configs_by=prune_rules(_fits_scratch),
     default=default_rule(CONFIGS, _fits_scratch, per_sm=2), method=METHOD,
+    check=CheckOptions(ignore=("scratch",)),
 )  # fmt: skip
 @triton.jit(
     do_not_specialize=[

@@ -1,0 +1,198 @@
+"""Results are compared with the default config's: what is right passes, what is wrong is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+from dejavu_cache.tuning.result_check import CheckOptions, ResultChecker
+from dejavu_cache.tuning.tensor_comparison import describe_difference
+
+Write = Callable[[dict[str, Any]], None]
+
+
+def checker(arguments: dict[str, Any], default: Write, **options: Any) -> ResultChecker:
+    """Return a prepared checker of launches that are functions of the arguments."""
+
+    @contextmanager
+    def launch(write: Write) -> Iterator[None]:
+        write(arguments)
+        yield
+
+    made = ResultChecker(arguments, launch, default, CheckOptions(**options))
+    made.prepare()
+    return made
+
+
+def double(arguments: dict[str, Any]) -> None:
+    arguments["out"].copy_(arguments["x"] * 2)
+
+
+def launch_arguments(dtype: torch.dtype = torch.float32) -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(1000, generator=generator).to(dtype)
+    return {"x": x, "out": torch.full_like(x, float("nan")), "n": 1000}
+
+
+def half_of_it(arguments: dict[str, Any]) -> None:
+    arguments["out"][:500].copy_(arguments["x"][:500] * 2)
+
+
+def write_nothing(arguments: dict[str, Any]) -> None:
+    pass
+
+
+def one_element_off(arguments: dict[str, Any]) -> None:
+    double(arguments)
+    arguments["out"][7] += 1
+
+
+def input_overwritten(arguments: dict[str, Any]) -> None:
+    arguments["out"].copy_(arguments["x"] * 3)
+
+
+def infinite(arguments: dict[str, Any]) -> None:
+    double(arguments)
+    arguments["out"][3] = float("inf")
+
+
+@pytest.mark.parametrize(
+    "write", [half_of_it, write_nothing, one_element_off, input_overwritten, infinite]
+)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+def test_a_config_that_differs_is_wrong_and_the_argument_is_named(
+    write: Write, dtype: torch.dtype
+) -> None:
+    verdict = checker(launch_arguments(dtype), double).check(write)
+    assert verdict.outcome == "wrong"
+    assert verdict.evidence.startswith("out differs in ")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_another_order_of_summation_is_right(dtype: torch.dtype) -> None:
+    def write_rounded(arguments: dict[str, Any]) -> None:
+        double(arguments)
+        arguments["out"].mul_(1 + 4 * torch.finfo(dtype).eps)
+
+    assert checker(launch_arguments(dtype), double).check(write_rounded).outcome == "right"
+
+
+@pytest.mark.parametrize("write", [half_of_it, write_nothing])
+def test_outputs_that_held_the_results_before_the_tune_prove_nothing_by_themselves(
+    write: Write,
+) -> None:
+    arguments = launch_arguments()
+    double(arguments)
+    before = arguments["out"].clone()
+    made = checker(arguments, double)
+    assert made.check(write).outcome == "wrong"
+    assert made.check(double).outcome == "right"
+    assert torch.equal(arguments["out"], before)
+
+
+def test_arguments_hold_what_they_held_before() -> None:
+    arguments = {"sums": torch.ones(10)}
+
+    def accumulate(arguments: dict[str, Any]) -> None:
+        arguments["sums"].add_(1)
+
+    made = checker(arguments, accumulate)
+    assert made.check(accumulate).outcome == "right"
+    assert torch.equal(arguments["sums"], torch.ones(10))
+
+
+def test_a_race_is_found_though_the_first_launch_was_right() -> None:
+    launches = iter([1.0, 0.0])
+
+    def racy(arguments: dict[str, Any]) -> None:
+        double(arguments)
+        arguments["out"].mul_(next(launches))
+
+    assert checker(launch_arguments(), double).check(racy).outcome == "wrong"
+
+
+def test_a_default_that_does_not_repeat_itself_leaves_configs_unchecked() -> None:
+    generator = torch.Generator().manual_seed(0)
+
+    def random(arguments: dict[str, Any]) -> None:
+        arguments["out"].copy_(torch.rand(1000, generator=generator))
+
+    verdict = checker(launch_arguments(), random).check(double)
+    assert verdict.outcome == "unchecked"
+    assert "does not repeat" in verdict.evidence
+
+
+def test_declared_scratch_memory_is_not_compared() -> None:
+    arguments = {**launch_arguments(), "scratch": torch.zeros(4)}
+
+    def with_scratch(arguments: dict[str, Any]) -> None:
+        double(arguments)
+        arguments["scratch"].fill_(5)
+
+    assert checker(arguments, with_scratch).check(double).outcome == "wrong"
+    assert checker(arguments, with_scratch, ignore=["scratch"]).check(double).outcome == "right"
+
+
+def test_a_reference_replaces_the_default() -> None:
+    def reference(arguments: dict[str, Any]) -> None:
+        arguments["out"].copy_(arguments["x"] * 3)
+
+    made = checker(launch_arguments(), double, reference=reference)
+    assert made.check(input_overwritten).outcome == "right"
+    assert made.check(double).outcome == "wrong"
+
+
+def test_a_declared_tolerance_holds_for_its_argument() -> None:
+    def slightly_off(arguments: dict[str, Any]) -> None:
+        double(arguments)
+        arguments["out"].mul_(1.05)
+
+    assert checker(launch_arguments(), double).check(slightly_off).outcome == "wrong"
+    loose = checker(launch_arguments(), double, tolerance={"out": 0.1})
+    assert loose.check(slightly_off).outcome == "right"
+
+
+def test_a_launch_without_outputs_is_unchecked_and_says_why() -> None:
+    verdict = checker(launch_arguments(), write_nothing).check(double)
+    assert verdict.outcome == "unchecked"
+    assert "changes no argument" in verdict.evidence
+
+
+def test_restoring_is_unseen_by_autograd() -> None:
+    arguments = launch_arguments()
+    arguments["out"].requires_grad_()
+    versions = {name: arguments[name]._version for name in ("x", "out")}
+
+    def write_like_a_kernel(arguments: dict[str, Any]) -> None:
+        arguments["out"].data.copy_(arguments["x"] * 2)
+
+    assert checker(arguments, write_like_a_kernel).check(write_like_a_kernel).outcome == "right"
+    assert versions == {name: arguments[name]._version for name in ("x", "out")}
+
+
+def test_expanded_and_empty_tensors_are_left_alone() -> None:
+    arguments = {
+        **launch_arguments(),
+        "wide": torch.ones(1).expand(10),
+        "empty": torch.empty(0),
+    }
+    assert checker(arguments, double).check(double).outcome == "right"
+
+
+def test_integers_must_be_equal() -> None:
+    numbers = torch.arange(10)
+    assert describe_difference(numbers, numbers.clone()) == ""
+    assert describe_difference(numbers + 1, numbers) == "differs in 10 of 10 elements"
+
+
+def test_nan_must_stand_in_the_same_places() -> None:
+    expected = torch.tensor([1.0, float("nan"), float("inf")])
+    assert describe_difference(expected.clone(), expected) == ""
+    moved = torch.tensor([float("nan"), 1.0, float("inf")])
+    assert "NaN or infinite on one side only" in describe_difference(moved, expected)
+    negative = torch.tensor([1.0, float("nan"), -float("inf")])
+    assert describe_difference(negative, expected) != ""
