@@ -16,13 +16,13 @@ pytestmark = pytest.mark.gpu
 
 PROCESS = """
     import torch
-    from dejavu_cache.attention import cases
+    from dejavu_cache.attention import sweep_suite
     from dejavu_cache.attention.api import IMPLEMENTATIONS
-    batches = list(cases.lengths())
+    batches = list(sweep_suite.lengths())
     for each in batches:
-        IMPLEMENTATIONS["auto"](cases.batch_of(each, cases.PRESETS["llama3-8b"], 16, torch.bfloat16))
+        IMPLEMENTATIONS["auto"](sweep_suite.batch_of(each, sweep_suite.PRESETS["llama3-8b"], 16, torch.bfloat16))
     torch.cuda.synchronize()
-    tuned = sum(cases.kernel_of(name).benchmarked for name in cases.LAUNCHES)
+    tuned = sum(sweep_suite.kernel_of(name).benchmarked for name in sweep_suite.LAUNCHES)
     print(len(batches), tuned)
 """
 
