@@ -53,7 +53,7 @@ class Store(ABC):
     """URL with which `open_store` opens the same store again."""
     read_only: bool = False
     remote: bool = False
-    """Whether a call may wait for a network; remote stores are asked after all local ones missed."""
+    """Whether a call may wait for a network; such stores are asked after the local ones missed."""
 
     @abstractmethod
     def get(self, context: Context, scenario: Scenario, *, fresh: bool = False) -> Found | None:

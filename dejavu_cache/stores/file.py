@@ -1,9 +1,7 @@
-"""A store in a folder: one file per kernel, environment and problem, for people and for git."""
+"""Store in a folder, with one readable file per kernel, environment and problem."""
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import os
 import re
 import threading
@@ -13,7 +11,7 @@ from contextlib import contextmanager
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
 
-from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
+from filelock import Timeout
 
 from ..errors import DamagedRecordsError, StoreError
 from ..model.decision_tree import Tree
@@ -23,6 +21,7 @@ from ..model.record import Record
 from ..model.scenario import Context, Scenario
 from ..notices import warn_once
 from .base import Found, FoundTree, Store
+from .file_access import acquire_lock, describe_failure, replace_file
 from .file_layout import Page, find, read_context
 
 __all__ = ["FileStore"]
@@ -30,24 +29,31 @@ __all__ = ["FileStore"]
 _LOCKS = ".locks"
 _TREE = ".tree.json"
 _WRITE_WAIT = 30.0
-"""Seconds to wait for another writer of the same file: writers hold it for milliseconds."""
+"""Seconds to wait for another writer of the same file; a write takes milliseconds."""
 
 _Signature = tuple[int, int, int]
+"""Modification time, size and inode of a file."""
 
 
 class FileStore(Store):
     """Records in a folder: `file:///path`, or a bare path; `?read_only=1` never writes.
 
-    A file lies at `KERNEL/DEVICE/triton-VERSION/METHOD-DIGEST.json`. Writers of one file take turns
-    under a lock, merge with what is there, and replace the file in one step that reaches the disk
-    before it counts. What cannot be read is set aside under a name that says so, never overwritten.
-    A decision tree lies beside the records that it was fitted on, as `METHOD-DIGEST.tree.json`; what other
-    tools found, in `.imported`.
+    The path of a file is `KERNEL/DEVICE/triton-VERSION/METHOD-DIGEST.json`. Writers take turns
+    under the file's lock, merge their records with those in the file, and replace it atomically and
+    durably. A damaged file is renamed, never overwritten. A decision tree is the file
+    `METHOD-DIGEST.tree.json` beside the records it was fitted to. Results of other autotuners are
+    in `.imported`.
 
-    The folder need not exist: it is made by the first write.
+    The first write creates the folder.
     """
 
     def __init__(self, root: str | os.PathLike[str], *, read_only: bool = False) -> None:
+        """Open a folder, which need not exist.
+
+        Args:
+            root: the folder.
+            read_only: whether writes are refused.
+        """
         self.root = Path(root).expanduser().absolute()
         self.read_only = read_only
         self.url = self.root.as_uri() + ("?read_only=1" if read_only else "")
@@ -55,16 +61,17 @@ class FileStore(Store):
         self._lock = threading.RLock()
 
     def path(self, context: Context) -> Path:
-        """Where a context's records lie."""
+        """Return the path of a context's records."""
         environment, problem = context.environment, context.problem
         method = _slug(problem.method.partition(":")[0])
         folders = (context.kernel.name, environment.device.name, f"triton-{environment.triton}")
         return self.root.joinpath(*map(_slug, folders), f"{method}-{context.digest}.json")
 
     def get(self, context: Context, scenario: Scenario, *, fresh: bool = False) -> Found | None:
+        """Return a scenario's record; a file that was not read before is bisected."""
         path = self.path(context)
         try:
-            record = self._found_alone(path, context, scenario)
+            record = self._bisect(path, context, scenario)
             if record is None and (page := self._page(path, context)):
                 record = page.get(scenario, str(path))
         except DamagedRecordsError as error:
@@ -73,6 +80,7 @@ class FileStore(Store):
         return Found(record, self.url) if record else None
 
     def records(self, context: Context) -> Iterator[Record]:
+        """Return a context's records; a damaged file counts as empty."""
         path = self.path(context)
         try:
             page = self._page(path, context)
@@ -82,16 +90,17 @@ class FileStore(Store):
             return iter(())
 
     def contexts(self, kernel: str | None = None) -> Iterator[Context]:
-        found = []
+        """Return the contexts of all files that can be read, and warn about the others."""
+        contexts = []
         for path, context in self._files("" if kernel is None else _slug(kernel)):
             if isinstance(context, Exception):
                 warn_once(f"{path}", f"{path} is passed over: {context}")
             elif kernel in (None, context.kernel.name):
-                found.append(context)
-        return iter(sorted(found, key=lambda context: context.text))
+                contexts.append(context)
+        return iter(sorted(contexts, key=lambda context: context.text))
 
     def unreadable(self) -> dict[Path, str]:
-        """The files that are passed over, and why: newer, damaged, or in a place that is not theirs."""
+        """Return why files are ignored: a newer format, damage, or a path of another context."""
         return {
             path: str(context) for path, context in self._files() if isinstance(context, Exception)
         }
@@ -110,9 +119,9 @@ class FileStore(Store):
                 yield path, error
 
     def trees(self, kernel: str | None = None) -> Iterator[FoundTree]:
-        for path in sorted(
-            (self.root / ("" if kernel is None else _slug(kernel))).rglob(f"*{_TREE}")
-        ):
+        """Yield the decision trees that can be read, and warn about the others."""
+        folder = self.root if kernel is None else self.root / _slug(kernel)
+        for path in sorted(folder.rglob(f"*{_TREE}")):
             try:
                 tree = Tree.parse(path.read_text(encoding="utf-8"), str(path))
             except (StoreError, OSError, UnicodeDecodeError) as error:
@@ -122,9 +131,10 @@ class FileStore(Store):
                 yield FoundTree(tree, path.as_uri())
 
     def put_tree(self, tree: Tree) -> str:
+        """Write the tree's file, beside the records of its context."""
         self._refuse_if_read_only()
         path = self.path(tree.context).with_suffix(_TREE)
-        self._write(path, tree.text)
+        replace_file(path, tree.text)
         return path.as_uri()
 
     def delete_tree(self, context: Context) -> bool:
@@ -135,10 +145,11 @@ class FileStore(Store):
         try:
             path.unlink(missing_ok=True)
         except OSError as error:
-            raise _explained(error, path, "removed") from error
+            raise describe_failure(error, path, "removed") from error
         return existed
 
     def imported(self, function: str) -> Iterator[ForeignResult]:
+        """Return the function's results of other autotuners; warn if they cannot be read."""
         path = self._imported_path(function)
         try:
             return iter(parse_foreign_results(path.read_text(encoding="utf-8"), str(path)))
@@ -149,15 +160,14 @@ class FileStore(Store):
             return iter(())
 
     def put_imported(self, entries: Iterable[ForeignResult]) -> None:
+        """Add results of other autotuners to one file per function."""
         self._refuse_if_read_only()
         by_function: dict[str, list[ForeignResult]] = {}
         for entry in entries:
             by_function.setdefault(entry.function, []).append(entry)
-        for function, found in by_function.items():
-            self._write(
-                self._imported_path(function),
-                format_foreign_results([*self.imported(function), *found]),
-            )
+        for function, results in by_function.items():
+            text = format_foreign_results([*self.imported(function), *results])
+            replace_file(self._imported_path(function), text)
 
     def _imported_path(self, function: str) -> Path:
         return self.root / ".imported" / f"{_slug(function)}.jsonl"
@@ -165,9 +175,10 @@ class FileStore(Store):
     def put(
         self, context: Context, records: Iterable[Record], on_conflict: OnConflict = "newest"
     ) -> None:
+        """Merge records into the context's file, under its lock."""
         self._refuse_if_read_only()
         records = list(records)
-        with self._writing(context) as (path, page):
+        with self._locked_page(context) as (path, page):
             try:
                 changed = page.merge(records, on_conflict, str(path))
             except DamagedRecordsError as error:
@@ -178,10 +189,11 @@ class FileStore(Store):
                 self._replace(path, page)
 
     def delete(self, context: Context, scenarios: Iterable[Scenario] | None = None) -> int:
+        """Delete records under the file's lock, and the file with its last record."""
         self._refuse_if_read_only()
         if not self.path(context).exists():
             return 0
-        with self._writing(context) as (path, page):
+        with self._locked_page(context) as (path, page):
             dropped = page.drop(scenarios)
             if dropped and len(page):
                 self._replace(path, page)
@@ -192,11 +204,12 @@ class FileStore(Store):
 
     @contextmanager
     def lease(self, context: Context, scenario: Scenario, *, wait: float) -> Iterator[bool]:
+        """Hold a file lock; a folder that cannot be locked or written grants every lease."""
         if self.read_only:
             yield True
             return
         try:
-            lock = self._acquire(f"{context.digest}-{scenario.digest}.lease", wait)
+            lock = acquire_lock(self._lock_path(f"{context.digest}-{scenario.digest}.lease"), wait)
         except Timeout:
             yield False
             return
@@ -213,29 +226,34 @@ class FileStore(Store):
             lock.release()
 
     def set_aside(self) -> list[Path]:
-        """The files that were found damaged and moved out of the way."""
+        """Return the damaged files that were renamed."""
         return sorted(self.root.rglob("*.json.damaged-*"))
 
     def sweep(self, older_than: float = 86_400.0) -> int:
-        """Removes what killed writers left, once it is `older_than` seconds old, and says how many files went."""
-        litter = [*(self.root / _LOCKS).glob("*.lease"), *self.root.rglob("*.json.tmp-*")]
-        old = [path for path in litter if time.time() - path.stat().st_mtime > older_than]
+        """Delete the leftovers of killed writers, and return the number of deleted files.
+
+        Args:
+            older_than: the least age of a leftover, in seconds.
+        """
+        leftovers = [*(self.root / _LOCKS).glob("*.lease"), *self.root.rglob("*.json.tmp-*")]
+        old = [path for path in leftovers if time.time() - path.stat().st_mtime > older_than]
         for path in old:
             path.unlink(missing_ok=True)
         return len(old)
 
-    def _found_alone(self, path: Path, context: Context, scenario: Scenario) -> Record | None:
-        """A record, if it can be found without reading the file whole; a file that was read before need not be."""
+    def _bisect(self, path: Path, context: Context, scenario: Scenario) -> Record | None:
+        """Return a record by bisection of its file, or None; a file in memory is not bisected."""
         if path in self._pages:
             return None
         try:
-            with path.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as held:
-                return find(held, context, scenario, str(path))
-        except (OSError, ValueError):  # absent, empty, or not to be read: the whole read says which
+            with path.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as content:
+                return find(content, context, scenario, str(path))
+        except (OSError, ValueError):
+            # The file is absent, empty or unreadable; the caller reads it next and reports which.
             return None
 
     def _page(self, path: Path, context: Context) -> Page | None:
-        """The file's content, read again only if the file has changed."""
+        """Return the file's content, read again only if the file has changed."""
         with self._lock:
             try:
                 signature = _signature(path)
@@ -243,11 +261,11 @@ class FileStore(Store):
                 self._pages.pop(path, None)
                 return None
             except OSError as error:
-                raise _explained(error, path, "read") from error
-            known = self._pages.get(path)
-            if known is None or known[0] != signature:
-                self._pages[path] = known = (signature, self._read(path, context))
-            return known[1]
+                raise describe_failure(error, path, "read") from error
+            cached = self._pages.get(path)
+            if cached is None or cached[0] != signature:
+                self._pages[path] = cached = (signature, self._read(path, context))
+            return cached[1]
 
     def _read(self, path: Path, context: Context) -> Page:
         try:
@@ -255,7 +273,7 @@ class FileStore(Store):
         except UnicodeDecodeError as error:
             raise DamagedRecordsError(f"{path} is damaged: {error}") from None
         except OSError as error:
-            raise _explained(error, path, "read") from error
+            raise describe_failure(error, path, "read") from error
         if page.context != context:
             raise DamagedRecordsError(
                 f"{path} holds records of another context: {page.context.kernel.name}"
@@ -263,17 +281,17 @@ class FileStore(Store):
         return page
 
     @contextmanager
-    def _writing(self, context: Context) -> Iterator[tuple[Path, Page]]:
-        """The file's path and content, while nobody else writes it."""
+    def _locked_page(self, context: Context) -> Iterator[tuple[Path, Page]]:
+        """Hold a file's lock, and yield the file's path and content."""
         path = self.path(context)
         try:
-            lock = self._acquire(f"{context.digest}.lock", _WRITE_WAIT)
+            lock = acquire_lock(self._lock_path(f"{context.digest}.lock"), _WRITE_WAIT)
         except Timeout:
             raise StoreError(
                 f"{path} has been locked by another writer for {_WRITE_WAIT:.0f} s"
             ) from None
         except OSError as error:
-            raise _explained(error, self.root, "written") from error
+            raise describe_failure(error, self.root, "written") from error
         with self._lock:
             try:
                 yield path, self._page_to_write(path, context)
@@ -283,48 +301,23 @@ class FileStore(Store):
             finally:
                 lock.release()
 
+    def _lock_path(self, name: str) -> Path:
+        return self.root / _LOCKS / name
+
     def _page_to_write(self, path: Path, context: Context) -> Page:
+        """Return a file's content, or an empty page if there is no file or a damaged one."""
         try:
             return self._page(path, context) or Page(context)
         except DamagedRecordsError as error:
             self._set_aside(path, str(error))
             return Page(context)
 
-    def _acquire(self, name: str, wait: float) -> BaseFileLock:
-        folder = self.root / _LOCKS
-        folder.mkdir(parents=True, exist_ok=True)
-        try:
-            lock: BaseFileLock = FileLock(folder / name, timeout=wait)
-            lock.acquire()
-        except (NotImplementedError, OSError) as error:
-            if isinstance(error, Timeout) or getattr(error, "errno", errno.ENOSYS) not in _NO_LOCKS:
-                raise
-            lock = SoftFileLock(folder / f"{name}.soft", timeout=wait)
-            lock.acquire()
-        return lock
-
     def _replace(self, path: Path, page: Page) -> None:
-        self._write(path, page.text)
+        replace_file(path, page.text)
         self._pages[path] = (_signature(path), page)
 
-    def _write(self, path: Path, text: str) -> None:
-        """Writes a file anew: first beside it, and to the disk, then in its place in one step."""
-        temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}-{threading.get_ident()}")
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with temporary.open("w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-            _sync_folder(path.parent)
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                temporary.unlink()
-            raise _explained(error, path, "written") from error
-
     def _set_aside(self, path: Path, why: str) -> None:
-        """Moves a file that cannot be read out of the way, and says so once."""
+        """Rename a damaged file, and warn once; in a read-only store, only warn."""
         with self._lock:
             self._pages.pop(path, None)
             if self.read_only:
@@ -339,43 +332,15 @@ class FileStore(Store):
             except FileNotFoundError:
                 return
             except OSError as error:
-                raise _explained(error, path, "set aside") from error
+                raise describe_failure(error, path, "set aside") from error
             warn_once(f"{path}", f"{why}; it is kept as {aside.name}")
 
 
-_NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL}
-
-_REMEDIES = {
-    errno.EACCES: "give this user access, or point DEJAVU_CACHE_URL elsewhere",
-    errno.EPERM: "give this user access, or point DEJAVU_CACHE_URL elsewhere",
-    errno.EROFS: "the file system is read-only: add ?read_only=1 to its URL, or point DEJAVU_CACHE_URL elsewhere",
-    errno.ENOSPC: "the disk is full: make room; what was there before is untouched",
-    errno.EDQUOT: "the quota is used up: make room; what was there before is untouched",
-    errno.ENOTDIR: "a file stands where a folder is needed",
-    errno.EISDIR: "a folder stands where a file is needed",
-}
-
-
-def _explained(error: OSError, path: Path, what: str) -> StoreError:
-    remedy = _REMEDIES.get(error.errno or 0, "")
-    return StoreError(
-        f"{path} cannot be {what}: {error.strerror or error}{'; ' + remedy if remedy else ''}"
-    )
-
-
 def _slug(name: str) -> str:
-    """A folder's name that a person recognises and no file system refuses."""
+    """Return a name as a folder's name that people recognise and every file system accepts."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[:120] or "_"
 
 
 def _signature(path: Path) -> _Signature:
     stat = path.stat()
     return stat.st_mtime_ns, stat.st_size, stat.st_ino
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -1,4 +1,4 @@
-"""How a record set is written down: JSON that a person can read and `git diff` shows well.
+"""Format and parse record sets as JSON that people can read and `git diff` shows well.
 
     {"format": 1,
     "context": {
@@ -18,10 +18,11 @@
     …
     ]}
 
-A line per measurement, everything sorted. Since only a record begins with a brace at the start of a
-line, a file of ten thousand records is cut into its records without being parsed; a record is parsed
-when somebody asks for it, and one is found by bisection without reading the others. A file that was laid
-out by other hands is read all the same, only slower.
+Every measurement has a line of its own, and everything is sorted. Only a record starts a line with
+a brace, so a file of ten thousand records is cut into the texts of its records without parsing
+JSON. A record is parsed when a caller asks for it; a single one is found by bisection of the file.
+Files with any other layout, for example after an edit by hand, are parsed as a whole, which is
+slower.
 """
 
 from __future__ import annotations
@@ -53,28 +54,37 @@ class Page:
     """The text of one record set, cut into its records.
 
     Attributes:
-        context: whose records these are.
+        context: the context of all the records.
     """
 
     def __init__(self, context: Context, records: Iterable[Record] = ()) -> None:
+        """Format the records of a context."""
         self.context = context
         self._cuts = {record.scenario.text: _write_record(record) for record in records}
 
     @classmethod
     def parse(cls, text: str, where: str) -> Page:
-        """Reads a record set's text.
+        """Read the text of a record set.
+
+        Args:
+            text: the content of a file.
+            where: the file's name, for error messages.
 
         Raises:
-            NewerFormatError: a newer version wrote it.
+            NewerFormatError: a newer version of this package wrote it.
             DamagedRecordsError: it is truncated, not JSON, or not a record set.
         """
-        return cls._cut(text, where) or cls._parse_whole(text, where)
+        page = cls._cut(text, where)
+        if page:  # an empty page may also come from a damaged file, which parsing detects
+            return page
+        record_set = read_set(text, where)
+        return cls(record_set.context, record_set.records)
 
     @classmethod
     def _cut(cls, text: str, where: str) -> Page | None:
-        """The quick way, or None if the text is not laid out as this module does it."""
-        head, found, body = text.partition(_RECORDS)
-        if not (found and head.startswith(_OPENINGS) and text.endswith(_CLOSING)):
+        """Cut a text into records without parsing them; None if it has another layout."""
+        head, separator, body = text.partition(_RECORDS)
+        if not (separator and head.startswith(_OPENINGS) and text.endswith(_CLOSING)):
             return None
         page = cls(_context(head[_OPENING_LENGTH:], where))
         for cut in body[: -len(_CLOSING)].split("\n{")[1:]:
@@ -84,16 +94,12 @@ class Page:
             page._cuts[cut[len(_SCENARIO) : end]] = cut
         return page
 
-    @classmethod
-    def _parse_whole(cls, text: str, where: str) -> Page:
-        whole = read_set(text, where)
-        return cls(whole.context, whole.records)
-
     def __len__(self) -> int:
+        """Return the number of records."""
         return len(self._cuts)
 
     def get(self, scenario: Scenario, where: str) -> Record | None:
-        """One record, or None.
+        """Return a scenario's record, or None.
 
         Raises:
             DamagedRecordsError: its text is not a record.
@@ -102,7 +108,7 @@ class Page:
         return None if cut is None else _read_record(cut, where)
 
     def records(self, where: str) -> Iterator[Record]:
-        """All records, in the order of their scenarios' text.
+        """Yield all records, sorted by their scenarios' text.
 
         Raises:
             DamagedRecordsError: the text of one is not a record.
@@ -111,77 +117,83 @@ class Page:
             yield _read_record(cut, where)
 
     def merge(self, records: Iterable[Record], on_conflict: OnConflict, where: str) -> bool:
-        """Merges records in, and says whether that changed anything."""
+        """Merge records into the page, and return whether that changed anything."""
         changed = {}
         for record in records:
-            known = self.get(record.scenario, where)
-            merged = record if known is None else merge_records(known, record, on_conflict)
-            if merged != known:
+            earlier = self.get(record.scenario, where)
+            merged = record if earlier is None else merge_records(earlier, record, on_conflict)
+            if merged != earlier:
                 changed[record.scenario.text] = _write_record(merged)
         self._cuts = {**self._cuts, **changed}
         return bool(changed)
 
     def drop(self, scenarios: Iterable[Scenario] | None) -> int:
-        """Drops some records, or all, and says how many there were."""
-        gone = (
-            set(self._cuts)
-            if scenarios is None
-            else {scenario.text for scenario in scenarios} & set(self._cuts)
-        )
-        self._cuts = {scenario: cut for scenario, cut in self._cuts.items() if scenario not in gone}
-        return len(gone)
+        """Delete the records of some scenarios, or of all, and return their number."""
+        dropped = set(self._cuts)
+        if scenarios is not None:
+            dropped &= {scenario.text for scenario in scenarios}
+        self._cuts = {
+            scenario: cut for scenario, cut in self._cuts.items() if scenario not in dropped
+        }
+        return len(dropped)
 
     @property
     def text(self) -> str:
-        """The record set as it is written down."""
+        """Content of the record set's file."""
         records = ",".join("\n{" + cut.removesuffix(",") for _, cut in sorted(self._cuts.items()))
         return f"{_head(self.context, required_format(self._cuts.values()))}{records}{_CLOSING}"
 
 
 def read_set(text: str | bytes, where: str) -> RecordSet:
-    """A record set, however it is laid out.
+    """Parse a record set of any layout.
 
     Raises:
-        NewerFormatError: a newer version wrote it.
+        NewerFormatError: a newer version of this package wrote it.
         DamagedRecordsError: it is truncated, not JSON, or not a record set.
     """
     try:
-        found = json.loads(text).get("format")
-        if isinstance(found, int) and found > FORMAT:
-            raise NewerFormatError(where, found, FORMAT)
+        version = json.loads(text).get("format")
+        if isinstance(version, int) and version > FORMAT:
+            raise NewerFormatError(where, version, FORMAT)
         return RecordSet.model_validate_json(text)
     except (ValueError, AttributeError) as error:
         raise DamagedRecordsError(f"{where} is damaged: {_reason(error)}") from None
 
 
-def find(held: mmap, context: Context, scenario: Scenario, where: str) -> Record | None:
-    """One record of a file that this module laid out, by bisection; the rest is not read.
+def find(content: mmap, context: Context, scenario: Scenario, where: str) -> Record | None:
+    """Find a record by bisection of a file in this module's layout, without reading the rest.
 
-    None means that it was not found this way, not that it is not there: other hands may have put it elsewhere.
+    None only means that bisection did not find the record: the file may have another layout.
+
+    Args:
+        content: the memory-mapped file.
+        context: the context of the file's records.
+        scenario: the scenario of the record.
+        where: the file's name, for error messages.
 
     Raises:
-        DamagedRecordsError: its text is not a record.
+        DamagedRecordsError: the record's text is not a record.
     """
     heads, closing = [_head(context, version).encode() for version in (1, 2)], _CLOSING.encode()
-    low, high = len(heads[0]), len(held) - len(closing)
-    if low >= high or held[:low] not in heads or held[high:] != closing:
+    low, high = len(heads[0]), len(content) - len(closing)
+    if low >= high or content[:low] not in heads or content[high:] != closing:
         return None
     opening, wanted = f"\n{{{_SCENARIO}".encode(), scenario.text.encode()
     while low < high:
-        start = held.rfind(b"\n{", low, (low + high) // 2 + 2)
-        end = held.find(_LINE_END.encode(), start + 1, high)
-        if start < low or end < 0 or held[start : start + len(opening)] != opening:
+        start = content.rfind(b"\n{", low, (low + high) // 2 + 2)
+        end = content.find(_LINE_END.encode(), start + 1, high)
+        if start < low or end < 0 or content[start : start + len(opening)] != opening:
             return None
-        found, after = held[start + len(opening) : end], held.find(b"\n{", end, high)
-        if found == wanted:
-            return _read_record(held[start + 2 : high if after < 0 else after].decode(), where)
-        low, high = (low, start) if found > wanted else (high if after < 0 else after, high)
+        current, after = content[start + len(opening) : end], content.find(b"\n{", end, high)
+        if current == wanted:
+            return _read_record(content[start + 2 : high if after < 0 else after].decode(), where)
+        low, high = (low, start) if current > wanted else (high if after < 0 else after, high)
     return None
 
 
 @lru_cache(maxsize=256)
 def _head(context: Context, version: int) -> str:
-    """What stands before the records."""
+    """Return the text of a file up to its first record."""
     text = json.dumps(
         context.model_dump(mode="json", exclude_none=True),
         indent=1,
@@ -192,10 +204,10 @@ def _head(context: Context, version: int) -> str:
 
 
 def read_context(file: TextIO, where: str) -> Context:
-    """The context of a record set, read no further than it must be.
+    """Read the context of a record set, and if the layout allows, no further.
 
     Raises:
-        NewerFormatError: a newer version wrote it.
+        NewerFormatError: a newer version of this package wrote it.
         DamagedRecordsError: it is no record set.
     """
     head = ""
@@ -214,7 +226,7 @@ def _context(text: str, where: str) -> Context:
 
 
 def _write_record(record: Record) -> str:
-    """A record's cut: its text without the opening brace."""
+    """Format a record, without the opening brace at which files are cut."""
     lines = [f"{_SCENARIO}{record.scenario.text},"]
     lines += [
         f' "{name}": {canonical_json(part)},'

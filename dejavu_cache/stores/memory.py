@@ -15,7 +15,7 @@ __all__ = ["MemoryStore"]
 
 
 class MemoryStore(Store):
-    """Records in a dictionary: `memory://`. Every store opened with this URL is a new, empty one."""
+    """Records in a dictionary: `memory://`. Every store opened with this URL is a new one."""
 
     url = "memory://"
 

@@ -1,4 +1,4 @@
-"""A snapshot that is named by its content and cannot change: `frozen:///folder/DIGEST.jsonl`."""
+"""Immutable snapshots, named by the digest of their content: `frozen:///folder/DIGEST.jsonl`."""
 
 from __future__ import annotations
 
@@ -21,15 +21,20 @@ SUFFIX = ".jsonl"
 
 
 class FrozenStore(MemoryStore):
-    """Records in a file whose name is the SHA-256 of its content, read whole and verified when it is opened.
+    """Records in a file whose name is the SHA-256 of its content.
 
-    Raises:
-        StoreError: the snapshot is missing, or is not what its name says.
+    The file is read completely and verified when it is opened.
     """
 
     read_only = True
 
     def __init__(self, path: Path) -> None:
+        """Read and verify a snapshot.
+
+        Raises:
+            StoreError: the snapshot is missing, or its content does not have the digest in its
+                name.
+        """
         super().__init__()
         path = path if path.suffix == SUFFIX else path.with_name(path.name + SUFFIX)
         self.url = f"frozen://{path}"
@@ -37,48 +42,61 @@ class FrozenStore(MemoryStore):
             content = path.read_bytes()
         except OSError as error:
             raise StoreError(
-                f"the frozen snapshot {path} cannot be read ({error.strerror}): copy it there, or name another in "
-                "DEJAVU_CACHE_URL; `dejavu-cache freeze` makes one"
+                f"the frozen snapshot {path} cannot be read ({error.strerror}): copy it there, or "
+                "name another in DEJAVU_CACHE_URL; `dejavu-cache freeze` makes one"
             ) from None
         if hashlib.sha256(content).hexdigest() != path.stem:
             raise StoreError(
-                f"{path} is not the snapshot that its name says: it was changed or cut; copy it again"
+                f"{path} is not the snapshot that its name says: it was changed or cut; "
+                "copy it again"
             )
         for line in content.splitlines():
-            whole = _parse(line, path)
-            super().put(whole.context, whole.records)
+            record_set = _parse(line, path)
+            super().put(record_set.context, record_set.records)
 
     def put(
         self, context: Context, records: Iterable[Record], on_conflict: OnConflict = "newest"
     ) -> None:
+        """Raise `ReadOnlyStoreError`."""
         self._refuse_if_read_only()
 
     def delete(self, context: Context, scenarios: Iterable[Scenario] | None = None) -> int:
+        """Raise `ReadOnlyStoreError`."""
         self._refuse_if_read_only()
         return 0
 
 
 def _parse(line: bytes, path: Path) -> RecordSet:
     try:
-        whole = RecordSet.model_validate_json(line)
+        record_set = RecordSet.model_validate_json(line)
     except ValidationError as error:
         raise DamagedRecordsError(
             f"{path} is no snapshot: {error.errors(include_url=False)[0]['msg']}"
         ) from None
-    if whole.format > FORMAT:
-        raise NewerFormatError(str(path), whole.format, FORMAT)
-    return whole
+    if record_set.format > FORMAT:
+        raise NewerFormatError(str(path), record_set.format, FORMAT)
+    return record_set
 
 
 def freeze(store: Store, folder: Path, kernel: str | None = None) -> FrozenStore:
-    """Writes what a store holds, of one kernel or of all, to a snapshot; the same records give the same name."""
-    content = "".join(canonical_json(whole) + "\n" for whole in store.record_sets(kernel)).encode()
+    """Write a store's records to a snapshot; equal records give an equal name.
+
+    Args:
+        store: the store to copy.
+        folder: the folder of the snapshot; it is created.
+        kernel: qualified name of the only kernel to copy; None copies all.
+
+    Raises:
+        StoreError: the snapshot cannot be written.
+    """
+    lines = [canonical_json(record_set) + "\n" for record_set in store.record_sets(kernel)]
+    content = "".join(lines).encode()
     path = folder.absolute() / f"{hashlib.sha256(content).hexdigest()}{SUFFIX}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        beside = path.with_suffix(".tmp")
-        beside.write_bytes(content)
-        beside.replace(path)
+        temporary = path.with_suffix(".tmp")
+        temporary.write_bytes(content)
+        temporary.replace(path)
         path.chmod(0o444)
     except OSError as error:
         raise StoreError(f"{path} cannot be written: {error.strerror}") from None

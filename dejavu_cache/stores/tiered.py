@@ -1,4 +1,4 @@
-"""Several stores asked in order, as one."""
+"""Several stores combined into one."""
 
 from __future__ import annotations
 
@@ -24,21 +24,23 @@ U = TypeVar("U")
 
 
 class TieredStore(Store):
-    """Stores from the nearest to the farthest.
+    """Stores, called tiers, from the nearest to the farthest.
 
-    What the local ones have of a record is put together; the remote ones are asked if that is nothing,
-    and what they answer is given to the writable ones before them. What is written goes to every
-    writable one. A tier that fails is passed over with one warning; only when
-    every writable tier fails does `put` raise.
+    A lookup merges the record's parts of all local tiers. If none has any, it asks the remote
+    tiers, and copies their answer to the writable local tiers before them. Writes go to every
+    writable tier. A tier that fails is skipped with one warning; `put` raises only if every
+    writable tier fails.
     """
 
     def __init__(self, tiers: Sequence[Store]) -> None:
+        """Combine stores, given from the nearest to the farthest."""
         self.tiers = tuple(tiers)
         self.url = ",".join(tier.url for tier in self.tiers)
         self.read_only = all(tier.read_only for tier in self.tiers)
         self.remote = any(tier.remote for tier in self.tiers)
 
     def get(self, context: Context, scenario: Scenario, *, fresh: bool = False) -> Found | None:
+        """Return a record merged from the local tiers; ask the remote ones if that is a miss."""
         best = self._gather(
             context, scenario, fresh, [tier for tier in self.tiers if not tier.remote]
         )
@@ -58,75 +60,82 @@ class TieredStore(Store):
         tiers: Sequence[Store],
         best: Found | None = None,
     ) -> Found | None:
+        """Merge the tiers' parts of a record into `best`."""
         for tier in tiers:
-            found = self._ask(tier, partial(tier.get, context, scenario, fresh=fresh), None)
-            if found is not None:
-                best = (
-                    found if best is None else Found(_union(best.record, found.record), best.store)
-                )
+            hit = self._ask(tier, partial(tier.get, context, scenario, fresh=fresh), None)
+            if hit is not None:
+                best = hit if best is None else Found(_union(best.record, hit.record), best.store)
         return best
 
-    def _fill_back(self, context: Context, found: Found) -> None:
+    def _fill_back(self, context: Context, hit: Found) -> None:
+        """Copy a record to the writable local tiers before the one that had it."""
         for tier in self.tiers:
-            if tier.url == found.store:
+            if tier.url == hit.store:
                 return
             if not (tier.read_only or tier.remote):
-                self._ask(tier, partial(tier.put, context, [found.record]), None)
+                self._ask(tier, partial(tier.put, context, [hit.record]), None)
 
     def records(self, context: Context) -> Iterator[Record]:
+        """Return a context's records, merged from all tiers."""
         merged: dict[Scenario, Record] = {}
         for tier in self.tiers:
             merged = merge_into(
-                merged, self._ask(tier, partial(_listed, tier.records, context), [])
+                merged, self._ask(tier, partial(_collect, tier.records, context), [])
             )
         return iter(sorted(merged.values(), key=lambda record: record.scenario.text))
 
     def contexts(self, kernel: str | None = None) -> Iterator[Context]:
-        found: set[Context] = set()
+        """Return the contexts of all tiers, without repetition."""
+        contexts: set[Context] = set()
         for tier in self.tiers:
-            found.update(self._ask(tier, partial(_listed, tier.contexts, kernel), []))
-        return iter(sorted(found, key=lambda context: context.text))
+            contexts.update(self._ask(tier, partial(_collect, tier.contexts, kernel), []))
+        return iter(sorted(contexts, key=lambda context: context.text))
 
     def trees(self, kernel: str | None = None) -> Iterator[FoundTree]:
+        """Yield the decision trees of all tiers, the nearest tier's first."""
         for tier in self.tiers:
             nothing: list[FoundTree] = []
-            yield from self._ask(tier, partial(_listed, tier.trees, kernel), nothing)
+            yield from self._ask(tier, partial(_collect, tier.trees, kernel), nothing)
 
     def put_tree(self, tree: Tree) -> str:
-        """Keeps it in the first writable tier that can."""
-        return self._first_that_can(lambda tier: tier.put_tree(tree))
+        """Write a tree to the first writable tier that accepts it."""
+        return self._write_to_first(lambda tier: tier.put_tree(tree))
 
     def delete_tree(self, context: Context) -> bool:
-        """Remove it from every writable tier."""
+        """Remove a tree from every writable tier."""
         self._refuse_if_read_only()
-        return any([tier.delete_tree(context) for tier in self._writable])
+        removed = [tier.delete_tree(context) for tier in self._writable]
+        return any(removed)
 
     def imported(self, function: str) -> Iterator[ForeignResult]:
+        """Yield the results of other autotuners from all tiers, the nearest tier's first."""
         for tier in self.tiers:
             nothing: list[ForeignResult] = []
-            yield from self._ask(tier, partial(_listed, tier.imported, function), nothing)
+            yield from self._ask(tier, partial(_collect, tier.imported, function), nothing)
 
     def put_imported(self, entries: Iterable[ForeignResult]) -> None:
-        """Keeps them in the first writable tier that can."""
-        held = list(entries)
-        self._first_that_can(lambda tier: tier.put_imported(held))
+        """Write results of other autotuners to the first writable tier that accepts them."""
+        results = list(entries)
+        self._write_to_first(lambda tier: tier.put_imported(results))
 
     def put(
         self, context: Context, records: Iterable[Record], on_conflict: OnConflict = "newest"
     ) -> None:
+        """Merge records into every writable tier; raise if none accepted them."""
         records = list(records)
-        failures = self._put_in_each(lambda tier: tier.put(context, records, on_conflict))
+        failures = self._write_to_all(lambda tier: tier.put(context, records, on_conflict))
         if len(failures) == len(self._writable):
             raise failures[0]
 
     def put_now(self, context: Context, records: Iterable[Record]) -> None:
+        """Merge records into every writable tier; raise if one did not accept them."""
         records = list(records)
-        failures = self._put_in_each(lambda tier: tier.put_now(context, records))
+        failures = self._write_to_all(lambda tier: tier.put_now(context, records))
         if failures:
             raise failures[0]
 
-    def _put_in_each(self, put: Callable[[Store], None]) -> list[StoreError]:
-        """Writes to all that can be written, and says what those raised that did not take it."""
+    def _write_to_all(self, put: Callable[[Store], None]) -> list[StoreError]:
+        """Write to every writable tier, and return the errors of those that failed."""
         self._refuse_if_read_only()
         failures: list[StoreError] = []
         for tier in self._writable:
@@ -140,27 +149,34 @@ class TieredStore(Store):
         return failures
 
     def delete(self, context: Context, scenarios: Iterable[Scenario] | None = None) -> int:
+        """Delete records in every writable tier, and return the largest number of one tier."""
         self._refuse_if_read_only()
         wanted = None if scenarios is None else list(scenarios)
         return max(tier.delete(context, wanted) for tier in self._writable)
 
     @contextmanager
     def lease(self, context: Context, scenario: Scenario, *, wait: float) -> Iterator[bool]:
-        """The leases of all writable tiers, the nearest first, so that one process per machine asks the network."""
+        """Hold the leases of all writable tiers.
+
+        The nearest tier's lease is acquired first, so that only one process of a machine asks a
+        server for its lease.
+        """
         until = time.monotonic() + wait
-        with ExitStack() as held:
+        with ExitStack() as leases:
             yield all(
-                held.enter_context(
+                leases.enter_context(
                     tier.lease(context, scenario, wait=max(until - time.monotonic(), 0.0))
                 )
                 for tier in self._writable
             )
 
     def miss(self, context: Context, scenario: Scenario) -> None:
+        """Put a scenario on the worklists of all tiers."""
         for tier in self.tiers:
             self._ask(tier, partial(tier.miss, context, scenario), None)
 
     def close(self) -> None:
+        """Close every tier."""
         for tier in self.tiers:
             tier.close()
 
@@ -168,7 +184,8 @@ class TieredStore(Store):
     def _writable(self) -> list[Store]:
         return [tier for tier in self.tiers if not tier.read_only]
 
-    def _first_that_can(self, action: Callable[[Store], T]) -> T:
+    def _write_to_first(self, action: Callable[[Store], T]) -> T:
+        """Write to the first writable tier that accepts; if none does, raise the first error."""
         self._refuse_if_read_only()
         failures: list[StoreError] = []
         for tier in self._writable:
@@ -179,6 +196,7 @@ class TieredStore(Store):
         raise failures[0]
 
     def _ask(self, tier: Store, question: Callable[[], T], otherwise: T) -> T:
+        """Call a tier; if it fails, warn once and return `otherwise`."""
         try:
             return question()
         except (StoreError, OSError) as error:
@@ -186,10 +204,10 @@ class TieredStore(Store):
             return otherwise
 
 
-def _listed(question: Callable[[U], Iterable[T]], about: U) -> list[T]:
-    """All of an answer at once, so that what fails on the way fails here."""
+def _collect(question: Callable[[U], Iterable[T]], about: U) -> list[T]:
+    """Return a lazy answer as a list, so that its errors are raised in this call."""
     return list(question(about))
 
 
-def _union(one: Record, two: Record) -> Record:
-    return merge_into({one.scenario: one}, [two])[one.scenario]
+def _union(left: Record, right: Record) -> Record:
+    return merge_into({left.scenario: left}, [right])[left.scenario]
