@@ -1,9 +1,10 @@
-"""Paged attention: every implementation, side by side with FlashAttention 3, by GPU time.
+"""GPU time of every implementation of paged attention, side by side with FlashAttention 3.
 
-    FLASH_ATTENTION_3=path/to/library python benchmarks/attention.py [FOLDER] [PRESET] [PAGE] [NAME+NAME...]
+    FLASH_ATTENTION_3=LIBRARY python benchmarks/attention.py [FOLDER] [PRESET] [PAGE] [NAME+NAME...]
 
-GPU time is the median of a CUDA graph's replays, caches warm. Every implementation is checked against the float32
-reference, where that fits into memory. Configs come from the records; what has none is tuned first.
+GPU time is the median of a CUDA graph's replays with warm caches. Every implementation is checked
+against the float32 reference where that fits into memory. Configs come from the records; a scenario
+without a record is tuned first.
 """
 
 from __future__ import annotations
@@ -27,43 +28,44 @@ RESULTS = Path(__file__).parent / "results"
 COMPARED = ("auto", "hopper", "qblock", "segmented", "static_grid", "naive")
 TOLERANCE = 5e-3
 SLOW = 5e9
-"""Scores (query tokens times keys times heads) from which the naive kernel is left out: it takes a second."""
+"""Scores (query tokens times keys times heads) from which the naive kernel is left out, since it
+would take a second."""
 
 
 def scenarios() -> list[Lengths]:
-    """Decoding, prompts, both at once, and a chunk after a long context; ragged."""
-    found = [
+    """Return ragged batches: decoding, prompts, both, and chunks after a long context."""
+    compositions = [
         Lengths(f"decode {n} x {longest}", [1] * n, ragged(n, longest))
         for n in (1, 8, 32, 128)
         for longest in (512, 4096, 16384)
         if n * longest <= 1 << 20
     ]
     for n, longest in ((1, 128), (1, 512), (1, 2048), (1, 8192), (8, 1024)):
-        found.append(Lengths(f"prefill {n} x {longest}", ragged(n, longest), [0] * n))
+        compositions.append(Lengths(f"prefill {n} x {longest}", ragged(n, longest), [0] * n))
     for n, longest in ((8, 1024), (32, 2048)):
-        prompts = [1 if each % 2 else max(1, longest // 4) for each in range(n)]
-        found.append(Lengths(f"mixed {n} x {longest}", prompts, ragged(n, longest)))
-    found.append(Lengths("chunked 4 x 512 after 8192", [512] * 4, [8192] * 4))
-    return found
+        prompts = [1 if index % 2 else max(1, longest // 4) for index in range(n)]
+        compositions.append(Lengths(f"mixed {n} x {longest}", prompts, ragged(n, longest)))
+    compositions.append(Lengths("chunked 4 x 512 after 8192", [512] * 4, [8192] * 4))
+    return compositions
 
 
 def microseconds(
     batch: Batch, implementation: str, expected: torch.Tensor | None
 ) -> dict[str, Any]:
-    """GPU time of one implementation, and its relative error where there is something to compare it with."""
+    """Return the GPU time of one implementation, and its relative error if there is a reference."""
     run = flash_attention.run if implementation == "fa3" else IMPLEMENTATIONS[implementation]
     batch.out.fill_(float("nan"))
     try:
         run(batch)
         torch.cuda.synchronize()
-    except ValueError as error:  # not for this batch
+    except ValueError as error:  # this implementation does not take such a batch
         return {"left_out": str(error)[:200]}
-    found = batch.out.clone()
+    result = batch.out.clone()
     median = triton.testing.do_bench_cudagraph(lambda: run(batch), rep=20, return_mode="median")
     wrong = (
         None
         if expected is None
-        else float(f"{float((found - expected).norm() / expected.norm()):.1e}")
+        else float(f"{float((result - expected).norm() / expected.norm()):.1e}")
     )
     if wrong is not None and not wrong < TOLERANCE:
         sys.exit(f"{implementation}: relative error {wrong}")
@@ -71,21 +73,21 @@ def microseconds(
 
 
 def reference(batch: Batch) -> torch.Tensor | None:
-    """What is correct, in float64; None where the scores would not fit into memory."""
+    """Return the correct result in float64, or None if the scores would not fit into memory."""
     if batch.max_seqlen_q * batch.max_seqlen_k * batch.q.shape[1] > 2**30:
         return None
     return IMPLEMENTATIONS["reference"](batch).double()
 
 
 def share(row: dict[str, Any], implementation: str) -> float | None:
-    """How fast an implementation is: its share of FlashAttention 3's speed."""
+    """Return an implementation's share of FlashAttention 3's speed."""
     fa3, ours = (row.get(name, {}).get("microseconds") for name in ("fa3", implementation))
     return fa3 / ours if fa3 and ours else None
 
 
 def summary(rows: dict[str, dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """Geometric means of the shares by kind of batch, and the lowest."""
-    found: dict[str, dict[str, float]] = {}
+    """Return the geometric mean of the shares of each kind of batch, and the lowest share."""
+    summaries: dict[str, dict[str, float]] = {}
     for implementation in COMPARED:
         for kind in ("decode", "prefill", "mixed", "chunked"):
             values = [
@@ -94,11 +96,11 @@ def summary(rows: dict[str, dict[str, Any]]) -> dict[str, dict[str, float]]:
             shares = [value for value in values if value]
             if len(shares) == len(values):
                 mean = math.exp(sum(map(math.log, shares)) / len(shares))
-                found.setdefault(implementation, {})[kind] = round(mean, 3)
-                found[implementation]["least"] = round(
-                    min(*shares, found[implementation].get("least", math.inf)), 3
+                summaries.setdefault(implementation, {})[kind] = round(mean, 3)
+                summaries[implementation]["least"] = round(
+                    min(*shares, summaries[implementation].get("least", math.inf)), 3
                 )
-    return found
+    return summaries
 
 
 def main() -> None:
@@ -108,10 +110,11 @@ def main() -> None:
     ours = sys.argv[4].split("+") if len(sys.argv) > 4 else COMPARED
     names = [*(["fa3"] if flash_attention.available() else []), *ours]
     rows: dict[str, dict[str, Any]] = {}
-    for each in scenarios():
-        batch = batch_of(each, PRESETS[preset], page, torch.bfloat16)
+    for lengths in scenarios():
+        batch = batch_of(lengths, PRESETS[preset], page, torch.bfloat16)
         scores = (
-            sum(n * (n + p) for n, p in zip(each.new, each.past, strict=True)) * batch.q.shape[1]
+            sum(n * (n + p) for n, p in zip(lengths.new, lengths.past, strict=True))
+            * batch.q.shape[1]
         )
         expected = reference(batch)
         row = {
@@ -119,14 +122,14 @@ def main() -> None:
             for name in names
             if name != "naive" or scores < SLOW
         }
-        rows[each.name] = row
-        told = [
+        rows[lengths.name] = row
+        columns = [
             f"{name} {row[name]['microseconds']:8.1f}"
             + (f" ({100 * part:5.1f}%)" if (part := share(row, name)) else "")
             for name in row
             if "microseconds" in row[name]
         ]
-        print(f"{each.name:28s}", "  ".join(told), flush=True)
+        print(f"{lengths.name:28s}", "  ".join(columns), flush=True)
     result = {
         "date": datetime.date.today().isoformat(),
         "device": torch.cuda.get_device_name(),

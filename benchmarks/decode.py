@@ -1,9 +1,10 @@
-"""A decoder of Llama 3.1 8B's shape with random weights, one request: seconds to a number of new tokens.
+"""Seconds to a number of new tokens for one request to a decoder of Llama 3.1 8B's shape.
 
     FLASH_ATTENTION_3=path/to/library python benchmarks/decode.py [FOLDER]
 
-A whole step is one CUDA graph, captured once for the longest context and replayed for every token; attention is
-`auto`, `static_grid`, or FlashAttention 3. Everything else is the same PyTorch.
+The weights are random. A whole step is one CUDA graph, captured once for the longest context and
+replayed for every token; attention is `auto`, `static_grid`, or FlashAttention 3. Everything else
+is the same PyTorch.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ TURN = 100
 
 
 class Decoder:
-    """One step: from the last token, on the GPU, to the next one."""
+    """Decoder whose step goes from the last token, on the GPU, to the next one."""
 
     def __init__(self, attention: Callable[[Batch], torch.Tensor]) -> None:
         torch.manual_seed(0)
@@ -65,7 +66,7 @@ class Decoder:
         self.frequencies = 500000.0 ** (-torch.arange(0, HEAD, 2, device="cuda") / HEAD)
 
     def step(self) -> None:
-        """Writes the token's keys and values, attends, and leaves the next token."""
+        """Write the token's keys and values, attend, and store the next token."""
         self.length += 1
         position = (self.length - 1).long()
         angle = position[:, None] * self.frequencies
@@ -75,10 +76,11 @@ class Decoder:
         for (qkv, output, up, down), (keys, values) in zip(self.layers, self.caches, strict=True):
             heads = functional.linear(norm(x), qkv).view(1, HEADS + 2 * KV_HEADS, HEAD)
             q, k, v = heads.split((HEADS, KV_HEADS, KV_HEADS), 1)
-            keys[page, position % PAGE] = rotated(k, rotation)
+            keys[page, position % PAGE] = rotate(k, rotation)
             values[page, position % PAGE] = v
             batch = make_batch(
-                rotated(q, rotation), keys, values, self.begins, self.length, self.table, 1, PROMPT + NEW,
+                rotate(q, rotation), keys, values, self.begins, self.length, self.table,
+                1, PROMPT + NEW,
                 None, (-1, -1), 0.0, None, None, None, None, None,
             )  # fmt: skip
             x = x + functional.linear(self.attention(batch).view(1, -1), output)
@@ -91,25 +93,25 @@ def norm(x: torch.Tensor) -> torch.Tensor:
     return functional.rms_norm(x, (HIDDEN,))
 
 
-def rotated(x: torch.Tensor, rotation: torch.Tensor) -> torch.Tensor:
+def rotate(x: torch.Tensor, rotation: torch.Tensor) -> torch.Tensor:
     pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))
     return torch.view_as_real(pairs * rotation).flatten(-2).to(x.dtype)
 
 
-class Replayed:
-    """A decoder as one graph, and the time that its steps have taken."""
+class ReplayedDecoder:
+    """Decoder as one CUDA graph, and the time that its steps have taken."""
 
     def __init__(self, attention: Callable[[Batch], torch.Tensor]) -> None:
         self.decoder = Decoder(attention)
         self.decoder.step()
-        self.decoder.step()  # compiled, tuned and warm
+        self.decoder.step()  # the steps before a capture compile, tune and warm up
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph):
             self.decoder.step()
         self.decoder.length.fill_(PROMPT)
         self.seconds = 0.0
 
-    def go_on(self, tokens: int) -> None:
+    def generate(self, tokens: int) -> None:
         torch.cuda.synchronize()
         start = time.perf_counter()
         for _ in range(tokens):
@@ -119,15 +121,18 @@ class Replayed:
 
 
 def seconds(attentions: dict[str, Callable[[Batch], torch.Tensor]]) -> dict[str, dict[str, float]]:
-    """Seconds from the first new token to each mark; all take turns, so that a clock that drifts is no one's gain."""
-    replayed = {name: Replayed(attention) for name, attention in attentions.items()}
-    found: dict[str, dict[str, float]] = {name: {} for name in replayed}
+    """Return seconds from the first new token to each mark.
+
+    The decoders take turns, so that a drifting clock favours none.
+    """
+    decoders = {name: ReplayedDecoder(attention) for name, attention in attentions.items()}
+    times: dict[str, dict[str, float]] = {name: {} for name in decoders}
     for tokens in range(TURN, NEW + 1, TURN):
-        for name, each in replayed.items():
-            each.go_on(TURN)
+        for name, decoder in decoders.items():
+            decoder.generate(TURN)
             if tokens in MARKS:
-                found[name][str(tokens)] = round(each.seconds, 4)
-    return found
+                times[name][str(tokens)] = round(decoder.seconds, 4)
+    return times
 
 
 def main() -> None:
@@ -135,18 +140,19 @@ def main() -> None:
     attentions = {name: IMPLEMENTATIONS[name] for name in OURS}
     if flash_attention.available():
         attentions["fa3"] = flash_attention.run
-    found = seconds(attentions)
-    print(found)
+    times = seconds(attentions)
+    print(times)
     result = {
         "date": datetime.date.today().isoformat(),
         "device": torch.cuda.get_device_name(),
         "versions": {"triton": triton.__version__, "torch": torch.__version__},
-        "seconds_to_new_tokens": found,
+        "seconds_to_new_tokens": times,
     }
-    if "fa3" in found:
+    if "fa3" in times:
         shares = {
             name: {
-                mark: round(found["fa3"][mark] / taken, 4) for mark, taken in found[name].items()
+                mark: round(times["fa3"][mark] / time_to_mark, 4)
+                for mark, time_to_mark in times[name].items()
             }
             for name in OURS
         }

@@ -1,11 +1,11 @@
-"""How good a sweep's choices are: shipped winners of random scenarios against every config that can run.
+"""Shipped winners of random scenarios against every config that can run.
 
-    python benchmarks/exhaustive.py [FOLDER]     # on an H200; compiles for minutes; writes FOLDER/exhaustive.json
+    python benchmarks/exhaustive.py [FOLDER]     # on an H200; writes FOLDER/exhaustive.json
 
-A scenario is a batch and an implementation of the attention sweep for llama3-8b. Every config that the kernel
-declares and that can run is measured, also those that the sweep passes over as unlikely; one that takes twice as
-long as the sweep's winner is looked at once. Then the best and the winner take turns with full effort. Several
-GPUs share the scenarios.
+A scenario is a batch and an implementation of the attention sweep for llama3-8b. Every config that
+the kernel declares and that can run is measured, also those that the sweep passes over as unlikely;
+a config that takes twice as long as the sweep's winner is measured once. Then the best and the
+winner take turns with full effort. Compiling takes minutes. Several GPUs share the scenarios.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from dejavu_cache.attention.sweep_suite import (
     LAUNCHES,
     PRESETS,
     Lengths,
-    _wanted,
     batch_of,
+    is_worth_tuning,
     lengths,
 )
 from dejavu_cache.tuning.device_timer import FULL, SCREENING, DeviceTimer
@@ -50,83 +50,96 @@ CANNOT = (triton.runtime.errors.OutOfResources, triton.CompilationError)
 
 
 def sample() -> list[tuple[str, Lengths]]:
-    """Random scenarios of the sweep."""
-    cases = [(name, each) for each in lengths() for name in LAUNCHES if _wanted(name, each, MODEL)]
+    """Return random scenarios of the sweep."""
+    cases = [
+        (name, composition)
+        for composition in lengths()
+        for name in LAUNCHES
+        if is_worth_tuning(name, composition, MODEL)
+    ]
     return random.Random(SEED).sample(cases, SAMPLE)
 
 
-def able(implementation: str, launch: KernelCall) -> list[triton.Config]:
-    """The configs that can run."""
-    given = launch.arguments
-    padded, group = given["HEAD_PADDED"], given["GROUP"]
+def runnable_configs(implementation: str, launch: KernelCall) -> list[triton.Config]:
+    """Return the kernel's configs that can run."""
+    arguments = launch.arguments
+    padded, group = arguments["HEAD_PADDED"], arguments["GROUP"]
     if implementation == "hopper":
-        return [each for each in launch.kernel.configs if hopper_why_not(each, padded) is None]
+        return [
+            config for config in launch.kernel.configs if hopper_why_not(config, padded) is None
+        ]
     configs = [
-        each
-        for each in launch.kernel.configs
-        if why_not(each, padded, group, DTYPE.itemsize, 90) is None
+        config
+        for config in launch.kernel.configs
+        if why_not(config, padded, group, DTYPE.itemsize, 90) is None
     ]
-    return [each for each in configs if each.kwargs["BLOCK_M"] <= given.get("MOST_ROWS", math.inf)]
+    return [
+        config
+        for config in configs
+        if config.kwargs["BLOCK_M"] <= arguments.get("MOST_ROWS", math.inf)
+    ]
 
 
 def call(launch: KernelCall, config: triton.Config) -> Callable[[], Any]:
-    """A launch with a config, and what belongs to it, as the tuner measures it."""
+    """Return a launch with a config as the tuner measures it, its post hook included."""
     kernel, meta = launch.kernel, {**launch.kwargs, **config.all_kwargs()}
-    given = {**launch.arguments, **config.kwargs}
-    grid = launch.grid(given) if callable(launch.grid) else launch.grid
+    arguments = {**launch.arguments, **config.kwargs}
+    grid = launch.grid(arguments) if callable(launch.grid) else launch.grid
 
     def run() -> None:
         kernel.fn[grid](*launch.args, **meta)
-        kernel.post_hook(given, exception=None)
+        kernel.post_hook(arguments, exception=None)
 
     return run
 
 
 def compile_share(share: int, of: int) -> None:
-    """Compiles some of all that is going to be measured into Triton's cache, and measures nothing."""
-    for implementation, each in sample():
-        launch = LAUNCHES[implementation](batch_of(each, MODEL, PAGE, DTYPE))
-        for config in compiled_apart(able(implementation, launch))[share::of]:
+    """Compile one worker's share of all configs into Triton's cache."""
+    for implementation, composition in sample():
+        launch = LAUNCHES[implementation](batch_of(composition, MODEL, PAGE, DTYPE))
+        for config in distinct_binaries(runnable_configs(implementation, launch))[share::of]:
             with suppress(*CANNOT):
                 launch.kernel.fn.warmup(
                     *launch.args, grid=(1,), **launch.kwargs, **config.all_kwargs()
                 )
 
 
-def compiled_apart(configs: list[triton.Config]) -> list[triton.Config]:
-    """One of those that differ only in what is not compiled in."""
-    found: dict[Any, triton.Config] = {}
-    for each in configs:
-        compiled_in = (value for name, value in each.kwargs.items() if name != "per_sm")
-        found.setdefault((*compiled_in, each.num_warps, each.num_stages), each)
-    return list(found.values())
+def distinct_binaries(configs: list[triton.Config]) -> list[triton.Config]:
+    """Return one config of each binary; some parameters are not compiled in."""
+    by_binary: dict[Any, triton.Config] = {}
+    for config in configs:
+        compiled_in = (value for name, value in config.kwargs.items() if name != "per_sm")
+        by_binary.setdefault((*compiled_in, config.num_warps, config.num_stages), config)
+    return list(by_binary.values())
 
 
-def measure(implementation: str, each: Lengths) -> dict[str, Any]:
-    """One scenario: the sweep's choice, the best of all, and how they compare."""
-    launch = LAUNCHES[implementation](batch_of(each, MODEL, PAGE, DTYPE))
+def measure(implementation: str, composition: Lengths) -> dict[str, Any]:
+    """Return the sweep's choice in one scenario, the best of all configs, and how they compare."""
+    launch = LAUNCHES[implementation](batch_of(composition, MODEL, PAGE, DTYPE))
     launch()
     assert launch.kernel.benchmarked == 0, "the scenario was not in the sweep"
     chosen = str(launch.kernel.best_config)
     timer = DeviceTimer(METHOD)
     timer.warm_up()
-    calls = {str(config): call(launch, config) for config in able(implementation, launch)}
+    calls = {
+        str(config): call(launch, config) for config in runnable_configs(implementation, launch)
+    }
     limit = HOPELESS * statistics.median(timer.sample(calls[chosen], FULL).times)
-    found: dict[str, float] = {}
+    screened: dict[str, float] = {}
     for name, run in calls.items():
         try:
-            found[name] = statistics.median(timer.sample(run, SCREENING, limit).times)
+            screened[name] = statistics.median(timer.sample(run, SCREENING, limit).times)
         except CANNOT:
             continue
-    racing = dict.fromkeys([chosen, *sorted(found, key=found.__getitem__)[:CONTENDERS]])
+    racing = dict.fromkeys([chosen, *sorted(screened, key=screened.__getitem__)[:CONTENDERS]])
     rounds: dict[str, list[float]] = {name: [] for name in racing}
     for _ in range(ROUNDS):
         for name in racing:
             rounds[name].append(statistics.median(timer.sample(calls[name], FULL).times))
-    times = {name: statistics.median(taken) for name, taken in rounds.items()}
+    times = {name: statistics.median(medians) for name, medians in rounds.items()}
     best = min(times, key=times.__getitem__)
     return {
-        "configs": len(found),
+        "configs": len(screened),
         "chosen": chosen,
         "best": best,
         "chosen us": round(times[chosen] * 1e3, 2),
@@ -135,8 +148,8 @@ def measure(implementation: str, each: Lengths) -> dict[str, Any]:
     }
 
 
-def use(gpus: Any) -> None:
-    """Has this process measure on a GPU of its own."""
+def use_own_gpu(gpus: Any) -> None:
+    """Select a GPU that no other process measures on."""
     torch.cuda.set_device(gpus.get())
 
 
@@ -150,11 +163,11 @@ def main(folder: Path) -> None:
     for gpu in range(torch.cuda.device_count()):
         gpus.put(gpu)
     rows = {}
-    with ProcessPoolExecutor(torch.cuda.device_count(), SPAWN, use, (gpus,)) as pool:
-        for (implementation, each), row in zip(
+    with ProcessPoolExecutor(torch.cuda.device_count(), SPAWN, use_own_gpu, (gpus,)) as pool:
+        for (implementation, composition), row in zip(
             sample(), pool.map(measure, *zip(*sample(), strict=True)), strict=True
         ):
-            name = f"{implementation} {each.name}"
+            name = f"{implementation} {composition.name}"
             rows[name] = row
             print(f"{name:48}{row['configs']:6}{row['chosen / best']:8.3f}", flush=True)
     ratios = [row["chosen / best"] for row in rows.values()]

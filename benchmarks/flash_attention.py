@@ -1,4 +1,7 @@
-"""FlashAttention 3 (vLLM's build), for comparison: found by FLASH_ATTENTION_3, a path to its library, .so or .so.xz."""
+"""FlashAttention 3, in vLLM's build, for comparison.
+
+The environment variable FLASH_ATTENTION_3 is the path of its library, `.so` or `.so.xz`.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +18,11 @@ __all__ = ["available", "run"]
 
 
 def available() -> bool:
-    """Loads the library, if there is one."""
-    given = os.environ.get("FLASH_ATTENTION_3")
-    if not given:
+    """Load the library; return whether there is one."""
+    library = os.environ.get("FLASH_ATTENTION_3")
+    if not library:
         return False
-    path = Path(given)
+    path = Path(library)
     if path.suffix == ".xz":
         unpacked = Path(tempfile.mkdtemp()) / "_vllm_fa3_C.abi3.so"
         unpacked.write_bytes(lzma.decompress(path.read_bytes()))
@@ -29,11 +32,12 @@ def available() -> bool:
 
 
 def run(batch: Batch) -> torch.Tensor:
-    """Attention of a batch."""
+    """Compute a batch's attention."""
     b = batch
     torch.ops._vllm_fa3_C.fwd(
-        b.q, b.k_cache, b.v_cache, None, None, None, b.out, b.cu_seqlens_q, None, None, None, b.seqused_k,
-        b.max_seqlen_q, b.max_seqlen_k, b.block_table, None, None, None, None, None, None, None, None,
+        b.q, b.k_cache, b.v_cache, None, None, None, b.out, b.cu_seqlens_q, None, None, None,
+        b.seqused_k, b.max_seqlen_q, b.max_seqlen_k, b.block_table,
+        None, None, None, None, None, None, None, None,
         b.softmax_scale, True, -1, -1, 0.0, True, None, 0, None, 0, None, 1, 0, None,
     )  # fmt: skip
     return b.out

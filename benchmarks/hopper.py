@@ -1,6 +1,6 @@
-"""Every config of the Hopper kernel beside FlashAttention 3, where there is more than decoding to do; by GPU time.
+"""GPU time of every config of the Hopper kernel beside FlashAttention 3, in batches with prompts.
 
-FLASH_ATTENTION_3=path/to/library python benchmarks/hopper.py > benchmarks/results/hopper.txt
+FLASH_ATTENTION_3=LIBRARY python benchmarks/hopper.py > benchmarks/results/hopper.txt
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ def main() -> None:
         datetime.date.today(),
     )
     print("microseconds (share of FlashAttention 3's speed); TILE x STAGES, p where persistent")
-    for each in attention.scenarios():
-        if each.name.startswith("decode"):
+    for lengths in attention.scenarios():
+        if lengths.name.startswith("decode"):
             continue
-        batch = batch_of(each, PRESETS["llama3-8b"], 16, torch.bfloat16)
+        batch = batch_of(lengths, PRESETS["llama3-8b"], 16, torch.bfloat16)
         theirs = attention.microseconds(batch, "fa3")["microseconds"]
-        told = [f"fa3 {theirs:7.1f}"]
+        columns = [f"fa3 {theirs:7.1f}"]
         launch = hopper.launch(batch)
         for config in launch.kernel.configs:
-            given = config.all_kwargs()
-            run = launch.kernel.fn[launch.grid(given)]
+            options = config.all_kwargs()
+            run = launch.kernel.fn[launch.grid(options)]
 
-            def ours(run=run, launch=launch, given=given) -> None:  # type: ignore[no-untyped-def]
-                run(*launch.args, **launch.kwargs, **given)
+            def ours(run=run, launch=launch, options=options) -> None:  # type: ignore[no-untyped-def]
+                run(*launch.args, **launch.kwargs, **options)
 
-            taken = 1e3 * triton.testing.do_bench_cudagraph(ours, rep=20, return_mode="median")
-            name = f"{given['TILE']}x{given['STAGES']}{'p' if given['PERSISTENT'] else ' '}"
-            told.append(f"{name} {taken:7.1f} ({100 * theirs / taken:5.1f}%)")
-        print(f"{each.name:27s}", " | ".join(told), flush=True)
+            median = 1e3 * triton.testing.do_bench_cudagraph(ours, rep=20, return_mode="median")
+            name = f"{options['TILE']}x{options['STAGES']}{'p' if options['PERSISTENT'] else ' '}"
+            columns.append(f"{name} {median:7.1f} ({100 * theirs / median:5.1f}%)")
+        print(f"{lengths.name:27s}", " | ".join(columns), flush=True)
 
 
 if __name__ == "__main__":

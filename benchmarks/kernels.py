@@ -13,7 +13,7 @@ Decorator = Callable[..., Callable[[Any], Any]]
 
 
 def matmul_configs() -> list[triton.Config]:
-    """48 configs: the usual tiles of a matrix product."""
+    """Return 48 configs, the usual tiles of a matrix product."""
     return [
         triton.Config(
             {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k}, num_warps=warps, num_stages=stages
@@ -38,7 +38,7 @@ def matmul_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """c[M, N] = a[M, K] @ b[K, N]; all sizes are multiples of the blocks."""
+    """Compute c[M, N] = a[M, K] @ b[K, N]; all sizes are multiples of the blocks."""
     rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     inner = tl.arange(0, BLOCK_K)
@@ -51,7 +51,7 @@ def matmul_kernel(
 
 
 def matmul(kernel: Any, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Runs a decorated `matmul_kernel` on a poisoned output."""
+    """Run a decorated `matmul_kernel` on an output full of NaN."""
     (m, k), n = a.shape, b.shape[1]
     c = torch.full((m, n), float("nan"), device=a.device, dtype=a.dtype)
     kernel[lambda meta: (m // meta["BLOCK_M"], n // meta["BLOCK_N"])](a, b, c, m, n, k)
@@ -68,7 +68,10 @@ def add_norm_kernel(
     x_ptr, residual_ptr, weight_ptr, y_ptr, total_ptr, rows, D, eps,
     BLOCK_D: tl.constexpr, BLOCK_T: tl.constexpr, HAS_WEIGHT: tl.constexpr,
 ):  # fmt: skip
-    """residual += x in place; y = rmsnorm(residual) * weight; total counts rows, so that a repeated run shows."""
+    """Compute residual += x in place and y = rmsnorm(residual) * weight.
+
+    `total` counts the rows, so that a launch that was not undone shows.
+    """
     t = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
     d = tl.arange(0, BLOCK_D)
     inside = (t[:, None] < rows) & (d[None, :] < D)
@@ -84,7 +87,7 @@ def add_norm_kernel(
 
 
 def decorate_add_norm(autotune: Decorator, **options: Any) -> Any:
-    """Hooks, `restore_value`, `reset_to_zero`, a heuristic on each side, pruning: what libraries use."""
+    """Decorate with all that libraries use: hooks, restored values, heuristics, pruning."""
     configs = [
         triton.Config({"BLOCK_T": block}, num_warps=warps, num_stages=stages, pre_hook=_check_eps)
         for block in (1, 2, 4, 8, 16)
@@ -115,7 +118,17 @@ def _not_too_wide(configs: list[Any], named: dict[str, Any], **kwargs: Any) -> l
 def add_norm(
     kernel: Any, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Runs a decorated `add_norm_kernel`: [rows, D] twice and [D] or None, to y, the new residual and the row count."""
+    """Run a decorated `add_norm_kernel`.
+
+    Args:
+        kernel: the decorated kernel.
+        x: [rows, D].
+        residual: [rows, D]; left as it is.
+        weight: [D], or None.
+
+    Returns:
+        y [rows, D], the new residual [rows, D], and the number of rows [1].
+    """
     residual, y = residual.clone(), torch.full_like(x, float("nan"))
     total = torch.zeros(1, device=x.device)
     rows, d = x.shape

@@ -1,7 +1,8 @@
-"""What a resolved launch costs the host, and where its microseconds go.
+"""Host time of a resolved launch, and of its parts.
 
-A kernel of 16 arguments (5 tensors, 11 integers) and a grid that is a function of the arguments. All ways to launch
-it take turns in one process; medians. Needs a GPU, and a minute; prints, and writes `benchmarks/results/launch.json`.
+The kernel has 16 arguments (5 tensors, 11 integers) and a grid that is a function of the arguments.
+All ways to launch it take turns in one process; the times are medians. Needs a GPU and a minute;
+prints the results and writes `benchmarks/results/launch.json`.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ SCENARIOS = 10_000
 
 
 def sixteen(t0, t1, t2, t3, t4, n0, n1, n2, n3, n4, n5, s0, s1, s2, s3, s4, BLOCK: tl.constexpr):
-    """A kernel that does next to nothing with 16 arguments."""
+    """Add 16 arguments, which takes the GPU next to no time."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     value = (
         tl.load(t0 + at, mask=at < n0)
@@ -48,12 +49,12 @@ def sixteen(t0, t1, t2, t3, t4, n0, n1, n2, n3, n4, n5, s0, s1, s2, s3, s4, BLOC
 
 
 def grid(meta: dict[str, Any]) -> tuple[int]:
-    """One block a program."""
+    """Return the number of programs, one for each block."""
     return ((meta["n0"] + meta["BLOCK"] - 1) // meta["BLOCK"],)
 
 
 def once(kernel_call: Callable[[], Any], quantiles: Any) -> list[float]:
-    """A benchmark that does not take time."""
+    """Launch once and return made-up times, since tuning is not what is measured."""
     kernel_call()
     return [1.0, 1.0, 1.0]
 
@@ -61,8 +62,11 @@ def once(kernel_call: Callable[[], Any], quantiles: Any) -> list[float]:
 def microseconds(
     calls: dict[str, Callable[[], Any]], rounds: int = 300, repeat: int = 50
 ) -> dict[str, float]:
-    """The median host time of each call, the calls taking turns; the device is never more than `repeat` behind."""
-    taken: dict[str, list[float]] = {name: [] for name in calls}
+    """Return the median host time of each call, in microseconds.
+
+    The calls take turns, and the device is never more than `repeat` launches behind.
+    """
+    times: dict[str, list[float]] = {name: [] for name in calls}
     for call in calls.values():
         call()
     gc.disable()
@@ -72,13 +76,13 @@ def microseconds(
             start = time.perf_counter()
             for _ in range(repeat):
                 call()
-            taken[name].append((time.perf_counter() - start) / repeat * 1e6)
+            times[name].append((time.perf_counter() - start) / repeat * 1e6)
     gc.enable()
-    return {name: round(statistics.median(times), 2) for name, times in taken.items()}
+    return {name: round(statistics.median(by_round), 2) for name, by_round in times.items()}
 
 
 def arguments(n: int = 1000) -> list[Any]:
-    """5 tensors and 11 integers; the first six integers are keys."""
+    """Return 5 tensors and 11 integers; the first six integers are keys."""
     return (
         [torch.zeros(2048, device="cuda") for _ in range(5)]
         + [n, 1001, 1002, 1003, 104, 105]
@@ -86,24 +90,27 @@ def arguments(n: int = 1000) -> list[Any]:
     )
 
 
-def tuned(decorator: Callable[..., Any], keys: int, **options: Any) -> Any:
-    """The kernel under an autotuner, with its first keys."""
+def make_kernel(decorator: Callable[..., Any], keys: int, **options: Any) -> Any:
+    """Return the kernel under an autotuner, with the first `keys` keys."""
     return decorator(configs=CONFIGS, key=KEYS[:keys], do_bench=once, **options)(
         triton.jit(sixteen)
     )
 
 
 def launches(folder: Path) -> dict[str, float]:
-    """Every way to launch, in turns."""
+    """Time every way to launch."""
     args = arguments()
     bare = triton.jit(sixteen)
     compiled = bare[grid](*args, BLOCK=64, num_warps=4)
-    theirs, ours = tuned(triton.autotune, 3), tuned(cached_autotune, 3, store=folder / "ours")
-    six = tuned(cached_autotune, 6, store=folder / "six")
+    theirs, ours = (
+        make_kernel(triton.autotune, 3),
+        make_kernel(cached_autotune, 3, store=folder / "ours"),
+    )
+    six = make_kernel(cached_autotune, 6, store=folder / "six")
     buckets = {name: Pow2(max=4096) for name in KEYS}
-    bucketed = tuned(cached_autotune, 6, store=folder / "bucketed", buckets=buckets)
-    fallback = tuned(cached_autotune, 3, store=folder / "empty", mode="reuse")
-    crowded = tuned(cached_autotune, 3, store="memory://", mode="reuse")
+    bucketed = make_kernel(cached_autotune, 6, store=folder / "bucketed", buckets=buckets)
+    fallback = make_kernel(cached_autotune, 3, store=folder / "empty", mode="reuse")
+    crowded = make_kernel(cached_autotune, 3, store="memory://", mode="reuse")
     fill(crowded, args)
     x = torch.zeros(1, device="cuda")
     return microseconds(
@@ -131,7 +138,7 @@ def launches(folder: Path) -> dict[str, float]:
 
 
 def fill(kernel: Any, args: list[Any]) -> None:
-    """Makes 10,000 scenarios known to a kernel."""
+    """Launch a kernel in 10,000 scenarios."""
     kernel[grid](*args)
     for index in range(SCENARIOS):
         kernel[grid](*args[:6], 2000 + index, *args[7:])
@@ -140,9 +147,9 @@ def fill(kernel: Any, args: list[Any]) -> None:
 
 
 def breakdown(folder: Path) -> dict[str, float]:
-    """The parts of one resolved launch, each on its own; each includes the call of a lambda around it."""
+    """Time the parts of one resolved launch, each on its own; each includes a lambda's call."""
     args = arguments()
-    kernel = tuned(cached_autotune, 3, store=folder / "ours")
+    kernel = make_kernel(cached_autotune, 3, store=folder / "ours")
     compiled = kernel[grid](*args)
     fn = kernel.fn
     bind = binder_for(fn, frozenset({"BLOCK"}), KEYS[:3], {})
@@ -150,8 +157,8 @@ def breakdown(folder: Path) -> dict[str, float]:
     bound["BLOCK"] = 64
     ready = {key: 1}
     call, stream = c_launcher(compiled), torch.cuda.current_stream().cuda_stream
-    held = fn.device_caches[torch.cuda.current_device()][0]
-    name = next(iter(held))
+    binaries = fn.device_caches[torch.cuda.current_device()][0]
+    name = next(iter(binaries))
 
     def device() -> Any:
         active = driver.active
@@ -164,7 +171,7 @@ def breakdown(folder: Path) -> dict[str, float]:
             "device and stream": device,
             "binding the arguments and making the key": lambda: bind(*args),
             "looking the key up": lambda: ready[key],
-            "Triton's cache has this kernel": lambda: held.get(name) is compiled,
+            "Triton's cache has this kernel": lambda: binaries.get(name) is compiled,
             "the grid": lambda: grid(bound),
             "launch hooks": lambda: (
                 active_hook(knobs.runtime.launch_enter_hook),
@@ -190,11 +197,12 @@ def breakdown(folder: Path) -> dict[str, float]:
 
 
 def first_sight(folder: Path) -> dict[str, float]:
-    """Milliseconds of the first launch of a scenario recorded in a file of 10,000, beyond Triton's own."""
+    """Time the first launch with a file of 10,000 records, in milliseconds beyond Triton's."""
     args = arguments()
-    writer = tuned(cached_autotune, 1, store=folder)
+    writer = make_kernel(cached_autotune, 1, store=folder)
     writer[grid](*args)
-    (context,) = (each for each in writer.home.contexts(writer._name) if each.problem.keys)
+    contexts = writer.home.contexts(writer._name)
+    (context,) = (context for context in contexts if context.problem.keys)
     (record,) = writer.home.records(context)
     more = [
         record.model_copy(
@@ -205,23 +213,23 @@ def first_sight(folder: Path) -> dict[str, float]:
         for index in range(SCENARIOS)
     ]
     writer.home.put(context, more)
-    taken: dict[str, list[float]] = {"theirs": [], "kernel": [], "scenario": [], "again": []}
+    times: dict[str, list[float]] = {"theirs": [], "kernel": [], "scenario": [], "again": []}
 
-    def timed(name: str, call: Callable[[], Any]) -> None:
+    def measure(name: str, call: Callable[[], Any]) -> None:
         torch.cuda.synchronize()
         start = time.perf_counter()
         call()
-        taken[name].append((time.perf_counter() - start) * 1e3)
+        times[name].append((time.perf_counter() - start) * 1e3)
 
     for index in range(30):
-        bare, ours = triton.jit(sixteen), tuned(cached_autotune, 1, store=folder)
+        bare, ours = triton.jit(sixteen), make_kernel(cached_autotune, 1, store=folder)
         scenario = [*args[:5], 10_001 + 2 * index, *args[6:]]
         another = [*args[:5], 10_101 + 2 * index, *args[6:]]
-        timed("theirs", lambda bare=bare, a=scenario: bare[grid](*a, BLOCK=64, num_warps=4))
-        timed("kernel", lambda ours=ours, a=scenario: ours[grid](*a))
-        timed("scenario", lambda ours=ours, a=another: ours[grid](*a))
-        timed("again", lambda ours=ours, a=another: ours[grid](*a))
-    median = {name: statistics.median(times) for name, times in taken.items()}
+        measure("theirs", lambda bare=bare, a=scenario: bare[grid](*a, BLOCK=64, num_warps=4))
+        measure("kernel", lambda ours=ours, a=scenario: ours[grid](*a))
+        measure("scenario", lambda ours=ours, a=another: ours[grid](*a))
+        measure("again", lambda ours=ours, a=another: ours[grid](*a))
+    median = {name: statistics.median(by_launch) for name, by_launch in times.items()}
     return {
         "triton.jit, a kernel's first launch (module load)": round(median["theirs"], 3),
         "cached_autotune, a kernel's first launch, beyond that": round(
@@ -234,14 +242,14 @@ def first_sight(folder: Path) -> dict[str, float]:
 
 
 def main(results_folder: Path) -> None:
-    """Measures, prints and writes the results."""
+    """Measure, print and write the results."""
     with tempfile.TemporaryDirectory() as folder:
-        timed = launches(Path(folder))
+        times = launches(Path(folder))
         ours, bucketed = (
-            timed["cached_autotune, 3 keys"],
-            timed["cached_autotune, 6 keys in pow2 buckets"],
+            times["cached_autotune, 3 keys"],
+            times["cached_autotune, 6 keys in pow2 buckets"],
         )
-        crowded = timed[f"cached_autotune, {SCENARIOS} scenarios"]
+        crowded = times[f"cached_autotune, {SCENARIOS} scenarios"]
         results = {
             "date": datetime.date.today().isoformat(),
             "gpu": torch.cuda.get_device_name(),
@@ -250,9 +258,9 @@ def main(results_folder: Path) -> None:
                 "triton": triton.__version__,
                 "torch": torch.__version__,
             },
-            "launch, us": timed,
-            "of triton.jit (at most 0.75)": round(ours / timed["triton.jit"], 3),
-            "of triton.autotune (at most 0.5)": round(ours / timed["triton.autotune"], 3),
+            "launch, us": times,
+            "of triton.jit (at most 0.75)": round(ours / times["triton.jit"], 3),
+            "of triton.autotune (at most 0.5)": round(ours / times["triton.autotune"], 3),
             "6 pow2 buckets over 3 exact keys (at most 1.1)": round(bucketed / ours, 3),
             f"{SCENARIOS} scenarios over one (flat)": round(crowded / ours, 3),
             "parts, us": breakdown(Path(folder)),

@@ -1,7 +1,7 @@
-"""What a lookup costs: a resolved launch against `triton.autotune`'s hit, first sight, memory, import.
+"""Costs of a lookup: a resolved launch against `triton.autotune`, the first lookup, memory, import.
 
-Everything is measured side by side in one run, on this machine, and written to `benchmarks/results/lookup.json`.
-On a machine without a GPU the kernel is a stand-in that does nothing, so that only the host's work is timed.
+Everything is measured side by side in one run and written to `benchmarks/results/lookup.json`. The
+kernel is a stand-in that does nothing, so that only the host's work is timed and no GPU is needed.
 """
 
 from __future__ import annotations
@@ -44,22 +44,22 @@ RECORDS = 10_000
 RESULTS = Path(__file__).parent / "results"
 
 
-class Nothing(triton.KernelInterface):
-    """A kernel of 16 arguments whose launch costs nothing: what remains is the autotuner's own time."""
+class EmptyKernel(triton.KernelInterface):
+    """Kernel whose launch costs nothing, so that the autotuner's own time remains."""
 
     def __init__(self, names: list[str]) -> None:
         self.arg_names = names
 
     @staticmethod
     def fn() -> None:
-        """A function, which is what an autotuner looks for at the bottom."""
+        """Stand for the jitted function, whose name an autotuner reads."""
 
     def run(self, *args: Any, **kwargs: Any) -> None:
-        """Launches nothing."""
+        """Launch nothing."""
 
 
 def once(kernel_call: Callable[[], Any], quantiles: Any) -> list[float]:
-    """A benchmark that does not take time."""
+    """Launch once and return made-up times, since tuning is not what is measured."""
     kernel_call()
     return [1.0, 1.0, 1.0]
 
@@ -67,31 +67,31 @@ def once(kernel_call: Callable[[], Any], quantiles: Any) -> list[float]:
 def microseconds(
     calls: dict[str, Callable[[], Any]], rounds: int = 200, repeat: int = 50
 ) -> dict[str, float]:
-    """The median time of each call, the calls taking turns."""
-    taken: dict[str, list[float]] = {name: [] for name in calls}
+    """Return the median time of each call, in microseconds; the calls take turns."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(rounds):
         for name, call in calls.items():
             start = time.perf_counter()
             for _ in range(repeat):
                 call()
-            taken[name].append((time.perf_counter() - start) / repeat * 1e6)
-    return {name: statistics.median(times) for name, times in taken.items()}
+            times[name].append((time.perf_counter() - start) / repeat * 1e6)
+    return {name: statistics.median(by_round) for name, by_round in times.items()}
 
 
 def resolved_launch(store: Path) -> dict[str, float]:
-    """Host time of a hit: 5 tensors and 11 numbers, 3 of them keys."""
+    """Time a hit with 5 tensors and 11 integers, 3 of them keys."""
     names = [f"t{i}" for i in range(5)] + [f"n{i}" for i in range(11)]
     configs = [triton.Config({"BLOCK": block}) for block in (16, 32)]
     key = ["n0", "n1", "n2"]
-    theirs = triton.autotune(configs=configs, key=key, do_bench=once)(Nothing(names))
-    ours = cached_autotune(configs=configs, key=key, do_bench=once, store=store)(Nothing(names))
+    theirs = triton.autotune(configs=configs, key=key, do_bench=once)(EmptyKernel(names))
+    ours = cached_autotune(configs=configs, key=key, do_bench=once, store=store)(EmptyKernel(names))
     bucketed = cached_autotune(
         configs=configs,
         key=key,
         do_bench=once,
         store=store,
         buckets={name: Pow2(max=4096) for name in key},
-    )(Nothing(names))
+    )(EmptyKernel(names))
     args = [torch.empty(1) for _ in range(5)] + list(range(100, 111))
     kernels = {
         "triton.autotune": theirs,
@@ -106,7 +106,7 @@ def resolved_launch(store: Path) -> dict[str, float]:
 
 
 def record(index: int) -> Record:
-    """A record with four measurements."""
+    """Return a record with four measurements."""
     measurements = (
         Measurement(
             config=Config(params={"BLOCK": 16 << i}, options={"num_warps": 4}),
@@ -123,7 +123,7 @@ def record(index: int) -> Record:
 
 
 def context(kernel: int) -> Context:
-    """One of the contexts that the records are spread over."""
+    """Return one of the contexts that the records are spread over."""
     device = Device(name="NVIDIA H200", arch="sm_90", units=132, memory_gib=140)
     return Context(
         kernel=Kernel(name=f"pkg.kernel{kernel}", source="0" * 32),
@@ -133,7 +133,7 @@ def context(kernel: int) -> Context:
 
 
 def first_sight(folder: Path, kernels: int) -> dict[str, float]:
-    """Time and memory of the first lookup in a store of 10,000 records of so many kernels."""
+    """Measure the first lookup in a store of 10,000 records of `kernels` kernels."""
     per_kernel = RECORDS // kernels
     for kernel in range(kernels):
         FileStore(folder).put(context(kernel), [record(index) for index in range(per_kernel)])
@@ -147,14 +147,17 @@ def first_sight(folder: Path, kernels: int) -> dict[str, float]:
     store = FileStore(folder)
     for kernel in range(kernels):
         assert store.get(context(kernel), record(7).scenario)
-    held = tracemalloc.get_traced_memory()[0] / 2**20
+    mebibytes = tracemalloc.get_traced_memory()[0] / 2**20
     tracemalloc.stop()
-    return {"ms": statistics.median(times), "MiB, all kernels loaded": held}
+    return {"ms": statistics.median(times), "MiB, all kernels loaded": mebibytes}
 
 
 def import_seconds() -> float:
-    """The median time that `import dejavu_cache` adds to a fresh interpreter."""
-    code = "import time; start = time.perf_counter(); import dejavu_cache; print(time.perf_counter() - start)"
+    """Return the median time that `import dejavu_cache` adds to a fresh interpreter."""
+    code = (
+        "import time; start = time.perf_counter(); import dejavu_cache; "
+        "print(time.perf_counter() - start)"
+    )
     runs = [
         subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
         for _ in range(9)
@@ -163,7 +166,7 @@ def import_seconds() -> float:
 
 
 def main(results_folder: Path) -> None:
-    """Measures, prints and writes the results."""
+    """Measure, print and write the results."""
     with tempfile.TemporaryDirectory() as folder:
         launch = resolved_launch(Path(folder) / "launch")
         results = {

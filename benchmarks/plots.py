@@ -1,4 +1,4 @@
-"""Draws the results for the documentation: docs/attention.svg, docs/decode.svg; prints the table of attention.
+"""Figures docs/attention.svg and docs/decode.svg, and the table of docs/attention.md.
 
 pip install matplotlib; python benchmarks/plots.py
 """
@@ -30,42 +30,44 @@ COLOURS = dict(
 
 
 def read(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((RESULTS / name).read_text())
-    return found
+    result: dict[str, Any] = json.loads((RESULTS / name).read_text())
+    return result
 
 
 def shares(row: dict[str, Any]) -> dict[str, float]:
-    """Each implementation's share of FlashAttention 3's speed, in per cent."""
+    """Return each implementation's share of FlashAttention 3's speed, in per cent."""
     fa3 = row["fa3"]["microseconds"]
     return {
-        name: 100 * fa3 / each["microseconds"]
-        for name, each in row.items()
-        if "microseconds" in each
+        name: 100 * fa3 / measured["microseconds"]
+        for name, measured in row.items()
+        if "microseconds" in measured
     }
 
 
 def table(result: dict[str, Any]) -> str:
-    """A Markdown table: a line per batch, a column per implementation."""
+    """Return a Markdown table: a line per batch, a column per implementation."""
     lines = [
         "| | FA3, us | " + " | ".join(STEPS.values()) + " |",
         "|---|---|" + "---|" * len(STEPS),
     ]
     for name, row in result["rows"].items():
         share = shares(row)
-        told = [f"{share[each]:.0f}%" if each in share else "" for each in STEPS]
-        told[-1] = f"**{told[-1]}**"
-        lines.append(f"| {name} | {row['fa3']['microseconds']:.1f} | " + " | ".join(told) + " |")
+        cells = [f"{share[step]:.0f}%" if step in share else "" for step in STEPS]
+        cells[-1] = f"**{cells[-1]}**"
+        lines.append(f"| {name} | {row['fa3']['microseconds']:.1f} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
 def attention(result: dict[str, Any]) -> None:
-    """Bars of shares, a group per batch."""
+    """Draw the shares as bars, a group per batch."""
     rows = result["rows"]
-    drawn = [name for name in STEPS if name != "naive"]
+    implementations = [name for name in STEPS if name != "naive"]
     figure, axes = plt.subplots(figsize=(11, 4.6), layout="constrained")
-    width = 0.8 / len(drawn)
-    for place, name in enumerate(drawn):
-        at = [index + (place - len(drawn) / 2 + 0.5) * width for index in range(len(rows))]
+    width = 0.8 / len(implementations)
+    for column, name in enumerate(implementations):
+        at = [
+            index + (column - len(implementations) / 2 + 0.5) * width for index in range(len(rows))
+        ]
         heights = [shares(row).get(name, 0.0) for row in rows.values()]
         axes.bar(at, heights, width, label=STEPS[name], color=COLOURS[name])
     axes.axhline(100, color="black", linewidth=0.8)
@@ -73,29 +75,29 @@ def attention(result: dict[str, Any]) -> None:
     axes.set_ylabel("speed, % of FlashAttention 3")
     versions = result["versions"]
     axes.set_title(
-        f"Paged attention, {result['preset']}, page {result['page']}, {result['dtype']}, {result['device']}, "
-        f"Triton {versions['triton']}, {result['date']}"
+        f"Paged attention, {result['preset']}, page {result['page']}, {result['dtype']}, "
+        f"{result['device']}, Triton {versions['triton']}, {result['date']}"
     )
-    axes.legend(ncols=len(drawn), fontsize="small", loc="upper right")
+    axes.legend(ncols=len(implementations), fontsize="small", loc="upper right")
     axes.margins(x=0.01, y=0.15)
     figure.savefig(ROOT / "docs" / "attention.svg", metadata={"Date": None})
 
 
 def decode(result: dict[str, Any]) -> None:
-    """Seconds to a number of new tokens, over those of FlashAttention 3."""
+    """Draw a decoder's speed over FlashAttention 3's by the number of new tokens."""
     figure, axes = plt.subplots(figsize=(7, 3.6), layout="constrained")
     for name, marks in result["share_of_fa3"].items():
-        tokens = [int(each) for each in marks]
+        tokens = [int(mark) for mark in marks]
         axes.plot(
             tokens,
-            [100 * each for each in marks.values()],
+            [100 * share for share in marks.values()],
             "o-",
             label=STEPS[name],
             color=COLOURS[name],
         )
     axes.axhline(100, color="grey", linewidth=0.8, label="FlashAttention 3")
     axes.set_xscale("log", base=2)
-    axes.set_xticks(tokens, [str(each) for each in tokens])
+    axes.set_xticks(tokens, [str(count) for count in tokens])
     axes.set_xlabel("new tokens, batch 1, prompt of 500")
     axes.set_ylabel("speed, % of FlashAttention 3")
     axes.set_title(

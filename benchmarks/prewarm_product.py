@@ -1,4 +1,4 @@
-"""The matrix product of `kernels`, decorated, without torch: what the prewarming benchmark compiles."""
+"""Matrix product that the prewarming benchmark compiles; it needs no torch."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def product(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """c[M, N] = a[M, K] @ b[K, N]; all sizes are multiples of the blocks."""
+    """Compute c[M, N] = a[M, K] @ b[K, N]; all sizes are multiples of the blocks."""
     rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     inner = tl.arange(0, BLOCK_K)

@@ -1,8 +1,8 @@
-"""A matrix product with 48 configs and a library-style kernel: tuned in one process, reused in the next.
+"""Tuning in one process and reuse in the next, of a matrix product and a library-style kernel.
 
     python benchmarks/reuse.py [FOLDER]     # on a machine with a GPU; writes FOLDER/reuse.json
 
-Against `triton.autotune` in the same run: the same outputs, and the winners timed side by side.
+The outputs must be those of `triton.autotune`, whose winners are timed side by side with ours.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SIZES = ((4096, 4096, 4096), (512, 4096, 1024))
 def inputs() -> tuple[
     list[tuple[torch.Tensor, torch.Tensor]], list[tuple[torch.Tensor, torch.Tensor, Any]]
 ]:
-    """The same random arguments in every process."""
+    """Return random arguments that are the same in every process."""
     torch.manual_seed(0)
     options = {"device": "cuda", "dtype": torch.bfloat16}
     products = [(torch.randn(m, k, **options), torch.randn(k, n, **options)) for m, n, k in SIZES]
@@ -47,7 +47,7 @@ def inputs() -> tuple[
 
 
 def run(autotune: Any, folder: Path) -> dict[str, Any]:
-    """Decorates both kernels, launches all scenarios, keeps the outputs, tells winners and time."""
+    """Launch all scenarios of both kernels; save the outputs, return winners and seconds."""
     products, norms = inputs()
     product = autotune(configs=matmul_configs(), key=["M", "N", "K"])(matmul_kernel)
     norm = decorate_add_norm(autotune)
@@ -73,22 +73,24 @@ def run(autotune: Any, folder: Path) -> dict[str, Any]:
 
 
 def compare(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> list[float]:
-    """Our winners' times over theirs, per scenario: medians of seven medians, taking turns; 1 for the same config."""
+    """Return our winners' times over theirs, by scenario; 1 for the same config.
+
+    Each time is a median of seven medians, for which the winners take turns.
+    """
     products, norms = inputs()
     ratios = []
-    for index, (one, two) in enumerate(zip(ours, theirs, strict=True)):
-        if one == two:
+    for index, winners in enumerate(zip(ours, theirs, strict=True)):
+        if winners[0] == winners[1]:
             ratios.append(1.0)
             continue
         if index < len(products):
-            kernels = [matmul_kernel, *products[index]]
-            calls = [_fixed_matmul(config, *kernels[1:]) for config in (one, two)]
+            calls = [_fixed_matmul(config, *products[index]) for config in winners]
         else:
-            calls = [_fixed_norm(config, *norms[index - len(products)]) for config in (one, two)]
+            calls = [_fixed_norm(config, *norms[index - len(products)]) for config in winners]
         times: list[list[float]] = [[], []]
         for _ in range(7):
-            for which, call in enumerate(calls):
-                times[which].append(
+            for side, call in enumerate(calls):
+                times[side].append(
                     triton.testing.do_bench(call, warmup=10, rep=50, return_mode="median")
                 )
         ratios.append(sorted(times[0])[3] / sorted(times[1])[3])
@@ -110,10 +112,10 @@ def _fixed_norm(
     return lambda: add_norm_kernel[grid](x, residual, weight, y, total, rows, d, 1e-6, **options)
 
 
-def process(which: str, folder: str, **env: str) -> dict[str, Any]:
-    """Runs one side in a process of its own, with a compile cache of its own unless told otherwise."""
+def process(side: str, folder: str, **env: str) -> dict[str, Any]:
+    """Run one side, `ours` or `triton`, in a process of its own."""
     out = subprocess.run(
-        [sys.executable, __file__, which, folder],
+        [sys.executable, __file__, side, folder],
         env={**os.environ, **env},
         stdout=subprocess.PIPE,
         text=True,
@@ -124,7 +126,7 @@ def process(which: str, folder: str, **env: str) -> dict[str, Any]:
 
 
 def main(results_folder: Path) -> None:
-    """Measures, prints and writes the results."""
+    """Measure, print and write the results."""
     with tempfile.TemporaryDirectory() as folder:
         store = (Path(folder) / "records").as_uri()
         theirs = process("triton", folder, TRITON_CACHE_DIR=f"{folder}/compiled-theirs")
@@ -134,16 +136,14 @@ def main(results_folder: Path) -> None:
         second = process(
             "ours", folder, TRITON_CACHE_DIR=f"{folder}/compiled", DEJAVU_CACHE_URL=store
         )
-        outputs = [
-            torch.load(each["outputs"], weights_only=True) for each in (theirs, first, second)
-        ]
+        outputs = [torch.load(run["outputs"], weights_only=True) for run in (theirs, first, second)]
         same = all(
-            torch.allclose(one.float(), each.float(), rtol=1e-2, atol=1e-1)
+            torch.allclose(expected.float(), output.float(), rtol=1e-2, atol=1e-1)
             for other in outputs[1:]
-            for one, each in zip(outputs[0], other, strict=True)
+            for expected, output in zip(outputs[0], other, strict=True)
         )
         identical = all(
-            torch.equal(one, each) for one, each in zip(outputs[1], outputs[2], strict=True)
+            torch.equal(left, right) for left, right in zip(outputs[1], outputs[2], strict=True)
         )
         results = {
             "date": datetime.date.today().isoformat(),
@@ -173,12 +173,7 @@ def main(results_folder: Path) -> None:
 
 if __name__ == "__main__":
     if len(sys.argv) == 3:
-        print(
-            json.dumps(
-                run(
-                    cached_autotune if sys.argv[1] == "ours" else triton.autotune, Path(sys.argv[2])
-                )
-            )
-        )
+        autotune = cached_autotune if sys.argv[1] == "ours" else triton.autotune
+        print(json.dumps(run(autotune, Path(sys.argv[2]))))
     else:
         main(Path(sys.argv[1]) if len(sys.argv) == 2 else RESULTS)

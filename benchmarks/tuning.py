@@ -1,9 +1,9 @@
-"""A matrix product's 48 configs from a cold compile cache: this tuner against `triton.autotune`.
+"""Tuning of a matrix product with 48 configs and a cold compile cache, against `triton.autotune`.
 
-    python benchmarks/tuning.py [FOLDER]     # on a machine with a GPU, some two minutes; writes FOLDER/tuning.json
+    python benchmarks/tuning.py [FOLDER]     # on a GPU, two minutes; writes FOLDER/tuning.json
 
-Every tune runs in a process of its own with an empty compile cache and an empty store. The winners are then timed
-against the best that an exhaustive search with full effort finds, taking turns in one process.
+Every tuning runs in a process of its own with an empty compile cache and an empty store. The
+winners are then timed against the best of an exhaustive search, taking turns in one process.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ROUNDS = 9
 
 
 def inputs() -> tuple[torch.Tensor, torch.Tensor]:
-    """[M, K] and [K, N] in bfloat16, the same in every process."""
+    """Return random [M, K] and [K, N] in bfloat16, the same in every process."""
     torch.manual_seed(0)
     m, n, k = SIZE
     options = {"device": "cuda", "dtype": torch.bfloat16}
@@ -40,7 +40,7 @@ def inputs() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def tune(side: str) -> dict[str, Any]:
-    """One cold tune: seconds until the first launch is done, and the winner."""
+    """Tune once; return the seconds until the first launch is done, and the winner."""
     from dejavu_cache import cached_autotune
 
     a, b = inputs()
@@ -61,25 +61,25 @@ def tune(side: str) -> dict[str, Any]:
 
 
 def race(names: list[str]) -> dict[str, float]:
-    """Milliseconds of some configs, by name, beside the best of all 48: medians over rounds, taking turns."""
+    """Return milliseconds of some configs and of the best of all 48: medians, taking turns."""
     a, b = inputs()
     by_name = {str(config): config for config in matmul_configs()}
-    known: dict[str, float] = {}
+    screened: dict[str, float] = {}
     for name, config in by_name.items():
         try:
-            known[name] = median_of(config, a, b, rep=40)
+            screened[name] = median_of(config, a, b, rep=40)
         except triton.runtime.errors.OutOfResources:
             continue
-    racing = dict.fromkeys([*names, *sorted(known, key=known.__getitem__)[:CONTENDERS]])
+    racing = dict.fromkeys([*names, *sorted(screened, key=screened.__getitem__)[:CONTENDERS]])
     rounds: dict[str, list[float]] = {name: [] for name in racing}
     for _ in range(ROUNDS):
         for name in racing:
             rounds[name].append(median_of(by_name[name], a, b, rep=40))
-    return {name: statistics.median(taken) for name, taken in rounds.items()}
+    return {name: statistics.median(medians) for name, medians in rounds.items()}
 
 
 def median_of(config: triton.Config, a: torch.Tensor, b: torch.Tensor, rep: int) -> float:
-    """One config's median, in milliseconds, by Triton's own benchmark."""
+    """Return one config's median in milliseconds, by Triton's own benchmark."""
     m, n, k = SIZE
     c = torch.empty(m, n, device="cuda", dtype=a.dtype)
     grid = (m // config.kwargs["BLOCK_M"], n // config.kwargs["BLOCK_N"])
@@ -92,8 +92,8 @@ def median_of(config: triton.Config, a: torch.Tensor, b: torch.Tensor, rep: int)
     )
 
 
-def fresh(*arguments: str, cache: Path) -> Any:
-    """Runs this program in a process of its own, and reads its answer."""
+def run_process(*arguments: str, cache: Path) -> Any:
+    """Run this program in a process of its own, and return what it prints."""
     environment = {
         **os.environ,
         "TRITON_CACHE_DIR": str(cache),
@@ -113,26 +113,29 @@ def fresh(*arguments: str, cache: Path) -> Any:
 
 
 def main(folder: Path) -> None:
-    """Runs both sides, races the winners, prints a table and writes `tuning.json`."""
+    """Run both sides, time the winners, print a table and write `tuning.json`."""
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
         runs: dict[str, list[dict[str, Any]]] = {side: [] for side in RUNS}
         for turn in range(max(RUNS.values())):
             for side, wanted in RUNS.items():
                 if turn < wanted:
-                    runs[side].append(fresh("tune", side, cache=Path(scratch) / f"{side}-{turn}"))
+                    runs[side].append(
+                        run_process("tune", side, cache=Path(scratch) / f"{side}-{turn}")
+                    )
                     print(
                         f"{side}: {runs[side][-1]['seconds']:.2f} s, {runs[side][-1]['winner']}",
                         flush=True,
                     )
         winners = [run["winner"] for side in runs.values() for run in side]
-        times = fresh("race", *dict.fromkeys(winners), cache=Path(scratch) / "theirs-0")
+        times = run_process("race", *dict.fromkeys(winners), cache=Path(scratch) / "theirs-0")
     best = min(times, key=times.__getitem__)
     for side in runs.values():
         for run in side:
             run["over best"] = times[run["winner"]] / times[best]
     seconds = {
-        side: statistics.median(run["seconds"] for run in taken) for side, taken in runs.items()
+        side: statistics.median(run["seconds"] for run in side_runs)
+        for side, side_runs in runs.items()
     }
     report = {
         "at": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
@@ -145,7 +148,7 @@ def main(folder: Path) -> None:
         "seconds": seconds,
         "times faster": seconds["theirs"] / seconds["ours"],
         "worst winner over best": {
-            side: max(run["over best"] for run in taken) for side, taken in runs.items()
+            side: max(run["over best"] for run in side_runs) for side, side_runs in runs.items()
         },
         "best": {"config": best, "ms": times[best]},
         "runs": runs,

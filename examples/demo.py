@@ -1,6 +1,6 @@
-"""The main job, end to end: one process tunes a kernel; others, over its folder or a server, benchmark nothing.
+"""One process tunes a kernel; others that share its folder or a server benchmark nothing.
 
-Run by `make demo`. With a GPU it uses it; otherwise kernels run in Triton's interpreter.
+Run by `make demo`. Without a GPU the kernels run in Triton's interpreter.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ HERE = Path(__file__).parent
 
 
 def worker() -> None:
-    """One process of the demo: multiplies matrices of several sizes and tells what that cost."""
+    """Multiply matrices of several sizes, and print how many configs were benchmarked."""
     import torch
     from matmul import matmul, matmul_kernel
 
@@ -41,7 +41,7 @@ def worker() -> None:
 
 
 def run_worker(url: str) -> dict[str, float]:
-    """Runs a worker in a process of its own over the store that a URL names."""
+    """Run a worker in a process of its own with the store of a URL."""
     env = {**os.environ, "DEJAVU_CACHE_URL": url, "DEJAVU_CACHE_WAIT": "5"}
     if not shutil.which("nvidia-smi") and not Path("/dev/kfd").exists():
         env["TRITON_INTERPRET"] = "1"
@@ -54,7 +54,7 @@ def run_worker(url: str) -> dict[str, float]:
 
 @contextmanager
 def server(folder: Path) -> Iterator[str]:
-    """A cache server on SQLite for this machine only; gives its URL."""
+    """Run a cache server on SQLite for this machine only; yield its URL."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -85,33 +85,31 @@ def server(folder: Path) -> Iterator[str]:
         process.wait()
 
 
-def tell(what: str, result: dict[str, float]) -> None:
-    """A line about one process."""
-    print(
-        f"{what}: benchmarked {result['benchmarked']:2} configs, took {result['seconds']:6.2f} s",
-        flush=True,
-    )
+def print_result(process: str, result: dict[str, float]) -> None:
+    """Print a line about one process."""
+    benchmarked, seconds = result["benchmarked"], result["seconds"]
+    print(f"{process}: benchmarked {benchmarked:2} configs, took {seconds:6.2f} s", flush=True)
 
 
 def dejavu(*arguments: str) -> None:
-    """Runs the command line."""
+    """Run the command line."""
     subprocess.run([sys.executable, "-m", "dejavu_client", *arguments], check=True)
 
 
 def main() -> None:
-    """Runs the demo and fails if a process benchmarked what another one had."""
+    """Run the demo; fail if a process benchmarked what another one had measured."""
     with tempfile.TemporaryDirectory(prefix="dejavu-demo-") as name:
         folder = Path(name)
         mine, other = (folder / "records").as_uri(), (folder / "another-machines-records").as_uri()
         print("A kernel with 4 problem sizes, of which 2 share a bucket.\n", flush=True)
         first = run_worker(mine)
-        tell("first process               ", first)
+        print_result("first process               ", first)
         second = run_worker(mine)
-        tell("second process, same folder ", second)
+        print_result("second process, same folder ", second)
         with server(folder) as url:
             dejavu("push", "--server", url, "--store", mine)
             third = run_worker(f"{other},{url}")
-            tell("another folder, same server ", third)
+            print_result("another folder, same server ", third)
         print(
             f"saved: {first['seconds'] - second['seconds']:.2f} s, in every process from now on\n",
             flush=True,

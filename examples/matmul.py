@@ -1,4 +1,4 @@
-"""A tiled matrix product whose configs are found once: the kernel of the demo."""
+"""Tiled matrix product, the kernel of the demo."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dejavu_cache import Pow2, cached_autotune
 
 
 def configs() -> list[triton.Config]:
-    """Tile shapes; under the interpreter a few are enough to show the point."""
+    """Return tile shapes; a few suffice under the interpreter, which is slow."""
     tiles = (
         [(16, 16), (32, 32)]
         if triton.knobs.runtime.interpret
@@ -36,7 +36,7 @@ def matmul_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """c[M, N] = a[M, K] @ b[K, N], all contiguous."""
+    """Compute c[M, N] = a[M, K] @ b[K, N], all contiguous."""
     rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     total = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
@@ -60,7 +60,7 @@ def matmul_kernel(
 
 
 def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """The product of two contiguous matrices, [M, K] and [K, N]."""
+    """Multiply two contiguous matrices, [M, K] and [K, N]."""
     (m, k), n = a.shape, b.shape[1]
     c = torch.full((m, n), float("nan"), device=a.device, dtype=a.dtype)
     matmul_kernel[lambda meta: (triton.cdiv(m, meta["BLOCK_M"]), triton.cdiv(n, meta["BLOCK_N"]))](

@@ -1,4 +1,7 @@
-"""A suite of matrix products to tune ahead of time: `dejavu-cache sweep examples/sweep_matmul.py --store FOLDER`."""
+"""Suite of matrix products to tune ahead of time.
+
+dejavu-cache sweep examples/sweep_matmul.py --store FOLDER
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from dejavu_cache.sweep.suite import Case
 
 
 def suite(preset: str = "small") -> Iterator[Case]:
-    """Square weights of some widths, against few and many rows: `--preset small` or `--preset large`."""
+    """Yield products of few and many rows with square weights; `--preset` is `small` or `large`."""
     widths = {"small": (64, 128), "large": (1024, 4096, 8192)}[preset]
     rows = {"small": (16, 64), "large": (16, 256, 4096)}[preset]
     for width in widths:
@@ -28,12 +31,12 @@ def suite(preset: str = "small") -> Iterator[Case]:
 
 
 def grid(m: int, n: int, meta: Mapping[str, int]) -> tuple[int, int]:
-    """The blocks of an [m, n] product."""
+    """Return the numbers of blocks of an [m, n] product."""
     return triton.cdiv(m, meta["BLOCK_M"]), triton.cdiv(n, meta["BLOCK_N"])
 
 
 def arguments(m: int, width: int) -> dict[str, Any]:
-    """[m, width] @ [width, width] in half precision, on the GPU if there is one."""
+    """Return [m, width] and [width, width] in half precision, on the GPU if there is one."""
     options: dict[str, Any] = {
         "device": "cuda" if torch.cuda.is_available() else "cpu",
         "dtype": torch.float16,

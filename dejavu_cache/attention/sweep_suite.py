@@ -20,7 +20,17 @@ from .kernels import hopper, naive, qblock, segmented, static_grid
 from .kernels.kernel_call import KernelCall
 from .search_space import BUCKETS, KEYS
 
-__all__ = ["LAUNCHES", "PRESETS", "Lengths", "Model", "batch_of", "kernel_of", "lengths", "suite"]
+__all__ = [
+    "LAUNCHES",
+    "PRESETS",
+    "Lengths",
+    "Model",
+    "batch_of",
+    "is_worth_tuning",
+    "kernel_of",
+    "lengths",
+    "suite",
+]
 
 
 @dataclass(frozen=True)
@@ -138,7 +148,7 @@ def batch_of(
     )  # fmt: skip
 
 
-def _is_worth_tuning(implementation: str, composition: Lengths, model: Model) -> bool:
+def is_worth_tuning(implementation: str, composition: Lengths, model: Model) -> bool:
     """Return whether an implementation is made for a batch, or may compete for it."""
     decoding = max(composition.new) == 1
     if implementation in ("segmented", "static_grid"):
@@ -199,7 +209,7 @@ def cases(
     for implementation in only.split("+") if only else LAUNCHES:
         for composition in lengths():
             selected = not batches or composition.name.split()[0] in batches.split("+")
-            if selected and (only or _is_worth_tuning(implementation, composition, model)):
+            if selected and (only or is_worth_tuning(implementation, composition, model)):
                 yield _case(implementation, composition, shape)
 
 

@@ -1,4 +1,4 @@
-"""The program's kernel."""
+"""Kernel of the program."""
 
 import triton
 import triton.language as tl
@@ -17,6 +17,6 @@ from dejavu_cache import Pow2, cached_autotune
 )
 @triton.jit
 def scale(x_ptr, y_ptr, factor, n, BLOCK: tl.constexpr):
-    """y[n] = x[n] * factor."""
+    """Compute y[n] = x[n] * factor."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(y_ptr + at, tl.load(x_ptr + at, mask=at < n) * factor, mask=at < n)

@@ -1,4 +1,4 @@
-"""The program: it runs its kernel once, with a config and a binary that were there when it started."""
+"""Program that runs its kernel once, with a config and a binary from the prewarmed folder."""
 
 import torch
 import triton

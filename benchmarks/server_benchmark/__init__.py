@@ -1,0 +1,1 @@
+"""Parts of the server's benchmark, which `benchmarks/service.py` runs."""

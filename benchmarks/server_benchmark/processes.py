@@ -1,0 +1,109 @@
+"""Servers in processes of their own, and what the operating system says of them."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+
+__all__ = ["coreless_ms", "peak_mb", "run_bare", "run_server", "wait_until_quiet"]
+
+BARE = """
+import sys, uvicorn
+from fastapi import FastAPI, Response
+body, app = open(sys.argv[2], "rb").read(), FastAPI()
+@app.get("/bare")
+async def bare() -> Response:
+    return Response(body, media_type="application/json", headers={"Content-Encoding": "gzip"})
+uvicorn.run(app, port=int(sys.argv[1]), log_config=None, access_log=False, server_header=False)
+"""
+
+
+@contextmanager
+def run_server(url: str, **environ: str) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
+    """Run the cache server on a database; yield its port and process."""
+    port = _free_port()
+    settings = {
+        "DEJAVU_SERVER_DATABASE": url,
+        "DEJAVU_SERVER_RATE": "1000000",
+        "DEJAVU_SERVER_BURST": "1000000",
+    }
+    arguments = ["-m", "dejavu_service", "serve", "--port", str(port)]
+    with _run_python(arguments, port, "/readyz", settings | environ) as process:
+        yield port, process
+
+
+@contextmanager
+def run_bare(body: Path) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
+    """Run a FastAPI endpoint `/bare` that sends a file's bytes; yield its port and process."""
+    port = _free_port()
+    with _run_python(["-c", BARE, str(port), str(body)], port, "/bare", {}) as process:
+        yield port, process
+
+
+@contextmanager
+def _run_python(
+    arguments: list[str], port: int, path: str, environ: dict[str, str]
+) -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(
+        [sys.executable, *arguments], env={**os.environ, **environ}, stderr=subprocess.DEVNULL
+    )
+    try:
+        _wait_for(f"http://127.0.0.1:{port}{path}")
+        yield process
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _wait_for(url: str, seconds: float = 60) -> None:
+    ends = time.monotonic() + seconds
+    while time.monotonic() < ends:
+        try:
+            httpx.get(url).raise_for_status()
+            return
+        except httpx.HTTPError:
+            time.sleep(0.1)
+    raise TimeoutError(f"{url} did not answer within {seconds:g} s")
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def wait_until_quiet(share: float = 0.1, at_most: float = 30) -> None:
+    """Wait until other work takes less than a share of the machine, `at_most` so many seconds."""
+    ends = time.monotonic() + at_most
+    while time.monotonic() < ends:
+        busy_before, total_before = _ticks()
+        time.sleep(0.3)
+        busy, total = _ticks()
+        if busy - busy_before < share * (total - total_before):
+            return
+
+
+def _ticks() -> tuple[int, int]:
+    """Return the machine's busy clock ticks and all of them; waiting for a disk is not busy."""
+    fields = Path("/proc/stat").read_text().partition("\n")[0].split()[1:9]
+    ticks = [int(field) for field in fields]
+    return sum(ticks) - ticks[3] - ticks[4], sum(ticks)
+
+
+def coreless_ms(process: subprocess.Popen[bytes]) -> float:
+    """Return milliseconds in which a process's main thread was ready to run and had no core."""
+    return int(Path(f"/proc/{process.pid}/schedstat").read_text().split()[1]) / 1e6
+
+
+def peak_mb(process: subprocess.Popen[bytes]) -> float:
+    """Return a process's largest resident memory so far, in MB."""
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    return round(int(status.partition("VmHWM:")[2].split()[0]) / 1024, 1)
