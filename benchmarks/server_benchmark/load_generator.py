@@ -48,6 +48,9 @@ class Connection(asyncio.Protocol):
         self._transport.write(self._requests[self._next_request % len(self._requests)])
         self._next_request += 1
 
+    def close(self) -> None:
+        self._transport.close()
+
     def data_received(self, data: bytes) -> None:
         if self._body_left < 0:
             self._head += data
@@ -85,9 +88,11 @@ async def _connect(
     return connections
 
 
-async def _wait_for_answers(connections: list[Connection]) -> None:
+async def _wait_and_close(connections: list[Connection]) -> None:
     while any(connection.busy for connection in connections):
         await asyncio.sleep(0.01)
+    for connection in connections:
+        connection.close()
 
 
 def measure_throughput(port: int, requests: list[bytes], seconds: float, expect: bytes) -> float:
@@ -112,7 +117,7 @@ def measure_throughput(port: int, requests: list[bytes], seconds: float, expect:
         start = time.perf_counter()
         for connection in connections:
             connection.ask()
-        await _wait_for_answers(connections)
+        await _wait_and_close(connections)
         assert set().union(*(connection.statuses for connection in connections)) == {expect}
         return answered / (time.perf_counter() - start)
 
@@ -152,7 +157,7 @@ def _measure_latency(
                 free.pop().ask(start + sent / rate)
                 sent += 1
             await asyncio.sleep(0.0005)
-        await _wait_for_answers(connections)
+        await _wait_and_close(connections)
         return times
 
     times = sorted(asyncio.run(load()))
