@@ -23,7 +23,7 @@ from ..stores.manifest import (
     MANIFEST,
     RECORDS,
     Manifest,
-    described,
+    describe_file,
     files_of,
     is_prewarmed,
     read_manifest,
@@ -248,7 +248,7 @@ def _manifest(plan: BuildPlan, done: Mapping[CompileJob, CompileResult], work: P
             )
             for each in plan.kernels
         ),
-        files={inside: described(path) for inside, path in files_of(work)},
+        files={inside: describe_file(path) for inside, path in files_of(work)},
     )
 
 

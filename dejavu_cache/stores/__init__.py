@@ -1,4 +1,4 @@
-"""Where records live."""
+"""Stores of records: in memory, in files, on servers, and combined."""
 
 from __future__ import annotations
 

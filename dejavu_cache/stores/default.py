@@ -13,25 +13,25 @@ __all__ = ["as_tiers", "default_store"]
 
 @cache
 def default_store() -> Store:
-    """What `DEJAVU_CACHE_URL` names, else the user's cache directory."""
+    """Return the store of `DEJAVU_CACHE_URL`, or of the user's cache directory if that is unset."""
     settings = current_settings()
     return open_store(settings.url or settings.default_url)
 
 
 def as_tiers(store: Store | str | os.PathLike[str] | None) -> TieredStore:
-    """A store as a launch uses it.
+    """Return the tiers that a launch reads: shipped records, a store and this process's memory.
 
-    Records that installed packages ship come before it. Behind it stands this process's memory, so that
-    a store that cannot be written costs other processes their reuse, but not this one. A frozen snapshot says
-    all there is: shipped records, which an upgrade may change, stay out.
+    With the memory as the last tier, a process can reuse its own results even if the store cannot
+    be written. Shipped records are left out before a frozen snapshot, because an upgrade of the
+    package that ships them would change the results.
+
+    Args:
+        store: the store or its URL; None stands for the default store.
     """
-    home = (
-        default_store()
-        if store is None
-        else store
-        if isinstance(store, Store)
-        else open_store(os.fspath(store))
-    )
+    if store is None:
+        home = default_store()
+    else:
+        home = store if isinstance(store, Store) else open_store(os.fspath(store))
     tiers = home.tiers if isinstance(home, TieredStore) else (home,)
     frozen = any(isinstance(tier, FrozenStore) for tier in tiers)
     shipped = shipped_stores() if current_settings().shipped and not frozen else []

@@ -1,11 +1,12 @@
-"""What a prewarmed folder says of itself: what it was made for, by what, and the digest of every file in it.
+"""Manifest of a prewarmed folder: its target, its toolchain and the digests of its files.
 
     FOLDER/
       prewarmed.json      the manifest
-      records/            a store, read-only
-      binaries/KEY/       what Triton would have compiled, by its own keys
+      records/            a read-only store
+      binaries/KEY/       compiled kernels under Triton's own cache keys
 
-The folder holds no path outside itself, so it may be moved, mounted read-only and read by anybody.
+No file of the folder contains a path outside of it, so the folder may be moved and mounted
+read-only.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ __all__ = [
     "File",
     "Manifest",
     "PrewarmedKernel",
-    "checked",
     "files_of",
     "is_prewarmed",
     "parse_manifest",
     "read_manifest",
+    "verify_folder",
 ]
 
 SCHEMA = 1
@@ -43,7 +44,7 @@ RECORDS = "records"
 BINARIES = "binaries"
 
 _MOST_BYTES = 64 << 20
-"""Of a manifest: a million files."""
+"""Largest size of a manifest, enough for a folder of several hundred thousand files."""
 
 
 class _Model(BaseModel):
@@ -58,67 +59,71 @@ class File(_Model):
 
 
 class PrewarmedKernel(_Model):
-    """What is there of one kernel."""
+    """Number of a kernel's scenarios and binaries in the folder."""
 
     name: str
     source: str
     scenarios: int
-    """Scenarios with a winner, over all devices."""
+    """Scenarios with a winner, summed over all devices."""
     binaries: int = 0
-    """As many as were made: configs that differ in what is not compiled in share one."""
+    """Compiled kernels; configs that compile to the same code share one."""
 
 
 class Manifest(_Model):
-    """A prewarmed folder's own account."""
+    """Description of a prewarmed folder."""
 
     schema_version: StrictInt = SCHEMA
     made_by: str
-    """The version of dejavu-cache."""
+    """Version of dejavu-cache that made the folder."""
     triton: str
     wheel: str
-    """The build of Triton whose keys the binaries have: see `dejavu_cache.triton_internals.compilation.wheel`."""
+    """Build of Triton that determines the keys of the binaries; see `compilation.wheel`."""
     abi: str
-    """The Python whose host-side modules these are, as the end of their names says."""
+    """Suffix of extension modules, which names the Python that the host-side modules are for."""
     platform: str
     host_key: str
-    """What Triton's keys of host-side modules say of a machine: another thing where one tool less is installed."""
+    """Part of Triton's keys of host-side modules that depends on the machine's installed tools."""
     devices: tuple[Device, ...]
     targets: tuple[str, ...]
     """`cuda:90`, `hip:gfx942`, …"""
     codegen: dict[str, str]
-    """The code generator by device."""
+    """Code generator of each device, by the device's name."""
     kernels: tuple[PrewarmedKernel, ...]
     files: dict[str, File]
-    """Every file but this one, by its path inside the folder."""
+    """All files except the manifest, by their paths inside the folder."""
 
     @property
     def text(self) -> str:
-        """The manifest as it is written down; the same for the same content."""
+        """Canonical JSON of the manifest."""
         return canonical_json(self) + "\n"
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the text: the identity of all that the folder holds."""
+        """SHA-256 of the text, which identifies the folder's content."""
         return hashlib.sha256(self.text.encode()).hexdigest()
 
 
 def is_prewarmed(folder: Path) -> bool:
-    """Whether a folder was made by `dejavu-cache prewarm`."""
+    """Return whether a folder was made by `dejavu-cache prewarm`."""
     return (folder / MANIFEST).is_file()
 
 
 def parse_manifest(text: bytes, where: str) -> Manifest:
-    """Reads a manifest.
+    """Parse a manifest.
+
+    Args:
+        text: the content of its file.
+        where: the file's name, for error messages.
 
     Raises:
         BundleError: a newer version wrote it, or it is damaged.
     """
     try:
-        found = _Version.model_validate_json(text).schema_version
-        if found > SCHEMA:
+        schema = _Version.model_validate_json(text).schema_version
+        if schema > SCHEMA:
             raise BundleError(
-                f"{where} has schema version {found}, and this version of dejavu-cache reads up to {SCHEMA}: "
-                "upgrade dejavu-cache"
+                f"{where} has schema version {schema}, and this version of dejavu-cache reads up "
+                f"to {SCHEMA}: upgrade dejavu-cache"
             )
         return Manifest.model_validate_json(text)
     except ValidationError as error:
@@ -133,7 +138,7 @@ class _Version(BaseModel):
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """A folder's manifest.
+    """Read a folder's manifest, without comparing it with the files.
 
     Raises:
         BundleError: there is none, or it cannot be read.
@@ -152,50 +157,54 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def files_of(folder: Path) -> Iterator[tuple[str, Path]]:
-    """All files of a folder but its manifest, by their paths inside it, in order.
+    """Yield all files of a folder except its manifest, with their paths inside it, sorted.
 
     Raises:
-        BundleError: there is something that is neither a file nor a folder.
+        BundleError: the folder contains something that is neither a file nor a folder.
     """
-    found = []
+    files = []
     for root, folders, names in os.walk(folder):
         for name in [*folders, *names]:
             path = Path(root, name)
             if path.is_symlink() or not (path.is_file() or path.is_dir()):
                 raise BundleError(f"{path} is neither a file nor a folder: remove it")
-        found += [Path(root, name) for name in names]
-    for path in sorted(found):
+        files += [Path(root, name) for name in names]
+    for path in sorted(files):
         inside = path.relative_to(folder).as_posix()
         if inside != MANIFEST:
             yield inside, path
 
 
-def checked(folder: Path) -> Manifest:
-    """The manifest of a folder in which every file is what the manifest says, and no other is.
+def verify_folder(folder: Path) -> Manifest:
+    """Compare all files of a folder with its manifest, and return the manifest.
 
     Raises:
-        BundleError: one is missing, altered, or not mentioned.
+        BundleError: a file is missing, altered, or not in the manifest.
     """
     manifest = read_manifest(folder)
-    found = dict(files_of(folder))
-    for inside in sorted(manifest.files.keys() - found.keys()):
+    files = dict(files_of(folder))
+    for inside in sorted(manifest.files.keys() - files.keys()):
         raise BundleError(
             f"{folder / inside} is missing: make the folder again, or extract it again"
         )
-    for inside in sorted(found.keys() - manifest.files.keys()):
+    for inside in sorted(files.keys() - manifest.files.keys()):
         raise BundleError(
             f"{folder / inside} is not in the manifest: remove it, or make the folder again"
         )
-    for inside, path in found.items():
-        if described(path) != manifest.files[inside]:
+    for inside, path in files.items():
+        if describe_file(path) != manifest.files[inside]:
             raise BundleError(
                 f"{path} was altered: its digest is not the manifest's; make the folder again"
             )
     return manifest
 
 
-def described(path: Path) -> File:
-    """A file's size and digest."""
+def describe_file(path: Path) -> File:
+    """Return a file's size and digest.
+
+    Raises:
+        BundleError: the file cannot be read.
+    """
     try:
         with path.open("rb") as file:
             digest = hashlib.sha256()

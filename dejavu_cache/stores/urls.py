@@ -19,23 +19,23 @@ from .tiered import TieredStore
 __all__ = ["local_folders", "open_store", "shipped_stores"]
 
 SCHEMES = "dejavu_cache.stores"
-"""The entry-point group of other schemes: each a callable from a URL to a `Store`."""
+"""Entry-point group of further schemes; an entry point is a callable from a URL to a `Store`."""
 
 SHIPPED = "dejavu_cache.records"
-"""The entry-point group of packages that ship records: each names a package whose folder is a file store."""
+"""Entry-point group of shipped records; an entry point is a folder, or a module in one."""
 
 
 def open_store(url: str) -> Store:
-    """Opens the store, or the tiers separated by commas, that a URL names.
+    """Open the store of a URL; several URLs, separated by commas, make a tiered store.
 
     Args:
-        url: `file:///path`, `/path`, `memory://`, `frozen:///path` or a scheme that a package adds (`https://…`).
-            A path is a folder of records, or a prewarmed one.
+        url: `file:///path`, `/path`, `memory://`, `frozen:///path` or a scheme that a package adds,
+            such as `https://…`. A path is a folder of records, or a prewarmed folder.
 
     Raises:
-        SettingsError: nothing is named, or nobody knows the scheme.
+        SettingsError: the URL is empty, or no installed package knows its scheme.
     """
-    stores = [_open_one(part.strip()) for part in url.split(",") if part.strip()]
+    stores = [_open_tier(part.strip()) for part in url.split(",") if part.strip()]
     if not stores:
         raise SettingsError(
             "no store is named: give a folder, file:///folder, memory:// or https://server"
@@ -44,17 +44,18 @@ def open_store(url: str) -> Store:
 
 
 def local_folders(url: str) -> list[Path]:
-    """The folders among the stores that a URL names, in order."""
+    """Return the folders among the stores of a URL, in order."""
     parts = [urlsplit(part.strip()) for part in url.split(",") if part.strip()]
     return [Path(unquote(part.path)).expanduser() for part in parts if part.scheme in ("", "file")]
 
 
-def _open_one(url: str) -> Store:
+def _open_tier(url: str) -> Store:
     scheme = urlsplit(url).scheme if "://" in url else "file"
     opener = _BUILT_IN.get(scheme) or _from_entry_point(scheme)
     if opener is None:
         raise SettingsError(
-            f"no store knows the scheme {scheme!r} of {url!r}; known are {', '.join(_known_schemes())}"
+            f"no store knows the scheme {scheme!r} of {url!r}; "
+            f"known are {', '.join(_known_schemes())}"
         )
     return opener(url)
 
@@ -73,7 +74,7 @@ def _open_file(url: str) -> FileStore:
 
 
 def _file_store(folder: Path, read_only: bool) -> FileStore:
-    """A folder's records; those of a prewarmed one are sealed."""
+    """Open a folder of records; a prewarmed one may only be read."""
     prewarmed = is_prewarmed(folder)
     return FileStore(folder / RECORDS if prewarmed else folder, read_only=read_only or prewarmed)
 
@@ -106,17 +107,17 @@ _BUILT_IN: dict[str, Callable[[str], Store]] = {
 
 
 def shipped_stores() -> list[Store]:
-    """The records that installed packages carry, read-only.
+    """Open the records that installed packages ship, for reading only.
 
-    A package ships records by an entry point in the group `dejavu_cache.records` whose object is the
-    folder's path, or a module whose folder it is.
+    A package ships records by an entry point in the group `dejavu_cache.records`. Its object is the
+    path of a folder, or a module whose folder contains the records.
     """
     stores: list[Store] = []
     for point in sorted(entry_points(group=SHIPPED), key=lambda point: point.name):
         try:
-            held = point.load()
-            folder = Path(held if isinstance(held, (str, Path)) else held.__path__[0])
-        except Exception as error:  # a stranger's package must not stop a launch
+            target = point.load()
+            folder = Path(target if isinstance(target, (str, Path)) else target.__path__[0])
+        except Exception as error:  # another package's error must not stop a launch
             warn_once(
                 f"{SHIPPED}:{point.name}", f"the records of {point.value} cannot be found: {error}"
             )

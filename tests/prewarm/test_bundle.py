@@ -18,7 +18,7 @@ from dejavu_cache.errors import BundleError
 from dejavu_cache.prewarm.bundle import archive
 from dejavu_cache.prewarm.bundle.compatibility import compatibility_checks, read_any
 from dejavu_cache.prewarm.bundle.oci_image import bundle_in, write_layout
-from dejavu_cache.stores.manifest import MANIFEST, SCHEMA, checked
+from dejavu_cache.stores.manifest import MANIFEST, SCHEMA, verify_folder
 
 
 @pytest.fixture(scope="session")
@@ -44,7 +44,7 @@ def test_the_same_folder_elsewhere_gives_the_same_bytes(
 def test_what_goes_in_comes_out(folder: Path, bundle: Path, tmp_path: Path) -> None:
     """By the commands."""
     assert dejavu("bundle", "extract", bundle, tmp_path / "out").returncode == 0
-    assert checked(tmp_path / "out") == checked(folder)
+    assert verify_folder(tmp_path / "out") == verify_folder(folder)
     told = dejavu("bundle", "inspect", bundle)
     assert told.returncode == 0
     for word in (
@@ -52,7 +52,7 @@ def test_what_goes_in_comes_out(folder: Path, bundle: Path, tmp_path: Path) -> N
         "sm_90, 132 units, 140 GiB",
         "sm_100",
         "products.add_one",
-        checked(folder).digest,
+        verify_folder(folder).digest,
     ):
         assert word in told.stdout
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
@@ -167,7 +167,7 @@ def test_a_folder_that_was_changed_is_not_packed(folder: Path, tmp_path: Path) -
 
 def test_the_machine_is_looked_at_field_by_field(folder: Path) -> None:
     """Another Triton, another Python, no GPU: each is named, before anything is loaded."""
-    manifest = checked(folder)
+    manifest = verify_folder(folder)
     assert {field.name: field.state for field in compatibility_checks(manifest, device=False)} == {
         "platform": "ok",
         "python": "ok",
@@ -199,7 +199,7 @@ def test_an_image_layout_is_what_registries_take(
     )
     plain = zstandard.ZstdDecompressor().stream_reader(bundle.read_bytes()).read()
     assert config["rootfs"]["diff_ids"] == [f"sha256:{hashlib.sha256(plain).hexdigest()}"]
-    assert read_any(layout) == checked(folder)
+    assert read_any(layout) == verify_folder(folder)
     write_layout(folder, tmp_path / "again")
     names = [
         sorted(str(path.relative_to(each)) for path in each.rglob("*"))

@@ -20,7 +20,7 @@ from support.processes import environment
 
 from dejavu_cache.model.record import Record
 from dejavu_cache.stores import FileStore, open_store
-from dejavu_cache.stores.manifest import checked
+from dejavu_cache.stores.manifest import verify_folder
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Triton compiles on Linux")
 
@@ -73,7 +73,7 @@ def run_program(
 
 def test_binaries_for_three_architectures_are_made_without_a_gpu(folder: Path) -> None:
     """Of winners and defaults, and of the module's kernel that nobody tunes."""
-    manifest = checked(folder)
+    manifest = verify_folder(folder)
     assert manifest.targets == ("cuda:100", "cuda:90", "hip:gfx942")[: len(DEVICES)]
     assert {kernel.name: kernel.scenarios for kernel in manifest.kernels} == {
         "products.add_one": 2 * len(DEVICES),

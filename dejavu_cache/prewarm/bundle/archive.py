@@ -19,7 +19,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any, NamedTuple
 
 from ...errors import BundleError
-from ...stores.manifest import MANIFEST, Manifest, checked, parse_manifest
+from ...stores.manifest import MANIFEST, Manifest, parse_manifest, verify_folder
 
 __all__ = ["Digests", "create", "extract", "read_bundle"]
 
@@ -52,7 +52,7 @@ def create(folder: Path, file: Path) -> tuple[Manifest, Digests]:
         BundleError: the folder is not prewarmed, differs from its manifest, or the file cannot be
             written.
     """
-    manifest = checked(folder)
+    manifest = verify_folder(folder)
     partial_file = file.with_name(f".{file.name}.{uuid.uuid4().hex[:8]}")
     try:
         file.absolute().parent.mkdir(parents=True, exist_ok=True)
@@ -98,14 +98,17 @@ class _HashingWriter(io.RawIOBase):
     """Writes bytes to a stream and computes their digest."""
 
     def __init__(self, out: Any) -> None:
+        """Wrap the stream to write to."""
         self._out = out
         self.hash = hashlib.sha256()
         self.size = 0
 
     def writable(self) -> bool:
+        """Return True."""
         return True
 
     def write(self, data: Any) -> int:
+        """Write bytes, add them to the digest, and return their number."""
         self.hash.update(data)
         self.size += len(data)
         self._out.write(data)
@@ -125,7 +128,7 @@ def read_bundle(file: Path) -> Manifest:
 
 
 def extract(file: Path, out: Path) -> Manifest:
-    """Unpacks a bundle into a new folder, which is there when all of it was checked, or not at all.
+    """Unpack a bundle into a new folder, which appears only once every file was verified.
 
     Raises:
         BundleError: as for `read_bundle`, or the folder is there already or cannot be written.
@@ -154,7 +157,7 @@ def extract(file: Path, out: Path) -> Manifest:
 
 
 def _members(file: Path, manifests: list[Manifest]) -> Iterator[tuple[str, IO[bytes]]]:
-    """Yield the files of a bundle in order, and check each once it was read.
+    """Check a bundle's seal, then yield its files in order, each verified once it was read.
 
     The manifest is appended to `manifests` before the first file.
     """
@@ -176,14 +179,15 @@ def _members(file: Path, manifests: list[Manifest]) -> Iterator[tuple[str, IO[by
 def _checked_members(
     file: Path, tar: tarfile.TarFile, manifests: list[Manifest]
 ) -> Iterator[tuple[str, IO[bytes]]]:
-    seen: set[str] = set()
+    """Yield the files of a bundle's tar, and compare each with the manifest once it was read."""
+    names: set[str] = set()
     for entry in tar:
         name = entry.name
-        if not entry.isreg() or name in seen or not _is_inside(name):
+        if not entry.isreg() or name in names or not _is_inside(name):
             raise BundleError(
                 f"{file} has an entry that no bundle has: {name!r}; nothing was unpacked"
             )
-        seen.add(name)
+        names.add(name)
         data = tar.extractfile(entry)
         assert data is not None
         if not manifests:
@@ -205,7 +209,7 @@ def _checked_members(
             )
     if not manifests:
         raise BundleError(f"{file} is no bundle: it is empty")
-    missing = sorted(set(manifests[0].files) - (seen - {MANIFEST}))
+    missing = sorted(set(manifests[0].files) - (names - {MANIFEST}))
     if missing:
         raise BundleError(f"{file} is cut: {missing[0]} is missing; get it again")
 
@@ -226,13 +230,13 @@ def _check_seal(file: Path) -> None:
     try:
         size = file.stat().st_size
         with file.open("rb") as raw:
-            digest, left = hashlib.sha256(), max(size - _SEAL.size, 0)
-            while left:
-                block = raw.read(min(left, _BLOCK))
+            digest, remaining = hashlib.sha256(), max(size - _SEAL.size, 0)
+            while remaining:
+                block = raw.read(min(remaining, _BLOCK))
                 if not block:
                     break
                 digest.update(block)
-                left -= len(block)
+                remaining -= len(block)
             seal = raw.read(_SEAL.size)
     except OSError as error:
         raise BundleError(f"{file} cannot be read: {error.strerror or error}") from None
@@ -246,15 +250,18 @@ class _LimitedReader(io.RawIOBase):
     """Reads the first bytes of a file and hides the rest."""
 
     def __init__(self, raw: IO[bytes], size: int) -> None:
-        self._raw, self._left = raw, size
+        """Wrap a file of which `size` bytes may be read."""
+        self._raw, self._remaining = raw, size
 
     def readable(self) -> bool:
+        """Return True."""
         return True
 
     def readinto(self, buffer: Any) -> int:
-        data = self._raw.read(min(len(buffer), self._left))
+        """Read into a buffer, and return the number of bytes; 0 at the limit."""
+        data = self._raw.read(min(len(buffer), self._remaining))
         buffer[: len(data)] = data
-        self._left -= len(data)
+        self._remaining -= len(data)
         return len(data)
 
 
@@ -262,10 +269,12 @@ class _HashingReader:
     """Reads bytes from a stream and computes their digest."""
 
     def __init__(self, data: IO[bytes]) -> None:
+        """Wrap the stream to read from."""
         self._data = data
         self.hash = hashlib.sha256()
 
     def read(self, size: int = -1) -> bytes:
+        """Read bytes and add them to the digest."""
         block = self._data.read(size)
         self.hash.update(block)
         return block

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from ...errors import BundleError
-from ...stores.manifest import Manifest, checked, is_prewarmed
+from ...stores.manifest import Manifest, is_prewarmed, verify_folder
 from .archive import read_bundle
 from .oci_image import bundle_in
 
@@ -40,7 +40,7 @@ def read_any(path: Path) -> Manifest:
         raise BundleError(f"{path} is not there")
     if path.is_dir():
         if is_prewarmed(path):
-            return checked(path)
+            return verify_folder(path)
         if (path / "oci-layout").is_file():
             return read_bundle(bundle_in(path))
         raise BundleError(f"{path} is neither a prewarmed folder nor an image layout")
@@ -54,29 +54,30 @@ def compatibility_checks(manifest: Manifest, *, device: bool = True) -> list[Com
         manifest: the manifest of the folder.
         device: whether to look at the GPUs of this machine; a builder has none.
     """
-    found = _software(manifest)
-    return [*found, *_devices(manifest)] if device else found
+    checks = _software(manifest)
+    return [*checks, *_devices(manifest)] if device else checks
 
 
 def _software(manifest: Manifest) -> list[CompatibilityCheck]:
-    ours = str(sysconfig.get_config_var("EXT_SUFFIX"))
-    found = [
-        _same("platform", manifest.platform, sysconfig.get_platform()),
-        _same("python", manifest.abi, ours),
+    """Compare the platform, Python and Triton."""
+    abi = str(sysconfig.get_config_var("EXT_SUFFIX"))
+    checks = [
+        _equality("platform", manifest.platform, sysconfig.get_platform()),
+        _equality("python", manifest.abi, abi),
     ]
     try:
         here = version("triton")
     except PackageNotFoundError:
-        return [*found, CompatibilityCheck("triton", "wrong", manifest.triton, "not installed")]
-    found.append(_same("triton", manifest.triton, here))
-    if found[-1].state == "ok":
+        return [*checks, CompatibilityCheck("triton", "wrong", manifest.triton, "not installed")]
+    checks.append(_equality("triton", manifest.triton, here))
+    if checks[-1].state == "ok":
         from ...triton_internals.compilation import wheel
 
-        found.append(_same("wheel", manifest.wheel, wheel()))
-    return found
+        checks.append(_equality("wheel", manifest.wheel, wheel()))
+    return checks
 
 
-def _same(name: str, wanted: str, here: str) -> CompatibilityCheck:
+def _equality(name: str, wanted: str, here: str) -> CompatibilityCheck:
     return CompatibilityCheck(name, "ok" if wanted == here else "wrong", wanted, here)
 
 
@@ -88,38 +89,36 @@ class _Gpu(NamedTuple):
 
 
 def _devices(manifest: Manifest) -> list[CompatibilityCheck]:
+    """Compare every GPU of this machine with the manifest's devices, then the driver."""
     gpus, driver = _gpus()
+    names = ", ".join(device.name for device in manifest.devices)
     if not gpus:
-        return [
-            CompatibilityCheck(
-                "device", "unknown", ", ".join(each.name for each in manifest.devices), "no GPU"
-            )
-        ]
-    found = []
+        return [CompatibilityCheck("device", "unknown", names, "no GPU")]
+    checks = []
     for number, gpu in enumerate(gpus):
-        told = f"device {number}" if len(gpus) > 1 else "device"
-        named = next((each for each in manifest.devices if each.name == gpu.name), None)
+        label = f"device {number}" if len(gpus) > 1 else "device"
+        named = next((device for device in manifest.devices if device.name == gpu.name), None)
         if named is None:
-            wanted = ", ".join(each.name for each in manifest.devices)
-            found.append(CompatibilityCheck(told, "wrong", wanted, gpu.name))
-            found.append(_any(f"{told} arch", {each.arch for each in manifest.devices}, gpu.arch))
+            archs = {device.arch for device in manifest.devices}
+            checks.append(CompatibilityCheck(label, "wrong", names, gpu.name))
+            checks.append(_membership(f"{label} arch", archs, gpu.arch))
             continue
-        found += [
-            _same(told, named.name, gpu.name),
-            _same(f"{told} arch", named.arch, gpu.arch),
-            _same(f"{told} units", str(named.units), str(gpu.units)),
-            _same(f"{told} memory", f"{named.memory_gib} GiB", f"{gpu.memory_gib} GiB"),
+        checks += [
+            _equality(label, named.name, gpu.name),
+            _equality(f"{label} arch", named.arch, gpu.arch),
+            _equality(f"{label} units", str(named.units), str(gpu.units)),
+            _equality(f"{label} memory", f"{named.memory_gib} GiB", f"{gpu.memory_gib} GiB"),
         ]
-    least = max((_least_driver(each, manifest) for each in manifest.devices), default=0)
+    least = max((_least_driver(device, manifest) for device in manifest.devices), default=0)
     if driver and least:
         enough = int(driver.partition(".")[0]) >= least
-        found.append(
+        checks.append(
             CompatibilityCheck("driver", "ok" if enough else "wrong", f"{least} or later", driver)
         )
-    return found
+    return checks
 
 
-def _any(name: str, wanted: set[str], here: str) -> CompatibilityCheck:
+def _membership(name: str, wanted: set[str], here: str) -> CompatibilityCheck:
     return CompatibilityCheck(
         name, "ok" if here in wanted else "wrong", ", ".join(sorted(wanted)), here
     )
@@ -131,6 +130,7 @@ _BY_CUDA = {"11": 450, "12": 525, "13": 580}
 
 
 def _least_driver(device: Any, manifest: Manifest) -> int:
+    """Return the first branch of NVIDIA's driver that runs a device's binaries; 0 if unknown."""
     codegen = manifest.codegen.get(device.name, "")
     if not codegen.startswith("ptxas "):
         return 0
@@ -143,7 +143,7 @@ def _gpus() -> tuple[list[_Gpu], str]:
         import torch
 
         count = torch.cuda.device_count()
-        gpus = [_gpu(torch, each) for each in range(count)]
+        gpus = [_gpu(torch, index) for index in range(count)]
     except Exception:  # no torch, no driver, or a broken one
         return [], ""
     return gpus, _driver()

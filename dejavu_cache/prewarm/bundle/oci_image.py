@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import BundleError
-from ...stores.manifest import Manifest, checked
+from ...stores.manifest import Manifest, verify_folder
 from .archive import write
 
 __all__ = ["bundle_in", "write_layout"]
@@ -31,7 +31,7 @@ def write_layout(folder: Path, out: Path) -> Manifest:
         BundleError: the folder differs from its manifest, or the new one exists or cannot be
             written.
     """
-    manifest = checked(folder)
+    manifest = verify_folder(folder)
     out = out.absolute()
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise BundleError(f"{out} is there already: name a new folder, or remove it")
@@ -90,6 +90,7 @@ def _json(value: Mapping[str, Any]) -> bytes:
 
 
 def _blob(blobs: Path, value: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    """Write a JSON blob under its digest, and return its descriptor."""
     data = _json(value)
     digest = hashlib.sha256(data).hexdigest()
     (blobs / digest).write_bytes(data)
@@ -100,7 +101,7 @@ def bundle_in(layout: Path) -> Path:
     """Return the path of the bundle in an image layout that `write_layout` wrote.
 
     Raises:
-        BundleError: it is another image's.
+        BundleError: the layout is of another image, or damaged.
     """
     try:
         (image,) = json.loads((layout / "index.json").read_bytes())["manifests"]
@@ -111,6 +112,7 @@ def bundle_in(layout: Path) -> Path:
 
 
 def _checked_blob(layout: Path, descriptor: Mapping[str, Any]) -> Path:
+    """Return the path of a descriptor's blob, after comparing its digest with its name."""
     kind, _, digest = str(descriptor["digest"]).partition(":")
     path = layout / "blobs" / kind / digest
     if (
