@@ -121,6 +121,7 @@ RENAMED_NAMES = {
     "dejavu_cache.launch_key": {"OPEN": "SET_BY_CONFIG"},
     "dejavu_cache.launch_versions": {"WATCHED": "WATCHED_KNOBS"},
     "dejavu_cache.launches": {"compilation": "recreate_compilation"},
+    "dejavu_cache.manifest": {"checked": "verify_folder", "described": "describe_file"},
     "dejavu_cache.noting": {
         "METHOD": "LAUNCH_METHOD",
         "note_launches": "record_launches",

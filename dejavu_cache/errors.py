@@ -1,18 +1,18 @@
-"""Every error the project raises, under one root.
+"""Exceptions of all packages of the project, under one root.
 
 DejavuError
-├── SettingsError            a setting, or what `cached_autotune` was given, makes no sense
-├── KeyArgumentError         a key argument has a value that no record can hold
+├── SettingsError            a setting, or an argument of `cached_autotune`, is invalid
+├── KeyArgumentError         a key argument has a value that records cannot represent
 ├── NoValidConfigError       every config of a scenario failed
 ├── ScenarioNotTuned         strict mode met a scenario without a record
-├── TooFewRecordsError       there is not enough to fit a decision tree to
+├── TooFewRecordsError       there are not enough records to fit a decision tree
 ├── PrewarmError             a folder cannot be prewarmed as asked
-├── BundleError              a prewarmed folder or bundle cannot be used: cut, altered, newer, not for this machine
+├── BundleError              a prewarmed folder or bundle is damaged, newer, or for another machine
 └── StoreError               a store cannot do what was asked
     ├── ReadOnlyStoreError   it may only be read
-    ├── NewerFormatError     it was written by a newer version
-    ├── DamagedRecordsError  what it holds is not what was written
-    └── MergeConflictError   two measurements of one config, and the caller asked to be told
+    ├── NewerFormatError     its records were written by a newer version of this package
+    ├── DamagedRecordsError  its content is not a record set
+    └── MergeConflictError   two measurements of one config met under `on_conflict="fail"`
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = [
 
 
 class DejavuError(Exception):
-    """The root: catch this to catch everything the project raises on purpose."""
+    """Root of the project's exceptions."""
 
 
 class SettingsError(DejavuError, ValueError):
@@ -45,19 +45,24 @@ class SettingsError(DejavuError, ValueError):
 
 
 class KeyArgumentError(DejavuError, TypeError):
-    """A key argument's value cannot be written down; the message names the argument."""
+    """A key argument has a value that records cannot represent; the message names the argument."""
 
 
 class NoValidConfigError(DejavuError, RuntimeError):
-    """No config of a scenario can run; the message gives each one's reason."""
+    """No config of a scenario can run.
+
+    Attributes:
+        reasons: the failure of every config, by the config's text.
+    """
 
     def __init__(self, kernel: str, scenario: str, reasons: Mapping[str, str]) -> None:
+        """Compose the message from the kernel, the scenario and the failures."""
         self.reasons = dict(reasons)
         lines = "\n".join(f"  {config}: {reason}" for config, reason in self.reasons.items())
         super().__init__(f"no config of {kernel} can run {scenario}; each one failed:\n{lines}")
 
 
-class ScenarioNotTuned(DejavuError, LookupError):
+class ScenarioNotTuned(DejavuError, LookupError):  # noqa: N818 - a public name
     """Strict mode met a scenario without a usable record."""
 
 
@@ -66,11 +71,11 @@ class TooFewRecordsError(DejavuError, LookupError):
 
 
 class PrewarmError(DejavuError):
-    """A folder cannot be prewarmed as asked; the message says what is in the way."""
+    """A folder cannot be prewarmed as asked; the message says why."""
 
 
 class BundleError(DejavuError):
-    """A prewarmed folder or a bundle of one cannot be used; nothing of it was."""
+    """A prewarmed folder or bundle cannot be used; nothing in it was loaded."""
 
 
 class StoreError(DejavuError):
@@ -84,9 +89,16 @@ class ReadOnlyStoreError(StoreError):
 class NewerFormatError(StoreError):
     """The records were written in a newer format than this version reads."""
 
-    def __init__(self, where: str, found: int, known: int) -> None:
+    def __init__(self, where: str, version: int, newest: int) -> None:
+        """Compose the message.
+
+        Args:
+            where: the file or server.
+            version: its format.
+            newest: the newest format that this version of the package reads.
+        """
         super().__init__(
-            f"{where} has format {found}, and this version of dejavu-cache reads up to {known}: "
+            f"{where} has format {version}, and this version of dejavu-cache reads up to {newest}: "
             "upgrade dejavu-cache; the file is left as it is"
         )
 

@@ -1,4 +1,4 @@
-"""Warnings that a running program sees once, through `logging`, and that never stop it."""
+"""Warnings through `logging`, each given once per process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _lock = threading.Lock()
 
 
 def warn_once(about: str, message: str) -> None:
-    """Logs a warning, unless one about the same thing was logged by this process before."""
+    """Log a warning, unless this process has already logged one about the same subject."""
     with _lock:
         if about in _said:
             return

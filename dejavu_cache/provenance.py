@@ -1,4 +1,4 @@
-"""Who is doing this, as records and leases tell it."""
+"""Name of the user and machine, for records and leases."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["whoami"]
 
 @cache
 def whoami() -> str:
-    """User and host."""
+    """Return the user and the host, as `user@host`."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # a container's user without a name

@@ -1,4 +1,4 @@
-"""The one place that reads the environment."""
+"""Settings of a process, read from its environment variables in this module alone."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PREFIX = "DEJAVU_CACHE_"
 
 
 class Mode(str, Enum):
-    """What a launch may do when it meets a scenario without a record."""
+    """Action of a launch whose scenario has no record."""
 
     TUNE = "tune"
     """Benchmark it, once in the fleet, and keep the record."""
@@ -32,44 +32,44 @@ class Mode(str, Enum):
 
 
 class Settings(BaseModel):
-    """What a process was told, frozen. Every field is the variable `DEJAVU_CACHE_<FIELD>`."""
+    """Settings of a process. Every field is read from the variable `DEJAVU_CACHE_<FIELD>`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     url: str = ""
-    """Stores in the order they are asked, separated by commas; empty: the user's cache directory."""
+    """URLs of stores in lookup order, separated by commas; empty: the user's cache folder."""
     mode: Mode = Mode.TUNE
     namespace: str = Field(default="main", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
     token: str = Field(default="", repr=False)
     wait: float = Field(default=0.25, ge=0, allow_inf_nan=False)
     """Seconds a launch may wait for a remote store, once, before its circuit opens."""
     tune_wait: float = Field(default=120.0, ge=0, allow_inf_nan=False)
-    """Seconds to wait for whoever tunes the same scenario, before running a fallback."""
+    """Seconds to wait for a process that tunes the same scenario, before running a fallback."""
     consensus: Literal["none", "ranks"] = "none"
-    """`ranks`: all ranks of a torch.distributed job run the config that one of them decided for."""
+    """`ranks`: all ranks of a torch.distributed job run the config that one of them chose."""
     tune_seconds: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    """Seconds that one tune may take; the next process goes on from there. Unset: as long as it takes."""
+    """Seconds that tuning a scenario may take; the next process continues. Unset: no limit."""
     tune_configs: int | None = Field(default=None, gt=0)
-    """With how many measured configs a scenario counts as tuned. Unset: with all."""
+    """Number of measured configs with which a scenario counts as tuned. Unset: all of them."""
     check: bool = True
     """Whether a config's results are compared with the default config's before it may win."""
     max_distance: float = Field(default=2.0, ge=0, allow_inf_nan=False)
-    """How far, in powers of two summed over the key arguments, a nearest scenario may be."""
+    """Largest distance of a nearest scenario, in powers of two summed over the key arguments."""
     toolchain: Literal["strict", "loose"] = "strict"
-    """`loose` lets records of another Triton version serve as a labelled fallback."""
+    """`loose`: records of another Triton version may serve as a labelled fallback."""
     family: bool = False
-    """Lets records of another GPU of the same architecture serve as a labelled fallback."""
+    """Whether records of another GPU of the same architecture may be a labelled fallback."""
     progress: bool = True
-    """Whether a tune that takes over two seconds shows a bar, where standard error is a terminal."""
+    """Whether tuning for over two seconds shows a progress bar if standard error is a terminal."""
     shipped: bool = True
     """Whether records shipped inside installed packages are read."""
     report: str = ""
-    """A folder in which every process notes what it benchmarked, compiled and missed: for `dejavu-cache verify`."""
+    """Folder for reports on benchmarks, compilations and misses; `dejavu-cache verify` sets it."""
 
     policy: str = ""
-    """The policy file; empty: `dejavu.toml` in the working directory, if there is one."""
+    """Policy file; empty: `dejavu.toml` in the working directory, if there is one."""
     install: bool = False
-    """Whether plugins of other programs, such as vLLM's, replace `triton.autotune`."""
+    """Whether this package's plugins in other programs, such as vLLM, replace `triton.autotune`."""
 
     @field_validator("mode", "toolchain", "consensus", mode="before")
     @classmethod
@@ -82,15 +82,18 @@ class Settings(BaseModel):
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> Settings:
-        """Reads `DEJAVU_CACHE_*`; an empty variable counts as unset.
+        """Read the variables `DEJAVU_CACHE_*`; an empty one counts as unset.
+
+        Args:
+            environ: the variables; by default those of the process.
 
         Raises:
-            SettingsError: a value does not fit; the message names the variable and what it accepts.
+            SettingsError: a value is invalid; the message names the variable and what it accepts.
         """
         environ = os.environ if environ is None else environ
-        given = {name: environ.get(PREFIX + name.upper(), "") for name in cls.model_fields}
+        texts = {name: environ.get(PREFIX + name.upper(), "") for name in cls.model_fields}
         try:
-            return cls.model_validate({name: text for name, text in given.items() if text})
+            return cls.model_validate({name: text for name, text in texts.items() if text})
         except ValidationError as error:
             problems = "; ".join(
                 f"{PREFIX}{str(part['loc'][0]).upper()}={part['input']!r}: {part['msg']}"
@@ -100,7 +103,7 @@ class Settings(BaseModel):
 
     @property
     def default_url(self) -> str:
-        """The user's own file store."""
+        """URL of the store in the user's cache folder."""
         from platformdirs import user_cache_dir
 
         return (Path(user_cache_dir("dejavu-cache", appauthor=False)) / "records").as_uri()
@@ -108,12 +111,15 @@ class Settings(BaseModel):
 
 @cache
 def current_settings() -> Settings:
-    """This process's settings, read at first use."""
+    """Return this process's settings, read at the first call."""
     return Settings.from_environment()
 
 
 def policy_file() -> Path | None:
-    """Where this process's policy lies, or None. Asked when kernels are decorated, before the settings are read."""
-    named = os.environ.get(PREFIX + "POLICY", "")
-    path = Path(named or "dejavu.toml")
-    return path if named or path.is_file() else None
+    """Return the path of this process's policy file, or None.
+
+    Decorating a kernel calls this at import time, when the settings must not be read yet.
+    """
+    variable = os.environ.get(PREFIX + "POLICY", "")
+    path = Path(variable or "dejavu.toml")
+    return path if variable or path.is_file() else None

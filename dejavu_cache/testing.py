@@ -1,4 +1,4 @@
-"""The store contract as a test suite, for the stores here and for anybody's.
+"""Test suite of the store contract, for this package's stores and those of others.
 
 class TestMyStore(StoreContract):
     @pytest.fixture
@@ -57,18 +57,21 @@ def _record(m: int, *measurements: Measurement, **fields: Any) -> Record:
 
 
 class StoreContract:
-    """What `dejavu_cache.stores.Store` promises; subclass it, with a fixture `store` and `reopen`.
+    """Tests of the contract of `dejavu_cache.stores.Store`.
+
+    A subclass defines a fixture `store` and the method `reopen`.
 
     Attributes:
-        first_claim_stands: of two timings of one config the first is kept, as an append-only server does.
-        exclusive_leases: whether leases of two openings shut each other out.
+        first_claim_stands: whether the store keeps the first of two timings of a config, as an
+            append-only server does.
+        exclusive_leases: whether a lease excludes other openings of the same store.
     """
 
     first_claim_stands = False
     exclusive_leases = True
 
     def reopen(self, store: Store) -> Store:
-        """The same records as another process would open them."""
+        """Open the records of a store again, as another process would."""
         raise NotImplementedError
 
     def test_a_miss_is_none(self, store: Store) -> None:
@@ -79,7 +82,7 @@ class StoreContract:
         assert store.get(_context(), _record(2).scenario, fresh=True) is None
 
     def test_what_was_put_is_got(self, store: Store) -> None:
-        """Whole, with the store's name on it."""
+        """Return an equal record with the URL of its store."""
         written = _record(
             1,
             _measurement(16),
@@ -93,7 +96,7 @@ class StoreContract:
         assert found.store
 
     def test_another_opening_finds_it(self, store: Store) -> None:
-        """That is what a store is for."""
+        """Find a record by another opening of the same store."""
         store.put(_context(), [_record(1)])
         store.close()
         other = self.reopen(store)
@@ -103,7 +106,7 @@ class StoreContract:
         assert list(other.contexts()) == [_context()]
 
     def test_put_merges(self, store: Store) -> None:
-        """What was measured before stays."""
+        """Keep earlier measurements."""
         store.put(_context(), [_record(1, _measurement(16))])
         store.put(_context(), [_record(1, _measurement(32)), _record(2)])
         found = store.get(_context(), _record(1).scenario, fresh=True)
@@ -112,7 +115,7 @@ class StoreContract:
         assert len(list(store.records(_context()))) == 2
 
     def test_what_was_put_now_is_there_when_it_returns(self, store: Store) -> None:
-        """Nothing is on its way any more."""
+        """Find records by another opening as soon as `put_now` returns."""
         store.put_now(_context(), [_record(1), _record(2)])
         assert list(self.reopen(store).records(_context())) == [_record(1), _record(2)]
         found = store.get(_context(), _record(1).scenario)
@@ -120,7 +123,7 @@ class StoreContract:
         assert found.record == _record(1)
 
     def test_launches_are_put_together(self, store: Store) -> None:
-        """What compiles a winner ahead of time is kept with it, whoever noted it."""
+        """Merge the recorded launches of several writers."""
         launches = [
             RecordedLaunch(
                 wheel="triton 3.6.0 cp311", signature={"x": f"*{dtype}"}, constants={"n": None}
@@ -135,14 +138,14 @@ class StoreContract:
         assert found.record == _record(1, launches=tuple(launches))
 
     def test_the_same_put_twice_is_once(self, store: Store) -> None:
-        """A client may repeat what it is not sure of."""
+        """Accept the same records again, as from a client that got no answer."""
         for _ in range(2):
             store.put(_context(), [_record(1), _record(2)])
         store.close()
         assert list(self.reopen(store).records(_context())) == [_record(1), _record(2)]
 
     def test_of_two_timings_the_rule_decides(self, store: Store) -> None:
-        """The newest by default; on an append-only store the first."""
+        """Keep the newest timing of a config; on an append-only store, the first."""
         first, second = (
             _record(1, _measurement(16, 1.0)),
             _record(1, _measurement(16, 2.0, hours=1)),
@@ -156,7 +159,7 @@ class StoreContract:
         assert found.record == (first if self.first_claim_stands else merge_records(first, second))
 
     def test_fail_writes_nothing_at_all(self, store: Store) -> None:
-        """A conflict in the second record keeps the first out too."""
+        """Write none of several records if one has a conflict."""
         store.put(_context(), [_record(2, _measurement(16, 1.0))])
         try:
             store.put(_context(), [_record(1), _record(2, _measurement(16, 9.0, hours=1))], "fail")
@@ -168,7 +171,7 @@ class StoreContract:
         assert list(self.reopen(store).records(_context())) == [_record(2, _measurement(16, 1.0))]
 
     def test_pins_are_kept_and_taken_back(self, store: Store) -> None:
-        """The later word counts."""
+        """Replace a pin by a later one, also by one without a config."""
         pinned = _record(1, pin=Pin(config=_measurement(16).config, at=_MOMENT, by="a@b"))
         store.put(_context(), [pinned])
         found = store.get(_context(), pinned.scenario, fresh=True)
@@ -182,30 +185,29 @@ class StoreContract:
         assert found.record.pinned is None
 
     def test_records_and_contexts_come_in_order(self, store: Store) -> None:
-        """The order of their text, however they were put."""
+        """Sort records and contexts by their text."""
         for name in ("pkg.b", "pkg.a"):
             store.put(_context(name), [_record(m) for m in (30, 4, 100)])
         store.close()
         contexts = list(store.contexts())
         assert contexts == sorted(contexts, key=lambda context: context.text)
         records = list(store.records(contexts[0]))
-        assert [each.scenario.text for each in records] == sorted(
-            each.scenario.text for each in records
-        )
+        texts = [record.scenario.text for record in records]
+        assert texts == sorted(texts)
         assert len(records) == 3
 
     def test_contexts_of_one_kernel(self, store: Store) -> None:
-        """By its whole name; two sources are two contexts."""
-        held = [_context("pkg.a"), _context("pkg.a", "1" * 32), _context("pkg.ab")]
-        for context in held:
+        """Select contexts by the kernel's full name; two sources are two contexts."""
+        contexts = [_context("pkg.a"), _context("pkg.a", "1" * 32), _context("pkg.ab")]
+        for context in contexts:
             store.put(context, [_record(1)])
         store.close()
-        assert set(store.contexts("pkg.a")) == set(held[:2])
+        assert set(store.contexts("pkg.a")) == set(contexts[:2])
         assert list(store.contexts("pkg")) == []
         assert len(list(store.record_sets("pkg.ab"))) == 1
 
     def test_delete_says_how_many(self, store: Store) -> None:
-        """Some scenarios, all of a context, and what is not there."""
+        """Count the deleted records: of some scenarios, of a context, and of none."""
         store.put(_context(), [_record(m) for m in (1, 2, 3)])
         store.close()
         assert store.delete(_context(), [_record(1).scenario, _record(9).scenario]) == 1
@@ -215,26 +217,26 @@ class StoreContract:
         assert store.delete(_context()) == 0
 
     def test_nothing_put_is_nothing_written(self, store: Store) -> None:
-        """An empty put makes no context."""
+        """Create no context for an empty `put`."""
         store.put(_context(), [])
         store.close()
         assert list(store.contexts()) == []
 
     def test_a_lease_shuts_others_out(self, store: Store) -> None:
-        """One holder per scenario; another scenario is free; released, it can be had again."""
+        """Give a scenario's lease to one process until it is released; others are free."""
         other = self.reopen(store)
-        one, two = _record(1).scenario, _record(2).scenario
-        with store.lease(_context(), one, wait=1) as held:
-            assert held
-            with _elsewhere(other, one) as shut_out:
-                assert shut_out != self.exclusive_leases
-            with other.lease(_context(), two, wait=1) as free:
-                assert free
-        with _elsewhere(other, one, wait=5) as again:
-            assert again
+        leased, free = _record(1).scenario, _record(2).scenario
+        with store.lease(_context(), leased, wait=1) as granted:
+            assert granted
+            with _LeaseOfOtherThread(other, leased) as granted_twice:
+                assert granted_twice != self.exclusive_leases
+            with other.lease(_context(), free, wait=1) as granted_elsewhere:
+                assert granted_elsewhere
+        with _LeaseOfOtherThread(other, leased, wait=5) as granted_after_release:
+            assert granted_after_release
 
     def test_threads_lose_nothing(self, store: Store) -> None:
-        """Eight threads put into one context."""
+        """Merge the records of eight threads that write one context."""
         threads = [
             threading.Thread(
                 target=lambda m=m: [store.put(_context(), [_record(m * 10 + i)]) for i in range(5)]
@@ -249,28 +251,30 @@ class StoreContract:
         assert len(list(self.reopen(store).records(_context()))) == 40
 
     def test_a_kernel_without_a_decision_tree_has_none(self, store: Store) -> None:
-        """Whether a store keeps trees is its business too."""
+        """Return no trees for a kernel without any, also from a store that keeps none."""
         assert list(store.trees("pkg.add")) == []
 
     def test_a_miss_may_be_noted(self, store: Store) -> None:
-        """Whether it is kept is the store's business."""
+        """Accept a miss; a store without a worklist ignores it."""
         store.miss(_context(), _record(1).scenario)
         store.close()
         assert store.get(_context(), _record(1).scenario) is None
 
 
-class _elsewhere:
-    """A lease asked for by another thread, since a holder may get its own again."""
+class _LeaseOfOtherThread:
+    """Lease requested by another thread, because a holder's own thread may get it again."""
 
     def __init__(self, store: Store, scenario: Scenario, wait: float = 0.2) -> None:
+        """Set the scenario, and the seconds to wait for its lease."""
         self._store, self._scenario, self._wait = store, scenario, wait
 
     def __enter__(self) -> bool:
+        """Return whether another thread got the lease."""
         answers: list[bool] = []
 
         def ask() -> None:
-            with self._store.lease(_context(), self._scenario, wait=self._wait) as held:
-                answers.append(held)
+            with self._store.lease(_context(), self._scenario, wait=self._wait) as granted:
+                answers.append(granted)
 
         thread = threading.Thread(target=ask)
         thread.start()
@@ -278,4 +282,4 @@ class _elsewhere:
         return answers[0]
 
     def __exit__(self, *_: object) -> None:
-        return None
+        """Do nothing: the other thread has released its lease."""
