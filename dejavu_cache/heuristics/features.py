@@ -98,6 +98,7 @@ class ScenarioEncoder:
     """
 
     def __init__(self, tuned: Sequence[Values]) -> None:
+        """Derive the columns from tuned scenarios."""
         self.inputs: dict[str, Input] = {}
         sizes: list[_SizeColumn] = []
         flags: list[_EqualityColumn] = []

@@ -22,6 +22,7 @@ class HostModuleBuilder:
     """
 
     def __init__(self, tools: Path) -> None:
+        """Let Triton build host modules with the stub tools from now on."""
         os.environ["CC"] = str(tools / "cc")
         self._driver_module_lock = FileLock(tools / "cuda-utils.lock")
         build_host_modules_with(str(tools))

@@ -40,6 +40,7 @@ class CompileProcess:
     """
 
     def __init__(self, spec: PrewarmSpec) -> None:
+        """Start the process and send it the options."""
         self._spec = spec
         environment = {
             name: value for name, value in os.environ.items() if name not in DROPPED_VARIABLES

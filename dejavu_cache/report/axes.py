@@ -20,6 +20,7 @@ class Axes:
     """
 
     def __init__(self, scenarios: Sequence[Scenario]) -> None:
+        """Assign the scenarios' inputs to panels, rows and columns."""
         points = [scenario_values(scenario) for scenario in scenarios]
         names = list(
             dict.fromkeys(

@@ -59,6 +59,7 @@ class Comparison:
     """
 
     def __init__(self, sections: Sequence[Section]) -> None:
+        """Compare the winners of every pair of sections."""
         self.kernel = sections[0].context.kernel.name
         self.method = sections[0].context.problem.method
         names = _telling_names(sections)

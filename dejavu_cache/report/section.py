@@ -39,6 +39,7 @@ class Section:
     """
 
     def __init__(self, records: RecordSet, tree: Tree | None, default: Mapping[str, str]) -> None:
+        """Compute slowdowns and count the wins of the configs."""
         self.context, self.records, self.tree = records.context, records.records, tree
         self._default = default
         self.costs = SlowdownTable.of(self.records)

@@ -64,6 +64,7 @@ class HotPath:
         buckets: Mapping[str, Bucket],
         launch_by_triton: Callable[[tuple[Any, ...], dict[str, Any]], tuple[Any, ChosenConfig]],
     ) -> None:
+        """Set up an empty cache; the arguments are described at the class."""
         self._autotuner = autotuner
         self._fn = fn = autotuner.fn
         self._launch_by_triton = launch_by_triton

@@ -40,6 +40,7 @@ class HostLostError(DejavuError):
     """
 
     def __init__(self, config: Config | None, reason: str, blame: Blame) -> None:
+        """Set the reason, and the config to blame if there is one."""
         super().__init__(reason)
         self.config = config
         self.reason = reason
@@ -86,6 +87,7 @@ class LocalHost:
         environment: Mapping[str, str] | None = None,
         patience: float = PATIENCE,
     ) -> None:
+        """Set up the host; its worker starts with the first request."""
         self._spec = spec
         self._environment = {**os.environ, "DEJAVU_CACHE_PROGRESS": "0", **(environment or {})}
         self._patience = patience

@@ -60,6 +60,7 @@ class Journal(Store):
     """
 
     def __init__(self, home: Store, folder: Path | None = None) -> None:
+        """Choose the journal's file; the first write creates it."""
         self.home = home
         self.url = home.url
         self.folder = folder or journal_folder(home.url)

@@ -68,6 +68,7 @@ class RayHost:
     """
 
     def __init__(self, spec: SweepSpec, resources: Mapping[str, float]) -> None:
+        """Set up the host; `cases` starts its actor."""
         self._spec = spec
         self._resources = dict(resources)
         self._actor: Any = None

@@ -122,6 +122,7 @@ class Sweep:
         budget: float | None = None,
         on_event: OnEvent = lambda event: None,
     ) -> None:
+        """Set up the run; the arguments are described at the class."""
         self._hosts = hosts
         self._cases = cases
         self._do = do

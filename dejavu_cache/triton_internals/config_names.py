@@ -105,6 +105,7 @@ class DeclaredConfigs:
     """
 
     def __init__(self, kernel: str, configs: Iterable[Any]) -> None:
+        """Name the configs, and warn if two of one name have different hooks."""
         self._by_name: dict[Config, Any] = {}
         for config in configs:
             first = self._by_name.setdefault(describe(config), config)
@@ -116,13 +117,17 @@ class DeclaredConfigs:
                 )
 
     def __iter__(self) -> Iterator[Config]:
+        """Iterate over the names in the order of declaration."""
         return iter(self._by_name)
 
     def __len__(self) -> int:
+        """Return the number of distinct names."""
         return len(self._by_name)
 
     def __contains__(self, config: Config) -> bool:
+        """Return whether a config of this name is declared."""
         return config in self._by_name
 
     def __getitem__(self, config: Config) -> Any:
+        """Return the `triton.Config` of a name."""
         return self._by_name[config]

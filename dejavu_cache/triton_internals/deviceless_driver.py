@@ -11,6 +11,7 @@ class UnloadedModule:
     """Module that is built and not loaded: it has every attribute, and calling one does nothing."""
 
     def __getattr__(self, name: str) -> Any:
+        """Return another stand-in for any attribute."""
         return UnloadedModule()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -26,6 +27,7 @@ class DevicelessDriver:
     """
 
     def __init__(self, target: Any) -> None:
+        """Set the target to compile for."""
         self.utils = UnloadedModule()
         self._target = target
 

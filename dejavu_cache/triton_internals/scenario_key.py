@@ -29,6 +29,7 @@ class ScenarioKey:
     def __init__(
         self, arg_names: Sequence[str], keys: Sequence[str], buckets: Mapping[str, Bucket]
     ) -> None:
+        """Plan how keys are computed; the arguments are described at the class."""
         self.keys = tuple(keys)
         self._names = frozenset(arg_names)
         self._bucket_of: dict[str, Callable[[Any], Any] | None] = {

@@ -20,6 +20,7 @@ class ParentConnection:
     """
 
     def __init__(self, requests: IO[str], events: IO[str]) -> None:
+        """Connect through two streams."""
         self.requests = requests
         self._events = events
         self._lock = threading.Lock()

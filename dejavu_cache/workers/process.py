@@ -26,6 +26,7 @@ class WorkerLostError(DejavuError):
     """
 
     def __init__(self, reason: str, *, hung: bool) -> None:
+        """Set the reason, which is also the message."""
         super().__init__(reason)
         self.hung = hung
 
@@ -52,6 +53,7 @@ class WorkerProcess:
         grace: float,
         patience: float | None = None,
     ) -> None:
+        """Start the worker; the arguments are described at the class."""
         self._grace = grace
         self._patience = patience
         self._process = subprocess.Popen(
