@@ -45,6 +45,7 @@ class Resolution:
         distance: of a `nearest` scenario, in powers of two.
         differences: on a miss, the fields in which the nearest or the tree's records differ.
         missing: the number of declared configs without a measurement.
+        wrong: the declared configs whose results were found to be wrong, with the evidence.
         agreed: whether all ranks of the job run this config, even if a later lookup finds another.
     """
 
@@ -56,6 +57,7 @@ class Resolution:
     distance: float = 0.0
     differences: Sequence[Difference] = ()
     missing: int = 0
+    wrong: Sequence[str] = ()
     agreed: bool = False
 
     @property
@@ -77,6 +79,7 @@ class Resolution:
         ]
         if self.missing:
             lines.append(f"  unmeasured configs: {self.missing}")
+        lines += [f"  wrong results: {evidence}" for evidence in self.wrong]
         lines += [
             f"  differs from the nearest record in {difference}" for difference in self.differences
         ]

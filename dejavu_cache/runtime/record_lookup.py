@@ -35,12 +35,26 @@ def resolve_from_record(request: Request, found: Found | None) -> Resolution | N
     best = best_config(request, record)
     if best is None:
         return None
-    return request.resolution("exact", request.declared[best], store=found.store, missing=missing)
+    return request.resolution(
+        "exact",
+        request.declared[best],
+        store=found.store,
+        missing=missing,
+        wrong=_wrong_configs(request, record),
+    )
 
 
 def best_config(request: Request, record: Record) -> Config | None:
     """Return the fastest declared config by a record's timings, or None if none has a timing."""
     return winner(record, set(request.declared), describe(request.default))
+
+
+def _wrong_configs(request: Request, record: Record) -> list[str]:
+    return [
+        f"({measurement.config}): {measurement.failure.reason}"
+        for measurement in record.measurements
+        if measurement.is_wrong and measurement.failure and measurement.config in request.declared
+    ]
 
 
 def _warn_of_ignored_pin(request: Request, pinned: Config) -> None:

@@ -93,6 +93,7 @@ class Request:
         store: str | None = None,
         missing: int = 0,
         differences: Sequence[Difference] = (),
+        wrong: Sequence[str] = (),
     ) -> Resolution:
         """Return the resolution of this request to a `triton.Config`; see `Resolution`."""
         return Resolution(
@@ -103,6 +104,7 @@ class Request:
             store=store,
             missing=missing,
             differences=differences,
+            wrong=wrong,
         )
 
     def _remaining(self, unmeasured: int) -> int:

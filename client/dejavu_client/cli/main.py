@@ -14,6 +14,7 @@ import typer
 from dejavu_cache.errors import DejavuError, SettingsError
 
 from .commands import (
+    audit,
     bundle,
     doctor,
     heuristics,
@@ -63,6 +64,7 @@ for family in (
     remote,
     run,
     sweep,
+    audit,
     heuristics,
     report,
     prewarm,
