@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -35,7 +36,7 @@ def remember(arguments: dict[str, Any], reset_only: bool = False) -> None:
     CONFIGS, ["n"], do_bench=bench, pre_hook=remember, check=os.environ.get("CHECK", "1") == "1"
 )
 @triton.jit
-def total(x_ptr, out_ptr, n, LIMIT: tl.constexpr):
+def total(x_ptr: Any, out_ptr: Any, n: Any, LIMIT: tl.constexpr) -> None:
     """Sum n numbers; a config whose LIMIT is less than n leaves some out."""
     accumulator = 0.0
     for start in range(0, LIMIT, 32):
@@ -44,12 +45,12 @@ def total(x_ptr, out_ptr, n, LIMIT: tl.constexpr):
     tl.store(out_ptr, accumulator)
 
 
+def arguments(n: int) -> dict[str, Any]:
+    """Return the arguments of a launch on n random numbers."""
+    return {"x_ptr": torch.rand(n), "out_ptr": torch.zeros(1), "n": n}
+
+
 def suite() -> Iterator[Case]:
     """Return the cases."""
     for n in (900, 1000):
-        yield Case(
-            f"n={n}",
-            total,
-            (1,),
-            lambda n=n: {"x_ptr": torch.rand(n), "out_ptr": torch.zeros(1), "n": n},
-        )  # type: ignore[misc]
+        yield Case(f"n={n}", total, (1,), partial(arguments, n))
