@@ -73,7 +73,6 @@ IRREGULAR_PARTICIPLES = frozenset(
         "made",
         "meant",
         "met",
-        "put",
         "said",
         "seen",
         "sent",

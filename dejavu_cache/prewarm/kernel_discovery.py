@@ -65,15 +65,15 @@ class DiscoveredKernels(NamedTuple):
         """
         left_out: dict[str, str] = {}
         modules = [module for name in names for module in _import_modules(name, left_out)]
-        known: dict[str, DiscoveredKernel] = {}
+        kernels: dict[str, DiscoveredKernel] = {}
         for module in modules:
-            for each in _kernels_of_module(module):
-                _add(known, each)
-        if not known:
+            for value in _kernels_of_module(module):
+                _add(kernels, value)
+        if not kernels:
             raise PrewarmError(
                 f"there is no kernel in {', '.join(names)}: name the modules that define them"
             )
-        return cls(known, left_out)
+        return cls(kernels, left_out)
 
 
 def _import_modules(name: str, left_out: dict[str, str]) -> Iterator[ModuleType]:
@@ -89,15 +89,15 @@ def _import_modules(name: str, left_out: dict[str, str]) -> Iterator[ModuleType]
     except Exception as error:  # a user's module may raise anything
         raise PrewarmError(f"{name} cannot be imported: {type(error).__name__}: {error}") from error
     yield module
-    for each in pkgutil.walk_packages(
+    for submodule in pkgutil.walk_packages(
         getattr(module, "__path__", ()), f"{name}.", onerror=lambda _: None
     ):
-        if each.name.rpartition(".")[2] == "__main__":
+        if submodule.name.rpartition(".")[2] == "__main__":
             continue
         try:
-            yield importlib.import_module(each.name)
+            yield importlib.import_module(submodule.name)
         except Exception as error:
-            left_out[each.name] = f"{type(error).__name__}: {error}"
+            left_out[submodule.name] = f"{type(error).__name__}: {error}"
 
 
 def _kernels_of_module(module: ModuleType) -> Iterator[Any]:
@@ -107,16 +107,16 @@ def _kernels_of_module(module: ModuleType) -> Iterator[Any]:
             yield value
 
 
-def _add(known: dict[str, DiscoveredKernel], value: Any) -> None:
+def _add(kernels: dict[str, DiscoveredKernel], value: Any) -> None:
     function = find_jit_function(value)
     name = kernel_name(function)
-    if name not in known:
-        known[name] = DiscoveredKernel(name, source_hash(function), function, [])
+    if name not in kernels:
+        kernels[name] = DiscoveredKernel(name, source_hash(function), function, [])
     while value is not function:
         if isinstance(value, CachedAutotuner) and all(
-            value is not each for each in known[name].autotuners
+            value is not autotuner for autotuner in kernels[name].autotuners
         ):
-            known[name].autotuners.append(value)
+            kernels[name].autotuners.append(value)
         value = value.fn
 
 
@@ -171,10 +171,10 @@ def python_files(names: Iterable[str]) -> dict[str, tuple[int, int]]:
     These are the files of all imported modules in the packages of the named ones.
     """
     tops = {name.partition(".")[0] for name in names}
-    found = {}
+    files = {}
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
         if file and name.partition(".")[0] in tops and Path(file).is_file():
             stat = Path(file).stat()
-            found[file] = (stat.st_mtime_ns, stat.st_size)
-    return found
+            files[file] = (stat.st_mtime_ns, stat.st_size)
+    return files

@@ -51,27 +51,27 @@ def plan(spec: PrewarmSpec, kernels: DiscoveredKernels, store: Store, own: Store
         for name, why in kernels.left_out.items()
     ]
     contexts = {
-        name: _current_contexts(known, store, notes) for name, known in kernels.by_name.items()
+        name: _current_contexts(kernel, store, notes) for name, kernel in kernels.by_name.items()
     }
     devices = [_device(name, contexts, spec) for name in spec.devices]
-    taken = [
-        found
+    selected = [
+        selection
         for device in devices
-        for found in _select_records(spec, kernels, contexts, device, store)
+        for selection in _select_records(spec, kernels, contexts, device, store)
     ]
-    _refuse_wheels(spec, taken, own)
+    _refuse_wheels(spec, selected, own)
     jobs: dict[str, CompileJob] = {}
     scenarios: Counter[str] = Counter()
-    for found in taken:
+    for selection in selected:
         # Functions for defaults or pruning may ask Triton for its target.
-        set_target(target_of(found.context.environment.device))
-        for job in _jobs(spec, found, taken, store, notes, scenarios):
+        set_target(target_of(selection.context.environment.device))
+        for job in _jobs(spec, selection, selected, store, notes, scenarios):
             same = job.model_dump_json(exclude={"needed"})
             if job.needed or same not in jobs:
                 jobs[same] = job
     return BuildPlan(
         jobs=tuple(jobs.values()),
-        contexts=tuple(found.context for found in taken),
+        contexts=tuple(selection.context for selection in selected),
         devices=tuple(devices),
         codegen={device.name: builder_toolchain(device).codegen for device in devices},
         kernels=tuple(
@@ -80,7 +80,7 @@ def plan(spec: PrewarmSpec, kernels: DiscoveredKernels, store: Store, own: Store
                 source=kernels.by_name[name].source,
                 scenarios=scenarios[name],
             )
-            for name in sorted({found.kernel.name for found in taken})
+            for name in sorted({selection.kernel.name for selection in selected})
         ),
         notes=tuple(dict.fromkeys(notes)),
         wheel=wheel(),
@@ -90,13 +90,14 @@ def plan(spec: PrewarmSpec, kernels: DiscoveredKernels, store: Store, own: Store
     )
 
 
-def _current_contexts(known: DiscoveredKernel, store: Store, notes: list[str]) -> list[Context]:
+def _current_contexts(kernel: DiscoveredKernel, store: Store, notes: list[str]) -> list[Context]:
     """Return the contexts of a kernel's present source code."""
-    every = list(store.contexts(known.name))
-    ours = [each for each in every if each.kernel.source == known.source]
+    every = list(store.contexts(kernel.name))
+    ours = [context for context in every if context.kernel.source == kernel.source]
     if every and not ours:
         notes.append(
-            f"{known.name} is left out: its records are of other source code than is installed here"
+            f"{kernel.name} is left out: its records are of other source code than is installed "
+            "here"
         )
     return ours
 
@@ -110,13 +111,13 @@ def _select_records(
 ) -> Iterator[_KernelRecords]:
     """Yield a device's records of the builder's toolchain, or of another one if that is allowed."""
     here = builder_toolchain(device)
-    for name, known in kernels.by_name.items():
-        ours = [each for each in contexts[name] if each.environment.device == device]
-        alike = [each for each in ours if _alike(each.environment, here)]
+    for name, kernel in kernels.by_name.items():
+        ours = [context for context in contexts[name] if context.environment.device == device]
+        alike = [context for context in ours if _alike(context.environment, here)]
         if ours and not alike:
             _refuse_toolchain(spec, ours[0].environment, here)
         for context in alike or ours:
-            yield _KernelRecords(known, context, list(store.records(context)))
+            yield _KernelRecords(kernel, context, list(store.records(context)))
 
 
 def _triton() -> str:
@@ -131,35 +132,35 @@ def _device(name: str, contexts: Mapping[str, list[Context]], spec: PrewarmSpec)
     Raises:
         PrewarmError: there is none.
     """
-    known = Counter(each.environment.device for found in contexts.values() for each in found)
-    named = [device for device, _ in _most_common(known) if device.name == name]
+    counts = Counter(context.environment.device for group in contexts.values() for context in group)
+    named = [device for device, _ in _most_common(counts) if device.name == name]
     if len(named) > 1:
-        told = "; ".join(f"{each.units} units, {each.memory_gib} GiB" for each in named)
+        variants = "; ".join(f"{device.units} units, {device.memory_gib} GiB" for device in named)
         raise PrewarmError(
-            f"--device {name!r}: the records know several of that name ({told}): "
+            f"--device {name!r}: the records know several of that name ({variants}): "
             "keep one kind apart"
         )
     if named:
         return named[0]
-    if not known:
+    if not counts:
         raise PrewarmError(
             f"{spec.store} has no records of the kernels in {', '.join(spec.modules)} as they "
             "are installed here: tune them first, or look with `dejavu-cache ls`"
         )
-    told = ", ".join(sorted({f"{device.name!r} ({device.arch})" for device in known}))
+    recorded = ", ".join(sorted({f"{device.name!r} ({device.arch})" for device in counts}))
     near = [
         device.name
-        for device in known
+        for device in counts
         if device.name.split()[:2] == name.split()[:2] or _same_family(name, device)
     ]
     hint = (
         f"; the nearest of its family is {near[0]!r}, whose timings are not its own" if near else ""
     )
-    raise PrewarmError(f"--device {name!r}: no records; there are some for {told}{hint}")
+    raise PrewarmError(f"--device {name!r}: no records; there are some for {recorded}{hint}")
 
 
-def _most_common(known: Counter[Device]) -> list[tuple[Device, int]]:
-    return sorted(known.items(), key=lambda each: (-each[1], each[0].model_dump_json()))
+def _most_common(counts: Counter[Device]) -> list[tuple[Device, int]]:
+    return sorted(counts.items(), key=lambda item: (-item[1], item[0].model_dump_json()))
 
 
 _FAMILIES = (
@@ -209,11 +210,11 @@ def _refuse_toolchain(spec: PrewarmSpec, theirs: Environment, here: _Toolchain) 
     elif theirs.codegen != here.codegen:
         remedy = f"install the build of Triton that brings {theirs.codegen}"
     else:
-        told = (
+        variables = (
             " ".join(f"{name}={value}" for name, value in theirs.variables.items())
             or "none of them"
         )
-        remedy = f"set the variables that change what Triton generates as they were: {told}"
+        remedy = f"set the variables that change what Triton generates as they were: {variables}"
     raise PrewarmError(
         f"the records for {theirs.device.name} were made by Triton {theirs.triton} with "
         f"{theirs.codegen}, and this is Triton {here.triton} with {here.codegen}: {remedy}, "
@@ -221,12 +222,14 @@ def _refuse_toolchain(spec: PrewarmSpec, theirs: Environment, here: _Toolchain) 
     )
 
 
-def _refuse_wheels(spec: PrewarmSpec, taken: list[_KernelRecords], own: Store) -> None:
+def _refuse_wheels(spec: PrewarmSpec, selected: list[_KernelRecords], own: Store) -> None:
     others = {
         launch.wheel
-        for found in taken
-        if _alike(found.context.environment, builder_toolchain(found.context.environment.device))
-        for record in own.records(found.context)
+        for selection in selected
+        if _alike(
+            selection.context.environment, builder_toolchain(selection.context.environment.device)
+        )
+        for record in own.records(selection.context)
         for launch in _distinct(record.launches or ())
         if launch.wheel != wheel()
     }
@@ -241,82 +244,85 @@ def _refuse_wheels(spec: PrewarmSpec, taken: list[_KernelRecords], own: Store) -
 
 def _distinct(launches: Iterable[RecordedLaunch]) -> list[RecordedLaunch]:
     """Drop launches that only differ in the build of Triton, preferring the builder's own."""
-    found: dict[str, RecordedLaunch] = {}
-    for each in launches:
-        same = each.model_dump_json(exclude={"wheel"})
-        if each.wheel == wheel() or same not in found:
-            found[same] = each
-    return list(found.values())
+    distinct: dict[str, RecordedLaunch] = {}
+    for launch in launches:
+        same = launch.model_dump_json(exclude={"wheel"})
+        if launch.wheel == wheel() or same not in distinct:
+            distinct[same] = launch
+    return list(distinct.values())
 
 
 def _jobs(
     spec: PrewarmSpec,
-    found: _KernelRecords,
-    taken: list[_KernelRecords],
+    selection: _KernelRecords,
+    selected: list[_KernelRecords],
     store: Store,
     notes: list[str],
     scenarios: Counter[str],
 ) -> Iterator[CompileJob]:
-    environment = found.context.environment
+    environment = selection.context.environment
     arch = environment.device.arch
     if not _alike(environment, builder_toolchain(environment.device)):
         notes.append(
-            f"{found.kernel.name}: records of Triton {environment.triton} only, no binaries"
+            f"{selection.kernel.name}: records of Triton {environment.triton} only, no binaries"
         )
         return
-    if found.context.problem.method == LAUNCH_METHOD:
-        yield from _untuned(found, arch)
+    if selection.context.problem.method == LAUNCH_METHOD:
+        yield from _jobs_without_config(selection, arch)
         return
-    declared = found.kernel.configs(target_of(environment.device).backend)
+    declared = selection.kernel.configs(target_of(environment.device).backend)
     extra = [
         launch
-        for other in taken
+        for other in selected
         if other.context.problem.method == LAUNCH_METHOD
-        and (other.kernel.name, other.context.environment) == (found.kernel.name, environment)
+        and (other.kernel.name, other.context.environment) == (selection.kernel.name, environment)
         for record in other.records
         for launch in record.launches or ()
     ]
     trees = [
         tree
-        for tree, _ in store.trees(found.kernel.name)
+        for tree, _ in store.trees(selection.kernel.name)
         if tree.context.environment.device == environment.device
     ]
     bare = 0
-    for record in found.records:
-        best = _chosen_config(found, record, declared)
+    for record in selection.records:
+        best = _chosen_config(selection, record, declared)
         if best is None:
             continue
-        scenarios[found.kernel.name] += 1
+        scenarios[selection.kernel.name] += 1
         launches = _distinct(
-            [*(record.launches or ()), *(each for each in extra if _suits(each, record.scenario))]
+            [
+                *(record.launches or ()),
+                *(launch for launch in extra if _suits(launch, record.scenario)),
+            ]
         )
         bare += not launches
         for launch in launches:
-            yield from _of_launch(spec, found, arch, launch, best, record, declared, trees)
+            yield from _of_launch(spec, selection, arch, launch, best, record, declared, trees)
     if bare:
         notes.append(
-            f"{found.kernel.name}: {bare} scenarios have a winner but nobody noted how it is "
+            f"{selection.kernel.name}: {bare} scenarios have a winner but nobody noted how it is "
             "launched, so they will be compiled at first use: launch them once where they may "
             "be tuned"
         )
 
 
 def _chosen_config(
-    found: _KernelRecords, record: Record, declared: Mapping[Config, Any]
+    selection: _KernelRecords, record: Record, declared: Mapping[Config, Any]
 ) -> Config | None:
     """Return the config that a launch runs: the pinned one if it is declared, or the winner."""
     if record.pinned is not None and record.pinned in declared:
         return record.pinned
-    default = _default(found, record, (record.launches or (None,))[0], declared)
+    default = _default(selection, record, (record.launches or (None,))[0], declared)
     return winner(record, declared, default)
 
 
-def _untuned(found: _KernelRecords, arch: str) -> Iterator[CompileJob]:
+def _jobs_without_config(selection: _KernelRecords, arch: str) -> Iterator[CompileJob]:
     """Yield jobs for launches without a config, whose recorded values are complete."""
-    for record in found.records:
+    for record in selection.records:
         for launch in _distinct(record.launches or ()):
-            if set(launch.signature) == set(found.kernel.function.arg_names):
-                yield CompileJob(kernel=found.kernel.name, arch=arch, launch=launch)
+            if set(launch.signature) == set(selection.kernel.function.arg_names):
+                yield CompileJob(kernel=selection.kernel.name, arch=arch, launch=launch)
 
 
 def _suits(launch: RecordedLaunch, scenario: Scenario) -> bool:
@@ -348,7 +354,7 @@ _TYPES = {
 
 def _of_launch(
     spec: PrewarmSpec,
-    found: _KernelRecords,
+    selection: _KernelRecords,
     arch: str,
     launch: RecordedLaunch,
     best: Config,
@@ -358,24 +364,24 @@ def _of_launch(
 ) -> Iterator[CompileJob]:
     configs = {best: True}
     if spec.fallbacks:
-        for config in _fallbacks(found, record, launch, declared, trees):
+        for config in _fallbacks(selection, record, launch, declared, trees):
             configs.setdefault(config, False)
     for config, needed in configs.items():
         if launch.bound in (None, config):
             yield CompileJob(
-                kernel=found.kernel.name, arch=arch, launch=launch, config=config, needed=needed
+                kernel=selection.kernel.name, arch=arch, launch=launch, config=config, needed=needed
             )
 
 
 def _fallbacks(
-    found: _KernelRecords,
+    selection: _KernelRecords,
     record: Record,
     launch: RecordedLaunch,
     declared: Mapping[Config, Any],
     trees: Sequence[Tree],
 ) -> Iterator[Config]:
     """Yield the configs that may replace the winner: the default, and the choices of trees."""
-    default = _default(found, record, launch, declared)
+    default = _default(selection, record, launch, declared)
     if default is not None:
         yield default
     for tree in trees:
@@ -386,14 +392,14 @@ def _fallbacks(
 
 
 def _default(
-    found: _KernelRecords,
+    selection: _KernelRecords,
     record: Record,
     launch: RecordedLaunch | None,
     declared: Mapping[Config, Any],
 ) -> Config | None:
     constants = launch.constants if launch else {}
     plain = {name: value for name, value in constants.items() if not _is_json(value)}
-    for autotuner in found.kernel.autotuners:
+    for autotuner in selection.kernel.autotuners:
         default = default_of(autotuner, record.scenario, plain, next(iter(declared.values()), None))
         if default is not None:
             return describe(default)

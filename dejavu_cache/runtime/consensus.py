@@ -108,10 +108,10 @@ def _adopt_decision(
             "it chooses by itself; run one version of the kernel on all ranks",
         )
         return (mine, benchmarked) if mine is not None else resolve()
-    found = Resolution(
+    resolution = Resolution(
         "agreed", request.declared[config], request.scenario, request.context, agreed=True
     )
-    return found, benchmarked
+    return resolution, benchmarked
 
 
 def _name(request: Request) -> str:
@@ -124,28 +124,29 @@ def _name(request: Request) -> str:
 
 
 def _proposal(request: Request, resolution: Resolution) -> str:
-    held = {
+    proposal = {
         "config": describe(resolution.config).model_dump(mode="json"),
         "source": request.context.kernel.source,
     }
-    return json.dumps({**held, "rank": _torch_distributed().get_rank()})
+    return json.dumps({**proposal, "rank": _torch_distributed().get_rank()})
 
 
 def _read_decision(store: Any, name: str) -> str | None:
-    held: str | None = _ask(store.get, name).decode() if _ask(store.check, [name]) else None
-    return held
+    if not _ask(store.check, [name]):
+        return None
+    return str(_ask(store.get, name).decode())
 
 
 def _await_decision(store: Any, name: str, given_up: str, wait: float) -> str | None:
     until, pause = time.monotonic() + wait, 0.002
     while (
-        (held := _read_decision(store, name)) is None
+        (decision := _read_decision(store, name)) is None
         and time.monotonic() < until
         and not _ask(store.check, [given_up])
     ):
         time.sleep(pause)
         pause = min(pause * 1.5, 0.25)
-    return held
+    return decision
 
 
 def _ask(question: Callable[..., Any], *args: Any) -> Any:

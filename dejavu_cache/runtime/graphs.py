@@ -95,14 +95,14 @@ class GraphedStep:
         if room is None:
             return self._step(**inputs)
         with self._lock:
-            held = self._graph_for(
+            captured = self._graph_for(
                 room, {name: self._shape(name, value, size, room) for name, value in inputs.items()}
             )
             for name, value in inputs.items():
-                buffer = held.inputs[name]
+                buffer = captured.inputs[name]
                 (buffer if name in self._fixed else buffer[:size]).copy_(value, non_blocking=True)
-            held.graph.replay()
-            return _cut(held.output, room, size)
+            captured.graph.replay()
+            return _cut(captured.output, room, size)
 
     def _shape(self, name: str, value: torch.Tensor, size: int, room: int) -> _Shape:
         """Return the shape, dtype and device of a graph's buffer for an input."""
@@ -117,13 +117,13 @@ class GraphedStep:
 
     def _graph_for(self, room: int, shapes: Mapping[str, _Shape]) -> _Captured:
         key = room, *shapes.items()
-        held = self._captured.get(key)
-        if held is None:
+        captured = self._captured.get(key)
+        if captured is None:
             while len(self._captured) >= self._limit:
                 self._captured.popitem(last=False)
-            self._captured[key] = held = self._capture(shapes)
+            self._captured[key] = captured = self._capture(shapes)
         self._captured.move_to_end(key)
-        return held
+        return captured
 
     def _capture(self, shapes: Mapping[str, _Shape]) -> _Captured:
         buffers = {

@@ -34,7 +34,8 @@ class Imported(BaseModel):
 def render(stored: records.StoredRecordSet) -> str:
     """Render a record set as one line of JSON by joining the stored texts of its records."""
     joined = ", ".join(stored.records)
-    return f'{{"context": {stored.context}, "format": {required_format(stored.records)}, "records": [{joined}]}}'
+    version = required_format(stored.records)
+    return f'{{"context": {stored.context}, "format": {version}, "records": [{joined}]}}'
 
 
 def export_lines(
