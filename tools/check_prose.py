@@ -150,7 +150,7 @@ def conditional_values(path: Path, tree: ast.Module) -> Iterator[Occurrence]:
 def is_participle(name: str) -> bool:
     """Return whether a name is a participle and nothing else."""
     word = name.strip("_")
-    if "_" in word:
+    if "_" in word or name.startswith("__"):
         return False
     return word in IRREGULAR_PARTICIPLES or bool(re.fullmatch(r"[a-z]{2,}(ed|ing)", word))
 

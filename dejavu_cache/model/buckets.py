@@ -64,7 +64,7 @@ class Pow2:
     kind: Literal["pow2"] = "pow2"
 
     @model_validator(mode="after")
-    def _ordered(self) -> Pow2:
+    def _check_bounds(self) -> Pow2:
         for name, bound in (("min", self.min), ("max", self.max)):
             if bound is not None and bound & (bound - 1):
                 raise ValueError(f"Pow2: {name}={bound} is not a power of two")
@@ -101,7 +101,7 @@ class Edges:
     kind: Literal["edges"] = "edges"
 
     @model_validator(mode="after")
-    def _ordered(self) -> Edges:
+    def _check_edges(self) -> Edges:
         if any(a >= b for a, b in zip(self.edges, self.edges[1:], strict=False)):
             raise ValueError(f"Edges: {list(self.edges)} must increase strictly")
         return self

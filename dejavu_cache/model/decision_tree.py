@@ -94,7 +94,7 @@ class Regret(FrozenModel):
     folds: int = Field(ge=1)
 
 
-def _sorted(inputs: Mapping[str, Input]) -> dict[str, Input]:
+def _sort_by_name(inputs: Mapping[str, Input]) -> dict[str, Input]:
     return dict(sorted(inputs.items()))
 
 
@@ -110,7 +110,7 @@ class Tree(FrozenModel):
     context: Context
     """The context of the records that it was fitted to."""
     configs: tuple[Config, ...] = Field(min_length=1, max_length=256)
-    inputs: Annotated[dict[Text, Input], AfterValidator(_sorted)] = Field(
+    inputs: Annotated[dict[Text, Input], AfterValidator(_sort_by_name)] = Field(
         default_factory=dict, max_length=256
     )
     root: Node

@@ -86,11 +86,11 @@ def _parse_moment(value: Any, parse: ValidatorFunctionWrapHandler) -> datetime:
 Moment = Annotated[datetime, WrapValidator(_parse_moment)]
 
 
-def _sorted(mapping: Mapping[str, Any]) -> dict[str, Any]:
+def _sort_by_name(mapping: Mapping[str, Any]) -> dict[str, Any]:
     return dict(sorted(mapping.items()))
 
 
-Values = Annotated[dict[Text, Scalar], AfterValidator(_sorted), Field(max_length=256)]
+Values = Annotated[dict[Text, Scalar], AfterValidator(_sort_by_name), Field(max_length=256)]
 
 
 def now() -> datetime:
@@ -163,7 +163,7 @@ class Environment(FrozenModel):
     triton: Text
     codegen: Text
     """The code generator behind Triton: ptxas or LLVM and its version."""
-    variables: Annotated[dict[Text, str], AfterValidator(_sorted)] = Field(
+    variables: Annotated[dict[Text, str], AfterValidator(_sort_by_name)] = Field(
         default_factory=dict, max_length=64
     )
     """The environment variables that are set and change the code that Triton generates."""
@@ -173,7 +173,7 @@ class Problem(FrozenModel):
     """The tuning problem that a decorator declares."""
 
     keys: tuple[Text, ...] = Field(max_length=256)
-    buckets: Annotated[dict[Text, Bucket], AfterValidator(_sorted)] = Field(
+    buckets: Annotated[dict[Text, Bucket], AfterValidator(_sort_by_name)] = Field(
         default_factory=dict, max_length=256
     )
     """Buckets by key argument; arguments with `Exact` are left out."""
@@ -193,7 +193,7 @@ class Scenario(ValueModel):
     """The bucketed values of the key arguments and the dtypes of the tensors."""
 
     args: Values = Field(default_factory=dict)
-    dtypes: Annotated[dict[Text, Text], AfterValidator(_sorted)] = Field(
+    dtypes: Annotated[dict[Text, Text], AfterValidator(_sort_by_name)] = Field(
         default_factory=dict, max_length=256
     )
 

@@ -73,13 +73,13 @@ class Request:
     def due_configs(self, record: Record | None) -> list[Config]:
         """Return the configs left to measure, the default first; none once the budget is met."""
         unmeasured = self.unmeasured_configs(record)
-        if self._remaining(len(unmeasured)) <= 0:
+        if self._remaining_configs(len(unmeasured)) <= 0:
             return []
         return sorted(unmeasured, key=lambda config: config != describe(self.default))
 
     def budgeted_count(self, due: int) -> int:
         """Return how many of `due` unmeasured configs the budget still allows."""
-        return max(min(due, self._remaining(due)), 0)
+        return max(min(due, self._remaining_configs(due)), 0)
 
     def has_work(self, record: Record) -> bool:
         """Return whether a tune is unfinished: configs to measure, or the race and its winner."""
@@ -107,7 +107,7 @@ class Request:
             wrong=wrong,
         )
 
-    def _remaining(self, unmeasured: int) -> int:
+    def _remaining_configs(self, unmeasured: int) -> int:
         if self.budget.configs is None:
             return unmeasured
         return self.budget.configs - (len(self.declared) - unmeasured)

@@ -32,7 +32,9 @@ def collect_garbage(
 ) -> None:
     """Drop records of code that has changed since, and files that killed writers left."""
     with open_chosen_store(store) as target:
-        stale = _superseded(target) | (_older_than(target, days) if days is not None else set())
+        stale = _superseded_contexts(target) | (
+            _older_than(target, days) if days is not None else set()
+        )
         for context in sorted(stale, key=lambda context: context.text):
             count = len(list(target.records(context))) if dry_run else target.delete(context)
             kernel, device = context.kernel, context.environment.device.name
@@ -63,7 +65,7 @@ def clear(
         say(f"{sum(target.delete(context) for context in contexts)} records dropped")
 
 
-def _superseded(store: Store) -> set[Context]:
+def _superseded_contexts(store: Store) -> set[Context]:
     """Return the contexts of a kernel's sources other than the one that was tuned last."""
     newest: dict[str, tuple[float, str]] = {}
     contexts = list(store.contexts())
