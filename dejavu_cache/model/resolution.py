@@ -47,6 +47,7 @@ class Resolution:
         missing: the number of declared configs without a measurement.
         wrong: the declared configs whose results were found to be wrong, with the evidence.
         agreed: whether all ranks of the job run this config, even if a later lookup finds another.
+        only: whether pruning left the launch no other config.
     """
 
     how: How
@@ -59,6 +60,7 @@ class Resolution:
     missing: int = 0
     wrong: Sequence[str] = ()
     agreed: bool = False
+    only: bool = False
 
     @property
     def environment(self) -> Environment:
@@ -68,7 +70,7 @@ class Resolution:
     @property
     def final(self) -> bool:
         """Return whether a later lookup cannot find better; fallbacks are looked up again."""
-        return self.agreed or self.how in ("exact", "tuned", "pinned")
+        return self.agreed or self.only or self.how in ("exact", "tuned", "pinned")
 
     def __str__(self) -> str:
         """Describe the resolution in several lines, for `explain`."""

@@ -89,7 +89,7 @@ def report_resolution(
     about = f"{kernel}{scenario}"
     if benchmarked:
         report_event("benchmarked", about, f"{benchmarked} configs")
-    elif resolution.how in ("exact", "pinned"):
+    elif resolution.only or resolution.how in ("exact", "pinned"):
         report_event("hit", about, str(resolution.config))
     else:
         report_event("missed", about, f"resolved by: {resolution.how}")

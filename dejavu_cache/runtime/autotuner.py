@@ -73,6 +73,9 @@ def cached_autotune(
                 choice; `none` does not. Else `DEJAVU_CACHE_CONSENSUS`.
             check (CheckOptions | bool): how results are compared with the default config's before
                 a config may win; False compares nothing. Else `DEJAVU_CACHE_CHECK`.
+            prune_per (str): how often pruning is asked: `launch` (the default) asks for each launch
+                that differs in an argument's value, type or a tensor's layout; `scenario` asks once
+                for a scenario, where what is right for one of its launches is right for all.
 
     Returns:
         A decorator from a kernel to its `CachedAutotuner`.

@@ -9,16 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from ..errors import SettingsError
 from ..model.buckets import Bucket, Exact
 from ..model.resolution import Resolution
 from ..model.scenario import Context, Kernel, Problem
-from ..notices import warn_once
 from ..policy import current_policy
 from ..settings import Mode, current_settings
 from ..stores.default import as_tiers
 from ..stores.tiered import TieredStore
-from ..triton_internals.config_names import DeclaredConfigs, can_be_recorded
+from ..triton_internals.config_names import DeclaredConfigs, can_be_recorded, describe
 from ..triton_internals.environment import (
     INTERPRETER_INDEX,
     current_device,
@@ -27,8 +25,8 @@ from ..triton_internals.environment import (
 )
 from ..triton_internals.scenario_key import RawKey, ScenarioKey
 from ..triton_internals.source_hash import kernel_name, source_hash
-from ..triton_internals.upstream import Autotuner, knobs
-from ..triton_internals.versions import autotuning_listener, is_covered
+from ..triton_internals.upstream import Autotuner
+from ..triton_internals.versions import is_covered
 from ..tuning.benchmark_methods import METHODS, method_name, wall_clock
 from ..tuning.config_space import ConfigSpace
 from ..tuning.device_timer import DeviceTimer
@@ -37,10 +35,20 @@ from .activity_report import report_resolution, report_triton_activity
 from .consensus import agree
 from .hot_path import ChosenConfig, HotPath
 from .launch_recorder import record_launches
-from .options import CacheOptions, validate_default, validate_options
+from .options import (
+    CacheOptions,
+    check_key,
+    check_method,
+    check_policy_default,
+    policy_buckets,
+    validate_default,
+    validate_options,
+)
 from .prewarmed_binaries import use_prewarmed_binaries
+from .pruning import Pruning, can_prune
 from .request import Request, TuningBudget
 from .resolver import Resolver
+from .triton_report import report_to_triton
 
 __all__ = ["CachedAutotuner"]
 
@@ -85,12 +93,12 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
         self._options = validate_options(self._name, options or {})
         self._policy = current_policy().rule_for(self._name)
         self._buckets: dict[str, Bucket] = dict(self._options.get("buckets") or {})  # type: ignore[arg-type]
-        self._check_key(key)
-        self._check_method()
-        self._apply_policy(key)
-        self._scenario_key = ScenarioKey(
-            arg_names, [name for name in key if name in arg_names], self._buckets
-        )
+        check_key(self._name, key, arg_names, self._buckets)
+        check_method(self._name, self._options, self._do_bench)
+        keys = [name for name in key if name in arg_names]
+        self._buckets = {**policy_buckets(self._name, self._policy, keys), **self._buckets}
+        check_policy_default(self._name, self._policy, self.configs)
+        self._scenario_key = ScenarioKey(arg_names, keys, self._buckets)
         default = self._options.get("default")
         if default is not None:
             validate_default(self._name, default, self.configs)
@@ -105,46 +113,6 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
         use_prewarmed_binaries()
         report_triton_activity()
         record_launches(self)
-
-    def _check_key(self, key: Sequence[str]) -> None:
-        for name in self._buckets:
-            if name not in key:
-                raise SettingsError(
-                    f"{self._name}: buckets name {name!r}, which is not in key: add it to key, "
-                    f"which holds {', '.join(key) or 'nothing'}"
-                )
-        unknown = [name for name in key if name not in self.arg_names]
-        if unknown:  # Triton 3.9 raises for them, and older versions ignore them
-            warn_once(
-                f"key {self._name}",
-                f"{self._name}: key names {unknown}, which are no arguments: they are ignored",
-            )
-
-    def _check_method(self) -> None:
-        if "method" in self._options and self._do_bench is not None:
-            raise SettingsError(
-                f"{self._name}: method={self._options['method']!r} and a do_bench of your own: "
-                "give only one of them"
-            )
-
-    def _apply_policy(self, key: Sequence[str]) -> None:
-        """Take over the policy's buckets; warn about rules that do not fit this kernel."""
-        rule = self._policy
-        for name, bucket in rule.buckets.items():
-            if name in key and name in self.arg_names:
-                self._buckets.setdefault(name, bucket)
-            else:
-                warn_once(
-                    f"policy {rule.match} {self._name} {name}",
-                    f"{self._name}: the policy has a bucket for {name!r}, which is not in key: "
-                    "no effect",
-                )
-        if rule.default and rule.default_among(self.configs) is None:
-            warn_once(
-                f"policy {rule.match} {self._name} default",
-                f"{self._name}: no declared config is the policy's default {rule.default}: "
-                "no effect",
-            )
 
     @cached_property
     def method(self) -> str:
@@ -193,6 +161,16 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
         """Store in which records are looked up and kept."""
         return self._resolver.store
 
+    @cached_property
+    def _prunes(self) -> bool:
+        return can_prune(self)
+
+    @cached_property
+    def _pruning(self) -> Pruning | None:
+        """Pruning that is asked per launch; None if a scenario's first launch answers for all."""
+        per_launch = self._prunes and self._options.get("prune_per") != "scenario"
+        return Pruning(self) if per_launch else None
+
     def __getitem__(self, grid: Any) -> Any:
         """Return the function that launches the kernel on a grid, as in `kernel[grid](…)`.
 
@@ -223,7 +201,13 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
             theirs = super().run
             return lambda grid, args, kwargs: theirs(*args, grid=grid, warmup=False, **kwargs)
         if not self._interpreted and is_covered(self.fn):
-            return HotPath(self, self._scenario_key.keys, self._buckets, self._run).launcher()
+            return HotPath(
+                self,
+                self._scenario_key.keys,
+                self._buckets,
+                self._run,
+                exact=self._pruning is not None,
+            ).launcher()
         return lambda grid, args, kwargs: self._run(
             args, {"grid": grid, "warmup": False, **kwargs}
         )[0]
@@ -244,12 +228,24 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
     def _choose(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> ChosenConfig:
         device = self._device()
         try:
-            raw = self._scenario_key.raw(device, args, kwargs)
-            return self._ready.get(raw) or self._resolve_first_launch(raw, device, args, kwargs)
+            raw, configs = self._raw_key(device, args, kwargs)
+            return self._ready.get(raw) or self._resolve_first_launch(
+                raw, device, args, kwargs, configs
+            )
         except TypeError:
             # Raises an error that names the key argument, if one of them is at fault.
             self._scenario_key.scenario(self._arguments_by_name(args, kwargs))
             raise
+
+    def _raw_key(
+        self, device: int, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[RawKey, Sequence[Any] | None]:
+        """Return a key of a launch's scenario and pruning, and the configs that pruning leaves."""
+        raw = self._scenario_key.raw(device, args, kwargs)
+        if self._pruning is None:
+            return raw, None
+        pruned = self._pruning.configs_for(device, args, kwargs)
+        return (*raw, pruned.key), pruned.configs
 
     def explain(self, *args: Any, **kwargs: Any) -> Resolution:
         """Return how a launch with these arguments found its config, or would find it now.
@@ -257,12 +253,14 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
         Nothing is launched, benchmarked or written.
         """
         device = self._device()
-        ready = self._ready.get(self._scenario_key.raw(device, args, kwargs))
-        return (
-            ready.resolution
-            if ready and ready.resolution
-            else self._resolver.explain(self._request(device, args, kwargs))
-        )
+        raw, configs = self._raw_key(device, args, kwargs)
+        ready = self._ready.get(raw)
+        if ready and ready.resolution:
+            return ready.resolution
+        request = self._request(device, args, kwargs, configs)
+        if request.has_no_choice:
+            return self._resolver.only_config(request)
+        return self._resolver.explain(request)
 
     def request(self, *args: Any, **kwargs: Any) -> Request:
         """Return the request to the store that a launch with these arguments would make.
@@ -274,12 +272,17 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
         return self._request(self._device(), args, kwargs)
 
     def _resolve_first_launch(
-        self, raw: RawKey, device: int, args: Sequence[Any], kwargs: Mapping[str, Any]
+        self,
+        raw: RawKey,
+        device: int,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        configs: Sequence[Any] | None = None,
     ) -> ChosenConfig:
         fallen_back = self._fallen_back.get(raw)
         if fallen_back and time.monotonic() < fallen_back.until:
             return fallen_back
-        request = self._request(device, args, kwargs)
+        request = self._request(device, args, kwargs, configs)
         start = time.perf_counter()
         # A launch waits for another process's tune once; after that it only looks the record up.
         resolution, benchmarked = self._resolve(
@@ -292,7 +295,8 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
                 {**request.autotuner.nargs, **kwargs, **resolution.config.all_kwargs()},
                 reset_only=True,
             )
-        self._report(request, resolution, benchmarked)
+        report_to_triton(self, request, resolution, benchmarked)
+        report_resolution(self._name, request.scenario, resolution, benchmarked)
         until = math.inf if resolution.final else time.monotonic() + RETRY_AFTER
         ready = ChosenConfig(resolution.config, resolution.config.all_kwargs(), until, resolution)
         if resolution.final:
@@ -303,6 +307,8 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
         return ready
 
     def _resolve(self, request: Request, wait: float) -> tuple[Resolution, int]:
+        if request.has_no_choice:
+            return self._resolver.only_config(request), 0
         if self._consensus == "none":
             return self._resolver.resolve(request, wait=wait)
         resolver = self._resolver
@@ -316,28 +322,6 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
     @cached_property
     def _consensus(self) -> str:
         return self._options.get("consensus") or current_settings().consensus
-
-    def _report(self, request: Request, resolution: Resolution, benchmarked: int) -> None:
-        """Report a resolution as Triton's autotuner does: `cache`, a printed line, the listener."""
-        key = (*request.scenario.args.values(), *request.scenario.dtypes.values())
-        self.cache[key] = resolution.config
-        report_resolution(self._name, request.scenario, resolution, benchmarked)
-        if knobs.autotuning.print and benchmarked:
-            print(
-                f"Triton autotuning for function {self.base_fn.__name__},\nwith key as {key},\n"
-                f"finished after {self.bench_time:.2f}s,\n"
-                f"best config selected: {resolution.config};"
-            )
-        listener = autotuning_listener()
-        if listener is not None:
-            listener(
-                fn=self.base_fn,
-                key=key,
-                best_config=resolution.config,
-                configs_timings=getattr(self, "configs_timings", {}),
-                duration=self.bench_time if benchmarked else None,
-                cache_hit=not benchmarked,
-            )
 
     def _arguments_by_name(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         arguments = {**dict(zip(self.arg_names, args, strict=False)), **kwargs}
@@ -358,18 +342,34 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
             )
         return context
 
-    def _request(self, device: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Request:
+    def _request(
+        self,
+        device: int,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        configs: Sequence[Any] | None = None,
+    ) -> Request:
+        """Return the request of a launch.
+
+        Args:
+            device: the device's index.
+            args: the launch's positional arguments.
+            kwargs: its keyword arguments, `grid` and `warmup` included.
+            configs: the configs that pruning leaves for it, if pruning was already asked.
+        """
         # Triton keeps a launch's arguments on the autotuner, so each request has its own copy.
         autotuner = copy.copy(self)
         autotuner.nargs = dict(zip(self.arg_names, args, strict=False))
         named = self._arguments_by_name(args, kwargs)
-        pruned = autotuner.prune_configs(dict(kwargs))
+        if configs is None:
+            configs = autotuner.prune_configs(dict(kwargs))
+        declared = DeclaredConfigs(self._name, configs)
         return Request(
             autotuner=autotuner,
             context=self._context(device),
             scenario=self._scenario_key.scenario(named),
-            declared=DeclaredConfigs(self._name, pruned),
-            default=self._default_config(named, pruned),
+            declared=declared,
+            default=self._default_config(named, declared),
             exact=frozenset(
                 name for name, bucket in self._buckets.items() if isinstance(bucket, Exact)
             ),
@@ -377,6 +377,7 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
             kwargs=dict(kwargs),
             budget=self._budget,
             check=self._check_options,
+            prunes=self._prunes,
         )
 
     @cached_property
@@ -398,7 +399,11 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
             configs=declared or budget or settings.tune_configs,
         )
 
-    def _default_config(self, named: Mapping[str, Any], pruned: Sequence[Any]) -> Any:
-        if self._default is not None:
-            return self._default(named) if callable(self._default) else self._default
-        return self.configs[0] if self.configs[0] in pruned else pruned[0]
+    def _default_config(self, named: Mapping[str, Any], declared: DeclaredConfigs) -> Any:
+        """Return the default config, or the first one left if pruning leaves the default out."""
+        default = self._default(named) if callable(self._default) else self._default
+        if default is None:
+            default = self.configs[0]
+        if self._prunes and describe(default) not in declared:
+            return declared[next(iter(declared))]
+        return default

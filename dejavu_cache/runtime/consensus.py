@@ -120,7 +120,11 @@ def _name(request: Request) -> str:
     text = canonical_json(
         [context.kernel.name, request.scenario.text, context.environment.model_dump(mode="json")]
     )
-    return hashlib.sha256((text + canonical_json(context.problem)).encode()).hexdigest()
+    text += canonical_json(context.problem)
+    if request.prunes:
+        # Launches of one bucket may be left different configs, and then agree separately.
+        text += canonical_json(sorted(config.text for config in request.declared))
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _proposal(request: Request, resolution: Resolution) -> str:

@@ -29,6 +29,9 @@ __all__ = ["ChosenConfig", "HotPath"]
 
 _ABSENT = object()
 
+_MOST_LAUNCHES = 1 << 16
+"""Distinct launches that are kept; with exact values, a seed makes each launch another one."""
+
 
 class ChosenConfig(NamedTuple):
     """Config that a launch runs.
@@ -55,6 +58,8 @@ class HotPath:
         buckets: the buckets of some of them.
         launch_by_triton: launches `(args, kwargs)` through `JITFunction.run`, and returns the
             compiled kernel and the config that it chose.
+        exact: whether a launch counts by the exact values of all its arguments, since the kernel
+            prunes.
     """
 
     def __init__(
@@ -63,12 +68,14 @@ class HotPath:
         keys: Sequence[str],
         buckets: Mapping[str, Bucket],
         launch_by_triton: Callable[[tuple[Any, ...], dict[str, Any]], tuple[Any, ChosenConfig]],
+        *,
+        exact: bool = False,
     ) -> None:
         """Set up an empty cache; the arguments are described at the class."""
         self._autotuner = autotuner
         self._fn = fn = autotuner.fn
         self._launch_by_triton = launch_by_triton
-        self._keys, self._buckets = keys, buckets
+        self._keys, self._buckets, self._exact = keys, buckets, exact
         self._tuned = frozenset(autotuner.configs[0].all_kwargs()) & frozenset(fn.arg_names)
         self._devices: dict[int, tuple[Binder, dict[Any, tuple[Any, ...]]]] = {}
 
@@ -155,8 +162,11 @@ class HotPath:
         if name is None or tuned.keys() != self._tuned:
             return
         if device not in self._devices:
-            self._devices[device] = binder_for(fn, self._tuned, self._keys, self._buckets), {}
+            binder = binder_for(fn, self._tuned, self._keys, self._buckets, exact=self._exact)
+            self._devices[device] = binder, {}
         binder, ready = self._devices[device]
+        if len(ready) >= _MOST_LAUNCHES:
+            ready.clear()
         ready[binder(*args, **kwargs)[1]] = (
             chosen.config,
             tuned,

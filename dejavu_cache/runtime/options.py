@@ -12,6 +12,8 @@ from pydantic import ValidationError
 
 from ..errors import SettingsError
 from ..model.buckets import Bucket, BucketSpec, parse_bucket
+from ..notices import warn_once
+from ..policy import Rule
 from ..settings import Mode
 from ..stores import Store
 from ..triton_internals.config_names import describe
@@ -27,7 +29,12 @@ __all__ = [
     "Consensus",
     "DefaultConfig",
     "ModeName",
+    "PrunePer",
     "StoreLike",
+    "check_key",
+    "check_method",
+    "check_policy_default",
+    "policy_buckets",
     "validate_default",
     "validate_options",
 ]
@@ -37,6 +44,9 @@ ModeName = Literal["tune", "reuse", "strict", "off"]
 
 Consensus = Literal["none", "ranks"]
 """Whether the ranks of a torch.distributed job choose configs independently or all the same."""
+
+PrunePer = Literal["launch", "scenario"]
+"""Whether pruning is asked for each launch that differs, or once for a scenario."""
 
 StoreLike = Union[Store, str, "os.PathLike[str]"]
 """A store, its URL, or the folder of a file store."""
@@ -61,6 +71,7 @@ class CacheOptions(TypedDict, total=False):
     tune_configs: int | None
     consensus: Consensus | None
     check: CheckOptions | bool | None
+    prune_per: PrunePer | None
 
 
 def validate_options(kernel: str, options: Mapping[str, Any]) -> CacheOptions:
@@ -86,6 +97,61 @@ def validate_options(kernel: str, options: Mapping[str, Any]) -> CacheOptions:
     if "buckets" in given:
         given["buckets"] = _parse_buckets(kernel, given["buckets"])
     return cast("CacheOptions", given)
+
+
+def check_key(
+    kernel: str, key: Sequence[str], arg_names: Sequence[str], buckets: Mapping[str, Bucket]
+) -> None:
+    """Check that buckets are of key arguments; warn about a key that names no argument.
+
+    Raises:
+        SettingsError: a bucket is of an argument that is not in the key.
+    """
+    for name in buckets:
+        if name not in key:
+            raise SettingsError(
+                f"{kernel}: buckets name {name!r}, which is not in key: add it to key, "
+                f"which holds {', '.join(key) or 'nothing'}"
+            )
+    unknown = [name for name in key if name not in arg_names]
+    if unknown:  # Triton 3.9 raises for them, and older versions ignore them
+        warn_once(
+            f"key {kernel}",
+            f"{kernel}: key names {unknown}, which are no arguments: they are ignored",
+        )
+
+
+def check_method(kernel: str, options: CacheOptions, do_bench: Callable[..., Any] | None) -> None:
+    """Check that a benchmark method is not given beside a benchmark function.
+
+    Raises:
+        SettingsError: it is.
+    """
+    if "method" in options and do_bench is not None:
+        raise SettingsError(
+            f"{kernel}: method={options['method']!r} and a do_bench of your own: "
+            "give only one of them"
+        )
+
+
+def policy_buckets(kernel: str, rule: Rule, keys: Sequence[str]) -> dict[str, Bucket]:
+    """Return the buckets that a policy gives a kernel; warn about those of no key argument."""
+    for name in rule.buckets:
+        if name not in keys:
+            warn_once(
+                f"policy {rule.match} {kernel} {name}",
+                f"{kernel}: the policy has a bucket for {name!r}, which is not in key: no effect",
+            )
+    return {name: bucket for name, bucket in rule.buckets.items() if name in keys}
+
+
+def check_policy_default(kernel: str, rule: Rule, configs: Sequence[Any]) -> None:
+    """Warn about a policy's default that is not among the declared configs."""
+    if rule.default and rule.default_among(configs) is None:
+        warn_once(
+            f"policy {rule.match} {kernel} default",
+            f"{kernel}: no declared config is the policy's default {rule.default}: no effect",
+        )
 
 
 def validate_default(kernel: str, default: DefaultConfig, configs: Sequence[Any]) -> None:
@@ -201,4 +267,5 @@ _PARSERS: Mapping[str, Callable[[Any], Any]] = {
     "tune_configs": _parse_count,
     "consensus": _parse_choice(get_args(Consensus)),
     "check": _parse_check,
+    "prune_per": _parse_choice(get_args(PrunePer)),
 }

@@ -11,7 +11,7 @@ from ..stores import Found
 from ..triton_internals.config_names import describe
 from .request import Request
 
-__all__ = ["best_config", "resolve_from_record"]
+__all__ = ["best_config", "resolve_from_record", "winner_to_record"]
 
 
 def resolve_from_record(request: Request, found: Found | None) -> Resolution | None:
@@ -59,8 +59,21 @@ def _wrong_configs(request: Request, record: Record) -> list[str]:
 
 def _warn_of_ignored_pin(request: Request, pinned: Config) -> None:
     kernel = request.context.kernel.name
+    pruned = ", or leaves out of this launch" if request.prunes else ""
     warn_once(
         f"pin {kernel} {pinned}",
-        f"{kernel}{request.scenario} is pinned to ({pinned}), which the kernel does not declare: "
-        "the pin is ignored; declare this config, or unpin the scenario",
+        f"{kernel}{request.scenario} is pinned to ({pinned}), which the kernel does not declare"
+        f"{pruned}: the pin is ignored; declare this config, or unpin the scenario",
     )
+
+
+def winner_to_record(request: Request, record: Record, best: Config) -> Config:
+    """Return the winner to record after a tune whose best config is `best`.
+
+    Pruning may have left configs out of the tuned launch that are faster in other launches of the
+    scenario; the record's winner is the best of all.
+    """
+    if not request.prunes:
+        return best
+    declared = {*request.declared, *map(describe, request.autotuner.configs)}
+    return winner(record, declared, describe(request.default)) or best

@@ -50,6 +50,7 @@ class Request:
         kwargs: the launch's keyword arguments, `grid` and `warmup` included.
         budget: how much tuning the scenario gets.
         check: how results are compared before a config may win; None where they are not.
+        prunes: whether `declared` may lack configs that the kernel declares.
     """
 
     autotuner: Any
@@ -62,6 +63,12 @@ class Request:
     kwargs: dict[str, Any]
     budget: TuningBudget = TuningBudget()
     check: CheckOptions | None = None
+    prunes: bool = False
+
+    @property
+    def has_no_choice(self) -> bool:
+        """Return whether pruning left one config, which then needs no benchmark."""
+        return self.prunes and len(self.declared) == 1
 
     def unmeasured_configs(self, record: Record | None) -> list[Config]:
         """Return the declared configs that have neither a timing nor a failure of their own."""
@@ -94,6 +101,7 @@ class Request:
         missing: int = 0,
         differences: Sequence[Difference] = (),
         wrong: Sequence[str] = (),
+        only: bool = False,
     ) -> Resolution:
         """Return the resolution of this request to a `triton.Config`; see `Resolution`."""
         return Resolution(
@@ -105,6 +113,7 @@ class Request:
             missing=missing,
             differences=differences,
             wrong=wrong,
+            only=only,
         )
 
     def _remaining_configs(self, unmeasured: int) -> int:

@@ -87,6 +87,13 @@ class Resolver:
             raise ScenarioNotTuned(self._explain_miss(request))
         return self._fall_back(request), 0
 
+    def only_config(self, request: Request) -> Resolution:
+        """Return the resolution of a launch that is left one config, which needs no benchmark."""
+        resolution = resolve_from_record(request, self._look_up(request))
+        if resolution is not None and resolution.how == "pinned":
+            return resolution
+        return request.resolution("default", request.default, only=True)
+
     def explain(self, request: Request) -> Resolution:
         """Return what a launch would run now, without benchmarking or writing anything."""
         resolution = resolve_from_record(request, self._look_up(request))

@@ -23,7 +23,7 @@ from ..tuning.progress_bar import progress
 from ..tuning.search import Exhaustive, OptunaSearch, Search
 from ..tuning.tuner import CandidateLaunch, Tuner
 from .launch_recorder import pause_recording
-from .record_lookup import best_config, resolve_from_record
+from .record_lookup import best_config, resolve_from_record, winner_to_record
 from .request import Request
 from .tolerant_store import TolerantStore
 from .winner_check import WinnerCheck
@@ -126,7 +126,7 @@ class ScenarioTuner:
             request.context,
             Record(
                 scenario=request.scenario,
-                winner=Winner(config=best, at=now()),
+                winner=Winner(config=winner_to_record(request, record, best), at=now()),
                 launches=tuned_launches(request.autotuner, config, request.args, request.kwargs),
             ),
         )

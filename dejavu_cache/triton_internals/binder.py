@@ -18,6 +18,7 @@ from triton import knobs
 
 from ..model.buckets import Bucket, Edges, Exact, Multiple, Pow2
 from .versions import SPECIALIZE, WATCHED_KNOBS, only_alignment_counts, specializer
+from .visible_value import visible_value
 
 __all__ = ["SET_BY_CONFIG", "Binder", "binder_for", "bucket_part"]
 
@@ -48,7 +49,12 @@ class _IntegerSpecializations(dict[int, Any]):
 
 
 def binder_for(
-    fn: Any, tuned: frozenset[str], keys: Sequence[str], buckets: Mapping[str, Bucket]
+    fn: Any,
+    tuned: frozenset[str],
+    keys: Sequence[str],
+    buckets: Mapping[str, Bucket],
+    *,
+    exact: bool = False,
 ) -> Binder:
     """Generate the binder of a jit function for the current device.
 
@@ -60,6 +66,7 @@ def binder_for(
         tuned: the parameters that configs set.
         keys: the key arguments.
         buckets: the buckets of some of them.
+        exact: whether the key holds all that a pruning function can see of the arguments.
     """
     namespace = {
         "__fn": fn,
@@ -81,7 +88,7 @@ def binder_for(
         if isinstance(bucket, Edges)
     }
     # A launch that leaves out a key argument has another scenario than one that gives its default.
-    optional_keys = [name for name in keys if name in defaults]
+    optional_keys = [name for name in (defaults if exact else keys) if name in defaults]
     parts = [
         _argument_part(parameter, namespace)
         for parameter in fn.params
@@ -89,6 +96,9 @@ def binder_for(
     ]
     parts += [bucket_part(name, buckets.get(name)) for name in keys]
     parts += [f"__given_{name}" for name in optional_keys]
+    if exact:
+        namespace["__visible"] = visible_value
+        parts += [_visible_part(name) for name in fn.arg_names if name not in tuned]
     parts += ["str(__options) if __options else None", "__fn.debug", *WATCHED_KNOBS]
     lines = [f"def bind({', '.join(_parameters(fn, tuned, optional_keys))}):"]
     lines += [
@@ -103,7 +113,30 @@ def binder_for(
     lines += [f"    return {{{bound}}}, ({', '.join(parts)},)"]
     exec("\n".join(lines), namespace)
     binder: Binder = namespace["bind"]
-    return binder
+    return _with_argument_count(binder) if exact else binder
+
+
+def _with_argument_count(bind: Binder) -> Binder:
+    """Add the number of positional arguments to a key: a pruning function gets them separately."""
+
+    def bind_and_count(*args: Any, **kwargs: Any) -> tuple[dict[str, Any], tuple[Any, ...]]:
+        bound, key = bind(*args, **kwargs)
+        return bound, (len(args), key)
+
+    return bind_and_count
+
+
+def _visible_part(name: str) -> str:
+    """Write the expression for what a pruning function can see of an argument.
+
+    The argument's own part of the key tells integers and plain tensors from other types, and holds
+    a tensor's dtype and alignment.
+    """
+    return (
+        f"{name} if {name}.__class__ is int else "
+        f"({name}.__class__, {name}.shape, {name}.stride(), {name}.device) "
+        f"if {name}.__class__ in __tensors else __visible({name})"
+    )
 
 
 def _parameters(fn: Any, tuned: frozenset[str], optional_keys: Sequence[str]) -> list[str]:

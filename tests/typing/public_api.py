@@ -70,6 +70,7 @@ with_options: CachedAutotuner = cached_autotune(
     tune_seconds=30.0,
     tune_configs=16,
     consensus="ranks",
+    prune_per="scenario",
 )(add)
 with_objects: CachedAutotuner = cached_autotune(
     configs,

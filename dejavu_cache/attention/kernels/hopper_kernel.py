@@ -319,6 +319,7 @@ def consume(which: gl.constexpr, out, q, sinks, q_tiles, k_boxes, v_boxes, k_ful
 @cached_autotune(
     configs=hopper_space(), key=HOPPER_KEYS, buckets=HOPPER_BUCKETS, prune_configs_by=hopper_prune_rules(),
     method=METHOD,
+    prune_per="scenario",
 )  # fmt: skip
 @gluon.jit(
     do_not_specialize=[

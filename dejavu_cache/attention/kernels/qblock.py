@@ -29,6 +29,7 @@ CONFIGS = space(stages=(1, 2, 3, 4, 5))
     prune_configs_by=prune_rules(),
     default=default_rule(CONFIGS),
     method=METHOD,
+    prune_per="scenario",
 )
 @triton.jit(
     do_not_specialize=["stride_table", "num_seqs", "avg_query", "max_context", "decode_share"]

@@ -114,7 +114,7 @@ CONFIGS = space(per_sm=PER_SM)
 
 @cached_autotune(
     configs=CONFIGS, key=(*KEYS, "MOST_ROWS"), buckets=BUCKETS, prune_configs_by=prune_rules(_fits_scratch),
-    default=default_rule(CONFIGS, _fits_scratch, per_sm=2), method=METHOD,
+    default=default_rule(CONFIGS, _fits_scratch, per_sm=2), method=METHOD, prune_per="scenario",
     check=CheckOptions(ignore=("scratch",)),
 )  # fmt: skip
 @triton.jit(

@@ -1,0 +1,272 @@
+"""A config that pruning leaves out of a launch never runs in it, whatever chose it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support.processes import run_python
+
+from dejavu_cache import Edges, Multiple, Pow2, ScenarioNotTuned, cached_autotune, open_store
+from dejavu_cache.model.record import Pin, Record
+from dejavu_cache.model.scenario import now
+from dejavu_cache.policy import current_policy
+from dejavu_cache.triton_internals.config_names import describe
+
+BLOCKS = (16, 32, 64, 128)
+CONFIGS = [triton.Config({"B": block}) for block in BLOCKS]
+
+
+@triton.jit
+def row_sum(x, out, K: tl.constexpr, shift, B: tl.constexpr):
+    """Sum K elements without a mask: right only where B divides K."""
+    total = 0.0
+    for first in range((K + B - 1) // B):
+        total += tl.sum(tl.load(x + first * B + tl.arange(0, B)))
+    tl.store(out, total + shift)
+    tl.store(out + 1, B)
+
+
+def only_divisors(configs: Sequence[Any], named: dict[str, Any], **more: Any) -> list[Any]:
+    K = {**named, **more}["K"]
+    return [config for config in configs if K % config.kwargs["B"] == 0]
+
+
+def larger_is_faster(call: Callable[[], Any], quantiles: Sequence[float]) -> list[float]:
+    """Time a config by its block, which the kernel writes beside its result."""
+    call()
+    return [1.0 / larger_is_faster.out[1].item()] * 3  # type: ignore[attr-defined]
+
+
+def make(**options: Any) -> Any:
+    options = {
+        "configs": CONFIGS,
+        "key": ["K"],
+        "buckets": {"K": Pow2()},
+        "do_bench": larger_is_faster,
+        "prune_configs_by": {"early_config_prune": only_divisors},
+        **options,
+    }
+    return cached_autotune(**options)(row_sum)
+
+
+def run(kernel: Any, K: int, *, by_name: bool = False, shift: float = 0.0) -> tuple[int, int]:
+    """Return a launch's result, and the block that computed it."""
+    x, out = torch.ones(4096), torch.zeros(2)
+    larger_is_faster.out = out  # type: ignore[attr-defined]
+    if by_name:
+        kernel[(1,)](x, out, K=K, shift=shift)
+    else:
+        kernel[(1,)](x, out, K, shift)
+    assert int(out[1]) == kernel.best_config.kwargs["B"]
+    return int(out[0]), int(out[1])
+
+
+@pytest.mark.parametrize("order", [(64, 96, 80, 112), (80, 96, 64, 112), (112, 80, 96, 64)])
+def test_values_of_one_bucket_run_what_pruning_leaves_each(order: tuple[int, ...]) -> None:
+    best = {64: 64, 96: 32, 80: 16, 112: 16}
+    for _ in range(2):  # the second kernel finds the first one's records, as a new process would
+        kernel = make()
+        for K in order * 2:
+            assert run(kernel, K) == (K, best[K])
+
+
+@pytest.mark.parametrize("default", [CONFIGS[2], lambda named: CONFIGS[2]])
+def test_a_default_that_is_left_out_gives_way_to_the_first_that_is_left(default: Any) -> None:
+    kernel = make(mode="reuse", default=default)
+    assert run(kernel, 96) == (96, 16)
+    assert run(kernel, 64) == (64, 64)
+
+
+@pytest.fixture
+def policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    path = tmp_path / "dejavu.toml"
+    monkeypatch.setenv("DEJAVU_CACHE_POLICY", str(path))
+    current_policy.cache_clear()
+    yield path
+    current_policy.cache_clear()
+
+
+def test_a_policys_default_gives_way_too(policy: Path) -> None:
+    policy.write_text('[[kernel]]\nmatch = "*row_sum"\ndefault = { B = 64 }\n')
+    kernel = make(mode="reuse")
+    assert run(kernel, 64) == (64, 64)
+    assert run(kernel, 96) == (96, 16)
+
+
+def test_a_pin_is_ignored_where_pruning_leaves_it_out() -> None:
+    kernel = make()
+    run(kernel, 64)
+    request = kernel.request(torch.ones(1), torch.ones(1), 64, 0.0)
+    pin = Pin(config=describe(CONFIGS[2]), at=now())
+    kernel.home.put(request.context, [Record(scenario=request.scenario, pin=pin)])
+    for mode in ("tune", "reuse", "strict"):
+        again = make(mode=mode)
+        assert run(again, 96) == (96, 32)
+        assert run(again, 64) == (64, 64)
+        assert again.explain(torch.ones(1), torch.ones(1), 64, 0.0).how == "pinned"
+
+
+def test_a_nearest_scenario_gives_what_this_launch_is_left() -> None:
+    run(make(), 256)
+    assert run(make(mode="reuse"), 96) == (96, 32)
+
+
+def test_strict_raises_where_nothing_measured_is_left() -> None:
+    run(make(configs=[CONFIGS[2], CONFIGS[3]]), 64)  # one is left, so there is no record
+    with pytest.raises(ScenarioNotTuned):
+        run(make(mode="strict"), 64)
+
+
+def test_one_config_left_is_neither_benchmarked_nor_a_miss() -> None:
+    for mode in ("tune", "reuse", "strict"):
+        kernel = make(mode=mode, store="memory://")
+        assert run(kernel, 80) == (80, 16)
+        assert kernel.benchmarked == 0
+        resolution = kernel.explain(torch.ones(4096), torch.zeros(2), 80, 0.0)
+        assert resolution.final
+        assert resolution.only
+
+
+def test_the_best_of_a_scenario_survives_a_launch_that_it_is_left_out_of() -> None:
+    kernel = make()
+    run(kernel, 64)
+    record_of = kernel.home.get
+    request = kernel.request(torch.ones(1), torch.ones(1), 64, 0.0)
+    run(make(configs=[*CONFIGS, triton.Config({"B": 32}, num_warps=8)]), 96)
+    found = record_of(request.context, request.scenario)
+    assert found is not None
+    assert found.record.winner is not None
+    assert found.record.winner.config == describe(CONFIGS[2])
+
+
+def test_pruning_is_asked_once_per_distinct_launch() -> None:
+    asked: list[tuple[Any, ...]] = []
+
+    def count(configs: Sequence[Any], named: dict[str, Any], **more: Any) -> list[Any]:
+        arguments = {**named, **more}
+        asked.append((arguments["K"], arguments["shift"]))
+        return only_divisors(configs, named, **more)
+
+    kernel = make(prune_configs_by={"early_config_prune": count})
+    for K in (64, 96, 64, 96):
+        run(kernel, K)
+    run(kernel, 64, shift=1.0)
+    assert asked == [(64, 0.0), (96, 0.0), (64, 1.0)]
+
+
+def test_pruning_per_scenario_is_asked_once_for_a_bucket() -> None:
+    asked = []
+
+    def count(configs: Sequence[Any], named: dict[str, Any], **more: Any) -> list[Any]:
+        asked.append(named["K"])
+        return list(configs[:2])
+
+    kernel = make(prune_configs_by={"early_config_prune": count}, prune_per="scenario")
+    for K in (64, 96, 80, 64):
+        run(kernel, K)
+    assert asked == [64]
+
+
+def test_a_performance_model_is_asked_for_each_launch_too() -> None:
+    def smallest_divisor_last(K: int, B: int, **more: Any) -> float:
+        return -B if K % B == 0 else 1.0
+
+    kernel = make(prune_configs_by={"perf_model": smallest_divisor_last, "top_k": 2})
+    for K, best in ((64, 64), (96, 32), (128, 128)):
+        assert run(kernel, K) == (K, best)
+
+
+def test_configs_that_pruning_makes_itself_are_told_apart() -> None:
+    def remade(configs: Sequence[Any], named: dict[str, Any], **more: Any) -> list[Any]:
+        blocks = [block for block in BLOCKS if named["K"] % block == 0]
+        return [triton.Config({"B": block}, num_warps=2) for block in blocks]
+
+    kernel = make(prune_configs_by={"early_config_prune": remade})
+    for K, best in ((64, 64), (96, 32), (64, 64)):
+        assert run(kernel, K) == (K, best)
+        assert kernel.best_config.num_warps == 2
+
+
+def test_an_argument_that_cannot_be_compared_asks_at_every_launch() -> None:
+    class Odd(int):
+        pass
+
+    kernel = make(key=[], buckets={})
+    for K, best in ((64, 64), (96, 32), (64, 64)):
+        assert run(kernel, Odd(K)) == (K, best)
+
+
+BUCKETS = [None, Pow2(), Pow2(min=64, max=128), Edges([1, 100]), Multiple(64)]
+
+
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(data=st.data())
+def test_what_ran_is_always_what_pruning_left(data: st.DataObject, tmp_path: Path) -> None:
+    """Draw rules, buckets, modes and orders of launches; results are right in all of them."""
+    bucket = data.draw(st.sampled_from(BUCKETS))
+    store = data.draw(st.sampled_from(["memory://", "folder"]))
+    url = store if store == "memory://" else (tmp_path / f"{id(data)}").as_uri()
+    home = open_store(url)  # one store for all kernels of the example
+    sees_shift, keeps, drop = data.draw(
+        st.tuples(st.booleans(), st.integers(1, 4), st.sets(st.sampled_from(BLOCKS), max_size=2))
+    )
+
+    def rule(configs: Sequence[Any], named: dict[str, Any], **more: Any) -> list[Any]:
+        arguments = {**named, **more}
+        left = only_divisors(configs, arguments)
+        if sees_shift and arguments["shift"] > 0:
+            left = [config for config in left if config.kwargs["B"] not in drop] or left[:1]
+        return left[::-1][:keeps]
+
+    def fresh_kernel() -> Any:
+        return make(
+            buckets={} if bucket is None else {"K": bucket},
+            prune_configs_by={"early_config_prune": rule},
+            mode=data.draw(st.sampled_from(["tune", "tune", "reuse", "strict"])),
+            default=data.draw(st.sampled_from([None, *CONFIGS])),
+            max_distance=4.0,
+            store=home,
+        )
+
+    kernel = fresh_kernel()
+    for _ in range(data.draw(st.integers(1, 8))):
+        if data.draw(st.integers(0, 3)) == 0:
+            kernel = fresh_kernel()
+        K = 16 * data.draw(st.integers(1, 16))
+        shift, by_name = data.draw(st.sampled_from([0.0, 1.0])), data.draw(st.booleans())
+        try:
+            total, block = run(kernel, K, by_name=by_name, shift=shift)
+        except ScenarioNotTuned:
+            assert kernel.mode.value == "strict"
+            continue
+        assert total == K + shift
+        left = rule(CONFIGS, {"K": K, "shift": shift})
+        assert block in [config.kwargs["B"] for config in left]
+
+
+def test_the_hot_path_runs_what_pruning_leaves_each_launch() -> None:
+    """Thousands of random launches through the hot path of a pretended GPU."""
+    outcome = run_python(
+        """
+        import json, sys
+        from support.pruned_launches import launch_at_random
+        print(json.dumps(launch_at_random(seed=int(sys.argv[1]), count=3000)))
+        """,
+        "7",
+        TRITON_INTERPRET="0",
+        DEJAVU_CACHE_URL="memory://",
+    )
+    counts = json.loads(outcome.stdout)
+    assert counts["left out"] == 0, outcome.stdout
+    assert counts["hot"] > 1000, "most launches take the hot path"

@@ -1,0 +1,130 @@
+"""Random launches of kernels that prune, through the hot path of a pretended GPU.
+
+Each rule draws its answer from all that a pruning function is promised to see, by a digest of it, so
+that any part that a key lacks shows as a config that was left out.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from triton.runtime.jit import JITFunction
+
+from dejavu_cache import Edges, Multiple, Pow2, cached_autotune
+from support.pretended_gpu import LAUNCHED
+
+__all__ = ["launch_at_random"]
+
+CONFIGS = [triton.Config({"B": block}, num_warps=4) for block in (16, 32, 64, 128)]
+MEMORY = torch.zeros(1 << 14, dtype=torch.uint8)
+
+
+def body(x, y, n, m, scale, flag: tl.constexpr, z=3, B: tl.constexpr = 16):
+    tl.store(x, n)
+
+
+def seen(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.dtype, value.shape, value.stride(), value.data_ptr() % 16
+    return type(value), repr(value)
+
+
+def left_by_rule(
+    configs: Sequence[Any], named: Mapping[str, Any], names: Sequence[str], **more: Any
+) -> list[Any]:
+    """Return the configs that a digest of the named arguments chooses, at least one."""
+    arguments = {**named, **more}
+    text = repr([(name, seen(arguments[name])) for name in names if name in arguments])
+    bits = hashlib.sha256(text.encode()).digest()[0] % 15 + 1
+    return [config for place, config in enumerate(configs) if bits >> place & 1]
+
+
+def draw_tensor(rng: random.Random) -> torch.Tensor:
+    dtype = rng.choice([torch.float32, torch.float16])
+    start = rng.choice([0, 0, 4, 16])
+    flat = MEMORY[start : start + 4096].view(dtype)
+    return rng.choice(
+        [flat[:512], flat[:1024:2], flat[:512].view(16, 32), flat[:512].view(16, 32).t()]
+    )
+
+
+def draw_arguments(rng: random.Random) -> dict[str, Any]:
+    arguments = {
+        "x": draw_tensor(rng),
+        "y": rng.choice([None, draw_tensor(rng)]),
+        "n": rng.choice([1, 16, 33, 48, 60, 64, 96, 2**31]),
+        "m": rng.choice([1, True, 2, 16, 17, 32, 1.5]),
+        "scale": rng.choice([0.0, -0.0, 1.0, 1, 2.5]),
+        "flag": rng.choice([True, False, 1, "a", None, tl.float16]),
+    }
+    if rng.random() < 0.5:
+        arguments["z"] = rng.choice([3, 3, 4])
+    return arguments
+
+
+def make_kernel(rng: random.Random) -> tuple[Any, Any]:
+    """Return a kernel, and its rule as a function of a launch's arguments."""
+    names = rng.sample(["x", "y", "n", "m", "scale", "flag", "z"], rng.randint(1, 7))
+
+    def prune(configs: Sequence[Any], named: Mapping[str, Any], **more: Any) -> list[Any]:
+        # Arguments by position and by name come apart, and a rule may look at one of them alone.
+        return left_by_rule(configs, named, names, **(more if len(names) % 2 else {}))
+
+    key = rng.sample(["n", "m"], rng.randint(0, 2))
+    bucket = rng.choice([Pow2(), Multiple(64), Edges([1, 50])])
+    kernel = cached_autotune(
+        configs=CONFIGS,
+        key=key,
+        buckets=dict.fromkeys(key, bucket),
+        prune_configs_by={"early_config_prune": prune},
+        do_bench=lambda call, quantiles: [1.0 / call_and_block(call)] * 3,
+        mode=rng.choice(["tune", "reuse"]),
+        default=rng.choice([None, *CONFIGS]),
+    )(triton.jit(body))
+    return kernel, prune
+
+
+def call_and_block(call: Any) -> int:
+    call()
+    return int(LAUNCHED[-1].constant("B"))
+
+
+def launch_at_random(seed: int, count: int) -> dict[str, int]:
+    """Return how many launches ran a config that was left out, and how many took the hot path."""
+    rng = random.Random(seed)
+    kernels = [make_kernel(rng) for _ in range(12)]
+    pool = [draw_arguments(rng) for _ in range(40)]
+    counts = {"left out": 0, "hot": 0}
+    by_triton: list[Any] = []
+    JITFunction.run = note_calls(JITFunction.run, by_triton)
+    for _ in range(count):
+        kernel, prune = rng.choice(kernels)
+        arguments = rng.choice(pool) if rng.random() < 0.8 else draw_arguments(rng)
+        positional = rng.choice([2, 6])
+        args = list(arguments.values())[:positional]
+        kwargs = dict(list(arguments.items())[positional:])
+        left = prune(CONFIGS, dict(zip(arguments, args, strict=False)), **kwargs)
+        by_triton.clear()
+        kernel[(1,)](*args, **kwargs)
+        counts["hot"] += not by_triton
+        block = LAUNCHED[-1].constant("B")
+        counts["left out"] += block not in [config.kwargs["B"] for config in left]
+    return counts
+
+
+def note_calls(run: Any, calls: list[Any]) -> Any:
+    """Wrap `JITFunction.run`; the hot path takes it for Triton's own, by its module."""
+
+    @functools.wraps(run)
+    def noted(self: Any, *args: Any, **kwargs: Any) -> Any:
+        calls.append(self)
+        return run(self, *args, **kwargs)
+
+    return noted
