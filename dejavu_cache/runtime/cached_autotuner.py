@@ -30,7 +30,6 @@ from ..triton_internals.versions import is_covered
 from ..tuning.benchmark_methods import METHODS, method_name, wall_clock
 from ..tuning.config_space import ConfigSpace
 from ..tuning.device_timer import DeviceTimer
-from ..tuning.result_check import CheckOptions
 from .activity_report import report_resolution, report_triton_activity
 from .consensus import agree
 from .hot_path import ChosenConfig, HotPath
@@ -39,6 +38,7 @@ from .options import (
     CacheOptions,
     check_key,
     check_method,
+    check_options,
     check_policy_default,
     policy_buckets,
     validate_default,
@@ -349,14 +349,7 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
         kwargs: Mapping[str, Any],
         configs: Sequence[Any] | None = None,
     ) -> Request:
-        """Return the request of a launch.
-
-        Args:
-            device: the device's index.
-            args: the launch's positional arguments.
-            kwargs: its keyword arguments, `grid` and `warmup` included.
-            configs: the configs that pruning leaves for it, if pruning was already asked.
-        """
+        """Return the request of a launch; `configs` are what pruning leaves, if it was asked."""
         # Triton keeps a launch's arguments on the autotuner, so each request has its own copy.
         autotuner = copy.copy(self)
         autotuner.nargs = dict(zip(self.arg_names, args, strict=False))
@@ -376,15 +369,9 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
             args=args,
             kwargs=dict(kwargs),
             budget=self._budget,
-            check=self._check_options,
+            check=check_options(self._options),
             prunes=self._prunes,
         )
-
-    @cached_property
-    def _check_options(self) -> CheckOptions | None:
-        if not current_settings().check:
-            return None
-        return self._options.get("check", CheckOptions()) or None  # type: ignore[return-value]
 
     @cached_property
     def _budget(self) -> TuningBudget:

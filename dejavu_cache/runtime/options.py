@@ -14,7 +14,7 @@ from ..errors import SettingsError
 from ..model.buckets import Bucket, BucketSpec, parse_bucket
 from ..notices import warn_once
 from ..policy import Rule
-from ..settings import Mode
+from ..settings import Mode, current_settings
 from ..stores import Store
 from ..triton_internals.config_names import describe
 from ..tuning.benchmark_methods import METHODS, Method
@@ -33,6 +33,7 @@ __all__ = [
     "StoreLike",
     "check_key",
     "check_method",
+    "check_options",
     "check_policy_default",
     "policy_buckets",
     "validate_default",
@@ -132,6 +133,13 @@ def check_method(kernel: str, options: CacheOptions, do_bench: Callable[..., Any
             f"{kernel}: method={options['method']!r} and a do_bench of your own: "
             "give only one of them"
         )
+
+
+def check_options(options: CacheOptions) -> CheckOptions | None:
+    """Return how a kernel's results are compared before a config may win; None: they are not."""
+    if not current_settings().check:
+        return None
+    return options.get("check", CheckOptions()) or None  # type: ignore[return-value]
 
 
 def policy_buckets(kernel: str, rule: Rule, keys: Sequence[str]) -> dict[str, Bucket]:

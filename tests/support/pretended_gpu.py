@@ -30,7 +30,8 @@ class PretendedKernel:
         parts = (src.fn._fn_name, src.signature, src.constants, src.attrs, sorted(options.items()))
         self.hash = hashlib.sha256(repr(parts).encode()).hexdigest()
         self.metadata = SimpleNamespace(hash=self.hash, name=src.fn._fn_name)
-        self.packed_metadata, self.function, self.asm = (), 0, {}
+        self.packed_metadata, self.function = (), 0
+        self.asm: dict[str, Any] = {}
         self.run = self._run
 
     def constant(self, name: str) -> Any:
