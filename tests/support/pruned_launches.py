@@ -1,7 +1,7 @@
 """Random launches of kernels that prune, through the hot path of a pretended GPU.
 
-Each rule draws its answer from all that a pruning function is promised to see, by a digest of it, so
-that any part that a key lacks shows as a config that was left out.
+Each rule draws its answer from all that a pruning function is promised to see, by a digest of it,
+so that any part that a key lacks shows as a config that was left out.
 """
 
 from __future__ import annotations
