@@ -79,7 +79,8 @@ def make_kernel(rng: random.Random) -> tuple[Any, Any]:
         return left_by_rule(configs, named, names, **(more if len(names) % 2 else {}))
 
     key = rng.sample(["n", "m"], rng.randint(0, 2))
-    bucket: Bucket = rng.choice([Pow2(), Multiple(64), Edges((1, 50))])
+    rules: list[Bucket] = [Pow2(), Multiple(64), Edges((1, 50))]
+    bucket = rng.choice(rules)
     kernel = cached_autotune(
         configs=CONFIGS,
         key=key,
