@@ -1,4 +1,4 @@
-"""The policy file gives other people's kernels buckets, modes and defaults, and never stops a program."""
+"""The policy file gives kernels buckets, modes and defaults, and never stops a program."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ def test_a_kernel_gets_what_its_pattern_says(policy: Path) -> None:
 
 def test_the_decorator_counts_over_it(policy: Path) -> None:
     policy.write_text(
-        '[[kernel]]\nmatch = "*"\nmode = "strict"\nbuckets = { n = "pow2" }\ndefault = { BLOCK = 64 }\n'
+        '[[kernel]]\nmatch = "*"\nmode = "strict"\nbuckets = { n = "pow2" }\n'
+        "default = { BLOCK = 64 }\n"
     )
     kernel = make(mode="reuse", buckets={"n": Pow2(max=16)}, default=CONFIGS[1])
     launch(kernel, 100)
@@ -100,7 +101,8 @@ def test_what_does_not_fit_a_kernel_has_no_effect_and_is_said(
 def test_doctor_lists_what_is_wrong_and_what_matches_nothing(policy: Path, tmp_path: Path) -> None:
     launch(make(), 100)
     policy.write_text(
-        '[[kernel]]\nmatch = "support.addition.*"\nmod = 1\n[[kernel]]\nmatch = "fla.*"\nmode = "reuse"\n'
+        '[[kernel]]\nmatch = "support.addition.*"\nmod = 1\n'
+        '[[kernel]]\nmatch = "fla.*"\nmode = "reuse"\n'
     )
     seen = dejavu("doctor", DEJAVU_CACHE_POLICY=str(policy))
     assert seen.returncode == 1

@@ -1,4 +1,4 @@
-"""The attention kernels against the reference, in Triton's interpreter, and what they say to bad input."""
+"""The attention kernels against the reference in Triton's interpreter, and their errors."""
 
 from __future__ import annotations
 
@@ -10,43 +10,43 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.attention_batches import Case, check, draw, kernels, runnable, varied
+from support.attention_batches import Case, check, draw, kernels, runnable, vary
 from support.processes import run_python
 
 from dejavu_cache.attention import IMPLEMENTATIONS, paged_attention
 from dejavu_cache.attention.batch import make_batch
 from dejavu_cache.attention.kernels.segmented import PER_SM, num_segments
 
-# The interpreter divides masked lanes by zero, and converts NumPy's arrays of one element in the old way.
+# The interpreter divides masked lanes by zero, and converts one-element arrays in the old way.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::RuntimeWarning")
 
 BATCH = Case(new=[1, 5, 12], past=[40, 9, 0], heads=(4, 2))
 """Its last sequence has more Q blocks than one."""
 
-SMALL = varied(BATCH, new=[1, 3, 4])
+SMALL = vary(BATCH, new=[1, 3, 4])
 CASES = {
     "decode": Case(new=[1] * 4, past=[90, 1, 200, 33], heads=(4, 2)),
     "mixed": BATCH,
-    "one head a group": varied(SMALL, heads=(2, 2)),
-    "odd group, odd page, odd head": varied(SMALL, heads=(7, 1), head_size=80, page=24),
-    "page of one token": varied(SMALL, heads=(5, 1), page=1),
-    "page larger than the tile": varied(SMALL, page=128),
-    "window": varied(SMALL, window=13),
-    "window of one": varied(SMALL, window=0),
-    "softcap": varied(SMALL, softcap=5.0),
-    "alibi": varied(SMALL, alibi=True),
-    "sinks": varied(SMALL, sinks=True),
-    "more than a block of 32 rows": varied(SMALL, new=[1, 20], past=[40, 100]),
-    "one query": varied(SMALL, new=[1], past=[70], heads=(1, 1)),
-    "everything": varied(BATCH, window=30, softcap=5.0, alibi=True, sinks=True, padding=2),
-    "float16": varied(SMALL, dtype=torch.float16),
-    "float8 cache": varied(SMALL, dtype=torch.float16, cache_dtype=torch.float8_e4m3fn),
+    "one head a group": vary(SMALL, heads=(2, 2)),
+    "odd group, odd page, odd head": vary(SMALL, heads=(7, 1), head_size=80, page=24),
+    "page of one token": vary(SMALL, heads=(5, 1), page=1),
+    "page larger than the tile": vary(SMALL, page=128),
+    "window": vary(SMALL, window=13),
+    "window of one": vary(SMALL, window=0),
+    "softcap": vary(SMALL, softcap=5.0),
+    "alibi": vary(SMALL, alibi=True),
+    "sinks": vary(SMALL, sinks=True),
+    "more than a block of 32 rows": vary(SMALL, new=[1, 20], past=[40, 100]),
+    "one query": vary(SMALL, new=[1], past=[70], heads=(1, 1)),
+    "everything": vary(BATCH, window=30, softcap=5.0, alibi=True, sinks=True, padding=2),
+    "float16": vary(SMALL, dtype=torch.float16),
+    "float8 cache": vary(SMALL, dtype=torch.float16, cache_dtype=torch.float8_e4m3fn),
 }
 TUNED = ("naive", "qblock", "segmented", "static_grid")
 
 
 @pytest.fixture(autouse=True)
-def interpreted() -> None:
+def skip_where_a_gpu_is() -> None:
     if torch.cuda.is_available():
         pytest.skip("tests/gpu holds the kernels against the reference here")
 
@@ -95,7 +95,7 @@ def test_a_window_larger_than_any_sequence_is_none(
 
 
 def test_a_batch_of_more_sequences_than_tokens_is_still_a_decode() -> None:
-    drawn = draw(varied(SMALL, new=[1], past=[20], padding=5)).arguments
+    drawn = draw(vary(SMALL, new=[1], past=[20], padding=5)).arguments
     arguments: list[Any] = [drawn.get(name) for name in inspect.signature(make_batch).parameters]
     batch = make_batch(*arguments)
     assert batch.decode_share == 100
@@ -202,7 +202,7 @@ def test_bad_input_is_named_before_any_launch(message: str, changes: dict[str, A
 
 
 def test_heads_too_far_apart_are_named() -> None:
-    batch = draw(varied(SMALL, new=[1], past=[5], dtype=torch.float16))
+    batch = draw(vary(SMALL, new=[1], past=[5], dtype=torch.float16))
     batch.arguments["q"] = torch.empty((3 << 29) + 64, dtype=torch.float16).as_strided(
         (1, 4, 64), (1, 1 << 29, 1)
     )
@@ -213,7 +213,7 @@ def test_heads_too_far_apart_are_named() -> None:
 
 
 def test_a_group_that_no_config_can_hold_is_named() -> None:
-    many = draw(varied(SMALL, new=[2], past=[5], heads=(71, 1)))
+    many = draw(vary(SMALL, new=[2], past=[5], heads=(71, 1)))
     with pytest.raises(
         ValueError, match=r"^q: no config can run .* holds no token of 71 query heads"
     ):
@@ -237,15 +237,20 @@ def test_every_implementation_has_a_name() -> None:
 
 
 @given(
-    num_seqs=st.integers(1, 300), context=st.integers(1, 1 << 17), tile=st.sampled_from((16, 32, 64, 128)),
-    window=st.sampled_from((-1, 0, 100, 5000)), head=st.sampled_from((64, 128, 256)), most=st.integers(1, 128),
+    num_seqs=st.integers(1, 300),
+    context=st.integers(1, 1 << 17),
+    tile=st.sampled_from((16, 32, 64, 128)),
+    window=st.sampled_from((-1, 0, 100, 5000)),
+    head=st.sampled_from((64, 128, 256)),
+    most=st.integers(1, 128),
     sms=st.sampled_from((2, 132, 304)),
-)  # fmt: skip
+)
 def test_a_segment_has_a_tile_at_least_and_more_programs_mean_no_fewer_segments(
     num_seqs: int, context: int, tile: int, window: int, head: int, most: int, sms: int
 ) -> None:
     call = {
-        "GROUP": 4, "KV_HEADS": 8, "HEAD_PADDED": head, "WINDOW": window, "num_rows": num_seqs * 32, "most": most,
+        "GROUP": 4, "KV_HEADS": 8, "HEAD_PADDED": head, "WINDOW": window,
+        "num_rows": num_seqs * 32, "most": most,
         "num_seqs": num_seqs, "max_context": context, "sms": sms,
     }  # fmt: skip
     counts = [

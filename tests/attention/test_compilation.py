@@ -1,4 +1,4 @@
-"""The attention kernels compile for every target without a GPU: a config of each, drawn from what the rules leave."""
+"""The attention kernels compile for every target without a GPU, each with a random config."""
 
 from __future__ import annotations
 

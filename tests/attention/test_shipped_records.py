@@ -41,7 +41,7 @@ def contexts(name: str) -> tuple[FileStore, list[Context]]:
     """Return the shipped store and a kernel's tuned contexts, without the recorded launches."""
     store = FileStore(Path(shipped.__path__[0]), read_only=True)
     every = store.contexts(kernel_name(kernel(name)))
-    return store, [each for each in every if each.problem.method != LAUNCH_METHOD]
+    return store, [recorded for recorded in every if recorded.problem.method != LAUNCH_METHOD]
 
 
 def test_the_library_finds_them() -> None:
@@ -52,15 +52,19 @@ def test_the_library_finds_them() -> None:
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_they_are_of_the_code_as_it_is(name: str) -> None:
-    _, found = contexts(name)
-    assert {context.kernel.source for context in found} == {source_hash(kernel(name).fn)}
-    assert [context.problem for context in found] == [problem(kernel(name))] * len(found)
+    _, recorded_contexts = contexts(name)
+    assert {context.kernel.source for context in recorded_contexts} == {
+        source_hash(kernel(name).fn)
+    }
+    assert [context.problem for context in recorded_contexts] == [problem(kernel(name))] * len(
+        recorded_contexts
+    )
 
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_every_scenario_has_a_winner_among_the_declared_configs(name: str) -> None:
-    store, found = contexts(name)
-    for context in found:
+    store, recorded_contexts = contexts(name)
+    for context in recorded_contexts:
         for record in store.records(context):
             assert record.winner is not None
             assert record.by_config[record.winner.config].median is not None
@@ -78,12 +82,12 @@ def test_all_of_them_can_be_compiled_ahead(tmp_path: Path) -> None:
     with CompileProcess(spec) as process:
         plan = process.plan()
     assert plan.notes == ()
-    scenarios = {each.name.rpartition(".")[2]: each.scenarios for each in plan.kernels}
+    scenarios = {kernel.name.rpartition(".")[2]: kernel.scenarios for kernel in plan.kernels}
     assert (
         min(scenarios[f"{name}_kernel"] for name in ("segment", "qblock", "static_grid", "hopper"))
         > 50
     )
-    assert {job.kernel for job in plan.jobs} == {each.name for each in plan.kernels}
+    assert {job.kernel for job in plan.jobs} == {kernel.name for kernel in plan.kernels}
     assert "dejavu_cache.attention.kernels.segmented.merge_kernel" in {
         job.kernel for job in plan.jobs
     }
@@ -91,9 +95,9 @@ def test_all_of_them_can_be_compiled_ahead(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_each_tree_is_what_the_records_give(name: str) -> None:
-    store, found = contexts(name)
-    trees = {each.tree.context: each.tree for each in store.trees(kernel_name(kernel(name)))}
-    for context in found:
+    store, recorded_contexts = contexts(name)
+    trees = {stored.tree.context: stored.tree for stored in store.trees(kernel_name(kernel(name)))}
+    for context in recorded_contexts:
         again = fit(
             RecordSet(context=context, records=tuple(store.records(context))),
             bound=PLAN["bounds_percent"][kernel(name).fn.__name__] / 100,
@@ -103,12 +107,12 @@ def test_each_tree_is_what_the_records_give(name: str) -> None:
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_each_tree_exported_as_python_agrees_with_it_on_10000_random_scenarios(name: str) -> None:
-    store, found = contexts(name)
+    store, recorded_contexts = contexts(name)
     trees = list(store.trees(kernel_name(kernel(name))))
-    assert {each.tree.context for each in trees} == {*found}
-    for each in trees:
+    assert {stored.tree.context for stored in trees} == {*recorded_contexts}
+    for stored in trees:
         check_agreement(
-            each.tree, [record.scenario for record in store.records(each.tree.context)], 10_000
+            stored.tree, [record.scenario for record in store.records(stored.tree.context)], 10_000
         )
 
 

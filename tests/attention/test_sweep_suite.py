@@ -37,8 +37,8 @@ MODELS = st.builds(
 )
 
 
-def met(case: Case) -> tuple[str, Scenario]:
-    """The kernel and the scenario of a launch of the case."""
+def kernel_and_scenario(case: Case) -> tuple[str, Scenario]:
+    """Return the kernel's name and the scenario of a launch of the case."""
     request = case.kernel.request(grid=case.grid, warmup=False, **case.arguments())
     return request.context.kernel.name, request.scenario
 
@@ -59,13 +59,13 @@ def test_a_case_made_for_a_scenario_has_this_scenario(
     dtype: torch.dtype,
 ) -> None:
     lengths = Lengths("met", [new for new, _ in sequences], [past for _, past in sequences])
-    kernel, scenario = met(_case(implementation, lengths, (model, page, dtype, 1)))
+    kernel, scenario = kernel_and_scenario(_case(implementation, lengths, (model, page, dtype, 1)))
     assert kernel == KERNELS[implementation]
     case = suite.case_for(kernel, scenario)
     if case is None:
         assert implementation == "static_grid", f"no case for {scenario}"
     else:
-        assert met(case) == (kernel, scenario)
+        assert kernel_and_scenario(case) == (kernel, scenario)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,9 @@ def test_a_case_made_for_a_scenario_has_this_scenario(
 )
 def test_a_scenario_that_the_suite_has_no_batch_for_has_no_case(change: dict[str, Any]) -> None:
     lengths = Lengths("met", [1, 1], [100, 100])
-    kernel, scenario = met(_case("qblock", lengths, (Model(4, 1, 16), 16, torch.float16, 1)))
+    kernel, scenario = kernel_and_scenario(
+        _case("qblock", lengths, (Model(4, 1, 16), 16, torch.float16, 1))
+    )
     assert suite.case_for(kernel, scenario) is not None
     other = {
         name: {**values, **change.get(name, {})} for name, values in scenario.model_dump().items()

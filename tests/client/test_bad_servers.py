@@ -159,7 +159,7 @@ def test_a_folder_does_not_take_records_for_a_server_that_knows_no_such_address(
 
 
 def test_reading_raises_in_time_and_then_at_once(store: RemoteStore, server: BadServer) -> None:
-    """A read gives up long before a slow server does; an open circuit asks the server no more."""
+    """Reads give up long before a slow server does; an open circuit does not ask the server."""
     with pytest.raises(RemoteError):
         store.get(context(), record(1).scenario)
     if server.slow:
@@ -189,7 +189,7 @@ def test_a_launch_goes_on_with_one_warning(
 def test_what_a_dead_server_should_have_got_is_spooled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A write is handed to a thread: the caller does not even try to connect."""
+    """Writes are handed to a thread: the caller does not even try to connect."""
     callers = []
     connect = socket.create_connection
 
@@ -198,8 +198,8 @@ def test_what_a_dead_server_should_have_got_is_spooled(
         return connect(*args, **kwargs)
 
     monkeypatch.setattr(socket, "create_connection", recorded_connect)
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
     store = RemoteStore(
         ProtocolClient(f"http://127.0.0.1:{port}"), wait=WAIT, spool=Spool("x", tmp_path)
     )
@@ -208,11 +208,13 @@ def test_what_a_dead_server_should_have_got_is_spooled(
     assert threading.main_thread() not in callers
     store.close()
     assert callers, "the records were tried to be sent"
-    kept = [
+    sets = [
         RecordSet.model_validate_json(path.read_bytes())
         for path in store.spool.folder.glob("*.json")
     ]
-    assert {each.scenario.args["M"] for whole in kept for each in whole.records} == set(range(20))
+    assert {
+        record.scenario.args["M"] for record_set in sets for record in record_set.records
+    } == set(range(20))
 
 
 def test_what_a_hanging_server_is_being_sent_is_spooled_too(tmp_path: Path) -> None:
@@ -231,7 +233,7 @@ def test_a_damaged_spool_file_is_set_aside_and_the_rest_is_sent(tmp_path: Path) 
     (spool.folder / "0.json").write_text("half")
     sent: list[RecordSet] = []
     assert spool.drain(sent.append) == 1
-    assert [whole.records[0].scenario for whole in sent] == [record(1).scenario]
+    assert [record_set.records[0].scenario for record_set in sent] == [record(1).scenario]
     assert len(list(spool.folder.glob("0.json.damaged-*"))) == 1
 
 

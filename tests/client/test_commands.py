@@ -44,10 +44,10 @@ def test_show_names_winner_runner_up_and_failures(store: FileStore) -> None:
 
 
 def test_show_filters_by_scenario(store: FileStore) -> None:
-    found = json.loads(
+    lines = json.loads(
         dejavu("show", "add", "--scenario", "M=32", "--store", store.root, "--json").stdout
     )
-    assert [each["record"]["scenario"]["args"]["M"] for each in found] == [32]
+    assert [line["record"]["scenario"]["args"]["M"] for line in lines] == [32]
 
 
 def test_show_of_what_is_not_there_exits_1(store: FileStore) -> None:
@@ -113,10 +113,10 @@ def test_merge_settles_conflicts_as_told(
     other = FileStore(tmp_path / "other")
     other.put(context(), [record(32, measurement(64, 3.0, MOMENT + timedelta(days=1)))])
     out = dejavu("merge", other.root, "--into", store.root, "--on-conflict", rule)
-    found = FileStore(store.root).get(context(), record(32).scenario)
-    assert found
+    pinned = FileStore(store.root).get(context(), record(32).scenario)
+    assert pinned
     assert out.returncode == (0 if median else 1)
-    assert found.record.measurements[0].median == (median or 1.0)
+    assert pinned.record.measurements[0].median == (median or 1.0)
 
 
 def test_gc_drops_older_sources_and_can_say_so_first(store: FileStore) -> None:

@@ -10,7 +10,7 @@ from dejavu_client.http.protocol_client import ProtocolClient
 from dejavu_client.http.remote_store import RemoteStore
 from dejavu_client.http.spool import Spool
 from support.processes import dejavu
-from support.service import running
+from support.service import running_server
 
 from dejavu_cache import Mode, Settings, open_store
 from dejavu_cache.model.buckets import Edges, Pow2
@@ -41,16 +41,16 @@ def test_a_file_store_is_read(store: FileStore, record_set: RecordSet) -> None:
     assert store.unreadable() == {}
     assert store.set_aside() == []
     for record in record_set.records:
-        found = FileStore(store.root).get(record_set.context, record.scenario)
-        assert found is not None
-        assert found.record == record
+        stored = FileStore(store.root).get(record_set.context, record.scenario)
+        assert stored is not None
+        assert stored.record == record
 
 
 def test_writing_what_is_there_changes_no_byte(store: FileStore, record_set: RecordSet) -> None:
     files = {path: path.read_bytes() for path in store.root.rglob("*.json*")}
-    (found,) = store.trees()
+    (stored,) = store.trees()
     store.put(record_set.context, record_set.records)
-    store.put_tree(found.tree)
+    store.put_tree(stored.tree)
     store.put_imported(store.imported("matmul"))
     assert files == {path: path.read_bytes() for path in store.root.rglob("*.json*")}
 
@@ -65,11 +65,11 @@ def test_a_store_written_anew_has_the_same_bytes(
 
 
 def test_a_tree_answers(store: FileStore, record_set: RecordSet) -> None:
-    (found,) = store.trees(KERNEL)
+    (stored,) = store.trees(KERNEL)
     blocks = [
         config.params["BLOCK"]
         for record in record_set.records
-        if (config := found.tree.choose(record.scenario))
+        if (config := stored.tree.choose(record.scenario))
     ]
     assert blocks == [64, 32, 64], "in the order of the scenarios' text: M = 16, 256, 64"
 
@@ -85,17 +85,21 @@ def test_results_of_other_tools_are_read(store: FileStore) -> None:
 
 def test_a_database_is_served(tmp_path: Path, record_set: RecordSet) -> None:
     database = shutil.copy(DATA / "server.sqlite3", tmp_path / "server.sqlite3")
-    with running(f"sqlite:///{database}", tmp_path / "server.log") as server:
+    with running_server(f"sqlite:///{database}", tmp_path / "server.log") as server:
         client = ProtocolClient(server.base)
         with RemoteStore(client, wait=10, spool=Spool(server.base, tmp_path / "spool")) as store:
             records = list(store.records(record_set.context))
-            assert [each.measurements for each in records] == [
-                each.measurements for each in record_set.records
+            assert [record.measurements for record in records] == [
+                record.measurements for record in record_set.records
             ]
-            assert [each.winner for each in records] == [each.winner for each in record_set.records]
-            assert [each.pinned for each in records] == [each.pinned for each in record_set.records]
-            assert [each.launches for each in records] == [
-                each.launches for each in record_set.records
+            assert [record.winner for record in records] == [
+                record.winner for record in record_set.records
+            ]
+            assert [record.pinned for record in records] == [
+                record.pinned for record in record_set.records
+            ]
+            assert [record.launches for record in records] == [
+                record.launches for record in record_set.records
             ]
             (miss,) = client.misses()
             assert miss["count"] == 3

@@ -1,7 +1,8 @@
-"""On a real GPU: kernels of other people's libraries run unmodified, and the second process benchmarks nothing.
+"""On a real GPU, unmodified kernels of other libraries are tuned once and not again.
 
-`FLA_WHEELS` names a folder with the wheels of fla-core (flash-linear-attention's kernels), einops and packaging; where
-it is not set and `fla` cannot be imported, only this repository's own unmodified kernels are run.
+`FLA_WHEELS` names a folder with the wheels of fla-core (flash-linear-attention's kernels), einops
+and packaging; where it is not set and `fla` cannot be imported, only this repository's own
+unmodified kernels are run.
 """
 
 from __future__ import annotations
@@ -49,16 +50,18 @@ LINEAR_ATTENTION = """
     g = torch.nn.functional.logsigmoid(torch.randn(1, 256, 2, 64, **shape))
     gate, beta = g[..., 0].contiguous(), torch.rand(1, 256, 2, **shape)
     k = torch.nn.functional.normalize(k, dim=-1)
+    half = (q.bfloat16(), k.bfloat16(), v.bfloat16())
     out = {
         "gla": chunk_gla(q, k, v, g)[0],
         "simple_gla": chunk_simple_gla(q, k, v, gate)[0],
         "retention": chunk_retention(q, k, v)[0],
-        "delta_rule": chunk_delta_rule(*(each.bfloat16() for each in (q, k, v, beta)))[0],
-        "gated_delta_rule": chunk_gated_delta_rule(*(each.bfloat16() for each in (q, k, v)), gate, beta.bfloat16())[0],
+        "delta_rule": chunk_delta_rule(*half, beta.bfloat16())[0],
+        "gated_delta_rule": chunk_gated_delta_rule(*half, gate, beta.bfloat16())[0],
     }
     close = dict(rtol=2e-2, atol=2e-2)
     torch.testing.assert_close(out["gla"], naive_recurrent_gla(q, k, v, g)[0], **close)
-    torch.testing.assert_close(out["simple_gla"], naive_recurrent_simple_gla(q, k, v, gate)[0], **close)
+    simple = naive_recurrent_simple_gla(q, k, v, gate)[0]
+    torch.testing.assert_close(out["simple_gla"], simple, **close)
     torch.save({name: value.cpu() for name, value in out.items()}, sys.argv[1])
 """
 
@@ -87,7 +90,7 @@ OWN = """
 
 
 def run(program: str, folder: Path, how: str, *path: Path) -> tuple[dict[str, torch.Tensor], int]:
-    """Runs a program in a fresh process: what it computed, and how many configs it benchmarked."""
+    """Run a program in a fresh process; return its results and how many configs it benchmarked."""
     script, saved = folder / "program.py", folder / f"{how}.pt"
     script.write_text(textwrap.dedent(program) + textwrap.dedent(COUNT))
     command = [sys.executable, str(script), str(saved), how]
@@ -145,13 +148,13 @@ DISK = """
 
 
 def test_tritons_own_disk_results_count_as_measured(tmp_path: Path) -> None:
-    """One command, and nothing is benchmarked: proven by Triton's own hash of code, configs and compiler."""
+    """One command imports Triton's results: its hash of code, configs and compiler proves them."""
     env = environment(
         DEJAVU_CACHE_URL=(tmp_path / "store").as_uri(), TRITON_CACHE_DIR=str(tmp_path / "triton")
     )
     env["PYTHONPATH"] = f"{ROOT / 'benchmarks'}:{env['PYTHONPATH']}"
 
-    def said(*command: str, **more: str) -> str:
+    def run_and_read(*command: str, **more: str) -> str:
         seen = subprocess.run(
             [sys.executable, *command],
             env={**env, **more},
@@ -166,9 +169,9 @@ def test_tritons_own_disk_results_count_as_measured(tmp_path: Path) -> None:
     code = textwrap.dedent(DISK)
     script = tmp_path / "disk.py"
     script.write_text(code)
-    theirs = said(str(script), "triton", TRITON_CACHE_AUTOTUNING="1")
-    assert "1 results of triton for matmul_kernel" in said(
+    theirs = run_and_read(str(script), "triton", TRITON_CACHE_AUTOTUNING="1")
+    assert "1 results of triton for matmul_kernel" in run_and_read(
         "-m", "dejavu_client", "import", "--triton-cache", str(tmp_path / "triton")
     )
-    ours = said(str(script), "ours")
+    ours = run_and_read(str(script), "ours")
     assert ours == theirs.replace("| None", "| 0")

@@ -1,4 +1,4 @@
-"""The attention kernels against the reference on a real GPU: features crossed at random, every config in its turn."""
+"""The attention kernels against the reference on a real GPU: random features, every config."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from support.attention_batches import (
     kernels,
     relative_error,
     runnable,
-    varied,
+    vary,
 )
 
 from dejavu_cache.attention import batch as arguments
@@ -36,7 +36,7 @@ COMPOSITIONS = {
 
 
 def drawn_case(seed: int, implementation: str) -> Case:
-    """A case with everything chosen at random; for `hopper` what it takes."""
+    """Return a random case; for `hopper`, one that its kernel supports."""
     pick = random.Random(f"{implementation} {seed}")
     new, past = pick.choice(list(COMPOSITIONS.values()))
     plain = implementation == "hopper"
@@ -60,13 +60,13 @@ def drawn_case(seed: int, implementation: str) -> Case:
     )
 
 
-def numbered() -> Iterator[tuple[str, int]]:
+def implementations_with_seeds() -> Iterator[tuple[str, int]]:
     for implementation in kernels() if torch.cuda.is_available() else ():
         for seed in range(PER_IMPLEMENTATION):
             yield implementation, seed
 
 
-@pytest.mark.parametrize(("implementation", "seed"), list(numbered()))
+@pytest.mark.parametrize(("implementation", "seed"), list(implementations_with_seeds()))
 def test_every_implementation_agrees_with_the_reference(
     implementation: str, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -86,7 +86,7 @@ def test_auto_takes_every_batch(seed: int, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 DECODES = Case(new=[1] * 8, past=[4000] * 8, heads=(32, 8), head_size=128, dtype=torch.bfloat16)
-PROMPTS = varied(DECODES, new=[100] * 8, past=[3900] * 8)
+PROMPTS = vary(DECODES, new=[100] * 8, past=[3900] * 8)
 
 
 class Captured:
@@ -101,24 +101,24 @@ class Captured:
             paged_attention(**self.fixed.arguments, out=self.out, implementation=implementation)
 
     def replay(self, case: Case) -> float:
-        """The relative error for a batch of other lengths and contents, which comes to lie in the same tensors."""
+        """Copy another batch into the captured tensors, replay, and return the relative error."""
         batch = draw(case)
         for name in ("q", "k_cache", "v_cache", "block_table", "seqused_k", "cu_seqlens_q"):
-            held, given = self.fixed.arguments[name], batch.arguments[name]
-            held.zero_()
-            held[tuple(slice(size) for size in given.shape)] = given
+            static, fresh = self.fixed.arguments[name], batch.arguments[name]
+            static.zero_()
+            static[tuple(slice(size) for size in fresh.shape)] = fresh
         self.out.fill_(float("nan"))
         self.graph.replay()
         return relative_error(self.out[: len(batch.expected)], batch.expected)
 
 
 def other_lengths(shape: Case, seed: int) -> Case:
-    """A batch that fits a graph captured for `shape`: some sequences, the others padding."""
+    """Return a batch that fits a graph captured for `shape`: some sequences, the rest padding."""
     pick = random.Random(seed)
     sequences = pick.randrange(1, len(shape.new) + 1)
     new = [pick.randrange(1, most + 1) for most in shape.new[:sequences]]
     past = [pick.choice([0, 1, 17, 500, pick.randrange(most)]) for most in shape.past[:sequences]]
-    return varied(shape, new=new, past=past, padding=len(shape.new) - sequences, seed=seed)
+    return vary(shape, new=new, past=past, padding=len(shape.new) - sequences, seed=seed)
 
 
 @pytest.mark.parametrize("shape", [DECODES, PROMPTS], ids=["decodes", "prompts"])
@@ -128,7 +128,9 @@ def test_one_captured_graph_serves_fifty_batches(
 ) -> None:
     rows = 16 if shape is DECODES else 64
     kernel = kernels()[implementation]
-    able = [each for each in runnable(implementation, shape) if each.kwargs["BLOCK_M"] == rows]
+    able = [
+        config for config in runnable(implementation, shape) if config.kwargs["BLOCK_M"] == rows
+    ]
     monkeypatch.setattr(kernel, "configs", able[:1])
     captured = Captured(shape, implementation)
     for seed in range(50):
@@ -152,9 +154,9 @@ def test_a_graph_keeps_its_counters_when_many_more_are_captured(
     torch.cuda.empty_cache()
     poison = [torch.full((1 << 18,), 7, dtype=torch.int32, device="cuda") for _ in range(256)]
     assert first.replay(other_lengths(DECODES, 0)) < TOLERANCE[torch.bfloat16]
-    assert all((each == 7).all() for each in poison)
+    assert all((tensor == 7).all() for tensor in poison)
     assert all(
-        each.replay(other_lengths(DECODES, 1)) < TOLERANCE[torch.bfloat16] for each in others
+        graph.replay(other_lengths(DECODES, 1)) < TOLERANCE[torch.bfloat16] for graph in others
     )
 
 

@@ -35,7 +35,7 @@ def make(store: Path, **options: Any) -> Any:
     )
 
 
-def scaled(kernel: Any, x: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+def run_scale(kernel: Any, x: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
     out = torch.empty_like(x)
     kernel[lambda meta: (triton.cdiv(x.numel(), meta["BLOCK"]),)](
         x, factor, out, x.shape[0], WIDTH=x.shape[1]
@@ -69,7 +69,7 @@ def test_a_miss_inside_a_capture_is_resolved_without_a_benchmark(tmp_path: Path,
 def test_one_graph_per_bucket_serves_fifty_sizes(tmp_path: Path) -> None:
     kernel = make(tmp_path)
     step = GraphedStep(
-        lambda x, factor, shift: scaled(kernel, x, factor) + shift,
+        lambda x, factor, shift: run_scale(kernel, x, factor) + shift,
         Pow2(min=8, max=512),
         fixed=["shift"],
     )
@@ -87,7 +87,7 @@ def test_one_graph_per_bucket_serves_fifty_sizes(tmp_path: Path) -> None:
 
 def test_the_limit_drops_the_graph_that_was_not_used_for_longest(tmp_path: Path) -> None:
     kernel = make(tmp_path)
-    step = GraphedStep(lambda x, factor: scaled(kernel, x, factor), Pow2(), limit=2)
+    step = GraphedStep(lambda x, factor: run_scale(kernel, x, factor), Pow2(), limit=2)
     for size in (3, 8, 4, 30, 5):
         x, factor = torch.randn(size, 64, device="cuda"), torch.randn(size, device="cuda")
         assert torch.equal(step(size, x=x, factor=factor), x * factor[:, None])
@@ -96,7 +96,7 @@ def test_the_limit_drops_the_graph_that_was_not_used_for_longest(tmp_path: Path)
 
 def test_what_no_bucket_holds_runs_as_it_is(tmp_path: Path) -> None:
     kernel = make(tmp_path)
-    step = GraphedStep(lambda x, factor: scaled(kernel, x, factor), Pow2(max=16))
+    step = GraphedStep(lambda x, factor: run_scale(kernel, x, factor), Pow2(max=16))
     x, factor = torch.randn(17, 64, device="cuda"), torch.randn(17, device="cuda")
     assert torch.equal(step(17, x=x, factor=factor), x * factor[:, None])
     assert step.sizes == []

@@ -1,7 +1,7 @@
-"""On a real GPU: launches through `cached_autotune` and through `triton.autotune` cannot be told apart.
+"""On a real GPU, `cached_autotune` and `triton.autotune` launch alike.
 
-`LAUNCHES` sets how many random launches are compared (5,000). Every difference is printed, all of them at the
-end of the run, with the launch that made it.
+`LAUNCHES` sets how many random launches are compared (5,000). At the end of the run, every
+difference is printed with the launch that made it.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def without_timing(kernel_call: Callable[[], Any], quantiles: Any) -> list[float
 
 
 class Case:
-    """A random launch: arguments that can be made anew for each autotuner, a grid, and the state around it."""
+    """A random launch: arguments made anew for each autotuner, a grid, and the state around it."""
 
     def __init__(self, pair: Pair, rng: random.Random) -> None:
         self.pair = pair
@@ -152,21 +152,23 @@ class Case:
             )
 
         out = torch.full((1024,), -7.0, device=self.device, dtype=dtype)
-        named = self._named(rng, n, tensor, out)
+        named = self._common_arguments(rng, n, tensor, out)
         kwargs = self._spoil(rng, named)
         names = [name for name in kwargs if name in named]
         order = [name for name in self.pair.theirs.arg_names if name in names]
-        given: list[Any] = []
+        arguments: list[Any] = []
         if rng.random() < 0.8:
             for name, expected in zip(order, self.pair.theirs.arg_names, strict=False):
                 if name != expected or rng.random() < 0.02:
                     break
-                given.append(kwargs.pop(name))
+                arguments.append(kwargs.pop(name))
         if rng.random() < 0.01:
-            given.append(5)
-        return self._grid(rng, n), tuple(given), kwargs, [out]
+            arguments.append(5)
+        return self._grid(rng, n), tuple(arguments), kwargs, [out]
 
-    def _named(self, rng: random.Random, n: int, tensor: Any, out: Any) -> dict[str, Any]:
+    def _common_arguments(
+        self, rng: random.Random, n: int, tensor: Any, out: Any
+    ) -> dict[str, Any]:
         common: dict[str, Any] = {"x": tensor(), "out": out, "n": n}
         name = self.pair.name
         if name == "plain":
@@ -184,10 +186,10 @@ class Case:
                 "shift": rng.choice([1, 3, 7]),
                 "KIND": rng.choice(["add", ""]),
             }
-            kept = {key: value for key, value in maybe.items() if rng.random() < 0.5}
+            chosen = {key: value for key, value in maybe.items() if rng.random() < 0.5}
             return {
                 **{key: common[key] for key in common if key != "n" or rng.random() < 0.7},
-                **kept,
+                **chosen,
             }
         if name == "annotated":
             return {
@@ -247,7 +249,7 @@ class Case:
         )
 
     def run(self, which: str) -> tuple[Any, ...]:
-        """What a launch did: the compiled kernel, what it wrote, its error, what its hooks saw, its config."""
+        """Return a launch's compiled kernel, outputs, error, hooks' arguments and config."""
         kernel = getattr(self.pair, which)
         jitted = self.pair.functions[which == "ours"]
         grid, args, kwargs, outputs = self.arguments()
@@ -265,7 +267,7 @@ class Case:
             if GPU:
                 torch.cuda.synchronize()
         ran = compiled and (compiled.hash, compiled.metadata.name, compiled.packed_metadata)
-        written = tuple(tuple(each.tolist()) for each in outputs)
+        written = tuple(tuple(tensor.tolist()) for tensor in outputs)
         return ran, written, error, tuple(seen), str(kernel.best_config) if error is None else None
 
 
@@ -285,7 +287,7 @@ def launch_hooks(jitted: Any, seen: list[Any]) -> Iterator[None]:
 
 @contextmanager
 def exit_hook(jitted: Any, seen: list[Any]) -> Iterator[None]:
-    """The second launch hook alone."""
+    """Set only the hook that runs after a launch."""
     with _hook(
         "launch_exit_hook", lambda metadata: seen.append(metadata and metadata.get()["name"])
     ):
@@ -311,7 +313,10 @@ def _hook(name: str, function: Any) -> Iterator[None]:
 
 @contextmanager
 def pre_run_hook(jitted: Any, seen: list[Any]) -> Iterator[None]:
-    """A hook of the function itself sees the arguments as they were passed; how often a tune calls it is free."""
+    """Register a hook on the function, which sees the arguments as they were passed.
+
+    How often a tune calls it is not specified.
+    """
 
     def hook(*args: Any, **kwargs: Any) -> None:
         called = len(args), sorted(kwargs)
@@ -327,7 +332,7 @@ def pre_run_hook(jitted: Any, seen: list[Any]) -> Iterator[None]:
 
 @contextmanager
 def changed_global(jitted: Any, seen: list[Any]) -> Iterator[None]:
-    """A global that the kernel was compiled with has another value."""
+    """Change a global that the kernel was compiled with."""
     before = globals()["NUMBER"]
     globals()["NUMBER"] = tl.constexpr(4)
     try:
@@ -384,21 +389,21 @@ AROUND = {
 
 @pytest.fixture
 def through_triton(monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
-    """Counts the launches that go through `JITFunction.run`, by the function's id."""
+    """Count the launches that go through `JITFunction.run`, by the function's id."""
     calls: Counter[int] = Counter()
     run = JITFunction.run
 
     @functools.wraps(run)
-    def counted(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def run_and_count(self: Any, *args: Any, **kwargs: Any) -> Any:
         calls[id(self)] += 1
         return run(self, *args, **kwargs)
 
-    monkeypatch.setattr(JITFunction, "run", counted)
+    monkeypatch.setattr(JITFunction, "run", run_and_count)
     return calls
 
 
 def test_random_launches_cannot_be_told_apart(tmp_path: Path, through_triton: Counter[int]) -> None:
-    """The same compiled kernel, results, errors, hooks and config; most of ours without `JITFunction.run`."""
+    """Compare compiled kernels, results, errors, hooks and configs of random launches."""
     rng = random.Random(0)
     pairs = [Pair(function, tmp_path / function.__name__) for function in KERNELS]
     different, errors = [], Counter[str]()
@@ -408,7 +413,8 @@ def test_random_launches_cannot_be_told_apart(tmp_path: Path, through_triton: Co
             theirs, ours = case.run("theirs"), case.run("ours")
         except Exception:
             different.append(
-                f"launch {index} of {case.pair.name}: the comparison failed\n{traceback.format_exc()}"
+                f"launch {index} of {case.pair.name}: the comparison failed\n"
+                f"{traceback.format_exc()}"
             )
             continue
         errors[str(theirs[2])[:60]] += 1
@@ -423,12 +429,14 @@ def test_random_launches_cannot_be_told_apart(tmp_path: Path, through_triton: Co
                 if a != b
             )
             different.append(
-                f"launch {index} of {case.pair.name} on {case.device}, around it {case.around}, grid {grid}, "
-                f"args {_shown(args)}, kwargs {_shown(kwargs)}{shown}"
+                f"launch {index} of {case.pair.name} on {case.device}, "
+                f"around it {case.around}, grid {grid}, "
+                f"args {_format_values(args)}, kwargs {_format_values(kwargs)}{shown}"
             )
     ours_through_triton = sum(through_triton[id(pair.functions[1])] for pair in pairs)
     print(
-        f"\n{LAUNCHES} launches, {len(different)} different; ours through Triton: {ours_through_triton}"
+        f"\n{LAUNCHES} launches, {len(different)} different; "
+        f"ours through Triton: {ours_through_triton}"
     )
     print("errors that both raised:", dict(errors))
     print("\n".join(different[:40]))
@@ -436,7 +444,7 @@ def test_random_launches_cannot_be_told_apart(tmp_path: Path, through_triton: Co
     assert ours_through_triton < LAUNCHES / 2, "the hot path was hardly taken"
 
 
-def _shown(values: Any) -> str:
+def _format_values(values: Any) -> str:
     def show(value: Any) -> str:
         if isinstance(value, torch.Tensor):
             return f"<{type(value).__name__} {value.dtype} at {value.data_ptr() % 16}>"
@@ -456,7 +464,7 @@ def _launch(kernel: Any, n: int, device: str = DEVICES[0], **kwargs: Any) -> tor
 def test_a_resolved_launch_does_not_pass_through_triton(
     tmp_path: Path, through_triton: Counter[int]
 ) -> None:
-    """Neither bare, nor with buckets, nor with one config, nor where nothing is tuned and a fallback runs."""
+    """Neither bare, with buckets, with one config, nor where a fallback runs untuned."""
     options: dict[str, Any] = {"configs": CONFIGS, "key": ["n"], "do_bench": without_timing}
     ways: dict[str, dict[str, Any]] = {
         "exact": {},
@@ -478,7 +486,7 @@ def test_a_resolved_launch_does_not_pass_through_triton(
 
 
 def test_a_config_with_a_hook_sees_its_arguments_and_may_change_them(tmp_path: Path) -> None:
-    """As persistent matmuls set a descriptor's block in a hook: the launch uses what the hook left."""
+    """As persistent matmuls set a descriptor's block in a hook, launches use what it left."""
     seen: list[int] = []
 
     def hook(args: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""On a real GPU: tuned, exported, prewarmed without a GPU in sight, moved, sealed, and served by another user."""
+"""On a real GPU: tuned, exported, prewarmed without a GPU, moved, sealed, and served."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MODULES = ("products", "dejavu_cache.attention")
 
 
 def env(**more: str) -> dict[str, str]:
-    """A process's environment in which the test's modules are found, and nothing of the user's is."""
+    """Return an environment with the test's modules on the path and no home of the user's."""
     return environment(PYTHONPATH=str(HERE), **more)
 
 
@@ -34,7 +34,7 @@ def tree(folder: Path) -> dict[str, str]:
 
 
 def another_user() -> list[str]:
-    """What runs a command as nobody, where that can be done and nobody can run this Python."""
+    """Return a prefix that runs a command as `nobody`, or skip where `nobody` cannot run Python."""
     words = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"]
     if os.getuid() or not shutil.which("setpriv"):
         return []
@@ -46,7 +46,7 @@ def another_user() -> list[str]:
 
 
 def test_a_prewarmed_program_benchmarks_compiles_and_misses_nothing(tmp_path: Path) -> None:
-    """0 benchmarks, 0 compilations, 0 misses by Triton's own hooks and by the unchanged folder; the same outputs."""
+    """Benchmarks, compilations and misses are 0 by Triton's own hooks, and outputs are the same."""
     records, exported = tmp_path / "records", tmp_path / "records.jsonl"
     # A few configs of each: what is tuned is not the point here.
     few = {"DEJAVU_CACHE_TUNE_CONFIGS": "4", "DEJAVU_CACHE_SHIPPED": "0"}

@@ -1,4 +1,4 @@
-"""On real GPUs, or on one that two ranks share: each scenario is tuned once, and a rank's death stops nobody."""
+"""On one GPU or several, ranks tune each scenario once, and a rank's death stops no other."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ RANK = """
     store = dist.TCPStore("127.0.0.1", int(sys.argv[1]), 2, is_master=False)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
     home = folder if consensus == "none" else f"{folder}/{rank}"
-    kernel = cached_autotune(matmul_configs()[::8], key=["M", "N", "K"], store=home, consensus=consensus)(matmul_kernel)
+    decorate = cached_autotune(
+        matmul_configs()[::8], key=["M", "N", "K"], store=home, consensus=consensus
+    )
+    kernel = decorate(matmul_kernel)
     chosen = []
     for size in (256, 512, 1024):
         a, b = torch.randn(2, size, size, device="cuda", dtype=torch.bfloat16)
@@ -59,7 +62,7 @@ RANK = """
 
 @pytest.mark.parametrize("consensus", ["none", "ranks"])
 def test_ranks_run_one_config(tmp_path: Path, consensus: str) -> None:
-    """Through a store that they share, and through the job's key-value store where they share none."""
+    """Through a shared store, or through the job's key-value store where there is none."""
     from torch.distributed import TCPStore
 
     with socket.socket() as free:
@@ -89,9 +92,9 @@ def test_ranks_run_one_config(tmp_path: Path, consensus: str) -> None:
     outputs = [rank.communicate(timeout=200) for rank in ranks]
     del master
     assert [rank.returncode for rank in ranks] == [0, -9], outputs
-    zero, one = (json.loads((tmp_path / f"chosen{rank}.json").read_text()) for rank in range(2))
-    assert zero["chosen"] == one["chosen"]
-    assert zero["tuned"] + one["tuned"] == 6 * (3 + 3), (
+    first, second = (json.loads((tmp_path / f"chosen{rank}.json").read_text()) for rank in range(2))
+    assert first["chosen"] == second["chosen"]
+    assert first["tuned"] + second["tuned"] == 6 * (3 + 3), (
         "three scenarios of both ranks and three of one, each once"
     )
     assert float(outputs[0][0]) < 60

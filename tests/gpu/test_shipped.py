@@ -19,8 +19,9 @@ PROCESS = """
     from dejavu_cache.attention import sweep_suite
     from dejavu_cache.attention.api import IMPLEMENTATIONS
     batches = list(sweep_suite.lengths())
-    for each in batches:
-        IMPLEMENTATIONS["auto"](sweep_suite.batch_of(each, sweep_suite.PRESETS["llama3-8b"], 16, torch.bfloat16))
+    model = sweep_suite.PRESETS["llama3-8b"]
+    for lengths in batches:
+        IMPLEMENTATIONS["auto"](sweep_suite.batch_of(lengths, model, 16, torch.bfloat16))
     torch.cuda.synchronize()
     tuned = sum(sweep_suite.kernel_of(name).benchmarked for name in sweep_suite.LAUNCHES)
     print(len(batches), tuned)

@@ -20,7 +20,8 @@ SUITE = """
     from dejavu_cache import cached_autotune
     from dejavu_cache.sweep.suite import Case
 
-    CONFIGS = [triton.Config({"BLOCK": block, "FAR": far}) for block, far in ((64, 0), (128, 1 << 44), (256, 0))]
+    BLOCKS = {64: 0, 128: 1 << 44, 256: 0}
+    CONFIGS = [triton.Config({"BLOCK": block, "FAR": far}) for block, far in BLOCKS.items()]
 
     @cached_autotune(configs=CONFIGS, key=["n"])
     @triton.jit
@@ -29,7 +30,8 @@ SUITE = """
         tl.store(y_ptr + at + FAR, tl.load(x_ptr + at, mask=at < n) + 1, mask=at < n)
 
     def arguments(n):
-        return {"x_ptr": torch.zeros(n, device="cuda"), "y_ptr": torch.zeros(n, device="cuda"), "n": n}
+        x, y = torch.zeros(2, n, device="cuda")
+        return {"x_ptr": x, "y_ptr": y, "n": n}
 
     def grid(n, meta):
         return (triton.cdiv(n, meta["BLOCK"]),)
@@ -59,8 +61,8 @@ def test_a_ruined_context_is_replaced(tmp_path: Path, monkeypatch: pytest.Monkey
     records = list(store.records(context))
     assert len(records) == 3
     for record in records:
-        told = {
-            each.config.params["BLOCK"]: each.failure and each.failure.kind
-            for each in record.measurements
+        outcomes = {
+            measurement.config.params["BLOCK"]: measurement.failure and measurement.failure.kind
+            for measurement in record.measurements
         }
-        assert told == {64: None, 128: "crash", 256: None}
+        assert outcomes == {64: None, 128: "crash", 256: None}

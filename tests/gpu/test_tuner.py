@@ -1,4 +1,4 @@
-"""On a real GPU: four ways of timing agree with Triton's, and what cannot run is recorded with its reason."""
+"""On a real GPU, four ways of timing agree with Triton's, and failures are recorded."""
 
 from __future__ import annotations
 
@@ -77,14 +77,21 @@ def test_a_tune_records_all_and_finds_a_good_one(product: Any, method: Any, tmp_
     (record,) = store.records(context)
     assert len(record.measurements) == len(configs)
     failures = {
-        each.config.params.get("BLOCK_K"): each.failure.kind
-        for each in record.measurements
-        if each.failure
+        measurement.config.params.get("BLOCK_K"): measurement.failure.kind
+        for measurement in record.measurements
+        if measurement.failure
     }
     assert failures == {128: "out_of_resources", 32: "compile_error"}
-    best = min(each.median for each in record.measurements if each.median is not None)
-    won = next(each for each in record.measurements if each.config.params == kernel.best_config.kwargs
-               and each.config.options["num_warps"] == kernel.best_config.num_warps
-               and each.config.options["num_stages"] == kernel.best_config.num_stages)  # fmt: skip
+    best = min(
+        measurement.median for measurement in record.measurements if measurement.median is not None
+    )
+    chosen = kernel.best_config
+    won = next(
+        measurement
+        for measurement in record.measurements
+        if measurement.config.params == chosen.kwargs
+        and measurement.config.options["num_warps"] == chosen.num_warps
+        and measurement.config.options["num_stages"] == chosen.num_stages
+    )
     assert won.median is not None
     assert won.median <= best * 1.03

@@ -62,7 +62,7 @@ def test_a_tighter_bound_takes_more_configs() -> None:
 def test_the_subset_is_within_one_of_the_smallest_there_is(seed: int, bound: float) -> None:
     slowdown = 1 + np.random.default_rng(seed).integers(0, 8, size=(6, 7)) / 20
     slowdown /= slowdown.min(axis=1, keepdims=True)
-    found = len(smallest_subset(slowdown, bound, limit=7).columns)
+    size = len(smallest_subset(slowdown, bound, limit=7).columns)
     smallest = next(
         size
         for size in range(1, 8)
@@ -71,7 +71,7 @@ def test_the_subset_is_within_one_of_the_smallest_there_is(seed: int, bound: flo
             for some in combinations(range(7), size)
         )
     )
-    assert smallest <= found <= smallest + 1
+    assert smallest <= size <= smallest + 1
 
 
 def test_where_the_limit_does_not_suffice_no_exchange_of_a_config_makes_the_set_cheaper() -> None:
@@ -85,8 +85,8 @@ def test_where_the_limit_does_not_suffice_no_exchange_of_a_config_makes_the_set_
     def cost(columns: list[int]) -> float:
         return float(np.minimum(slowdown[:, columns].min(axis=1), 1.5).mean())
 
-    for place, new in product(range(4), range(slowdown.shape[1])):
-        exchanged = [*subset.columns[:place], new, *subset.columns[place + 1 :]]
+    for position, new in product(range(4), range(slowdown.shape[1])):
+        exchanged = [*subset.columns[:position], new, *subset.columns[position + 1 :]]
         assert cost(exchanged) >= cost(subset.columns) - 1e-9
 
 
@@ -113,16 +113,16 @@ def test_every_other_scenario_says_what_to_take_in_those_between() -> None:
 
 
 def test_a_record_that_is_hardly_begun_does_not_count() -> None:
-    whole = synthetic_matmul.sweep(synthetic_matmul.scenarios())
+    record_set = synthetic_matmul.sweep(synthetic_matmul.scenarios())
 
-    def counted(measured: int) -> int:
-        begun = whole.records[0].model_copy(
-            update={"measurements": whole.records[0].measurements[:measured]}
+    def rows_with(measured: int) -> int:
+        begun = record_set.records[0].model_copy(
+            update={"measurements": record_set.records[0].measurements[:measured]}
         )
-        return len(SlowdownTable.of([begun, *whole.records[1:]]))
+        return len(SlowdownTable.of([begun, *record_set.records[1:]]))
 
-    assert counted(9) == len(whole.records) - 1
-    assert counted(11) == len(whole.records), "pruning may have left no more"
+    assert rows_with(9) == len(record_set.records) - 1
+    assert rows_with(11) == len(record_set.records), "pruning may have left no more"
 
 
 def test_too_few_records_are_refused_with_how_many_are_needed() -> None:
@@ -152,20 +152,20 @@ def test_the_regret_that_is_told_is_the_regret_that_strangers_meet(tree: Tree) -
             synthetic_matmul.scenarios((32, 128, 512, 2048, 8192)), noise=0
         ).records
     )
-    place = {config: column for column, config in enumerate(unseen.configs)}
+    columns = {config: column for column, config in enumerate(unseen.configs)}
     paid = [
-        unseen.slowdown[row][place[chosen]] - 1
+        unseen.slowdown[row][columns[chosen]] - 1
         for row, scenario in enumerate(unseen.scenarios)
         if (chosen := tree.choose(scenario)) is not None
     ]
     assert len(paid) == len(unseen.scenarios)
     assert np.mean(paid) < 0.1
-    best_single = min(unseen.slowdown[:, column].mean() - 1 for column in place.values())
+    best_single = min(unseen.slowdown[:, column].mean() - 1 for column in columns.values())
     assert np.mean(paid) < best_single / 4
 
 
 def test_a_tree_prefers_two_close_seconds_over_a_winner_that_is_terrible_elsewhere() -> None:
-    """What counts is the cost of a choice and not how often it is the best."""
+    """Choices are judged by their cost and not by how often they are the best."""
 
     def medians(n: int) -> tuple[float, float, float]:
         return (1.0, 9.0, 1.03) if n % 3 else (9.0, 1.0, 1.03)
@@ -185,7 +185,7 @@ def test_a_tree_prefers_two_close_seconds_over_a_winner_that_is_terrible_elsewhe
 
 
 def test_a_leaf_avoids_what_failed_in_any_of_its_scenarios() -> None:
-    def taken(n: int) -> tuple[Measurement, ...]:
+    def measurements(n: int) -> tuple[Measurement, ...]:
         failed = Measurement(
             config=config(16), failure=Failure(kind="out_of_resources", reason="no"), at=MOMENT
         )
@@ -196,15 +196,15 @@ def test_a_leaf_avoids_what_failed_in_any_of_its_scenarios() -> None:
         )
 
     records = [
-        Record(scenario=Scenario(args={"n": n}), measurements=taken(n)) for n in range(1, 61)
+        Record(scenario=Scenario(args={"n": n}), measurements=measurements(n)) for n in range(1, 61)
     ]
     fitted = fit(RecordSet(context=context(), records=tuple(records)), leaves=2)
     assert fitted.choose(Scenario(args={"n": 7})) != config(16)
 
 
 def test_a_kind_of_scenario_that_was_never_fitted_gets_no_answer(tree: Tree) -> None:
-    known = synthetic_matmul.scenarios()[0]
-    assert tree.choose(known) is not None
+    scenario = synthetic_matmul.scenarios()[0]
+    assert tree.choose(scenario) is not None
     for args, dtypes in (
         ({"M": None}, {}),
         ({"M": "many"}, {}),
@@ -212,10 +212,11 @@ def test_a_kind_of_scenario_that_was_never_fitted_gets_no_answer(tree: Tree) -> 
         ({"bias": None}, {}),
         ({}, {"a_ptr": "float8_e4m3fn"}),
     ):
-        other = Scenario(args={**known.args, **args}, dtypes={**known.dtypes, **dtypes})
+        other = Scenario(args={**scenario.args, **args}, dtypes={**scenario.dtypes, **dtypes})
         assert tree.choose(other) is None
     missing = Scenario(
-        args={name: value for name, value in known.args.items() if name != "K"}, dtypes=known.dtypes
+        args={name: value for name, value in scenario.args.items() if name != "K"},
+        dtypes=scenario.dtypes,
     )
     assert tree.choose(missing) is None
 
@@ -223,12 +224,15 @@ def test_a_kind_of_scenario_that_was_never_fitted_gets_no_answer(tree: Tree) -> 
 def test_what_was_always_the_same_number_must_be_that_number() -> None:
     fitted = fit(
         synthetic_matmul.sweep(
-            each for each in synthetic_matmul.scenarios() if each.args["K"] == 256
+            scenario for scenario in synthetic_matmul.scenarios() if scenario.args["K"] == 256
         )
     )
-    one = synthetic_matmul.scenarios()[0]
-    assert fitted.choose(Scenario(args={**one.args, "K": 256}, dtypes=one.dtypes)) is not None
-    assert fitted.choose(Scenario(args={**one.args, "K": 64}, dtypes=one.dtypes)) is None
+    scenario = synthetic_matmul.scenarios()[0]
+    assert (
+        fitted.choose(Scenario(args={**scenario.args, "K": 256}, dtypes=scenario.dtypes))
+        is not None
+    )
+    assert fitted.choose(Scenario(args={**scenario.args, "K": 64}, dtypes=scenario.dtypes)) is None
 
 
 def test_the_exported_python_agrees_with_the_json_on_10000_random_scenarios(tree: Tree) -> None:
@@ -290,22 +294,22 @@ def test_a_tree_survives_being_written_and_read(tree: Tree) -> None:
     assert max(map(len, tree.text.splitlines())) < 130
 
 
-def changed(tree: Tree, **fields: Any) -> str:
+def changed_text(tree: Tree, **fields: Any) -> str:
     return json.dumps({**json.loads(tree.text), **fields})
 
 
 def test_a_bad_tree_is_refused_by_name(tree: Tree) -> None:
     with pytest.raises(NewerFormatError, match=r"forest\.json has format 2"):
-        Tree.parse(changed(tree, format=2, root="anything"), "forest.json")
+        Tree.parse(changed_text(tree, format=2, root="anything"), "forest.json")
     question = '{"input": "bias", "equals": true, "no": {"ranking": [0]}, "yes": '
     nested = question * 5000 + '{"ranking": [0]}' + "}" * 5000
     for text in (
         "",
         "[]",
         tree.text[:400],
-        changed(tree, root={"ranking": [99]}),
-        changed(tree, root={"ranking": []}),
-        changed(
+        changed_text(tree, root={"ranking": [99]}),
+        changed_text(tree, root={"ranking": []}),
+        changed_text(
             tree,
             root={
                 "inputs": ["nobody"],
@@ -314,8 +318,8 @@ def test_a_bad_tree_is_refused_by_name(tree: Tree) -> None:
                 "no": {"ranking": [0]},
             },
         ),
-        changed(tree, configs=[]),
-        changed(tree, root=0).replace('"root": 0', f'"root": {nested}'),
+        changed_text(tree, configs=[]),
+        changed_text(tree, root=0).replace('"root": 0', f'"root": {nested}'),
     ):
         with pytest.raises(DamagedRecordsError, match=r"forest\.json is not a decision tree"):
             Tree.parse(text, "forest.json")
@@ -340,5 +344,5 @@ def test_choosing_needs_neither_numpy_nor_scikit_learn(tree: Tree) -> None:
         print(tree.choose(Scenario.model_validate_json(sys.argv[2])).text)
     """
     scenario = synthetic_matmul.scenarios()[0]
-    told = Config.model_validate_json(run_python(code, tree.text, scenario.text).stdout)
-    assert told == tree.choose(scenario)
+    config = Config.model_validate_json(run_python(code, tree.text, scenario.text).stdout)
+    assert config == tree.choose(scenario)

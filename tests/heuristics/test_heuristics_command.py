@@ -21,26 +21,28 @@ Dejavu = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> FileStore:
-    """A kernel tuned well on one GPU, and hardly on another; nobody writes to it."""
+    """Return a store with a kernel tuned well on one GPU, hardly on another; do not write to it."""
     store = FileStore(tmp_path_factory.mktemp("store"))
-    for whole in (
+    for record_set in (
         synthetic_matmul.sweep(synthetic_matmul.scenarios((16, 256, 4096))),
         synthetic_matmul.sweep(synthetic_matmul.scenarios()[:4], device="NVIDIA L4"),
     ):
-        store.put(whole.context, whole.records)
+        store.put(record_set.context, record_set.records)
     return store
 
 
 @pytest.fixture(scope="module")
 def dejavu(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> Dejavu:
-    """Runs the command."""
+    """Return a function that runs the command line."""
     folder = tmp_path_factory.mktemp("output")
-    return lambda *arguments: nursery.start(COMMAND, *arguments, folder=folder).ended()
+    return lambda *arguments: nursery.start(COMMAND, *arguments, folder=folder).wait()
 
 
 @pytest.fixture(scope="module")
-def fitted(store: FileStore, dejavu: Dejavu, tmp_path_factory: pytest.TempPathFactory) -> FileStore:
-    """A folder with the tree of one GPU; nobody writes to it."""
+def tree_folder(
+    store: FileStore, dejavu: Dejavu, tmp_path_factory: pytest.TempPathFactory
+) -> FileStore:
+    """Return a store with the tree of one GPU; do not write to it."""
     folder = tmp_path_factory.mktemp("trees")
     out = dejavu(
         "heuristics", "fit", "matmul", "--store", store.root, "--into", folder, "--device", "h200"
@@ -102,7 +104,7 @@ def test_a_tighter_bound_and_a_smaller_set_are_kept(store: FileStore, dejavu: De
     assert row("--bound", "1")["configs"] > row()["configs"]
     small = row("--configs", "2", "--leaves", "2")
     assert (small["configs"], small["leaves"]) == (2, 2)
-    assert small["bound"] > 0.05
+    assert small["bind_launch"] > 0.05
 
 
 def test_too_few_records_exit_1_and_say_how_many_are_needed(
@@ -117,59 +119,63 @@ def test_too_few_records_exit_1_and_say_how_many_are_needed(
 
 def test_only_the_code_that_was_tuned_last_is_fitted(dejavu: Dejavu, tmp_path: Path) -> None:
     copy = FileStore(tmp_path)
-    for whole in (
+    for record_set in (
         synthetic_matmul.sweep(synthetic_matmul.scenarios()[:30], source="a" * 32),
         synthetic_matmul.sweep(synthetic_matmul.scenarios()[:30], source="b" * 32, later=1),
     ):
-        copy.put(whole.context, whole.records)
+        copy.put(record_set.context, record_set.records)
     dejavu("heuristics", "fit", "matmul", "--store", copy.root)
-    assert [each.tree.context.kernel.source for each in copy.trees()] == ["b" * 32]
+    assert [stored.tree.context.kernel.source for stored in copy.trees()] == ["b" * 32]
 
 
 def test_show_lists_trees_and_draws_one(
-    store: FileStore, fitted: FileStore, dejavu: Dejavu
+    store: FileStore, tree_folder: FileStore, dejavu: Dejavu
 ) -> None:
-    header, row = dejavu("heuristics", "show", "--store", fitted.root).stdout.splitlines()
+    header, row = dejavu("heuristics", "show", "--store", tree_folder.root).stdout.splitlines()
     assert header.split("\t")[:3] == ["kernel", "device", "triton"]
     assert row.split("\t")[:4] == ["pkg.kernels.matmul", "NVIDIA H200", "3.6.0", "36"]
-    drawn = dejavu("heuristics", "show", "matmul", "--store", fitted.root).stdout
+    drawn = dejavu("heuristics", "show", "matmul", "--store", tree_folder.root).stdout
     assert "  if M * N <= " in drawn
     assert "BLOCK_M=128" in drawn
     assert dejavu("heuristics", "show", "--store", store.root).returncode == 1
 
 
 def test_the_exported_python_chooses_as_the_library_does(
-    fitted: FileStore, dejavu: Dejavu, tmp_path: Path
+    tree_folder: FileStore, dejavu: Dejavu, tmp_path: Path
 ) -> None:
-    python = dejavu("heuristics", "export", "matmul", "--store", fitted.root).stdout
-    (found,) = fitted.trees()
+    python = dejavu("heuristics", "export", "matmul", "--store", tree_folder.root).stdout
+    (stored,) = tree_folder.trees()
     scenario = synthetic_matmul.scenarios()[50]
-    chosen = found.tree.choose(scenario)
+    chosen = stored.tree.choose(scenario)
     assert chosen is not None
     code = f"{python}\nprint(choose(**{ {**scenario.args, **scenario.dtypes}!r}))"
     (tmp_path / "pasted.py").write_text(code)
-    told = run_python(
+    answer = run_python(
         "import runpy, sys; runpy.run_path(sys.argv[1])", str(tmp_path / "pasted.py")
     ).stdout
-    assert told.strip() == repr({**chosen.params, **chosen.options})
+    assert answer.strip() == repr({**chosen.params, **chosen.options})
     assert max(map(len, python.splitlines())) <= 120
 
 
-def test_the_exported_json_and_the_file_are_one_tree(fitted: FileStore, dejavu: Dejavu) -> None:
-    (path,) = fitted.root.rglob("*.tree.json")
-    for source in (["matmul", "--store", fitted.root], [path]):
+def test_the_exported_json_and_the_file_are_one_tree(
+    tree_folder: FileStore, dejavu: Dejavu
+) -> None:
+    (path,) = tree_folder.root.rglob("*.tree.json")
+    for source in (["matmul", "--store", tree_folder.root], [path]):
         exported = dejavu("heuristics", "export", *source, "--as", "json").stdout
         assert Tree.parse(exported, "the export").text == exported == path.read_text()
 
 
-def test_an_export_must_name_one_tree(fitted: FileStore, dejavu: Dejavu, tmp_path: Path) -> None:
+def test_an_export_must_name_one_tree(
+    tree_folder: FileStore, dejavu: Dejavu, tmp_path: Path
+) -> None:
     out = dejavu("heuristics", "export", "nobody", "--store", tmp_path)
     assert (out.returncode, "0 trees fit 'nobody'" in out.stderr) == (2, True)
-    (found,) = fitted.trees()
+    (stored,) = tree_folder.trees()
     folder = FileStore(tmp_path / "trees")
-    folder.put_tree(found.tree)
+    folder.put_tree(stored.tree)
     folder.put_tree(
-        Tree.parse(found.tree.text.replace('"triton": "3.6.0"', '"triton": "3.9.0"'), "another")
+        Tree.parse(stored.tree.text.replace('"triton": "3.6.0"', '"triton": "3.9.0"'), "another")
     )
     out = dejavu("heuristics", "export", "matmul", "--store", folder.root)
     assert (out.returncode, "2 trees fit" in out.stderr) == (2, True)

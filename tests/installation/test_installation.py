@@ -1,4 +1,4 @@
-"""Libraries that know only `triton.autotune` are cached: by `install()`, and by `dejavu-cache run` in all processes."""
+"""`install()` and `dejavu-cache run` cache libraries that know only `triton.autotune`."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ OWN_KIND = """
         def prune_configs(self, kwargs):
             return self.configs
 """
-"""A library's own kind of autotuner, as flash-linear-attention has one; and one that does more than run."""
+"""A library's own kind of autotuner, as flash-linear-attention has; and one that does more."""
 
 PROGRAM = """
     import os, subprocess, sys
@@ -82,7 +82,7 @@ PROGRAM = """
 
 
 @pytest.fixture
-def installed() -> Any:
+def with_installation() -> Any:
     install()
     yield
     uninstall()
@@ -94,7 +94,7 @@ def run_kernel(kernel: Any) -> None:
     assert torch.equal(y, x + 1)
 
 
-def test_a_library_imported_afterwards_is_cached(installed: None, tmp_path: Path) -> None:
+def test_a_library_imported_afterwards_is_cached(with_installation: None, tmp_path: Path) -> None:
     for benchmarked in (2, 0):
         library = load(tmp_path / "library.py", LIBRARY, "library")
         run_kernel(library.add)
@@ -102,7 +102,9 @@ def test_a_library_imported_afterwards_is_cached(installed: None, tmp_path: Path
         assert library.add.benchmarked == benchmarked
 
 
-def test_a_librarys_own_kind_of_autotuner_is_cached(installed: None, tmp_path: Path) -> None:
+def test_a_librarys_own_kind_of_autotuner_is_cached(
+    with_installation: None, tmp_path: Path
+) -> None:
     for benchmarked in (2, 0):
         kernel = load(tmp_path / "library.py", OWN_KIND, "library").add
         run_kernel(kernel)
@@ -116,7 +118,7 @@ def test_a_librarys_own_kind_of_autotuner_is_cached(installed: None, tmp_path: P
 
 
 def test_a_kind_of_autotuner_that_tunes_in_its_own_way_is_left_alone(
-    installed: None, tmp_path: Path
+    with_installation: None, tmp_path: Path
 ) -> None:
     library = load(tmp_path / "library.py", OWN_KIND, "library")
     other = library.Slow(
@@ -150,7 +152,7 @@ def test_what_was_imported_before_is_named(
         del sys.modules["holds"]
 
 
-def test_torchs_own_autotuners_stay_tritons(installed: None) -> None:
+def test_torchs_own_autotuners_stay_tritons(with_installation: None) -> None:
     """Inductor makes an autotuner of a user's kernel when it compiles it."""
     made: dict[str, Any] = {
         "__name__": "torch._higher_order_ops.triton_kernel_wrap",
@@ -166,7 +168,7 @@ def ignores(x, odd, BLOCK: tl.constexpr):
 
 
 def test_a_key_that_no_record_can_hold_leaves_a_kernel_to_triton(
-    installed: None, caplog: pytest.LogCaptureFixture
+    with_installation: None, caplog: pytest.LogCaptureFixture
 ) -> None:
     calls = []
 
@@ -199,7 +201,7 @@ def test_vllm_is_left_alone_unless_asked(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_run_reaches_a_program_and_its_children(tmp_path: Path) -> None:
-    """The first process tunes, its child does not; another `sitecustomize` runs as it would have."""
+    """Only the first process tunes, not its child; another `sitecustomize` still runs."""
     for name, text in (("library", LIBRARY), ("program", PROGRAM)):
         load_text(tmp_path / f"{name}.py", text)
     load_text(

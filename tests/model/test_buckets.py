@@ -36,8 +36,8 @@ def test_a_representative_represents_itself(bucket: Bucket, value: object) -> No
 
 
 @given(BUCKETS, st.integers(0, 10**6), st.integers(0, 10**6))
-def test_buckets_keep_the_order_of_numbers(bucket: Bucket, one: int, two: int) -> None:
-    low, high = sorted((one, two))
+def test_buckets_keep_the_order_of_numbers(bucket: Bucket, left: int, right: int) -> None:
+    low, high = sorted((left, right))
     assert bucket(low) <= bucket(high)
 
 

@@ -28,40 +28,42 @@ def test_a_scenario_survives_json_as_the_same_key(scenario: Scenario) -> None:
 
 
 @given(SCENARIOS, SCENARIOS)
-def test_scenarios_are_equal_just_when_their_fields_are(one: Scenario, two: Scenario) -> None:
-    def typed(scenario: Scenario) -> list[tuple[str, str]]:
+def test_scenarios_are_equal_just_when_their_fields_are(left: Scenario, right: Scenario) -> None:
+    def typed_fields(scenario: Scenario) -> list[tuple[str, str]]:
         return sorted(
             (name, repr(value))
             for name, value in {**scenario.args, "dtypes": scenario.dtypes}.items()
         )
 
-    assert (one == two) == (typed(one) == typed(two))
+    assert (left == right) == (typed_fields(left) == typed_fields(right))
 
 
-@pytest.mark.parametrize(("one", "two"), list(itertools.combinations([1, True, 1.0, "1", None], 2)))
-def test_values_of_two_types_are_two_scenarios(one: object, two: object) -> None:
+@pytest.mark.parametrize(
+    ("left", "right"), list(itertools.combinations([1, True, 1.0, "1", None], 2))
+)
+def test_values_of_two_types_are_two_scenarios(left: object, right: object) -> None:
     """To Python 1, 1.0 and True are equal; to a compiler they are not."""
-    assert Scenario(args={"x": one}) != Scenario(args={"x": two})
+    assert Scenario(args={"x": left}) != Scenario(args={"x": right})
 
 
 @given(st.lists(RECORDS, min_size=1, max_size=4), st.randoms())
 def test_merging_does_not_depend_on_the_order(records: list[Record], random: object) -> None:
-    def merged(records: list[Record]) -> Record:
+    def merge_all(records: list[Record]) -> Record:
         result = records[0]
-        for each in records[1:]:
-            result = merge_records(result, each)
+        for other in records[1:]:
+            result = merge_records(result, other)
         return result
 
     shuffled = list(records)
     random.shuffle(shuffled)  # type: ignore[attr-defined]
-    assert merged(records) == merged(shuffled)
-    assert merged([*records, *records]) == merged(records)
+    assert merge_all(records) == merge_all(shuffled)
+    assert merge_all([*records, *records]) == merge_all(records)
 
 
 @given(RECORDS, RECORDS)
-def test_merging_loses_no_config(one: Record, two: Record) -> None:
-    merged = merge_records(one, two)
-    assert set(merged.by_config) == set(one.by_config) | set(two.by_config)
+def test_merging_loses_no_config(left: Record, right: Record) -> None:
+    merged = merge_records(left, right)
+    assert set(merged.by_config) == set(left.by_config) | set(right.by_config)
 
 
 def test_a_conflict_is_settled_as_asked() -> None:
@@ -91,8 +93,8 @@ def test_a_timing_that_cannot_be_is_refused(median: object) -> None:
     "at", ["2026-01-02T03:04:05+02:00", "2026-01-02t01:04:05.000z", MOMENT.astimezone()]
 )
 def test_a_moment_is_kept_in_utc(at: object) -> None:
-    kept = Pin.model_validate({"at": at}).at
-    assert kept.utcoffset() == timedelta(0)
+    moment = Pin.model_validate({"at": at}).at
+    assert moment.utcoffset() == timedelta(0)
 
 
 @pytest.mark.parametrize(
@@ -145,7 +147,10 @@ def test_differences_name_the_leaves() -> None:
     apart = differences(
         context().model_dump(), context(triton="3.7.1", device="NVIDIA H100").model_dump()
     )
-    assert [each.field for each in apart] == ["environment.device.name", "environment.triton"]
+    assert [difference.field for difference in apart] == [
+        "environment.device.name",
+        "environment.triton",
+    ]
     assert str(apart[1]) == "environment.triton: '3.7.1' recorded, '3.6.0' wanted"
 
 
@@ -156,7 +161,7 @@ def test_a_config_is_read_as_data() -> None:
 
 
 def test_a_skip_gives_way_to_whatever_is_known_and_counts_for_nothing() -> None:
-    """A device that was full says nothing about the config, however late it says it."""
+    """Running out of device memory says nothing about the config, however late it happens."""
     timed = measurement(64, at=MOMENT)
     skipped = Measurement(
         config=timed.config,
@@ -164,7 +169,7 @@ def test_a_skip_gives_way_to_whatever_is_known_and_counts_for_nothing() -> None:
         at=MOMENT + timedelta(days=1),
     )
     for on_conflict in ("newest", "fastest", "fail"):
-        for one, two in ((timed, skipped), (skipped, timed)):
-            assert merge_records(record(32, one), record(32, two), on_conflict).measurements == (
+        for left, right in ((timed, skipped), (skipped, timed)):
+            assert merge_records(record(32, left), record(32, right), on_conflict).measurements == (
                 timed,
             )

@@ -16,10 +16,10 @@ ALL = {config(16), config(32), config(64)}
 
 
 def test_the_fastest_declared_config_wins() -> None:
-    held = record(32, measurement(16, 1.0), measurement(32, 2.0), measurement(64, 3.0))
-    assert winner(held, ALL) == config(16)
-    assert winner(held, ALL - {config(16)}) == config(32)
-    assert winner(held, {config(128)}) is None
+    full = record(32, measurement(16, 1.0), measurement(32, 2.0), measurement(64, 3.0))
+    assert winner(full, ALL) == config(16)
+    assert winner(full, ALL - {config(16)}) == config(32)
+    assert winner(full, {config(128)}) is None
 
 
 def test_a_failed_config_never_wins() -> None:
@@ -31,32 +31,32 @@ def test_a_failed_config_never_wins() -> None:
 
 
 def test_a_near_tie_does_not_flip() -> None:
-    held = record(
+    full = record(
         32,
         measurement(16, 1.0),
         measurement(32, 1.005),
         winner=Winner(config=config(32), at=MOMENT),
     )
-    assert winner(held, ALL) == config(32)
+    assert winner(full, ALL) == config(32)
 
 
 def test_a_clear_difference_flips() -> None:
-    held = record(
+    full = record(
         32, measurement(16, 1.0), measurement(32, 1.2), winner=Winner(config=config(32), at=MOMENT)
     )
-    assert winner(held, ALL) == config(16)
+    assert winner(full, ALL) == config(16)
 
 
 def test_the_winner_is_never_slower_than_the_default() -> None:
     """Even where the previous winner ties with the best."""
-    held = record(
+    full = record(
         32,
         measurement(16, 1.0),
         measurement(32, 1.005),
         measurement(64, 1.002),
         winner=Winner(config=config(32), at=MOMENT),
     )
-    assert winner(held, ALL, default=config(64)) == config(16)
+    assert winner(full, ALL, default=config(64)) == config(16)
 
 
 @given(
@@ -66,10 +66,10 @@ def test_the_winner_is_never_slower_than_the_default() -> None:
 def test_by_its_own_measurements_the_winner_beats_the_default(
     medians: dict[int, float], default: int
 ) -> None:
-    held = record(32, *(measurement(block, median) for block, median in medians.items()))
-    best = winner(held, ALL, default=config(default))
+    full = record(32, *(measurement(block, median) for block, median in medians.items()))
+    best = winner(full, ALL, default=config(default))
     assert best is not None
-    chosen = held.by_config[best].median
+    chosen = full.by_config[best].median
     assert chosen is not None
     assert chosen <= medians.get(default, math.inf)
 
@@ -83,21 +83,24 @@ def test_the_nearest_scenario_is_near_on_a_log_scale() -> None:
 
 
 def test_only_numbers_may_differ() -> None:
-    one = Scenario(args={"M": 32, "causal": True}, dtypes={"x": "float16"})
-    assert distance(one, Scenario(args={"M": 64, "causal": True}, dtypes={"x": "float16"})) == 1.0
+    scenario = Scenario(args={"M": 32, "causal": True}, dtypes={"x": "float16"})
     assert (
-        distance(one, Scenario(args={"M": 32, "causal": False}, dtypes={"x": "float16"}))
+        distance(scenario, Scenario(args={"M": 64, "causal": True}, dtypes={"x": "float16"})) == 1.0
+    )
+    assert (
+        distance(scenario, Scenario(args={"M": 32, "causal": False}, dtypes={"x": "float16"}))
         == math.inf
     )
     assert (
-        distance(one, Scenario(args={"M": 32, "causal": True}, dtypes={"x": "float32"})) == math.inf
-    )
-    assert (
-        distance(one, Scenario(args={"M": None, "causal": True}, dtypes={"x": "float16"}))
+        distance(scenario, Scenario(args={"M": 32, "causal": True}, dtypes={"x": "float32"}))
         == math.inf
     )
     assert (
-        distance(one, Scenario(args={"M": -32, "causal": True}, dtypes={"x": "float16"}))
+        distance(scenario, Scenario(args={"M": None, "causal": True}, dtypes={"x": "float16"}))
+        == math.inf
+    )
+    assert (
+        distance(scenario, Scenario(args={"M": -32, "causal": True}, dtypes={"x": "float16"}))
         == math.inf
     )
 
@@ -107,7 +110,7 @@ def test_an_exact_argument_may_not_differ() -> None:
 
 
 def test_a_decision_stands_until_something_newer_speaks_against_it() -> None:
-    """The tuner repeats close contenders before it decides; a reader need not know the repeats."""
+    """Close contenders are repeated before the tuner decides; a reader need not know that."""
     from datetime import timedelta
 
     later = MOMENT + timedelta(seconds=1)

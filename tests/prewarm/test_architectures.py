@@ -35,8 +35,8 @@ def binaries(folder: Path, *architectures: str) -> dict[str, bytes]:
     jobs = [CompileJob(kernel="widening.widen", arch=arch, launch=launch) for arch in architectures]
     with CompileProcess(spec) as process:
         built = compile_all(spec, process, jobs, 1, lambda job, built: None)
-    assert [each.error for each in built.values()] == [""] * len(jobs)
-    return {found.parent.name: found.read_bytes() for found in out.rglob("*.cubin")}
+    assert [result.error for result in built.values()] == [""] * len(jobs)
+    return {path.parent.name: path.read_bytes() for path in out.rglob("*.cubin")}
 
 
 def test_together_they_give_what_each_gives_alone(
@@ -46,4 +46,4 @@ def test_together_they_give_what_each_gives_alone(
     alone = [binaries(tmp_path / arch, arch) for arch in ARCHITECTURES]
     together = binaries(tmp_path / "together", *ARCHITECTURES)
     assert len(together) == 2
-    assert together == {key: binary for each in alone for key, binary in each.items()}
+    assert together == {key: binary for built in alone for key, binary in built.items()}

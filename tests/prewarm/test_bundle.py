@@ -45,8 +45,8 @@ def test_what_goes_in_comes_out(folder: Path, bundle: Path, tmp_path: Path) -> N
     """By the commands."""
     assert dejavu("bundle", "extract", bundle, tmp_path / "out").returncode == 0
     assert verify_folder(tmp_path / "out") == verify_folder(folder)
-    told = dejavu("bundle", "inspect", bundle)
-    assert told.returncode == 0
+    inspected = dejavu("bundle", "inspect", bundle)
+    assert inspected.returncode == 0
     for word in (
         "NVIDIA H200",
         "sm_90, 132 units, 140 GiB",
@@ -54,16 +54,16 @@ def test_what_goes_in_comes_out(folder: Path, bundle: Path, tmp_path: Path) -> N
         "products.add_one",
         verify_folder(folder).digest,
     ):
-        assert word in told.stdout
+        assert word in inspected.stdout
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
 def test_a_flipped_bit_is_refused_wherever_it_is(bundle: Path, tmp_path: Path) -> None:
     """Also in the parts that a decompressor would not mind."""
-    whole, file = bundle.read_bytes(), tmp_path / "flipped"
-    places = [*range(40), *range(40, len(whole) - 48, 997), *range(len(whole) - 48, len(whole))]
-    for place in places:
-        file.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+    data, file = bundle.read_bytes(), tmp_path / "flipped"
+    places = [*range(40), *range(40, len(data) - 48, 997), *range(len(data) - 48, len(data))]
+    for position in places:
+        file.write_bytes(data[:position] + bytes([data[position] ^ 1]) + data[position + 1 :])
         with pytest.raises(BundleError):
             archive.extract(file, tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["flipped"]
@@ -78,8 +78,8 @@ def test_a_cut_bundle_is_refused(bundle: Path, tmp_path: Path, left: int) -> Non
     assert [path.name for path in tmp_path.iterdir()] == ["cut"]
 
 
-def sealed(path: Path, *entries: tuple[tarfile.TarInfo, bytes]) -> Path:
-    """A bundle as an enemy would make it: its seal is right."""
+def write_sealed_bundle(path: Path, *entries: tuple[tarfile.TarInfo, bytes]) -> Path:
+    """Write a bundle of any entries with a valid seal, as an attacker could."""
     plain = io.BytesIO()
     with tarfile.open(fileobj=plain, mode="w") as tar:
         for entry, data in entries:
@@ -123,7 +123,7 @@ def test_what_reaches_outside_is_refused(
     said = {evil.name: {"size": 4, "sha256": hashlib.sha256(b"evil").hexdigest()}}
     files = {} if evil.name == "not-in-the-manifest" else said
     data = b"" if evil.type != tarfile.REGTYPE else b"evil"
-    file = sealed(
+    file = write_sealed_bundle(
         tmp_path / "bundle", (entry(MANIFEST), manifest_of(folder, files=files)), (evil, data)
     )
     with pytest.raises(BundleError):
@@ -133,14 +133,14 @@ def test_what_reaches_outside_is_refused(
 
 
 def test_a_newer_one_and_other_files_are_refused(folder: Path, tmp_path: Path) -> None:
-    """The newer one says what to do."""
-    newer = sealed(
+    """Messages about a newer format name the remedy."""
+    newer = write_sealed_bundle(
         tmp_path / "newer",
         (entry(MANIFEST), manifest_of(folder, schema_version=SCHEMA + 1, more={})),
     )
     with pytest.raises(BundleError, match=f"schema version {SCHEMA + 1}.*upgrade dejavu-cache"):
         archive.read_bundle(newer)
-    missing = sealed(tmp_path / "missing", (entry(MANIFEST), manifest_of(folder)))
+    missing = write_sealed_bundle(tmp_path / "missing", (entry(MANIFEST), manifest_of(folder)))
     with pytest.raises(BundleError, match="is missing"):
         archive.read_bundle(missing)
     (tmp_path / "text").write_text("no bundle" * 100)
@@ -202,7 +202,7 @@ def test_an_image_layout_is_what_registries_take(
     assert read_any(layout) == verify_folder(folder)
     write_layout(folder, tmp_path / "again")
     names = [
-        sorted(str(path.relative_to(each)) for path in each.rglob("*"))
-        for each in (layout, tmp_path / "again")
+        sorted(str(path.relative_to(image)) for path in image.rglob("*"))
+        for image in (layout, tmp_path / "again")
     ]
     assert names[0] == names[1]

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 import triton
-from support.prewarming import DEVICES, HERE, committed, prewarm, restamped
+from support.prewarming import DEVICES, HERE, committed_records, prewarm, restamp
 from support.processes import environment
 
 from dejavu_cache.model.record import Record
@@ -35,7 +35,7 @@ def tree(folder: Path) -> dict[str, str]:
 
 
 def another_user() -> list[str]:
-    """What runs a command as nobody, where that can be done, and nobody can run this Python."""
+    """Return a prefix that runs a command as `nobody`, or skip where `nobody` cannot run Python."""
     words = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"]
     able = os.getuid() == 0 and shutil.which("setpriv")
     return (
@@ -48,7 +48,7 @@ def another_user() -> list[str]:
 def run_program(
     folder: Path, *blocks: object, words: Sequence[str] = (), **env: str
 ) -> subprocess.CompletedProcess[str]:
-    """The program under `verify --expect-hits`, with no home, no C compiler, and no driver's library."""
+    """Run the program under `verify --expect-hits`, without a home, a C compiler or libcuda."""
     own = {
         "DEJAVU_CACHE_URL": str(folder),
         "PYTHONPATH": str(HERE),
@@ -103,14 +103,14 @@ def test_the_modules_ask_for_the_driver_whatever_the_linker_drops(
     modules = [*(tmp_path / "out").rglob("cuda_utils*.so")]
     assert modules
     for module in modules:
-        told = subprocess.run(
+        outcome = subprocess.run(
             ["readelf", "-d", str(module)], capture_output=True, text=True, check=True
         ).stdout
-        assert "Shared library: [libcuda.so" in told
+        assert "Shared library: [libcuda.so" in outcome
 
 
 def test_the_folder_is_moved_sealed_and_used_by_a_stranger(folder: Path, tmp_path: Path) -> None:
-    """Another user, no home, no compiler: 0 compilations, 0 modules built, and nothing in the folder changes."""
+    """Without a home or a compiler, another user compiles and builds nothing."""
     moved = tmp_path / "elsewhere" / "tuned"
     shutil.copytree(folder, moved)
     for path in (tmp_path, *tmp_path.parents[:3], moved.parent):
@@ -128,7 +128,7 @@ def test_the_folder_is_moved_sealed_and_used_by_a_stranger(folder: Path, tmp_pat
 
 
 def test_what_is_not_there_is_compiled_elsewhere_and_named(folder: Path, tmp_path: Path) -> None:
-    """A config that no record chose: Triton's writable cache falls back to a temporary place."""
+    """Configs that no record chose compile into a temporary cache, as the folder is read-only."""
     before = tree(folder)
     ran = run_program(folder, 256, 1024, TMPDIR=str(tmp_path))
     assert ran.returncode == 1
@@ -153,9 +153,11 @@ def test_only_what_changed_is_compiled_and_what_is_not_wanted_goes(
 ) -> None:
     """Another winner is one kernel to compile for each of its launches."""
     store = FileStore(tmp_path / "records")
-    for whole in map(restamped, committed()):
-        if "H200" in whole.context.environment.device.name:
-            store.put(whole.context, [_with_last_winning(record) for record in whole.records])
+    for record_set in map(restamp, committed_records()):
+        if "H200" in record_set.context.environment.device.name:
+            store.put(
+                record_set.context, [_with_last_winning(record) for record in record_set.records]
+            )
     out = tmp_path / "folder"
     shutil.copytree(folder, out)
     made = prewarm(store, out, "products", "--json", devices=("NVIDIA H200",))
@@ -173,11 +175,15 @@ def _with_last_winning(record: Record) -> Record:
     if not record.measurements:
         return record
     last = max(
-        record.measurements, key=lambda each: (each.config.params.get("BLOCK", 0), each.median)
+        record.measurements,
+        key=lambda measurement: (measurement.config.params.get("BLOCK", 0), measurement.median),
     )
     fastest = last.model_copy(update={"median": 0.1})
-    kept = (*(each for each in record.measurements if each != last), fastest)
-    return record.model_copy(update={"measurements": kept, "winner": None})
+    measurements = (
+        *(measurement for measurement in record.measurements if measurement != last),
+        fastest,
+    )
+    return record.model_copy(update={"measurements": measurements, "winner": None})
 
 
 def test_two_builds_are_the_same_bytes(records: FileStore, folder: Path, tmp_path: Path) -> None:
@@ -211,20 +217,20 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_records_that_do_not_fit_are_refused(case: str, tmp_path: Path) -> None:
     """With the remedy, and no folder."""
-    stamp, device, told = REFUSED[case]
+    stamp, device, expected = REFUSED[case]
     store = stamped_store(tmp_path, stamp)
     made = prewarm(store, tmp_path / "out", devices=(device,))
     assert made.returncode == 3, made.stdout + made.stderr
-    for each in told:
-        assert each in made.stderr
+    for text in expected:
+        assert text in made.stderr
     assert not [path for path in tmp_path.iterdir() if path.name not in ("records", "user")]
 
 
 def stamped_store(tmp_path: Path, stamp: dict[str, str]) -> FileStore:
-    """The committed records as another Triton would have made them."""
+    """Return a store with the committed records as another Triton would have made them."""
     store = FileStore(tmp_path / "records")
-    for whole in (restamped(each, **stamp) for each in committed()):
-        store.put(whole.context, whole.records)
+    for record_set in (restamp(entryset, **stamp) for entryset in committed_records()):
+        store.put(record_set.context, record_set.records)
     return store
 
 
@@ -253,12 +259,12 @@ def test_a_module_that_cannot_be_imported_is_named(records: FileStore, tmp_path:
 
 
 def test_a_place_that_cannot_be_written_is_named(records: FileStore, tmp_path: Path) -> None:
-    """A folder of something else, a file, and a disk that is full halfway: what was there stays, and nothing else."""
+    """Foreign folders, files and a full disk are refused; what was there stays as it was."""
     mine = tmp_path / "mine"
     mine.mkdir()
     (mine / "thesis.txt").write_text("years")
-    for place in (mine, mine / "thesis.txt", mine / "thesis.txt" / "below"):
-        made = prewarm(records, place)
+    for path in (mine, mine / "thesis.txt", mine / "thesis.txt" / "below"):
+        made = prewarm(records, path)
         assert made.returncode == 3
         assert str(mine) in made.stderr
     assert (mine / "thesis.txt").read_text() == "years"

@@ -1,4 +1,4 @@
-"""`verify --expect-hits`: a program that is all tuned passes, one with an untuned scenario is told which."""
+"""`verify --expect-hits` passes a program that is tuned, and names untuned scenarios."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Compiles the configs of the attention kernels for every target, without a GPU; prints what failed.
+"""Compile the configs of the attention kernels for every target, without a GPU; print failures.
 
-python tests/programs/compile_attention.py        one config of each kernel for each target, in a shape drawn too
-python tests/programs/compile_attention.py all    all that the rules leave for the first shape, and one in the second: an hour
+Without arguments, one random config and shape of each kernel for each target. With `all`, every
+config that the rules allow in the first shape, and one in the second, which takes an hour.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ SHARED = {
 """Bytes that a program may have, as the drivers say."""
 
 PLAIN = {
-    "KV_HEADS": 8, "GROUP": 4, "HEADS": 32, "HEAD": 128, "HEAD_PADDED": 128, "PAGE": 16, "WINDOW": -1,
+    "KV_HEADS": 8, "GROUP": 4, "HEADS": 32, "HEAD": 128, "HEAD_PADDED": 128, "PAGE": 16,
+    "WINDOW": -1,
     "SOFTCAP": False, "PRECISION": "ieee", "MAX_SEQS": 16, "MOST_ROWS": 128,
     "alibi_slopes": None, "sinks": None, "k_scale": None, "v_scale": None,
 }  # fmt: skip
@@ -66,22 +67,28 @@ RUNTIME = ("per_sm",)
 
 
 def source(name: str, shape: str, params: dict[str, Any]) -> Any:
-    """What Triton compiles for a launch of the kernel."""
+    """Return the source that Triton compiles for a launch of the kernel."""
     fn = segmented.merge_kernel if name == "merge" else kernel_of(name).fn
     constants = {
-        each: value for each, value in {**SHAPES[shape], **params}.items() if each in fn.arg_names
+        argument: value
+        for argument, value in {**SHAPES[shape], **params}.items()
+        if argument in fn.arg_names
     }
-    constants = {each: value for each, value in constants.items() if each not in RUNTIME}
+    constants = {
+        argument: value for argument, value in constants.items() if argument not in RUNTIME
+    }
     types = {**POINTERS, **({} if name != "hopper" else dict.fromkeys(("keys", "values"), tma()))}
     if shape == "everything":
         types.update(dict.fromkeys(("k_cache", "v_cache"), "*fp8e5"))
     signature = {
-        each: "constexpr" if each in constants else types.get(each, "i32") for each in fn.arg_names
+        argument: "constexpr" if argument in constants else types.get(argument, "i32")
+        for argument in fn.arg_names
     }
     attrs = {
-        (place,): [["tt.divisibility", 16]]
-        for place, each in enumerate(fn.arg_names)
-        if signature[each].startswith("*") or (each.startswith("stride") and each != "stride_table")
+        (index,): [["tt.divisibility", 16]]
+        for index, argument in enumerate(fn.arg_names)
+        if signature[argument].startswith("*")
+        or (argument.startswith("stride") and argument != "stride_table")
     }
     form: Any = ASTSource
     if name == "hopper":
@@ -92,14 +99,14 @@ def source(name: str, shape: str, params: dict[str, Any]) -> Any:
 
 
 def tma() -> str:
-    """The type of a descriptor of pages of 16."""
+    """Return the type of a tensor descriptor of pages of 16 tokens."""
     from triton.experimental.gluon import language as gl
 
     return f"tensordesc<bf16[16, 64],{gl.NVMMASharedLayout(128, 16, 2)!r}>"
 
 
 def configs(name: str, target: str) -> list[Any]:
-    """What is left of the kernel's configs by the rules, each binary once."""
+    """Return the kernel's configs that the rules allow, each binary once."""
     if name == "merge":
         return [triton.Config({"SLOTS": 1 << power}) for power in range(8)]
     declared = kernel_of(name).configs
@@ -147,19 +154,22 @@ def jobs(everything: bool, target: str) -> Iterator[tuple[str, str, str, dict[st
 
 def failure(job: tuple[str, str, str, dict[str, Any]]) -> str | None:
     """Compiles; says what went wrong."""
-    name, target, shape, given = job
+    name, target, shape, meta = job
     options = {
-        each: given.pop(each) for each in list(given) if each.islower() and each not in RUNTIME
+        argument: meta.pop(argument)
+        for argument in list(meta)
+        if argument.islower() and argument not in RUNTIME
     }
-    options = {each: value for each, value in options.items() if value is not None}
+    options = {argument: value for argument, value in options.items() if value is not None}
+    launch = f"{name}, {shape}, for {target}, {meta} {options}"
     try:
         compiled = triton.compile(
-            source(name, shape, given), target=TARGETS[target], options=options
+            source(name, shape, meta), target=TARGETS[target], options=options
         )
     except Exception as error:
-        return f"{name}, {shape}, for {target}, {given} {options}: {type(error).__name__}: {str(error)[:300]}"
+        return f"{launch}: {type(error).__name__}: {str(error)[:300]}"
     if compiled.metadata.shared > SHARED[target]:
-        return f"{name}, {shape}, for {target}, {given} {options}: {compiled.metadata.shared} bytes of shared memory"
+        return f"{launch}: {compiled.metadata.shared} bytes of shared memory"
     return None
 
 

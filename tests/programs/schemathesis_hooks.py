@@ -24,7 +24,7 @@ _calls: Counter[str] = Counter()
 
 @schemathesis.hook
 def before_call(context: Any, case: Any, kwargs: Any) -> None:
-    """Every other well-formed path leads to a record, as made-up digests never do; a permitted wait is cut short."""
+    """Let every other well-formed path lead to a record, and cut a permitted wait short."""
     path = case.path_parameters or {}
     destroys = case.method == "DELETE" and case.path.endswith("/records")
     if not destroys and all(

@@ -50,9 +50,11 @@ class Page(HTMLParser):
         return " ".join(" ".join(filter(None, self.texts)).split())
 
     def plot(self, about: str) -> list[str]:
-        """The texts in the first picture whose description begins so."""
-        svg = next(each for each in self.svgs if each.get("aria-label", "").startswith(about))
-        return [text for each in svg.iter() if (text := each.text)]
+        """Return the texts of the first picture whose description begins with `about`."""
+        svg = next(
+            element for element in self.svgs if element.get("aria-label", "").startswith(about)
+        )
+        return [text for element in svg.iter() if (text := element.text)]
 
 
 def on(*scenarios: Record, **changes: str) -> RecordSet:
@@ -60,7 +62,7 @@ def on(*scenarios: Record, **changes: str) -> RecordSet:
 
 
 def page(*wholes: RecordSet, default: dict[str, str] | None = None, fitted: bool = False) -> Page:
-    trees = [fit(whole) for whole in wholes] if fitted else []
+    trees = [fit(record_set) for record_set in wholes] if fitted else []
     return Page(render(wholes, trees, default or {}, "file:///here"))
 
 
@@ -72,17 +74,17 @@ FEW = on(
 
 
 def test_it_asks_nobody_for_anything_and_runs_nothing() -> None:
-    told = page(synthetic_matmul.sweep(synthetic_matmul.scenarios()[:40]), fitted=True)
-    assert [each for each in told.loads if not each.startswith("#")] == []
-    assert "script" not in told.tags
-    assert "url(" not in told.text
+    report = page(synthetic_matmul.sweep(synthetic_matmul.scenarios()[:40]), fitted=True)
+    assert [address for address in report.loads if not address.startswith("#")] == []
+    assert "script" not in report.tags
+    assert "url(" not in report.text
 
 
 def test_the_cost_of_the_default_is_that_of_the_measurements() -> None:
     """64 costs 2x in the first scenario and 1x in the others; 32 costs 1x, 1.5x and 2x."""
-    told = page(FEW, default={"BLOCK": "64"})
-    assert "default 1.33x 2.00x" in told.text
-    assert "one config for all 1.33x 2.00x" in told.text
+    report = page(FEW, default={"BLOCK": "64"})
+    assert "default 1.33x 2.00x" in report.text
+    assert "one config for all 1.33x 2.00x" in report.text
     other = page(FEW, default={"BLOCK": "32"})
     assert "default 1.50x 2.00x" in other.text
 
@@ -102,67 +104,67 @@ def test_configs_are_counted_by_wins_and_by_how_often_they_are_close() -> None:
 
 
 def test_coverage_shows_the_holes() -> None:
-    whole = synthetic_matmul.sweep(
+    record_set = synthetic_matmul.sweep(
         [
-            each
-            for each in synthetic_matmul.scenarios()
-            if (each.args["M"], each.args["N"]) != (64, 256)
+            scenario
+            for scenario in synthetic_matmul.scenarios()
+            if (scenario.args["M"], scenario.args["N"]) != (64, 256)
         ]
     )
-    told = page(whole)
-    assert len(told.plot("Tuned scenarios")) == 24 * 2 + 5 + 5 + 2
-    assert "(64, 256)" not in told.text
-    assert "M=64, N=256" not in " ".join(told.plot("Tuned scenarios"))
+    report = page(record_set)
+    assert len(report.plot("Tuned scenarios")) == 24 * 2 + 5 + 5 + 2
+    assert "(64, 256)" not in report.text
+    assert "M=64, N=256" not in " ".join(report.plot("Tuned scenarios"))
 
 
 def test_failures_and_gaps_are_told() -> None:
     failed = Measurement(
         config=config(128), failure=Failure(kind="out_of_resources", reason="no"), at=MOMENT
     )
-    told = page(
+    report = page(
         on(
             record(16, measurement(32), measurement(64), failed),
             record(32, measurement(32), measurement(64)),
         )
     )
-    assert "5 measurements: 4 timed, 1 failed (out of resources: 1), 1 not measured" in told.text
+    assert "5 measurements: 4 timed, 1 failed (out of resources: 1), 1 not measured" in report.text
 
 
 def test_a_default_that_cannot_run_somewhere_is_told_so() -> None:
     failed = Measurement(
         config=config(64), failure=Failure(kind="out_of_resources", reason="no"), at=MOMENT
     )
-    whole = on(record(16, measurement(32), failed, measurement(128)), *FEW.records[1:])
-    told = page(whole, default={"BLOCK": "64"})
-    assert "default: 1.00x on average, 1.00x at worst, cannot run in 1" in told.text
+    record_set = on(record(16, measurement(32), failed, measurement(128)), *FEW.records[1:])
+    report = page(record_set, default={"BLOCK": "64"})
+    assert "default: 1.00x on average, 1.00x at worst, cannot run in 1" in report.text
 
 
 def test_a_tree_is_judged_here_and_by_what_was_held_out() -> None:
-    told = page(synthetic_matmul.sweep(synthetic_matmul.scenarios()), fitted=True)
+    report = page(synthetic_matmul.sweep(synthetic_matmul.scenarios()), fitted=True)
     assert re.search(
         r"decision tree 5 configs; held out: 1\.01x on average, 1\.0\dx at worst 1\.0\dx 1\.0\dx",
-        told.text,
+        report.text,
     )
     assert "No decision tree is here" in page(FEW).text
 
 
 def test_two_gpus_are_compared_both_ways() -> None:
-    """On the second GPU 64 is the best everywhere; 32, the first one's winner at M=16, costs 3x there."""
+    """64 is best everywhere on the second GPU; 32, the first's winner at M=16, costs 3x there."""
     second = on(
         record(16, measurement(32, 3.0), measurement(64, 1.0)),
         record(32, measurement(32, 9.0), measurement(64, 1.0)),
         device="NVIDIA L4",
     )
-    told = page(FEW, second)
+    report = page(FEW, second)
     assert (
         "NVIDIA H200 1.00x 2.00x on average, 3.00x at worst same winner in 1 of 2 scenarios (50%)"
-        in told.text
+        in report.text
     )
     assert (
         "NVIDIA L4 1.50x on average, 2.00x at worst same winner in 1 of 2 scenarios (50%) 1.00x"
-        in told.text
+        in report.text
     )
-    assert "winners of NVIDIA L4 on NVIDIA H200" in told.text
+    assert "winners of NVIDIA L4 on NVIDIA H200" in report.text
 
 
 def test_two_triton_versions_are_compared_too_but_never_two_methods() -> None:
@@ -183,9 +185,9 @@ def test_names_from_records_are_text_and_nothing_else() -> None:
         Record(scenario=scenario, measurements=(measurement(32), measurement(64))),
         Record(scenario=Scenario(args={evil: 1}), measurements=(measurement(32), measurement(64))),
     ]
-    told = page(on(*records, kernel=evil, device=evil), on(*records, kernel=evil, device="other"))
-    assert "script" not in told.tags
-    assert evil in told.text
+    report = page(on(*records, kernel=evil, device=evil), on(*records, kernel=evil, device="other"))
+    assert "script" not in report.tags
+    assert evil in report.text
 
 
 def test_a_tree_costs_what_a_launch_pays_where_its_first_choice_is_pruned() -> None:
@@ -221,8 +223,8 @@ def test_a_tree_costs_what_a_launch_pays_where_its_first_choice_is_pruned() -> N
     ],
     ids=["one config", "no time", "nothing runs", "no inputs", "nothing measured", "many values"],
 )
-def test_odd_records_make_a_page_too(whole: RecordSet) -> None:
-    assert "pkg.kernels.add" in page(whole).text
+def test_odd_records_make_a_page_too(record_set: RecordSet) -> None:
+    assert "pkg.kernels.add" in page(record_set).text
 
 
 def test_the_command_writes_the_page_and_names_bad_input(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`cached_autotune` behaves as `triton.autotune` and benchmarks each config of each scenario once."""
+"""`cached_autotune` acts as `triton.autotune`, and benchmarks each config of a scenario once."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Bench:
 
 
 def make(bench: Bench | None = None, fn: Any = add_one, **options: Any) -> Any:
-    """A fresh decoration of a kernel, as a fresh process would have it."""
+    """Decorate a kernel anew, as a fresh process would."""
     options = {"configs": CONFIGS, "key": ["n"], "do_bench": bench or Bench(), **options}
     return cached_autotune(**options)(fn)
 
@@ -134,7 +134,7 @@ def test_the_benchmark_method_is_part_of_the_identity() -> None:
 
 
 def test_a_dead_tune_goes_on_where_it_stopped() -> None:
-    """What was measured before the process died is not measured again."""
+    """Measurements made before the process died are not repeated."""
     bench = Bench()
     bench.times = [3.0]
 
@@ -225,16 +225,16 @@ def test_values_are_restored_and_reset_while_benchmarking() -> None:
 
 
 def test_hooks_run_as_upstream_runs_them() -> None:
-    """A config's own hook is the declared one's, also where the config was found in a record."""
+    """Configs read from a record run the hook of the declared config."""
     seen: list[str] = []
 
-    def hooked(name: str) -> Any:
+    def hooked_config(name: str) -> Any:
         return triton.Config(
             {"BLOCK": int(name)}, pre_hook=lambda args: seen.append(f"{name} n={args['n']}")
         )
 
     options: dict[str, Any] = {
-        "configs": [hooked("16"), hooked("32")],
+        "configs": [hooked_config("16"), hooked_config("32")],
         "pre_hook": lambda args, reset_only=False: seen.append("reset" if reset_only else "pre"),
         "post_hook": lambda args, exception: seen.append("post"),
         "check": False,  # comparing results launches configs too
@@ -372,7 +372,7 @@ class TestModes:
         assert kernel.best_config.kwargs == {"BLOCK": 32}
         resolution = kernel.explain(torch.ones(1), torch.ones(1), 256)
         assert (resolution.how, resolution.distance) == ("nearest", 1.0)
-        assert [str(each) for each in resolution.differences] == [
+        assert [str(difference) for difference in resolution.differences] == [
             "args.n: 128 recorded, 256 wanted"
         ]
         launch(kernel, 128 * 8)
@@ -510,7 +510,7 @@ def test_a_pin_overrules_the_measurements(tmp_path: Path) -> None:
     store = open_store(str(tmp_path))
     (context,) = store.contexts()
     (record,) = store.records(context)
-    slowest = max(record.measurements, key=lambda each: each.median or 0.0).config
+    slowest = max(record.measurements, key=lambda measurement: measurement.median or 0.0).config
     store.put(context, [Record(scenario=record.scenario, pin=Pin(config=slowest, at=now()))])
     kernel = make(store=tmp_path)
     launch(kernel, 100)

@@ -1,4 +1,4 @@
-"""The ranks of a torch.distributed job run one config per scenario, whoever dies, and nobody waits for ever."""
+"""The ranks of a torch.distributed job agree on one config per scenario, whichever rank dies."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ RANK = """
     bench.calls = 0
 
     def make(fn=module.add.fn, **options):
-        options = {"do_bench": bench, "store": folder / f"store{rank}", "consensus": "ranks", **options}
+        store = folder / f"store{rank}"
+        options = {"do_bench": bench, "store": store, "consensus": "ranks", **options}
         return cached_autotune(configs=module.CONFIGS, key=["n"], **options)(fn)
 
     def launch(kernel, n):
@@ -74,7 +75,7 @@ RANK = """
 
 
 @pytest.fixture
-def said(tmp_path: Path) -> dict[int, tuple[Any, str]]:
+def rank_outputs(tmp_path: Path) -> dict[int, tuple[Any, str]]:
     from torch.distributed import TCPStore
 
     with socket.socket() as free:
@@ -98,13 +99,13 @@ def said(tmp_path: Path) -> dict[int, tuple[Any, str]]:
     return {rank: (json.loads(outputs[rank][0]), outputs[rank][1]) for rank in (0, 2)}
 
 
-def test_ranks_agree_without_a_collective(said: dict[int, tuple[Any, str]]) -> None:
+def test_ranks_agree_without_a_collective(rank_outputs: dict[int, tuple[Any, str]]) -> None:
     """One tunes each scenario; one alone, a version mismatch and a death hold nobody up."""
-    (zero, heard), (two, _) = said[0], said[2]
-    assert zero["same"] == two["same"]
-    assert zero["benchmarked"] + two["benchmarked"] in (0, 3, 6, 9)
-    assert {zero["how"], two["how"]} <= {"agreed", "tuned"}
-    assert two["alone"] in (16, 32, 64)
-    assert zero["other"] == 128
+    (first, heard), (third, _) = rank_outputs[0], rank_outputs[2]
+    assert first["same"] == third["same"]
+    assert first["benchmarked"] + third["benchmarked"] in (0, 3, 6, 9)
+    assert {first["how"], third["how"]} <= {"agreed", "tuned"}
+    assert third["alone"] in (16, 32, 64)
+    assert first["other"] == 128
     assert "which this rank does not declare" in heard
-    assert zero["after a death"] == two["after a death"]
+    assert first["after a death"] == third["after a death"]

@@ -51,7 +51,8 @@ def triton_dejavu(tmp_path: Path) -> Path:
     """As triton-dejavu 0.7 writes it."""
     key = "('64', '128', '192', 'torch.float16', 'torch.float32')"
     config = (
-        "BLOCK_SIZE_M: 64, GROUP_SIZE_M: 1, num_warps: 8, num_ctas: 1, num_stages: 3, num_buffers_warp_spec: 0, "
+        "BLOCK_SIZE_M: 64, GROUP_SIZE_M: 1, num_warps: 8, num_ctas: 1, num_stages: 3, "
+        "num_buffers_warp_spec: 0, "
         "num_consumer_groups: 0, reg_dec_producer: 0, reg_inc_consumer: 0, maxnreg: None"
     )
     folder = (
@@ -114,12 +115,12 @@ def fla(tmp_path: Path) -> Path:
     return tmp_path / "fla"
 
 
-def chosen(store: Path, m: int = 64, **options: Any) -> tuple[str, dict[str, Any], int]:
+def resolved_config(store: Path, m: int = 64, **options: Any) -> tuple[str, dict[str, Any], int]:
     kernel = cached_autotune(CONFIGS, ["M", "E", "N"], store=store, mode="reuse", **options)(
         fused_moe_kernel
     )
-    found = kernel.explain(torch.ones(1, dtype=torch.float16), torch.ones(1), m, 128, 192)
-    return found.how, found.config.kwargs, found.config.num_warps
+    resolution = kernel.explain(torch.ones(1, dtype=torch.float16), torch.ones(1), m, 128, 192)
+    return resolution.how, resolution.config.kwargs, resolution.config.num_warps
 
 
 @pytest.mark.parametrize(
@@ -134,9 +135,9 @@ def test_what_was_best_stands_in(
     assert seen.returncode == 0, seen.stderr
     assert "for fused_moe_kernel kept in" in seen.stdout
     values = {"BLOCK_SIZE_M": best[0], "GROUP_SIZE_M": best[1]}
-    assert chosen(store) == ("imported", values, best[2])
-    assert chosen(store, 100, buckets={"M": Pow2()}) == ("imported", values, best[2])
-    assert chosen(store, 128)[0] == "default", "another scenario"
+    assert resolved_config(store) == ("imported", values, best[2])
+    assert resolved_config(store, 100, buckets={"M": Pow2()}) == ("imported", values, best[2])
+    assert resolved_config(store, 128)[0] == "default", "another scenario"
 
 
 def test_another_gpus_or_unknown_configs_do_not_stand_in(fla: Path, tmp_path: Path) -> None:
@@ -149,7 +150,7 @@ def test_another_gpus_or_unknown_configs_do_not_stand_in(fla: Path, tmp_path: Pa
     store.put_imported([elsewhere, entry.model_copy(update={"timings": (odd,)})])
     store.put_imported([elsewhere])
     assert len(list(store.imported("fused_moe_kernel"))) == 2
-    assert chosen(tmp_path / "store")[0] == "default"
+    assert resolved_config(tmp_path / "store")[0] == "default"
 
 
 def test_names_can_be_translated(vllm: Path, tmp_path: Path) -> None:
@@ -157,13 +158,13 @@ def test_names_can_be_translated(vllm: Path, tmp_path: Path) -> None:
     options = ["--rename", "fused_moe_kernel=my_kernel", "--rename", "M=tokens"]
     assert dejavu("import", "--vllm", vllm, *options, "--store", store).returncode == 0
     (first, _) = sorted(
-        FileStore(store).imported("my_kernel"), key=lambda each: int(each.named["tokens"])
+        FileStore(store).imported("my_kernel"), key=lambda result: int(result.named["tokens"])
     )
     assert first.named == {"E": "128", "N": "192", "tokens": "1"}
 
 
 def test_tritons_own_files_are_read(tmp_path: Path) -> None:
-    """As `TRITON_CACHE_AUTOTUNING=1` writes them; whether they belong to a kernel is asked where there is a GPU."""
+    """Files as `TRITON_CACHE_AUTOTUNING=1` writes them; matching them to a kernel needs a GPU."""
     config = {
         "kwargs": {"BLOCK": 16},
         "num_warps": 4,
@@ -182,7 +183,7 @@ def test_tritons_own_files_are_read(tmp_path: Path) -> None:
         ("100", "torch.float32", "torch.float32"),
         "ABC",
     )
-    assert [(each.config.params["BLOCK"], each.median) for each in entry.timings] == [
+    assert [(timing.config.params["BLOCK"], timing.median) for timing in entry.timings] == [
         (16, 0.1),
         (32, 0.3),
     ]

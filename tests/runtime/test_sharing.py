@@ -92,7 +92,7 @@ def test_the_second_process_benchmarks_nothing(fleet: Fleet) -> None:
 
 
 def test_edits_cost_what_they_must(fleet: Fleet) -> None:
-    """A comment and a move cost nothing, a config costs one benchmark, a helper's code costs all."""
+    """Comments and moves cost nothing, a config one benchmark, a helper's code all of them."""
     assert fleet.run(100)["benchmarked"] == 3
     fleet.edit("@cached_autotune", "# a comment\n@cached_autotune")
     assert fleet.run(100)["benchmarked"] == 0

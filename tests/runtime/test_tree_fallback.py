@@ -1,4 +1,4 @@
-"""Where no record is near, a decision tree chooses, among what the kernel declares and nothing else."""
+"""Where no record is near, a decision tree chooses among the configs that the kernel declares."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def make(store: FileStore, configs: Any = CONFIGS, **options: Any) -> Any:
     return cached_autotune(configs=configs, **options)(add_one)
 
 
-def resolved(kernel: Any, n: int) -> Resolution:
+def resolve(kernel: Any, n: int) -> Resolution:
     resolution: Resolution = kernel.explain(torch.ones(1), torch.ones(1), n)
     return resolution
 
@@ -44,44 +44,46 @@ def store(tmp_path: Path) -> FileStore:
 
 @pytest.fixture
 def context(store: FileStore) -> Context:
-    """What launches of the kernel on this machine are filed under."""
-    return resolved(make(store), 1).context
+    """Return the context under which this machine records the kernel."""
+    return resolve(make(store), 1).context
 
 
 @pytest.fixture
-def whole(context: Context) -> RecordSet:
+def record_set(context: Context) -> RecordSet:
     """Up to n = 1000, 32 is the best block, and 64 from there on; 16 never is."""
 
     def record(n: int) -> Record:
         medians = {16: 3.0, 32: 1.0 if n <= 1000 else 2.0, 64: 2.0 if n <= 1000 else 1.0}
-        taken = [
+        measurements = [
             Measurement(config=describe(config), median=medians[config.kwargs["BLOCK"]], at=MOMENT)
             for config in CONFIGS
         ]
         dtypes = {"x_ptr": "float32", "y_ptr": "float32"}
-        return Record(scenario=Scenario(args={"n": n}, dtypes=dtypes), measurements=tuple(taken))
+        return Record(
+            scenario=Scenario(args={"n": n}, dtypes=dtypes), measurements=tuple(measurements)
+        )
 
     return RecordSet(context=context, records=tuple(map(record, SIZES)))
 
 
 @pytest.fixture
-def tree(whole: RecordSet) -> Tree:
-    return fit(whole)
+def tree(record_set: RecordSet) -> Tree:
+    return fit(record_set)
 
 
 def elsewhere(tree: Tree, **environment: Any) -> Tree:
-    """The tree as if fitted in another environment."""
-    return moved(tree, environment=tree.context.environment.model_copy(update=environment))
+    """Return the tree as if it had been fitted in another environment."""
+    return with_context(tree, environment=tree.context.environment.model_copy(update=environment))
 
 
-def moved(tree: Tree, **context: Any) -> Tree:
-    held = {name: getattr(tree.context, name) for name in Context.model_fields}
-    return Tree(**{**dict(tree), "context": Context(**{**held, **context})})
+def with_context(tree: Tree, **context: Any) -> Tree:
+    fields = {name: getattr(tree.context, name) for name in Context.model_fields}
+    return Tree(**{**dict(tree), "context": Context(**{**fields, **context})})
 
 
 def only(tree: Tree, block: int) -> Tree:
-    """The tree cut down to one config."""
-    config = next(each for each in tree.configs if each.params["BLOCK"] == block)
+    """Return the tree with one config left."""
+    config = next(config for config in tree.configs if config.params["BLOCK"] == block)
     return Tree(**{**dict(tree), "configs": (config,), "root": Leaf(ranking=(0,))})
 
 
@@ -91,24 +93,24 @@ def test_what_is_far_from_every_record_gets_the_trees_choice(store: FileStore, t
         kernel = make(store)
         launch(kernel, n)
         assert kernel.best_config.kwargs == {"BLOCK": block}
-        found = resolved(kernel, n)
-        assert (found.how, found.store, found.final) == ("tree", url, False)
-    assert f"found:  tree in {url}" in str(found)
+        resolution = resolve(kernel, n)
+        assert (resolution.how, resolution.store, resolution.final) == ("tree", url, False)
+    assert f"found:  tree in {url}" in str(resolution)
     assert kernel.benchmarked == 0
 
 
 def test_the_nearest_record_goes_before_the_tree_and_the_default_after(
-    store: FileStore, tree: Tree, whole: RecordSet
+    store: FileStore, tree: Tree, record_set: RecordSet
 ) -> None:
-    assert resolved(make(store), FAR).how == "default"
-    store.put(whole.context, whole.records)
+    assert resolve(make(store), FAR).how == "default"
+    store.put(record_set.context, record_set.records)
     store.put_tree(tree)
-    assert resolved(make(store), 5_000).how == "nearest"
-    assert resolved(make(store), FAR).how == "tree"
-    assert "args.n" in str(resolved(make(store), FAR)), (
+    assert resolve(make(store), 5_000).how == "nearest"
+    assert resolve(make(store), FAR).how == "tree"
+    assert "args.n" in str(resolve(make(store), FAR)), (
         "what sets the nearest record apart is told as well"
     )
-    assert resolved(make(store), 1024).how == "exact"
+    assert resolve(make(store), 1024).how == "exact"
 
 
 def test_a_tree_is_only_a_fallback(store: FileStore, tree: Tree) -> None:
@@ -117,7 +119,7 @@ def test_a_tree_is_only_a_fallback(store: FileStore, tree: Tree) -> None:
         launch(make(store, mode="strict"), FAR)
     tuner = make(store, mode="tune")
     launch(tuner, 100)
-    assert (tuner.benchmarked, resolved(tuner, 100).how) == (3, "tuned")
+    assert (tuner.benchmarked, resolve(tuner, 100).how) == (3, "tuned")
 
 
 def test_a_tree_for_other_code_or_another_triton_serves_and_says_so(
@@ -125,10 +127,13 @@ def test_a_tree_for_other_code_or_another_triton_serves_and_says_so(
 ) -> None:
     kernel = tree.context.kernel.model_copy(update={"source": "f" * 32})
     older = elsewhere(tree, triton="3.1.0")
-    store.put_tree(moved(older, kernel=kernel))
-    found = resolved(make(store), FAR)
-    assert (found.how, found.config.kwargs) == ("tree", {"BLOCK": 64})
-    assert {each.field for each in found.differences} == {"kernel.source", "environment.triton"}
+    store.put_tree(with_context(older, kernel=kernel))
+    resolution = resolve(make(store), FAR)
+    assert (resolution.how, resolution.config.kwargs) == ("tree", {"BLOCK": 64})
+    assert {difference.field for difference in resolution.differences} == {
+        "kernel.source",
+        "environment.triton",
+    }
 
 
 def test_of_several_trees_the_one_most_like_this_context_is_asked_first(
@@ -137,7 +142,7 @@ def test_of_several_trees_the_one_most_like_this_context_is_asked_first(
     store.put_tree(elsewhere(only(tree, 32), triton="3.1.0"))
     store.put_tree(only(tree, 64))
     store.put_tree(elsewhere(only(tree, 32), triton="9.0.0"))
-    assert resolved(make(store), 3).config.kwargs == {"BLOCK": 64}
+    assert resolve(make(store), 3).config.kwargs == {"BLOCK": 64}
 
 
 def test_another_gpus_tree_serves_only_where_the_family_may(
@@ -147,30 +152,30 @@ def test_another_gpus_tree_serves_only_where_the_family_may(
 
     device = tree.context.environment.device
     store.put_tree(elsewhere(tree, device=device.model_copy(update={"units": device.units + 1})))
-    assert resolved(make(store), FAR).how == "default"
+    assert resolve(make(store), FAR).how == "default"
     monkeypatch.setenv("DEJAVU_CACHE_FAMILY", "1")
     current_settings.cache_clear()
-    found = resolved(make(store), FAR)
-    assert (found.how, [each.field for each in found.differences]) == (
+    resolution = resolve(make(store), FAR)
+    assert (resolution.how, [difference.field for difference in resolution.differences]) == (
         "tree",
         ["environment.device.units"],
     )
     other = FileStore(store.root.with_name("other"))
     other.put_tree(elsewhere(tree, device=device.model_copy(update={"arch": "sm_10"})))
-    assert resolved(make(other), FAR).how == "default"
+    assert resolve(make(other), FAR).how == "default"
 
 
 def test_a_config_that_the_kernel_does_not_declare_never_runs(store: FileStore, tree: Tree) -> None:
     store.put_tree(tree)
     without_64 = make(store, CONFIGS[:2])
-    assert resolved(without_64, FAR).config.kwargs == {"BLOCK": 32}, "the leaf's next best"
+    assert resolve(without_64, FAR).config.kwargs == {"BLOCK": 32}, "the leaf's next best"
     launch(without_64, FAR)
     neither = make(store, [CONFIGS[0], triton.Config({"BLOCK": 128})])
-    assert resolved(neither, FAR).how == "default"
+    assert resolve(neither, FAR).how == "default"
     pruned = make(
         store, prune_configs_by={"early_config_prune": lambda configs, named, **rest: configs[:2]}
     )
-    assert resolved(pruned, FAR).config.kwargs == {"BLOCK": 32}
+    assert resolve(pruned, FAR).config.kwargs == {"BLOCK": 32}
 
 
 def test_a_scenario_of_another_kind_falls_to_the_default(store: FileStore, tree: Tree) -> None:
@@ -190,7 +195,7 @@ def test_a_damaged_or_newer_tree_is_passed_over_with_a_warning(
         caplog.clear()
         path.write_text(text)
         with caplog.at_level(logging.WARNING):
-            assert [each.field for each in resolved(make(store), FAR).differences] == [
+            assert [difference.field for difference in resolve(make(store), FAR).differences] == [
                 "environment.triton"
             ]
         assert said in caplog.text
@@ -201,14 +206,14 @@ def test_a_damaged_or_newer_tree_is_passed_over_with_a_warning(
 
 
 def test_a_tree_beside_records_disturbs_no_record(
-    store: FileStore, tree: Tree, whole: RecordSet
+    store: FileStore, tree: Tree, record_set: RecordSet
 ) -> None:
     store.put_tree(tree)
-    store.put(whole.context, whole.records)
-    assert list(store.contexts()) == [whole.context]
+    store.put(record_set.context, record_set.records)
+    assert list(store.contexts()) == [record_set.context]
     assert store.unreadable() == {}
-    assert store.delete(whole.context) == len(SIZES)
-    assert [each.tree for each in store.trees(tree.context.kernel.name)] == [tree]
+    assert store.delete(record_set.context) == len(SIZES)
+    assert [stored.tree for stored in store.trees(tree.context.kernel.name)] == [tree]
 
 
 def test_a_tree_goes_to_the_first_store_that_keeps_trees(store: FileStore, tree: Tree) -> None:
@@ -234,7 +239,7 @@ def test_an_installed_package_ships_trees_with_its_records(
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: shipping\nVersion: 1\n")
     (info / "entry_points.txt").write_text("[dejavu_cache.records]\nshipping = shipping.records\n")
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
-    found = resolved(make(store), FAR)
-    assert (found.how, str(package) in str(found.store)) == ("tree", True)
+    resolution = resolve(make(store), FAR)
+    assert (resolution.how, str(package) in str(resolution.store)) == ("tree", True)
     for name in [name for name in sys.modules if name.startswith("shipping")]:
         del sys.modules[name]

@@ -75,7 +75,7 @@ def test_an_undeclared_pin_never_runs_and_never_stops_a_launch(
 def test_a_kernel_that_declares_an_option_with_a_file_is_left_to_triton(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The file's content is no part of a record's key, so that no timing of it may be shared."""
+    """File contents are no part of a record's key, so timings with them must not be shared."""
     configs = [triton.Config({"BLOCK": block}, ir_override="kernel.ttir") for block in (16, 32)]
     kernel = cached_autotune(configs=configs, key=["n"], store=tmp_path)(add_one)
     assert kernel.mode is Mode.OFF

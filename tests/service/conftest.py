@@ -23,7 +23,7 @@ from dejavu_service.storage import schema
 from dejavu_service.storage.database import Database
 from fastapi import FastAPI
 from sqlalchemy import create_engine, make_url, text
-from support.service import Running, asking, running
+from support.service import Running, client_of, running_server
 
 _numbers = itertools.count()
 MakeDatabase = Callable[[], str]
@@ -51,7 +51,7 @@ def _postgres() -> Iterator[Any]:
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[Any]:
-    """A real Postgres, on a socket of its own."""
+    """Yield a Postgres server on a socket of its own."""
     with _postgres() as server:
         yield server
 
@@ -74,7 +74,7 @@ def migrated_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def new_postgres(postgres: Any) -> MakeDatabase:
-    """Makes empty databases."""
+    """Return a function that makes empty databases."""
     return lambda: _create(postgres.get_uri(), f"empty{next(_numbers)}")
 
 
@@ -82,11 +82,12 @@ def new_postgres(postgres: Any) -> MakeDatabase:
 def new_database(
     request: pytest.FixtureRequest, migrated_file: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[str], str]:
-    """Makes migrated databases, of SQLite or Postgres."""
+    """Return a function that makes migrated databases, of SQLite or Postgres."""
 
     def make(kind: str) -> str:
         if kind == "sqlite":
-            return f"sqlite:///{shutil.copy(migrated_file, tmp_path_factory.mktemp('server') / 'server.sqlite3')}"
+            database = tmp_path_factory.mktemp("server") / "server.sqlite3"
+            return f"sqlite:///{shutil.copy(migrated_file, database)}"
         return _create(
             request.getfixturevalue("postgres").get_uri(), f"test{next(_numbers)}", "migrated"
         )
@@ -106,32 +107,32 @@ def sqlite_url(new_database: Callable[[str], str]) -> str:
 
 @pytest.fixture(params=["sqlite", "postgres"])
 def url(request: pytest.FixtureRequest, new_database: Callable[[str], str]) -> str:
-    """A migrated database."""
+    """Return the URL of a migrated database."""
     return new_database(request.param)
 
 
 @pytest.fixture(scope="module", params=["sqlite", "postgres"])
 def shared_url(request: pytest.FixtureRequest, new_database: Callable[[str], str]) -> str:
-    """A migrated database, for tests that leave nothing in it, or in no place where another looks."""
+    """Return a migrated database shared by tests that leave nothing another test can see."""
     return new_database(request.param)
 
 
 @pytest.fixture(scope="module")
 def shared_server(shared_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """A running server, for tests that leave it running and stay in a namespace of their own."""
-    with running(shared_url, tmp_path_factory.mktemp("shared") / "log") as server:
+    """Yield a server shared by tests that keep to a namespace of their own."""
+    with running_server(shared_url, tmp_path_factory.mktemp("shared") / "log") as server:
         yield server
 
 
 @pytest.fixture
 def namespace_url(shared_server: Running) -> str:
-    """A namespace of the shared server that nobody else uses, as a store's URL."""
+    """Return a store's URL: a namespace of the shared server for this test alone."""
     return f"{shared_server.base}?namespace=test{next(_numbers)}"
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
 def empty_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """A database without any table."""
+    """Return the URL of a database without tables."""
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path / 'empty.sqlite3'}"
     make: MakeDatabase = request.getfixturevalue("new_postgres")
@@ -153,20 +154,20 @@ def app(url: str) -> FastAPI:
 @pytest.fixture
 def client(app: FastAPI) -> Iterator[httpx.Client]:
     """Asks the app as somebody on this machine."""
-    with asking(app) as opened:
+    with client_of(app) as opened:
         yield opened
 
 
 @pytest.fixture(scope="module")
 def shared_client(shared_url: str) -> Iterator[httpx.Client]:
     """Asks one app for a whole module, for tests that write nothing."""
-    with asking(_app(shared_url)) as opened:
+    with client_of(_app(shared_url)) as opened:
         yield opened
 
 
 @pytest.fixture
 def token(database: Database) -> Callable[..., dict[str, str]]:
-    """Makes tokens, as the headers to send."""
+    """Return a function that makes tokens and returns the headers to send."""
 
     def make(role: Any = "admin", *namespaces: str) -> dict[str, str]:
         issued = tokens.issue(database, ANYBODY, f"a {role}", role, namespaces or ("*",), None)

@@ -16,7 +16,7 @@ from dejavu_service.storage import tokens as stored
 from dejavu_service.storage.database import Database
 from dejavu_service.storage.tables import tokens as token_table
 from sqlalchemy import select
-from support.service import asking, body, config, context, record_set, scenario
+from support.service import body, client_of, config, context, record_set, scenario
 
 MakeToken = Callable[..., dict[str, str]]
 WHERE = f"contexts/{context().digest}"
@@ -42,10 +42,10 @@ ROLES = ["read", "write", "admin"]
 
 
 def test_each_role_may_do_what_it_says_and_no_more(client: httpx.Client, token: MakeToken) -> None:
-    held = {role: token(role) for role in ROLES}
+    tokens = {role: token(role) for role in ROLES}
     for needed, method, path, sent in ROUTES:
         for role in ROLES:
-            answer = client.request(method, f"/v1/main/{path}", json=sent, headers=held[role])
+            answer = client.request(method, f"/v1/main/{path}", json=sent, headers=tokens[role])
             allowed = ROLES.index(role) >= ROLES.index(needed)
             assert (answer.status_code != 403) == allowed, (role, method, path, answer.text)
         assert client.request(method, f"/v1/main/{path}", json=sent).status_code == 401
@@ -102,17 +102,17 @@ def test_a_token_expires(client: httpx.Client, token: MakeToken) -> None:
 
 @pytest.fixture
 def look_ups(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """When the database was asked for a token."""
-    found: list[float] = []
+    """Return the times at which the database was asked for a token."""
+    times: list[float] = []
     get = stored.get
 
-    def counted(connection: Any, identity: str) -> Any:
-        found.append(time.monotonic())
+    def get_and_count(connection: Any, identity: str) -> Any:
+        times.append(time.monotonic())
         time.sleep(0.05)
         return get(connection, identity)
 
-    monkeypatch.setattr(stored, "get", counted)
-    return found
+    monkeypatch.setattr(stored, "get", get_and_count)
+    return times
 
 
 def test_requests_that_come_at_once_look_a_token_up_once(
@@ -123,8 +123,8 @@ def test_requests_that_come_at_once_look_a_token_up_once(
 
     async def ask() -> None:
         principals = PrincipalCache(database, ttl=5)
-        found = await asyncio.gather(*(principals.find(presented) for _ in range(50)))
-        assert {each.role if each else None for each in found} == {"read"}
+        results = await asyncio.gather(*(principals.find(presented) for _ in range(50)))
+        assert {principal.role if principal else None for principal in results} == {"read"}
 
     asyncio.run(ask())
     assert len(look_ups) == 1
@@ -196,7 +196,7 @@ def test_a_revoked_token_does_not_open_the_server_again(
 
 def test_open_reading_is_only_reading(url: str, token: MakeToken) -> None:
     token("admin")
-    with asking(create_app(ServerSettings(database=url, open_read=True))) as client:
+    with client_of(create_app(ServerSettings(database=url, open_read=True))) as client:
         for path in ("/v1/main/contexts", "/metrics", "/pages/main"):
             assert client.get(path).status_code == 200
         assert client.post("/v1/main/records", json=body(record_set())).status_code == 403

@@ -64,16 +64,16 @@ def test_promotion_lets_the_source_stand_and_keeps_the_rest(
     )
     post(client, record_set(source, record(2)), "pr-7")
     assert client.post("/v1/pr-7/promote", json={"to": "main"}).json() == {"records": 2}
-    one, two = read(client)
-    assert one.winner
-    assert one.winner.config == best
-    assert one.by_config[config(16)].median == 0.5
-    assert one.by_config[config(32)] == record(1, median=0.1).by_config[config(32)]
-    assert one.by_config[best].by == "bob@h200-2"
-    assert merge_records(one, record(1, median=0.1)).winner == one.winner, (
+    first, second = read(client)
+    assert first.winner
+    assert first.winner.config == best
+    assert first.by_config[config(16)].median == 0.5
+    assert first.by_config[config(32)] == record(1, median=0.1).by_config[config(32)]
+    assert first.by_config[best].by == "bob@h200-2"
+    assert merge_records(first, record(1, median=0.1)).winner == first.winner, (
         "local stores must take the new winner"
     )
-    assert two == record(2)
+    assert second == record(2)
     with database.read() as connection:
         beside = (
             connection.execute(select(measurements.c.text).where(~measurements.c.stands))
@@ -91,9 +91,9 @@ def test_promoting_again_changes_nothing(client: httpx.Client) -> None:
     client.post("/v1/pr-7/promote", json={"to": "main"})
     after = client.get(f"/v1/main/contexts/{context().digest}/records")
     assert (before.content, before.headers["etag"]) == (after.content, after.headers["etag"])
-    (found,) = read(client)
-    assert found.measurements == record(1, median=0.2, after=60).measurements
-    assert found.winner == record(1).winner, "the same config had won before"
+    (stored,) = read(client)
+    assert stored.measurements == record(1, median=0.2, after=60).measurements
+    assert stored.winner == record(1).winner, "the same config had won before"
 
 
 def test_promotion_of_some(client: httpx.Client) -> None:
@@ -125,8 +125,8 @@ def test_an_export_is_an_import(client: httpx.Client) -> None:
     assert client.get("/v1/copy/export").content == exported.content
     again = client.post("/v1/copy/import", content=exported.content)
     assert again.json() == {"sets": 2, "records": 4, "measurements": 0, "beside": 0}
-    (one,) = client.get("/v1/main/export?kernel=one").text.splitlines(keepends=True)
-    assert one in exported.text.splitlines(keepends=True)
+    (line,) = client.get("/v1/main/export?kernel=one").text.splitlines(keepends=True)
+    assert line in exported.text.splitlines(keepends=True)
 
 
 def test_a_bad_line_imports_nothing(client: httpx.Client) -> None:

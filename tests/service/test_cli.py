@@ -13,7 +13,7 @@ from dejavu_service.cli import register
 from dejavu_service.settings import ServerSettings, read_settings
 from dejavu_service.storage import schema
 from dejavu_service.storage.database import Database
-from support.service import body, command, free_port, record_set, running
+from support.service import body, command, free_port, record_set, running_server
 from typer.testing import CliRunner
 
 from dejavu_cache.errors import SettingsError
@@ -109,11 +109,11 @@ def test_a_database_that_is_not_supported(url: str) -> None:
 
 
 def test_settings_come_from_one_place() -> None:
-    found = read_settings(
+    settings = read_settings(
         {"port": 1, "host": None},
         {"DEJAVU_SERVER_HOST": "::1", "DEJAVU_SERVER_PORT": "2", "X": "3"},
     )
-    assert (found.host, found.port) == ("::1", 1)
+    assert (settings.host, settings.port) == ("::1", 1)
     assert read_settings({}, {"DEJAVU_SERVER_RATE": ""}).rate == ServerSettings().rate
     for bad in ({"DEJAVU_SERVER_PORT": "x"}, {"DEJAVU_SERVER_SPEED": "1"}):
         with pytest.raises(SettingsError, match=next(iter(bad))):
@@ -128,7 +128,9 @@ def test_prune_says_what_went(sqlite_url: str) -> None:
 
 
 def test_a_fresh_machine_serves(tmp_path: Path) -> None:
-    with running(f"sqlite:///{tmp_path / 'new' / 'server.sqlite3'}", tmp_path / "log") as server:
+    with running_server(
+        f"sqlite:///{tmp_path / 'new' / 'server.sqlite3'}", tmp_path / "log"
+    ) as server:
         assert (
             httpx.post(f"{server.base}/v1/main/records", json=body(record_set())).status_code == 200
         )

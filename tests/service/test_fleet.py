@@ -1,6 +1,6 @@
 """A fleet: replicas on one Postgres, many client processes, and what dies in the middle.
 
-The suite runs a small fleet; for a large one:  FLEET_CLIENTS=32 python -m pytest tests/service/test_fleet.py
+The suite runs a small fleet; FLEET_CLIENTS=32 in the environment makes it a large one.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ SCENARIOS = 100 if CLIENTS >= 32 else 40
 
 
 def start_client(nursery: Nursery, folder: Path, number: int, url: str, wait: int) -> Child:
-    """A process with a local folder of its own, as on a machine of its own."""
+    """Start a client process with a local folder of its own, as on a machine of its own."""
     sizes = [64 + (number * 7 + index) % SCENARIOS for index in range(SCENARIOS)]
     mine = folder / f"client{number}"
     return nursery.start(
@@ -107,7 +107,7 @@ def finish(clients: list[Child]) -> list[dict[str, Any]]:
 def test_each_scenario_is_tuned_once_and_all_agree(
     three: list[Running], folder: Path, nursery: Nursery
 ) -> None:
-    urls = [f"{each.base}?namespace=quiet" for each in three]
+    urls = [f"{server.base}?namespace=quiet" for server in three]
     # Many processes on a few cores: what takes its time here is the machine.
     clients = [
         start_client(nursery, folder, number, urls[number % 3], wait=20)
@@ -127,7 +127,7 @@ def test_each_scenario_is_tuned_once_and_all_agree(
 def test_a_replica_and_postgres_die_in_the_middle_and_no_launch_fails(
     three: list[Running], own_postgres: Any, folder: Path, nursery: Nursery
 ) -> None:
-    urls = [f"{each.base}?namespace=disturbed" for each in three]
+    urls = [f"{server.base}?namespace=disturbed" for server in three]
     clients = [
         start_client(nursery, folder, number, urls[number % 3], wait=3) for number in range(CLIENTS)
     ]
@@ -148,7 +148,7 @@ def test_a_replica_and_postgres_die_in_the_middle_and_no_launch_fails(
     assert not disturbing.is_alive()
     for result in results:
         assert len(result["winners"]) == SCENARIOS
-    # Whoever could not ask tuned alone; all of it reaches the server once it is back, with each client's spool.
+    # Clients that could not reach the server tuned alone; their spools arrive once it is back.
     syncing = [
         nursery.start(
             COMMAND,
@@ -159,7 +159,7 @@ def test_a_replica_and_postgres_die_in_the_middle_and_no_launch_fails(
         )
         for number in range(CLIENTS)
     ]
-    for each in syncing:
-        each.finish()
+    for client in syncing:
+        client.finish()
     records = held_by_the_server(urls[0])
     assert [len(record.measurements) for record in records] == [3] * SCENARIOS

@@ -17,7 +17,7 @@ from dejavu_service.services import tokens
 from dejavu_service.services.access import ANYBODY
 from dejavu_service.storage.database import Database
 from support.processes import PROGRAMS
-from support.service import body, context, record_set, running, scenario
+from support.service import body, context, record_set, running_server, scenario
 
 EXAMPLES = os.environ.get("FUZZ_EXAMPLES", "8")
 HOOKS = PROGRAMS / "schemathesis_hooks.py"
@@ -38,7 +38,9 @@ def test_no_made_up_request_breaks_the_server_or_its_schema(
     token = tokens.issue(database, ANYBODY, "fuzz", "admin", ["*"], None).token
     database.close()
     there = {"namespace": "main", "context": context().digest, "scenario": scenario().digest}
-    with running(postgres_url, tmp_path / "log", {"DEJAVU_SERVER_BURST": "1000000"}) as server:
+    with running_server(
+        postgres_url, tmp_path / "log", {"DEJAVU_SERVER_BURST": "1000000"}
+    ) as server:
         authorized = {"Authorization": f"Bearer {token}"}
         sent = httpx.post(
             f"{server.base}/v1/main/records", json=body(record_set()), headers=authorized
@@ -51,7 +53,7 @@ def test_no_made_up_request_breaks_the_server_or_its_schema(
             "--max-examples",
             EXAMPLES,
         ]
-        # A stream of lines is no body that can be made up from a schema; and given the chance, schemathesis
+        # A stream of lines is no body that can be made from a schema; and if it can, schemathesis
         # revokes its own token and is shut out of the rest.
         arguments += ["--exclude-path-regex", "(/import|/tokens/.*)$"]
         (tmp_path / "schemathesis.toml").write_text(f'[auth.openapi.token]\nbearer = "{token}"\n')

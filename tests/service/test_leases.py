@@ -24,8 +24,8 @@ def grant(
     wish = {"context": body(context()), "scenario": body(scenario(m)), "holder": holder, "ttl": ttl}
     answer = client.post(f"/v1/{namespace}/leases", json=wish)
     assert answer.status_code == 200, answer.text
-    found: dict[str, Any] = answer.json()
-    return found
+    granted: dict[str, Any] = answer.json()
+    return granted
 
 
 def expire(database: Database) -> None:
@@ -51,8 +51,8 @@ def test_the_same_holder_gets_its_own_again(client: httpx.Client) -> None:
 def test_an_expired_lease_is_taken_over(client: httpx.Client, database: Database) -> None:
     lost = grant(client, "a")["lease"]
     expire(database)
-    taken = grant(client, "b")["lease"]
-    assert taken not in (None, lost)
+    lease = grant(client, "b")["lease"]
+    assert lease not in (None, lost)
     assert client.put(f"/v1/main/leases/{lost}", json={"ttl": 30}).status_code == 404
     assert client.delete(f"/v1/main/leases/{lost}").status_code == 204
     assert grant(client, "c")["lease"] is None
@@ -100,7 +100,7 @@ def test_a_waiter_learns_when_the_record_is_there(client: httpx.Client) -> None:
         client.post("/v1/main/records", json=body(record_set(unfinished)))
         time.sleep(0.3)
         client.post("/v1/main/records", json=body(record_set(record())))
-        for answer, took in (each.result() for each in waiting):
+        for answer, took in (future.result() for future in waiting):
             assert Record.model_validate_json(answer.content) == record()
             assert 0.6 < took < 5
 

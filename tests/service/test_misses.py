@@ -17,17 +17,17 @@ def report(client: httpx.Client, *misses: dict[str, Any]) -> int:
     return counted
 
 
-def listed(client: httpx.Client, query: str = "") -> list[tuple[int, int]]:
-    found = client.get(f"/v1/main/misses{query}").json()["misses"]
-    return [(each["scenario"]["args"]["M"], each["count"]) for each in found]
+def list_misses(client: httpx.Client, query: str = "") -> list[tuple[int, int]]:
+    misses = client.get(f"/v1/main/misses{query}").json()["misses"]
+    return [(item["scenario"]["args"]["M"], item["count"]) for item in misses]
 
 
 def test_misses_add_up_most_wanted_first(client: httpx.Client) -> None:
     assert report(client, miss(1), miss(2, 5), miss(1)) == 7
     report(client, miss(3, 3))
     report(client, miss(1, 4))
-    assert listed(client) == [(1, 6), (2, 5), (3, 3)]
-    assert listed(client, "?limit=1") == [(1, 6)]
+    assert list_misses(client) == [(1, 6), (2, 5), (3, 3)]
+    assert list_misses(client, "?limit=1") == [(1, 6)]
     (first, *_) = client.get("/v1/main/misses").json()["misses"]
     assert first["context"] == body(context())
     assert first["first_seen"] <= first["last_seen"]
@@ -35,7 +35,7 @@ def test_misses_add_up_most_wanted_first(client: httpx.Client) -> None:
 
 def test_misses_of_one_kernel(client: httpx.Client) -> None:
     report(client, miss(1), miss(2, kernel="other.kernel"))
-    assert listed(client, "?kernel=other.kernel") == [(2, 1)]
+    assert list_misses(client, "?kernel=other.kernel") == [(2, 1)]
     assert client.get("/v1/pr-1/misses").json() == {"misses": []}
 
 
@@ -43,7 +43,7 @@ def test_a_scenario_with_a_record_is_no_miss(client: httpx.Client) -> None:
     report(client, miss(1), miss(2))
     client.post("/v1/main/records", json=body(record_set(record(1))))
     report(client, miss(1))
-    assert listed(client) == [(2, 1)]
+    assert list_misses(client) == [(2, 1)]
 
 
 def test_a_missed_context_holds_nothing_yet(client: httpx.Client) -> None:

@@ -11,7 +11,7 @@ from dejavu_service.app import create_app
 from dejavu_service.middleware.limits import RateLimiter
 from dejavu_service.problems import ProblemError
 from dejavu_service.settings import ServerSettings
-from support.service import asking, body, context, record, record_set, scenario
+from support.service import body, client_of, context, record, record_set, scenario
 
 GOOD = json.dumps(body(record_set()))
 DEEP = b'{"context":' * 5000
@@ -157,9 +157,9 @@ def test_a_lease_has_a_sensible_length(client: httpx.Client, ttl: str) -> None:
 
 
 def test_who_asks_too_fast_is_told_to_wait(url: str) -> None:
-    with asking(create_app(ServerSettings(database=url, rate=1, burst=3))) as client:
+    with client_of(create_app(ServerSettings(database=url, rate=1, burst=3))) as client:
         answers = [client.get("/v1/main/contexts") for _ in range(5)]
-        assert [each.status_code for each in answers] == [200, 200, 200, 429, 429]
+        assert [answer.status_code for answer in answers] == [200, 200, 200, 429, 429]
         _problem(answers[-1], 429)
         assert answers[-1].headers["retry-after"] == "1"
         assert client.get("/livez").status_code == 200
@@ -188,12 +188,12 @@ def test_what_nobody_foresaw_names_the_request(
         raise RuntimeError("a bug")
 
     monkeypatch.setattr(records, "list_contexts", broken)
-    with asking(create_app(ServerSettings(database=url))) as client:
+    with client_of(create_app(ServerSettings(database=url))) as client:
         answer = client.get("/v1/main/contexts", headers={"X-Request-Id": "abc-1"})
     assert "abc-1" in _problem(answer, 500)["detail"]
     assert answer.headers["x-request-id"] == "abc-1"
     assert [
-        vars(each)["fields"]["request"] for each in caplog.records if each.levelname == "ERROR"
+        vars(entry)["fields"]["request"] for entry in caplog.records if entry.levelname == "ERROR"
     ] == ["abc-1"]
 
 

@@ -9,7 +9,16 @@ from dejavu_service.storage.database import Database
 from dejavu_service.storage.records import load_record_set
 from dejavu_service.storage.tables import measurements
 from sqlalchemy import func, select
-from support.service import asking, body, config, context, measurement, record, record_set, scenario
+from support.service import (
+    body,
+    client_of,
+    config,
+    context,
+    measurement,
+    record,
+    record_set,
+    scenario,
+)
 
 from dejavu_cache.model.record import Pin, Record, RecordSet, Winner
 from dejavu_cache.model.scenario import now
@@ -35,7 +44,7 @@ def read(client: httpx.Client, namespace: str = "main") -> list[Record]:
 def test_what_was_posted_is_read_in_the_order_of_scenarios(client: httpx.Client) -> None:
     sent = [record(m) for m in (512, 2, 64)]
     assert post(client, record_set(*sent)) == {"records": 3, "measurements": 9, "beside": 0}
-    assert read(client) == sorted(sent, key=lambda each: each.scenario.text)
+    assert read(client) == sorted(sent, key=lambda entry: entry.scenario.text)
 
 
 def test_the_same_post_again_changes_nothing(client: httpx.Client) -> None:
@@ -57,12 +66,12 @@ def test_a_conflicting_claim_is_kept_beside(client: httpx.Client, database: Data
     assert post(client, lie) == {"records": 1, "measurements": 0, "beside": 0}
     assert read(client) == [record(median=0.1)]
     with database.read() as connection:
-        kept = connection.execute(
+        rows = connection.execute(
             select(measurements.c.stands, func.count())
             .group_by(measurements.c.stands)
             .order_by(measurements.c.stands)
         ).all()
-    assert [tuple(each) for each in kept] == [(False, 3), (True, 3)]
+    assert [tuple(row) for row in rows] == [(False, 3), (True, 3)]
 
 
 def test_new_configs_join_and_the_first_winner_stands(client: httpx.Client) -> None:
@@ -73,9 +82,9 @@ def test_new_configs_join_and_the_first_winner_stands(client: httpx.Client) -> N
         measurements=(measurement(config(8), 0.01),),
     )
     assert post(client, record_set(better))["measurements"] == 1
-    (found,) = read(client)
-    assert len(found.measurements) == 2
-    assert found.winner == record(configs=1).winner
+    (stored,) = read(client)
+    assert len(stored.measurements) == 2
+    assert stored.winner == record(configs=1).winner
 
 
 def test_a_record_without_a_winner_gets_the_first_one_sent(client: httpx.Client) -> None:
@@ -131,9 +140,9 @@ def test_answers_are_compressed_for_those_who_take_it(client: httpx.Client) -> N
 def test_an_answer_is_the_canonical_text(client: httpx.Client, database: Database) -> None:
     post(client, record_set())
     with database.read() as connection:
-        kept = load_record_set(connection, "main", context().digest)
-    assert kept is not None
-    assert kept.records[0] in client.get(HOME).text
+        stored = load_record_set(connection, "main", context().digest)
+    assert stored is not None
+    assert stored.records[0] in client.get(HOME).text
 
 
 def test_a_full_cache_lets_the_oldest_go(url: str) -> None:
@@ -141,13 +150,13 @@ def test_a_full_cache_lets_the_oldest_go(url: str) -> None:
     from dejavu_service.settings import ServerSettings
 
     app = create_app(ServerSettings(database=url, cache_bytes=1500))
-    with asking(app) as client:
+    with client_of(app) as client:
         for name in "abcd":
             of = context(name)
             client.post("/v1/main/records", json=body(record_set(of=of)))
             assert client.get(f"/v1/main/contexts/{of.digest}/records").status_code == 200
-        kept = app.state.server.reader._answers
-        assert 0 < sum(len(each.gzipped) for each in kept.values()) <= 1500
+        cached = app.state.server.reader._answers
+        assert 0 < sum(len(answer.gzipped) for answer in cached.values()) <= 1500
         assert client.get(f"/v1/main/contexts/{context('a').digest}/records").status_code == 200
 
 
@@ -159,13 +168,13 @@ def test_one_record(client: httpx.Client) -> None:
 
 
 def test_contexts_come_in_pages(client: httpx.Client) -> None:
-    everything = [context(f"kernel{each}") for each in range(5)]
+    everything = [context(f"kernel{number}") for number in range(5)]
     for of in everything:
         post(client, record_set(of=of))
     first = client.get("/v1/main/contexts?limit=3").json()
     second = client.get(f"/v1/main/contexts?limit=3&after={first['next']}").json()
-    found = [*first["contexts"], *second["contexts"]]
-    assert found == [body(each) for each in sorted(everything, key=lambda each: each.digest)]
+    contexts = [*first["contexts"], *second["contexts"]]
+    assert contexts == [body(entry) for entry in sorted(everything, key=lambda entry: entry.digest)]
     assert second["next"] is None
     assert client.get("/v1/main/contexts?kernel=kernel2").json()["contexts"] == [
         body(context("kernel2"))

@@ -19,7 +19,7 @@ from dejavu_client.http.spool import Spool
 from support.kernels import launch, load
 from support.processes import environment
 from support.records import context, measurement, record
-from support.service import Running, free_port, running
+from support.service import Running, free_port, running_server
 
 from dejavu_cache.model.record import Winner
 from dejavu_cache.model.scenario import now
@@ -29,15 +29,15 @@ from dejavu_cache.testing import StoreContract
 
 @pytest.fixture
 def server(postgres_url: str, tmp_path: Path) -> Iterator[Running]:
-    """A server that a test may stop."""
-    with running(postgres_url, tmp_path / "server.log") as started:
+    """Yield a server that the test may stop."""
+    with running_server(postgres_url, tmp_path / "server.log") as started:
         yield started
 
 
 _made: list[RemoteStore] = []
 
 
-def opened(url: str, tmp_path: Path, wait: float = 5.0, token: str = "") -> RemoteStore:
+def open_remote(url: str, tmp_path: Path, wait: float = 5.0, token: str = "") -> RemoteStore:
     base, namespace = split_server_url(url, "main")
     client = ProtocolClient(base, namespace=namespace, token=token)
     _made.append(RemoteStore(client, wait=wait, spool=Spool(url, tmp_path / "spool")))
@@ -46,7 +46,7 @@ def opened(url: str, tmp_path: Path, wait: float = 5.0, token: str = "") -> Remo
 
 @pytest.fixture(autouse=True)
 def all_closed() -> Iterator[None]:
-    """Connections are closed at the end of a process; here, of a test."""
+    """Close the stores that a test opened, as the end of a process would."""
     yield
     while _made:
         store = _made.pop()
@@ -56,7 +56,7 @@ def all_closed() -> Iterator[None]:
 
 @pytest.fixture
 def store(namespace_url: str, tmp_path: Path) -> RemoteStore:
-    return opened(namespace_url, tmp_path)
+    return open_remote(namespace_url, tmp_path)
 
 
 class TestRemoteStore(StoreContract):
@@ -64,7 +64,7 @@ class TestRemoteStore(StoreContract):
 
     def reopen(self, store: Store) -> Store:
         assert isinstance(store, RemoteStore)
-        return opened(store.url, store.spool.folder.parents[1])
+        return open_remote(store.url, store.spool.folder.parents[1])
 
 
 class TestLocalFirst:
@@ -84,9 +84,9 @@ class TestLocalFirst:
         store.put(context(), [record(16)])
         store.close()
         folder = FileStore(tmp_path / "folder")
-        found = TieredStore([folder, store]).get(context(), record(16).scenario)
-        assert found is not None
-        assert found.store == store.url
+        stored = TieredStore([folder, store]).get(context(), record(16).scenario)
+        assert stored is not None
+        assert stored.store == store.url
         assert folder.get(context(), record(16).scenario) is not None
 
     def test_a_context_is_asked_for_once(self, store: RemoteStore) -> None:
@@ -109,7 +109,8 @@ def test_a_lease_outlives_its_dead_holder_by_its_time_only(
         from dejavu_client.http.protocol_client import ProtocolClient
         from dejavu_client.http.remote_store import RemoteStore
         from support.records import context, record
-        store = RemoteStore(ProtocolClient(sys.argv[1], namespace=sys.argv[2]), wait=5, lease_seconds=2)
+        client = ProtocolClient(sys.argv[1], namespace=sys.argv[2])
+        store = RemoteStore(client, wait=5, lease_seconds=2)
         with store.lease(context(), record(1).scenario, wait=0) as held:
             print(held, flush=True)
             time.sleep(60)
@@ -121,13 +122,13 @@ def test_a_lease_outlives_its_dead_holder_by_its_time_only(
     assert holder.stdout
     assert holder.stdout.readline() == "True\n"
     time.sleep(2.5)  # longer than the lease: it is renewed
-    with store.lease(context(), record(1).scenario, wait=0.1) as held:
-        assert not held
+    with store.lease(context(), record(1).scenario, wait=0.1) as granted:
+        assert not granted
     holder.kill()
     holder.communicate()
     start = time.monotonic()
-    with store.lease(context(), record(1).scenario, wait=20) as held:
-        assert held
+    with store.lease(context(), record(1).scenario, wait=20) as granted:
+        assert granted
     assert time.monotonic() - start < 10
 
 
@@ -152,14 +153,14 @@ def test_who_waits_for_a_lease_wakes_when_the_record_is_there(
     )  # fmt: skip
     assert holder.stdout
     assert holder.stdout.readline() == "True\n"
-    with store.lease(context(), record(1).scenario, wait=30) as held:
-        assert held
+    with store.lease(context(), record(1).scenario, wait=30) as granted:
+        assert granted
         assert store.get(context(), record(1).scenario, fresh=True) is not None
     assert holder.wait(30) == 0
     holder.stdout.close()
 
 
-def emptied(spool: Spool, seconds: float) -> bool:
+def wait_until_empty(spool: Spool, seconds: float) -> bool:
     until = time.monotonic() + seconds
     while len(spool) and time.monotonic() < until:
         time.sleep(0.05)
@@ -170,41 +171,44 @@ def test_the_spool_empties_when_the_server_is_back(url: str, tmp_path: Path) -> 
     """Exactly once in effect, whoever sends it."""
     port = free_port()
     base = f"http://127.0.0.1:{port}"
-    away = opened(base, tmp_path, wait=0.2)
+    away = open_remote(base, tmp_path, wait=0.2)
     for m in range(5):
         away.put(context(), [record(m)])
     away.close()
     assert len(away.spool) >= 1
-    with running(url, tmp_path / "server.log", port=port):
-        back = opened(base, tmp_path)
-        assert emptied(back.spool, 20)
-        assert [each.scenario.args["M"] for each in back.records(context())] == [0, 1, 2, 3, 4]
-        assert all(len(each.measurements) == 1 for each in back.records(context()))
+    with running_server(url, tmp_path / "server.log", port=port):
+        back = open_remote(base, tmp_path)
+        assert wait_until_empty(back.spool, 20)
+        assert [entry.scenario.args["M"] for entry in back.records(context())] == [0, 1, 2, 3, 4]
+        assert all(len(entry.measurements) == 1 for entry in back.records(context()))
 
 
 def test_a_long_lived_process_sends_its_spool_by_itself(postgres_url: str, tmp_path: Path) -> None:
     port = free_port()
-    store = opened(f"http://127.0.0.1:{port}", tmp_path, wait=0.2)
+    store = open_remote(f"http://127.0.0.1:{port}", tmp_path, wait=0.2)
     store.put(context(), [record(1)])
     assert store.sender.flush(10)
     assert len(store.spool) == 1
-    with running(postgres_url, tmp_path / "server.log", port=port):
-        assert emptied(store.spool, 30)
+    with running_server(postgres_url, tmp_path / "server.log", port=port):
+        assert wait_until_empty(store.spool, 30)
         assert store.circuit.closed
 
 
 def test_a_read_only_token_reads(
     server: Running, postgres_url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    writer = opened(server.base, tmp_path)
+    writer = open_remote(server.base, tmp_path)
     writer.put(context(), [record(1)])
     writer.close()
     made = subprocess.run(
-        [sys.executable, "-m", "dejavu_service", "token", "create", "--role", "read", "--name", "reader"],
-        env=environment(DEJAVU_SERVER_DATABASE=postgres_url), capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        [sys.executable, "-m", "dejavu_service", "token", "create", "--role=read", "--name=reader"],
+        env=environment(DEJAVU_SERVER_DATABASE=postgres_url),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     token = made.stdout.split()[-1]
-    reader = opened(server.base, tmp_path, token=token)
+    reader = open_remote(server.base, tmp_path, token=token)
     deadline = time.monotonic() + 15
     while time.monotonic() < deadline:  # the server looks at its tokens every few seconds
         reader.put(context(), [record(2)])
@@ -220,7 +224,7 @@ def test_a_second_machine_benchmarks_nothing(namespace_url: str, tmp_path: Path)
     """Two local folders, one server: through the decorator."""
     kernels = [load(tmp_path / "kernels.py").add for _ in range(2)]
     for name, kernel in zip(("one", "two"), kernels, strict=True):
-        shared = opened(namespace_url, tmp_path / name)
+        shared = open_remote(namespace_url, tmp_path / name)
         kernel._options["store"] = TieredStore([FileStore(tmp_path / name / "records"), shared])
         launch(kernel, 100)
         launch(kernel, 200)
@@ -230,7 +234,7 @@ def test_a_second_machine_benchmarks_nothing(namespace_url: str, tmp_path: Path)
 
 
 def test_a_forked_child_has_a_sender_of_its_own(namespace_url: str, tmp_path: Path) -> None:
-    store = opened(namespace_url, tmp_path)
+    store = open_remote(namespace_url, tmp_path)
     store.put(context(), [record(1)])
     store.close()
     child = os.fork()
@@ -258,8 +262,11 @@ def test_the_commands_move_records(server: Running, tmp_path: Path) -> None:
     def run(*arguments: object) -> str:
         done = subprocess.run(
             [sys.executable, "-m", "dejavu_client", *map(str, arguments)],
-            env=environment(XDG_CACHE_HOME=str(tmp_path)), capture_output=True, text=True, check=False,
-        )  # fmt: skip
+            env=environment(XDG_CACHE_HOME=str(tmp_path)),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         assert done.returncode == 0, done.stderr + done.stdout
         return done.stdout
 
@@ -275,7 +282,7 @@ def test_the_commands_move_records(server: Running, tmp_path: Path) -> None:
     assert "(pinned)" not in run("show", "add", "--store", server.base)
     assert "2 records" in run("promote", "--to", "release", "--server", server.base)
     assert "add" in run("ls", "--store", f"{server.base}?namespace=release")
-    wanting = opened(server.base, tmp_path)
+    wanting = open_remote(server.base, tmp_path)
     wanting.miss(context(), record(999).scenario)
     wanting.close()
     assert [
@@ -287,7 +294,7 @@ def test_the_commands_move_records(server: Running, tmp_path: Path) -> None:
 def test_the_server_is_killed_between_two_launches(server: Running, tmp_path: Path) -> None:
     kernel = load(tmp_path / "kernels.py").add
     kernel._options["store"] = TieredStore(
-        [FileStore(tmp_path / "records"), opened(server.base, tmp_path, wait=0.25)]
+        [FileStore(tmp_path / "records"), open_remote(server.base, tmp_path, wait=0.25)]
     )
     launch(kernel, 100)
     server.process.send_signal(signal.SIGKILL)

@@ -32,9 +32,9 @@ def test_records_on_a_server_are_renamed(namespace_url: str, tmp_path: Path) -> 
         assert (done.returncode, done.stderr) == (0, "")
         assert list(store.contexts()) == [new]
         after = list(store.records(new))
-        assert [each.measurements for each in after] == [each.measurements for each in before]
-        assert [each.winner for each in after] == [each.winner for each in before]
-        assert [each.pinned for each in after] == [config(64), None]
+        assert [entry.measurements for entry in after] == [entry.measurements for entry in before]
+        assert [entry.winner for entry in after] == [entry.winner for entry in before]
+        assert [entry.pinned for entry in after] == [config(64), None]
         assert after[0].pin is not None
         assert after[0].pin.by == "ann@host"
         assert dejavu(*arguments, "--yes").stdout.startswith("nothing to rename")

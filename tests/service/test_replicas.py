@@ -56,9 +56,9 @@ class Writer(threading.Thread):
 
 def test_nothing_acknowledged_is_lost(three: list[Running], own_postgres: Any) -> None:
     ends = threading.Event()
-    writers = [Writer(each, three, ends) for each in range(4)]
-    for each in writers:
-        each.start()
+    writers = [Writer(number, three, ends) for number in range(4)]
+    for writer in writers:
+        writer.start()
     time.sleep(1.5)
     three[2].kill()
     time.sleep(1)
@@ -71,24 +71,24 @@ def test_nothing_acknowledged_is_lost(three: list[Running], own_postgres: Any) -
         httpx.get(f"{r.base}/readyz").status_code != 200 for r in three
     ):
         time.sleep(0.1)
-    before = [len(each.taken) for each in writers]
+    before = [len(writer.taken) for writer in writers]
     time.sleep(1.5)
     ends.set()
-    for each in writers:
-        each.join(30)
-    assert all(len(each.taken) > was for each, was in zip(writers, before, strict=True)), (
+    for writer in writers:
+        writer.join(30)
+    assert all(len(writer.taken) > was for writer, was in zip(writers, before, strict=True)), (
         "all go on by themselves"
     )
     logs = "".join(replica.log.read_text() for replica in three)
-    assert set().union(*(each.refused for each in writers)) <= {503}, logs[
+    assert set().union(*(writer.refused for writer in writers)) <= {503}, logs[
         logs.find("unforeseen") - 200 :
     ][:6000]
-    taken = {m for each in writers for m in each.taken}
+    accepted = {m for writer in writers for m in writer.taken}
     for replica in three:
         answer = httpx.get(f"{replica.base}/v1/main/contexts/{context().digest}/records")
-        kept = RecordSet.model_validate_json(answer.content).records
-        assert taken <= {each.scenario.args["M"] for each in kept}
-        assert len({each.scenario for each in kept}) == len(kept)
+        records = RecordSet.model_validate_json(answer.content).records
+        assert accepted <= {writer.scenario.args["M"] for writer in records}
+        assert len({writer.scenario for writer in records}) == len(records)
 
 
 def test_a_write_to_one_replica_is_read_from_all_at_once(three: list[Running]) -> None:
@@ -96,7 +96,7 @@ def test_a_write_to_one_replica_is_read_from_all_at_once(three: list[Running]) -
         for m in range(30):
             client.post(f"{three[m % 3].base}/v1/other/records", json=body(record_set(record(m))))
             for replica in three:
-                found = client.get(
+                rows = client.get(
                     f"{replica.base}/v1/other/contexts/{context().digest}/records"
                 ).json()["records"]
-                assert len(found) == m + 1
+                assert len(rows) == m + 1

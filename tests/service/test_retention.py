@@ -50,7 +50,7 @@ def test_pinned_and_promoted_records_stay(client: httpx.Client, database: Databa
     tag = client.get(HOME).headers["etag"]
     assert prune(database, 30, 30).records == 2
     answer = client.get(HOME, headers={"If-None-Match": tag})
-    assert [each["scenario"]["args"]["M"] for each in answer.json()["records"]] == [1, 2]
+    assert [entry["scenario"]["args"]["M"] for entry in answer.json()["records"]] == [1, 2]
     assert client.get("/v1/main/contexts").json()["contexts"] == [body(context())]
 
 

@@ -1,4 +1,4 @@
-"""The grouped look-ups of revisions on Postgres: shared, never older than the request, and back after a failure."""
+"""Grouped look-ups of revisions on Postgres: shared, never stale, and back after a failure."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ def context_id(database: Database) -> int:
 
 @pytest.fixture
 def questions(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many keys each question had."""
+    """Return the number of keys of each query."""
     asked: list[int] = []
     ask = revisions._QueryConnection.query
 
-    async def counted(line, keys):  # type: ignore[no-untyped-def]
+    async def query_and_count(line, keys):  # type: ignore[no-untyped-def]
         asked.append(len(keys))
         return await ask(line, keys)
 
-    monkeypatch.setattr(revisions._QueryConnection, "query", counted)
+    monkeypatch.setattr(revisions._QueryConnection, "query", query_and_count)
     return asked
 
 
@@ -52,13 +52,13 @@ def test_those_who_ask_at_once_share_a_question(
     async def ask() -> None:
         grouped = GroupedRevisions(database)
         unknown = ("main", "no such context")
-        *found, missing = await asyncio.gather(
+        *contexts, missing = await asyncio.gather(
             *(grouped.get(KEY) for _ in range(50)), grouped.get(unknown)
         )
         await grouped.close()
         assert missing is None
-        assert {each.id for each in found if each} == {context_id}
-        assert None not in found
+        assert {entry.id for entry in contexts if entry} == {context_id}
+        assert None not in contexts
 
     asyncio.run(ask())
     assert questions == [2]
@@ -94,7 +94,8 @@ def test_a_connection_that_died_is_replaced_unnoticed(database: Database, contex
             with database.write() as connection:
                 connection.execute(
                     text(
-                        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() "
+                        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                        "WHERE datname = current_database() "
                         "AND query LIKE '%unnest($1%' AND pid <> pg_backend_pid()"
                     )
                 )
@@ -118,7 +119,7 @@ def test_no_answer_in_time_fails_all_who_wait_and_the_next_are_answered(
             failed = await asyncio.gather(
                 *(grouped.get(KEY) for _ in range(3)), return_exceptions=True
             )
-        assert [type(each) for each in failed] == [revisions._QueryTimeoutError] * 3
+        assert [type(error) for error in failed] == [revisions._QueryTimeoutError] * 3
         assert isinstance(failed[0], psycopg.Error)
         assert await grouped.get(KEY) is not None
         await grouped.close()
@@ -143,9 +144,7 @@ def test_keys_are_quoted(database: Database, context_id: int) -> None:
 
     async def ask() -> None:
         grouped = GroupedRevisions(database)
-        assert await asyncio.gather(*(grouped.get((each, each)) for each in odd)) == [None] * len(
-            odd
-        )
+        assert await asyncio.gather(*(grouped.get((key, key)) for key in odd)) == [None] * len(odd)
         assert await grouped.get(KEY) is not None
         await grouped.close()
 

@@ -14,7 +14,7 @@ from dejavu_service.settings import ServerSettings
 from dejavu_service.storage import schema
 from dejavu_service.storage.database import Database
 from sqlalchemy import inspect, text
-from support.service import asking, body, command, context, record_set
+from support.service import body, client_of, command, context, record_set
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def test_records_survive_down_and_up(database: Database, client: httpx.Client, u
     schema.downgrade(database, "0001")
     assert schema.state(database) is schema.SchemaState.STALE
     schema.upgrade(database)
-    with asking(create_app(ServerSettings(database=url))) as again:
+    with client_of(create_app(ServerSettings(database=url))) as again:
         after = again.get(f"/v1/main/contexts/{context().digest}/records")
     assert (after.content, after.headers["etag"]) == (before.content, before.headers["etag"])
 
@@ -60,7 +60,7 @@ def test_ten_upgrade_at_once(empty_url: str) -> None:
         )
         for _ in range(10)
     ]
-    said = [(each.communicate()[0], each.returncode) for each in racing]
+    said = [(process.communicate()[0], process.returncode) for process in racing]
     assert [code for _, code in said] == [0] * 10, said
     opened = Database(empty_url)
     schema.check_drift(opened)

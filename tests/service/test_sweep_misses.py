@@ -8,7 +8,7 @@ import textwrap
 from pathlib import Path
 
 from support.processes import environment
-from support.service import running
+from support.service import running_server
 
 KERNEL = """
     import torch, triton, triton.language as tl
@@ -34,10 +34,16 @@ KERNEL = """
         if n == 400:
             raise ValueError("mine")
         grid = lambda meta: (triton.cdiv(n, meta["BLOCK"]),)
-        return Case(f"n={n}", add_one, grid, lambda: {"x_ptr": torch.zeros(n), "y_ptr": torch.zeros(n), "n": n})
+        return Case(f"n={n}", add_one, grid, partial(arguments, n))
 
-    suite = Suite(cases=lambda: [case(100), case(200)], for_scenario=lambda kernel, scenario: case(scenario.args["n"]))
-    fixed = Suite(cases=lambda: [case(100), case(200)])
+    def arguments(n):
+        return {"x_ptr": torch.zeros(n), "y_ptr": torch.zeros(n), "n": n}
+
+    def cases():
+        return [case(100), case(200)]
+
+    suite = Suite(cases, for_scenario=lambda kernel, scenario: case(scenario.args["n"]))
+    fixed = Suite(cases)
 """
 
 SERVER = """
@@ -71,7 +77,7 @@ def python(folder: Path, url: str, *arguments: str, code: int = 0, **env: str) -
 
 def test_only_what_programs_missed_is_tuned(sqlite_url: str, tmp_path: Path) -> None:
     (tmp_path / "met.py").write_text(textwrap.dedent(KERNEL))
-    with running(sqlite_url, tmp_path / "log") as server:
+    with running_server(sqlite_url, tmp_path / "log") as server:
         python(
             tmp_path,
             server.base,
@@ -82,10 +88,10 @@ def test_only_what_programs_missed_is_tuned(sqlite_url: str, tmp_path: Path) -> 
             DEJAVU_CACHE_MODE="reuse",
         )
         sweep = ["-m", "dejavu_client", "sweep", "met", "--from-misses", "--store", server.base]
-        told = python(tmp_path, server.base, *sweep)
-        assert "2 cases tuned, 4 configs measured" in told
-        assert "0 were there already" in told
-        assert "1 nobody asked for" in told
+        output = python(tmp_path, server.base, *sweep)
+        assert "2 cases tuned, 4 configs measured" in output
+        assert "0 were there already" in output
+        assert "1 nobody asked for" in output
         shown = python(
             tmp_path, server.base, "-m", "dejavu_client", "show", "add_one", "--store", server.base
         )
@@ -97,7 +103,7 @@ def test_only_what_programs_missed_is_tuned(sqlite_url: str, tmp_path: Path) -> 
 
 def test_a_miss_that_no_case_stands_for_is_told(sqlite_url: str, tmp_path: Path) -> None:
     (tmp_path / "met.py").write_text(textwrap.dedent(KERNEL))
-    with running(sqlite_url, tmp_path / "log") as server:
+    with running_server(sqlite_url, tmp_path / "log") as server:
         met = "200", "300", "500"
         python(
             tmp_path, server.base, "-c", textwrap.dedent(SERVER), *met, DEJAVU_CACHE_MODE="reuse"
@@ -111,16 +117,16 @@ def test_a_miss_that_no_case_stands_for_is_told(sqlite_url: str, tmp_path: Path)
             "--store",
             server.base,
         ]
-        told = python(tmp_path, server.base, *sweep, code=1)
-        assert "1 cases tuned" in told
-        assert "2 misses have no case here" in told
+        output = python(tmp_path, server.base, *sweep, code=1)
+        assert "1 cases tuned" in output
+        assert "2 misses have no case here" in output
 
 
 def test_a_miss_whose_case_raises_costs_itself_and_nothing_else(
     sqlite_url: str, tmp_path: Path
 ) -> None:
     (tmp_path / "met.py").write_text(textwrap.dedent(KERNEL))
-    with running(sqlite_url, tmp_path / "log") as server:
+    with running_server(sqlite_url, tmp_path / "log") as server:
         python(
             tmp_path,
             server.base,
@@ -131,8 +137,8 @@ def test_a_miss_whose_case_raises_costs_itself_and_nothing_else(
             DEJAVU_CACHE_MODE="reuse",
         )
         sweep = ["-m", "dejavu_client", "sweep", "met", "--from-misses", "--store", server.base]
-        told = python(tmp_path, server.base, *sweep, code=1)
-        assert "1 cases tuned" in told
-        assert "n=400" in told
-        assert "failed: ValueError: mine" in told
-        assert "have no case here" not in told
+        output = python(tmp_path, server.base, *sweep, code=1)
+        assert "1 cases tuned" in output
+        assert "n=400" in output
+        assert "failed: ValueError: mine" in output
+        assert "have no case here" not in output

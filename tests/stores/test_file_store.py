@@ -38,7 +38,7 @@ def only_file(store: FileStore) -> Path:
     return path
 
 
-def reopened(store: FileStore) -> FileStore:
+def reopen(store: FileStore) -> FileStore:
     return FileStore(store.root)
 
 
@@ -58,15 +58,15 @@ class TestTheFile:
 
     def test_is_the_same_however_it_came_about(self, store: FileStore, tmp_path: Path) -> None:
         other = FileStore(tmp_path / "other")
-        for each in (32, 16, 32):
-            other.put(context(), [record(each)])
+        for m in (32, 16, 32):
+            other.put(context(), [record(m)])
         assert only_file(other).read_bytes() == only_file(store).read_bytes()
 
     def test_a_new_measurement_changes_one_line(self, store: FileStore) -> None:
         before = only_file(store).read_text().splitlines()
         store.put(context(), [record(16, measurement(64, 2.0, MOMENT + timedelta(days=1)))])
         after = only_file(store).read_text().splitlines()
-        assert sum(one != two for one, two in zip(before, after, strict=True)) == 1
+        assert sum(old != new for old, new in zip(before, after, strict=True)) == 1
 
     def test_is_not_touched_by_a_write_that_changes_nothing(self, store: FileStore) -> None:
         before = only_file(store).stat()
@@ -76,35 +76,35 @@ class TestTheFile:
     def test_is_read_whatever_its_layout(self, store: FileStore) -> None:
         path = only_file(store)
         path.write_text(json.dumps(json.loads(path.read_text()), indent=4))
-        again = reopened(store)
+        again = reopen(store)
         assert again.get(context(), record(16).scenario) is not None
         again.put(context(), [record(64)])
-        assert len(list(reopened(store).records(context()))) == 3
+        assert len(list(reopen(store).records(context()))) == 3
 
     def test_gives_one_record_without_being_read(
         self, store: FileStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The first of its records, the last, and any between; what is not there costs the whole read."""
+        """Bisect for the first, the last and any record; only a missing one costs a full read."""
         store.put(context(), [record(m) for m in range(100, 150)])
         read: list[Path] = []
-        whole = FileStore._read
+        read_file = FileStore._read
 
         def recorded_read(*args: Any) -> Any:
             read.append(args[1])
-            return whole(*args)
+            return read_file(*args)
 
         monkeypatch.setattr(FileStore, "_read", recorded_read)
         for m in (16, 32, *range(100, 150)):
-            found = reopened(store).get(context(), record(m).scenario)
-            assert found is not None
-            assert found.record == record(m)
+            stored = reopen(store).get(context(), record(m).scenario)
+            assert stored is not None
+            assert stored.record == record(m)
         assert not read
-        assert reopened(store).get(context(), record(99).scenario) is None
+        assert reopen(store).get(context(), record(99).scenario) is None
         assert len(read) == 1
 
     def test_is_seen_anew_when_another_process_writes_it(self, store: FileStore) -> None:
         assert store.get(context(), record(64).scenario) is None
-        reopened(store).put(context(), [record(64)])
+        reopen(store).put(context(), [record(64)])
         assert store.get(context(), record(64).scenario) is not None
 
 
@@ -136,10 +136,10 @@ def test_a_damaged_file_is_set_aside_whole(
     path = only_file(store)
     damaged = DAMAGE[damage](path.read_text()).encode(errors="surrogateescape")
     path.write_bytes(damaged)
-    again = reopened(store)
+    again = reopen(store)
     assert again.get(context(), record(16).scenario) is None
     again.put(context(), [record(64)])
-    assert [each.scenario for each in again.records(context())] == [record(64).scenario]
+    assert [entry.scenario for entry in again.records(context())] == [record(64).scenario]
     (aside,) = again.set_aside()
     assert aside.read_bytes() == damaged
     assert len(caplog.records) == 1
@@ -151,10 +151,10 @@ def test_writing_first_sets_it_aside_too(store: FileStore, damage: str) -> None:
     path = only_file(store)
     damaged = DAMAGE[damage](path.read_text()).encode(errors="surrogateescape")
     path.write_bytes(damaged)
-    again = reopened(store)
+    again = reopen(store)
     again.put(context(), [record(16)])
     assert again.get(context(), record(16).scenario) is not None
-    assert [each.read_bytes() for each in again.set_aside()] == [damaged]
+    assert [path.read_bytes() for path in again.set_aside()] == [damaged]
 
 
 def test_a_damaged_file_in_a_read_only_store_stays(
@@ -171,7 +171,7 @@ def test_a_newer_format_is_refused_and_not_touched(store: FileStore) -> None:
     path = only_file(store)
     newer = path.read_text().replace('"format": 1', '"format": 99')
     path.write_text(newer)
-    again = reopened(store)
+    again = reopen(store)
     with pytest.raises(NewerFormatError, match=r"format 99.*upgrade dejavu-cache"):
         again.get(context(), record(16).scenario)
     with pytest.raises(NewerFormatError):
@@ -202,7 +202,7 @@ def test_a_file_in_the_folders_place_is_said(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_said_and_what_was_there_stays(store: FileStore) -> None:
-    """A file-size limit makes the kernel refuse the write in the middle, as a full disk does."""
+    """Limit the file size, so that the kernel refuses the write midway as a full disk does."""
     code = """
         import resource, signal, sys
         from support.records import context, record
@@ -237,7 +237,7 @@ def test_a_folder_without_rights_is_said(store: FileStore) -> None:
         except StoreError as error:
             print(error)
     """
-    # Not below pytest's folder, which other users cannot enter and every pytest on the machine shares.
+    # Outside pytest's folder, which other users cannot enter.
     with tempfile.TemporaryDirectory() as own:
         root = Path(own) / "store"
         shutil.copytree(store.root, root)
@@ -259,9 +259,9 @@ def test_a_file_system_without_locks_is_still_written(
 
     monkeypatch.setattr("fcntl.flock", no_locks)
     store.put(context(), [record(64)])
-    assert len(list(reopened(store).records(context()))) == 3
-    with store.lease(context(), record(64).scenario, wait=1.0) as held:
-        assert held
+    assert len(list(reopen(store).records(context()))) == 3
+    with store.lease(context(), record(64).scenario, wait=1.0) as granted:
+        assert granted
 
 
 WRITER = """
@@ -324,15 +324,17 @@ NURSERY = """
             write(1000 * (round + 1), writing)
         os.close(writing)
         acknowledged = b""
-        for _ in range(random.randint(0, 2)):  # by its progress: by the clock, a busy machine would get nowhere
+        # Wait for its progress and not by the clock: on a busy machine it would get nowhere.
+        for _ in range(random.randint(0, 2)):
             acknowledged += os.read(reading, 1 << 20)
         time.sleep(random.uniform(0, 0.005))
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         acknowledged += os.read(reading, 1 << 20)
         os.close(reading)
-        held = FileStore(sys.argv[1]).records(context()) if round % 20 == 19 else ()
-        print(acknowledged.decode(), "|", " ".join(str(each.scenario.args["M"]) for each in held), flush=True)
+        stored = FileStore(sys.argv[1]).records(context()) if round % 20 == 19 else ()
+        present = " ".join(str(entry.scenario.args["M"]) for entry in stored)
+        print(acknowledged.decode(), "|", present, flush=True)
 """
 
 
@@ -341,11 +343,13 @@ def test_killing_writers_at_random_leaves_a_readable_store(tmp_path: Path) -> No
     root = tmp_path / "store"
     acknowledged: set[int] = set()
     for line in run_python(NURSERY, str(root)).stdout.splitlines():
-        said, _, held = line.partition("|")
+        said, _, present = line.partition("|")
         acknowledged |= set(map(int, said.split()))
-        assert not held.strip() or acknowledged <= set(map(int, held.split()))
+        assert not present.strip() or acknowledged <= set(map(int, present.split()))
     assert len(acknowledged) > 100
-    assert acknowledged <= {each.scenario.args["M"] for each in FileStore(root).records(context())}
+    assert acknowledged <= {
+        entry.scenario.args["M"] for entry in FileStore(root).records(context())
+    }
     assert FileStore(root).set_aside() == []
     FileStore(root).put(context(), [record(1)])
 

@@ -50,7 +50,7 @@ def test_everything_of_a_kernel_moves_unchanged(store: FileStore) -> None:
     renamed = context(kernel="pkg.new.plus")
     assert (counts.contexts, counts.records, counts.trees, counts.foreign_results) == (1, 2, 1, 1)
     assert list(FileStore(store.root).records(renamed)) == before
-    assert [found.tree.context for found in store.trees()] == [renamed]
+    assert [stored.tree.context for stored in store.trees()] == [renamed]
     assert list(store.imported("plus")) == [foreign("plus")]
     assert list(store.contexts("pkg.old.add")) == []
     assert len(list(store.contexts("pkg.older.add"))) == 1
@@ -68,18 +68,18 @@ def test_a_second_run_changes_nothing(store: FileStore) -> None:
 def test_a_prefix_moves_the_kernels_of_a_module_once(store: FileStore, old: str, new: str) -> None:
     rename = KernelRename.parse(old, new)
     assert apply_rename(store, rename)
-    names = {each.kernel.name for each in store.contexts()}
+    names = {entry.kernel.name for entry in store.contexts()}
     assert not apply_rename(store, rename)
-    assert {each.kernel.name for each in store.contexts()} == names
+    assert {entry.kernel.name for entry in store.contexts()} == names
     assert ("pkg.old.inner.add" if "inner" in new else "app.old.add") in names
 
 
 def test_records_under_both_names_are_merged(store: FileStore) -> None:
     store.put(NEW, [record(16, measurement(128))])
     apply_rename(store, KernelRename.parse("pkg.old.add", "pkg.new.add"))
-    found = store.get(NEW, record(16).scenario)
-    assert found is not None
-    assert set(found.record.by_config) == {config(32), config(64), config(128)}
+    stored = store.get(NEW, record(16).scenario)
+    assert stored is not None
+    assert set(stored.record.by_config) == {config(32), config(64), config(128)}
 
 
 def test_an_interrupted_rename_is_completed(

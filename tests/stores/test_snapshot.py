@@ -19,14 +19,14 @@ from dejavu_cache.stores.snapshot import freeze
 
 
 def test_the_same_records_have_the_same_name(tmp_path: Path) -> None:
-    one, two = FileStore(tmp_path / "one"), FileStore(tmp_path / "two")
-    one.put(context(), [record(1), record(2)])
-    two.put(context(), [record(2)])
-    two.put(context(), [record(1)])
-    first = freeze(one, tmp_path / "a")
-    assert Path(first.url).name == Path(freeze(two, tmp_path / "b").url).name
-    two.put(context(), [record(3)])
-    assert Path(first.url).name != Path(freeze(two, tmp_path / "b").url).name
+    left, right = FileStore(tmp_path / "one"), FileStore(tmp_path / "two")
+    left.put(context(), [record(1), record(2)])
+    right.put(context(), [record(2)])
+    right.put(context(), [record(1)])
+    first = freeze(left, tmp_path / "a")
+    assert Path(first.url).name == Path(freeze(right, tmp_path / "b").url).name
+    right.put(context(), [record(3)])
+    assert Path(first.url).name != Path(freeze(right, tmp_path / "b").url).name
 
 
 def test_it_holds_what_the_store_held_and_takes_nothing(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ class TestFileStore(StoreContract):
 
 
 class TestTieredStore(StoreContract):
-    """A folder that everybody has before a folder of one's own, and nothing to write before both."""
+    """Folders may be tiered: a shared one before one's own, and a read-only one before both."""
 
     @pytest.fixture
     def store(self, tmp_path: Path) -> Store:

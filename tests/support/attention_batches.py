@@ -19,7 +19,7 @@ TOLERANCE = {torch.bfloat16: 5e-3, torch.float16: 1e-3, torch.float32: 1e-5}
 
 @dataclass(frozen=True)
 class Case:
-    """A batch to draw: new tokens and past tokens of each sequence, the model's shape, and features."""
+    """A batch to draw: new and past tokens of each sequence, the model's shape, and features."""
 
     new: Sequence[int]
     past: Sequence[int]
@@ -37,7 +37,7 @@ class Case:
     seed: int = 0
 
     def __str__(self) -> str:
-        told = {
+        fields = {
             "new": ",".join(map(str, self.new)),
             "past": ",".join(map(str, self.past)),
             "heads": "/".join(map(str, self.heads)),
@@ -51,7 +51,7 @@ class Case:
             for name in ("window", "softcap", "padding")
             if (value := getattr(self, name)) > 0
         ]
-        return " ".join([f"{name}={value}" for name, value in told.items()] + features)
+        return " ".join([f"{name}={value}" for name, value in fields.items()] + features)
 
 
 @dataclass
@@ -65,13 +65,13 @@ class Drawn:
         self.expected = self.run("reference").clone()
 
     def run(self, implementation: str) -> torch.Tensor:
-        """The attention of an implementation, into a poisoned output."""
+        """Compute attention by an implementation into an output that was filled with NaN."""
         out = torch.full_like(self.arguments["q"], float("nan"))
         return paged_attention(**self.arguments, out=out, implementation=implementation)
 
 
 def draw(case: Case, device: str | None = None) -> Drawn:
-    """A fresh random batch of a case."""
+    """Return a new random batch of a case."""
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     generator = torch.Generator().manual_seed(case.seed)
     shuffled = random.Random(case.seed)
@@ -121,33 +121,33 @@ def draw(case: Case, device: str | None = None) -> Drawn:
     )
 
 
-def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
+def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
     """|found - expected| / |expected|; infinite if anything was not written."""
-    if not torch.isfinite(found).all():
+    if not torch.isfinite(actual).all():
         return float("inf")
-    return float((found.double() - expected.double()).norm() / expected.double().norm())
+    return float((actual.double() - expected.double()).norm() / expected.double().norm())
 
 
 def check(case: Case, implementation: str, device: str | None = None) -> None:
-    """Holds an implementation against the reference on a fresh batch."""
+    """Check an implementation against the reference on a new batch."""
     drawn = draw(case, device)
     error = relative_error(drawn.run(implementation), drawn.expected)
     assert error < TOLERANCE[case.dtype], f"{implementation}: relative error {error:.1e} for {case}"
 
 
-def varied(case: Case, **changes: Any) -> Case:
-    """A case with something else about it."""
+def vary(case: Case, **changes: Any) -> Case:
+    """Return a case with some fields changed."""
     return replace(case, **changes)
 
 
 def kernels() -> dict[str, Any]:
-    """The tuned kernel of each implementation that runs here."""
+    """Return the tuned kernel of each implementation that runs on this machine."""
     hopper = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
     return {name: kernel_of(name) for name in LAUNCHES if name != "hopper" or hopper}
 
 
 def runnable(implementation: str, case: Case) -> list[Any]:
-    """The configs of a kernel that can run a case here."""
+    """Return the configs of a kernel that can run a case on this machine."""
     from dejavu_cache.attention.kernels.static_grid import most_rows
     from dejavu_cache.attention.search_space import hopper_why_not, why_not
 
@@ -157,16 +157,18 @@ def runnable(implementation: str, case: Case) -> list[Any]:
     if implementation == "naive":
         return configs
     if implementation == "hopper":
-        return [each for each in configs if hopper_why_not(each, max(64, padded)) is None]
+        return [config for config in configs if hopper_why_not(config, max(64, padded)) is None]
     capability = 90
     if torch.cuda.is_available():
         major, minor = torch.cuda.get_device_capability()
         capability = 0 if torch.version.hip else 10 * major + minor
     able = [
-        each
-        for each in configs
-        if why_not(each, padded, group, case.dtype.itemsize, capability) is None
+        config
+        for config in configs
+        if why_not(config, padded, group, case.dtype.itemsize, capability) is None
     ]
     if implementation == "static_grid":
-        able = [each for each in able if each.kwargs["BLOCK_M"] <= most_rows(max(case.new), group)]
+        able = [
+            config for config in able if config.kwargs["BLOCK_M"] <= most_rows(max(case.new), group)
+        ]
     return able

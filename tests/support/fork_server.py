@@ -1,4 +1,4 @@
-"""Fresh processes at the price of a fork: from an interpreter that has imported Torch, and nothing of this project."""
+"""Start processes by forking an interpreter that imported Torch and nothing of this project."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ _PROGRAM = """
         sys.exit()
     # From here on this is a child, which ends as every program does.
     for number, path in enumerate((os.devnull, task["out"], task["err"])):
-        os.dup2(os.open(path, os.O_RDONLY if number == 0 else os.O_WRONLY | os.O_CREAT, 0o644), number)
+        mode = os.O_RDONLY if number == 0 else os.O_WRONLY | os.O_CREAT
+        os.dup2(os.open(path, mode, 0o644), number)
     os.environ.clear()
     os.environ.update(task["env"])
     sys.argv = ["-c", *task["arguments"]]
@@ -52,12 +53,13 @@ class Nursery:
         self._started = 0
         self._process = subprocess.Popen(
             [sys.executable, "-c", textwrap.dedent(_PROGRAM)],
-            env=environment(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1"),  # a process with threads is no good to fork
+            # A process with threads must not fork.
+            env=environment(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1"),
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
 
     def start(self, code: str, *arguments: object, folder: Path, **env: str) -> Child:
-        """Runs code in a new process; what it prints goes to files in a folder."""
+        """Start code in a new process; its output goes to files in a folder."""
         self._started += 1
         folder.mkdir(parents=True, exist_ok=True)
         out, err = folder / f"{self._started}.out", folder / f"{self._started}.err"
@@ -72,7 +74,7 @@ class Nursery:
         return Child(pid, texts, out, err, self)
 
     def wait(self, pid: int) -> int:
-        """A child's exit code; negative if a signal ended it."""
+        """Wait for a child and return its exit code; negative if a signal ended it."""
         return self._ask(wait=pid)
 
     def close(self) -> None:
@@ -95,20 +97,20 @@ class Child:
     err: Path
     _nursery: Nursery
 
-    def ended(self) -> subprocess.CompletedProcess[str]:
-        """Waits for its end, good or bad."""
+    def wait(self) -> subprocess.CompletedProcess[str]:
+        """Wait for the process to end, whatever its exit code."""
         code = self._nursery.wait(self.pid)
         return subprocess.CompletedProcess(
             self.arguments, code, self.out.read_text(), self.err.read_text()
         )
 
     def finish(self) -> str:
-        """Waits for it to end well, and answers what it printed."""
-        done = self.ended()
+        """Wait for the process to succeed, and return what it printed."""
+        done = self.wait()
         assert done.returncode == 0, done
         return done.stdout
 
     def kill(self) -> None:
-        """Ends it at once, as a crash does."""
+        """Kill the process, as a crash would."""
         os.kill(self.pid, signal.SIGKILL)
         self._nursery.wait(self.pid)

@@ -34,14 +34,14 @@ ADD = """
 
 
 def load(path: Path, source: str = ADD, name: str = "kernels") -> ModuleType:
-    """Writes a module of kernels and imports it."""
+    """Write a module of kernels and import it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(textwrap.dedent(source))
     return load_file(path, name)
 
 
 def load_file(path: Path, name: str = "kernels") -> ModuleType:
-    """Imports a file, as new, under a module's name."""
+    """Import a file anew under a module's name."""
     linecache.checkcache(str(path))  # else it answers with the text of an earlier file of this path
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
@@ -52,7 +52,7 @@ def load_file(path: Path, name: str = "kernels") -> ModuleType:
 
 
 def launch(kernel: Any, n: int = 100, dtype: str = "float32", **kwargs: Any) -> Any:
-    """Runs an `add` kernel on poisoned outputs and checks what it wrote."""
+    """Run an `add` kernel on outputs filled with a wrong value, and check what it wrote."""
     import torch
     import triton
 

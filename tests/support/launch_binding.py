@@ -11,7 +11,7 @@ from triton.runtime import jit
 
 from dejavu_cache.triton_internals.compilation import backend_for, binary_key, source_class
 
-__all__ = ["Pointer", "bound"]
+__all__ = ["Pointer", "bind_launch"]
 
 
 @cache
@@ -31,15 +31,17 @@ class Dtype:
 class Pointer:
     """A tensor's type and alignment."""
 
-    def __init__(self, dtype: str, place: int = 4096) -> None:
-        self.dtype, self.place = Dtype(dtype), place
+    def __init__(self, dtype: str, address: int = 4096) -> None:
+        self.dtype, self.place = Dtype(dtype), address
 
     def data_ptr(self) -> int:
         return self.place
 
 
-def bound(fn: Any, target: Any, args: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, Any]:
-    """The source and metadata of a launch, as `JITFunction.run` makes them."""
+def bind_launch(
+    fn: Any, target: Any, args: tuple[Any, ...], options: dict[str, Any]
+) -> tuple[Any, Any]:
+    """Return the source and metadata of a launch, as `JITFunction.run` makes them."""
     backend = backend_for(target)
     binder = jit.create_function_from_signature(fn.signature, fn.params, backend)
     arguments, specialization, _ = binder(*args, **options)
@@ -48,25 +50,25 @@ def bound(fn: Any, target: Any, args: tuple[Any, ...], options: dict[str, Any]) 
         _, signature, constants, attrs = fn._pack_args(
             backend, options, arguments, specialization, {}
         )
-        return _launched(fn, signature, constants, attrs, backend, target, parsed)
+        return _source_and_metadata(fn, signature, constants, attrs, backend, target, parsed)
     # Triton 3.4
-    types = [each[0] for each in specialization]
-    found = [each[1] for each in specialization]
+    types = [pair[0] for pair in specialization]
+    specialized = [pair[1] for pair in specialization]
     find, get = jit.find_paths_if, jit.get_iterable_path
     values = list(arguments.values())
     constants = {
-        path: get(values, path) for path in find(types, lambda _, each: each == "constexpr")
+        path: get(values, path) for path in find(types, lambda _, item: item == "constexpr")
     }
     attrs = {
-        path: backend.parse_attr(get(found, path))
-        for path in find(found, lambda _, each: isinstance(each, str))
+        path: backend.parse_attr(get(specialized, path))
+        for path in find(specialized, lambda _, item: isinstance(item, str))
     }
-    return _launched(
+    return _source_and_metadata(
         fn, dict(zip(fn.arg_names, types, strict=True)), constants, attrs, backend, target, parsed
     )
 
 
-def _launched(
+def _source_and_metadata(
     fn: Any, signature: Any, constants: Any, attrs: Any, backend: Any, target: Any, parsed: Any
 ) -> tuple[Any, Any]:
     source = source_class(fn)(fn, signature, constants, attrs)

@@ -15,7 +15,7 @@ from dejavu_cache.model.scenario import Environment
 from dejavu_cache.stores import FileStore
 from support.processes import PROGRAMS, dejavu, environment
 
-__all__ = ["DEVICES", "HERE", "committed", "prewarm", "restamped"]
+__all__ = ["DEVICES", "HERE", "committed_records", "prewarm", "restamp"]
 
 HERE = PROGRAMS / "prewarm"
 DEVICES: tuple[str, ...] = ("NVIDIA H200", "NVIDIA B200", "AMD Instinct MI300X")
@@ -24,8 +24,8 @@ if triton.__version__ < "3.5":  # it brings no linker for AMD's GPUs
 
 
 @cache
-def committed() -> list[RecordSet]:
-    """What `make_records.py` wrote; what it writes with another Triton, where that is installed."""
+def committed_records() -> list[RecordSet]:
+    """Return the committed records; with another Triton than theirs, make them anew."""
     if triton.__version__ == "3.6.0":
         lines = (HERE / "records.jsonl").read_text(encoding="utf-8").splitlines()
     else:
@@ -36,27 +36,27 @@ def committed() -> list[RecordSet]:
     return [RecordSet.model_validate_json(line) for line in lines]
 
 
-def restamped(whole: RecordSet, *, triton: str = "", wheel: str = "") -> RecordSet:
-    """Records as the build of Triton that is installed would have made them, or another."""
+def restamp(record_set: RecordSet, *, triton: str = "", wheel: str = "") -> RecordSet:
+    """Return records as the installed build of Triton, or another one, would have made them."""
     from dejavu_cache.prewarm.plan import builder_toolchain
     from dejavu_cache.triton_internals import compilation as launches
 
-    device = whole.context.environment.device
+    device = record_set.context.environment.device
     here = builder_toolchain(device)
     made = Environment(
         device=device, triton=triton or here.triton, codegen=here.codegen, variables=here.variables
     )
     stamp = wheel or launches.wheel()
     return RecordSet(
-        context=whole.context.model_copy(update={"environment": made}),
-        records=tuple(_stamped(record, stamp) for record in whole.records),
+        context=record_set.context.model_copy(update={"environment": made}),
+        records=tuple(_restamp_record(record, stamp) for record in record_set.records),
     )
 
 
-def _stamped(record: Record, wheel: str) -> Record:
+def _restamp_record(record: Record, wheel: str) -> Record:
     noted = tuple(
-        RecordedLaunch.model_validate({**each.model_dump(), "wheel": wheel})
-        for each in record.launches or ()
+        RecordedLaunch.model_validate({**launch.model_dump(), "wheel": wheel})
+        for launch in record.launches or ()
     )
     return record.model_copy(update={"launches": noted})
 
@@ -64,7 +64,7 @@ def _stamped(record: Record, wheel: str) -> Record:
 def prewarm(
     records: FileStore, out: Path, *words: object, devices: tuple[str, ...] = DEVICES, **env: str
 ) -> subprocess.CompletedProcess[str]:
-    """Runs the command; `words` are modules and options."""
+    """Run the prewarm command; `words` are modules and options."""
     named = [word for device in devices for word in ("--device", device)]
     command = ("prewarm", *(words or ("products",)), "--from", records.url, "--out", out, *named)
     own = {"PYTHONPATH": str(HERE), "XDG_CACHE_HOME": str(records.root.with_name("user"))}

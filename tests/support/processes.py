@@ -17,7 +17,7 @@ PROGRAMS = ROOT / "tests" / "programs"
 def run_python(
     code: str, *argv: str, check: bool = True, **env: str
 ) -> subprocess.CompletedProcess[str]:
-    """Runs code in a fresh interpreter that finds this checkout."""
+    """Run code in a new interpreter with this checkout on its path."""
     return subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code), *argv],
         env=environment(**env),
@@ -29,7 +29,7 @@ def run_python(
 
 
 def dejavu(*arguments: object, **env: str) -> subprocess.CompletedProcess[str]:
-    """Runs the command as a user would."""
+    """Run the command line as a user would."""
     command = [sys.executable, "-m", "dejavu_client", *map(str, arguments)]
     return subprocess.run(
         command, env=environment(**env), capture_output=True, text=True, timeout=60, check=False
@@ -37,13 +37,14 @@ def dejavu(*arguments: object, **env: str) -> subprocess.CompletedProcess[str]:
 
 
 def environment(**more: str) -> dict[str, str]:
-    """This process's environment with the checkout's packages on the path."""
+    """Return this process's environment with the checkout's packages on the path."""
     more_path = more.pop("PYTHONPATH", "")
     ours = map(str, (ROOT, ROOT / "client", ROOT / "service", ROOT / "tests"))
     path = [*ours, more_path, os.environ.get("PYTHONPATH", "")]
     return {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(filter(None, path)),
-        "PYTHONDONTWRITEBYTECODE": "1",  # a file that is edited twice in a second would be read from its bytecode
+        # A file that is edited twice within a second would be read from its bytecode.
+        "PYTHONDONTWRITEBYTECODE": "1",
         **more,
     }

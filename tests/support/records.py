@@ -23,7 +23,7 @@ MOMENT = datetime(2026, 1, 1, tzinfo=timezone.utc)
 
 
 def context(**changes: Any) -> Context:
-    """A context on an H200; the keywords change the kernel's name, its source, the device or Triton's version."""
+    """Return a context on an H200; keywords change the kernel, its source, device or Triton."""
     device = Device(
         name=changes.get("device", "NVIDIA H200"), arch="sm_90", units=132, memory_gib=140
     )
@@ -39,12 +39,12 @@ def context(**changes: Any) -> Context:
 
 
 def config(block: int = 64, **options: Any) -> Config:
-    """A config with one meta-parameter."""
+    """Return a config with one meta-parameter."""
     return Config(params={"BLOCK": block}, options={"num_warps": 4, **options})
 
 
 def measurement(block: int = 64, median: float = 1.0, at: datetime = MOMENT) -> Measurement:
-    """A timing with narrow quantiles."""
+    """Return a measurement with narrow quantiles."""
     return Measurement(
         config=config(block),
         median=median,
@@ -56,6 +56,6 @@ def measurement(block: int = 64, median: float = 1.0, at: datetime = MOMENT) -> 
 
 
 def record(m: int = 32, *measurements: Measurement, **fields: Any) -> Record:
-    """A record of the scenario M=m."""
+    """Return a record of the scenario M=m."""
     scenario = Scenario(args={"M": m, "N": 64}, dtypes={"x_ptr": "float16"})
     return Record(scenario=scenario, measurements=measurements or (measurement(),), **fields)

@@ -72,11 +72,11 @@ def measurement(
 def record(
     m: int = 1, median: float = 0.1, configs: int = 3, after: float = 0, by: str = "ann@h200-1"
 ) -> Record:
-    """A record whose first config is the fastest."""
-    declared = [config(16 * 2**each) for each in range(configs)]
+    """Return a record whose first config is the fastest."""
+    declared = [config(16 * 2**power) for power in range(configs)]
     measured = [
-        measurement(each, median * (1 + 0.1 * place), after, by)
-        for place, each in enumerate(declared)
+        measurement(candidate, median * (1 + 0.1 * rank), after, by)
+        for rank, candidate in enumerate(declared)
     ]
     winner = Winner(config=declared[0], at=START + timedelta(seconds=after)) if declared else None
     return Record(scenario=scenario(m), winner=winner, measurements=tuple(measured))
@@ -87,15 +87,15 @@ def record_set(*records: Record, of: Context | None = None) -> RecordSet:
 
 
 def body(model: Any) -> dict[str, Any]:
-    """What goes over the wire."""
+    """Return the JSON value of a model, as a request carries it."""
     dumped: dict[str, Any] = model.model_dump(mode="json", exclude_none=True)
     return dumped
 
 
 def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port: int = taken.getsockname()[1]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
         return port
 
 
@@ -121,8 +121,8 @@ class _Transport(httpx.BaseTransport):
 
 
 @contextmanager
-def asking(app: FastAPI, **headers: str) -> Iterator[httpx.Client]:
-    """A client of an app in this process, from its start to its end."""
+def client_of(app: FastAPI, **headers: str) -> Iterator[httpx.Client]:
+    """Yield a client of an app that runs in this process."""
     with (
         start_blocking_portal() as portal,
         portal.wrap_async_context_manager(app.router.lifespan_context(app)),
@@ -134,7 +134,7 @@ def asking(app: FastAPI, **headers: str) -> Iterator[httpx.Client]:
 
 
 def command(*arguments: str) -> list[str]:
-    """The server's command line, in a process of its own."""
+    """Run the server's command line in a process of its own."""
     return [sys.executable, "-m", "dejavu_service", *arguments]
 
 
@@ -185,7 +185,7 @@ class Running:
 
 
 @contextmanager
-def running(
+def running_server(
     url: str, log: Path, extra: Mapping[str, str] | None = None, port: int | None = None
 ) -> Iterator[Running]:
     server = Running(url, log, extra, port)
@@ -200,7 +200,7 @@ def replicas(url: str, folder: Path, count: int) -> Iterator[list[Running]]:
     """Several servers on one database; started, and stopped, all at once."""
     with ThreadPoolExecutor(count) as pool:
         started = list(
-            pool.map(lambda each: Running(url, folder / f"replica{each}.log"), range(count))
+            pool.map(lambda number: Running(url, folder / f"replica{number}.log"), range(count))
         )
         try:
             yield started
@@ -209,7 +209,7 @@ def replicas(url: str, folder: Path, count: int) -> Iterator[list[Running]]:
 
 
 def restart(postgres: Any) -> None:
-    """Starts a Postgres that was killed."""
+    """Start a Postgres server that was killed."""
     deadline = time.monotonic() + 40
     while True:
         try:

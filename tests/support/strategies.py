@@ -47,7 +47,7 @@ LAUNCHES = st.builds(
 RECORDS = st.builds(
     lambda measurements, winner, pin, launches: Record(
         scenario=Scenario(args={"M": 32}),
-        measurements=tuple({each.config: each for each in measurements}.values()),
+        measurements=tuple({item.config: item for item in measurements}.values()),
         winner=winner,
         pin=pin,
         launches=launches,

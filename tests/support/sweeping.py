@@ -62,7 +62,8 @@ SUITE = """
         return {"x_ptr": torch.zeros(n), "y_ptr": torch.zeros(n), "n": n}
 
     def case(n):
-        return Case(f"n={n}", add, lambda meta: (triton.cdiv(n, meta["BLOCK"]),), partial(arguments, n))
+        grid = lambda meta: (triton.cdiv(n, meta["BLOCK"]),)
+        return Case(f"n={n}", add, grid, partial(arguments, n))
 
     def suite(cases="8", bad=""):
         good = [case(100 + n) for n in range(int(cases))]
@@ -88,7 +89,7 @@ SUITE = """
         from dejavu_cache.runtime import scenario_tuner
         scenario_tuner.tuned_launches = die
 
-    met = Suite(cases=lambda: [case(100)], for_scenario=lambda kernel, scenario: case(scenario.args["n"]))
+    met = Suite(lambda: [case(100)], lambda kernel, scenario: case(scenario.args["n"]))
     broken = raises
 
     def leaves():
@@ -163,34 +164,34 @@ class Sweeps:
         return json.loads(out)  # type: ignore[no-any-return]
 
     def wait_for(self, measurements: int) -> None:
-        wait_until(lambda: len(self.measured) >= measurements)
+        wait_until(lambda: len(self.measurements_taken) >= measurements)
 
     @property
-    def measured(self) -> list[str]:
+    def measurements_taken(self) -> list[str]:
         """Every measurement that was taken, as size and block, in order."""
         return self.log.read_text().splitlines()
 
     @property
-    def recorded(self) -> dict[int, dict[int, str]]:
+    def recorded_times(self) -> dict[int, dict[int, str]]:
         """By size and block: what the folder has, a time or a failure, and which one won."""
         return self.recorded_in(FileStore(self.store))
 
     def recorded_in(self, store: Store) -> dict[int, dict[int, str]]:
-        """The same of another store."""
+        """Return the outcomes in another store, as `recorded_times` does."""
         return {
             int(record.scenario.args["n"] or 0): {
-                int(each.config.params["BLOCK"] or 0): (
-                    each.failure.kind if each.failure else f"{each.median}"
+                int(measurement.config.params["BLOCK"] or 0): (
+                    measurement.failure.kind if measurement.failure else f"{measurement.median}"
                 )
-                + (", wins" if record.winner and record.winner.config == each.config else "")
-                for each in record.measurements
+                + (", wins" if record.winner and record.winner.config == measurement.config else "")
+                for measurement in record.measurements
             }
             for context in store.contexts()
             for record in store.records(context)
         }
 
     def whole(self, cases: int = 8) -> dict[int, dict[int, str]]:
-        """What one undisturbed sweep records."""
+        """Return what one undisturbed sweep records."""
         return {
             100 + n: {16: "16.0, wins", 32: "32.0", 64: "64.0", 128: "128.0"} for n in range(cases)
         }
@@ -204,10 +205,10 @@ def wait_until(happened: Callable[[], bool]) -> None:
 
 
 def kill_tree(process: subprocess.Popen[str]) -> None:
-    """Ends a process, and what it started, without a chance to say a word."""
+    """Kill a process and all that it started."""
     import psutil
 
     family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
-    for each in family:
-        os.kill(each.pid, signal.SIGKILL)
+    for process in family:
+        os.kill(process.pid, signal.SIGKILL)
     process.communicate()

@@ -1,7 +1,7 @@
 """A matrix product on an imagined GPU: how long each config takes in each scenario, by arithmetic.
 
-Tiles are rounded up, run in waves over the units, and are slowed by small blocks, idle warps and register spills:
-enough for different configs to win in different places, as they do on real GPUs.
+Tiles are rounded up, run in waves over the units, and are slowed by small blocks, idle warps and
+register spills: enough for different configs to win in different places, as they do on real GPUs.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def scenarios(sizes: Iterable[int] = (16, 64, 256, 1024, 4096)) -> list[Scenario
 
 
 def milliseconds(scenario: Scenario, config: Config) -> float | None:
-    """What a config takes, or None if it does not fit."""
+    """Return the time of a config in milliseconds, or None if it does not fit."""
     size = 2 if scenario.dtypes["a_ptr"] == "float16" else 4
     m, n, k = (int(scenario.args[name] or 0) for name in ("M", "N", "K"))
     block_m, block_n, block_k = (int(config.params[f"BLOCK_{name}"] or 0) for name in "MNK")
@@ -78,21 +78,21 @@ def milliseconds(scenario: Scenario, config: Config) -> float | None:
 def sweep(
     among: Iterable[Scenario], noise: float = 0.01, seed: int = 0, later: int = 0, **changes: str
 ) -> RecordSet:
-    """The records of a sweep, with some noise, so many days later; the keywords change the context."""
+    """Return the records of a sweep with noise, `later` days on; keywords change the context."""
     chance, at = random.Random(seed), MOMENT + timedelta(days=later)
     records = []
     for scenario in among:
-        taken = []
+        measurements = []
         for config in configs():
             median = milliseconds(scenario, config)
             if median is None:
                 failure = Failure(kind="out_of_resources", reason="shared memory")
-                taken.append(Measurement(config=config, failure=failure, at=at))
+                measurements.append(Measurement(config=config, failure=failure, at=at))
             else:
-                taken.append(
+                measurements.append(
                     Measurement(config=config, median=median * chance.uniform(1, 1 + noise), at=at)
                 )
-        records.append(Record(scenario=scenario, measurements=tuple(taken)))
+        records.append(Record(scenario=scenario, measurements=tuple(measurements)))
     return RecordSet(
         context=context(**{"kernel": "pkg.kernels.matmul", **changes}), records=tuple(records)
     )

@@ -1,4 +1,4 @@
-"""Whatever is killed, taken away or started twice: each config is measured once, and nothing is lost."""
+"""Sweeps measure each config once and lose nothing, whatever is killed or started twice."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def test_killed_three_times_it_ends_as_one_whole_sweep(sweeps: Sweeps) -> None:
     """At most the config that was being measured is measured again."""
     chance = random.Random(7)
     for _ in range(3):
-        before = len(sweeps.measured)
+        before = len(sweeps.measurements_taken)
         process = sweeps.start(BENCH_SECONDS="0.1")
         sweeps.wait_for(before + chance.randint(1, 6))
         time.sleep(chance.random() / 5)
         kill_tree(process)
     sweeps.run()
-    assert sweeps.recorded == sweeps.whole()
-    assert len(sweeps.measured) - len(set(sweeps.measured)) <= 3
+    assert sweeps.recorded_times == sweeps.whole()
+    assert len(sweeps.measurements_taken) - len(set(sweeps.measurements_taken)) <= 3
 
 
 def test_killed_between_the_last_measurement_and_the_winner_it_gets_its_winner_from_the_next(
@@ -42,10 +42,10 @@ def test_killed_between_the_last_measurement_and_the_winner_it_gets_its_winner_f
         process = sweeps.start("--option", "cases=3", DIES_BEFORE_THE_WINNER="1")
         process.communicate(timeout=60)
         assert process.returncode == -signal.SIGKILL
-        assert len(sweeps.measured) == 4
+        assert len(sweeps.measurements_taken) == 4
     sweeps.run("--option", "cases=3")
-    assert sweeps.recorded == sweeps.whole(3)
-    assert len(sweeps.measured) == 12, "nothing is measured twice"
+    assert sweeps.recorded_times == sweeps.whole(3)
+    assert len(sweeps.measurements_taken) == 12, "nothing is measured twice"
 
 
 def test_a_worker_outlives_a_killed_sweep_by_no_more_than_a_moment(sweeps: Sweeps) -> None:
@@ -56,26 +56,26 @@ def test_a_worker_outlives_a_killed_sweep_by_no_more_than_a_moment(sweeps: Sweep
     process.communicate()
     worker.wait(timeout=15)
     sweeps.run()
-    assert sweeps.recorded == sweeps.whole()
-    assert len(sweeps.measured) - len(set(sweeps.measured)) <= 1
+    assert sweeps.recorded_times == sweeps.whole()
+    assert len(sweeps.measurements_taken) - len(set(sweeps.measurements_taken)) <= 1
 
 
 def test_two_sweeps_at_once_measure_nothing_twice(sweeps: Sweeps) -> None:
     processes = [sweeps.start(BENCH_SECONDS="0.05") for _ in range(2)]
     outputs = [process.communicate(timeout=120) for process in processes]
     assert [process.returncode for process in processes] == [0, 0], outputs
-    assert Counter(sweeps.measured).most_common(1)[0][1] == 1
-    assert sweeps.recorded == sweeps.whole()
+    assert Counter(sweeps.measurements_taken).most_common(1)[0][1] == 1
+    assert sweeps.recorded_times == sweeps.whole()
 
 
 def test_a_config_that_takes_its_worker_down_is_contained(sweeps: Sweeps) -> None:
-    """The others are measured all the same, and no later sweep tries it again."""
+    """Other configs are measured all the same, and no later sweep tries the fatal one again."""
     out = sweeps.run("--option", "cases=3", FATAL="101 32")
     assert out.count("ended with signal 9; another process takes it over") == 2
     expected = sweeps.whole(3)
     expected[101][32] = "crash"
-    assert sweeps.recorded == expected
-    assert Counter(sweeps.measured).most_common(1)[0][1] == 1
+    assert sweeps.recorded_times == expected
+    assert Counter(sweeps.measurements_taken).most_common(1)[0][1] == 1
     assert "0 configs measured" in sweeps.run("--option", "cases=3", FATAL="101 32")
 
 
@@ -83,8 +83,8 @@ def test_a_winner_that_takes_its_worker_down_ends_its_verification(sweeps: Sweep
     sweeps.run("--option", "cases=2")
     out = sweeps.run("--option", "cases=2", "--verify", "2", code=1, FATAL="101 16")
     assert "n=101: failed: it took down its worker" in out
-    assert len(sweeps.measured) == 8 + 1, "the other is verified"
-    assert sweeps.recorded == sweeps.whole(2)
+    assert len(sweeps.measurements_taken) == 8 + 1, "the other is verified"
+    assert sweeps.recorded_times == sweeps.whole(2)
 
 
 def test_a_winner_that_does_not_fit_any_more_is_told(sweeps: Sweeps) -> None:
@@ -113,7 +113,7 @@ def test_a_listener_that_raises_ends_the_sweep_and_loses_no_case(
     assert report.stopped == "ValueError: mine"
     assert not report.complete
     assert sorted([*report.outcomes, *report.left]) == cases
-    assert sweeps.recorded == sweeps.whole(len(report.outcomes)), "what was begun is ended"
+    assert sweeps.recorded_times == sweeps.whole(len(report.outcomes)), "what was begun is ended"
 
 
 def test_a_case_that_no_host_can_take_is_left(
@@ -128,7 +128,7 @@ def test_a_case_that_no_host_can_take_is_left(
     assert report.left == [5]  # type: ignore[comparison-overlap]
     assert "case" in report.stopped
     assert not report.complete
-    assert sweeps.recorded == sweeps.whole(1)
+    assert sweeps.recorded_times == sweeps.whole(1)
 
 
 def test_a_worker_that_somebody_kills_costs_no_config(
@@ -151,8 +151,8 @@ def test_a_worker_that_somebody_kills_costs_no_config(
     killer.join()
     assert killed
     assert report.complete
-    assert sweeps.recorded == sweeps.whole()
-    assert len(sweeps.measured) - len(set(sweeps.measured)) <= 1
+    assert sweeps.recorded_times == sweeps.whole()
+    assert len(sweeps.measurements_taken) - len(set(sweeps.measurements_taken)) <= 1
 
 
 def test_a_worker_that_hangs_is_replaced(sweeps: Sweeps, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,7 +169,7 @@ def test_a_worker_that_hangs_is_replaced(sweeps: Sweeps, monkeypatch: pytest.Mon
         [host], cases, on_event=lambda e: lost.append(e["reason"]) if e["event"] == "lost" else None
     ).run()
     assert lost == ["it gave no answer in 10 s"]
-    assert {each.status for each in report.outcomes.values()} == {"failed", "tuned"}
+    assert {outcome.status for outcome in report.outcomes.values()} == {"failed", "tuned"}
 
 
 def test_ctrl_c_says_what_is_kept(sweeps: Sweeps) -> None:
@@ -181,10 +181,10 @@ def test_ctrl_c_says_what_is_kept(sweeps: Sweeps) -> None:
     assert "stopped (interrupted)" in out
     assert "what was measured is kept" in out
     assert "run the same command again" in out
-    assert sum(map(len, sweeps.recorded.values())) >= len(sweeps.measured) - 1
+    assert sum(map(len, sweeps.recorded_times.values())) >= len(sweeps.measurements_taken) - 1
     sweeps.run()
-    assert sweeps.recorded == sweeps.whole()
-    assert len(sweeps.measured) - len(set(sweeps.measured)) <= 1
+    assert sweeps.recorded_times == sweeps.whole()
+    assert len(sweeps.measurements_taken) - len(set(sweeps.measurements_taken)) <= 1
 
 
 def test_ctrl_c_before_anything_is_measured_says_so(sweeps: Sweeps, tmp_path: Path) -> None:
@@ -221,11 +221,11 @@ def test_ctrl_c_ends_a_verification_while_it_looks_for_winners(
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130, out + err
     assert "stopped (interrupted)" in out
-    assert len(sweeps.measured) == 32
+    assert len(sweeps.measurements_taken) == 32
 
 
 def test_a_store_that_goes_away_costs_nothing(sweeps: Sweeps, tmp_path: Path) -> None:
-    """What is measured meanwhile is kept on this machine and handed over by the next sweep."""
+    """Measurements made meanwhile stay on this machine; the next sweep hands them over."""
     process = sweeps.start(BENCH_SECONDS="0.1")
     sweeps.wait_for(6)
     sweeps.store.rename(tmp_path / "elsewhere")
@@ -238,6 +238,6 @@ def test_a_store_that_goes_away_costs_nothing(sweeps: Sweeps, tmp_path: Path) ->
     sweeps.store.unlink()
     (tmp_path / "elsewhere").rename(sweeps.store)
     sweeps.run()
-    assert sweeps.recorded == sweeps.whole()
-    assert Counter(sweeps.measured).most_common(1)[0][1] == 1, out
+    assert sweeps.recorded_times == sweeps.whole()
+    assert Counter(sweeps.measurements_taken).most_common(1)[0][1] == 1, out
     assert not list((tmp_path / "cache").rglob("*.jsonl"))

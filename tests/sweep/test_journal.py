@@ -19,8 +19,8 @@ def store(tmp_path: Path) -> FileStore:
 
 
 @pytest.fixture
-def left(tmp_path: Path) -> Path:
-    """Where a journal of a sweep that is over lies."""
+def left_journal(tmp_path: Path) -> Path:
+    """Return the path of a journal that a finished sweep left."""
     (tmp_path / "journals").mkdir()
     return tmp_path / "journals" / "left.jsonl"
 
@@ -29,62 +29,64 @@ def line(m: int) -> bytes:
     return canonical_json(RecordSet(context=context(), records=(record(m),))).encode() + b"\n"
 
 
-def taken(store: FileStore, left: Path) -> list[object]:
-    """What the store has once another sweep began."""
-    Journal(store, left.parent).close()
-    return [each.scenario.args["M"] for each in store.records(context())]
+def recorded_sizes(store: FileStore, left_journal: Path) -> list[object]:
+    """Begin another sweep; return the sizes that the store then has."""
+    Journal(store, left_journal.parent).close()
+    return [entry.scenario.args["M"] for entry in store.records(context())]
 
 
 @pytest.mark.parametrize(
     "damage", [b"\xff\n", b"{}\n", line(3)[:40] + b"\n", b'{"format": "new"}\n']
 )
 def test_a_damaged_line_costs_no_other_and_the_file_is_set_aside(
-    store: FileStore, left: Path, damage: bytes, caplog: pytest.LogCaptureFixture
+    store: FileStore, left_journal: Path, damage: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    whole = line(1) + damage + line(2)
-    left.write_bytes(whole)
-    assert taken(store, left) == [1, 2]
-    (aside,) = left.parent.glob("left.jsonl.damaged-*")
-    assert aside.read_bytes() == whole
-    assert f"{left}, line 2, is damaged" in caplog.text
+    intact = line(1) + damage + line(2)
+    left_journal.write_bytes(intact)
+    assert recorded_sizes(store, left_journal) == [1, 2]
+    (aside,) = left_journal.parent.glob("left.jsonl.damaged-*")
+    assert aside.read_bytes() == intact
+    assert f"{left_journal}, line 2, is damaged" in caplog.text
     assert f"kept as {aside.name}" in caplog.text
-    assert not left.exists()
+    assert not left_journal.exists()
 
 
 def test_a_line_of_a_newer_version_is_left_for_it(
-    store: FileStore, left: Path, caplog: pytest.LogCaptureFixture
+    store: FileStore, left_journal: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    whole = line(1) + b'{"format": 99, "what": "who knows"}\n'
-    left.write_bytes(whole)
-    assert taken(store, left) == []
-    assert left.read_bytes() == whole
+    intact = line(1) + b'{"format": 99, "what": "who knows"}\n'
+    left_journal.write_bytes(intact)
+    assert recorded_sizes(store, left_journal) == []
+    assert left_journal.read_bytes() == intact
     assert "line 2, has format 99" in caplog.text
     assert "upgrade dejavu-cache" in caplog.text
 
 
 def test_a_line_that_was_being_written_is_passed_over(
-    store: FileStore, left: Path, caplog: pytest.LogCaptureFixture
+    store: FileStore, left_journal: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    left.write_bytes(line(1) + line(2)[:-40])
-    assert taken(store, left) == [1]
+    left_journal.write_bytes(line(1) + line(2)[:-40])
+    assert recorded_sizes(store, left_journal) == [1]
     assert "ends in the middle of a line" in caplog.text
-    assert list(left.parent.iterdir()) == []
+    assert list(left_journal.parent.iterdir()) == []
 
 
 def test_a_journal_that_another_worker_takes_over_meanwhile_stops_nobody(
-    store: FileStore, left: Path
+    store: FileStore, left_journal: Path
 ) -> None:
-    left.symlink_to(left.with_name("gone"))  # it is listed, and gone when it is opened
-    left.with_name("other.jsonl").write_bytes(line(1))
-    assert taken(store, left) == [1]
+    left_journal.symlink_to(
+        left_journal.with_name("gone")
+    )  # it is listed, and gone when it is opened
+    left_journal.with_name("other.jsonl").write_bytes(line(1))
+    assert recorded_sizes(store, left_journal) == [1]
 
 
 @pytest.mark.parametrize("separator", ["\u2028", "\u0085"])
-def test_only_a_newline_ends_a_line(store: FileStore, left: Path, separator: str) -> None:
+def test_only_a_newline_ends_a_line(store: FileStore, left_journal: Path, separator: str) -> None:
     """Compilers' messages may hold all kinds of separators."""
     failure = Failure(kind="compile_error", reason=f"one{separator}two")
     failed = record(1, measurement(32), Measurement(config=config(64), failure=failure, at=MOMENT))
     text = canonical_json(RecordSet(context=context(), records=(failed,)))
-    left.write_text(text + "\n", encoding="utf-8")
-    assert taken(store, left) == [1]
+    left_journal.write_text(text + "\n", encoding="utf-8")
+    assert recorded_sizes(store, left_journal) == [1]
     assert next(store.records(context())) == failed

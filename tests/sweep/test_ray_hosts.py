@@ -48,9 +48,9 @@ def test_a_cluster_that_loses_a_worker_completes_the_sweep(cluster: Sweeps) -> N
     def kill_an_actor() -> None:
         cluster.wait_for(6)
         actors = [
-            each
-            for each in psutil.process_iter(["cmdline"])
-            if "ray::_Actor" in " ".join(each.info["cmdline"] or [])
+            process
+            for process in psutil.process_iter(["cmdline"])
+            if "ray::_Actor" in " ".join(process.info["cmdline"] or [])
         ]
         killed.append(actors[0].pid)
         os.kill(actors[0].pid, signal.SIGKILL)
@@ -64,8 +64,8 @@ def test_a_cluster_that_loses_a_worker_completes_the_sweep(cluster: Sweeps) -> N
     assert killed
     assert len(lost) == 1
     assert report.complete
-    assert cluster.recorded == cluster.whole()
-    assert len(cluster.measured) - len(set(cluster.measured)) <= 1
+    assert cluster.recorded_times == cluster.whole()
+    assert len(cluster.measurements_taken) - len(set(cluster.measurements_taken)) <= 1
 
 
 def test_what_a_store_did_not_take_is_told_by_the_machine_that_has_it(

@@ -16,12 +16,12 @@ from dejavu_cache.sweep.runner import shard_of
 
 @pytest.fixture(scope="module")
 def first(tmp_path_factory: pytest.TempPathFactory) -> Sweeps:
-    """A sweep of two cases, for others to go on from."""
+    """Return a folder with a sweep of two cases, for tests that continue it."""
     done = Sweeps(tmp_path_factory.mktemp("first"))
-    told = done.json("--option", "cases=2")
-    assert (told["complete"], told["measured"], told["left"]) == (True, 8, [])
-    assert [each["case"] for each in told["outcomes"]] == ["n=100", "n=101"]
-    assert done.recorded == done.whole(2)
+    report = done.json("--option", "cases=2")
+    assert (report["complete"], report["measured"], report["left"]) == (True, 8, [])
+    assert [outcome["case"] for outcome in report["outcomes"]] == ["n=100", "n=101"]
+    assert done.recorded_times == done.whole(2)
     return done
 
 
@@ -32,23 +32,23 @@ def swept(first: Sweeps, tmp_path: Path) -> Sweeps:
 
 def test_the_second_sweep_measures_nothing(swept: Sweeps) -> None:
     assert "0 cases tuned, 0 configs measured" in swept.run("--option", "cases=2")
-    assert len(swept.measured) == 8
+    assert len(swept.measurements_taken) == 8
 
 
 def test_a_larger_suite_measures_what_is_new(swept: Sweeps) -> None:
     assert "6 cases tuned, 24 configs measured" in swept.run()
-    assert swept.recorded == swept.whole()
-    assert len(set(swept.measured)) == len(swept.measured) == 32
+    assert swept.recorded_times == swept.whole()
+    assert len(set(swept.measurements_taken)) == len(swept.measurements_taken) == 32
 
 
 def test_a_dry_run_says_how_much_and_how_long_and_measures_nothing(sweeps: Sweeps) -> None:
     sweeps.run("--option", "cases=2", BENCH_SECONDS="0.2")
     assert "24 configs of 6 cases to measure" in sweeps.run("--dry-run")
     plan = sweeps.json("--dry-run")
-    due = [each for each in plan["outcomes"] if each["status"] == "due"]
-    assert sum(each["due"] for each in due) == 24
-    assert sum(each["estimate"] for each in due) == pytest.approx(24 * 0.2, rel=0.5)
-    assert len(sweeps.measured) == 8
+    due = [outcome for outcome in plan["outcomes"] if outcome["status"] == "due"]
+    assert sum(outcome["due"] for outcome in due) == 24
+    assert sum(outcome["estimate"] for outcome in due) == pytest.approx(24 * 0.2, rel=0.5)
+    assert len(sweeps.measurements_taken) == 8
 
 
 def test_shards_are_disjoint_and_make_up_the_whole(sweeps: Sweeps) -> None:
@@ -60,29 +60,29 @@ def test_shards_are_disjoint_and_make_up_the_whole(sweeps: Sweeps) -> None:
             shard_of(names, wrong)
     for n in (1, 2):
         sweeps.run("--shard", f"{n}/2")
-    assert len(sweeps.measured) == 32
-    assert sweeps.recorded == sweeps.whole()
+    assert len(sweeps.measurements_taken) == 32
+    assert sweeps.recorded_times == sweeps.whole()
 
 
 def test_a_budget_ends_a_sweep_and_the_next_one_goes_on(sweeps: Sweeps) -> None:
     out = sweeps.run("--budget", "2s", code=1, BENCH_SECONDS="0.5")
     assert "the budget is used up" in out
     assert "what was measured is kept" in out
-    some = len(sweeps.measured)
+    some = len(sweeps.measurements_taken)
     assert 0 < some <= 6
     sweeps.run()
-    assert len(sweeps.measured) == 32
-    assert sweeps.recorded == sweeps.whole()
+    assert len(sweeps.measurements_taken) == 32
+    assert sweeps.recorded_times == sweeps.whole()
 
 
 def test_verifying_measures_winners_again_and_records_nothing(swept: Sweeps) -> None:
-    before = swept.recorded
+    before = swept.recorded_times
     checked = swept.json("--verify", "3")["outcomes"]
-    assert [(each["status"], each["recorded"], each["again"]) for each in checked] == [
+    assert [(outcome["status"], outcome["recorded"], outcome["again"]) for outcome in checked] == [
         ("verified", 16.0, 16.0)
     ] * 2
-    assert len(swept.measured) == 8 + 2
-    assert swept.recorded == before
+    assert len(swept.measurements_taken) == 8 + 2
+    assert swept.recorded_times == before
 
 
 def test_what_is_pinned_is_not_due(swept: Sweeps) -> None:
@@ -113,11 +113,9 @@ def test_bad_cases_cost_themselves_and_nothing_else(sweeps: Sweeps) -> None:
     out = sweeps.run("--option", "cases=2", "--option", "bad=raises full plain", code=1)
     assert "raises: failed: ZeroDivisionError: mine" in out
     assert "full: no memory for it" in out
-    assert (
-        "plain: failed: SettingsError: case plain: its kernel is not decorated with @cached_autotune"
-        in out
-    )
-    assert sweeps.recorded == sweeps.whole(2)
+    refusal = "case plain: its kernel is not decorated with @cached_autotune"
+    assert f"plain: failed: SettingsError: {refusal}" in out
+    assert sweeps.recorded_times == sweeps.whole(2)
 
 
 @pytest.mark.parametrize(
@@ -148,7 +146,7 @@ def test_a_module_that_exits_is_said_in_a_line(sweeps: Sweeps) -> None:
 def test_a_case_that_reads_standard_input_finds_it_empty(sweeps: Sweeps) -> None:
     out = sweeps.run("--option", "cases=2", "--option", "bad=asks", code=1)
     assert "asks: failed: EOFError" in out
-    assert sweeps.recorded == sweeps.whole(2)
+    assert sweeps.recorded_times == sweeps.whole(2)
 
 
 def test_a_dry_run_knows_a_budget_of_configs(sweeps: Sweeps) -> None:

@@ -1,4 +1,4 @@
-"""What a record keeps of a launch gives Triton the very same key again, with its config or another."""
+"""Recorded launches give Triton the same compilation keys again, with any config."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SCRIPT = HERE / "check_compilation_keys.py"
 
 
 def test_the_key_is_the_one_that_triton_looks_for() -> None:
-    """Of kernels with all kinds of arguments, for three architectures; the script is not interpreted."""
+    """Kernels with all kinds of arguments, for three architectures, in a compiled program."""
     env = environment(TRITON_INTERPRET="", PYTHONPATH=str(HERE))
     targets = ("cuda:90", "cuda:100", "hip:gfx942")[: len(DEVICES)]
     script = [sys.executable, str(HERE / "check_compilation_keys.py"), *targets]

@@ -101,7 +101,7 @@ def test_functions_that_call_each_other_end(tmp_path: Path) -> None:
 
 
 def test_the_hash_does_not_depend_on_the_version_of_python(tmp_path: Path) -> None:
-    """A record made by one Python serves another: the hash of this text is written down here."""
+    """Records made by one Python serve another, so the hash of this text is fixed here."""
     source = """
         import triton
         import triton.language as tl

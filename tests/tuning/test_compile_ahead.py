@@ -1,4 +1,4 @@
-"""Configs compile at once, for a GPU that need not be there, and what cannot run is found before any launch."""
+"""Configs compile in parallel for an absent GPU, and those that cannot run fail early."""
 
 from __future__ import annotations
 
@@ -39,7 +39,10 @@ PROGRAM = """
         import triton, triton.language as tl
 
         @triton.jit
-        def product(a_ptr, b_ptr, c_ptr, K, BLOCK: tl.constexpr, TILE: tl.constexpr, LIMIT: tl.constexpr = 0):
+        def product(
+            a_ptr, b_ptr, c_ptr, K,
+            BLOCK: tl.constexpr, TILE: tl.constexpr, LIMIT: tl.constexpr = 0,
+        ):
             tl.static_assert(BLOCK != 32, "32 is refused")
             rows, inner = tl.arange(0, TILE), tl.arange(0, BLOCK)
             total = tl.zeros((TILE, TILE), dtype=tl.float32)

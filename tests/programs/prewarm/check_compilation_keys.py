@@ -1,4 +1,4 @@
-"""Binds launches as Triton does and checks that what is kept of them gives the key that Triton would look for."""
+"""Check that recorded launches give the compilation keys that Triton would look for."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import products
 import triton
 import triton.language as tl
-from support.launch_binding import Pointer, bound
+from support.launch_binding import Pointer, bind_launch
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
@@ -38,7 +38,7 @@ def odd(
 
 def check(fn: Any, target: Any, config: Any, *args: Any, **options: Any) -> Any:
     own = config.all_kwargs() if config else {}
-    source, metadata = bound(fn, target, args, {**options, **own})
+    source, metadata = bind_launch(fn, target, args, {**options, **own})
     launch = launch_of(source, metadata, config)
     assert launch is not None, f"{fn} was not kept"
     again = type(launch).model_validate_json(launch.model_dump_json())
@@ -52,42 +52,44 @@ def main(backend: str, arch: str) -> None:
     )
     driver.set_active(DevicelessDriver(target))
     x, y = Pointer("bfloat16"), Pointer("float32", 4097)
-    one = triton.Config({"BLOCK": 64, "segments": 1}, num_warps=8, num_stages=2)
-    two = triton.Config({"BLOCK": 128, "segments": 32}, num_warps=2, maxnreg=None)
-    launch = check(plain, target, one, x, y, 1000, 0.5, True, None)
+    small = triton.Config({"BLOCK": 64, "segments": 1}, num_warps=8, num_stages=2)
+    large = triton.Config({"BLOCK": 128, "segments": 32}, num_warps=2, maxnreg=None)
+    launch = check(plain, target, small, x, y, 1000, 0.5, True, None)
     # The launch with another config is what launching with that config would have been.
-    _, expected = bound(plain, target, (x, y, 1000, 0.5, True, None), two.all_kwargs())
-    assert recreate_compilation(plain, launch, two.all_kwargs(), target).key == expected.hash
+    _, expected = bind_launch(plain, target, (x, y, 1000, 0.5, True, None), large.all_kwargs())
+    assert recreate_compilation(plain, launch, large.all_kwargs(), target).key == expected.hash
     for n in (1, 16, 2**40):
-        check(plain, target, two, x, y, n, float("1e30"), False, x)
+        check(plain, target, large, x, y, n, float("1e30"), False, x)
     check(plain, target, None, x, y, 3, 2.0, False, None, 32, 16, num_warps=2)
     tied = triton.Config({"BLOCK": 16})
     check(odd, target, tied, x, (5, y), square, tl.float16, float("inf"))
     check(odd, target, tied, x, (16, 2.0), square, tl.constexpr(tl.float32), "json:no")
-    noted(target)
+    check_recorded_launch(target)
     if backend == "cuda" and arch == "90" and triton.__version__ >= "3.6":
         gluon(target)
 
 
-def noted(target: Any) -> None:
-    """A tuned kernel's launch, met outside of a tune: its config is found, and left out."""
+def check_recorded_launch(target: Any) -> None:
+    """Check that a recorded launch of a tuned kernel is stored without its config."""
     tuner = products.add_one
     fn, config = jit_function(tuner), tuner.configs[4]
-    source, metadata = bound(
+    source, metadata = bind_launch(
         fn, target, (Pointer("float16"), Pointer("float16"), 7), config.all_kwargs()
     )
     launch = _launch_without_config(source, metadata, tuner)
     assert launch == launch_of(source, metadata, config)
     assert launch is not None
     assert "BLOCK" not in launch.signature
-    source, metadata = bound(products.halve, target, (Pointer("float16"), 128), {"num_warps": 1})
+    source, metadata = bind_launch(
+        products.halve, target, (Pointer("float16"), 128), {"num_warps": 1}
+    )
     launch = _launch_without_config(source, metadata, None)
     assert launch is not None
     assert (launch.constants, launch.options) == ({"BLOCK": 128}, {"num_warps": 1})
 
 
 def gluon(target: Any) -> None:
-    """The attention kernel of Hopper, with its tensor descriptors."""
+    """Check the attention kernel for Hopper, with its tensor descriptors."""
     import torch
     from triton.experimental.gluon.language import NVMMASharedLayout
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
@@ -98,19 +100,19 @@ def gluon(target: Any) -> None:
     layout = NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     cache = torch.empty(256, 128, dtype=torch.bfloat16)
     described = TensorDescriptor(cache, [256, 128], [128, 1], [16, 64], layout)
-    given: dict[str, Any] = dict.fromkeys(fn.arg_names, 7)
+    values: dict[str, Any] = dict.fromkeys(fn.arg_names, 7)
     tokens = Pointer("int32")
-    given.update(cu_seqlens_q=tokens, seqused_k=tokens, block_table=tokens, taken=tokens)
-    given.update(
+    values.update(cu_seqlens_q=tokens, seqused_k=tokens, block_table=tokens, taken=tokens)
+    values.update(
         out=cache, q=cache, keys=described, values=described, sinks=None, softmax_scale=0.1
     )
-    given.update(KV_HEADS=8, GROUP=4, HEAD=128, HEAD_PADDED=128, PAGE=16)
+    values.update(KV_HEADS=8, GROUP=4, HEAD=128, HEAD_PADDED=128, PAGE=16)
     config = triton.Config({"TILE": 64, "STAGES": 2, "PERSISTENT": 1}, num_warps=4)
-    args = tuple(given[name] for name in fn.arg_names if name not in config.kwargs)
+    args = tuple(values[name] for name in fn.arg_names if name not in config.kwargs)
     launch = check(fn, target, config, *args)
     assert any(type_.startswith("tensordesc") for type_ in launch.signature.values())
 
 
 if __name__ == "__main__":
-    for each in sys.argv[1:]:
-        main(*each.split(":"))
+    for argument in sys.argv[1:]:
+        main(*argument.split(":"))

@@ -1,7 +1,7 @@
-"""A program on a machine that has an H200, as far as compiling and building go: arguments are the blocks to launch.
+"""Launch products with the blocks given as arguments, as on a machine with an H200.
 
-There is no GPU to launch on; everything up to that is Triton's own way: it binds the arguments, looks into its
-cache, compiles if it must, and builds the modules that launch, which are not loaded.
+There is no GPU to launch on; everything before that is Triton's own: it binds the arguments, looks
+into its cache, compiles if it must, and builds the modules that launch, which are not loaded.
 """
 
 from __future__ import annotations

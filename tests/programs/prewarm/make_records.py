@@ -1,6 +1,6 @@
-"""Writes `records.jsonl`: what tuning `products` on three GPUs would leave, with made-up timings.
+"""Write `records.jsonl`: records of tuning `products` on three GPUs, with made-up timings.
 
-PYTHONPATH=.:client:service:tests:tests/programs/prewarm python tests/programs/prewarm/make_records.py [FILE [DEVICE…]]
+Run with PYTHONPATH=.:client:service:tests:tests/programs/prewarm; arguments: [FILE [DEVICE…]]
 
 The launches are real: they are what Triton makes of such arguments for these GPUs.
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import products
-from support.launch_binding import Pointer, bound
+from support.launch_binding import Pointer, bind_launch
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
@@ -44,9 +44,9 @@ MOMENT = datetime(2026, 1, 1, tzinfo=timezone.utc)
 
 
 def launch(fn: Any, config: Any, device: Device, *args: Any, **options: Any) -> RecordedLaunch:
-    """What a launch with these arguments would leave on that GPU."""
+    """Return the launch that would be recorded for these arguments on that GPU."""
     own = {} if config is None else config.all_kwargs()
-    noted = launch_of(*bound(fn, target_of(device), args, {**options, **own}), config)
+    noted = launch_of(*bind_launch(fn, target_of(device), args, {**options, **own}), config)
     assert noted is not None
     return noted
 
@@ -54,12 +54,12 @@ def launch(fn: Any, config: Any, device: Device, *args: Any, **options: Any) -> 
 def record(
     tuner: Any, scenario: Scenario, best: int, launches: tuple[RecordedLaunch, ...]
 ) -> Record:
-    """A record in which one config is the fastest, and the others are slower by their place."""
+    """Return a record with one fastest config; the others are slower by their distance to it."""
     measurements = tuple(
         Measurement(
-            config=describe(config), median=1.0 + abs(place - best), at=MOMENT, by="made up"
+            config=describe(config), median=1.0 + abs(index - best), at=MOMENT, by="made up"
         )
-        for place, config in enumerate(tuner.configs)
+        for index, config in enumerate(tuner.configs)
     )
     winner = Winner(config=describe(tuner.configs[best]), at=MOMENT)
     return Record(scenario=scenario, winner=winner, launches=launches, measurements=measurements)
@@ -85,7 +85,7 @@ def sets(device: Device, scale: int) -> list[RecordSet]:
     for n in (1 << 10, 1 << 17):
         best = (n.bit_length() + scale) % 2
         launches = tuple(
-            launch(jit_function(add), add.configs[best], device, x, x, each) for each in (n, n + 1)
+            launch(jit_function(add), add.configs[best], device, x, x, size) for size in (n, n + 1)
         )
         scenario = Scenario(args={"n": n}, dtypes={"x_ptr": "float32", "y_ptr": "float32"})
         adds.append(record(add, scenario, best, launches))
@@ -125,11 +125,13 @@ def sets(device: Device, scale: int) -> list[RecordSet]:
 
 
 def write(to: Path, devices: Sequence[str]) -> None:
-    """Writes the records of some devices, a context a line."""
+    """Write the records of some devices, one context per line."""
     driver.set_active(DevicelessDriver(GPUTarget("cuda", 90, 32)))
-    chosen = [each for each in DEVICES if each.name in devices]
+    chosen = [device for device in DEVICES if device.name in devices]
     lines = [
-        canonical_json(each) for place, device in enumerate(chosen) for each in sets(device, place)
+        canonical_json(entryset)
+        for scale, device in enumerate(chosen)
+        for entryset in sets(device, scale)
     ]
     to.write_text("\n".join(lines) + "\n", encoding="utf-8")
 

@@ -1,7 +1,7 @@
-"""What is tuned, prewarmed and served by the test beside it: arguments are where to write the outputs.
+"""Launch kernels that a GPU test tunes, prewarms and serves; the argument is the output file.
 
-A kernel with two specialisations, a matrix product, and attention by three implementations, one of which launches a
-second kernel that nobody tunes.
+A kernel with two specialisations, a matrix product, and attention by three implementations, one of
+which launches a second kernel that is not tuned.
 """
 
 from __future__ import annotations
@@ -51,4 +51,4 @@ for name, lengths in BATCHES.items():
         LAUNCHES[name](batch)()
         outputs.append(batch.out)
 torch.cuda.synchronize()
-torch.save([each.cpu() for each in outputs], sys.argv[1])
+torch.save([output.cpu() for output in outputs], sys.argv[1])
