@@ -104,7 +104,7 @@ def test_a_tighter_bound_and_a_smaller_set_are_kept(store: FileStore, dejavu: De
     assert row("--bound", "1")["configs"] > row()["configs"]
     small = row("--configs", "2", "--leaves", "2")
     assert (small["configs"], small["leaves"]) == (2, 2)
-    assert small["bind_launch"] > 0.05
+    assert small["bound"] > 0.05
 
 
 def test_too_few_records_exit_1_and_say_how_many_are_needed(

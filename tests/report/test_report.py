@@ -205,7 +205,7 @@ def test_a_tree_costs_what_a_launch_pays_where_its_first_choice_is_pruned() -> N
 
 
 @pytest.mark.parametrize(
-    "whole",
+    "record_set",
     [
         on(record(16)),
         on(record(16, measurement(32, 0.0), measurement(64, 0.0))),
