@@ -112,7 +112,8 @@ def run_command(*words: object, **env: str) -> None:
 
 def run_prewarmed(out: Path, folder: Path, cache: Path, env: dict[str, str]) -> dict[str, Any]:
     """Run a process from a prewarmed folder; fail if it misses a record or compiles anything."""
-    run = run_process(out, DEJAVU_CACHE_URL=str(folder), TRITON_CACHE_DIR=str(cache), **env)
+    url = f"prewarmed://{folder}"
+    run = run_process(out, DEJAVU_CACHE_URL=url, TRITON_CACHE_DIR=str(cache), **env)
     missed = {name: how for name, how in run["found"].items() if how != "exact"}
     assert not missed, f"a prewarmed process found no record of {missed}"
     compiled_files = list_cache(cache)

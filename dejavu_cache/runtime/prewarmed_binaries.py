@@ -1,7 +1,14 @@
-"""Load binaries from the prewarmed folders among a process's stores."""
+"""Load binaries from the prewarmed folders that `DEJAVU_CACHE_URL` names as such.
+
+Binaries are code. A folder is trusted if nobody but this user and root can change it, and a file in
+it is loaded only if its content is what the folder's manifest says.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import os
+import stat
 import sysconfig
 from functools import cache
 from pathlib import Path
@@ -9,11 +16,66 @@ from pathlib import Path
 from ..errors import DejavuError
 from ..notices import warn_once
 from ..settings import current_settings
-from ..stores import local_folders
-from ..stores.manifest import BINARIES, Manifest, is_prewarmed, read_manifest
+from ..stores import prewarmed_folders
+from ..stores.manifest import BINARIES, MANIFEST, Manifest, read_manifest
 from ..triton_internals.cache_managers import serve_binaries
 
-__all__ = ["use_prewarmed_binaries"]
+__all__ = ["SealedBinaries", "use_prewarmed_binaries", "writable_by_others"]
+
+
+class SealedBinaries:
+    """The binaries of one prewarmed folder, each compared with the manifest before it is used.
+
+    Args:
+        folder: the folder, without symbolic links in its path.
+        manifest: its manifest.
+    """
+
+    def __init__(self, folder: Path, manifest: Manifest) -> None:
+        """Remember the digests; no binary is read yet."""
+        self._folder = folder
+        self._files = manifest.files
+        self._checked: dict[str, Path | None] = {}
+
+    def find(self, key: str, name: str) -> Path | None:
+        """Return the path of a binary, or None if there is none or it must not be loaded.
+
+        Args:
+            key: the key of Triton's cache.
+            name: the file's name.
+        """
+        inside = f"{BINARIES}/{key}/{name}"
+        if inside not in self._files or "/" in name or name == "..":
+            return None
+        if inside not in self._checked:
+            self._checked[inside] = self._check(inside)
+        return self._checked[inside]
+
+    def _check(self, inside: str) -> Path | None:
+        path = self._folder / inside
+        try:
+            problem = _problem_of(path.parent) or _problem_of(path)
+            if problem is None and self._digest(path) != self._files[inside].sha256:
+                problem = f"{path} was altered: its digest is not the manifest's"
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            problem = f"{path} cannot be read: {error.strerror}"
+        if problem is None:
+            return path
+        warn_once(
+            f"binary {path}", f"{problem}; it is compiled instead; make the folder again with prewarm"
+        )
+        return None
+
+    @staticmethod
+    def _digest(path: Path) -> str:
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(handle, "rb") as file:
+            digest = hashlib.sha256()
+            while block := file.read(1 << 20):
+                digest.update(block)
+            return digest.hexdigest()
 
 
 @cache
@@ -24,16 +86,19 @@ def use_prewarmed_binaries() -> None:
     or a broken setting, costs compilations; the first launch reports a broken setting.
     """
     try:
-        folders = [
-            folder for folder in local_folders(current_settings().url) if is_prewarmed(folder)
-        ]
+        folders = prewarmed_folders(current_settings().url)
     except DejavuError:
         return
+    # From here on the path has no link that could be pointed elsewhere after the checks.
+    resolved = [Path(os.path.realpath(folder)) for folder in folders]
     loadable = [
-        (folder, manifest) for folder in folders if (manifest := _loadable_manifest(folder))
+        (folder, manifest) for folder in resolved if (manifest := _loadable_manifest(folder))
     ]
     if loadable:
-        serve_binaries([folder / BINARIES for folder, _ in loadable], loadable[0][1].host_key)
+        serve_binaries(
+            [SealedBinaries(folder, manifest) for folder, manifest in loadable],
+            loadable[0][1].host_key,
+        )
 
 
 def _loadable_manifest(folder: Path) -> Manifest | None:
@@ -41,8 +106,16 @@ def _loadable_manifest(folder: Path) -> Manifest | None:
     import triton
 
     try:
+        problem = writable_by_others(folder)
+        if problem is not None:
+            warn_once(
+                f"prewarmed {folder}",
+                f"the binaries of {folder} are not used, and kernels will be compiled, since "
+                f"binaries are code: {problem}",
+            )
+            return None
         manifest = read_manifest(folder)
-    except DejavuError as error:
+    except (DejavuError, OSError) as error:
         warn_once(f"prewarmed {folder}", f"its binaries are not used: {error}")
         return None
     ours = (
@@ -59,3 +132,39 @@ def _loadable_manifest(folder: Path) -> Manifest | None:
         )
         return None
     return manifest
+
+
+def writable_by_others(folder: Path) -> str | None:
+    """Return why a user other than this one and root can change a prewarmed folder, or None.
+
+    The folder, its parents, its manifest and its folder of binaries are looked at.
+
+    Raises:
+        OSError: one of them cannot be looked at.
+    """
+    for path in (folder / MANIFEST, folder / BINARIES, folder, *folder.parents):
+        problem = _problem_of(path, may_be_sticky=path in folder.parents)
+        if problem is not None:
+            return problem
+    return None
+
+
+def _problem_of(path: Path, *, may_be_sticky: bool = False) -> str | None:
+    """Return why others can change a file or the entries of a folder, or None.
+
+    Args:
+        path: the file or folder.
+        may_be_sticky: whether a sticky folder will do, in which users cannot rename what belongs to
+            others.
+    """
+    status = path.lstat()
+    if stat.S_ISLNK(status.st_mode):
+        return f"{path} is a symbolic link: replace it by what it points to"
+    if not (stat.S_ISDIR(status.st_mode) or stat.S_ISREG(status.st_mode)):
+        return f"{path} is neither a file nor a folder: remove it"
+    if status.st_uid not in (0, os.geteuid()):
+        return f"{path} belongs to user {status.st_uid}: chown it to root or to this user"
+    is_sticky = may_be_sticky and status.st_mode & stat.S_ISVTX
+    if status.st_mode & 0o022 and not is_sticky:
+        return f"other users may write to {path}: chmod go-w {path}"
+    return None

@@ -7,7 +7,7 @@ from .file import FileStore
 from .memory import MemoryStore
 from .snapshot import FrozenStore
 from .tiered import TieredStore
-from .urls import local_folders, open_store, shipped_stores
+from .urls import open_store, prewarmed_folders, shipped_stores
 
 __all__ = [
     "FileStore",
@@ -17,7 +17,7 @@ __all__ = [
     "MemoryStore",
     "Store",
     "TieredStore",
-    "local_folders",
     "open_store",
+    "prewarmed_folders",
     "shipped_stores",
 ]

@@ -16,10 +16,13 @@ from .memory import MemoryStore
 from .snapshot import FrozenStore
 from .tiered import TieredStore
 
-__all__ = ["local_folders", "open_store", "shipped_stores"]
+__all__ = ["open_store", "prewarmed_folders", "shipped_stores"]
 
 SCHEMES = "dejavu_cache.stores"
 """Entry-point group of further schemes; an entry point is a callable from a URL to a `Store`."""
+
+PREWARMED = "prewarmed"
+"""Scheme of prewarmed folders, the only ones from which a process loads binaries."""
 
 SHIPPED = "dejavu_cache.records"
 """Entry-point group of shipped records; an entry point is a folder, or a module in one."""
@@ -29,8 +32,8 @@ def open_store(url: str) -> Store:
     """Open the store of a URL; several URLs, separated by commas, make a tiered store.
 
     Args:
-        url: `file:///path`, `/path`, `memory://`, `frozen:///path` or a scheme that a package adds,
-            such as `https://…`. A path is a folder of records, or a prewarmed folder.
+        url: `file:///path`, `/path`, `memory://`, `frozen:///path`, `prewarmed:///path` or a scheme
+            that a package adds, such as `https://…`.
 
     Raises:
         SettingsError: the URL is empty, or no installed package knows its scheme.
@@ -43,10 +46,14 @@ def open_store(url: str) -> Store:
     return stores[0] if len(stores) == 1 else TieredStore(stores)
 
 
-def local_folders(url: str) -> list[Path]:
-    """Return the folders among the stores of a URL, in order."""
-    parts = [urlsplit(part.strip()) for part in url.split(",") if part.strip()]
-    return [Path(unquote(part.path)).expanduser() for part in parts if part.scheme in ("", "file")]
+def prewarmed_folders(url: str) -> list[Path]:
+    """Return the folders that a URL names as prewarmed, in order.
+
+    Raises:
+        SettingsError: one of the names is not a path.
+    """
+    parts = [part.strip() for part in url.split(",")]
+    return [_prewarmed_path(part) for part in parts if part.startswith(f"{PREWARMED}://")]
 
 
 def _open_tier(url: str) -> Store:
@@ -74,9 +81,34 @@ def _open_file(url: str) -> FileStore:
 
 
 def _file_store(folder: Path, read_only: bool) -> FileStore:
-    """Open a folder of records; a prewarmed one may only be read."""
-    prewarmed = is_prewarmed(folder)
-    return FileStore(folder / RECORDS if prewarmed else folder, read_only=read_only or prewarmed)
+    """Open a folder of records; of a prewarmed folder, the records alone are used."""
+    if not is_prewarmed(folder):
+        return FileStore(folder, read_only=read_only)
+    warn_once(
+        f"prewarmed {folder}",
+        f"{folder} is a prewarmed folder, and a path serves its records alone: name it as "
+        f"{PREWARMED}://{folder} in DEJAVU_CACHE_URL to load its binaries too",
+    )
+    return FileStore(folder / RECORDS, read_only=True)
+
+
+def _open_prewarmed(url: str) -> FileStore:
+    folder = _prewarmed_path(url)
+    if not is_prewarmed(folder):
+        raise SettingsError(
+            f"{url!r}: {folder} is no prewarmed folder: `dejavu-cache prewarm` makes one; "
+            "write the path alone for a folder of records"
+        )
+    return FileStore(folder / RECORDS, read_only=True)
+
+
+def _prewarmed_path(url: str) -> Path:
+    parts = urlsplit(url)
+    if parts.netloc or parts.query or not parts.path:
+        raise SettingsError(
+            f"{url!r}: a prewarmed folder is named by its path: {PREWARMED}:///folder"
+        )
+    return Path(unquote(parts.path))
 
 
 def _open_frozen(url: str) -> FrozenStore:
@@ -103,6 +135,7 @@ _BUILT_IN: dict[str, Callable[[str], Store]] = {
     "file": _open_file,
     "memory": lambda _: MemoryStore(),
     "frozen": _open_frozen,
+    PREWARMED: _open_prewarmed,
 }
 
 

@@ -15,13 +15,14 @@ import tempfile
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from ..notices import warn_once
 from .hooks import set_cache_folder, set_platform_key, wrap_cache_manager
 
 __all__ = [
     "CUDA_UTILS",
+    "BinarySource",
     "cuda_utils_key",
     "relocatable_cache",
     "reporting_cache",
@@ -33,22 +34,29 @@ CUDA_UTILS = f"cuda_utils{sysconfig.get_config_var('EXT_SUFFIX')}"
 """Triton's module that calls the CUDA driver; from 3.8 on, its key depends on the driver's path."""
 
 
-def serve_binaries(folders: Sequence[Path], host_key: str) -> None:
-    """Put folders of binaries before Triton's cache, for the rest of the process.
+class BinarySource(Protocol):
+    """Binaries that may be loaded, by Triton's keys."""
+
+    def find(self, key: str, name: str) -> Path | None:
+        """Return the path of a file that was checked, or None."""
+
+
+def serve_binaries(sources: Sequence[BinarySource], host_key: str) -> None:
+    """Put binaries before Triton's cache, for the rest of the process.
 
     Args:
-        folders: folders of binaries, as `sealed_cache` takes them.
+        sources: the binaries, as `sealed_cache` takes them.
         host_key: the builder's platform key, as `hooks.set_platform_key` takes it.
     """
-    wrap_cache_manager(lambda manager: sealed_cache(folders, manager))
+    wrap_cache_manager(lambda manager: sealed_cache(sources, manager))
     set_platform_key(host_key)
 
 
-def sealed_cache(folders: Sequence[Path], otherwise: Any = None) -> Any:
-    """Return a cache manager class that reads folders, and writes elsewhere.
+def sealed_cache(sources: Sequence[BinarySource], otherwise: Any = None) -> Any:
+    """Return a cache manager class that reads sealed binaries, and writes elsewhere.
 
     Args:
-        folders: folders of binaries by Triton's keys, in the order in which they are asked.
+        sources: binaries by Triton's keys, in the order in which they are asked.
         otherwise: the class for all other files, Triton's own if None. Where it cannot write,
             it gets a temporary folder.
     """
@@ -62,7 +70,7 @@ def sealed_cache(folders: Sequence[Path], otherwise: Any = None) -> Any:
             self._kind = {
                 name: True for name, set_ in (("override", override), ("dump", dump)) if set_
             }
-            self._sealed = [] if self._kind else [folder / key for folder in folders]
+            self._sources = [] if self._kind else sources
 
         @property
         def _fallback(self) -> Any:
@@ -71,22 +79,20 @@ def sealed_cache(folders: Sequence[Path], otherwise: Any = None) -> Any:
             return self._manager
 
         def get_file(self, filename: str) -> str | None:
-            sealed = list(self._sealed)
-            if sealed and filename == CUDA_UTILS:
-                sealed += [folder / cuda_utils_key() for folder in folders]
-            for folder in sealed:
-                if (folder / filename).is_file():
-                    return str(folder / filename)
+            keys = [self._key, *([cuda_utils_key()] if filename == CUDA_UTILS else ())]
+            for key in keys:
+                for source in self._sources:
+                    sealed = source.find(key, filename)
+                    if sealed is not None:
+                        return str(sealed)
             path: str | None = self._fallback.get_file(filename)
             return path
 
         def get_group(self, filename: str) -> dict[str, str] | None:
-            for folder in self._sealed:
-                try:
-                    names = json.loads((folder / f"__grp__{filename}").read_bytes())["child_paths"]
-                except (OSError, ValueError, KeyError):
-                    continue
-                return {name: str(folder / name) for name in names if (folder / name).is_file()}
+            for source in self._sources:
+                group = _sealed_group(source, self._key, filename)
+                if group is not None:
+                    return group
             paths: dict[str, str] | None = self._fallback.get_group(filename)
             return paths
 
@@ -97,6 +103,20 @@ def sealed_cache(folders: Sequence[Path], otherwise: Any = None) -> Any:
             return self._fallback.put_group(filename, group)
 
     return SealedCache
+
+
+def _sealed_group(source: BinarySource, key: str, filename: str) -> dict[str, str] | None:
+    """Return the paths of a group's files by name, or None if one of them must not be loaded."""
+    listing = source.find(key, f"__grp__{filename}")
+    if listing is None:
+        return None
+    try:
+        names = json.loads(listing.read_bytes())["child_paths"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    paths = {name: source.find(key, name) for name in names}
+    group = {name: str(path) for name, path in paths.items() if path is not None}
+    return group if len(group) == len(paths) else None
 
 
 def relocatable_cache() -> Any:

@@ -29,7 +29,7 @@ buildah inspect --format 'user {{.OCIv1.Config.User}}, environment {{.OCIv1.Conf
 # As the image's own user, with the image's own Python, and without a C compiler.
 in_image() {
     chroot --userspec=10001:10001 "$mounted" /usr/bin/env -i PATH=/opt/app/bin:/usr/bin:/bin HOME=/nonexistent \
-        PYTHONDONTWRITEBYTECODE=1 DEJAVU_CACHE_URL=/tuned "$@"
+        PYTHONDONTWRITEBYTECODE=1 DEJAVU_CACHE_URL=prewarmed:///tuned "$@"
 }
 if in_image sh -c "command -v gcc cc clang"; then
     echo "there is a C compiler in the image" >&2

@@ -89,8 +89,8 @@ def test_a_prewarmed_program_benchmarks_compiles_and_misses_nothing(tmp_path: Pa
         folder.parent.mkdir(parents=True)
         shutil.move(tmp_path / "built", folder)
         home.mkdir()
-        for path in (public, home):
-            path.chmod(0o777)
+        public.chmod(0o755)
+        home.chmod(0o777)
         for path in (*folder.rglob("*"), folder):
             path.chmod(0o555 if path.is_dir() else 0o444)
         before = tree(folder)
@@ -101,7 +101,7 @@ def test_a_prewarmed_program_benchmarks_compiles_and_misses_nothing(tmp_path: Pa
         served = subprocess.run(
             [*verify, *words, sys.executable, str(PROGRAM), str(home / "served.pt")],
             env=env(
-                DEJAVU_CACHE_URL=str(folder),
+                DEJAVU_CACHE_URL=f"prewarmed://{folder}",
                 DEJAVU_CACHE_MODE="strict",
                 HOME=str(home),
                 CC="/bin/false",

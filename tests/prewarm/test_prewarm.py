@@ -9,8 +9,9 @@ import resource
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -49,13 +50,16 @@ def run_program(
     folder: Path, *blocks: object, words: Sequence[str] = (), **env: str
 ) -> subprocess.CompletedProcess[str]:
     """Run the program under `verify --expect-hits`, without a home, a C compiler or libcuda."""
+    temporary = folder.parent / "temporary"
+    temporary.mkdir(exist_ok=True)
+    temporary.chmod(0o1777)
     own = {
-        "DEJAVU_CACHE_URL": str(folder),
+        "DEJAVU_CACHE_URL": f"prewarmed://{folder}",
         "PYTHONPATH": str(HERE),
         "HOME": "/dev/null/nobody",
         "CC": "/bin/false",
         "TRITON_LIBCUDA_PATH": "/nonexistent",
-        "TMPDIR": str(folder.parent),
+        "TMPDIR": str(temporary),
         "TRITON_INTERPRET": "",
         **env,
     }
@@ -109,12 +113,22 @@ def test_the_modules_ask_for_the_driver_whatever_the_linker_drops(
         assert "Shared library: [libcuda.so" in outcome
 
 
-def test_the_folder_is_moved_sealed_and_used_by_a_stranger(folder: Path, tmp_path: Path) -> None:
+@pytest.fixture
+def public() -> Iterator[Path]:
+    """Make a folder that other users may read, unlike those of pytest."""
+    made = Path(tempfile.mkdtemp(prefix="dejavu-public-"))
+    made.chmod(0o755)
+    yield made
+    for path in (made, *made.rglob("*")):
+        if path.is_dir():
+            path.chmod(0o755)
+    shutil.rmtree(made)
+
+
+def test_the_folder_is_moved_sealed_and_used_by_a_stranger(folder: Path, public: Path) -> None:
     """Without a home or a compiler, another user compiles and builds nothing."""
-    moved = tmp_path / "elsewhere" / "tuned"
+    moved = public / "elsewhere" / "tuned"
     shutil.copytree(folder, moved)
-    for path in (tmp_path, *tmp_path.parents[:3], moved.parent):
-        path.chmod(0o777)
     for path in (*moved.rglob("*"), moved):
         path.chmod(0o555 if path.is_dir() else 0o444)
     before = tree(moved)
@@ -122,7 +136,7 @@ def test_the_folder_is_moved_sealed_and_used_by_a_stranger(folder: Path, tmp_pat
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert "3 kernels loaded, 0 compiled, 0 modules built" in ran.stdout
     assert tree(moved) == before
-    store = open_store(str(moved))
+    store = open_store(f"prewarmed://{moved}")
     assert store.read_only
     assert len(list(store.contexts("products.add_one"))) == len(DEVICES)
 

@@ -84,7 +84,7 @@ def prewarm(
 ) -> None:
     """Make a folder to run from without tuning and compiling, on a machine that needs no GPU.
 
-    Point DEJAVU_CACHE_URL at it; it may be moved and mounted read-only.
+    Name it in DEJAVU_CACHE_URL as prewarmed:///DIR; it may be moved and mounted read-only.
     """
     from dejavu_cache.prewarm.build import prewarm as build
     from dejavu_cache.prewarm.messages import AllowedDifferences
@@ -129,7 +129,7 @@ def prewarm(
         f"{out}: {scenarios} scenarios of {len(manifest.kernels)} kernels, {what}, "
         f"for {', '.join(manifest.targets)}"
     )
-    say(f"{size / 2**20:.1f} MiB by {manifest.wheel}; run with  {PREFIX}URL={out.absolute()}")
+    say(f"{size / 2**20:.1f} MiB by {manifest.wheel}; run with  {PREFIX}URL=prewarmed://{out.absolute()}")
 
 
 def _ignore_progress(total: int) -> Callable[[Any, Any], None]:

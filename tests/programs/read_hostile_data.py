@@ -1,0 +1,203 @@
+"""Read what a stranger wrote, by every reader of the library, and report what an attack would do.
+
+Each line of the standard input is a folder, in which the artefacts lie under the names below. The
+answer is a line of JSON: what the audit hook saw that no reader may do, and exceptions that are not
+the library's own.
+"""
+
+from __future__ import annotations
+
+import http.server
+import json
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from dejavu_cache.errors import DejavuError
+from dejavu_cache.model.scenario import Context, Scenario
+from dejavu_cache.policy import Policy
+from dejavu_cache.prewarm.bundle.archive import extract
+from dejavu_cache.prewarm.bundle.compatibility import read_any
+from dejavu_cache.prewarm.bundle.oci_image import bundle_in
+from dejavu_cache.runtime.activity_report import read_events
+from dejavu_cache.stores import FileStore, FrozenStore, MemoryStore, Store, TieredStore, open_store
+from dejavu_cache.stores.snapshot import freeze
+from dejavu_cache.sweep.journal import Journal
+from dejavu_cache.testing import _context, _record
+from dejavu_client.cli.commands.transfer import import_
+from dejavu_client.http.protocol_client import ProtocolClient
+from dejavu_client.http.remote_store import RemoteStore
+from dejavu_client.http.spool import Spool
+
+CONTEXT: Context = _context()
+SCENARIO: Scenario = _record(1).scenario
+
+FORBIDDEN = (
+    "code.__new__",
+    "ctypes.",
+    "marshal.load",
+    "os.exec",
+    "os.fork",
+    "os.posix_spawn",
+    "os.putenv",
+    "os.spawn",
+    "os.system",
+    "pickle.find_class",
+    "pty.spawn",
+    "subprocess.Popen",
+    "sys.addaudithook",
+)
+CHANGES = ("os.chmod", "os.chown", "os.link", "os.mkdir", "os.remove", "os.rename", "os.rmdir")
+WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
+
+TRUSTED_CODE = tuple({sys.prefix, sys.base_prefix, str(Path(__file__).parents[2]), "<frozen"})
+
+seen: list[str] = []
+own_folders: list[str] = []
+watching = threading.Event()
+
+
+def audit(event: str, args: tuple[Any, ...]) -> None:
+    """Note an event that data must never cause."""
+    if not watching.is_set():
+        return
+    if event.startswith(FORBIDDEN):
+        seen.append(f"{event} {args!r:.200}")
+    elif event == "import" and args[1] is not None and not str(args[1]).startswith(TRUSTED_CODE):
+        seen.append(f"{event} {args!r:.200}")
+    elif event == "exec" and not getattr(args[0], "co_filename", "").startswith(TRUSTED_CODE):
+        seen.append(f"{event} {args!r:.200}")
+    elif event == "compile" and not str(args[1]).startswith(TRUSTED_CODE):
+        seen.append(f"{event} {args!r:.200}")
+    elif event == "open":
+        if (args[2] or 0) & WRITING and not is_own(args[0]):
+            seen.append(f"{event} {args!r:.200}")
+    elif event in CHANGES and not all(is_own(arg) for arg in args if isinstance(arg, (str, bytes))):
+        seen.append(f"{event} {args!r:.200}")
+
+
+def is_own(path: Any) -> bool:
+    """Return whether a path is in a folder that readers may write to.
+
+    Names without a folder are relative to an open folder; the test compares those outside.
+    """
+    text = os.fsdecode(path) if not isinstance(path, int) else ""
+    return "/" not in text or os.path.normpath(text).startswith(tuple(own_folders))
+
+
+def read_store(store: Store) -> None:
+    """Use every way of reading a store."""
+    attempts: list[Callable[[], object]] = [
+        lambda: store.get(CONTEXT, SCENARIO),
+        lambda: list(store.records(CONTEXT)),
+        lambda: list(store.contexts()),
+        lambda: [found.tree.rank({"n": 7, "x": "float16"}) for found in store.trees()],
+        lambda: list(store.imported("add")),
+        lambda: [list(store.records(context)) for context in store.contexts()],
+        store.close,
+    ]
+    for attempt in attempts:
+        ignore_own_errors(attempt)
+
+
+def ignore_own_errors(attempt: Callable[[], object]) -> None:
+    """Call a function; errors of the library and of the file system are its right answer."""
+    try:
+        attempt()
+    except (DejavuError, OSError):
+        pass
+    except Exception as error:
+        seen.append(f"raised {type(error).__name__}: {error!s:.300}")
+
+
+class HostileServer(http.server.ThreadingHTTPServer):
+    """A server that answers every request with the same bytes."""
+
+    answer = b""
+    kind = "application/json"
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    """Answer with the server's bytes."""
+
+    server: HostileServer
+
+    def answer(self) -> None:
+        """Send the answer."""
+        self.send_response(200)
+        self.send_header("Content-Type", self.server.kind)
+        self.send_header("ETag", '"x"')
+        self.send_header("Content-Length", str(len(self.server.answer)))
+        self.end_headers()
+        self.wfile.write(self.server.answer)
+
+    do_GET = do_POST = do_PUT = do_DELETE = answer
+
+    def log_message(self, *args: object) -> None:
+        """Say nothing."""
+
+
+def read_all(folder: Path, server: HostileServer) -> None:
+    """Read a case by every reader."""
+    shared = folder / "shared"
+    for opener in (
+        lambda: FileStore(shared, read_only=True),
+        lambda: FileStore(shared),
+        lambda: TieredStore([FileStore(shared, read_only=True), MemoryStore()]),
+        lambda: open_store(f"prewarmed://{folder / 'prewarmed'}"),
+        lambda: open_store(str(folder / "prewarmed")),
+    ):
+        ignore_own_errors(lambda opener=opener: read_store(opener()))  # type: ignore[misc]
+    for snapshot in sorted((folder / "frozen").iterdir()):
+        ignore_own_errors(lambda path=snapshot: read_store(FrozenStore(path)))  # type: ignore[misc]
+    ignore_own_errors(lambda: Policy.read(folder / "dejavu.toml"))
+    ignore_own_errors(lambda: read_events(folder / "report"))
+    ignore_own_errors(lambda: read_any(folder / "bundle.tar.zst"))
+    ignore_own_errors(lambda: extract(folder / "bundle.tar.zst", folder / "own" / "extracted"))
+    ignore_own_errors(lambda: read_any(folder / "prewarmed"))
+    ignore_own_errors(lambda: bundle_in(folder / "image"))
+    ignore_own_errors(lambda: Journal(FileStore(folder / "own" / "home"), folder / "journal").close())
+    ignore_own_errors(lambda: import_(str(folder / "export.jsonl"), store=str(folder / "own" / "in")))
+    for tool in ("triton_cache", "triton_dejavu", "fla", "vllm"):
+        options = {tool: str(folder / "foreign"), "store": str(folder / "own" / "in")}
+        ignore_own_errors(lambda options=options: import_("", **options))  # type: ignore[misc]
+    spool = Spool("https://server", folder / "spool")
+    ignore_own_errors(lambda: spool.drain(lambda record_set: None))
+    server.answer = (folder / "answer").read_bytes() if (folder / "answer").is_file() else b""
+    for kind in ("application/json", "application/x-ndjson"):
+        server.kind = kind
+        url = f"http://127.0.0.1:{server.server_address[1]}"
+        client = ProtocolClient(url, token="", namespace="main")
+        ignore_own_errors(
+            lambda client=client: read_store(  # type: ignore[misc]
+                RemoteStore(client, wait=0.5, spool=Spool("x", folder / "own" / "spool"))
+            )
+        )
+
+
+def main() -> None:
+    """Warm up on the first folder, which is honest, and answer for all others."""
+    logging.disable(logging.CRITICAL)
+    server = HostileServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    sys.addaudithook(audit)
+    for number, line in enumerate(sys.stdin):
+        folder = Path(line.strip())
+        own_folders[:] = [str(folder), "/dev/null"]
+        seen.clear()
+        if number:
+            watching.set()
+        read_all(folder, server)
+        watching.clear()
+        sys.stdout.write(json.dumps(seen) + "\n")
+        sys.stdout.flush()
+    server.shutdown()
+
+
+assert freeze
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,213 @@
+"""A process loads binaries only from a folder that is named as prewarmed, private and unaltered."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import triton
+from support.processes import PROGRAMS, environment
+
+from dejavu_cache.errors import SettingsError
+from dejavu_cache.runtime.prewarmed_binaries import SealedBinaries, writable_by_others
+from dejavu_cache.settings import current_settings
+from dejavu_cache.stores import open_store
+from dejavu_cache.stores.manifest import File, Manifest, read_manifest
+from dejavu_cache.triton_internals.cache_managers import CUDA_UTILS, cuda_utils_key, sealed_cache
+
+KEY = "a" * 40
+
+def manifest_of(folder: Path, **changed: Any) -> Manifest:
+    files = {
+        path.relative_to(folder).as_posix(): File(
+            size=path.stat().st_size, sha256=hashlib.sha256(path.read_bytes()).hexdigest()
+        )
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+    values: dict[str, Any] = {
+        "made_by": "x",
+        "triton": triton.__version__,
+        "wheel": "x",
+        "abi": sysconfig.get_config_var("EXT_SUFFIX"),
+        "platform": sysconfig.get_platform(),
+        "host_key": "x",
+        "devices": (),
+        "targets": (),
+        "codegen": {},
+        "kernels": (),
+        "files": files,
+        **changed,
+    }
+    return Manifest(**values)
+
+
+@pytest.fixture
+def tuned(tmp_path: Path) -> Path:
+    """Make a small prewarmed folder with one group of files and Triton's driver module."""
+    folder = tmp_path / "tuned"
+    for key, files in {
+        KEY: {"__grp__k.json": '{"child_paths": {"k.cubin": "k.cubin"}}', "k.cubin": "ELF"},
+        cuda_utils_key(): {CUDA_UTILS: "ELF"},
+    }.items():
+        for name, text in files.items():
+            path = folder / "binaries" / key / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+    (folder / "prewarmed.json").write_text(manifest_of(folder).text)
+    for path in (folder, *folder.rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    return folder
+
+
+@pytest.fixture
+def cold_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton.knobs.cache, "dir", str(tmp_path / "triton"))
+
+
+def find(folder: Path) -> tuple[str | None, dict[str, str] | None]:
+    """Return what Triton is handed: the driver's module and the kernel's group."""
+    cache = sealed_cache([SealedBinaries(folder, read_manifest(folder))])
+    return cache("b" * 40).get_file(CUDA_UTILS), cache(KEY).get_group("k.json")
+
+
+def decorate_in_a_process(url: str) -> subprocess.CompletedProcess[str]:
+    env = environment(DEJAVU_CACHE_URL=url, TRITON_INTERPRET="", DEJAVU_CACHE_SHIPPED="0")
+    command = [sys.executable, str(PROGRAMS / "decorate_kernel.py"), "b" * 40]
+    return subprocess.run(
+        command, env=env, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+@pytest.mark.parametrize("scheme", ["", "file://"])
+def test_a_plain_folder_never_makes_a_process_load_a_binary(tuned: Path, scheme: str) -> None:
+    """Whoever may write records could drop a manifest and a module into their folder."""
+    ran = decorate_in_a_process(f"{scheme}{tuned}")
+    assert "no sealed cache" in ran.stderr
+    assert str(tuned / "binaries") not in ran.stdout
+
+
+def test_a_folder_named_as_prewarmed_is_loaded(tuned: Path) -> None:
+    ran = decorate_in_a_process(f"prewarmed://{tuned}")
+    assert ran.stdout.strip() == str(tuned / "binaries" / cuda_utils_key() / CUDA_UTILS), ran.stderr
+
+
+def test_a_plain_path_serves_the_records_and_names_the_scheme(
+    tuned: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(2):
+        store = open_store(str(tuned))
+    assert store.read_only
+    assert store.url == (tuned / "records").as_uri() + "?read_only=1"
+    (warning,) = caplog.messages
+    assert f"prewarmed://{tuned}" in warning
+
+
+@pytest.mark.parametrize("url", ["prewarmed:///no/such/folder", "prewarmed://host/x"])
+def test_what_is_not_prewarmed_cannot_be_named_so(url: str) -> None:
+    with pytest.raises(SettingsError, match="prewarmed"):
+        open_store(url)
+
+
+@pytest.mark.usefixtures("cold_cache")
+def test_binaries_are_those_of_the_manifest(tuned: Path) -> None:
+    utils, group = find(tuned)
+    assert utils == str(tuned / "binaries" / cuda_utils_key() / CUDA_UTILS)
+    assert group == {"k.cubin": str(tuned / "binaries" / KEY / "k.cubin")}
+
+
+@pytest.mark.usefixtures("cold_cache")
+@pytest.mark.parametrize("change", ["altered", "unlisted", "link", "writable", "foreign", "folder"])
+def test_a_file_that_others_changed_is_compiled_instead(
+    tuned: Path, tmp_path: Path, change: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    cubin = tuned / "binaries" / KEY / "k.cubin"
+    module = tuned / "binaries" / cuda_utils_key() / CUDA_UTILS
+    if change == "unlisted":
+        manifest = read_manifest(tuned)
+        kept = {name: file for name, file in manifest.files.items() if "grp" in name}
+        text = manifest.model_copy(update={"files": kept}).text
+        (tuned / "prewarmed.json").write_text(text)
+    for path in (cubin, module):
+        if change == "altered":
+            path.write_text("EVI")
+        elif change == "link":
+            path.rename(tmp_path / path.name)
+            path.symlink_to(tmp_path / path.name)
+        elif change == "writable":
+            path.chmod(0o666)
+        elif change == "folder":
+            path.parent.chmod(0o775)
+        elif change == "foreign":
+            if os.getuid() != 0:
+                pytest.skip("only root can give a file away")
+            os.chown(path, 4711, 4711)
+    assert find(tuned) == (None, None)
+    assert change == "unlisted" or "compiled instead" in caplog.text
+
+
+@pytest.mark.usefixtures("cold_cache")
+@pytest.mark.parametrize(
+    "name", ["../../../evil.cubin", "/tmp/evil.cubin", "..", ".", "", "x/../k.cubin", "k.cubin\0"]
+)
+def test_a_group_cannot_lead_out_of_the_folder(tuned: Path, name: str) -> None:
+    import json
+
+    (tuned.parent / "evil.cubin").write_text("ELF")
+    listing = tuned / "binaries" / KEY / "__grp__k.json"
+    listing.write_text(json.dumps({"child_paths": {name: "k.cubin", "k.cubin": "k.cubin"}}))
+    (tuned / "prewarmed.json").unlink()
+    (tuned / "prewarmed.json").write_text(manifest_of(tuned).text)
+    assert find(tuned)[1] is None
+
+
+@pytest.mark.parametrize(
+    ("inside", "mode"),
+    [("", 0o777), ("..", 0o777), ("binaries", 0o775), ("prewarmed.json", 0o664), ("..", 0o770)],
+)
+def test_a_folder_that_others_may_write_is_refused(tuned: Path, inside: str, mode: int) -> None:
+    path = Path(os.path.normpath(tuned / inside))
+    assert writable_by_others(tuned) is None
+    path.chmod(mode)
+    problem = writable_by_others(tuned)
+    assert problem is not None
+    assert f"chmod go-w {path}" in problem
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder away")
+@pytest.mark.parametrize("inside", ["", "..", "binaries", "prewarmed.json"])
+def test_a_folder_of_another_user_is_refused(tuned: Path, inside: str) -> None:
+    path = Path(os.path.normpath(tuned / inside))
+    os.chown(path, 4711, 4711)
+    problem = writable_by_others(tuned)
+    assert problem is not None
+    assert "chown" in problem
+
+
+def test_a_refused_folder_still_serves_its_records(tuned: Path) -> None:
+    tuned.chmod(0o777)
+    ran = decorate_in_a_process(f"prewarmed://{tuned}")
+    assert "no sealed cache" in ran.stderr
+    assert f"chmod go-w {tuned}" in ran.stderr
+    assert open_store(f"prewarmed://{tuned}").read_only
+
+
+def test_a_link_to_the_folder_is_resolved_once(tuned: Path, tmp_path: Path) -> None:
+    (tmp_path / "current").symlink_to(tuned)
+    ran = decorate_in_a_process(f"prewarmed://{tmp_path / 'current'}")
+    assert ran.stdout.startswith(str(tuned)), ran.stderr
+
+
+@pytest.fixture(autouse=True)
+def _log_warnings(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    with caplog.at_level(logging.WARNING, "dejavu_cache"):
+        yield
+    current_settings.cache_clear()
