@@ -17,6 +17,7 @@ from filelock import FileLock, Timeout
 
 from .. import __version__
 from ..errors import DejavuError, PrewarmError
+from ..safe_files import replace_file
 from ..stores import FileStore, Store
 from ..stores.manifest import (
     BINARIES,
@@ -109,7 +110,8 @@ def prewarm(
 def _scratch(work: Path) -> Iterator[None]:
     """Create a working folder, and remove it afterwards."""
     shutil.rmtree(work, ignore_errors=True)
-    (work / BINARIES).mkdir(parents=True)
+    work.mkdir()  # fails where somebody put a link
+    (work / BINARIES).mkdir()
     try:
         yield
     finally:
@@ -324,8 +326,7 @@ class _ResultCache:
             "from": self._inputs(files, kernels),
         }
         with suppress(OSError):
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._path.write_text(json.dumps(noted), encoding="utf-8")
+            replace_file(self._path, json.dumps(noted).encode())
 
     def _inputs(self, files: dict[str, Any], kernels: Sequence[str]) -> dict[str, Any]:
         records = hashlib.sha256()

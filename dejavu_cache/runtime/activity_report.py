@@ -22,6 +22,7 @@ from pydantic import BaseModel, ValidationError
 from ..errors import DejavuError
 from ..model.resolution import Resolution
 from ..notices import warn_once
+from ..safe_files import open_to_append, read_file
 from ..settings import current_settings
 from ..triton_internals.cache_managers import reporting_cache
 from ..triton_internals.hooks import add_compilation_listener, wrap_bench, wrap_cache_manager
@@ -76,7 +77,7 @@ def report_event(what: str, about: str, detail: str = "") -> None:
         json.dumps({"what": what, "about": about, "detail": detail, "process": os.getpid()}) + "\n"
     )
     try:
-        with path.open("a", encoding="utf-8") as file:
+        with open(open_to_append(path), "a", encoding="utf-8") as file:
             file.write(line)
     except OSError as error:
         warn_once(f"report {path}", f"{path} cannot be written: {error}")
@@ -140,7 +141,11 @@ def read_events(folder: Path) -> list[ActivityEvent]:
     """Return the events in a folder, by the start of their processes; broken lines are left out."""
     events = []
     for path in sorted(folder.glob("*.jsonl")):
-        for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            lines = read_file(path).decode(errors="replace").splitlines()
+        except OSError:  # not written by a program: a link, a pipe
+            continue
+        for line in lines:
             try:
                 events.append(ActivityEvent.model_validate_json(line))
             except ValidationError:

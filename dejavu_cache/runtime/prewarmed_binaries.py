@@ -64,7 +64,8 @@ class SealedBinaries:
         if problem is None:
             return path
         warn_once(
-            f"binary {path}", f"{problem}; it is compiled instead; make the folder again with prewarm"
+            f"binary {path}",
+            f"{problem}; it is compiled instead; make the folder again with prewarm",
         )
         return None
 

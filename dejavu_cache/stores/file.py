@@ -20,8 +20,9 @@ from ..model.merge import OnConflict
 from ..model.record import Record
 from ..model.scenario import Context, Scenario
 from ..notices import warn_once
+from ..safe_files import open_folder, open_regular
 from .base import Found, FoundTree, Store
-from .file_access import acquire_lock, describe_failure, replace_file
+from .file_access import acquire_lock, describe_failure, read_text, write_text
 from .file_layout import Page, find, read_context
 
 __all__ = ["FileStore"]
@@ -110,7 +111,7 @@ class FileStore(Store):
             if path.name.endswith(_TREE):
                 continue
             try:
-                with path.open(encoding="utf-8") as file:
+                with open(open_regular(self.root, path), encoding="utf-8") as file:
                     context = read_context(file, str(path))
                 if self.path(context) != path:
                     raise StoreError(f"it belongs at {self.path(context).relative_to(self.root)}")
@@ -123,7 +124,7 @@ class FileStore(Store):
         folder = self.root if kernel is None else self.root / _slug(kernel)
         for path in sorted(folder.rglob(f"*{_TREE}")):
             try:
-                tree = Tree.parse(path.read_text(encoding="utf-8"), str(path))
+                tree = Tree.parse(read_text(path, self.root), str(path))
             except (StoreError, OSError, UnicodeDecodeError) as error:
                 warn_once(f"{path}", f"{path} is passed over: {error}")
                 continue
@@ -134,25 +135,31 @@ class FileStore(Store):
         """Write the tree's file, beside the records of its context."""
         self._refuse_if_read_only()
         path = self.path(tree.context).with_suffix(_TREE)
-        replace_file(path, tree.text)
+        write_text(path, tree.text, self.root)
         return path.as_uri()
 
     def delete_tree(self, context: Context) -> bool:
         """Remove the tree's file."""
         self._refuse_if_read_only()
         path = self.path(context).with_suffix(_TREE)
-        existed = path.exists()
+        return self._unlink(path)
+
+    def _unlink(self, path: Path) -> bool:
+        """Remove a file, and return whether it existed."""
         try:
-            path.unlink(missing_ok=True)
+            with open_folder(self.root, path.parent) as folder:
+                os.unlink(path.name, dir_fd=folder)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
         except OSError as error:
             raise describe_failure(error, path, "removed") from error
-        return existed
+        return True
 
     def imported(self, function: str) -> Iterator[ForeignResult]:
         """Return the function's results of other autotuners; warn if they cannot be read."""
         path = self._imported_path(function)
         try:
-            return iter(parse_foreign_results(path.read_text(encoding="utf-8"), str(path)))
+            return iter(parse_foreign_results(read_text(path, self.root), str(path)))
         except FileNotFoundError:
             return iter(())
         except (StoreError, OSError, UnicodeDecodeError) as error:
@@ -167,7 +174,7 @@ class FileStore(Store):
             by_function.setdefault(entry.function, []).append(entry)
         for function, results in by_function.items():
             text = format_foreign_results([*self.imported(function), *results])
-            replace_file(self._imported_path(function), text)
+            write_text(self._imported_path(function), text, self.root)
 
     def _imported_path(self, function: str) -> Path:
         return self.root / ".imported" / f"{_slug(function)}.jsonl"
@@ -198,7 +205,7 @@ class FileStore(Store):
             if dropped and len(page):
                 self._replace(path, page)
             elif dropped:
-                path.unlink(missing_ok=True)
+                self._unlink(path)
                 self._pages.pop(path, None)
             return dropped
 
@@ -236,7 +243,7 @@ class FileStore(Store):
             older_than: the least age of a leftover, in seconds.
         """
         leftovers = [*(self.root / _LOCKS).glob("*.lease"), *self.root.rglob("*.json.tmp-*")]
-        old = [path for path in leftovers if time.time() - path.stat().st_mtime > older_than]
+        old = [path for path in leftovers if time.time() - path.lstat().st_mtime > older_than]
         for path in old:
             path.unlink(missing_ok=True)
         return len(old)
@@ -246,7 +253,10 @@ class FileStore(Store):
         if path in self._pages:
             return None
         try:
-            with path.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as content:
+            with (
+                open(open_regular(self.root, path), "rb") as file,
+                mmap(file.fileno(), 0, access=ACCESS_READ) as content,
+            ):
                 return find(content, context, scenario, str(path))
         except (OSError, ValueError):
             # The file is absent, empty or unreadable; the caller reads it next and reports which.
@@ -269,9 +279,7 @@ class FileStore(Store):
 
     def _read(self, path: Path, context: Context) -> Page:
         try:
-            page = Page.parse(path.read_text(encoding="utf-8"), str(path))
-        except UnicodeDecodeError as error:
-            raise DamagedRecordsError(f"{path} is damaged: {error}") from None
+            page = Page.parse(read_text(path, self.root), str(path))
         except OSError as error:
             raise describe_failure(error, path, "read") from error
         if page.context != context:
@@ -313,7 +321,7 @@ class FileStore(Store):
             return Page(context)
 
     def _replace(self, path: Path, page: Page) -> None:
-        replace_file(path, page.text)
+        write_text(path, page.text, self.root)
         self._pages[path] = (_signature(path), page)
 
     def _set_aside(self, path: Path, why: str) -> None:
@@ -328,7 +336,8 @@ class FileStore(Store):
                 return
             aside = path.with_name(f"{path.name}.damaged-{time.time_ns()}")
             try:
-                os.replace(path, aside)
+                with open_folder(self.root, path.parent) as folder:
+                    os.replace(path.name, aside.name, src_dir_fd=folder, dst_dir_fd=folder)
             except FileNotFoundError:
                 return
             except OSError as error:
@@ -342,5 +351,5 @@ def _slug(name: str) -> str:
 
 
 def _signature(path: Path) -> _Signature:
-    stat = path.stat()
+    stat = path.lstat()
     return stat.st_mtime_ns, stat.st_size, stat.st_ino

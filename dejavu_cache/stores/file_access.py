@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import os
-import threading
 from pathlib import Path
 
 from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 
-from ..errors import StoreError
+from ..errors import DamagedRecordsError, StoreError
+from ..safe_files import open_folder, read_file, replace_file
 
-__all__ = ["acquire_lock", "describe_failure", "replace_file"]
+__all__ = ["acquire_lock", "describe_failure", "read_text", "write_text"]
 
 _ERRORS_WITHOUT_LOCKS = {
     errno.ENOSYS,
@@ -21,6 +19,9 @@ _ERRORS_WITHOUT_LOCKS = {
     errno.ENOTSUP,
     errno.EINVAL,
 }
+
+_ERRORS_OF_FOREIGN_FILES = {errno.ELOOP, errno.EINVAL, errno.EFBIG, errno.ENXIO}
+"""Errors of opening a link, a device, a file that is too large, and a socket."""
 
 _REMEDIES = {
     errno.EACCES: "give this user access, or point DEJAVU_CACHE_URL elsewhere",
@@ -31,6 +32,8 @@ _REMEDIES = {
     errno.EDQUOT: "the quota is used up: make room; what was there before is untouched",
     errno.ENOTDIR: "a file stands where a folder is needed",
     errno.EISDIR: "a folder stands where a file is needed",
+    errno.ELOOP: "a symbolic link stands there, and links are not followed: "
+    "replace it by what it points to",
 }
 
 
@@ -45,7 +48,8 @@ def acquire_lock(path: Path, wait: float) -> BaseFileLock:
         Timeout: another process still has the lock.
         OSError: the file cannot be created.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    with open_folder(path.parents[1], path.parent, create=True):
+        pass  # it is a folder, and no link to one of somebody else
     try:
         lock: BaseFileLock = FileLock(path, timeout=wait)
         lock.acquire()
@@ -58,24 +62,32 @@ def acquire_lock(path: Path, wait: float) -> BaseFileLock:
     return lock
 
 
-def replace_file(path: Path, text: str) -> None:
-    """Write a file atomically and durably, by a temporary file that is synced and renamed.
+def read_text(path: Path, root: Path) -> str:
+    """Return the text of a file in a store's folder.
+
+    Raises:
+        DamagedRecordsError: it is not text, or something that no store wrote: a link, a pipe, …
+        OSError: it cannot be read.
+    """
+    try:
+        return read_file(path, root).decode()
+    except UnicodeDecodeError as error:
+        raise DamagedRecordsError(f"{path} is damaged: {error}") from None
+    except OSError as error:
+        if error.errno in _ERRORS_OF_FOREIGN_FILES and error.filename in (path.name, str(path)):
+            raise DamagedRecordsError(f"{path} is no file of records: {error.strerror}") from None
+        raise
+
+
+def write_text(path: Path, text: str, root: Path) -> None:
+    """Write a file in a store's folder atomically and durably.
 
     Raises:
         StoreError: the file cannot be written; an earlier one is unchanged.
     """
-    temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}-{threading.get_ident()}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        _sync_folder(path.parent)
+        replace_file(path, text.encode(), root)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
         raise describe_failure(error, path, "written") from error
 
 
@@ -91,11 +103,3 @@ def describe_failure(error: OSError, path: Path, action: str) -> StoreError:
     return StoreError(
         f"{path} cannot be {action}: {error.strerror or error}{'; ' + remedy if remedy else ''}"
     )
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -12,6 +12,7 @@ from ..errors import DamagedRecordsError, NewerFormatError, StoreError
 from ..model.merge import OnConflict
 from ..model.record import FORMAT, Record, RecordSet
 from ..model.scenario import Context, Scenario, canonical_json
+from ..safe_files import replace_file
 from .base import Store
 from .memory import MemoryStore
 
@@ -93,11 +94,7 @@ def freeze(store: Store, folder: Path, kernel: str | None = None) -> FrozenStore
     content = "".join(lines).encode()
     path = folder.absolute() / f"{hashlib.sha256(content).hexdigest()}{SUFFIX}"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(".tmp")
-        temporary.write_bytes(content)
-        temporary.replace(path)
-        path.chmod(0o444)
+        replace_file(path, content, mode=0o444)
     except OSError as error:
         raise StoreError(f"{path} cannot be written: {error.strerror}") from None
     return FrozenStore(path)

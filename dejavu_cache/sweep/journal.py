@@ -19,6 +19,7 @@ from ..model.merge import OnConflict, merge_into, merge_records
 from ..model.record import Record, RecordSet
 from ..model.scenario import Context, Scenario, canonical_json
 from ..notices import warn_once
+from ..safe_files import open_to_append, read_file
 from ..stores import Found, Store
 from ..stores.file_layout import read_set
 
@@ -38,7 +39,7 @@ def abandoned_journals(home: str) -> list[Path]:
     abandoned = []
     for path in sorted(journal_folder(home).glob("*.jsonl")):
         lock = _lock_of(path)
-        with suppress(Timeout):
+        with suppress(Timeout, OSError):
             lock.acquire()
             if path.exists():  # otherwise its sweep has ended just now
                 abandoned.append(path)
@@ -108,7 +109,7 @@ class Journal(Store):
         if self._file_lock is None:
             self._file_lock = _lock_of(self.path)
             self._file_lock.acquire()
-        with self.path.open("a", encoding="utf-8") as file:
+        with open(open_to_append(self.path), "a", encoding="utf-8") as file:
             file.write(line + "\n")
             file.flush()
             os.fsync(file.fileno())
@@ -163,11 +164,14 @@ class Journal(Store):
                 lock.acquire()
             except Timeout:
                 continue
+            except OSError as error:
+                warn_once(f"{path}", f"{path} cannot be locked, and is passed over: {error}")
+                continue
             try:
                 self._take_over(path)
             except FileNotFoundError:  # another worker has taken it over
                 pass
-            except NewerFormatError as error:
+            except (NewerFormatError, OSError) as error:
                 warn_once(f"{path}", str(error))
             finally:
                 _unlock(lock)
@@ -205,7 +209,7 @@ def _read_journal(path: Path) -> tuple[list[RecordSet], DamagedRecordsError | No
         FileNotFoundError: the journal was removed meanwhile.
         NewerFormatError: a newer version wrote some of its lines.
     """
-    *lines, rest = path.read_bytes().split(b"\n")
+    *lines, rest = read_file(path).split(b"\n")
     if rest:  # the process died while it wrote this line
         warn_once(f"{path}", f"{path} ends in the middle of a line, which is passed over")
     record_sets: list[RecordSet] = []

@@ -25,6 +25,7 @@ from dejavu_cache.triton_internals.cache_managers import CUDA_UTILS, cuda_utils_
 
 KEY = "a" * 40
 
+
 def manifest_of(folder: Path, **changed: Any) -> Manifest:
     files = {
         path.relative_to(folder).as_posix(): File(

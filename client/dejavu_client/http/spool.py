@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import os
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +14,7 @@ from pydantic import ValidationError
 from dejavu_cache.model.record import RecordSet
 from dejavu_cache.model.scenario import canonical_json
 from dejavu_cache.notices import warn_once
+from dejavu_cache.safe_files import read_file, replace_file
 
 __all__ = ["Spool"]
 
@@ -47,17 +45,9 @@ class Spool:
         """Write a record set to disk; warn if even that fails, since the server will not get it."""
         text = canonical_json(record_set)
         path = self.folder / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
-        temporary = path.with_suffix(f".tmp-{os.getpid()}-{threading.get_ident()}")
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            with temporary.open("w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
+            replace_file(path, text.encode())
         except OSError as error:
-            with contextlib.suppress(OSError):
-                temporary.unlink()
             warn_once(
                 f"{self.folder}",
                 f"records for the server cannot be spooled in {self.folder}: {error}",
@@ -90,7 +80,7 @@ class Spool:
 
 def _read(path: Path) -> RecordSet | None:
     try:
-        return RecordSet.model_validate_json(path.read_bytes())
+        return RecordSet.model_validate_json(read_file(path))
     except FileNotFoundError:
         return None
     except ValidationError:

@@ -16,10 +16,20 @@ import tarfile
 import uuid
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from ...errors import BundleError
-from ...stores.manifest import MANIFEST, Manifest, parse_manifest, verify_folder
+from ...stores.manifest import (
+    BINARIES,
+    MANIFEST,
+    RECORDS,
+    Manifest,
+    parse_manifest,
+    verify_folder,
+)
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 __all__ = ["Digests", "create", "extract", "read_bundle"]
 
@@ -29,6 +39,21 @@ _LEVEL = 12
 _SKIPPED = 0x184D2A50
 _SEAL = struct.Struct("<II32s")
 _BLOCK = 1 << 20
+
+MAX_FILES = 200_000
+"""Files in a bundle."""
+
+MAX_BYTES = 64 << 30
+"""Bytes in a bundle's files."""
+
+MAX_EXPANSION = 100
+"""How many times larger than the bundle its files may be; compiled kernels reach about 10."""
+
+_SLACK = 64 << 20
+"""Bytes that the files may have whatever the bundle's size, and the limit of a manifest."""
+
+_MAX_HEADER = 64 << 10
+"""Bytes of a tar header that holds a long name."""
 
 
 class Digests(NamedTuple):
@@ -56,7 +81,7 @@ def create(folder: Path, file: Path) -> tuple[Manifest, Digests]:
     partial_file = file.with_name(f".{file.name}.{uuid.uuid4().hex[:8]}")
     try:
         file.absolute().parent.mkdir(parents=True, exist_ok=True)
-        with partial_file.open("wb") as raw:
+        with partial_file.open("xb") as raw:
             digests = write(folder, manifest, raw)
             raw.flush()
             os.fsync(raw.fileno())
@@ -143,7 +168,7 @@ def extract(file: Path, out: Path) -> Manifest:
         for name, data in _members(file, manifests):
             path = work / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("wb") as target:
+            with path.open("xb") as target:
                 shutil.copyfileobj(data, target, _BLOCK)
         (work / MANIFEST).write_text(manifests[0].text, encoding="utf-8")
         with contextlib.suppress(FileNotFoundError):
@@ -167,9 +192,10 @@ def _members(file: Path, manifests: list[Manifest]) -> Iterator[tuple[str, IO[by
     try:
         with file.open("rb") as raw:
             body: Any = _LimitedReader(raw, file.stat().st_size - _SEAL.size)
+            decompressor = zstandard.ZstdDecompressor(max_window_size=1 << 27)
             with (
-                zstandard.ZstdDecompressor(max_window_size=1 << 27).stream_reader(body) as plain,
-                tarfile.open(fileobj=plain, mode="r|") as tar,
+                decompressor.stream_reader(body) as plain,
+                tarfile.open(fileobj=plain, mode="r|", tarinfo=_BundleEntry) as tar,
             ):
                 yield from _checked_members(file, tar, manifests)
     except (tarfile.TarError, zstandard.ZstdError, EOFError) as error:
@@ -183,7 +209,7 @@ def _checked_members(
     names: set[str] = set()
     for entry in tar:
         name = entry.name
-        if not entry.isreg() or name in names or not _is_inside(name):
+        if not entry.isreg() or entry.issparse() or name in names or not _is_inside(name):
             raise BundleError(
                 f"{file} has an entry that no bundle has: {name!r}; nothing was unpacked"
             )
@@ -193,7 +219,12 @@ def _checked_members(
         if not manifests:
             if name != MANIFEST:
                 raise BundleError(f"{file} is no bundle: it does not begin with {MANIFEST}")
-            manifests.append(parse_manifest(data.read(64 << 20), f"{file}: {MANIFEST}"))
+            if entry.size > _SLACK:
+                raise BundleError(
+                    f"{file}: {MANIFEST} has {entry.size} bytes; nothing was unpacked"
+                )
+            manifests.append(parse_manifest(data.read(), f"{file}: {MANIFEST}"))
+            _check_expansion(file, manifests[0])
             continue
         entry_digest = manifests[0].files.get(name)
         if entry_digest is None or entry_digest.size != entry.size:
@@ -214,20 +245,57 @@ def _checked_members(
         raise BundleError(f"{file} is cut: {missing[0]} is missing; get it again")
 
 
+class _BundleEntry(tarfile.TarInfo):
+    """A tar entry; headers of kinds that no bundle has are refused before they are read."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        """Parse a header block."""
+        entry = super().frombuf(buf, encoding, errors)
+        has_content_in_memory = entry.type in (
+            tarfile.XHDTYPE,
+            tarfile.XGLTYPE,
+            tarfile.SOLARIS_XHDTYPE,
+            tarfile.GNUTYPE_LONGNAME,
+            tarfile.GNUTYPE_LONGLINK,
+        )
+        if has_content_in_memory and entry.size > _MAX_HEADER:
+            raise BundleError(f"a header of the tar has {entry.size} bytes; nothing was unpacked")
+        return entry
+
+
+def _check_expansion(file: Path, manifest: Manifest) -> None:
+    """Refuse a bundle that would expand to more than its limits, before anything is unpacked.
+
+    Every file has exactly its size in the manifest, so that the manifest tells the total.
+    """
+    total = sum(described_file.size for described_file in manifest.files.values())
+    limit = min(MAX_BYTES, _SLACK + MAX_EXPANSION * file.stat().st_size)
+    if total > limit or len(manifest.files) > MAX_FILES:
+        raise BundleError(
+            f"{file} would expand to {len(manifest.files)} files of {total} bytes, and its limits "
+            f"are {MAX_FILES} files and {limit} bytes: nothing was unpacked; split what it holds "
+            "into several prewarmed folders, or distrust it"
+        )
+
+
 def _is_inside(name: str) -> bool:
+    """Return whether a name is the manifest's, or that of a file where prewarmed folders have them."""
     path = PurePosixPath(name)
     return (
-        bool(name)
-        and not path.is_absolute()
-        and ".." not in path.parts
-        and path.as_posix() == name
+        name.isprintable()
         and "\\" not in name
+        and path.as_posix() == name
+        and ".." not in path.parts
+        and (name == MANIFEST or (len(path.parts) > 1 and path.parts[0] in (RECORDS, BINARIES)))
     )
 
 
 def _check_seal(file: Path) -> None:
     """Refuse a bundle that was cut or altered, before anything in it is read."""
     try:
+        if not file.is_file():  # a pipe would never end
+            raise BundleError(f"{file} is no file")
         size = file.stat().st_size
         with file.open("rb") as raw:
             digest, remaining = hashlib.sha256(), max(size - _SEAL.size, 0)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 import uuid
 from collections.abc import Mapping
@@ -15,12 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import BundleError
+from ...safe_files import open_regular, read_file
 from ...stores.manifest import Manifest, verify_folder
 from .archive import write
 
 __all__ = ["bundle_in", "write_layout"]
 
 _TYPES = "application/vnd.oci.image"
+_DIGEST = re.compile("[0-9a-f]{64}")
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
@@ -104,10 +107,10 @@ def bundle_in(layout: Path) -> Path:
         BundleError: the layout is of another image, or damaged.
     """
     try:
-        (image,) = json.loads((layout / "index.json").read_bytes())["manifests"]
-        (layer,) = json.loads(_checked_blob(layout, image).read_bytes())["layers"]
+        (image,) = json.loads(read_file(layout / "index.json", layout))["manifests"]
+        (layer,) = json.loads(read_file(_checked_blob(layout, image), layout))["layers"]
         return _checked_blob(layout, layer)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise BundleError(f"{layout} is no image of a prewarmed folder: {error}") from None
 
 
@@ -115,10 +118,14 @@ def _checked_blob(layout: Path, descriptor: Mapping[str, Any]) -> Path:
     """Return the path of a descriptor's blob, after comparing its digest with its name."""
     kind, _, digest = str(descriptor["digest"]).partition(":")
     path = layout / "blobs" / kind / digest
-    if (
-        kind != "sha256"
-        or not digest.isalnum()
-        or hashlib.sha256(path.read_bytes()).hexdigest() != digest
-    ):
+    if kind != "sha256" or not _DIGEST.fullmatch(digest) or _sha256(layout, path) != digest:
         raise BundleError(f"{path} was altered: its digest is not its name")
     return path
+
+
+def _sha256(layout: Path, path: Path) -> str:
+    digest = hashlib.sha256()
+    with open(open_regular(layout, path), "rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()

@@ -129,7 +129,9 @@ def prewarm(
         f"{out}: {scenarios} scenarios of {len(manifest.kernels)} kernels, {what}, "
         f"for {', '.join(manifest.targets)}"
     )
-    say(f"{size / 2**20:.1f} MiB by {manifest.wheel}; run with  {PREFIX}URL=prewarmed://{out.absolute()}")
+    say(
+        f"{size / 2**20:.1f} MiB by {manifest.wheel}; run with  {PREFIX}URL=prewarmed://{out.absolute()}"
+    )
 
 
 def _ignore_progress(total: int) -> Callable[[Any, Any], None]:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from dejavu_cache.errors import SettingsError
+from dejavu_cache.safe_files import open_to_write
 
 from ..options import (
     DeviceOption,
@@ -65,7 +66,8 @@ def report(
         raise SettingsError(f"--default {texts}: no measured config has these values")
     page = render(record_sets, trees, default_values, source.url)
     try:
-        to.write_text(page, encoding="utf-8")
+        with open(open_to_write(to), "w", encoding="utf-8") as file:
+            file.write(page)
     except OSError as error:
         raise SettingsError(f"--to {to}: it cannot be written: {error.strerror}") from None
     say(f"{to}: {len(records)} scenarios in {len(record_sets)} environments")

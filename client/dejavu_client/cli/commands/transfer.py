@@ -22,6 +22,7 @@ from dejavu_cache.model.foreign_result import ForeignResult
 from dejavu_cache.model.merge import OnConflict
 from dejavu_cache.model.record import FORMAT, RecordSet
 from dejavu_cache.model.scenario import canonical_json
+from dejavu_cache.safe_files import open_to_write
 from dejavu_cache.stores import Store, open_store
 from dejavu_cache.stores.file_layout import Page
 from dejavu_cache.stores.snapshot import freeze as write_snapshot
@@ -202,6 +203,6 @@ def _parse_line(line: str, position: str) -> RecordSet:
 
 def _open_for_writing(file: str):  # type: ignore[no-untyped-def]
     try:
-        return open(file, "w", encoding="utf-8")
+        return open(open_to_write(Path(file)), "w", encoding="utf-8")
     except OSError as error:
         raise SettingsError(f"{file} cannot be written: {error.strerror}") from None

@@ -1,0 +1,180 @@
+"""Read and write files in folders that other users may write to, without following links.
+
+A link that somebody planted could turn a write into one to a file of the victim, and a read into
+one of a device that never ends. Every folder below a given root is opened by itself and without
+following links, and files are named relative to an open folder, so that nothing can be exchanged
+between a check and its use.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+__all__ = [
+    "open_folder",
+    "open_regular",
+    "open_to_append",
+    "open_to_write",
+    "read_file",
+    "replace_file",
+]
+
+MAX_BYTES = 1 << 30
+"""Size of the largest file that is read whole."""
+
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # opening a pipe would wait for its writer
+
+
+@contextmanager
+def open_folder(root: Path, folder: Path, *, create: bool = False) -> Iterator[int]:
+    """Open a folder below a root, and yield its descriptor.
+
+    Args:
+        root: a folder that is trusted to be where it is; links to it are followed.
+        folder: the root, or a folder below it.
+        create: whether to create missing folders, the root included.
+
+    Raises:
+        OSError: it does not exist or cannot be opened, or a link is in the way.
+    """
+    if create:
+        root.mkdir(parents=True, exist_ok=True)
+    handle = os.open(root, _FOLDER)
+    try:
+        for name in folder.relative_to(root).parts:
+            inner = _open_child(handle, name, create)
+            os.close(handle)
+            handle = inner
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def _open_child(parent: int, name: str, create: bool) -> int:
+    if create:
+        with suppress(FileExistsError):
+            os.mkdir(name, dir_fd=parent)
+    try:
+        return os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=parent)
+    except OSError as error:
+        if error.errno == errno.ENOTDIR and _is_link(name, parent):
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), name) from None
+        raise
+
+
+def _is_link(name: str, parent: int) -> bool:
+    try:
+        return stat.S_ISLNK(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode)
+    except OSError:
+        return False
+
+
+def open_regular(root: Path, path: Path) -> int:
+    """Open a regular file below a root for reading, and return its descriptor.
+
+    Raises:
+        OSError: it cannot be opened, a link is in the way (`ELOOP`), or it is a pipe, a device or
+            the like (`EFTYPE`, or `EINVAL` where that is not defined).
+    """
+    with open_folder(root, path.parent) as folder:
+        handle = os.open(path.name, os.O_RDONLY | _FILE, dir_fd=folder)
+    try:
+        _refuse_special_file(handle, path)
+    except OSError:
+        os.close(handle)
+        raise
+    return handle
+
+
+def _refuse_special_file(handle: int, path: Path) -> None:
+    mode = os.fstat(handle).st_mode
+    if stat.S_ISDIR(mode):
+        raise OSError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, "it is neither a file nor a folder", str(path))
+
+
+def read_file(path: Path, root: Path | None = None) -> bytes:
+    """Return the content of a regular file of at most `MAX_BYTES` bytes.
+
+    Args:
+        path: the file.
+        root: below it, links are not followed; None: only the file itself must not be a link.
+
+    Raises:
+        OSError: it cannot be read, is no regular file, or is larger (`EFBIG`).
+    """
+    with open(open_regular(root or path.parent, path), "rb") as file:
+        if os.fstat(file.fileno()).st_size > MAX_BYTES:
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
+        return file.read(MAX_BYTES)
+
+
+def replace_file(path: Path, data: bytes, root: Path | None = None, *, mode: int = 0o666) -> None:
+    """Write a file atomically and durably, by a new file that is synced and renamed.
+
+    A link with the file's name is replaced and not followed.
+
+    Args:
+        path: the file; its folders are created.
+        data: its content.
+        root: below it, links are not followed; None: the file's own folder.
+        mode: the permissions, before the umask.
+
+    Raises:
+        OSError: it cannot be written; an earlier file is unchanged.
+    """
+    temporary = f"{path.name}.tmp-{os.getpid()}-{secrets.token_hex(8)}"
+    with open_folder(root or path.parent, path.parent, create=True) as folder:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FILE
+        handle = os.open(temporary, flags, mode, dir_fd=folder)
+        try:
+            with open(handle, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path.name, src_dir_fd=folder, dst_dir_fd=folder)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(temporary, dir_fd=folder)
+            raise
+        os.fsync(folder)
+
+
+def open_to_append(path: Path) -> int:
+    """Open a regular file of this user for appending, and return its descriptor.
+
+    Raises:
+        OSError: it cannot be written, is a link, or belongs to another user.
+    """
+    handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | _FILE, 0o666)
+    try:
+        _refuse_special_file(handle, path)
+        status = os.fstat(handle)
+        if status.st_uid != os.geteuid() or status.st_nlink > 1:
+            raise OSError(errno.EPERM, "somebody else put a file there", str(path))
+    except OSError:
+        os.close(handle)
+        raise
+    return handle
+
+
+def open_to_write(path: Path) -> int:
+    """Open a file that a user named as a target, empty it, and return its descriptor.
+
+    Pipes and devices will do, links will not.
+
+    Raises:
+        OSError: it cannot be written, or is a link.
+    """
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    if stat.S_ISREG(os.fstat(handle).st_mode):
+        os.ftruncate(handle, 0)
+    return handle

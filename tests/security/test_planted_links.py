@@ -1,0 +1,216 @@
+"""Nobody's files are hurt, and nobody waits, for what a stranger put into a shared folder."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.processes import dejavu
+
+from dejavu_cache.errors import StoreError
+from dejavu_cache.model.record import RecordSet
+from dejavu_cache.runtime.activity_report import read_events
+from dejavu_cache.safe_files import open_to_append, open_to_write, read_file, replace_file
+from dejavu_cache.stores import FileStore
+from dejavu_cache.stores.snapshot import freeze
+from dejavu_cache.sweep.journal import Journal
+from dejavu_cache.testing import _context, _record
+from dejavu_client.http.spool import Spool
+
+PRECIOUS = "precious"
+
+
+@pytest.fixture
+def victim(tmp_path: Path) -> Path:
+    """Make a folder of the victim's own, outside the shared one, with one file."""
+    folder = tmp_path / "victim"
+    folder.mkdir()
+    (folder / "file").write_text(PRECIOUS)
+    return folder
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> FileStore:
+    return FileStore(tmp_path / "shared")
+
+
+def plant(path: Path, target: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.symlink_to(target)
+
+
+def state(folder: Path) -> dict[Path, tuple[int, int, int]]:
+    stats = {path: path.stat() for path in folder.rglob("*")}
+    return {path: (stat.st_ino, stat.st_size, stat.st_mtime_ns) for path, stat in stats.items()}
+
+
+def assert_unhurt(victim: Path) -> None:
+    assert [path.name for path in victim.iterdir()] == ["file"]
+    assert (victim / "file").read_text() == PRECIOUS
+
+
+def try_put(store: FileStore) -> None:
+    try:
+        store.put(_context(), [_record(1)])
+    except StoreError as error:
+        assert "link" in str(error)
+
+
+def test_a_link_as_the_lock(store: FileStore, victim: Path) -> None:
+    plant(store.root / ".locks" / f"{_context().digest}.lock", victim / "file")
+    try_put(store)
+    assert_unhurt(victim)
+
+
+def test_a_link_as_the_temporary_file_of_a_thread(store: FileStore, victim: Path) -> None:
+    """The temporary file's name cannot be known beforehand, and is never one that exists."""
+    path = store.path(_context())
+    name = f"{path.name}.tmp-{os.getpid()}-{threading.get_ident()}"
+    plant(path.with_name(name), victim / "file")
+    store.put(_context(), [_record(1)])
+    assert not path.is_symlink()
+    assert_unhurt(victim)
+
+
+def test_a_temporary_file_that_exists_is_not_written(
+    store: FileStore, victim: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("secrets.token_hex", lambda size: "0" * 2 * size)
+    path = store.path(_context())
+    plant(path.with_name(f"{path.name}.tmp-{os.getpid()}-{'0' * 16}"), victim / "file")
+    with pytest.raises(StoreError, match="exists"):
+        store.put(_context(), [_record(1)])
+    assert_unhurt(victim)
+
+
+def test_a_link_as_the_file_of_records_is_set_aside(store: FileStore, victim: Path) -> None:
+    path = store.path(_context())
+    plant(path, victim / "file")
+    assert store.get(_context(), _record(1).scenario) is None
+    (aside,) = store.set_aside()
+    assert aside.is_symlink()
+    store.put(_context(), [_record(1)])
+    assert not path.is_symlink()
+    assert_unhurt(victim)
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2, ".locks", ".imported"])
+def test_a_link_as_a_folder(store: FileStore, victim: Path, depth: int | str) -> None:
+    """Neither records nor locks are written through it, and none are read."""
+    context = _context()
+    elsewhere = FileStore(victim)
+    folder = store.path(context).parent
+    folders = [folder.parents[1], folder.parents[0], folder]
+    path = store.root / depth if isinstance(depth, str) else folders[depth]
+    elsewhere.put(context, [_record(2)])
+    inside = victim / path.relative_to(store.root)
+    inside.mkdir(parents=True, exist_ok=True)
+    before = state(victim)
+    plant(path, inside)
+    try_put(store)
+    if depth not in (".locks", ".imported"):
+        with pytest.raises(StoreError, match="link"):
+            store.get(context, _record(2).scenario)
+        with pytest.raises(StoreError, match="link"):
+            store.delete(context)
+        assert list(store.contexts(context.kernel.name)) == []
+    assert state(victim) == before
+
+
+def test_a_pipe_or_an_endless_device_holds_nobody(store: FileStore, victim: Path) -> None:
+    path = store.path(_context())
+    path.parent.mkdir(parents=True)
+    for make in (os.mkfifo, lambda planted: Path(planted).symlink_to("/dev/zero")):
+        make(path)
+        assert store.get(_context(), _record(1).scenario) is None
+        assert list(store.contexts()) == []
+    os.mkfifo(path.with_suffix(".tree.json"))
+    assert list(store.trees()) == []
+
+
+def test_a_file_too_large_to_be_read_is_refused(tmp_path: Path) -> None:
+    with (tmp_path / "sparse").open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(OSError, match="too large"):
+        read_file(tmp_path / "sparse")
+
+
+def spool_record(folder: Path) -> None:
+    Spool("https://server", folder).add(RecordSet(context=_context(), records=(_record(1),)))
+
+
+def write_journal(folder: Path) -> None:
+    journal = Journal(FileStore(folder / "store"), folder / "journals")
+    journal.put(_context(), [_record(1)])
+
+
+def freeze_records(folder: Path) -> None:
+    store = FileStore(folder / "store")
+    store.put(_context(), [_record(1)])
+    freeze(store, folder)
+
+
+@pytest.mark.parametrize("write", [spool_record, write_journal, freeze_records])
+def test_links_under_the_names_of_files_that_will_be_written(
+    write: Callable[[Path], None], tmp_path: Path, victim: Path
+) -> None:
+    """A dry run shows the names; where they can be foretold, links are planted there."""
+    write(tmp_path / "dry")
+    for path in (tmp_path / "dry").rglob("*"):
+        if path.is_file() and "store" not in path.parts:
+            planted = tmp_path / "wet" / path.relative_to(tmp_path / "dry")
+            plant(planted, victim / "file")
+            if not planted.with_suffix(".tmp").is_symlink():
+                plant(planted.with_suffix(".tmp"), victim / "file")
+    write(tmp_path / "wet")
+    assert_unhurt(victim)
+
+
+def test_targets_that_a_user_names_are_not_written_through_a_link(
+    tmp_path: Path, victim: Path
+) -> None:
+    plant(tmp_path / "export.jsonl", victim / "file")
+    FileStore(tmp_path / "shared").put(_context(), [_record(1)])
+    for words in (
+        ["export", tmp_path / "export.jsonl"],
+        ["report", "--to", tmp_path / "export.jsonl"],
+    ):
+        ran = dejavu(*words, "--store", tmp_path / "shared")
+        assert ran.returncode == 2, ran.stdout
+        assert "symbolic link" in ran.stderr
+    assert_unhurt(victim)
+
+
+@pytest.mark.parametrize("write", [open_to_append, open_to_write])
+def test_a_link_is_neither_appended_to_nor_emptied(
+    write: Callable[[Path], int], tmp_path: Path, victim: Path
+) -> None:
+    plant(tmp_path / "link", victim / "file")
+    with pytest.raises(OSError, match="symbolic"):
+        write(tmp_path / "link")
+    assert_unhurt(victim)
+
+
+def test_a_hard_link_is_not_appended_to(tmp_path: Path, victim: Path) -> None:
+    os.link(victim / "file", tmp_path / "link")
+    with pytest.raises(OSError, match="somebody else"):
+        open_to_append(tmp_path / "link")
+
+
+def test_activity_reports_of_strangers_are_passed_over(tmp_path: Path, victim: Path) -> None:
+    """The folder of `verify` may be written by everybody, since programs change their user."""
+    os.mkfifo(tmp_path / "1.jsonl")
+    plant(tmp_path / "2.jsonl", victim / "file")
+    (tmp_path / "3.jsonl").write_bytes(b'{"what": "hit", "about": "k"}\n\xff\n[[[[\n')
+    assert [event.about for event in read_events(tmp_path)] == ["k"]
+
+
+def test_a_replaced_file_is_never_a_link(tmp_path: Path, victim: Path) -> None:
+    plant(tmp_path / "file", victim / "file")
+    replace_file(tmp_path / "file", b"new")
+    assert (tmp_path / "file").read_bytes() == b"new"
+    assert not (tmp_path / "file").is_symlink()
+    assert_unhurt(victim)
