@@ -280,7 +280,7 @@ def _check_expansion(file: Path, manifest: Manifest) -> None:
 
 
 def _is_inside(name: str) -> bool:
-    """Return whether a name is the manifest's, or that of a file where prewarmed folders have them."""
+    """Return whether a prewarmed folder may have a file of a name."""
     path = PurePosixPath(name)
     return (
         name.isprintable()
