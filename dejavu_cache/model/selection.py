@@ -14,6 +14,9 @@ __all__ = ["Near", "contends", "distance", "nearest", "winner"]
 NOISE = 0.01
 """Relative difference of two medians below which they tie, whatever their quantiles."""
 
+MOST_UNCERTAIN = 0.02
+"""Relative difference of two medians that counts in any case: a race tells that much apart."""
+
 CONTENDER = 0.1
 """Relative slowdown against the best above which a config drops out after one measurement."""
 
@@ -25,7 +28,7 @@ def winner(
 
     The record's winner stands as long as nothing was measured since that speaks against it, and
     while it ties with the best, so that near-ties do not flip from one tune to the next; but never
-    a config slower than the default.
+    a config slower than the default. The default wins where it ties with the best.
 
     Args:
         record: the timings and the previous winner.
@@ -47,12 +50,23 @@ def winner(
         )
         if _ties(previous, best) or (unchallenged and contends(previous, best)):
             return previous.config
+    fallback = timed.get(default) if default else None
+    if fallback and (fallback.median or 0.0) <= (best.median or 0.0) * (1 + _uncertainty(best)):
+        return fallback.config
     return best.config
 
 
 def contends(measurement: Measurement, best: Measurement) -> bool:
     """Return whether a measurement is close enough to the best to be repeated."""
     return (measurement.median or 0.0) <= (best.median or 0.0) * (1 + CONTENDER)
+
+
+def _uncertainty(measurement: Measurement) -> float:
+    """Return the relative uncertainty of a median: a quarter of the spread of its quantiles."""
+    if not measurement.median or measurement.p20 is None or measurement.p80 is None:
+        return NOISE
+    spread = (measurement.p80 - measurement.p20) / measurement.median
+    return min(max(NOISE, spread / 4), MOST_UNCERTAIN)
 
 
 def _ties(measurement: Measurement, best: Measurement) -> bool:

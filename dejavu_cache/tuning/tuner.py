@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..model.record import Failure, Measurement
 from ..model.scenario import Config, now
-from ..model.selection import NOISE, contends
 from ..notices import warn_once
 from ..provenance import whoami
 from ..triton_internals.config_names import DeclaredConfigs
@@ -23,21 +21,10 @@ from .benchmark_methods import (
 )
 from .compile_ahead import Candidate, compile_ahead, threads_for
 from .device_timer import FULL, SCREENING, DeviceTimer, Effort, Sample
+from .finals import HOPELESS, Finals
 from .search import Search
 
 __all__ = ["CandidateLaunch", "Tuner"]
-
-HOPELESS = 3.0
-"""A config that takes this many times the best's time is timed only once."""
-
-FINALIST = 0.15
-"""Slowdown against the best, after screening, up to which a config is raced."""
-
-FINALISTS = 12
-"""Most configs in a race."""
-
-ROUNDS, MOST_ROUNDS = 3, 8
-"""Least and most rounds of a race; it ends earlier once a config is ahead or tied."""
 
 QUIET = 4
 """Concurrent compilations that do not disturb a measurement.
@@ -71,7 +58,7 @@ class Tuner:
     """Measures a launch's configs by Triton's own `Autotuner._bench`, hooks and all.
 
     On a device, the configs compile in the background. Each is screened when it is ready, and those
-    close to the best take turns until one is ahead or they are tied. A caller's own benchmark is
+    close to the best are compared again, as `Finals` describes. A caller's own benchmark is
     called once per config, one after the other.
 
     Args:
@@ -102,6 +89,7 @@ class Tuner:
         self._benchmark = launch.autotuner.do_bench
         self._timer = self._benchmark if isinstance(self._benchmark, DeviceTimer) else None
         self._measured: dict[Config, Measurement] = {}
+        self._benchmarked: set[Config] = set()
         self._earlier = {
             measurement.config: measurement
             for measurement in earlier
@@ -121,11 +109,12 @@ class Tuner:
                 for start in range(0, len(configs), TOGETHER):
                     self._screen(configs[start : start + TOGETHER])
                 search.tell(list(self._measured.values())[before:])
-            raced = self._settle() if self._race else []
+            if self._race:
+                self._compare_finalists()
         finally:
             if self._timer is not None:
                 self._timer.release()
-        return len({*self._measured, *raced})
+        return len({*self._measured, *self._benchmarked})
 
     def remeasure(self, config: Config) -> None:
         """Measure one config with full effort."""
@@ -202,55 +191,35 @@ class Tuner:
             )
         self._keep(measurement)
 
-    def _settle(self) -> Iterable[Config]:
-        """Race the finalists, keep the medians of all their rounds, and return the finalists.
+    def _compare_finalists(self) -> None:
+        """Compare the fast configs again, with those of an earlier tune, and keep the outcome."""
+        self._best = math.inf  # No timing is cut short: all of these configs are fast.
+        finals = Finals(
+            {**self._earlier, **self._measured},
+            self._launch.default,
+            self._measure,
+            prepare=self._prepare,
+            is_over=lambda: self._over,
+        )
+        for measurement in finals.run(probe=self._timer is not None):
+            self._keep(measurement)
 
-        One after the other, each config meets another clock and another temperature; in turns they
-        meet the same.
-        """
-        racing = self._finalists()
-        if len(racing) < 2:
-            return []
-        self._prepare([config for config in racing if config not in self._measured])
-        rounds: dict[Config, list[Measurement]] = {config: [] for config in racing}
-        for turn in range(MOST_ROUNDS):
-            if len(racing) < 2 or (self._over and turn):
-                break
-            for config in racing:
-                again = self._measure(config, FULL)
-                if again is not None and again.median is not None:
-                    rounds[config].append(again)
-            racing = _still_racing(rounds, racing, decide=turn + 1 >= ROUNDS)
-        for measurements in rounds.values():
-            if measurements:
-                self._keep(_pool_rounds(measurements))
-        return rounds
-
-    def _prepare(self, names: Sequence[Config]) -> None:
-        """Compile configs that only an earlier process has launched."""
+    def _prepare(self, configs: Sequence[Config]) -> None:
+        """Compile the configs that only an earlier process has launched."""
         launch = self._launch
-        configs = [launch.declared[name] for name in names]
-        with compile_ahead(launch.autotuner, configs, launch.args, launch.kwargs) as candidates:
-            for name, candidate in zip(names, candidates, strict=True):
-                self._before(name)
+        new = [config for config in configs if config not in self._measured]
+        new = [config for config in new if config not in self._benchmarked]
+        declared = [launch.declared[config] for config in new]
+        with compile_ahead(launch.autotuner, declared, launch.args, launch.kwargs) as candidates:
+            for config, candidate in zip(new, candidates, strict=True):
+                self._before(config)
                 candidate.settle()
-
-    def _finalists(self) -> list[Config]:
-        measured = {**self._earlier, **self._measured}
-        timed = sorted(_with_timing(measured.values()), key=_median)
-        close = {
-            timing.config
-            for timing in timed[:FINALISTS]
-            if _median(timing) <= self._best * (1 + FINALIST)
-        }
-        yardstick = {timing.config for timing in timed if timing.config == self._launch.default}
-        racing = close | yardstick if len(close) > 1 else close
-        return [config for config in measured if config in racing]
 
     def _measure(
         self, config: Config, effort: Effort, *, patient: bool = True
     ) -> Measurement | None:
         """Measure one config; return None if it was disturbed and the caller is not `patient`."""
+        self._benchmarked.add(config)
         start = time.perf_counter()
         timing = self._run_benchmark(config, effort, patient)
         return None if timing is None else _measurement(config, timing, time.perf_counter() - start)
@@ -308,54 +277,6 @@ def _with_timing(measurements: Iterable[Measurement]) -> list[Measurement]:
 
 def _median(measurement: Measurement) -> float:
     return measurement.median or 0.0
-
-
-def _still_racing(
-    rounds: Mapping[Config, Sequence[Measurement]], racing: Sequence[Config], *, decide: bool
-) -> list[Config]:
-    """Return the configs that the rounds so far do not tell apart from the best.
-
-    Args:
-        rounds: the measurements of each config, a round each.
-        racing: the configs in the race.
-        decide: whether there were enough rounds to judge small differences; before, only large
-            ones count.
-    """
-    ran = [config for config in racing if rounds[config]]
-    if not ran:
-        return []
-    medians = {config: statistics.median(map(_median, rounds[config])) for config in ran}
-    best = min(ran, key=medians.__getitem__)
-    rest = [
-        config
-        for config in ran
-        if config != best and _is_undecided(rounds[config], rounds[best], decide)
-    ]
-    return [best, *rest] if rest else []
-
-
-def _is_undecided(rounds: Sequence[Measurement], best: Sequence[Measurement], decide: bool) -> bool:
-    """Return whether the rounds leave open if a config is slower than the best or tied with it."""
-    if not decide:
-        return contends(rounds[-1], best[-1])
-    ratios = [
-        _median(a) / _median(b) if b.median else 1.0 for a, b in zip(rounds, best, strict=False)
-    ]
-    middle = statistics.median(ratios)
-    tied = middle <= 1 + NOISE
-    slower = min(ratios) > 1
-    return not (tied or slower)
-
-
-def _pool_rounds(measurements: Sequence[Measurement]) -> Measurement:
-    def middle(name: str) -> float | None:
-        values = [getattr(measurement, name) for measurement in measurements]
-        values = [value for value in values if value is not None]
-        return statistics.median(values) if values else None
-
-    update = {name: middle(name) for name in ("median", "p20", "p80")}
-    seconds = sum(measurement.seconds for measurement in measurements)
-    return measurements[-1].model_copy(update={**update, "seconds": round(seconds, 3)})
 
 
 def _measurement(config: Config, timing: Any, seconds: float) -> Measurement:

@@ -1,0 +1,251 @@
+"""Simulate the tuner's choice on devices whose timings are disturbed.
+
+Configs with known true times are tuned by the real tuner and the real rules of the winner; only the
+durations of launches are simulated. For each model of noise, the regret is how much slower the
+winner truly is than the best config.
+
+    python benchmarks/tuning_noise.py --tunes 200 --out benchmarks/results/tuning-noise.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import random
+import statistics
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+os.environ.setdefault("TRITON_INTERPRET", "1")  # No driver is asked for.
+
+import triton
+
+from dejavu_cache.model.record import Measurement, Record
+from dejavu_cache.model.scenario import Config, Scenario
+from dejavu_cache.model.selection import winner
+from dejavu_cache.triton_internals.config_names import DeclaredConfigs
+from dejavu_cache.tuning.device_timer import DeviceTimer, Sample
+from dejavu_cache.tuning.search import Exhaustive
+from dejavu_cache.tuning.tuner import CandidateLaunch, Tuner
+
+CONFIGS = 40
+
+CACHE_CLEAR = 0.05
+"""Milliseconds that pass between two launches."""
+
+Noise = Callable[[random.Random, float, int], float]
+"""Returns the factor of a launch's duration, from a moment (ms) and the config's index."""
+
+
+def _jitter(rng: random.Random) -> float:
+    return rng.gauss(1, 0.01)
+
+
+def _bursts(share: float, period: float, factor: float) -> Noise:
+    """Return a load that recurs regularly and takes a share of the time."""
+    threshold = math.cos(math.pi * share)
+
+    def noise(rng: random.Random, moment: float, config: int) -> float:
+        is_loaded = math.sin(2 * math.pi * moment / period) > threshold
+        return _jitter(rng) * (factor if is_loaded else 1.0)
+
+    return noise
+
+
+def _drift(slowdown: float, duration: float) -> Noise:
+    """Return a clock that falls evenly, or rises where the slowdown is negative."""
+
+    def noise(rng: random.Random, moment: float, config: int) -> float:
+        start = 1.0 if slowdown > 0 else 1.0 - slowdown
+        return _jitter(rng) * (start + slowdown * min(moment / duration, 1))
+
+    return noise
+
+
+def _random_states(factors: Sequence[float], mean: float, *, unequal: bool = False) -> Noise:
+    """Return a device that stays in a random state for a random time.
+
+    Args:
+        factors: the states' slowdowns, equally likely.
+        mean: the mean duration of a state, in milliseconds.
+        unequal: whether the load slows some configs three times as much as others.
+    """
+    state = {"end": 0.0, "factor": 1.0}
+
+    def noise(rng: random.Random, moment: float, config: int) -> float:
+        if moment >= state["end"]:
+            state["factor"] = rng.choice(list(factors))
+            state["end"] = moment + rng.expovariate(1 / mean)
+        sensitivity = 0.5 + config % 11 / 10 if unequal else 1.0
+        return _jitter(rng) * (1 + (state["factor"] - 1) * sensitivity)
+
+    return noise
+
+
+def _outliers(share: float, factor: float) -> Noise:
+    def noise(rng: random.Random, moment: float, config: int) -> float:
+        return _jitter(rng) * (factor if rng.random() < share else 1.0)
+
+    return noise
+
+
+def _both(left: Noise, right: Noise) -> Noise:
+    return lambda rng, moment, config: left(rng, moment, config) * right(rng, moment, config)
+
+
+def _models() -> dict[str, Callable[[], Noise]]:
+    """Return the models of noise; each tune gets one of its own."""
+    return {
+        "steady": lambda: lambda rng, moment, config: _jitter(rng),
+        "jitter of 5%": lambda: lambda rng, moment, config: abs(rng.gauss(1, 0.05)),
+        "heavy tail": lambda: lambda rng, moment, config: 0.98 + 0.02 * rng.paretovariate(1.2),
+        "slow outliers": lambda: _outliers(0.1, 10),
+        "fast outliers": lambda: _outliers(0.02, 0.3),
+        "clock falls in 30 ms": lambda: _drift(0.3, 30),
+        "clock falls in 300 ms": lambda: _drift(0.3, 300),
+        "clock rises in 40 ms": lambda: _drift(-0.5, 40),
+        "clock falls at once": lambda: (
+            lambda rng, moment, config: _jitter(rng) * (1.25 if moment > 100 else 1.0)
+        ),
+        "short bursts": lambda: _bursts(0.3, 44, 1.5),
+        "long bursts": lambda: _bursts(0.33, 190, 1.4),
+        "heavy bursts": lambda: _bursts(0.4, 25, 2.5),
+        "bursts, falling clock": lambda: _both(_bursts(0.3, 57, 1.5), _drift(0.2, 50)),
+        "random bursts": lambda: _random_states((1.0, 1.0, 1.6), 12),
+        "mostly loaded": lambda: _random_states((1.0, 1.5, 1.5, 1.5), 12),
+        "three clocks": lambda: _random_states((1.0, 1.1, 1.2), 60),
+        "load that slows configs unequally": lambda: _random_states(
+            (1.0, 1.0, 1.4), 12, unequal=True
+        ),
+    }
+
+
+MODELS = _models()
+
+
+class _SimulatedTimer(DeviceTimer):
+    """The device timer, whose launches take simulated times."""
+
+    def __init__(self) -> None:
+        super().__init__("events-cold")
+        self.__dict__["_device"] = self  # In place of the driver's interface.
+
+    def synchronize(self) -> None:
+        pass
+
+    def warm_up(self) -> None:
+        pass
+
+    def _events(self, launch: Callable[[], Any], repetitions: int) -> Sample:
+        return Sample([launch() for _ in range(repetitions)], True)
+
+
+class _SimulatedAutotuner:
+    """What the tuner uses of Triton's autotuner."""
+
+    def __init__(self, launch: Callable[[int], float]) -> None:
+        self.nargs: dict[str, Any] = {}
+        self._launch = launch
+        self.do_bench: Any = _SimulatedTimer()
+
+    def _bench(self, *, config: Any) -> Any:
+        index = config.kwargs["index"]
+        return self.do_bench(lambda: self._launch(index), quantiles=(0.5, 0.2, 0.8))
+
+
+class SimulatedTune(NamedTuple):
+    """A tune of configs whose true times are known.
+
+    Attributes:
+        times: the true times by config; the first config is the default.
+        record: what the tuner recorded.
+        winner: the config that the record selects.
+        launches: the number of launches.
+    """
+
+    times: dict[Config, float]
+    record: Record
+    winner: Config
+    launches: int
+
+
+def tune(model: str, seed: int) -> SimulatedTune:
+    """Tune configs with random true times under a model of noise."""
+    rng, noise = random.Random(seed), MODELS[model]()
+    times = [0.1 * math.exp(abs(rng.gauss(0, 0.5))) for _ in range(CONFIGS)]
+    moment, launches = 0.0, 0
+
+    def launch(index: int) -> float:
+        nonlocal moment, launches
+        moment += times[index] + CACHE_CLEAR
+        launches += 1
+        return max(times[index] * noise(rng, moment, index), 1e-5)
+
+    declared = DeclaredConfigs(
+        "simulated", [triton.Config({"index": index}) for index in range(CONFIGS)]
+    )
+    configs = list(declared)
+    recorded: dict[Config, Measurement] = {}
+    Tuner(
+        CandidateLaunch(_SimulatedAutotuner(launch), declared, configs[0], (), {}),
+        lambda measurement: recorded.__setitem__(measurement.config, measurement),
+    ).tune(Exhaustive(configs))
+    record = Record(scenario=Scenario(args={"n": 1}), measurements=tuple(recorded.values()))
+    best = winner(record, set(declared), configs[0])
+    assert best is not None
+    return SimulatedTune(dict(zip(configs, times, strict=True)), record, best, launches)
+
+
+class Outcome(NamedTuple):
+    """The outcome of a simulated tune.
+
+    Attributes:
+        regret: how much slower the winner truly is than the best config, as a share.
+        loss: how much slower it truly is than the default, as a share; negative if it is faster.
+        launches: the number of launches.
+    """
+
+    regret: float
+    loss: float
+    launches: int
+
+
+def simulate(model: str, seed: int) -> Outcome:
+    """Tune once, and compare the winner's true time with the best's and the default's."""
+    result = tune(model, seed)
+    time, (default, *_) = result.times[result.winner], result.times.values()
+    return Outcome(time / min(result.times.values()) - 1, time / default - 1, result.launches)
+
+
+def summarize(outcomes: Sequence[Outcome]) -> dict[str, float]:
+    """Return the regrets in percent, and the number of winners slower than the default."""
+    regrets = sorted(outcome.regret for outcome in outcomes)
+    return {
+        "tunes": len(outcomes),
+        "regret_mean_percent": round(100 * statistics.mean(regrets), 2),
+        "regret_p95_percent": round(100 * regrets[math.ceil(0.95 * len(regrets)) - 1], 2),
+        "regret_max_percent": round(100 * regrets[-1], 2),
+        "slower_than_default": sum(outcome.loss > 1e-4 for outcome in outcomes),
+        "launches_mean": round(statistics.mean(outcome.launches for outcome in outcomes)),
+    }
+
+
+def main() -> None:
+    """Simulate all models, and print and write their summaries."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tunes", type=int, default=200)
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    results = {}
+    for model in MODELS:
+        results[model] = summarize([simulate(model, seed) for seed in range(args.tunes)])
+        print(f"{model:34}", json.dumps(results[model]), flush=True)
+    if args.out:
+        args.out.write_text(json.dumps(results, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,171 @@
+"""Compare the fastest configs of a screening, as carefully as the device's steadiness demands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from ..model.record import Measurement
+from ..model.scenario import Config, now
+from .device_timer import SCREENING
+from .race import BEHIND, Turn, race, race_unsteadily, scale_measurement, survey
+
+__all__ = ["HOPELESS", "Finals"]
+
+HOPELESS = 3.0
+"""A config that takes this many times the best's time is timed only once."""
+
+FINALIST = 0.15
+"""Slowdown against the best, after screening, up to which a config is raced."""
+
+FINALISTS = 12
+"""Most configs in a race."""
+
+PROBES = 8
+"""Fast configs that are measured again to learn whether the device repeats its timings.
+
+A race costs some hundred launches, a probe about ten.
+"""
+
+STEADY = 1.04
+"""Ratio of two screenings of one config up to which a device repeats its timings."""
+
+RESOLUTION = 0.001
+"""Milliseconds by which two screenings always may differ: events count half a microsecond."""
+
+SURVEYED = 1.8
+"""Slowdown against the best up to which a config is surveyed, if two screenings of one are equal.
+
+The ratio of two screenings of one config multiplies it.
+"""
+
+
+class Finals:
+    """A comparison of the configs that a screening found fast.
+
+    Where the device repeats its timings, those close to the best are raced. Where it does not, one
+    screening is worth little, so all that may be fast are surveyed first.
+
+    Args:
+        screened: the measurements of the screening, in its order.
+        default: the config that the winner must not be slower than.
+        turn: measures one config.
+        prepare: is called with configs before they are measured.
+        is_over: whether the time for tuning has run out.
+    """
+
+    def __init__(
+        self,
+        screened: Mapping[Config, Measurement],
+        default: Config,
+        turn: Turn,
+        *,
+        prepare: Callable[[Sequence[Config]], None] = lambda configs: None,
+        is_over: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Set up the comparison; the arguments are described at the class."""
+        self._screened = screened
+        self._times = {config: look.median for config, look in screened.items() if look.median}
+        self._default = default
+        self._turn = turn
+        self._prepare = prepare
+        self._is_over = is_over
+
+    def run(self, *, probe: bool) -> list[Measurement]:
+        """Compare the configs, and return the measurements that replace those of the screening.
+
+        Args:
+            probe: whether to test the device's steadiness; else it is taken to be steady.
+        """
+        spread = self._spread() if probe and len(self._times) > 1 else 1.0
+        if spread <= STEADY:
+            finalists = self._finalists(self._times, least=1)
+            if len(finalists) < 2:
+                return []
+            self._prepare(finalists)
+            results = race(finalists, self._turn, self._is_over)
+            changes = [self._change(*result) for result in results.measurements.items()]
+            spread = max([results.spread, *changes])
+            if spread <= STEADY or not probe or self._is_over():
+                return self._conclude(results.measurements, {})
+        return self._run_unsteadily(spread)
+
+    def _run_unsteadily(self, spread: float) -> list[Measurement]:
+        surveyed = self._survey(SURVEYED * spread)
+        finalists = self._finalists(surveyed or self._times, least=2)
+        self._prepare(finalists)
+        results = race_unsteadily(finalists, self._turn, self._is_over)
+        return self._conclude(results.measurements, surveyed)
+
+    def _within(self, factor: float) -> list[Config]:
+        """Return the configs that the screening found up to a factor slower than the best."""
+        limit = min(self._times.values(), default=0.0) * factor
+        return [config for config, time in self._times.items() if time <= limit]
+
+    def _spread(self) -> float:
+        """Return the largest ratio of two screenings of one config, among some fast ones and the default."""
+        fast = self._within(HOPELESS)
+        probes = fast[:: max(len(fast) // PROBES, 1)][:PROBES]
+        if self._default in self._times and self._default not in probes:
+            probes.append(self._default)
+        self._prepare(probes)
+        return max((self._repeat(config) for config in probes), default=1.0)
+
+    def _repeat(self, config: Config) -> float:
+        """Measure a config again, and return the ratio of the two timings, 1 or more."""
+        return self._change(config, self._turn(config, SCREENING))
+
+    def _change(self, config: Config, again: Measurement | None) -> float:
+        """Return the ratio of a config's timing and that of the screening, 1 or more."""
+        if again is None or not again.median:
+            return 1.0
+        fast, slow = sorted([again.median, self._times[config]])
+        return slow / fast if slow - fast > RESOLUTION else 1.0
+
+    def _survey(self, factor: float) -> dict[Config, float]:
+        configs = self._within(factor)
+        if self._default in self._times and self._default not in configs:
+            configs.append(self._default)
+        self._prepare(configs)
+        return survey(configs, self._turn, self._is_over)
+
+    def _finalists(self, times: Mapping[Config, float], least: int) -> list[Config]:
+        """Return the configs to race: those close to the best, and the default unless hopeless.
+
+        Args:
+            times: the configs' times, in proportion.
+            least: the number of configs to race, however far apart they are.
+        """
+        ordered = sorted(times, key=times.__getitem__)
+        best = times[ordered[0]] if ordered else 0.0
+        close = {
+            config
+            for place, config in enumerate(ordered[:FINALISTS])
+            if place < least or times[config] <= best * (1 + FINALIST)
+        }
+        if len(close) > 1 and times.get(self._default, best * HOPELESS) < best * HOPELESS:
+            close.add(self._default)
+        return [config for config in self._screened if config in close]
+
+    def _conclude(
+        self, results: Mapping[Config, Measurement], surveyed: Mapping[Config, float]
+    ) -> list[Measurement]:
+        """Return a race's results, and the other configs' measurements where they contradict it.
+
+        Their timings are of an earlier moment, at which the device may have been faster: none may
+        come out ahead of the winner, which was compared with more care.
+        """
+        if not results:
+            return []
+        medians = {config: result.median or 0.0 for config, result in results.items()}
+        least = min(medians.values()) * BEHIND
+        common = [config for config in results if config in surveyed]
+        level = max((medians[config] / surveyed[config] for config in common), default=0.0)
+        corrected = []
+        for config, time in self._times.items():
+            if config in results:
+                continue
+            expected = max(level * surveyed[config] if config in surveyed else time, least)
+            if expected != time:
+                scaled = scale_measurement(self._screened[config], expected / time)
+                corrected.append(scaled.model_copy(update={"at": now()}))
+        return [*results.values(), *corrected]
