@@ -102,7 +102,7 @@ class Finals:
         return [config for config, time in self._times.items() if time <= limit]
 
     def _spread(self) -> float:
-        """Return the largest ratio of two screenings of one config, among some fast ones and the default."""
+        """Return the largest ratio of two screenings of some fast configs and the default."""
         fast = self._within(HOPELESS)
         probes = fast[:: max(len(fast) // PROBES, 1)][:PROBES]
         if self._default in self._times and self._default not in probes:
