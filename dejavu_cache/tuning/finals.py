@@ -76,7 +76,7 @@ class Finals:
         Args:
             probe: whether to test the device's steadiness; else it is taken to be steady.
         """
-        spread = self._spread() if probe and len(self._times) > 1 else 1.0
+        spread = self._largest_change() if probe and len(self._times) > 1 else 1.0
         if spread <= STEADY:
             finalists = self._finalists(self._times, least=1)
             if len(finalists) < 2:
@@ -101,7 +101,7 @@ class Finals:
         limit = min(self._times.values(), default=0.0) * factor
         return [config for config, time in self._times.items() if time <= limit]
 
-    def _spread(self) -> float:
+    def _largest_change(self) -> float:
         """Return the largest ratio of two screenings of some fast configs and the default."""
         fast = self._within(HOPELESS)
         probes = fast[:: max(len(fast) // PROBES, 1)][:PROBES]
@@ -139,8 +139,8 @@ class Finals:
         best = times[ordered[0]] if ordered else 0.0
         close = {
             config
-            for place, config in enumerate(ordered[:FINALISTS])
-            if place < least or times[config] <= best * (1 + FINALIST)
+            for rank, config in enumerate(ordered[:FINALISTS])
+            if rank < least or times[config] <= best * (1 + FINALIST)
         }
         if len(close) > 1 and times.get(self._default, best * HOPELESS) < best * HOPELESS:
             close.add(self._default)

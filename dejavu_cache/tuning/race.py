@@ -67,7 +67,7 @@ def race(
         racing = _run_round(racing, turn, FULL, turns)
         times = {config: list(map(_median, turns[config])) for config in racing}
         if rounds >= ROUNDS:
-            racing = _undecided(times)
+            racing = _keep_undecided(times)
         elif times:
             best = min(values[-1] for values in times.values())
             racing = [c for c in racing if times[c][-1] <= best * (1 + CONTENDER)]
@@ -147,7 +147,7 @@ def _fastest(times: Mapping[Config, Sequence[float]]) -> Config:
     return min(times, key=lambda config: statistics.median(times[config]))
 
 
-def _undecided(times: Mapping[Config, Sequence[float]]) -> list[Config]:
+def _keep_undecided(times: Mapping[Config, Sequence[float]]) -> list[Config]:
     """Return the leader and the configs that their times do not tell apart from it, if any.
 
     Args:

@@ -121,12 +121,15 @@ def _summaries(
 
 def _disagreement(estimate: Callable[[Rounds], Times], rounds: Rounds) -> float:
     """Return the median relative difference of the estimates by even and by odd rounds."""
-    even, odd = _centred(estimate(rounds[::2])), _centred(estimate(rounds[1::2]))
+    even, odd = (
+        _center_logarithms(estimate(rounds[::2])),
+        _center_logarithms(estimate(rounds[1::2])),
+    )
     differences = [abs(value - odd[config]) for config, value in even.items() if config in odd]
     return statistics.median(differences) if differences else math.inf
 
 
-def _centred(times: Mapping[Config, float]) -> Times:
+def _center_logarithms(times: Mapping[Config, float]) -> Times:
     logarithms = {config: math.log(time) for config, time in times.items()}
     middle = statistics.median(logarithms.values()) if logarithms else 0.0
     return {config: value - middle for config, value in logarithms.items()}
