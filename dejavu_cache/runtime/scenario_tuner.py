@@ -71,7 +71,8 @@ class ScenarioTuner:
             NoValidConfigError: every config failed.
         """
         lease = self._store.tiers.lease(request.context, request.scenario, wait=wait)
-        with _tuning, lease as is_leased:
+        # The lease first: while this thread waits for another process, other kernels may be tuned.
+        with lease as is_leased, _tuning:
             # The lease's last holder may have finished this work, or died halfway through it.
             found = self._store.get(request.context, request.scenario, fresh=True)
             resolution = resolve_from_record(request, found)
@@ -101,7 +102,10 @@ class ScenarioTuner:
             nonlocal record
             addition = Record(scenario=request.scenario, measurements=tuple(measurements))
             record = merge_records(record, addition)
-            self._store.put(request.context, addition)
+            # A process whose device is lost may not live to write what is queued.
+            is_last = any(_has_crashed(measurement) for measurement in measurements)
+            put = self._store.put_now if is_last else self._store.put
+            put(request.context, addition)
 
         # A record without a winner has not been raced: its measurements take part in this race.
         earlier = record.measurements if record.winner is None else ()
@@ -194,6 +198,10 @@ def _check_results(check: WinnerCheck, request: Request, best: Config) -> Measur
         by=whoami(),
         seconds=round(time.perf_counter() - start, 3),
     )
+
+
+def _has_crashed(measurement: Measurement) -> bool:
+    return measurement.failure is not None and measurement.failure.kind == "crash"
 
 
 def _make_search(request: Request, record: Record, due: list[Config]) -> Search:

@@ -84,6 +84,11 @@ class TolerantStore:
         if not self.tiers.read_only:
             self._attempt(lambda: self.tiers.put(context, [record]), None)
 
+    def put_now(self, context: Context, record: Record) -> None:
+        """Merge a record into the store as `put` does, and return once that is durable."""
+        if not self.tiers.read_only:
+            self._attempt(lambda: self.tiers.put_now(context, [record]), None)
+
     def note_miss(self, context: Context, scenario: Scenario) -> None:
         """Put a scenario on the store's worklist."""
         self._attempt(lambda: self.tiers.miss(context, scenario), None)

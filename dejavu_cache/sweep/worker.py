@@ -27,7 +27,7 @@ from ..runtime.resolver import Resolver
 from ..settings import Mode, current_settings
 from ..stores import Store, TieredStore, open_store
 from ..triton_internals.config_names import describe
-from ..tuning.benchmark_methods import is_out_of_memory
+from ..tuning.config_failures import is_out_of_memory
 from ..tuning.tuner import CandidateLaunch, Tuner
 from ..workers.connection import ParentConnection
 from .journal import Journal

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from .environment import is_interpreting
 
-__all__ = ["async_compile_mode", "load_binary"]
+__all__ = ["async_compile_mode", "forget_failed", "load_binary"]
 
 
 def async_compile_mode() -> Callable[[Executor], AbstractContextManager[None]] | None:
@@ -54,3 +54,22 @@ def load_binary(kernel: Any) -> None:
     compiled = kernel.result() if hasattr(kernel, "result") else kernel
     if hasattr(compiled, "_init_handles"):
         compiled._init_handles()
+
+
+def forget_failed(function: Any) -> None:
+    """Remove compilations that failed or were cancelled from a function's cache in memory.
+
+    Triton keeps them, and raises their error at every later launch.
+
+    Args:
+        function: a `JITFunction`, or None.
+    """
+    for kernels, *_ in getattr(function, "device_caches", {}).values():
+        for key, kernel in list(kernels.items()):
+            future = getattr(kernel, "future", None)
+            if future is not None and future.done() and _has_failed(future):
+                kernels.pop(key, None)
+
+
+def _has_failed(future: Future[Any]) -> bool:
+    return future.cancelled() or future.exception() is not None

@@ -1,11 +1,10 @@
-"""Benchmark methods, and the failures that a benchmark may record."""
+"""Benchmark methods, and what they return."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Callable, Sequence
-from functools import cache
 from typing import Any, Literal, get_args
 
 from ..model.record import Failure
@@ -13,12 +12,8 @@ from ..model.record import Failure
 __all__ = [
     "METHODS",
     "Method",
-    "compile_failure_of",
-    "failure_of",
-    "is_out_of_memory",
     "method_name",
     "quantiles_of",
-    "skip",
     "wall_clock",
 ]
 
@@ -64,51 +59,3 @@ def quantiles_of(timing: Any) -> tuple[float, float | None, float | None] | Fail
     if not values or any(math.isnan(value) or value < 0 or math.isinf(value) for value in values):
         return Failure(kind="invalid_timing", reason=f"the benchmark returned {timing!r}")
     return values[0], *(values[1:3] if len(values) >= 3 else (None, None))
-
-
-def failure_of(error: BaseException) -> Failure | None:
-    """Return the failure to record for a benchmark's error, or None if it is not the config's."""
-    for kind, types in _failures().items():
-        if isinstance(error, types):
-            return Failure(kind=kind, reason=_short(error))
-    if isinstance(error, RuntimeError) and "PassManager::run failed" in str(error):
-        return Failure(kind="compile_error", reason=_short(error))
-    return None
-
-
-def compile_failure_of(error: BaseException) -> Failure | None:
-    """Return the failure to record for an error of a compilation, or None.
-
-    Unlike a launch, a compilation also raises for options that the device does not have.
-    """
-    refused = isinstance(error, (ValueError, AssertionError)) or (
-        isinstance(error, KeyError) and "unrecognised" in str(error)
-    )
-    return failure_of(error) or (
-        Failure(kind="compile_error", reason=_short(error)) if refused else None
-    )
-
-
-def skip(error: BaseException) -> Failure:
-    """Return the failure to record where the device's memory ran out."""
-    return Failure(kind="skipped", reason=_short(error))
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether the device had no memory left, which may be different the next time."""
-    return type(error).__name__ == "OutOfMemoryError" or "CUDA]: out of memory" in str(error)
-
-
-@cache
-def _failures() -> dict[str, tuple[type[BaseException], ...]]:
-    from ..triton_internals.upstream import CompilationError, OutOfResources, PTXASError
-
-    return {
-        "out_of_resources": (OutOfResources,),
-        "ptxas_error": (PTXASError,),
-        "compile_error": (CompilationError,),
-    }
-
-
-def _short(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__)[:2000]

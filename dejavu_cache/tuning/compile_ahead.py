@@ -8,7 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
-from ..triton_internals.async_compile import async_compile_mode, load_binary
+from ..triton_internals.async_compile import (
+    async_compile_mode,
+    forget_failed,
+    load_binary,
+)
+from ..triton_internals.compilation import find_jit_function
 
 __all__ = ["Candidate", "compile_ahead", "threads_for"]
 
@@ -90,6 +95,7 @@ def compile_ahead(
         pool.shutdown(wait=True, cancel_futures=True)
         for candidate in candidates:
             candidate.settle()
+        forget_failed(find_jit_function(autotuner))
 
 
 def _submit(

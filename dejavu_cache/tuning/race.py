@@ -22,10 +22,10 @@ Turn = Callable[[Config, Effort], Measurement | None]
 ROUNDS, MOST_ROUNDS = 3, 8
 """Least and most rounds on a steady device; a race ends earlier once a config is ahead or tied."""
 
-PASSES = 9
+PASSES = 11
 """Times that a config is measured to find the fast ones on an unsteady device."""
 
-SHORT_ROUNDS = 21
+SHORT_ROUNDS = 25
 """Rounds of short turns on an unsteady device, after which configs that are behind leave."""
 
 SHORT_RACE_CONTENDER = 0.05

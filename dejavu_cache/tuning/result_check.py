@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from .benchmark_methods import is_out_of_memory
+from .config_failures import is_out_of_memory
 from .tensor_comparison import describe_difference, have_same_bits
 
 __all__ = ["CheckOptions", "ResultChecker", "Verdict"]

@@ -12,14 +12,15 @@ from ..model.scenario import Config, now
 from ..notices import warn_once
 from ..provenance import whoami
 from ..triton_internals.config_names import DeclaredConfigs
-from .benchmark_methods import (
+from .benchmark_methods import quantiles_of
+from .compile_ahead import Candidate, compile_ahead, threads_for
+from .config_failures import (
     compile_failure_of,
+    device_failure_of,
     failure_of,
     is_out_of_memory,
-    quantiles_of,
-    skip,
+    is_repeatable,
 )
-from .compile_ahead import Candidate, compile_ahead, threads_for
 from .device_timer import FULL, SCREENING, DeviceTimer, Effort, Sample
 from .finals import HOPELESS, Finals
 from .search import Search
@@ -137,12 +138,14 @@ class Tuner:
                 if not is_out_of_memory(error):
                     raise
 
-    def _screen(self, names: Sequence[Config]) -> None:
+    def _screen(self, names: Sequence[Config], *, attempt: int = 1) -> None:
         """Measure each config shortly, in the order in which they are compiled.
 
-        The first one is measured even if the time is over.
+        The first one is measured even if the time is over. A compilation that fails is repeated at
+        the end, since its failure may be the machine's.
         """
         launch = self._launch
+        failed = []
         configs = [launch.declared[name] for name in names]
         with compile_ahead(launch.autotuner, configs, launch.args, launch.kwargs) as candidates:
             waiting = dict(zip(names, candidates, strict=True))
@@ -155,7 +158,12 @@ class Tuner:
                     self._await(waiting, 0)
                 else:
                     del waiting[name]
-                    self._note(measurement)
+                    if attempt == 1 and is_repeatable(measurement.failure):
+                        failed.append(name)
+                    else:
+                        self._note(measurement)
+        if failed:
+            self._screen(failed, attempt=2)
 
     def _next(self, waiting: Mapping[Config, Candidate]) -> Config:
         """Return the first compiled config, once the compilers no longer disturb a measurement."""
@@ -175,7 +183,7 @@ class Tuner:
         try:
             candidate.check()
         except Exception as error:
-            failure = skip(error) if is_out_of_memory(error) else compile_failure_of(error)
+            failure = compile_failure_of(error)
             if failure is None:
                 raise
             return _measurement(name, failure, time.perf_counter() - start)
@@ -187,7 +195,7 @@ class Tuner:
         if measurement.skipped:
             warn_once(
                 f"memory {measurement.config}",
-                f"({measurement.config}) is skipped: the device has no memory left",
+                f"({measurement.config}) is skipped for now: {_reason(measurement)}",
             )
         self._keep(measurement)
 
@@ -251,17 +259,22 @@ class Tuner:
         finally:
             launch.autotuner.do_bench = self._benchmark
         if raised:
-            return _failure_or_raise(raised[-1])
+            return self._failure_or_raise(config, raised[-1])
         return timing if patient or not samples or samples[-1].steady else None
 
-
-def _failure_or_raise(error: Exception) -> Failure:
-    if is_out_of_memory(error):
-        return skip(error)
-    failure = failure_of(error)
-    if failure is None:
+    def _failure_or_raise(self, config: Config, error: Exception) -> Failure:
+        """Return the failure to record for an error; keep one that ends the process, and raise."""
+        failure = failure_of(error)
+        if failure is not None:
+            return failure
+        crash = device_failure_of(error)
+        if crash is not None:
+            self._keep(_measurement(config, crash, 0.0))
         raise error
-    return failure
+
+
+def _reason(measurement: Measurement) -> str:
+    return measurement.failure.reason if measurement.failure else ""
 
 
 def _count_compiling(waiting: Mapping[Config, Candidate]) -> int:

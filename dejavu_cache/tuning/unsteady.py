@@ -120,7 +120,7 @@ def _summaries(
 
 
 def _disagreement(estimate: Callable[[Rounds], Times], rounds: Rounds) -> float:
-    """Return the median relative difference of the estimates by even and by odd rounds."""
+    """Return the median relative difference of the estimates by even and odd rounds."""
     even, odd = (
         _center_logarithms(estimate(rounds[::2])),
         _center_logarithms(estimate(rounds[1::2])),

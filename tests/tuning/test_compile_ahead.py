@@ -72,7 +72,7 @@ PROGRAM = """
         put(self, *rest)
     triton.compiler.compiler.CompiledKernel.__init__ = spy
 
-    from dejavu_cache.tuning.benchmark_methods import compile_failure_of
+    from dejavu_cache.tuning.config_failures import compile_failure_of
     from dejavu_cache.tuning.compile_ahead import compile_ahead
     seen = []
     with compile_ahead(tuner, configs, args, {"grid": (1,)}) as candidates:
