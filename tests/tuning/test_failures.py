@@ -28,7 +28,7 @@ FATAL = 32
 Fault = Callable[[int], Exception | None]
 
 
-class Faulty(triton.KernelInterface):  # type: ignore[misc]
+class Faulty(triton.KernelInterface):
     """A kernel whose launches raise what a function of the block says."""
 
     arg_names = add_one.arg_names
