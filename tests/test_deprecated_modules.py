@@ -46,6 +46,11 @@ def test_a_former_module_has_the_names_of_the_present_ones(
 ) -> None:
     if former.endswith("sweep.cluster"):
         pytest.importorskip("ray")
+    if former.endswith("attention.hopper_kernel"):
+        from dejavu_cache.attention.kernels import hopper
+
+        if not hopper.COVERED:
+            pytest.skip("the kernel's module needs another Triton")
     module = import_former(former)
     for target in targets:
         present = importlib.import_module(target)

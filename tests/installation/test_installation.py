@@ -53,7 +53,7 @@ OWN_KIND = """
         def run(self, *args, **kwargs):
             self.launches += 1
             if self.chosen is not None:
-                self.cache[100, *["torch.float32"] * 2] = self.chosen
+                self.cache[(100, *["torch.float32"] * 2)] = self.chosen
             return super().run(*args, **kwargs)
 
     @Own

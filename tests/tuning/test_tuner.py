@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -182,14 +183,23 @@ class TestBudgets:
         launch(clock.kernel(configs=configs, tune_configs=3, default=configs[3]), 100)
         assert clock.asked == [128, 16, 32]
 
-    def test_time_ends_a_tune_and_the_next_process_goes_on(self) -> None:
+    def test_time_ends_a_tune_and_the_next_process_goes_on(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         configs = blocks(16, 32, 64, 128)
+        elapsed = 0.0
+        stopped = SimpleNamespace(
+            monotonic=lambda: elapsed, perf_counter=time.perf_counter, sleep=time.sleep
+        )
+        monkeypatch.setattr("dejavu_cache.tuning.tuner.time", stopped)
+        monkeypatch.setattr("dejavu_cache.runtime.scenario_tuner.time", stopped)
 
         class Slow(Clock):
             def __call__(
                 self, kernel_call: Callable[[], Any], quantiles: Sequence[float]
             ) -> list[float]:
-                time.sleep(0.3)
+                nonlocal elapsed
+                elapsed += 0.3
                 return super().__call__(kernel_call, quantiles)
 
         clock = Slow({128: 1.0})
