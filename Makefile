@@ -4,6 +4,10 @@ BIN := $(VENV)/bin
 JOBS ?= 4
 RUN_TESTS := $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal
 TRITON ?= 3.4.0 3.6.0 3.9.0
+LOWEST_PYTHON ?= 3.10
+# Torch from PyPI demands one version of Triton and CUDA packages; torch for CPUs demands neither.
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+INSTALL_TORCH := -m pip install --quiet $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) torch triton
 UV_COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.10 --generate-hashes --no-header \
   --no-annotate --no-emit-package dejavu-cache --excludes requirements/by-machine.txt --constraint constraints.txt
 
@@ -16,7 +20,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt requirements/dev.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --require-hashes --requirement requirements/dev.txt
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch triton
+	$(BIN)/python $(INSTALL_TORCH) --constraint constraints.txt
 	$(BIN)/python -m pip install --quiet --no-deps --editable .
 	touch $@
 
@@ -58,12 +62,13 @@ matrix: $(VENV)/.installed  ## the library's tests on the oldest, a middle and t
 	for version in $(TRITON); do \
 	  $(PYTHON) -m venv $(VENV)-$$version && \
 	  grep -v '^triton' constraints.txt > $(VENV)-$$version/constraints.txt && echo "triton==$$version" >> $(VENV)-$$version/constraints.txt && \
+	  $(VENV)-$$version/bin/python $(INSTALL_TORCH) --constraint $(VENV)-$$version/constraints.txt && \
 	  $(VENV)-$$version/bin/python -m pip install --quiet --constraint $(VENV)-$$version/constraints.txt --editable '.[dev]' && \
 	  $(VENV)-$$version/bin/python -m pytest -m "not gpu" --ignore tests/service --ignore tests/client || exit 1; \
 	done
 
-lowest: $(VENV)/.installed  ## the tests with the lowest versions that pyproject.toml allows, CUDA packages included
-	$(BIN)/uv venv --quiet --clear --python $(PYTHON) $(VENV)-lowest
+lowest: $(VENV)/.installed  ## the tests with the lowest versions that pyproject.toml allows, Python 3.10 and CUDA packages included
+	$(BIN)/uv venv --quiet --clear --python $(LOWEST_PYTHON) $(VENV)-lowest
 	$(BIN)/uv pip install --quiet --python $(VENV)-lowest/bin/python --resolution lowest-direct --editable '.[dev]'
 	$(VENV)-lowest/bin/python -m pytest -m "not gpu"
 
