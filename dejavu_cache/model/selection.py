@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from .record import Measurement, Record
 from .scenario import Config, Scenario
 
-__all__ = ["Near", "contends", "distance", "nearest", "winner"]
+__all__ = ["Near", "contends", "distance", "nearest", "value_distance", "winner"]
 
 NOISE = 0.01
 """Relative difference of two medians below which they tie, whatever their quantiles."""
@@ -117,11 +117,12 @@ def distance(left: Scenario, right: Scenario, exact: Collection[str] = ()) -> fl
     if left.dtypes != right.dtypes or left.args.keys() != right.args.keys():
         return math.inf
     return sum(
-        _value_distance(value, right.args[name], name in exact) for name, value in left.args.items()
+        value_distance(value, right.args[name], name in exact) for name, value in left.args.items()
     )
 
 
-def _value_distance(left: Any, right: Any, exact: bool) -> float:
+def value_distance(left: Any, right: Any, exact: bool) -> float:
+    """Return the powers of two between two numbers; infinite between other values that differ."""
     if type(left) is type(right) and left == right:
         return 0.0
     if exact or not (_is_number(left) and _is_number(right)) or (left < 0) != (right < 0):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -109,6 +109,7 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
         )
         self._ready: dict[RawKey, ChosenConfig] = {}
         self._fallen_back: dict[RawKey, ChosenConfig] = {}
+        self._revisions: dict[RawKey, Hashable | None] = {}
         self._contexts: dict[int, Context] = {}
         use_prewarmed_binaries()
         report_triton_activity()
@@ -257,10 +258,7 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
         ready = self._ready.get(raw)
         if ready and ready.resolution:
             return ready.resolution
-        request = self._request(device, args, kwargs, configs)
-        if request.has_no_choice:
-            return self._resolver.only_config(request)
-        return self._resolver.explain(request)
+        return self._resolver.explain(self._request(device, args, kwargs, configs))
 
     def request(self, *args: Any, **kwargs: Any) -> Request:
         """Return the request to the store that a launch with these arguments would make.
@@ -282,6 +280,12 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
         fallen_back = self._fallen_back.get(raw)
         if fallen_back and time.monotonic() < fallen_back.until:
             return fallen_back
+        # Before the lookup: what is written while it reads is then noticed by the next launch.
+        revision = self._resolver.revision(self._context(device))
+        if fallen_back and revision is not None and revision == self._revisions.get(raw):
+            kept = fallen_back._replace(until=time.monotonic() + RETRY_AFTER)
+            self._fallen_back[raw] = kept
+            return kept
         request = self._request(device, args, kwargs, configs)
         start = time.perf_counter()
         # A launch waits for another process's tune once; after that it only looks the record up.
@@ -303,6 +307,7 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
             self._fallen_back.pop(raw, None)
             self._ready[raw] = ready
         else:
+            self._revisions[raw] = revision
             self._fallen_back[raw] = ready
         return ready
 

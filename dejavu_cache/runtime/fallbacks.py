@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 
 from ..model.merge import Difference, differences
 from ..model.resolution import How, Resolution
-from ..model.selection import nearest
-from ..stores import Found
+from ..model.scenario import Scenario
 from .foreign_results import find_foreign_config
 from .record_lookup import resolve_from_record
 from .request import Request
@@ -64,23 +63,20 @@ def use_nearest_scenario(
     request: Request, store: TolerantStore, limits: FallbackLimits
 ) -> Resolution | None:
     """Return the winner of the nearest recorded scenario within the maximal distance."""
-    usable = (
-        record
-        for record in store.records(request.context)
-        if resolve_from_record(request, Found(record, ""))
+    candidates = store.scenarios(request.context).near(
+        request.scenario, exact=request.exact, max_distance=limits.max_distance
     )
-    near = nearest(usable, request.scenario, exact=request.exact, max_distance=limits.max_distance)
-    if near is None:
-        return None
-    resolution = resolve_from_record(request, Found(near.record, store.url))
-    if resolution is None:
-        return None
-    return replace(
-        resolution,
-        how="nearest",
-        distance=near.distance,
-        differences=differences(request.scenario.model_dump(), near.record.scenario.model_dump()),
-    )
+    for distance, text in candidates:
+        scenario = Scenario.model_validate_json(text)
+        resolution = resolve_from_record(request, store.get(request.context, scenario))
+        if resolution is not None:
+            return replace(
+                resolution,
+                how="nearest",
+                distance=distance,
+                differences=differences(request.scenario.model_dump(), scenario.model_dump()),
+            )
+    return None
 
 
 def use_device_tree(
@@ -110,9 +106,7 @@ def use_default(
     request: Request, store: TolerantStore, limits: FallbackLimits
 ) -> Resolution | None:
     """Return the default config."""
-    return request.resolution(
-        "default", request.default, differences=nearest_differences(request, store)
-    )
+    return request.resolution("default", request.default)
 
 
 FALLBACKS: tuple[Fallback, ...] = (
@@ -133,9 +127,10 @@ def nearest_differences(request: Request, store: TolerantStore) -> Sequence[Diff
     The nearest record is looked for in the request's own context first, and else in the context
     that differs in the fewest fields. Without any record of the kernel there are no differences.
     """
-    near = nearest(store.records(request.context), request.scenario)
+    near = store.scenarios(request.context).near(request.scenario)
     if near:
-        return differences(request.scenario.model_dump(), near.record.scenario.model_dump())
+        nearest = Scenario.model_validate_json(near[0][1])
+        return differences(request.scenario.model_dump(), nearest.model_dump())
     by_context = [
         differences(request.context.model_dump(), context.model_dump())
         for context in store.other_contexts(request.context)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import replace
 
 from ..errors import ScenarioNotTuned
@@ -87,6 +87,16 @@ class Resolver:
             raise ScenarioNotTuned(self._explain_miss(request))
         return self._fall_back(request), 0
 
+    def revision(self, context: Context) -> Hashable | None:
+        """Return a value that changes before a fallback's answer may change, or None if unknown.
+
+        A fallback that tunes at the next try, or that looks at other contexts, may change any time.
+        """
+        looks_further = self._limits.other_toolchains or self._limits.other_gpus
+        if self.mode is not Mode.REUSE or looks_further:
+            return None
+        return self._store.revision(context)
+
     def only_config(self, request: Request) -> Resolution:
         """Return the resolution of a launch that is left one config, which needs no benchmark."""
         resolution = resolve_from_record(request, self._look_up(request))
@@ -96,6 +106,8 @@ class Resolver:
 
     def explain(self, request: Request) -> Resolution:
         """Return what a launch would run now, without benchmarking or writing anything."""
+        if request.has_no_choice:
+            return self.only_config(request)
         resolution = resolve_from_record(request, self._look_up(request))
         if resolution is not None:
             return resolution

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import TypeVar
 
 from ..errors import StoreError
 from ..model.foreign_result import ForeignResult
 from ..model.record import Record
 from ..model.scenario import Context, Scenario
+from ..model.scenario_index import ScenarioIndex
 from ..notices import warn_once
 from ..stores import Found, FoundTree, MemoryStore, TieredStore
 
@@ -39,6 +40,7 @@ class TolerantStore:
         self.tiers = tiers
         self.url = ",".join(lasting) or tiers.url
         self.is_lasting = bool(lasting)
+        self._scenarios: dict[Context, tuple[Hashable | None, ScenarioIndex]] = {}
         self._trees: dict[Context, list[FoundTree]] = {}
         self._imports: dict[str, list[ForeignResult]] = {}
 
@@ -52,9 +54,21 @@ class TolerantStore:
         """
         return self._attempt(lambda: self.tiers.get(context, scenario, fresh=fresh), None)
 
-    def records(self, context: Context) -> list[Record]:
-        """Return all records of a context."""
-        return self._attempt(lambda: list(self.tiers.records(context)), [])
+    def scenarios(self, context: Context) -> ScenarioIndex:
+        """Return the recorded scenarios of a context, read again only if they may have changed."""
+        revision = self.revision(context)
+        cached = self._scenarios.get(context)
+        if cached is not None and revision is not None and cached[0] == revision:
+            return cached[1]
+        index = self._attempt(
+            lambda: ScenarioIndex(self.tiers.scenario_texts(context)), ScenarioIndex(())
+        )
+        self._scenarios[context] = revision, index
+        return index
+
+    def revision(self, context: Context) -> Hashable | None:
+        """Return a value that differs after each change of a context's records, or None."""
+        return self._attempt(lambda: self.tiers.revision(context), None)
 
     def other_contexts(self, context: Context) -> list[Context]:
         """Return the other contexts in which the same kernel has records."""

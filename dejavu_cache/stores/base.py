@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
 from typing import NamedTuple
@@ -68,6 +68,17 @@ class Store(ABC):
     @abstractmethod
     def records(self, context: Context) -> Iterator[Record]:
         """Return all records of a context, sorted by their scenarios' text."""
+
+    def scenario_texts(self, context: Context) -> Iterator[str]:
+        """Return `Scenario.text` of all records of a context, as cheaply as the store can."""
+        return (record.scenario.text for record in self.records(context))
+
+    def revision(self, context: Context) -> Hashable | None:
+        """Return a value that differs after each change of a context's records.
+
+        None means that the store cannot tell without reading them.
+        """
+        return None
 
     @abstractmethod
     def contexts(self, kernel: str | None = None) -> Iterator[Context]:

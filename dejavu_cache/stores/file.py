@@ -6,7 +6,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
@@ -89,6 +89,25 @@ class FileStore(Store):
         except DamagedRecordsError as error:
             self._set_aside(path, str(error))
             return iter(())
+
+    def scenario_texts(self, context: Context) -> Iterator[str]:
+        """Return the scenarios of a context's file without parsing its records."""
+        path = self.path(context)
+        try:
+            page = self._page(path, context)
+            return iter(page.scenario_texts() if page else ())
+        except DamagedRecordsError as error:
+            self._set_aside(path, str(error))
+            return iter(())
+
+    def revision(self, context: Context) -> Hashable | None:
+        """Return what tells a context's file from its earlier states; `()` if there is none."""
+        try:
+            return _signature(self.path(context))
+        except (FileNotFoundError, NotADirectoryError):
+            return ()
+        except OSError:
+            return None
 
     def contexts(self, kernel: str | None = None) -> Iterator[Context]:
         """Return the contexts of all files that can be read, and warn about the others."""

@@ -98,6 +98,10 @@ class Page:
         """Return the number of records."""
         return len(self._cuts)
 
+    def scenario_texts(self) -> list[str]:
+        """Return the scenarios' text, sorted."""
+        return sorted(self._cuts)
+
     def get(self, scenario: Scenario, where: str) -> Record | None:
         """Return a scenario's record, or None.
 

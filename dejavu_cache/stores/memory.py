@@ -22,6 +22,7 @@ class MemoryStore(Store):
     def __init__(self) -> None:
         """Create an empty store."""
         self._records: dict[Context, dict[Scenario, Record]] = {}
+        self._changes = 0
         self._lock = threading.Lock()
         self._leases: dict[tuple[Context, Scenario], threading.Lock] = {}
 
@@ -36,6 +37,10 @@ class MemoryStore(Store):
             records = list(self._records.get(context, {}).values())
         return iter(sorted(records, key=lambda record: record.scenario.text))
 
+    def revision(self, context: Context) -> int:
+        """Return the number of changes of the whole store."""
+        return self._changes
+
     def contexts(self, kernel: str | None = None) -> Iterator[Context]:
         """Return the contexts as they are at the time of the call."""
         with self._lock:
@@ -49,6 +54,7 @@ class MemoryStore(Store):
     ) -> None:
         """Merge records into a context, all of them or none."""
         with self._lock:
+            self._changes += 1
             merged = merge_into(self._records.get(context, {}), records, on_conflict)
             if merged:
                 self._records[context] = merged
@@ -57,6 +63,7 @@ class MemoryStore(Store):
         """Delete records, and the context with its last one."""
         with self._lock:
             records = self._records.get(context, {})
+            self._changes += 1
             deleted = [
                 scenario
                 for scenario in (list(records) if scenarios is None else scenarios)

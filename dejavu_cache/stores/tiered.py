@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import TypeVar
@@ -83,6 +83,18 @@ class TieredStore(Store):
                 merged, self._ask(tier, partial(_collect, tier.records, context), [])
             )
         return iter(sorted(merged.values(), key=lambda record: record.scenario.text))
+
+    def scenario_texts(self, context: Context) -> Iterator[str]:
+        """Return the scenarios of all tiers, sorted and without repetition."""
+        texts: set[str] = set()
+        for tier in self.tiers:
+            texts.update(self._ask(tier, partial(_collect, tier.scenario_texts, context), []))
+        return iter(sorted(texts))
+
+    def revision(self, context: Context) -> Hashable | None:
+        """Return the revisions of all tiers, or None if one of them cannot tell."""
+        revisions = tuple(tier.revision(context) for tier in self.tiers)
+        return None if None in revisions else revisions
 
     def contexts(self, kernel: str | None = None) -> Iterator[Context]:
         """Return the contexts of all tiers, without repetition."""

@@ -1,0 +1,99 @@
+"""A fallback reads scenarios and not records, and looks again only if the store has changed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.addition import CONFIGS, add_one
+from support.kernels import launch
+
+from dejavu_cache import cached_autotune
+from dejavu_cache.model.record import Measurement, Record, Winner
+from dejavu_cache.model.scenario import Scenario, now
+from dejavu_cache.stores import file_layout
+from dejavu_cache.triton_internals.config_names import describe
+
+
+@pytest.fixture
+def parsed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Count the records that a file store parses."""
+    read, cuts = file_layout._read_record, []
+
+    def note(cut: str, where: str) -> Record:
+        cuts.append(cut)
+        return read(cut, where)
+
+    monkeypatch.setattr(file_layout, "_read_record", note)
+    return cuts
+
+
+def make(**options: Any) -> Any:
+    options = {"configs": CONFIGS, "key": ["n"], "mode": "reuse", **options}
+    return cached_autotune(**options)(add_one)
+
+
+def fill(store: Path, values: range) -> Any:
+    """Record scenarios whose winner is the last config, and return a kernel that reads them."""
+    kernel = make(store=store)
+    request = kernel.request(*_tensors(), 1)
+    best = describe(CONFIGS[2])
+    timed = Measurement(config=best, median=1.0, p20=1.0, p80=1.0, at=now())
+    dtypes = request.scenario.dtypes
+    records = [
+        Record(
+            scenario=Scenario(args={"n": n}, dtypes=dtypes),
+            measurements=(timed,),
+            winner=Winner(config=best, at=now()),
+        )
+        for n in values
+    ]
+    kernel.home.put(request.context, records)
+    return make(store=store)
+
+
+def _tensors() -> tuple[Any, Any]:
+    import torch
+
+    return torch.ones(1), torch.ones(1)
+
+
+def test_an_untuned_launch_parses_the_nearest_record_only(
+    tmp_path: Path, parsed: list[str]
+) -> None:
+    kernel = fill(tmp_path, range(100, 400))
+    parsed.clear()
+    launch(kernel, 402)
+    assert kernel.best_config is CONFIGS[2]
+    assert len(parsed) == 1
+    parsed.clear()
+    launch(kernel, 5000)  # too far from all of them
+    assert kernel.best_config is CONFIGS[0]
+    assert parsed == []
+
+
+def test_a_fallback_is_not_looked_up_again_in_a_store_that_did_not_change(
+    tmp_path: Path, parsed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dejavu_cache.runtime.cached_autotuner.RETRY_AFTER", 0.0)
+    kernel = fill(tmp_path, range(100, 400))
+    launch(kernel, 402)
+    parsed.clear()
+    for _ in range(3):
+        launch(kernel, 402)
+    assert parsed == []
+    fill(tmp_path, range(402, 403))
+    launch(kernel, 402)
+    assert kernel.explain(*_tensors(), 402).how == "exact"
+
+
+def test_a_near_record_without_a_declared_config_gives_way_to_the_next(tmp_path: Path) -> None:
+    fill(tmp_path, range(100, 101))
+    kernel = make(store=tmp_path)
+    request = kernel.request(*_tensors(), 1)
+    scenario = Scenario(args={"n": 110}, dtypes=request.scenario.dtypes)
+    kernel.home.put(request.context, [Record(scenario=scenario)])
+    launch(kernel, 111)
+    assert kernel.best_config is CONFIGS[2]
+    assert kernel.explain(*_tensors(), 111).how == "nearest"
