@@ -35,7 +35,7 @@ def remember(arguments: dict[str, Any], reset_only: bool = False) -> None:
 @cached_autotune(
     CONFIGS, ["n"], do_bench=bench, pre_hook=remember, check=os.environ.get("CHECK", "1") == "1"
 )
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def total(x_ptr: Any, out_ptr: Any, n: Any, LIMIT: tl.constexpr) -> None:
     """Sum n numbers; a config whose LIMIT is less than n leaves some out."""
     accumulator = 0.0

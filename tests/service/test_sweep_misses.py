@@ -2,49 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
 
-from support.processes import environment
+from support.processes import PROGRAMS, environment
 from support.service import running_server
-
-KERNEL = """
-    import torch, triton, triton.language as tl
-    from functools import partial
-    from dejavu_cache import cached_autotune
-    from dejavu_cache.sweep.suite import Case, Suite
-
-    CONFIGS = [triton.Config({"BLOCK": block}) for block in (16, 32)]
-
-    @cached_autotune(configs=CONFIGS, key=["n"])
-    @triton.jit
-    def add_one(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
-        at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-        tl.store(y_ptr + at, tl.load(x_ptr + at, mask=at < n) + 1, mask=at < n)
-
-    @cached_autotune(configs=CONFIGS, key=["m"])
-    @triton.jit
-    def add_two(x_ptr, y_ptr, m, BLOCK: tl.constexpr):
-        at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-        tl.store(y_ptr + at, tl.load(x_ptr + at, mask=at < m) + 2, mask=at < m)
-
-    def case(n):
-        if n == 400:
-            raise ValueError("mine")
-        grid = lambda meta: (triton.cdiv(n, meta["BLOCK"]),)
-        return Case(f"n={n}", add_one, grid, partial(arguments, n))
-
-    def arguments(n):
-        return {"x_ptr": torch.zeros(n), "y_ptr": torch.zeros(n), "n": n}
-
-    def cases():
-        return [case(100), case(200)]
-
-    suite = Suite(cases, for_scenario=lambda kernel, scenario: case(scenario.args["n"]))
-    fixed = Suite(cases)
-"""
 
 SERVER = """
     import sys, torch
@@ -76,7 +41,7 @@ def python(folder: Path, url: str, *arguments: str, code: int = 0, **env: str) -
 
 
 def test_only_what_programs_missed_is_tuned(sqlite_url: str, tmp_path: Path) -> None:
-    (tmp_path / "met.py").write_text(textwrap.dedent(KERNEL))
+    shutil.copy(PROGRAMS / "missed_additions.py", tmp_path / "met.py")
     with running_server(sqlite_url, tmp_path / "log") as server:
         python(
             tmp_path,
@@ -102,7 +67,7 @@ def test_only_what_programs_missed_is_tuned(sqlite_url: str, tmp_path: Path) -> 
 
 
 def test_a_miss_that_no_case_stands_for_is_told(sqlite_url: str, tmp_path: Path) -> None:
-    (tmp_path / "met.py").write_text(textwrap.dedent(KERNEL))
+    shutil.copy(PROGRAMS / "missed_additions.py", tmp_path / "met.py")
     with running_server(sqlite_url, tmp_path / "log") as server:
         met = "200", "300", "500"
         python(
@@ -125,7 +90,7 @@ def test_a_miss_that_no_case_stands_for_is_told(sqlite_url: str, tmp_path: Path)
 def test_a_miss_whose_case_raises_costs_itself_and_nothing_else(
     sqlite_url: str, tmp_path: Path
 ) -> None:
-    (tmp_path / "met.py").write_text(textwrap.dedent(KERNEL))
+    shutil.copy(PROGRAMS / "missed_additions.py", tmp_path / "met.py")
     with running_server(sqlite_url, tmp_path / "log") as server:
         python(
             tmp_path,

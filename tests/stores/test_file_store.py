@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from hypothesis import given
-from support.processes import environment, run_python
+from support.processes import PROGRAMS, environment, run_python
 from support.records import MOMENT, context, measurement, record
 from support.strategies import RECORDS
 
@@ -306,43 +306,13 @@ def test_processes_that_write_one_file_lose_nothing(
     assert len(list(FileStore(root).records(context()))) == 100
 
 
-NURSERY = """
-    import os, random, signal, sys, time
-    from support.records import context, record
-    from dejavu_cache.stores import FileStore
-
-    def write(start, acknowledge):
-        store = FileStore(sys.argv[1])
-        for m in range(start, start + 1000):
-            store.put(context(), [record(m)])
-            os.write(acknowledge, f"{m} ".encode())
-
-    for round in range(200):
-        reading, writing = os.pipe()
-        child = os.fork()
-        if not child:
-            write(1000 * (round + 1), writing)
-        os.close(writing)
-        acknowledged = b""
-        # Wait for its progress and not by the clock: on a busy machine it would get nowhere.
-        for _ in range(random.randint(0, 2)):
-            acknowledged += os.read(reading, 1 << 20)
-        time.sleep(random.uniform(0, 0.005))
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        acknowledged += os.read(reading, 1 << 20)
-        os.close(reading)
-        stored = FileStore(sys.argv[1]).records(context()) if round % 20 == 19 else ()
-        present = " ".join(str(entry.scenario.args["M"]) for entry in stored)
-        print(acknowledged.decode(), "|", present, flush=True)
-"""
-
-
 def test_killing_writers_at_random_leaves_a_readable_store(tmp_path: Path) -> None:
     """200 writers are killed; everything that one had acknowledged is there afterwards."""
     root = tmp_path / "store"
     acknowledged: set[int] = set()
-    for line in run_python(NURSERY, str(root)).stdout.splitlines():
+    for line in run_python(
+        (PROGRAMS / "kill_writers.py").read_text(), str(root)
+    ).stdout.splitlines():
         said, _, present = line.partition("|")
         acknowledged |= set(map(int, said.split()))
         assert not present.strip() or acknowledged <= set(map(int, present.split()))

@@ -8,106 +8,13 @@ import shutil
 import signal
 import subprocess
 import sys
-import textwrap
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from dejavu_cache.stores import FileStore, Store
-from support.processes import environment
-
-SUITE = """
-    import os, sys, time
-    from functools import partial
-    import torch, triton, triton.language as tl
-    from dejavu_cache import cached_autotune
-    from dejavu_cache.sweep.suite import Case, Suite
-
-    @triton.jit
-    def add_one(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
-        at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-        tl.store(y_ptr + at, tl.load(x_ptr + at, mask=at < n) + 1, mask=at < n)
-
-    def bench(kernel_call, quantiles):
-        kernel_call()
-        if os.environ.get("FATAL") == f"{latest}":
-            os.kill(os.getpid(), 9)
-        if os.environ.get("FULL") == f"{latest}":
-            full()
-        time.sleep(float(os.environ.get("BENCH_SECONDS", "0.02")))
-        with open(os.environ["LOG"], "a") as log:  # appending a short line is atomic
-            log.write(f"{latest}\\n")
-        return [float(latest.split()[1])] * 3
-
-    class Logged:
-        def __init__(self, fn):
-            self.fn, self.arg_names = fn, fn.arg_names
-        def run(self, *args, **kwargs):
-            global latest
-            latest = f"{args[2]} {kwargs['BLOCK']}"
-            return self.fn.run(*args, **kwargs)
-
-    CONFIGS = [triton.Config({"BLOCK": block}) for block in (16, 32, 64, 128)]
-    add = cached_autotune(configs=CONFIGS, key=["n"], do_bench=bench)(add_one)
-    add.fn = Logged(add.fn)
-
-    few = cached_autotune(configs=CONFIGS, key=["n"], do_bench=bench, tune_configs=2)(add_one)
-    few.fn = Logged(few.fn)
-
-    def arguments(n):
-        if "MAKING" in os.environ:
-            open(os.environ["MAKING"], "a").write("x")
-            time.sleep(0.5)
-        return {"x_ptr": torch.zeros(n), "y_ptr": torch.zeros(n), "n": n}
-
-    def case(n):
-        grid = lambda meta: (triton.cdiv(n, meta["BLOCK"]),)
-        return Case(f"n={n}", add, grid, partial(arguments, n))
-
-    def suite(cases="8", bad=""):
-        good = [case(100 + n) for n in range(int(cases))]
-        return [*(BAD[name] for name in bad.split()), *good]
-
-    def raises():
-        raise ZeroDivisionError("mine")
-
-    def full():
-        raise torch.cuda.OutOfMemoryError("CUDA out of memory")
-
-    BAD = {
-        "raises": Case("raises", add, (1,), raises),
-        "full": Case("full", add, (1,), full),
-        "plain": Case("plain", add_one, (1,), partial(arguments, 1)),
-        "asks": Case("asks", add, (1,), lambda: arguments(int(input("how many? ")))),
-    }
-    def die(*args):
-        os.kill(os.getppid(), 9)
-        os.kill(os.getpid(), 9)
-
-    if "DIES_BEFORE_THE_WINNER" in os.environ:
-        from dejavu_cache.runtime import scenario_tuner
-        scenario_tuner.tuned_launches = die
-
-    met = Suite(lambda: [case(100)], lambda kernel, scenario: case(scenario.args["n"]))
-    broken = raises
-
-    def leaves():
-        sys.exit(3)
-
-    def stuck():
-        open(os.environ["MAKING"], "a").write("x")
-        time.sleep(60)
-
-    def strange():
-        return [case(100), "n=101"]
-
-    def numbered():
-        return [Case(5, add, (1,), partial(arguments, 1))]
-
-    def budgeted():
-        return [Case("few", few, (1,), partial(arguments, 1))]
-"""
+from support.processes import PROGRAMS, environment
 
 
 class Sweeps:
@@ -119,7 +26,7 @@ class Sweeps:
         self.log = folder / "log"
         self.log.touch()
         self.suite = folder / "cases.py"
-        self.suite.write_text(textwrap.dedent(SUITE))
+        shutil.copy(PROGRAMS / "logged_suite.py", self.suite)
 
     def copy(self, folder: Path) -> Sweeps:
         """Goes on from here in another folder."""
@@ -168,7 +75,7 @@ class Sweeps:
 
     @property
     def measurements_taken(self) -> list[str]:
-        """Every measurement that was taken, as size and block, in order."""
+        """List every measurement taken, as size and block, in order."""
         return self.log.read_text().splitlines()
 
     @property
@@ -209,6 +116,6 @@ def kill_tree(process: subprocess.Popen[str]) -> None:
     import psutil
 
     family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
-    for process in family:
-        os.kill(process.pid, signal.SIGKILL)
+    for member in family:
+        os.kill(member.pid, signal.SIGKILL)
     process.communicate()

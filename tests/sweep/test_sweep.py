@@ -157,7 +157,7 @@ def test_a_dry_run_knows_a_budget_of_configs(sweeps: Sweeps) -> None:
 def test_a_suite_imports_what_lies_beside_it(sweeps: Sweeps) -> None:
     (sweeps.folder / "beside.py").write_text("CASES = '3'\n")
     sweeps.suite.write_text(
-        "from beside import CASES\n" + sweeps.suite.read_text() + "three = lambda: suite(CASES)\n"
+        sweeps.suite.read_text() + "from beside import CASES\nthree = lambda: suite(CASES)\n"
     )
     assert "12 configs of 3 cases to measure" in sweeps.run("--dry-run", suite=":three")
 

@@ -1,0 +1,131 @@
+"""Cases of an addition whose every measurement is logged; environment variables make it fail.
+
+FATAL and FULL name the size and block whose measurement kills the worker or runs out of memory.
+LOG is the file of measurements, MAKING one that grows while arguments are made, and BENCH_SECONDS
+the time of a measurement.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from functools import partial
+
+import torch
+import triton
+import triton.language as tl
+
+from dejavu_cache import cached_autotune
+from dejavu_cache.sweep.suite import Case, Suite
+
+latest = ""
+"""Size and block of the launch that is being measured."""
+
+
+@triton.jit
+def add_one(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y_ptr + at, tl.load(x_ptr + at, mask=at < n) + 1, mask=at < n)
+
+
+def bench(kernel_call, quantiles):
+    kernel_call()
+    if os.environ.get("FATAL") == f"{latest}":
+        os.kill(os.getpid(), 9)
+    if os.environ.get("FULL") == f"{latest}":
+        full()
+    time.sleep(float(os.environ.get("BENCH_SECONDS", "0.02")))
+    with open(os.environ["LOG"], "a") as log:  # appending a short line is atomic
+        log.write(f"{latest}\n")
+    return [float(latest.split()[1])] * 3
+
+
+class Logged:
+    def __init__(self, fn):
+        self.fn, self.arg_names = fn, fn.arg_names
+
+    def run(self, *args, **kwargs):
+        global latest
+        latest = f"{args[2]} {kwargs['BLOCK']}"
+        return self.fn.run(*args, **kwargs)
+
+
+CONFIGS = [triton.Config({"BLOCK": block}) for block in (16, 32, 64, 128)]
+add = cached_autotune(configs=CONFIGS, key=["n"], do_bench=bench)(add_one)
+add.fn = Logged(add.fn)
+
+few = cached_autotune(configs=CONFIGS, key=["n"], do_bench=bench, tune_configs=2)(add_one)
+few.fn = Logged(few.fn)
+
+
+def _report_making():
+    with open(os.environ["MAKING"], "a") as making:
+        making.write("x")
+
+
+def arguments(n):
+    if "MAKING" in os.environ:
+        _report_making()
+        time.sleep(0.5)
+    return {"x_ptr": torch.zeros(n), "y_ptr": torch.zeros(n), "n": n}
+
+
+def case(n):
+    return Case(f"n={n}", add, lambda meta: (triton.cdiv(n, meta["BLOCK"]),), partial(arguments, n))
+
+
+def suite(cases="8", bad=""):
+    good = [case(100 + n) for n in range(int(cases))]
+    return [*(BAD[name] for name in bad.split()), *good]
+
+
+def raises():
+    raise ZeroDivisionError("mine")
+
+
+def full():
+    raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+
+
+BAD = {
+    "raises": Case("raises", add, (1,), raises),
+    "full": Case("full", add, (1,), full),
+    "plain": Case("plain", add_one, (1,), partial(arguments, 1)),
+    "asks": Case("asks", add, (1,), lambda: arguments(int(input("how many? ")))),
+}
+
+
+def die(*args):
+    os.kill(os.getppid(), 9)
+    os.kill(os.getpid(), 9)
+
+
+if "DIES_BEFORE_THE_WINNER" in os.environ:
+    from dejavu_cache.runtime import scenario_tuner
+
+    scenario_tuner.tuned_launches = die  # type: ignore[attr-defined]
+
+met = Suite(lambda: [case(100)], lambda kernel, scenario: case(scenario.args["n"]))
+broken = raises
+
+
+def leaves():
+    sys.exit(3)
+
+
+def stuck():
+    _report_making()
+    time.sleep(60)
+
+
+def strange():
+    return [case(100), "n=101"]
+
+
+def numbered():
+    return [Case(5, add, (1,), partial(arguments, 1))]  # type: ignore[arg-type]
+
+
+def budgeted():
+    return [Case("few", few, (1,), partial(arguments, 1))]
