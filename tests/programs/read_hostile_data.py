@@ -17,6 +17,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from dejavu_client.cli.commands.transfer import import_
+from dejavu_client.http.protocol_client import ProtocolClient
+from dejavu_client.http.remote_store import RemoteStore
+from dejavu_client.http.spool import Spool
+
 from dejavu_cache.errors import DejavuError
 from dejavu_cache.model.scenario import Context, Scenario
 from dejavu_cache.policy import Policy
@@ -28,10 +33,6 @@ from dejavu_cache.stores import FileStore, FrozenStore, MemoryStore, Store, Tier
 from dejavu_cache.stores.snapshot import freeze
 from dejavu_cache.sweep.journal import Journal
 from dejavu_cache.testing import _context, _record
-from dejavu_client.cli.commands.transfer import import_
-from dejavu_client.http.protocol_client import ProtocolClient
-from dejavu_client.http.remote_store import RemoteStore
-from dejavu_client.http.spool import Spool
 
 CONTEXT: Context = _context()
 SCENARIO: Scenario = _record(1).scenario
@@ -65,13 +66,12 @@ def audit(event: str, args: tuple[Any, ...]) -> None:
     """Note an event that data must never cause."""
     if not watching.is_set():
         return
-    if event.startswith(FORBIDDEN):
-        seen.append(f"{event} {args!r:.200}")
-    elif event == "import" and args[1] is not None and not str(args[1]).startswith(TRUSTED_CODE):
-        seen.append(f"{event} {args!r:.200}")
-    elif event == "exec" and not getattr(args[0], "co_filename", "").startswith(TRUSTED_CODE):
-        seen.append(f"{event} {args!r:.200}")
-    elif event == "compile" and not str(args[1]).startswith(TRUSTED_CODE):
+    if (
+        event.startswith(FORBIDDEN)
+        or (event == "import" and args[1] is not None and not str(args[1]).startswith(TRUSTED_CODE))
+        or (event == "exec" and not getattr(args[0], "co_filename", "").startswith(TRUSTED_CODE))
+        or (event == "compile" and not str(args[1]).startswith(TRUSTED_CODE))
+    ):
         seen.append(f"{event} {args!r:.200}")
     elif event == "open":
         if (args[2] or 0) & WRITING and not is_own(args[0]):
@@ -135,7 +135,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(self.server.answer)
 
-    do_GET = do_POST = do_PUT = do_DELETE = answer
+    do_GET = do_POST = do_PUT = do_DELETE = answer  # noqa: N815 - names of `http.server`
 
     def log_message(self, *args: object) -> None:
         """Say nothing."""
@@ -160,8 +160,12 @@ def read_all(folder: Path, server: HostileServer) -> None:
     ignore_own_errors(lambda: extract(folder / "bundle.tar.zst", folder / "own" / "extracted"))
     ignore_own_errors(lambda: read_any(folder / "prewarmed"))
     ignore_own_errors(lambda: bundle_in(folder / "image"))
-    ignore_own_errors(lambda: Journal(FileStore(folder / "own" / "home"), folder / "journal").close())
-    ignore_own_errors(lambda: import_(str(folder / "export.jsonl"), store=str(folder / "own" / "in")))
+    ignore_own_errors(
+        lambda: Journal(FileStore(folder / "own" / "home"), folder / "journal").close()
+    )
+    ignore_own_errors(
+        lambda: import_(str(folder / "export.jsonl"), store=str(folder / "own" / "in"))
+    )
     for tool in ("triton_cache", "triton_dejavu", "fla", "vllm"):
         options = {tool: str(folder / "foreign"), "store": str(folder / "own" / "in")}
         ignore_own_errors(lambda options=options: import_("", **options))  # type: ignore[misc]

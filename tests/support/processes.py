@@ -32,7 +32,7 @@ def dejavu(*arguments: object, **env: str) -> subprocess.CompletedProcess[str]:
     """Run the command line as a user would."""
     command = [sys.executable, "-m", "dejavu_client", *map(str, arguments)]
     return subprocess.run(
-        command, env=environment(**env), capture_output=True, text=True, timeout=60, check=False
+        command, env=environment(**env), capture_output=True, text=True, timeout=240, check=False
     )
 
 
