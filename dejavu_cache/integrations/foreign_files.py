@@ -22,6 +22,17 @@ READERS: dict[str, Callable[[Path], Iterator[ForeignResult]]] = {
 }
 
 
+_UNREADABLE = (
+    OSError,
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    SyntaxError,
+    RecursionError,
+)
+
+
 def read_foreign_files(origin: str, folder: Path) -> list[ForeignResult]:
     """Read all results in a folder of another tool's files.
 
@@ -36,7 +47,7 @@ def read_foreign_files(origin: str, folder: Path) -> list[ForeignResult]:
         raise SettingsError(f"{folder} is not a folder")
     try:
         return list(READERS[origin](folder))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, SyntaxError) as error:
+    except _UNREADABLE as error:
         raise SettingsError(
             f"{folder} does not hold what {origin} writes: {type(error).__name__}: {error}"
         ) from None

@@ -92,7 +92,7 @@ def _adopt_decision(
     try:
         said = json.loads(decided)
         config, source, rank = Config.model_validate(said["config"]), said["source"], said["rank"]
-    except (ValueError, KeyError, TypeError, ValidationError) as error:
+    except (ValueError, KeyError, TypeError, ValidationError, RecursionError) as error:
         raise _JobStoreError(f"it holds {decided[:80]!r}: {error}") from None
     kernel = request.context.kernel
     if source != kernel.source:

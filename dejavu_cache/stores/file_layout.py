@@ -160,7 +160,7 @@ def read_set(text: str | bytes, where: str) -> RecordSet:
         if isinstance(version, int) and version > FORMAT:
             raise NewerFormatError(where, version, FORMAT)
         return RecordSet.model_validate_json(text)
-    except (ValueError, AttributeError) as error:
+    except (ValueError, AttributeError, RecursionError) as error:
         raise DamagedRecordsError(f"{where} is damaged: {_reason(error)}") from None
 
 

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dejavu_client.cli.commands.transfer import import_
+from dejavu_client.cli.commands.transfer import import_records
 from dejavu_client.http.protocol_client import ProtocolClient
 from dejavu_client.http.remote_store import RemoteStore
 from dejavu_client.http.spool import Spool
@@ -30,7 +30,6 @@ from dejavu_cache.prewarm.bundle.compatibility import read_any
 from dejavu_cache.prewarm.bundle.oci_image import bundle_in
 from dejavu_cache.runtime.activity_report import read_events
 from dejavu_cache.stores import FileStore, FrozenStore, MemoryStore, Store, TieredStore, open_store
-from dejavu_cache.stores.snapshot import freeze
 from dejavu_cache.sweep.journal import Journal
 from dejavu_cache.testing import _context, _record
 
@@ -66,17 +65,20 @@ def audit(event: str, args: tuple[Any, ...]) -> None:
     """Note an event that data must never cause."""
     if not watching.is_set():
         return
-    if (
-        event.startswith(FORBIDDEN)
-        or (event == "import" and args[1] is not None and not str(args[1]).startswith(TRUSTED_CODE))
-        or (event == "exec" and not getattr(args[0], "co_filename", "").startswith(TRUSTED_CODE))
-        or (event == "compile" and not str(args[1]).startswith(TRUSTED_CODE))
-    ):
-        seen.append(f"{event} {args!r:.200}")
+    code_file = {"import": 1, "compile": 1}.get(event)
+    if event == "exec":
+        is_attack = not getattr(args[0], "co_filename", "").startswith(TRUSTED_CODE)
+    elif code_file is not None:
+        is_attack = args[code_file] is not None and not str(args[code_file]).startswith(
+            TRUSTED_CODE
+        )
     elif event == "open":
-        if (args[2] or 0) & WRITING and not is_own(args[0]):
-            seen.append(f"{event} {args!r:.200}")
-    elif event in CHANGES and not all(is_own(arg) for arg in args if isinstance(arg, (str, bytes))):
+        is_attack = bool((args[2] or 0) & WRITING) and not is_own(args[0])
+    elif event in CHANGES:
+        is_attack = not all(is_own(arg) for arg in args if isinstance(arg, (str, bytes)))
+    else:
+        is_attack = event.startswith(FORBIDDEN)
+    if is_attack:
         seen.append(f"{event} {args!r:.200}")
 
 
@@ -135,7 +137,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(self.server.answer)
 
-    do_GET = do_POST = do_PUT = do_DELETE = answer  # noqa: N815 - names of `http.server`
+    do_GET = do_POST = do_PUT = do_DELETE = answer  # noqa: N815 - names of http.server
 
     def log_message(self, *args: object) -> None:
         """Say nothing."""
@@ -160,15 +162,12 @@ def read_all(folder: Path, server: HostileServer) -> None:
     ignore_own_errors(lambda: extract(folder / "bundle.tar.zst", folder / "own" / "extracted"))
     ignore_own_errors(lambda: read_any(folder / "prewarmed"))
     ignore_own_errors(lambda: bundle_in(folder / "image"))
-    ignore_own_errors(
-        lambda: Journal(FileStore(folder / "own" / "home"), folder / "journal").close()
-    )
-    ignore_own_errors(
-        lambda: import_(str(folder / "export.jsonl"), store=str(folder / "own" / "in"))
-    )
+    home, target = FileStore(folder / "own" / "home"), str(folder / "own" / "in")
+    ignore_own_errors(lambda: Journal(home, folder / "journal").close())
+    ignore_own_errors(lambda: import_records(str(folder / "export.jsonl"), store=target))
     for tool in ("triton_cache", "triton_dejavu", "fla", "vllm"):
-        options = {tool: str(folder / "foreign"), "store": str(folder / "own" / "in")}
-        ignore_own_errors(lambda options=options: import_("", **options))  # type: ignore[misc]
+        options = {tool: str(folder / "foreign"), "store": target}
+        ignore_own_errors(lambda options=options: import_records("", **options))  # type: ignore[misc]
     spool = Spool("https://server", folder / "spool")
     ignore_own_errors(lambda: spool.drain(lambda record_set: None))
     server.answer = (folder / "answer").read_bytes() if (folder / "answer").is_file() else b""
@@ -186,6 +185,7 @@ def read_all(folder: Path, server: HostileServer) -> None:
 def main() -> None:
     """Warm up on the first folder, which is honest, and answer for all others."""
     logging.disable(logging.CRITICAL)
+    answers, sys.stdout = sys.stdout, sys.stderr  # commands print what they did
     server = HostileServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     sys.addaudithook(audit)
@@ -197,11 +197,10 @@ def main() -> None:
             watching.set()
         read_all(folder, server)
         watching.clear()
-        sys.stdout.write(json.dumps(seen) + "\n")
-        sys.stdout.flush()
+        answers.write(json.dumps(seen) + "\n")
+        answers.flush()
     server.shutdown()
 
 
-assert freeze
 if __name__ == "__main__":
     main()

@@ -286,7 +286,7 @@ def _to_json(model: Any) -> Any:
 def _parse_json(body: bytes) -> Any:
     try:
         return json.loads(body)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise NonsenseError(f"the answer is not JSON: {error}") from None
 
 
@@ -319,5 +319,5 @@ def _problem_detail(body: bytes) -> str:
     try:
         problem = json.loads(body)
         return str(problem.get("detail") or problem.get("title") or "")[:500]
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         return ""

@@ -177,6 +177,8 @@ def _read_record_sets(file: str) -> Iterator[RecordSet]:
         text = sys.stdin.read() if file == "-" else path.read_text(encoding="utf-8")
     except OSError as error:
         raise SettingsError(f"{file} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise DamagedRecordsError(f"{file} is damaged: {error}; nothing was imported") from None
     # A store's own file begins with its format, and a line of an export with its context.
     if text.startswith('{"format"') and "\n" in text.strip():
         page = Page.parse(text, file)
