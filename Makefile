@@ -58,6 +58,9 @@ bench: $(VENV)/.installed  ## what can be measured without a GPU, into benchmark
 	$(BIN)/python benchmarks/lookup.py
 	$(BIN)/python benchmarks/service.py
 
+identity: $(VENV)/.installed  ## compile thousands of edited kernels: equal identity must mean equal code
+	TRITON_DISABLE_LINE_INFO=1 TRITON_ALWAYS_COMPILE=1 $(BIN)/python benchmarks/identity.py --rounds 5 --out benchmarks/results/identity.json
+
 matrix: $(VENV)/.installed  ## the library's tests on the oldest, a middle and the newest Triton
 	for version in $(TRITON); do \
 	  $(PYTHON) -m venv $(VENV)-$$version && \

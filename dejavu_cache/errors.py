@@ -6,6 +6,7 @@ DejavuError
 ├── NoValidConfigError       every config of a scenario failed
 ├── ScenarioNotTuned         strict mode met a scenario without a record
 ├── TooFewRecordsError       there are not enough records to fit a decision tree
+├── UnreadableKernelError    a kernel's code depends on something that no hash can stand for
 ├── PrewarmError             a folder cannot be prewarmed as asked
 ├── BundleError              a prewarmed folder or bundle is damaged, newer, or for another machine
 └── StoreError               a store cannot do what was asked
@@ -33,6 +34,7 @@ __all__ = [
     "SettingsError",
     "StoreError",
     "TooFewRecordsError",
+    "UnreadableKernelError",
 ]
 
 
@@ -68,6 +70,10 @@ class ScenarioNotTuned(DejavuError, LookupError):  # noqa: N818 - a public name
 
 class TooFewRecordsError(DejavuError, LookupError):
     """A decision tree needs more tuned scenarios; the message says how many."""
+
+
+class UnreadableKernelError(DejavuError):
+    """A kernel reads something that has no encoding, so its timings cannot be stored."""
 
 
 class PrewarmError(DejavuError):

@@ -48,6 +48,7 @@ class Resolution:
         wrong: the declared configs whose results were found to be wrong, with the evidence.
         agreed: whether all ranks of the job run this config, even if a later lookup finds another.
         only: whether pruning left the launch no other config.
+        not_stored: why the kernel's timings stay in this process, or None if they are stored.
     """
 
     how: How
@@ -61,6 +62,7 @@ class Resolution:
     wrong: Sequence[str] = ()
     agreed: bool = False
     only: bool = False
+    not_stored: str | None = None
 
     @property
     def environment(self) -> Environment:
@@ -82,6 +84,8 @@ class Resolution:
         if self.missing:
             lines.append(f"  unmeasured configs: {self.missing}")
         lines += [f"  wrong results: {evidence}" for evidence in self.wrong]
+        if self.not_stored:
+            lines.append(f"  not stored: {self.not_stored}")
         lines += [
             f"  differs from the nearest record in {difference}" for difference in self.differences
         ]

@@ -5,12 +5,13 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import sys
+import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from ..errors import PrewarmError
+from ..errors import PrewarmError, UnreadableKernelError
 from ..model.scenario import Config, Scenario
 from ..runtime.autotuner import CachedAutotuner
 from ..triton_internals.compilation import find_jit_function
@@ -34,6 +35,11 @@ class DiscoveredKernel(NamedTuple):
     source: str
     function: Any
     autotuners: list[CachedAutotuner]
+
+    @property
+    def sources(self) -> frozenset[str]:
+        """Source hashes that the kernel's records have: with its heuristics and without."""
+        return frozenset({self.source, *(tuner.source for tuner in self.autotuners)})
 
     def configs(self, backend: str) -> dict[Config, Any]:
         """Return the configs declared for a backend (`cuda`, `hip`) by their names in records."""
@@ -111,13 +117,21 @@ def _add(kernels: dict[str, DiscoveredKernel], value: Any) -> None:
     function = find_jit_function(value)
     name = kernel_name(function)
     if name not in kernels:
-        kernels[name] = DiscoveredKernel(name, source_hash(function), function, [])
+        kernels[name] = DiscoveredKernel(name, _source(function), function, [])
     while value is not function:
         if isinstance(value, CachedAutotuner) and all(
             value is not autotuner for autotuner in kernels[name].autotuners
         ):
             kernels[name].autotuners.append(value)
         value = value.fn
+
+
+def _source(function: Any) -> str:
+    """Return a kernel's source hash; that of an unreadable one is in no record."""
+    try:
+        return source_hash(function)
+    except UnreadableKernelError:
+        return uuid.uuid4().hex
 
 
 def launch_values(config: Config | None, declared: Mapping[Config, Any]) -> dict[str, Any]:

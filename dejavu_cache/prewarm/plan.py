@@ -15,8 +15,9 @@ from ..runtime.launch_recorder import LAUNCH_METHOD
 from ..stores import Store
 from ..stores.manifest import PrewarmedKernel
 from ..triton_internals.compilation import target_of, wheel
+from ..triton_internals.compiler_settings import compiler_settings
 from ..triton_internals.config_names import describe
-from ..triton_internals.environment import backend_hash, code_generation_variables, describe_codegen
+from ..triton_internals.environment import backend_hash, describe_codegen
 from ..triton_internals.hooks import set_target
 from ..triton_internals.host_modules import platform_key
 from .kernel_discovery import DiscoveredKernel, DiscoveredKernels, default_of, python_files
@@ -93,7 +94,7 @@ def plan(spec: PrewarmSpec, kernels: DiscoveredKernels, store: Store, own: Store
 def _current_contexts(kernel: DiscoveredKernel, store: Store, notes: list[str]) -> list[Context]:
     """Return the contexts of a kernel's present source code."""
     every = list(store.contexts(kernel.name))
-    ours = [context for context in every if context.kernel.source == kernel.source]
+    ours = [context for context in every if context.kernel.source in kernel.sources]
     if every and not ours:
         notes.append(
             f"{kernel.name} is left out: its records are of other source code than is installed "
@@ -195,7 +196,7 @@ def builder_toolchain(device: Device) -> _Toolchain:
         raise PrewarmError(
             f"--device {device.name!r}: nothing can be compiled for it here: {error}"
         ) from None
-    return _Toolchain(_triton(), describe_codegen(backend), code_generation_variables())
+    return _Toolchain(_triton(), describe_codegen(backend), compiler_settings())
 
 
 def _alike(environment: Environment, here: _Toolchain) -> bool:

@@ -6,14 +6,18 @@ import copy
 import math
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
+import uuid
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
+from ..errors import UnreadableKernelError
 from ..model.buckets import Bucket, Exact
 from ..model.resolution import Resolution
 from ..model.scenario import Context, Kernel, Problem
 from ..policy import current_policy
 from ..settings import Mode, current_settings
+from ..stores import MemoryStore
 from ..stores.default import as_tiers
 from ..stores.tiered import TieredStore
 from ..triton_internals.config_names import DeclaredConfigs, can_be_recorded, describe
@@ -23,6 +27,7 @@ from ..triton_internals.environment import (
     current_environment,
     is_interpreting,
 )
+from ..triton_internals.identity import why_not_stored
 from ..triton_internals.scenario_key import RawKey, ScenarioKey
 from ..triton_internals.source_hash import kernel_name, source_hash
 from ..triton_internals.upstream import Autotuner
@@ -89,6 +94,7 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
         """
         super().__init__(fn, arg_names, configs, key, *args, **kwargs)
         self.benchmarked = 0
+        self._unnamed_method: str | None = None
         self._name = kernel_name(fn)
         self._options = validate_options(self._name, options or {})
         self._policy = current_policy().rule_for(self._name)
@@ -122,7 +128,13 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
         is_callers = self.num_warmups is None and self.num_reps is None
         own_bench = self._do_bench if is_callers else None
         declared = None if self._interpreted else self._options.get("method")
-        return declared or method_name(own_bench, self.use_cuda_graph, self._interpreted)
+        if declared:
+            return declared
+        try:
+            return method_name(own_bench, self.use_cuda_graph, self._interpreted)
+        except (UnreadableKernelError, OSError) as error:
+            self._unnamed_method = str(error)
+            return f"custom:{type(own_bench).__qualname__} {uuid.uuid4().hex}"
 
     @cached_property
     def do_bench(self) -> Callable[..., Any]:
@@ -155,7 +167,18 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
             settings.max_distance,
         )
         max_distance = next(limit for limit in limits if limit is not None)
-        return Resolver(as_tiers(self._options.get("store")), self.mode, max_distance, settings)
+        store = MemoryStore() if self._not_stored else self._options.get("store")
+        return Resolver(as_tiers(store), self.mode, max_distance, settings)
+
+    @cached_property
+    def _not_stored(self) -> str | None:
+        """Reason why this kernel's timings stay in this process, or None if they are stored."""
+        reason = why_not_stored(self.fn, (config.kwargs for config in self.configs))
+        if self.method and self._unnamed_method:
+            reason = reason or f"its benchmark function: {self._unnamed_method}"
+        if reason:
+            warn_once(f"identity {self._name}", f"{self._name} is tuned but not stored: {reason}")
+        return reason
 
     @property
     def home(self) -> TieredStore:
@@ -326,23 +349,31 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
 
     @cached_property
     def _consensus(self) -> str:
+        if self._not_stored:  # nothing tells whether the other ranks' kernel is this one
+            return "none"
         return self._options.get("consensus") or current_settings().consensus
 
     def _arguments_by_name(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         arguments = {**dict(zip(self.arg_names, args, strict=False)), **kwargs}
         return {name: value for name, value in arguments.items() if name in self.arg_names}
 
+    @cached_property
+    def source(self) -> str:
+        """Source hash of the kernel and its heuristics; a unique one if nothing is stored."""
+        return uuid.uuid4().hex if self._not_stored else source_hash(self.fn)
+
     def _context(self, device: int) -> Context:
+        environment = current_environment(device)
         context = self._contexts.get(device)
-        if context is None:
+        if context is None or context.environment != environment:
             buckets = {
                 name: bucket
                 for name, bucket in self._buckets.items()
                 if not isinstance(bucket, Exact)
             }
             self._contexts[device] = context = Context(
-                kernel=Kernel(name=self._name, source=source_hash(self.fn)),
-                environment=current_environment(device),
+                kernel=Kernel(name=self._name, source=self.source),
+                environment=environment,
                 problem=Problem(keys=self._scenario_key.keys, buckets=buckets, method=self.method),
             )
         return context
@@ -376,6 +407,7 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
             budget=self._budget,
             check=check_options(self._options),
             prunes=self._prunes,
+            not_stored=self._not_stored,
         )
 
     @cached_property

@@ -91,15 +91,10 @@ def _adopt_decision(
         return replace(mine, agreed=True), benchmarked
     try:
         said = json.loads(decided)
-        config, source, rank = Config.model_validate(said["config"]), said["source"], said["rank"]
+        config, rank = Config.model_validate(said["config"]), said["rank"]
     except (ValueError, KeyError, TypeError, ValidationError, RecursionError) as error:
         raise _JobStoreError(f"it holds {decided[:80]!r}: {error}") from None
     kernel = request.context.kernel
-    if source != kernel.source:
-        warn_once(
-            f"ranks {kernel.name}",
-            f"{kernel.name} is not the same code on this rank as on rank {rank}",
-        )
     if config not in request.declared:
         warn_once(
             f"ranks {kernel.name} {config}",
@@ -115,12 +110,12 @@ def _adopt_decision(
 
 
 def _name(request: Request) -> str:
-    """Return the scenario's key in the job's store, equal for all versions of the kernel."""
-    context = request.context
-    text = canonical_json(
-        [context.kernel.name, request.scenario.text, context.environment.model_dump(mode="json")]
-    )
-    text += canonical_json(context.problem)
+    """Return the scenario's key in the job's store.
+
+    It holds the kernel's code: one function may make several kernels of one name, and ranks with
+    different code have nothing to agree on.
+    """
+    text = canonical_json([request.context.text, request.scenario.text])
     if request.prunes:
         # Launches of one bucket may be left different configs, and then agree separately.
         text += canonical_json(sorted(config.text for config in request.declared))
@@ -128,11 +123,8 @@ def _name(request: Request) -> str:
 
 
 def _proposal(request: Request, resolution: Resolution) -> str:
-    proposal = {
-        "config": describe(resolution.config).model_dump(mode="json"),
-        "source": request.context.kernel.source,
-    }
-    return json.dumps({**proposal, "rank": _torch_distributed().get_rank()})
+    config = describe(resolution.config).model_dump(mode="json")
+    return json.dumps({"config": config, "rank": _torch_distributed().get_rank()})
 
 
 def _read_decision(store: Any, name: str) -> str | None:

@@ -13,6 +13,9 @@ from .request import Request
 
 __all__ = ["ForeignConfig", "find_foreign_config", "record_from_triton_cache"]
 
+_TRITON_METHOD = "events-cold"
+"""The method of `triton.testing.do_bench`, by which Triton's autotuner measures."""
+
 
 class ForeignConfig(NamedTuple):
     """A declared config that another autotuner measured as the best.
@@ -30,8 +33,10 @@ def record_from_triton_cache(request: Request, results: Sequence[ForeignResult])
     """Return Triton's own timings of a launch as a record, or None without any.
 
     Only timings whose cache key in Triton's disk cache proves that kernel, configs and compiler are
-    those of the launch count.
+    those of the launch count, and only where the launch's method is Triton's.
     """
+    if request.context.problem.method != _TRITON_METHOD:
+        return None
     measurements: dict[Config, Measurement] = {}
     for config, timing in _proven_timings(request, results):
         quantiles = timing.model_dump(include={"median", "p20", "p80"})

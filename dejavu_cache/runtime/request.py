@@ -51,6 +51,7 @@ class Request:
         budget: how much tuning the scenario gets.
         check: how results are compared before a config may win; None where they are not.
         prunes: whether `declared` may lack configs that the kernel declares.
+        not_stored: why the kernel's timings stay in this process, or None if they are stored.
     """
 
     autotuner: Any
@@ -64,6 +65,7 @@ class Request:
     budget: TuningBudget = TuningBudget()
     check: CheckOptions | None = None
     prunes: bool = False
+    not_stored: str | None = None
 
     @property
     def has_no_choice(self) -> bool:
@@ -114,6 +116,7 @@ class Request:
             differences=differences,
             wrong=wrong,
             only=only,
+            not_stored=self.not_stored,
         )
 
     def _remaining_configs(self, unmeasured: int) -> int:

@@ -7,7 +7,8 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from .environment import backend_hash, code_generation_variables, current_target
+from .compiler_settings import code_generation_variables
+from .environment import backend_hash, current_target
 
 __all__ = ["disk_cache_key"]
 

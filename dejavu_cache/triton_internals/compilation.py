@@ -20,8 +20,9 @@ from typing import Any, NamedTuple
 
 from ..model.record import RecordedLaunch
 from ..model.scenario import Device
+from .compiler_settings import code_generation_variables
 from .config_names import TUNING_OPTIONS, describe
-from .environment import code_generation_variables, is_interpreting
+from .environment import is_interpreting
 from .launch_encoding import (
     UnencodableValueError,
     comparable,

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..model.scenario import Config, Scalar
 from ..notices import warn_once
-from .scenario_key import dtype_name
+from .scenario_key import dtype_name, function_text
 
 __all__ = ["TUNING_OPTIONS", "DeclaredConfigs", "can_be_recorded", "describe"]
 
@@ -86,11 +86,9 @@ def _scalar(value: Any) -> Scalar:
         return value
     if type(value).__name__ == "constexpr":
         return _scalar(value.value)
-    return (
-        dtype_name(value)
-        if type(value).__name__ == "dtype"
-        else f"{type(value).__name__} {value!r}"[:500]
-    )
+    if type(value).__name__ == "dtype":
+        return dtype_name(value)
+    return function_text(value)
 
 
 class DeclaredConfigs:

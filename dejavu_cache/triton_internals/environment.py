@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import re
@@ -10,18 +11,19 @@ from functools import cache
 from typing import Any
 
 from ..model.scenario import Device, Environment
+from .compiler_settings import compiler_settings
 
 __all__ = [
     "INTERPRETER",
     "INTERPRETER_INDEX",
     "backend_hash",
-    "code_generation_variables",
     "current_device",
     "current_environment",
     "current_target",
     "describe_codegen",
     "is_capturing_graph",
     "is_interpreting",
+    "nominal_memory",
     "supported_float8",
 ]
 
@@ -65,13 +67,6 @@ def backend_hash(target: Any) -> str:
     return str(make_backend(target).hash())
 
 
-def code_generation_variables() -> dict[str, str]:
-    """Return the environment variables that change what Triton generates, and their values."""
-    from triton._C.libtriton import get_cache_invalidating_env_vars
-
-    return {name: str(value) for name, value in get_cache_invalidating_env_vars().items()}
-
-
 def supported_float8() -> tuple[str, ...]:
     """Return Triton's names of the float8 types that kernels can use on the current device."""
     from triton.compiler.compiler import make_backend
@@ -79,13 +74,21 @@ def supported_float8() -> tuple[str, ...]:
     return tuple(make_backend(current_target()).parse_options({}).supported_fp8_dtypes)
 
 
-@cache
 def current_environment(device: int) -> Environment:
     """Return the environment of one of this process's devices.
 
     Args:
         device: an index, as `current_device` returns it, or `INTERPRETER_INDEX`.
     """
+    environment = _toolchain_on(device)
+    if device == INTERPRETER_INDEX:
+        return environment
+    # A program may set a knob at any time.
+    return environment.model_copy(update={"variables": compiler_settings()})
+
+
+@cache
+def _toolchain_on(device: int) -> Environment:
     import triton
 
     if device == INTERPRETER_INDEX:
@@ -99,7 +102,6 @@ def current_environment(device: int) -> Environment:
         device=_gpu(device, target),
         triton=triton.__version__,
         codegen=describe_codegen(backend_hash(target)),
-        variables=code_generation_variables(),
     )
 
 
@@ -118,9 +120,25 @@ def _gpu(device: int, target: Any) -> Device:
         name=properties.name.strip(),
         arch=arch,
         units=properties.multi_processor_count,
-        # Total memory varies by some MiB with driver and error correction; models differ by GiB.
-        memory_gib=round(properties.total_memory / 2**30),
+        memory_gib=nominal_memory(properties.total_memory),
     )
+
+
+# Sizes that GPUs and their slices are sold in, as near to each other as two sizes of one model get;
+# 79, 140 and 178 are what drivers leave of 80, 141 and 180 GB.
+_SMALL_SIZES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64, 79, 96, 112, 128)
+_LARGE_SIZES = (140, 160, 178, 192, 224, 256, 288, 320, 384, 448, 512)
+
+
+def nominal_memory(total_bytes: int) -> int:
+    """Return the size in GiB that a GPU of this much memory is sold as.
+
+    Drivers reserve some memory, and not each release the same; models differ by far more.
+    """
+    # Some drivers report a little more than the size.
+    least = total_bytes / 2**30 * 0.98
+    sizes = (size for size in (*_SMALL_SIZES, *_LARGE_SIZES) if size >= least)
+    return next(sizes, 64 * math.ceil(least / 64))
 
 
 def describe_codegen(backend_hash: str) -> str:

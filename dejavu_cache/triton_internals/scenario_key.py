@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ..errors import KeyArgumentError
+from ..errors import KeyArgumentError, UnreadableKernelError
 from ..model.buckets import Bucket, Exact
 from ..model.scenario import Scalar, Scenario
+from .constants import is_jit
+from .source_hash import kernel_name, value_hash
 
-__all__ = ["ScenarioKey", "dtype_name"]
+__all__ = ["ScenarioKey", "dtype_name", "function_text"]
 
 RawKey = tuple[Any, ...]
 
@@ -57,9 +60,10 @@ class ScenarioKey:
             # The type too, since 1, 1.0 and True are equal.
             raw.append(value.__class__)
             raw.append(value if bucket is None else bucket(value))
-        raw += [getattr(arg, "dtype", None) for arg in args]
+        raw += [_raw_type(arg) for arg in args]
         if kwargs:
-            raw += [(name, arg.dtype) for name, arg in kwargs.items() if hasattr(arg, "dtype")]
+            types = ((name, _raw_type(arg)) for name, arg in kwargs.items())
+            raw += [(name, type_) for name, type_ in types if type_ is not None]
         return tuple(raw)
 
     def scenario(self, named: Mapping[str, Any]) -> Scenario:
@@ -76,16 +80,45 @@ class ScenarioKey:
             for name in self.keys
             if name in named
         }
-        dtypes = {
-            name: dtype_name(arg.dtype)
-            for name, arg in named.items()
-            if name in self._names and hasattr(arg, "dtype")
-        }
-        return Scenario(args=args, dtypes=dtypes)
+        types = {name: _type_name(arg) for name, arg in named.items() if name in self._names}
+        return Scenario(args=args, dtypes={name: text for name, text in types.items() if text})
 
     def _representative(self, name: str, value: Any) -> Any:
         bucket = self._bucket_of[name]
         return value if bucket is None else bucket(value)
+
+
+def _raw_type(arg: Any) -> Any:
+    """Return what a launch's code depends on of any argument: a tensor's dtype, or a function."""
+    dtype = getattr(arg, "dtype", None)
+    if dtype is None and (is_jit(arg) or _holds_functions(arg)):
+        return arg
+    return dtype
+
+
+def _type_name(arg: Any) -> str | None:
+    if hasattr(arg, "dtype"):
+        return dtype_name(arg.dtype)
+    if is_jit(arg) or _holds_functions(arg):
+        return function_text(arg)
+    return None
+
+
+def _holds_functions(arg: Any) -> bool:
+    return isinstance(arg, tuple) and any(is_jit(item) or _holds_functions(item) for item in arg)
+
+
+def function_text(value: Any) -> str:
+    """Return a text for jit functions, or for another value that holds code, by its hash."""
+    name = kernel_name(value) if is_jit(value) else type(value).__name__
+    try:
+        return f"{name[:400]} {value_hash(value)}"
+    except (UnreadableKernelError, OSError):
+        return f"{name[:400]} unreadable {_PROCESS}"
+
+
+_PROCESS = uuid.uuid4().hex
+"""Stands for this process where a value has no text that means the same in another."""
 
 
 def dtype_name(dtype: Any) -> str:

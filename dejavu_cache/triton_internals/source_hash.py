@@ -1,8 +1,9 @@
 """Identify a kernel by a hash of its code that ignores comments, formatting and line numbers.
 
 Triton's own `cache_key` hashes the text and the line number, so that a comment above a kernel would
-discard its timings. This hash is of normalised syntax trees: the function's and those of all jit
-functions that it reaches, with the values of the globals that they read.
+discard its timings. This hash is of normalised syntax trees: the function's and those of all
+functions that it reaches, with the decorators' arguments and the values of the globals that they
+read. What cannot be read closes the door: equal hashes mean equal code.
 """
 
 from __future__ import annotations
@@ -11,166 +12,242 @@ import ast
 import hashlib
 import inspect
 import sys
-import textwrap
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-__all__ = ["kernel_name", "python_function", "source_hash"]
+from ..errors import UnreadableKernelError
+from .constants import (
+    ConstantReader,
+    is_jit,
+    is_triton_own,
+    module_name,
+    plain_text,
+    python_function,
+    unwrap,
+)
+from .syntax import (
+    Chain,
+    bare_names,
+    dotted_names,
+    locally_bound_names,
+    names_read_first,
+    normalized_parts,
+    parse_function,
+)
 
-# Fields that do not change what is computed, and fields that some versions of Python lack.
-_IGNORED_FIELDS = frozenset({"ctx", "kind", "type_comment", "type_ignores", "type_params"})
-_PLAIN = (int, float, complex, str, bytes, bool, type(None))
+__all__ = ["kernel_name", "python_function", "source_hash", "value_hash"]
+
 _MISSING = object()
 
 
-def python_function(kernel: Any) -> Callable[..., Any]:
-    """Return the Python function under a kernel's decorators (`jit`, `heuristics`, `autotune`)."""
-    while not inspect.isfunction(kernel):
-        kernel = kernel.fn
-    return kernel
-
-
 def kernel_name(kernel: Any) -> str:
-    """Return a kernel's module and qualified name.
-
-    The module of a script that runs as `__main__` is the one it would be imported as.
-    """
+    """Return a kernel's module and qualified name; `module_name` says which module a script is."""
     function = python_function(kernel)
-    module = function.__module__
-    if module == "__main__":
-        main = sys.modules["__main__"]
-        spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
-        module = spec.name if spec else Path(file).stem if file else module
-    return f"{module}.{function.__qualname__}"
+    return f"{module_name(function)}.{function.__qualname__}"
 
 
 def source_hash(kernel: Any) -> str:
     """Return 32 hexadecimal digits that change when the code does.
 
-    They do not change with comments, docstrings, formatting, line numbers, file paths, decorators'
-    arguments, or the version of Python.
+    They do not change with comments, docstrings, formatting, line numbers, file paths, or the
+    version of Python.
 
     Raises:
         OSError: the source text is not available (Triton itself needs it too).
+        UnreadableKernelError: the code depends on something that has no encoding.
     """
+    return _digest(_CodeReader().read_kernel(kernel))
+
+
+def value_hash(value: Any) -> str:
+    """Return 32 hexadecimal digits that differ between values which compile differently.
+
+    Args:
+        value: a constant, or a function with the values that it is bound to.
+
+    Raises:
+        UnreadableKernelError: the value has no encoding.
+    """
+    return _digest(_CodeReader().constants.read("value", value))
+
+
+def _digest(tokens: Iterator[str]) -> str:
     hasher = hashlib.sha256()
-    for part in _Reader().read(kernel):
-        hasher.update(part.encode())
-        hasher.update(b"\0")
+    try:
+        for token in tokens:
+            hasher.update(token.encode())
+            hasher.update(b"\0")
+    except RecursionError:
+        raise UnreadableKernelError("what the kernel reaches is nested too deeply") from None
     return hasher.hexdigest()[:32]
 
 
-class _Reader:
+class _CodeReader:
     """Walk through a function and all that it reaches, each function once."""
 
     def __init__(self) -> None:
-        self._seen: set[Callable[..., Any]] = set()
+        self.constants = ConstantReader(self._read_named)
+        self._names: dict[Callable[..., Any], str] = {}
+        self._functions: dict[str, Callable[..., Any]] = {}
 
-    def read(self, kernel: Any) -> Iterator[str]:
+    def read_kernel(self, kernel: Any) -> Iterator[str]:
+        yield from self._read_named("", kernel)
+        while not inspect.isfunction(kernel):
+            for name, heuristic in sorted(_heuristics(kernel).items()):
+                yield from self.constants.read(f"heuristic {name}", heuristic)
+            kernel = kernel.fn
+
+    def _read_named(self, name: str, kernel: Any) -> Iterator[str]:
         function = python_function(kernel)
-        if function in self._seen:
+        if function in self._names:
+            # The name alone tells the function, unless it stands for several.
+            if self._names[function] != name or self._functions.get(name) is not function:
+                yield f"as {list(self._names).index(function)}"
             return
-        self._seen.add(function)
-        tree = _without_decorators(ast.parse(_source(kernel, function)))
-        yield "".join(_normalized_parts(tree))
-        local = _local_names(tree)
-        for chain in sorted(_chains(tree)):
-            if chain[0] not in local:
-                yield from self._read_value(".".join(chain), _resolve(function, chain))
+        self._names[function] = name
+        self._functions.setdefault(name, function)
+        yield from self._read(kernel, function)
+
+    def _read(self, kernel: Any, function: Callable[..., Any]) -> Iterator[str]:
+        compiled = _jit_object(kernel)
+        tree = parse_function(function, getattr(compiled, "src", None))
+        yield "".join(normalized_parts(tree))
+        local = locally_bound_names(tree)
+        chains = dotted_names(tree)
+        for chain in sorted(chain for chain in chains if chain[0] not in local):
+            yield from self._read_chain(function, chain)
         for name, default in sorted(_defaults(function)):
-            yield from self._read_value(f"default {name}", default)
+            yield from self._read_constant(f"default {name}", default, expect_constexpr=False)
+        yield from self._read_first_reads(function, tree, compiled is not None, local, chains)
+        yield from self._read_wrapping(function, tree, _compiles(compiled))
+        if compiled is not None:
+            yield from _decoration(compiled, tree)
 
-    def _read_value(self, name: str, value: Any) -> Iterator[str]:
-        text = _plain(value)
-        if text is not None:
-            yield f"{name}={text}"
-        elif value is _MISSING or isinstance(value, ModuleType) or _is_builtin(value):
-            return
-        elif _is_jit(value):
-            yield f"{name} calls"
-            yield from self.read(value)
-        elif getattr(value, "__triton_aggregate__", False):
-            for method in sorted(vars(value)):
-                yield from self._read_value(f"{name}.{method}", vars(value)[method])
+    def _read_chain(self, function: Callable[..., Any], chain: Chain) -> Iterator[str]:
+        value = _resolve(function, chain)
+        if (
+            value is not _MISSING
+            and not isinstance(value, ModuleType)
+            and (not is_triton_own(unwrap(value)[0]))
+        ):
+            yield from self.constants.read(".".join(chain), value)
+
+    def _read_constant(self, name: str, value: Any, *, expect_constexpr: bool) -> Iterator[str]:
+        yield from self.constants.read(name, value)
+        if unwrap(value)[1] != expect_constexpr:
+            yield f"{name} wrapped {not expect_constexpr}"
+
+    def _read_first_reads(
+        self,
+        function: Callable[..., Any],
+        tree: ast.AST,
+        is_jit_function: bool,
+        local: set[str],
+        chains: set[Chain],
+    ) -> Iterator[str]:
+        """Write the globals that are read before a local of their name hides them."""
+        early = names_read_first(tree) & local
+        for chain in sorted(chain for chain in chains if chain[0] in early):
+            root = _resolve(function, chain[:1])
+            # Triton refuses to read any other global, so the name is a local of another branch.
+            if not is_jit_function or _is_legal_global(root):
+                yield f"early {'.'.join(chain)}"
+                yield from self._read_chain(function, chain)
+
+    def _read_wrapping(
+        self, function: Callable[..., Any], tree: ast.AST, is_compiled: bool
+    ) -> Iterator[str]:
+        """Write which globals are, unlike most of their kind, a `tl.constexpr` or none."""
+        body = ast.Module(body=_body(tree), type_ignores=[])
+        for chain in sorted(bare_names(body)):
+            raw = _resolve(function, chain)
+            value, wrapped = unwrap(raw)
+            if isinstance(value, ModuleType):
+                if not _is_standard(value):
+                    raise UnreadableKernelError(
+                        f"{'.'.join(chain)} is a module, of which any attribute may be read"
+                    )
+                continue
+            if raw is _MISSING or _is_standard(_resolve(function, chain[:1])):
+                continue
+            text = plain_text(value)
+            if text is None or chain[0] in locally_bound_names(tree) - names_read_first(tree):
+                continue
+            if wrapped != (is_compiled and not text.startswith("dtype:")):
+                yield f"{'.'.join(chain)} wrapped {wrapped}"
 
 
-def _source(kernel: Any, function: Callable[..., Any]) -> str:
-    """Return a function's source from `def` on; a jit function's may differ from its file's."""
+def _jit_object(kernel: Any) -> Any:
+    """Return Triton's object right around the Python function, or None without any."""
+    inner = None
     while not inspect.isfunction(kernel):
-        text = getattr(kernel, "src", None)
-        if isinstance(text, str):
-            return text
-        kernel = kernel.fn
-    return textwrap.dedent(inspect.getsource(function))
+        inner, kernel = kernel, kernel.fn
+    return inner
 
 
-def _without_decorators(tree: ast.Module) -> ast.Module:
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-            node.decorator_list = []
-    return tree
+def _compiles(compiled: Any) -> bool:
+    return compiled is not None and type(compiled).__name__ != "ConstexprFunction"
 
 
-def _normalized_parts(node: Any) -> Iterator[str]:
-    if isinstance(node, ast.AST):
-        yield type(node).__name__
-        yield "("
-        for field in sorted(set(node._fields) - _IGNORED_FIELDS):
-            value = getattr(node, field, None)
-            if value is None and not isinstance(node, ast.Constant):
-                continue
-            if value == []:
-                continue
-            yield f"{field}="
-            yield from _normalized_parts(value)
-            yield ","
-        yield ")"
-    elif isinstance(node, list):
-        yield "["
-        for item in node:
-            if not _is_bare_string(item):
-                yield from _normalized_parts(item)
-                yield ","
-        yield "]"
-    else:
-        yield f"{type(node).__name__}:{node!r}"
+def _heuristics(kernel: Any) -> dict[str, Any]:
+    return dict(kernel.values) if type(kernel).__name__ == "Heuristics" else {}
 
 
-def _is_bare_string(node: Any) -> bool:
-    """Return whether a node is a docstring, or a string used as a comment."""
-    return (
-        isinstance(node, ast.Expr)
-        and isinstance(node.value, ast.Constant)
-        and isinstance(node.value.value, str)
-    )
+# Attributes of a jit function that hold its source, its caches, or what runs beside the launch.
+_NOT_CODE = frozenset(
+    {"fn", "signature", "raw_src", "starting_line_number", "_fn_name", "_hash_lock", "_src", "src"}
+    | {"hash", "used_global_vals", "module", "_repr", "launch_metadata", "params", "device_caches"}
+    | {"kernel", "arg_names", "constexprs", "pre_run_hooks", "rewriter", "repr", "cache", "run"}
+    | {"do_not_specialize", "do_not_specialize_on_alignment", "kwargs", "create_binder"}
+    | {"type", "compiled", "binder", "tensor_arg_names", "is_gluon_", "version_", "CompiledKernel"}
+    | {"file_name", "def_file_line_number", "def_file_col_number"}
+    | {"compile", "ASTSource", "make_backend", "target", "backend", "binders", "cache_hook"}
+)
 
 
-def _local_names(tree: ast.AST) -> set[str]:
-    arguments = {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
-    stored = {
-        node.id
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)
+def _decoration(compiled: Any, tree: ast.AST) -> Iterator[str]:
+    """Write the decorator and those of its arguments that are not the default."""
+    if type(compiled).__name__ not in ("JITFunction", "InterpretedFunction"):
+        yield f"decorated by {type(compiled).__qualname__}"
+    options = {**vars(compiled), **getattr(compiled, "kwargs", {})}
+    for name in sorted(set(options) - _NOT_CODE):
+        # An argument that is not given is None or False.
+        if not name.startswith("__") and options[name] not in (None, False):
+            yield f"decorator {name}={value_hash(options[name])}"
+    parameters = list(inspect.signature(compiled.fn).parameters.values())
+    for index, parameter in enumerate(parameters):
+        for option in ("do_not_specialize", "do_not_specialize_on_alignment"):
+            named = options.get(option) or ()
+            if index in named or parameter.name in named:
+                yield f"{option} {parameter.name}"
+    yield from _annotations(compiled, tree)
+
+
+def _annotations(compiled: Any, tree: ast.AST) -> Iterator[str]:
+    """Write the annotations whose meaning to Triton is not the one that their text has."""
+    definition = next(node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
+    arguments = definition.args
+    texts = {
+        argument.arg: ast.unparse(argument.annotation)
+        for argument in [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+        if argument.annotation is not None
     }
-    return arguments | stored
+    from triton.runtime.jit import KernelParam
+
+    for name, parameter in inspect.signature(compiled.fn).parameters.items():
+        text = texts.get(name)
+        literal = text if text is None else text.strip("'\"")
+        said = parameter.replace(annotation=inspect.Parameter.empty if text is None else literal)
+        meanings = [
+            (param.is_constexpr, param.is_const, param.annotation_type)
+            for param in (KernelParam(0, kind, False, False) for kind in (said, parameter))
+        ]
+        if meanings[0] != meanings[1]:
+            yield f"annotation {name}: {meanings[1]}"
 
 
-def _chains(tree: ast.AST) -> set[tuple[str, ...]]:
-    """Return the dotted names that are read, and their prefixes: a, a.b and a.b.c for `a.b.c`."""
-    chains = set()
-    for node in ast.walk(tree):
-        names: list[str] = []
-        while isinstance(node, ast.Attribute):
-            names.insert(0, node.attr)
-            node = node.value
-        if isinstance(node, ast.Name):
-            chains.add((node.id, *names))
-    return chains
-
-
-def _resolve(function: Callable[..., Any], chain: tuple[str, ...]) -> Any:
+def _resolve(function: Callable[..., Any], chain: Chain) -> Any:
     value = _closure_values(function).get(chain[0], function.__globals__.get(chain[0], _MISSING))
     for name in chain[1:]:
         # Only attributes of modules and classes: an instance may compute its own.
@@ -199,36 +276,31 @@ def _defaults(function: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
             yield parameter.name, parameter.default
 
 
-def _is_jit(value: Any) -> bool:
-    """Return whether a value is a jit function, perhaps decorated, or a `constexpr_function`."""
-    if isinstance(value, type) or not hasattr(value, "fn") or not callable(value):
-        return False
-    try:
-        return inspect.isfunction(python_function(value))
-    except AttributeError:
-        return False
-
-
-def _is_builtin(value: Any) -> bool:
-    """Return whether a value is a function of Triton's own, which is identified by its version."""
-    function = (
-        python_function(value) if _is_jit(value) else value
-    )  # the interpreter's wrapper hides the module
-    module = getattr(function, "__module__", None) or ""
-    return callable(value) and (
-        module == "triton" or module.startswith(("triton.language", "triton.experimental"))
+def _body(tree: ast.AST) -> list[ast.stmt]:
+    definition = next(
+        node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.Lambda))
+    )
+    return (
+        definition.body if isinstance(definition, ast.FunctionDef) else [ast.Expr(definition.body)]
     )
 
 
-def _plain(value: Any) -> str | None:
-    """Return a text for a value that a kernel can be compiled with, or None for anything else."""
-    if type(value).__name__ == "constexpr" and hasattr(value, "value"):
-        return _plain(value.value)
-    if isinstance(value, _PLAIN):
-        return f"{type(value).__name__}:{value!r}"
-    if isinstance(value, (tuple, list)):
-        parts = [_plain(item) for item in value]
-        return None if None in parts else f"({','.join(map(str, parts))})"
-    if type(value).__name__ == "dtype":
-        return f"dtype:{value}"
-    return None
+def _is_legal_global(value: Any) -> bool:
+    """Return whether Triton lets a jit function read a global of this value."""
+    from triton import knobs
+
+    inner, wrapped = unwrap(value)
+    return value is not _MISSING and (
+        wrapped
+        or is_jit(value)
+        or isinstance(value, (ModuleType, type))
+        or type(inner).__name__ == "dtype"
+        or getattr(value, "__triton_builtin__", False)
+        or bool(knobs.compilation.allow_non_constexpr_globals)
+    )
+
+
+def _is_standard(value: Any) -> bool:
+    """Return whether a value is a module of Python's or Triton's own."""
+    top = getattr(value, "__name__", "").partition(".")[0]
+    return isinstance(value, ModuleType) and (top == "triton" or top in sys.stdlib_module_names)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, get_args
 
 from ..model.record import Failure
+from .benchmark_identity import benchmark_name
 
 __all__ = [
     "METHODS",
@@ -28,12 +29,14 @@ def method_name(do_bench: Any, use_cuda_graph: bool, interpreted: bool) -> str:
     """Return the benchmark method's name.
 
     It is part of a record's key, so timings of two methods are never compared.
+
+    Raises:
+        UnreadableKernelError: the benchmark function is bound to a value that has no encoding.
     """
     if use_cuda_graph:
         return "cudagraph-warm"
     if do_bench is not None:
-        name = getattr(do_bench, "__qualname__", type(do_bench).__qualname__)
-        return f"custom:{getattr(do_bench, '__module__', '')}.{name}"
+        return f"custom:{benchmark_name(do_bench)}"
     return "wall" if interpreted else "events-cold"
 
 

@@ -1,0 +1,352 @@
+"""Write down the constants that a kernel reads, by value and type; refuse what cannot be written.
+
+The encoding is closed: a value is either known to be complete in its parts, or it is an
+`UnreadableKernelError`. A library's own functions and classes are written by name, since the
+library's version identifies them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+import inspect
+import sys
+import types
+from abc import ABC, ABCMeta
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, ClassVar, Generic, Protocol
+
+from ..errors import UnreadableKernelError
+
+__all__ = [
+    "ConstantReader",
+    "is_jit",
+    "is_triton_own",
+    "module_name",
+    "plain_text",
+    "python_function",
+    "unwrap",
+]
+
+Tokens = Iterator[str]
+
+_PLAIN = (int, float, complex, str, bytes, bool, type(None), type(Ellipsis), range)
+_EMPTY_BASES = (object, Generic, Protocol, ABC)
+# What Python itself puts into a class, which differs between its versions.
+_MADE_BY_PYTHON = frozenset(
+    {"__doc__", "__module__", "__dict__", "__weakref__", "__qualname__", "__annotations__"}
+    | {"__match_args__", "__dataclass_params__", "__dataclass_fields__", "__firstlineno__"}
+    | {"__static_attributes__", "__annotate__", "__annotate_func__", "__annotations_cache__"}
+    | {"__abstractmethods__", "_abc_impl", "__orig_bases__", "__parameters__", "_is_protocol"}
+    | {"__protocol_attrs__", "__non_callable_proto_members__", "__slots__", "__hash__"}
+)
+
+
+def python_function(kernel: Any) -> Callable[..., Any]:
+    """Return the Python function under a kernel's decorators (`jit`, `heuristics`, `autotune`)."""
+    while not inspect.isfunction(kernel):
+        kernel = kernel.fn
+    return kernel
+
+
+def module_name(definition: Any) -> str:
+    """Return the module of a function or class.
+
+    That of a script which runs as `__main__`, or which a spawned process imports as `__mp_main__`,
+    is the one it would be imported as.
+    """
+    module: str = getattr(definition, "__module__", None) or ""
+    if module in ("__main__", "__mp_main__"):
+        main = sys.modules[module]
+        spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
+        return spec.name if spec else Path(file).stem if file else "__main__"
+    return module
+
+
+def is_jit(value: Any) -> bool:
+    """Return whether a value is a jit function, perhaps decorated, or a `constexpr_function`."""
+    if isinstance(value, type) or not hasattr(value, "fn") or not callable(value):
+        return False
+    try:
+        return inspect.isfunction(python_function(value))
+    except AttributeError:
+        return False
+
+
+def is_triton_own(value: Any) -> bool:
+    """Return whether a value is a function or class of Triton's, identified by its version."""
+    # The interpreter's wrapper hides the module.
+    function = python_function(value) if is_jit(value) else value
+    module = getattr(function, "__module__", None) or ""
+    if not callable(value) or module.partition(".")[0] != "triton":
+        return False
+    is_defined = isinstance(function, (type, types.FunctionType, types.BuiltinFunctionType))
+    # Triton's tools hold kernels that are read like anybody's.
+    in_language = module == "triton" or module.startswith(
+        ("triton.language", "triton.experimental")
+    )
+    return is_defined and (in_language or not is_jit(value))
+
+
+def unwrap(value: Any) -> tuple[Any, bool]:
+    """Return a constant without its `tl.constexpr`, and whether it had one."""
+    wrapped = False
+    while type(value).__name__ == "constexpr" and hasattr(value, "value"):
+        value, wrapped = value.value, True
+    return value, wrapped
+
+
+def plain_text(value: Any) -> str | None:
+    """Return a text that tells plain values apart, or None for a value that is not plain."""
+    if type(value) in _PLAIN:
+        return f"{type(value).__name__}:{value!a}"
+    if type(value) in (tuple, list):
+        parts = [_item_text(item) for item in value]
+        if None in parts:
+            return None
+        text = ",".join(map(str, parts))
+        return f"({text})" if type(value) is tuple else f"[{text}]"
+    if type(value).__name__ == "dtype" and type(value).__module__.partition(".")[0] in _DTYPES:
+        return f"dtype:{value}"
+    return None
+
+
+_DTYPES = ("triton", "torch", "numpy")
+
+
+def _item_text(item: Any) -> str | None:
+    value, wrapped = unwrap(item)
+    text = plain_text(value)
+    return f"constexpr {text}" if wrapped and text is not None else text
+
+
+class ConstantReader:
+    """Writes values as tokens, each object once.
+
+    Args:
+        read_function: writes the tokens of a Python or jit function.
+    """
+
+    def __init__(self, read_function: Callable[[str, Any], Tokens]) -> None:
+        """Set up the reader; the argument is described at the class."""
+        self._read_function = read_function
+        self._numbers: dict[int, int] = {}
+        self._alive: list[Any] = []  # an object's id is its own only while it lives
+
+    def read(self, name: str, value: Any) -> Tokens:
+        """Write a value that is read under a name.
+
+        Raises:
+            UnreadableKernelError: the value, or a part of it, has no encoding.
+        """
+        value, wrapped = unwrap(value)
+        text = plain_text(value)
+        if text is not None:
+            yield f"{name}={text}"
+        elif is_triton_own(value):
+            if wrapped or "." in name:
+                yield f"{name} is Triton's {value.__module__}.{value.__qualname__}"
+        elif is_jit(value):
+            yield f"{name} calls"
+            yield from self._read_function(name, value)
+        elif id(value) in self._numbers:
+            yield f"{name} again {self._numbers[id(value)]}"
+        else:
+            self._numbers[id(value)] = len(self._numbers)
+            self._alive.append(value)
+            yield f"{name} is {type(value).__qualname__} {{"
+            yield from self._parts(name, value)
+            yield "}"
+
+    def _parts(self, name: str, value: Any) -> Tokens:
+        writer = self._writers.get(type(value))
+        if writer is not None:
+            yield from writer(self, name, value)
+        elif isinstance(value, enum.Enum):
+            yield value.name
+            yield from self.read(name, type(value))
+        elif isinstance(value, type):
+            yield from self._class(name, value)
+        elif type(value).__module__ == "numpy" and hasattr(value, "item") and not value.shape:
+            yield f"{value.dtype} {value.item()!a}"
+        elif isinstance(value, tuple) and hasattr(type(value), "_fields"):
+            yield from self.read(name, type(value))
+            yield from self._items(name, tuple(value))
+        else:
+            yield from self._instance(name, value)
+
+    def _items(self, name: str, values: Any) -> Tokens:
+        for index, value in enumerate(values):
+            if unwrap(value)[1]:
+                yield "constexpr"
+            yield from self.read(f"{name}[{index}]", value)
+
+    def _dictionary(self, name: str, values: dict[Any, Any]) -> Tokens:
+        for index, (key, value) in enumerate(values.items()):
+            yield from self.read(f"{name}.key{index}", key)
+            yield from self._items(name, [value])
+
+    def _set(self, name: str, values: Any) -> Tokens:
+        texts = [_item_text(value) for value in values]
+        if None in texts:
+            raise UnreadableKernelError(f"{name} is a set of other than plain values")
+        yield from sorted(map(str, texts))
+
+    def _function(self, name: str, function: Any) -> Tokens:
+        library = _library_of(function)
+        if library:
+            yield f"{function.__module__}.{function.__qualname__} of {library}"
+        else:
+            yield from self._read_function(name, function)
+
+    def _builtin(self, name: str, function: Any) -> Tokens:
+        library = _library_of(function)
+        owner = function.__self__
+        if owner is None or isinstance(owner, types.ModuleType):
+            if not library:
+                raise UnreadableKernelError(f"{name} is {function!r}, which has no source")
+            yield f"{function.__module__}.{function.__qualname__} of {library}"
+        else:
+            yield function.__name__
+            yield from self.read(name, owner)
+
+    def _method(self, name: str, method: Any) -> Tokens:
+        yield from self.read(name, method.__self__)
+        yield from self.read(f"{name}()", method.__func__)
+
+    def _partial(self, name: str, call: Any) -> Tokens:
+        yield from self.read(name, call.func)
+        yield from self._items(name, call.args)
+        yield from self._dictionary(name, call.keywords)
+
+    def _property(self, name: str, member: property) -> Tokens:
+        for accessor in (member.fget, member.fset, member.fdel):
+            yield from self.read(name, accessor)
+
+    def _class(self, name: str, value: type) -> Tokens:
+        library = _library_of(value)
+        if library or is_triton_own(value):
+            yield f"{value.__module__}.{value.__qualname__} of {library or 'triton'}"
+            return
+        if getattr(value, "__triton_aggregate__", False):
+            yield from self.read(name, _aggregated_class(value))
+            return
+        if type(value) not in (type, ABCMeta, enum.EnumMeta):
+            raise UnreadableKernelError(f"{name} is a class of the metaclass {type(value)}")
+        yield value.__qualname__
+        for base in value.__bases__:
+            if base not in _EMPTY_BASES:
+                yield from self.read(f"{name} base", base)
+        for field, annotation in inspect.get_annotations(value).items():
+            yield f"{field}: {_annotation_text(annotation)}"
+        yield from self._dataclass_fields(name, value)
+        yield from self._members(name, value)
+
+    def _dataclass_fields(self, name: str, value: type) -> Tokens:
+        for field in vars(value).get("__dataclass_fields__", {}).values():
+            yield f"{field.name} {field.init} {field.compare} {getattr(field, 'kw_only', False)}"
+            for default in (field.default, field.default_factory):
+                if type(default).__name__ != "_MISSING_TYPE":
+                    yield from self.read(f"{name}.{field.name}", default)
+        options = getattr(value, "__dataclass_params__", None)
+        if options is not None:
+            yield f"{options.init} {options.eq} {options.order} {options.frozen}"
+
+    def _members(self, name: str, value: type) -> Tokens:
+        is_enum = isinstance(value, enum.EnumMeta)
+        if isinstance(value, enum.EnumMeta):
+            member: Any
+            for label, member in value.__members__.items():
+                yield label
+                yield from self.read(f"{name}.{label}", member.value)
+        for attribute in sorted(set(vars(value)) - _MADE_BY_PYTHON):
+            held = vars(value)[attribute]
+            if type(held).__name__ in ("member_descriptor", "getset_descriptor", "_tuplegetter"):
+                continue
+            if is_enum and getattr(_function_of(held), "__module__", None) != value.__module__:
+                continue
+            if _is_generated(held):
+                continue
+            yield from self.read(f"{name}.{attribute}", held)
+
+    def _instance(self, name: str, value: Any) -> Tokens:
+        """Write an object of a class that keeps all its state in attributes of its own."""
+        kind = type(value)
+        readable = type(kind) in (type, ABCMeta) and all(
+            base in _EMPTY_BASES or base is types.SimpleNamespace or not _library_of(base)
+            for base in kind.__mro__
+        )
+        slots = [slot for base in kind.__mro__ for slot in _slots(base)]
+        if not readable or not (hasattr(value, "__dict__") or slots):
+            raise UnreadableKernelError(
+                f"{name} is a {kind.__module__}.{kind.__qualname__}, which has no encoding"
+            )
+        yield from self.read(f"{name} class", kind)
+        state = {slot: getattr(value, slot) for slot in slots if hasattr(value, slot)}
+        state |= getattr(value, "__dict__", {})
+        for attribute in sorted(state):
+            yield from self._items(f"{name}.{attribute}", [state[attribute]])
+
+    _writers: ClassVar[dict[type, Callable[[ConstantReader, str, Any], Tokens]]] = {
+        tuple: _items,
+        list: _items,
+        dict: _dictionary,
+        types.MappingProxyType: _dictionary,
+        set: _set,
+        frozenset: _set,
+        types.FunctionType: _function,
+        types.BuiltinFunctionType: _builtin,
+        types.MethodType: _method,
+        functools.partial: _partial,
+        functools._lru_cache_wrapper: lambda self, name, value: self.read(name, value.__wrapped__),
+        functools.cached_property: lambda self, name, value: self.read(name, value.func),
+        staticmethod: lambda self, name, value: self.read(name, value.__func__),
+        classmethod: lambda self, name, value: self.read(name, value.__func__),
+        property: _property,
+    }
+
+
+def _library_of(value: Any) -> str:
+    """Return the library that a function or class belongs to by its name and version, or ``."""
+    module = getattr(value, "__module__", None) or ""
+    top = module.partition(".")[0]
+    if top in ("torch", "numpy"):
+        return f"{top} {getattr(sys.modules.get(top), '__version__', '')}"
+    # Python's own functions keep their meaning from version to version.
+    return "python" if top in sys.stdlib_module_names and top != "__main__" else ""
+
+
+def _aggregated_class(aggregate: type) -> type:
+    """Return the class that `triton.language.core._aggregate` decorated; its methods hold it."""
+    for member in vars(aggregate).values():
+        for cell in getattr(member, "__closure__", None) or ():
+            held = cell.cell_contents
+            if not isinstance(held, type) or held.__qualname__ != aggregate.__qualname__:
+                continue
+            if held is not aggregate and not getattr(held, "__triton_aggregate__", False):
+                return held
+    raise UnreadableKernelError(f"the aggregate {aggregate.__qualname__} hides its class")
+
+
+def _annotation_text(annotation: Any) -> str:
+    if isinstance(annotation, type):
+        return f"{module_name(annotation)}.{annotation.__qualname__}"
+    return repr(annotation)
+
+
+def _function_of(member: Any) -> Any:
+    return getattr(member, "__func__", None) or getattr(member, "fget", None) or member
+
+
+def _is_generated(member: Any) -> bool:
+    """Return whether a method was generated from a class's fields, as dataclasses do."""
+    code = getattr(_function_of(member), "__code__", None)
+    return code is not None and code.co_filename.startswith(("<", dataclasses.__file__))
+
+
+def _slots(kind: type) -> list[str]:
+    slots = vars(kind).get("__slots__", ())
+    names = [slots] if isinstance(slots, str) else list(slots)
+    return [name for name in names if name not in ("__dict__", "__weakref__")]

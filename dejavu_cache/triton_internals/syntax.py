@@ -1,0 +1,291 @@
+"""Normalised syntax trees: what a function's text says, without comments, formatting and places."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from ..errors import UnreadableKernelError
+
+__all__ = [
+    "bare_names",
+    "dotted_names",
+    "locally_bound_names",
+    "names_read_first",
+    "normalized_parts",
+    "parse_function",
+]
+
+# Fields that do not change what is computed, and fields that some versions of Python lack.
+_IGNORED_FIELDS = frozenset({"ctx", "kind", "type_comment", "type_ignores", "type_params"})
+
+Chain = tuple[str, ...]
+"""A dotted name: `("tl", "load")` for `tl.load`."""
+
+
+def parse_function(function: Callable[..., Any], text: str | None = None) -> ast.AST:
+    """Parse a function from its source, without its decorators.
+
+    Args:
+        function: a Python function.
+        text: the source, where it is not the file's.
+
+    Raises:
+        OSError: the source text is not available.
+        UnreadableKernelError: the text in the file is not the function's.
+    """
+    if function.__name__ == "<lambda>":
+        return _parse_lambda(function)
+    if text is None:
+        text = inspect.getsource(function.__code__)
+    text = textwrap.dedent(text)
+    if text[:1].isspace():  # a string's lines begin left of the function's
+        text = f"if True:\n{text}"
+    try:
+        tree = ast.parse(text)
+    except SyntaxError as error:
+        raise UnreadableKernelError(f"{_name(function)} cannot be parsed: {error}") from None
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            node.decorator_list = []
+    return tree
+
+
+def _parse_lambda(function: Callable[..., Any]) -> ast.AST:
+    """Find a lambda in its file: on its line, and compiled to its code."""
+    code = function.__code__
+    lines, _ = inspect.findsource(code)
+    candidates = [
+        node
+        for node in ast.walk(ast.parse("".join(lines)))
+        if isinstance(node, ast.Lambda) and node.lineno == code.co_firstlineno
+    ]
+    if len(candidates) > 1:
+        candidates = [node for node in candidates if _compiles_to(node, code)]
+    if len({"".join(normalized_parts(node)) for node in candidates}) != 1:
+        raise UnreadableKernelError(f"{_name(function)} is not found in its file")
+    return candidates[0]
+
+
+def _compiles_to(node: ast.Lambda, code: Any) -> bool:
+    compiled = compile(ast.Expression(node), "<lambda>", "eval").co_consts[0]
+    return bool(
+        compiled.co_code == code.co_code
+        and repr(compiled.co_consts) == repr(code.co_consts)
+        and compiled.co_names + compiled.co_varnames == code.co_names + code.co_varnames
+    )
+
+
+def _name(function: Callable[..., Any]) -> str:
+    return f"{function.__module__}.{function.__qualname__}"
+
+
+def normalized_parts(node: Any) -> Iterator[str]:
+    """Write a tree such that equal code gives equal text in all versions of Python."""
+    if isinstance(node, ast.AST):
+        yield type(node).__name__
+        yield "("
+        for field in sorted(set(node._fields) - _IGNORED_FIELDS):
+            value = getattr(node, field, None)
+            if value is None and not isinstance(node, ast.Constant):
+                continue
+            if value == []:
+                continue
+            yield f"{field}="
+            yield from normalized_parts(
+                _joined(value) if isinstance(node, ast.JoinedStr) else value
+            )
+            yield ","
+        yield ")"
+    elif isinstance(node, list):
+        yield "["
+        for item in node:
+            if not _is_bare_string(item):
+                yield from normalized_parts(item)
+                yield ","
+        yield "]"
+    else:
+        # `repr` leaves a character as it is if this Python's Unicode tables call it printable.
+        yield f"{type(node).__name__}:{node!a}"
+
+
+def _joined(values: Any) -> list[ast.expr]:
+    """Join a formatted string's neighbouring constants, which Python 3.12 keeps apart."""
+    joined: list[ast.expr] = []
+    for value in values:
+        text = value.value if isinstance(value, ast.Constant) else None
+        last = joined[-1] if joined else None
+        if text == "":
+            continue
+        if isinstance(text, str) and isinstance(last, ast.Constant):
+            joined[-1] = ast.Constant(str(last.value) + text)
+        else:
+            joined.append(value)
+    return joined
+
+
+def _is_bare_string(node: Any) -> bool:
+    """Return whether a node is a docstring, or a string used as a comment."""
+    return (
+        isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+    )
+
+
+def locally_bound_names(tree: ast.AST) -> set[str]:
+    """Return the names that are parameters or assigned anywhere in a function."""
+    arguments = {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
+    stored = {
+        node.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)
+    }
+    return arguments | stored
+
+
+def dotted_names(tree: ast.AST) -> set[Chain]:
+    """Return the dotted names that are read, and their prefixes: a, a.b and a.b.c for `a.b.c`."""
+    return {chain for node in ast.walk(tree) if (chain := _chain(node))}
+
+
+def bare_names(tree: ast.AST) -> set[Chain]:
+    """Return the dotted names of which no attribute is read: a.b.c alone for `a.b.c`."""
+    inner = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    return {chain for node in ast.walk(tree) if id(node) not in inner and (chain := _chain(node))}
+
+
+def _chain(node: ast.AST) -> Chain | None:
+    names: list[str] = []
+    while isinstance(node, ast.Attribute):
+        names.insert(0, node.attr)
+        node = node.value
+    return (node.id, *names) if isinstance(node, ast.Name) else None
+
+
+def names_read_first(tree: ast.AST) -> set[str]:
+    """Return the names that a function may read before it has assigned them.
+
+    Triton looks such a name up among the globals, although Python would not.
+    """
+    finder = _ReadsFinder()
+    finder.visit(tree)
+    return finder.read_first
+
+
+class _ReadsFinder(ast.NodeVisitor):
+    """Walk through a function in the order of its evaluation, with the names assigned so far."""
+
+    def __init__(self) -> None:
+        self.read_first: set[str] = set()
+        self._assigned: set[str] = set()
+
+    def visit_Name(self, node: ast.Name) -> None:
+        if isinstance(node.ctx, ast.Store):
+            self._assigned.add(node.id)
+            return
+        if node.id not in self._assigned:
+            self.read_first.add(node.id)
+        if isinstance(node.ctx, ast.Del):
+            self._assigned.discard(node.id)
+
+    def visit_Assign(self, node: ast.Assign) -> None:
+        self._visit_all([node.value, *node.targets])
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
+        self.visit(node.annotation)
+        if node.value is None:  # a declaration assigns nothing
+            return
+        self._visit_all([node.value, node.target])
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> None:
+        if isinstance(node.target, ast.Name) and node.target.id not in self._assigned:
+            self.read_first.add(node.target.id)
+        self._visit_all([node.value, node.target])
+
+    def visit_NamedExpr(self, node: ast.NamedExpr) -> None:
+        self._visit_all([node.value, node.target])
+
+    def visit_If(self, node: ast.If) -> None:
+        self.visit(node.test)
+        self._visit_branches(node.body, node.orelse)
+
+    def visit_For(self, node: ast.For) -> None:
+        self.visit(node.iter)
+        self._visit_branches([node.target, *node.body], [])
+        self._visit_all(node.orelse)
+
+    def visit_While(self, node: ast.While) -> None:
+        self.visit(node.test)
+        self._visit_branches(node.body, [])
+        self._visit_all(node.orelse)
+
+    def visit_Try(self, node: ast.Try) -> None:
+        self._visit_branches([*node.body, *node.orelse], [])
+        for handler in node.handlers:
+            self._visit_branches(handler.body, [])
+        self._visit_all(node.finalbody)
+
+    def visit_Match(self, node: ast.Match) -> None:
+        self.visit(node.subject)
+        for case in node.cases:
+            self._visit_branches([case], [])
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> None:
+        self.visit(node.values[0])
+        self._visit_branches(node.values[1:], [])
+
+    def visit_IfExp(self, node: ast.IfExp) -> None:
+        self.visit(node.test)
+        self._visit_branches([node.body], [node.orelse])
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
+        self._visit_function(node.args, [*node.body], node.returns)
+        self._assigned.add(node.name)
+
+    def visit_Lambda(self, node: ast.Lambda) -> None:
+        self._visit_function(node.args, [node.body], None)
+
+    def _visit_function(
+        self, arguments: ast.arguments, body: list[Any], returns: ast.expr | None
+    ) -> None:
+        defaults = [default for default in arguments.kw_defaults if default is not None]
+        every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+        every += [argument for argument in (arguments.vararg, arguments.kwarg) if argument]
+        annotations = [argument.annotation for argument in every if argument.annotation]
+        self._visit_all(
+            [*arguments.defaults, *defaults, *annotations, *([returns] if returns else [])]
+        )
+        before = set(self._assigned)
+        self._assigned |= {argument.arg for argument in every}
+        self._visit_all(body)
+        self._assigned = before
+
+    def _visit_comprehension(self, node: Any) -> None:
+        before = set(self._assigned)
+        for generator in node.generators:
+            self._visit_all([generator.iter, generator.target, *generator.ifs])
+        results = (getattr(node, field, None) for field in ("key", "value", "elt"))
+        self._visit_all([result for result in results if result])
+        self._assigned = before
+
+    def generic_visit(self, node: ast.AST) -> None:
+        if isinstance(node, (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)):
+            self._visit_comprehension(node)
+        else:
+            super().generic_visit(node)
+
+    def _visit_branches(self, first: Iterable[ast.AST], second: Iterable[ast.AST]) -> None:
+        """Visit two alternatives; only what both assign counts as assigned afterwards."""
+        before = set(self._assigned)
+        self._visit_all(first)
+        after_first, self._assigned = self._assigned, before
+        self._visit_all(second)
+        self._assigned &= after_first
+
+    def _visit_all(self, nodes: Iterable[ast.AST]) -> None:
+        for node in nodes:
+            self.visit(node)

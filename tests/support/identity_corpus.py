@@ -1,0 +1,243 @@
+"""Kernels with every feature that an identity must see, as source text with their signatures."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+__all__ = ["CORPUS", "CorpusKernel"]
+
+
+class CorpusKernel(NamedTuple):
+    """A module's text with a kernel `k`, and how it is compiled.
+
+    Attributes:
+        source: the text of the module.
+        signature: the type of each argument.
+        constants: values of the constexpr arguments.
+    """
+
+    source: str
+    signature: dict[str, str]
+    constants: dict[str, int]
+
+
+_HEAD = """import dataclasses
+import enum
+from typing import NamedTuple
+import triton
+import triton.language as tl
+from triton.language.core import _aggregate as aggregate
+
+"""
+_POINTERS = {"x": "*fp32", "y": "*fp32"}
+
+
+def _kernel(source: str, signature: dict[str, str] | None = None, **constants: int) -> CorpusKernel:
+    types = {**(signature or _POINTERS), **dict.fromkeys(constants, "constexpr")}
+    return CorpusKernel(_HEAD + source, types, constants)
+
+
+CORPUS: dict[str, CorpusKernel] = {
+    "helpers": _kernel(
+        '''SCALE = tl.constexpr(3)
+SHIFT = tl.constexpr(1.5)
+
+@triton.jit
+def shift(v, by=2.0):
+    """Shift."""
+    return v + SHIFT * by
+
+@triton.jit(noinline=True)
+def scale(v):
+    # by a constant
+    return v * SCALE - 4
+
+@triton.jit
+def k(x, y, n, B: tl.constexpr):
+    at = tl.program_id(0) * B + tl.arange(0, B)
+    v = tl.load(x + at, mask=at < n, other=7.0)
+    if n > 12:
+        v = shift(v)
+    tl.store(y + at, v, mask=at < n)
+    tl.store(y + n, scale(tl.load(x)))
+''',
+        {**_POINTERS, "n": "i32"},
+        B=64,
+    ),
+    "reduction": _kernel(
+        """EPS = tl.constexpr(0.001)
+
+@triton.jit
+def combine(a, b):
+    return a + b * 2.0
+
+@triton.jit
+def k(x, y, n, B: tl.constexpr, ROWS: tl.constexpr = 4):
+    at = tl.arange(0, B)
+    total = tl.zeros((B,), dtype=tl.float32)
+    for row in tl.static_range(ROWS):
+        total += tl.load(x + row * n + at).to(tl.float16).to(tl.float32)
+    peak = tl.max(total, axis=0)
+    mean = tl.sum(total, axis=0) / n + EPS
+    tl.store(y + at, tl.exp(total - peak) / mean)
+    tl.store(y + 1024, tl.reduce(total, 0, combine))
+""",
+        {**_POINTERS, "n": "i32"},
+        B=128,
+        ROWS=4,
+    ),
+    "constants": _kernel(
+        """class Mode(enum.Enum):
+    TWICE = 2
+    THRICE = 3
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    depth: int
+    factor: float = 1.25
+
+class Limits:
+    LOW = 5
+    HIGH = 11
+
+class Pair(NamedTuple):
+    first: tl.constexpr
+    second: tl.constexpr
+
+MODE = tl.constexpr(Mode.TWICE)
+PLAN = tl.constexpr(Plan(2, 2.5))
+LIMITS = tl.constexpr(Limits)
+ALLOWED = tl.constexpr(frozenset({1, 3}))
+TABLE = {"offset": 9, "step": 4}
+NESTED = {"deep": [1, {"value": 13}]}
+
+@triton.constexpr_function
+def offset(n):
+    return TABLE["offset"] + n * TABLE["step"] + NESTED["deep"][1]["value"]
+
+@triton.constexpr_function
+def allowed(n):
+    return 1 if n in ALLOWED.value else 21
+
+@triton.constexpr_function
+def depth():
+    return PLAN.value.depth
+
+@triton.constexpr_function
+def factor():
+    return PLAN.value.factor
+
+@triton.constexpr_function
+def low():
+    return LIMITS.value.LOW
+
+@triton.constexpr_function
+def high():
+    return Limits.HIGH
+
+@triton.constexpr_function
+def mode():
+    return MODE.value.value
+
+@triton.jit
+def k(x, y):
+    v = tl.load(x)
+    for i in tl.static_range(depth()):
+        v = v * factor() + i
+    tl.store(y, v * low() + high())
+    tl.store(y + offset(2), v * mode() + allowed(3))
+"""
+    ),
+    "aggregate": _kernel(
+        """@aggregate
+class State:
+    a: tl.constexpr
+    b: tl.constexpr
+
+    @triton.constexpr_function
+    def __init__(self, a):
+        self.a = tl.constexpr(a + 1)
+        self.b = tl.constexpr(a * 3)
+
+    @triton.jit
+    def scale(self, v):
+        return v * 2 * self.a - self.b
+
+@triton.jit
+def k(x, y):
+    state = State(2)
+    tl.store(y, state.scale(tl.load(x)))
+"""
+    ),
+    "shadows": _kernel(
+        """N = tl.constexpr(5)
+M = tl.constexpr(8)
+
+@triton.jit
+def k(x, y):
+    v = tl.load(x) * N
+    for i in range(2):
+        N = 3
+        v += N * i
+    if M > 4:
+        v = -v
+    tl.store(y, v)
+"""
+    ),
+    "functions": _kernel(
+        """@triton.jit
+def relu(v):
+    return tl.maximum(v, 0.5)
+
+@triton.jit
+def gelu(v):
+    return v * 0.25 * (1.0 + tl.exp(v))
+
+ACTIVATION = relu
+
+def make(act, power):
+    @triton.jit
+    def inner(v):
+        return act(v) * power
+    return inner
+
+chosen = make(gelu, tl.constexpr(6))
+
+@triton.jit(do_not_specialize=["n"], debug=False)
+def k(x, y, n):
+    v = tl.load(x + n)
+    tl.store(y, ACTIVATION(v) + chosen(v))
+""",
+        {**_POINTERS, "n": "i32"},
+    ),
+    "dot": _kernel(
+        """PRECISION = tl.constexpr("ieee")
+DTYPE = tl.constexpr(tl.float16)
+
+@triton.jit
+def k(x, y, n, B: tl.constexpr):
+    rows = tl.arange(0, B)[:, None]
+    columns = tl.arange(0, B)[None, :]
+    a = tl.load(x + rows * B + columns)
+    b = tl.trans(a).to(DTYPE).to(tl.float32)
+    c = tl.dot(a, b, input_precision=PRECISION)
+    tl.store(y + rows * B + columns, tl.where(rows > columns, c, 0.0), mask=rows < n)
+""",
+        {**_POINTERS, "n": "i32"},
+        B=32,
+    ),
+    "gluon": _kernel(
+        """from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+LAYOUT = gl.constexpr(gl.BlockedLayout([2], [32], [4], [0]))
+
+@gluon.jit
+def k(x, y, N: gl.constexpr):
+    i = gl.arange(0, N, layout=LAYOUT)
+    gl.store(y + i, gl.load(x + i) * 2.0 + 1.0)
+""",
+        N=256,
+    ),
+}
+"""The kernels by name."""

@@ -1,0 +1,128 @@
+"""Edits of a module's text: harmless ones, and ones that may change its kernel's code."""
+
+from __future__ import annotations
+
+import ast
+import random
+import re
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+__all__ = ["Edit", "harmful_edits", "harmless_edits"]
+
+
+class Edit(NamedTuple):
+    """A module's new text.
+
+    Attributes:
+        kind: what was done.
+        text: the module afterwards.
+        file: the name of the file that it is in.
+    """
+
+    kind: str
+    text: str
+    file: str = "kernels.py"
+
+
+def harmless_edits(source: str, seed: int) -> Iterator[Edit]:
+    """Yield edits that leave the kernel's code as it is."""
+    chance = random.Random(seed)
+    lines = source.splitlines()
+    code = [
+        index
+        for index, line in enumerate(lines)
+        if line.strip() and not line.lstrip().startswith(('"""', "#"))
+    ]
+    for index in code:
+        indent = lines[index][: len(lines[index]) - len(lines[index].lstrip())]
+        comment = f"{indent}# {chance.random()}"
+        yield Edit("comment above", _joined(lines[:index], [comment], lines[index:]))
+        yield Edit(
+            "comment behind", _joined(lines[:index], [lines[index] + "  # new"], lines[index + 1 :])
+        )
+        yield Edit(
+            "blank lines", _joined(lines[:index], [""] * chance.randint(1, 3), lines[index:])
+        )
+        if lines[index].lstrip().startswith("def "):
+            doc = f'{indent}    """Say {chance.random()}."""'
+            yield Edit("docstring", _joined(lines[: index + 1], [doc], lines[index + 1 :]))
+        if " = " in lines[index] and "(" not in lines[index].split(" = ")[0]:
+            left, right = lines[index].split(" = ", 1)
+            if right.count("(") == right.count(")") and "#" not in right:
+                edited = [f"{left} = ({right})"]
+                yield Edit("parentheses", _joined(lines[:index], edited, lines[index + 1 :]))
+    yield Edit("lines above", f"UNUSED = {chance.random()}\n\n\n{source}")
+    yield Edit(
+        "an unrelated function", f"{source}\ndef unrelated():\n    return {chance.random()}\n"
+    )
+    yield Edit("another file", source, f"renamed_{chance.randint(0, 9)}.py")
+    yield Edit("trailing spaces", "\n".join(f"{line}  " if line else line for line in lines))
+    yield Edit("unparsed", ast.unparse(ast.parse(source)))
+
+
+def _joined(*parts: list[str]) -> str:
+    return "\n".join(line for part in parts for line in part) + "\n"
+
+
+_SWAPS = {
+    ast.Add: (ast.Sub, ast.Mult), ast.Sub: (ast.Add, ast.Mult), ast.Mult: (ast.Add, ast.Sub),
+    ast.Div: (ast.Mult, ast.Add), ast.Lt: (ast.LtE, ast.Gt), ast.Gt: (ast.GtE, ast.Lt),
+}  # fmt: skip
+_NAMES = {
+    "exp": "sqrt", "max": "min", "sum": "max", "maximum": "minimum", "float16": "bfloat16",
+    "float32": "float64", "static_range": "range", "relu": "gelu", "gelu": "relu",
+    "TWICE": "THRICE", "LOW": "HIGH", "HIGH": "LOW", "program_id": "num_programs",
+}  # fmt: skip
+
+
+def harmful_edits(source: str, seed: int) -> Iterator[Edit]:
+    """Yield edits of every operator, constant, name, statement and decorator."""
+    chance = random.Random(seed)
+    for index, node in enumerate(ast.walk(ast.parse(source))):
+        for kind, change in _changes(node, chance):
+            tree = ast.parse(source)
+            change(list(ast.walk(tree))[index])
+            yield Edit(kind, ast.unparse(ast.fix_missing_locations(tree)))
+    for option in ("noinline=True", "do_not_specialize=[0]", "debug=True",
+                   "do_not_specialize_on_alignment=[0]"):  # fmt: skip
+        for match in re.finditer(r"@triton\.jit\n", source):
+            text = f"{source[: match.start()]}@triton.jit({option})\n{source[match.end() :]}"
+            yield Edit(f"decorator {option}", text)
+
+
+Change = Callable[[ast.AST], None]
+
+
+def _changes(node: ast.AST, chance: random.Random) -> Iterator[tuple[str, Change]]:
+    if isinstance(node, ast.Constant):
+        for value in _other_values(node.value, chance):
+            yield "constant", lambda found, value=value: setattr(found, "value", value)
+    elif isinstance(node, (ast.BinOp, ast.AugAssign)):
+        for operator in _SWAPS.get(type(node.op), ()):
+            yield "operator", lambda found, operator=operator: setattr(found, "op", operator())
+    elif isinstance(node, ast.Compare):
+        for operator in _SWAPS.get(type(node.ops[0]), ()):
+            yield "comparison", lambda found, operator=operator: setattr(found, "ops", [operator()])
+    elif isinstance(node, ast.Attribute) and node.attr in _NAMES:
+        yield "attribute", lambda found: setattr(found, "attr", _NAMES[found.attr])
+    elif isinstance(node, ast.Name) and node.id in _NAMES:
+        yield "name", lambda found: setattr(found, "id", _NAMES[found.id])
+    elif isinstance(node, ast.FunctionDef) and len(node.body) > 1:
+        for index in range(len(node.body)):
+            yield "statement", lambda found, index=index: found.body.pop(index)
+        yield "order", lambda found: found.body.insert(0, found.body.pop(1))
+    elif isinstance(node, ast.Call) and len(node.args) > 1:
+        yield "arguments", lambda found: found.args.reverse()
+    elif isinstance(node, ast.Call) and node.keywords:
+        yield "keyword", lambda found: found.keywords.pop()
+
+
+def _other_values(value: object, chance: random.Random) -> list[object]:
+    if isinstance(value, bool):
+        return [not value]
+    if isinstance(value, int):
+        return [value + 1, value * 2 + 3, float(value), value + chance.randint(5, 90)]
+    if isinstance(value, float):
+        return [value + 1.0, -value, value * chance.uniform(1.5, 9.0)]
+    return []

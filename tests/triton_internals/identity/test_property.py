@@ -1,0 +1,46 @@
+"""Equal identity implies equal machine code: generated edits, compiled for two vendors without a GPU."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+from support.identity_check import TARGETS
+from support.identity_corpus import CORPUS
+from support.processes import environment
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def run(*arguments: str, tmp_path: Path) -> dict[str, object]:
+    """Run the comparison in a process of its own, in which Triton compiles."""
+    env = environment(
+        TRITON_INTERPRET="",
+        TRITON_CACHE_DIR=str(tmp_path),
+        TRITON_DISABLE_LINE_INFO="1",
+        TRITON_ALWAYS_COMPILE="1",
+    )
+    env["PYTHONPATH"] = f"{ROOT / 'tests'}:{ROOT}:{env.get('PYTHONPATH', '')}"
+    result = subprocess.run(
+        [sys.executable, str(ROOT / "benchmarks" / "identity.py"), *arguments],
+        env=env, capture_output=True, text=True, timeout=600, check=False,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-4000:]
+    return json.loads(result.stdout)  # type: ignore[no-any-return]
+
+
+def test_edits_that_keep_the_identity_keep_the_code(tmp_path: Path) -> None:
+    """A sample, another each time; `make identity` takes thousands."""
+    seed = str(random.randrange(1 << 30))
+    found = run("--sample", "160", "--seed", seed, tmp_path=tmp_path)
+    assert found["wrong"] == [], seed
+    assert found["compared"], seed
+    assert len(found["costly"]) <= 0.02 * found["harmless"], (seed, found["costly"])  # type: ignore[arg-type,operator]
+
+
+def test_the_corpus_covers_every_target() -> None:
+    assert len(CORPUS) >= 8
+    assert {backend for backend, *_ in TARGETS} == {"cuda", "hip"}
