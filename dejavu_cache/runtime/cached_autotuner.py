@@ -15,6 +15,7 @@ from ..errors import UnreadableKernelError
 from ..model.buckets import Bucket, Exact
 from ..model.resolution import Resolution
 from ..model.scenario import Context, Kernel, Problem
+from ..notices import warn_once
 from ..policy import current_policy
 from ..settings import Mode, current_settings
 from ..stores import MemoryStore

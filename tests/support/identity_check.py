@@ -95,18 +95,23 @@ def check_edits(edits: Iterable[tuple[str, Edit]], targets: Any = TARGETS) -> Ou
 def machine_code(function: Any, kernel: CorpusKernel, target: Any) -> str:
     """Return a digest of the code that Triton generates, without places in files."""
     from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource, compile
+    from triton.compiler import ASTSource
+    from triton.compiler import compile as compile_kernel
 
-    source_type = ASTSource
+    source_type: Any = ASTSource
     if type(function).__name__ == "GluonJITFunction":
-        from triton.experimental.gluon._runtime import GluonASTSource as source_type
+        from triton.experimental.gluon._runtime import GluonASTSource
+
+        source_type = GluonASTSource
     signature = {
         name: kernel.signature.get(name, "constexpr")
         for name in inspect.signature(function.fn).parameters
     }
     constants = {(list(signature).index(name),): value for name, value in kernel.constants.items()}
     try:
-        compiled = compile(source_type(function, signature, constants), target=GPUTarget(*target))
+        compiled = compile_kernel(
+            source_type(function, signature, constants), target=GPUTarget(*target)
+        )
     except Exception as error:  # both must fail alike
         return f"{type(error).__name__}"
     text = compiled.asm["ptx" if target[0] == "cuda" else "amdgcn"]

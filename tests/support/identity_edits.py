@@ -6,7 +6,7 @@ import ast
 import random
 import re
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 __all__ = ["Edit", "harmful_edits", "harmless_edits"]
 
@@ -91,7 +91,7 @@ def harmful_edits(source: str, seed: int) -> Iterator[Edit]:
             yield Edit(f"decorator {option}", text)
 
 
-Change = Callable[[ast.AST], None]
+Change = Callable[[Any], None]
 
 
 def _changes(node: ast.AST, chance: random.Random) -> Iterator[tuple[str, Change]]:

@@ -1,4 +1,4 @@
-"""Equal identity implies equal machine code: generated edits, compiled for two vendors without a GPU."""
+"""Equal identity implies equal machine code: generated edits, compiled without a GPU."""
 
 from __future__ import annotations
 
