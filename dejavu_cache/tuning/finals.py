@@ -26,8 +26,11 @@ PROBES = 8
 A race costs some hundred launches, a probe about ten.
 """
 
-STEADY = 1.04
-"""Ratio of two screenings of one config up to which a device repeats its timings."""
+STEADY = 1.08
+"""Ratio of two screenings of one config up to which a device repeats its timings.
+
+A GPU that is busy with nothing else stays within it once its clock has settled.
+"""
 
 RESOLUTION = 0.001
 """Milliseconds by which two screenings always may differ: events count half a microsecond."""
@@ -42,8 +45,9 @@ The ratio of two screenings of one config multiplies it.
 class Finals:
     """A comparison of the configs that a screening found fast.
 
-    Where the device repeats its timings, those close to the best are raced. Where it does not, one
-    screening is worth little, so all that may be fast are surveyed first.
+    Where the device repeats its timings, those close to the best are raced. Where it does not, its
+    clock may have fallen during the screening: the fast configs are screened again. If that does
+    not help, one screening is worth little, so all that may be fast are surveyed first.
 
     Args:
         screened: the measurements of the screening, in its order.
@@ -63,7 +67,8 @@ class Finals:
         is_over: Callable[[], bool] = lambda: False,
     ) -> None:
         """Set up the comparison; the arguments are described at the class."""
-        self._screened = screened
+        self._screened = dict(screened)
+        self._screened_again: set[Config] = set()
         self._times = {config: look.median for config, look in screened.items() if look.median}
         self._default = default
         self._turn = turn
@@ -77,10 +82,13 @@ class Finals:
             probe: whether to test the device's steadiness; else it is taken to be steady.
         """
         spread = self._largest_change() if probe and len(self._times) > 1 else 1.0
+        if spread > STEADY and not self._is_over():
+            self._screen_again(SURVEYED * spread)
+            spread = self._largest_change()
         if spread <= STEADY:
             finalists = self._finalists(self._times, least=1)
             if len(finalists) < 2:
-                return []
+                return [self._screened[config] for config in self._screened_again]
             self._prepare(finalists)
             results = race(finalists, self._turn, self._is_over)
             changes = [self._change(*result) for result in results.measurements.items()]
@@ -109,6 +117,16 @@ class Finals:
             probes.append(self._default)
         self._prepare(probes)
         return max((self._repeat(config) for config in probes), default=1.0)
+
+    def _screen_again(self, factor: float) -> None:
+        """Repeat the screening of the fast configs, last first; its timings replace the first ones."""
+        fast = self._within(factor)
+        self._prepare(fast)
+        for config in reversed(fast):
+            again = self._turn(config, SCREENING)
+            if again is not None and again.median:
+                self._screened[config], self._times[config] = again, again.median
+                self._screened_again.add(config)
 
     def _repeat(self, config: Config) -> float:
         """Measure a config again, and return the ratio of the two timings, 1 or more."""
@@ -155,7 +173,7 @@ class Finals:
         come out ahead of the winner, which was compared with more care.
         """
         if not results:
-            return []
+            return [self._screened[config] for config in self._screened_again]
         medians = {config: result.median or 0.0 for config, result in results.items()}
         least = min(medians.values()) * BEHIND
         common = [config for config in results if config in surveyed]
@@ -168,4 +186,6 @@ class Finals:
             if expected != time:
                 scaled = scale_measurement(self._screened[config], expected / time)
                 corrected.append(scaled.model_copy(update={"at": now()}))
+            elif config in self._screened_again:
+                corrected.append(self._screened[config])
         return [*results.values(), *corrected]
