@@ -32,6 +32,12 @@ STEADY = 1.08
 A GPU that is busy with nothing else stays within it once its clock has settled.
 """
 
+SETTLED = 1.2
+"""Ratio of two turns of one config in a race up to which the device counts as steady.
+
+The long turns of a race lower the clock of a GPU under a heavy kernel by some 10%, for all alike.
+"""
+
 RESOLUTION = 0.001
 """Milliseconds by which two screenings always may differ: events count half a microsecond."""
 
@@ -92,9 +98,11 @@ class Finals:
             self._prepare(finalists)
             results = race(finalists, self._turn, self._is_over)
             changes = [self._change(*result) for result in results.measurements.items()]
-            spread = max([results.spread, *changes])
-            if spread <= STEADY or not probe or self._is_over():
+            level_spread = max([results.level_spread, *changes])
+            is_steady = results.spread <= STEADY and level_spread <= SETTLED
+            if is_steady or not probe or self._is_over():
                 return self._conclude(results.measurements, {})
+            spread = max(results.spread, level_spread)
         return self._run_unsteadily(spread)
 
     def _run_unsteadily(self, spread: float) -> list[Measurement]:
@@ -119,7 +127,7 @@ class Finals:
         return max((self._repeat(config) for config in probes), default=1.0)
 
     def _screen_again(self, factor: float) -> None:
-        """Repeat the screening of the fast configs, last first; its timings replace the first ones."""
+        """Repeat the screening of the fast configs, last first, and use these timings instead."""
         fast = self._within(factor)
         self._prepare(fast)
         for config in reversed(fast):

@@ -43,11 +43,14 @@ class Results(NamedTuple):
 
     Attributes:
         measurements: one of each config that ran; the order of their medians is the race's verdict.
-        spread: the largest ratio of two turns of one config that finished, 1 or more.
+        spread: the largest change, from one round to another, of the ratio of a config that
+            finished to the leader; 1 or more. A clock that falls for both leaves it at 1.
+        level_spread: the largest ratio of two turns of one config that finished, 1 or more.
     """
 
     measurements: dict[Config, Measurement]
     spread: float
+    level_spread: float
 
 
 def race(
@@ -207,20 +210,27 @@ def _summarize(
     """
     finishers = _finishers(turns)
     if not finishers:
-        return Results({}, 1.0)
+        return Results({}, 1.0, 1.0)
     leader = min(finishers, key=ratios.__getitem__)
     level = level_of([_median(measurement) for measurement in turns[leader]])
-    measurements, spread = {}, 1.0
+    measurements, spread, level_spread = {}, 1.0, 1.0
     for config, values in turns.items():
         ratio = ratios[config] / ratios[leader]
         if config in finishers:
+            spread = max(spread, _ratio_spread(values, turns[leader]))
             medians = list(map(_median, values))
-            spread = max(spread, max(medians) / min(medians))
+            level_spread = max(level_spread, max(medians) / min(medians))
         else:
             ratio = max(ratio, BEHIND)
         pooled = _pool(values)
         measurements[config] = scale_measurement(pooled, level * ratio / _median(pooled))
-    return Results(measurements, spread)
+    return Results(measurements, spread, level_spread)
+
+
+def _ratio_spread(values: Sequence[Measurement], leading: Sequence[Measurement]) -> float:
+    """Return the largest over the smallest ratio of two configs that took all turns together."""
+    ratios = [_median(value) / _median(lead) for value, lead in zip(values, leading, strict=True)]
+    return max(ratios) / min(ratios)
 
 
 def _pool(measurements: Sequence[Measurement]) -> Measurement:
