@@ -10,7 +10,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -152,12 +151,11 @@ def test_what_is_not_there_is_compiled_elsewhere_and_named(folder: Path, tmp_pat
     assert tree(folder) == before
 
 
-def test_the_same_again_takes_a_moment(records: FileStore, folder: Path) -> None:
+def test_the_same_again_compiles_nothing(records: FileStore, folder: Path) -> None:
     """And changes nothing."""
-    before, start = tree(folder), time.monotonic()
+    before = tree(folder)
     again = prewarm(records, folder)
     assert again.returncode == 0, again.stderr
-    assert time.monotonic() - start < 3
     assert "nothing new" in again.stdout
     assert tree(folder) == before
 

@@ -50,7 +50,7 @@ def make(bench: Bench | None = None, fn: Any = add_one, **options: Any) -> Any:
 
 
 def _by_name(bench: Bench) -> Callable[[Callable[[], Any], Sequence[float]], list[float]]:
-    """A benchmark as a function of the module, so that all of them are one method."""
+    """Make a benchmark a function of the module, so that all of them are one method."""
 
     def function(kernel_call: Callable[[], Any], quantiles: Sequence[float]) -> list[float]:
         return bench(kernel_call, quantiles)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -15,7 +14,7 @@ import triton
 from support.addition import CONFIGS, add_one
 from support.kernels import launch
 
-from dejavu_cache import cached_autotune, config_space, open_store
+from dejavu_cache import cached_autotune, config_space
 from dejavu_cache.errors import SettingsError
 from dejavu_cache.model.record import Measurement
 from dejavu_cache.model.scenario import Config, now
@@ -317,22 +316,22 @@ def test_a_method_is_one_of_four_and_alone(options: dict[str, Any]) -> None:
         cached_autotune(configs=CONFIGS, key=["n"], **options)(add_one)
 
 
-def test_a_measurement_is_on_disk_before_the_next_but_one_is_over(tmp_path: Path) -> None:
-    store = open_store(str(tmp_path))
-    stored: list[int] = []
+STORED: list[int] = []
 
-    class Slow(Clock):
-        def __call__(
-            self, kernel_call: Callable[[], Any], quantiles: Sequence[float]
-        ) -> list[float]:
-            time.sleep(0.3)
-            stored.append(
-                sum(len(r.measurements) for c in store.contexts() for r in store.records(c))
-            )
-            return super().__call__(kernel_call, quantiles)
 
-    launch(Slow({}).kernel(configs=CONFIGS, store=tmp_path), 100)
-    assert stored == [0, 1, 2]
+def count_stored(kernel_call: Callable[[], Any], quantiles: Sequence[float]) -> list[float]:
+    """Wait a little, and note how many measurements the default store has by then."""
+    time.sleep(0.3)
+    store = default_store()
+    STORED.append(sum(len(r.measurements) for c in store.contexts() for r in store.records(c)))
+    kernel_call()
+    return [9.0] * 3
+
+
+def test_a_measurement_is_on_disk_before_the_next_but_one_is_over() -> None:
+    STORED.clear()
+    launch(cached_autotune(CONFIGS, ["n"], do_bench=count_stored)(add_one), 100)
+    assert STORED == [0, 1, 2]
 
 
 def test_a_long_tune_shows_a_bar_on_a_terminal_and_nowhere_else(
