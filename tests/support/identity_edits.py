@@ -97,25 +97,37 @@ Change = Callable[[Any], None]
 def _changes(node: ast.AST, chance: random.Random) -> Iterator[tuple[str, Change]]:
     if isinstance(node, ast.Constant):
         for value in _other_values(node.value, chance):
-            yield "constant", lambda found, value=value: setattr(found, "value", value)
+            yield "constant", _set_field("value", value)
     elif isinstance(node, (ast.BinOp, ast.AugAssign)):
         for operator in _SWAPS.get(type(node.op), ()):
-            yield "operator", lambda found, operator=operator: setattr(found, "op", operator())
+            yield "operator", _set_field("op", operator())
     elif isinstance(node, ast.Compare):
         for operator in _SWAPS.get(type(node.ops[0]), ()):
-            yield "comparison", lambda found, operator=operator: setattr(found, "ops", [operator()])
+            yield "comparison", _set_field("ops", [operator()])
     elif isinstance(node, ast.Attribute) and node.attr in _NAMES:
-        yield "attribute", lambda found: setattr(found, "attr", _NAMES[found.attr])
+        yield "attribute", _set_field("attr", _NAMES[node.attr])
     elif isinstance(node, ast.Name) and node.id in _NAMES:
-        yield "name", lambda found: setattr(found, "id", _NAMES[found.id])
+        yield "name", _set_field("id", _NAMES[node.id])
     elif isinstance(node, ast.FunctionDef) and len(node.body) > 1:
         for index in range(len(node.body)):
-            yield "statement", lambda found, index=index: found.body.pop(index)
-        yield "order", lambda found: found.body.insert(0, found.body.pop(1))
+            yield "statement", _without_statement(index)
+        yield "order", _first_statement_second
     elif isinstance(node, ast.Call) and len(node.args) > 1:
         yield "arguments", lambda found: found.args.reverse()
     elif isinstance(node, ast.Call) and node.keywords:
         yield "keyword", lambda found: found.keywords.pop()
+
+
+def _set_field(field: str, value: object) -> Change:
+    return lambda found: setattr(found, field, value)
+
+
+def _without_statement(index: int) -> Change:
+    return lambda found: found.body.pop(index)
+
+
+def _first_statement_second(function: Any) -> None:
+    function.body.insert(0, function.body.pop(1))
 
 
 def _other_values(value: object, chance: random.Random) -> list[object]:
