@@ -56,6 +56,8 @@ WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 
 TRUSTED_CODE = tuple({sys.prefix, sys.base_prefix, str(Path(__file__).parents[2]), "<frozen"})
 
+IMPORT_SYSTEM = "<frozen importlib._bootstrap_external>"
+
 seen: list[str] = []
 own_folders: list[str] = []
 watching = threading.Event()
@@ -74,6 +76,9 @@ def audit(event: str, args: tuple[Any, ...]) -> None:
         )
     elif event == "open":
         is_attack = bool((args[2] or 0) & WRITING) and not is_own(args[0])
+    elif event == "marshal.loads":
+        # Python's own import reads a module's compiled code so, and `exec` then judges its file.
+        is_attack = sys._getframe(1).f_code.co_filename != IMPORT_SYSTEM
     elif event in CHANGES:
         is_attack = not all(is_own(arg) for arg in args if isinstance(arg, (str, bytes)))
     else:
