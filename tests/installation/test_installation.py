@@ -251,6 +251,74 @@ def test_another_python_without_the_package_goes_on_and_says_so(tmp_path: Path) 
     assert quiet.stderr == b"", "a process without Triton hears nothing"
 
 
+LOOKS_FIRST = """
+    import importlib.util, sys
+    for _ in range(2):
+        assert importlib.util.find_spec("triton").name == "triton"
+    assert "triton" not in sys.modules
+    spec = importlib.util.find_spec("triton")
+    sys.modules["triton"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(sys.modules["triton"])
+    import triton
+    print(triton.autotune.__globals__["__name__"])
+"""
+
+
+def run_with_startup(
+    code: str, tmp_path: Path, *, path: str = "", **env: str
+) -> subprocess.CompletedProcess[str]:
+    load_text(tmp_path / "program.py", code)
+    return subprocess.run(
+        [sys.executable, tmp_path / "program.py"],
+        env=environment(PYTHONPATH=path, TRITON_INTERPRET="1", **env),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+
+STARTUP = Path(installation.__file__).parent / "startup"
+
+
+@pytest.mark.parametrize("imported", [LOOKS_FIRST.partition("    spec =")[0] + """
+    import triton
+    print(triton.autotune.__globals__["__name__"])
+""", LOOKS_FIRST])  # fmt: skip
+def test_a_program_may_look_for_triton_before_it_imports_it(imported: str, tmp_path: Path) -> None:
+    """CUDA builds of torch look for Triton while they are imported."""
+    seen = run_with_startup(imported, tmp_path, path=str(STARTUP))
+    assert seen.stdout.strip() == installation.__name__
+    assert seen.stderr == ""
+
+
+def test_triton_that_was_imported_before_the_startup_is_served(tmp_path: Path) -> None:
+    code = f"""
+        import runpy, triton
+        runpy.run_path({str(STARTUP / "sitecustomize.py")!r})
+        print(triton.autotune.__globals__["__name__"])
+    """
+    assert run_with_startup(code, tmp_path).stdout.strip() == installation.__name__
+
+
+def test_a_process_that_was_to_be_served_and_was_not_says_so_at_its_end(tmp_path: Path) -> None:
+    load_text(tmp_path / "fake" / "triton.py", "autotune = 1")
+    past_the_hook = """
+        import sys
+        sys.meta_path[:] = [finder for finder in sys.meta_path if "Hook" not in str(finder)]
+        import triton
+    """
+    path = f"{STARTUP}:{tmp_path / 'fake'}"
+    seen = run_with_startup(past_the_hook, tmp_path, path=path)
+    assert seen.stderr.count("\n") == 1
+    assert "kernels of this process were not cached" in seen.stderr
+    stands_in = """
+        import sys, types
+        sys.modules["triton"] = types.ModuleType("triton")
+        import triton
+    """
+    assert run_with_startup(stands_in, tmp_path, path=path).stderr == ""
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -4,6 +4,7 @@ It hides any other `sitecustomize`, and runs that one too. It uses the standard 
 that a child process whose Python does not have this package works as before.
 """
 
+import atexit
 import importlib.machinery
 import importlib.util
 import os
@@ -23,14 +24,20 @@ def _run_hidden_sitecustomize():
 
 
 class _TritonImportHook:
-    """Import hook that installs the cache once Triton is imported."""
+    """Import hook that installs the cache once Triton is imported.
+
+    A program may look for Triton any number of times before it imports it, so the hook stays.
+    """
+
+    is_settled = False
 
     @classmethod
     def find_spec(cls, name, path=None, target=None):
-        if name != "triton":
+        if name != "triton" or cls.is_settled:
             return None
-        sys.meta_path.remove(cls)
-        spec = importlib.util.find_spec(name)
+        others = [finder for finder in sys.meta_path if finder is not cls]
+        specs = (finder.find_spec(name, path, target) for finder in others)
+        spec = next((spec for spec in specs if spec is not None), None)
         if spec is not None and spec.loader is not None:
             load = spec.loader.exec_module
 
@@ -43,6 +50,9 @@ class _TritonImportHook:
 
 
 def _install():
+    if _TritonImportHook.is_settled:
+        return
+    _TritonImportHook.is_settled = True
     try:
         from dejavu_cache import install
     except ImportError as error:
@@ -60,5 +70,19 @@ def _install():
         )
 
 
+def _report_unserved_triton():
+    """Say at exit if Triton was imported and the cache was not installed."""
+    triton = sys.modules.get("triton")
+    # A module without a file is a stand-in, as engines put there on machines without Triton.
+    if getattr(triton, "__file__", None) and not _TritonImportHook.is_settled:
+        sys.stderr.write(
+            "dejavu-cache: kernels of this process were not cached, since Triton was imported past "
+            "the import hook of `dejavu-cache run`: call dejavu_cache.install() in the program\n"
+        )
+
+
 sys.meta_path.insert(0, _TritonImportHook)
+atexit.register(_report_unserved_triton)
 _run_hidden_sitecustomize()
+if "triton" in sys.modules:
+    _install()
