@@ -2,36 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-from support.processes import dejavu
-
-PROGRAM = """
-import sys
-import torch
-import triton
-import triton.language as tl
-from dejavu_cache import cached_autotune
-
-@cached_autotune(configs=[triton.Config({"BLOCK": block}) for block in (16, 32)], key=["n"])
-@triton.jit
-def add(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(y_ptr + at, tl.load(x_ptr + at, mask=at < n) + 1, mask=at < n)
-
-for n in map(int, sys.argv[1:]):
-    x = torch.arange(n, dtype=torch.float32)
-    y = torch.full_like(x, float("nan"))
-    add[lambda meta: (triton.cdiv(n, meta["BLOCK"]),)](x, y, n)
-    assert torch.equal(y, x + 1)
-"""
+from support.processes import PROGRAMS, dejavu
 
 
 def verify(tmp_path: Path, *sizes: int, **env: str) -> subprocess.CompletedProcess[str]:
     program = tmp_path / "program.py"
-    program.write_text(PROGRAM)
+    shutil.copy(PROGRAMS / "add_sizes.py", program)
     own = {"DEJAVU_CACHE_URL": str(tmp_path / "store"), "TRITON_INTERPRET": "1"}
     return dejavu(
         "verify", "--expect-hits", "--", sys.executable, program, *sizes, **{**own, **env}

@@ -6,72 +6,11 @@ import json
 import socket
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.processes import environment
-
-RANK = """
-    import json, logging, os, signal, sys
-    import torch, triton
-    import torch.distributed as dist
-    from support.kernels import load
-    from dejavu_cache import cached_autotune
-    from pathlib import Path
-
-    port, rank, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
-    logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
-    store = dist.TCPStore("127.0.0.1", port, 3, is_master=False)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=3)
-    module = load(folder / f"kernels{rank}.py", name="kernels")
-    dying = False
-
-    def bench(kernel_call, quantiles):  # every rank would choose another config
-        kernel_call()
-        if dying:
-            os.kill(os.getpid(), signal.SIGKILL)
-        bench.calls += 1
-        return 1.0 + (bench.calls + rank) % 3
-    bench.calls = 0
-
-    def make(fn=module.add.fn, **options):
-        store = folder / f"store{rank}"
-        options = {"do_bench": bench, "store": store, "consensus": "ranks", **options}
-        return cached_autotune(configs=module.CONFIGS, key=["n"], **options)(fn)
-
-    def launch(kernel, n):
-        x, y = torch.ones(n), torch.zeros(n)
-        kernel[lambda meta: (triton.cdiv(n, meta["BLOCK"]),)](x, y, n)
-        assert torch.equal(y, x + 1)
-        return kernel.best_config.kwargs["BLOCK"]
-
-    kernel = make()
-    said = {"same": [launch(kernel, n) for n in (100, 200, 300)], "benchmarked": kernel.benchmarked}
-    said["how"] = kernel.explain(torch.ones(1), torch.ones(1), 100).how
-    if rank == 2:
-        said["alone"] = launch(kernel, 7)
-    if rank == 0:  # another version of the kernel: what it declares is not what the others do
-        other = make()
-        other.configs = [triton.Config({"BLOCK": 128})] * 2
-        said["other"] = launch(other, 100)
-    dist.barrier()
-    dying = rank == 1
-    if rank != 1:
-        os.environ["DEJAVU_CACHE_TUNE_WAIT"] = "3"
-        from dejavu_cache.settings import current_settings
-        current_settings.cache_clear()
-        while not store.check(["dying"]):
-            pass
-        import time
-        time.sleep(0.5)
-    else:
-        store.set("dying", "1")
-    said["after a death"] = launch(kernel, 400)
-    print(json.dumps(said), flush=True)
-    os._exit(0)
-"""
+from support.processes import PROGRAMS, environment
 
 
 @pytest.fixture
@@ -82,7 +21,7 @@ def rank_outputs(tmp_path: Path) -> dict[int, tuple[Any, str]]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     master = TCPStore("127.0.0.1", port, 3, is_master=True, wait_for_workers=False)
-    command = [sys.executable, "-c", textwrap.dedent(RANK), str(port)]
+    command = [sys.executable, str(PROGRAMS / "agree_as_rank.py"), str(port)]
     ranks = [
         subprocess.Popen(
             [*command, str(rank), str(tmp_path)],

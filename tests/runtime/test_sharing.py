@@ -10,42 +10,9 @@ from pathlib import Path
 import pytest
 from support.fork_server import Child, Nursery
 from support.kernels import ADD
+from support.processes import PROGRAMS
 
 from dejavu_cache.stores import FileStore
-
-PROGRAM = """
-    import json, os, sys, time
-    from pathlib import Path
-    import torch, triton
-    from support.kernels import launch, load_file
-
-    source, store, log = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
-    sizes = json.loads(sys.argv[4])
-    os.environ["DEJAVU_CACHE_URL"] = store
-    kernel = load_file(source).add
-
-    def bench(kernel_call, quantiles):
-        kernel_call()
-        with open(log, "a") as file:  # appending a short line is atomic
-            file.write(f"{os.getpid()} {kernel.latest}\\n")
-        time.sleep(float(os.environ.get("BENCH_SECONDS", "0.002")))
-        return [kernel.latest / 1000] * 3
-
-    class Spy:
-        # Tells the benchmark which launch it is timing.
-        def __init__(self, fn):
-            self.fn, self.arg_names = fn, fn.arg_names
-        def run(self, *args, **kwargs):
-            kernel.latest = args[2] * 1000 + kwargs["BLOCK"]
-            return self.fn.run(*args, **kwargs)
-
-    kernel.fn, kernel._do_bench = Spy(kernel.fn), bench
-    for n in sizes:
-        launch(kernel, n)
-    x = torch.ones(1)
-    winners = {n: kernel.explain(x, x, n).config.kwargs["BLOCK"] for n in sizes}
-    print(json.dumps({"benchmarked": kernel.benchmarked, "winners": winners}))
-"""
 
 
 class Fleet:
@@ -60,9 +27,15 @@ class Fleet:
         self.source.write_text(textwrap.dedent(ADD))
 
     def start(self, sizes: list[int], **env: str) -> Child:
-        arguments = (str(self.source), self.store.as_uri(), str(self.log), json.dumps(sizes))
         return self._nursery.start(
-            PROGRAM, *arguments, folder=self._folder, TRITON_INTERPRET="1", **env
+            (PROGRAMS / "tune_sizes.py").read_text(),
+            self.source,
+            self.log,
+            json.dumps(sizes),
+            folder=self._folder,
+            **{"BENCH_SECONDS": "0.002", **env},
+            TRITON_INTERPRET="1",
+            DEJAVU_CACHE_URL=self.store.as_uri(),
         )
 
     def finish(self, process: Child) -> dict[str, object]:

@@ -20,38 +20,8 @@ import pytest
 from dejavu_client.http.protocol_client import ProtocolClient, split_server_url
 from support.fork_server import COMMAND, Child, Nursery
 from support.kernels import ADD
+from support.processes import PROGRAMS
 from support.service import Running, replicas, restart
-
-PROGRAM = """
-    import json, os, sys, time
-    from pathlib import Path
-    import torch, triton
-    from support.kernels import launch, load_file
-
-    source, log, sizes = Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])
-    kernel = load_file(source).add
-
-    def bench(kernel_call, quantiles):
-        kernel_call()
-        with open(log, "a") as file:  # appending a short line is atomic
-            file.write(f"{os.getpid()} {kernel.latest}\\n")
-        return [1.0 + kernel.latest % 1000 / 1000] * 3
-
-    class Spy:
-        # Tells the benchmark which launch it is timing.
-        def __init__(self, fn):
-            self.fn, self.arg_names = fn, fn.arg_names
-        def run(self, *args, **kwargs):
-            kernel.latest = args[2] * 1000 + kwargs["BLOCK"]
-            return self.fn.run(*args, **kwargs)
-
-    kernel.fn, kernel._do_bench = Spy(kernel.fn), bench
-    for n in sizes:
-        launch(kernel, n)
-    x = torch.ones(1)
-    winners = {n: kernel.explain(x, x, n).config.kwargs["BLOCK"] for n in sizes}
-    print(json.dumps({"benchmarked": kernel.benchmarked, "winners": winners}))
-"""
 
 CLIENTS = int(os.environ.get("FLEET_CLIENTS", "12"))
 SCENARIOS = 100 if CLIENTS >= 32 else 40
@@ -62,7 +32,7 @@ def start_client(nursery: Nursery, folder: Path, number: int, url: str, wait: in
     sizes = [64 + (number * 7 + index) % SCENARIOS for index in range(SCENARIOS)]
     mine = folder / f"client{number}"
     return nursery.start(
-        PROGRAM,
+        (PROGRAMS / "tune_sizes.py").read_text(),
         str(folder / "kernels.py"),
         str(folder / "log"),
         json.dumps(sizes),

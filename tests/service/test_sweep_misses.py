@@ -5,20 +5,10 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 from support.processes import PROGRAMS, environment
 from support.service import running_server
-
-SERVER = """
-    import sys, torch
-    from met import add_one, add_two
-    for n in map(int, sys.argv[1:]):
-        add_one[(1,)](torch.zeros(n), torch.zeros(n), n)
-        add_two[(1,)](torch.zeros(n), torch.zeros(n), n)
-    assert add_one.benchmarked == 0
-"""
 
 
 def python(folder: Path, url: str, *arguments: str, code: int = 0, **env: str) -> str:
@@ -29,6 +19,7 @@ def python(folder: Path, url: str, *arguments: str, code: int = 0, **env: str) -
             DEJAVU_CACHE_URL=url,
             DEJAVU_CACHE_WAIT="10",
             XDG_CACHE_HOME=str(folder),
+            PYTHONPATH=str(folder),
             **env,
         ),
         cwd=folder,
@@ -46,8 +37,7 @@ def test_only_what_programs_missed_is_tuned(sqlite_url: str, tmp_path: Path) -> 
         python(
             tmp_path,
             server.base,
-            "-c",
-            textwrap.dedent(SERVER),
+            str(PROGRAMS / "launch_missed_additions.py"),
             "200",
             "300",
             DEJAVU_CACHE_MODE="reuse",
@@ -71,7 +61,11 @@ def test_a_miss_that_no_case_stands_for_is_told(sqlite_url: str, tmp_path: Path)
     with running_server(sqlite_url, tmp_path / "log") as server:
         met = "200", "300", "500"
         python(
-            tmp_path, server.base, "-c", textwrap.dedent(SERVER), *met, DEJAVU_CACHE_MODE="reuse"
+            tmp_path,
+            server.base,
+            str(PROGRAMS / "launch_missed_additions.py"),
+            *met,
+            DEJAVU_CACHE_MODE="reuse",
         )
         sweep = [
             "-m",
@@ -95,8 +89,7 @@ def test_a_miss_whose_case_raises_costs_itself_and_nothing_else(
         python(
             tmp_path,
             server.base,
-            "-c",
-            textwrap.dedent(SERVER),
+            str(PROGRAMS / "launch_missed_additions.py"),
             "300",
             "400",
             DEJAVU_CACHE_MODE="reuse",

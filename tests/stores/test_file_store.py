@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import textwrap
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -264,18 +263,6 @@ def test_a_file_system_without_locks_is_still_written(
         assert granted
 
 
-WRITER = """
-    import sys
-    from datetime import timedelta
-    from support.records import MOMENT, context, measurement, record
-    from dejavu_cache.stores import FileStore
-    store, start, count = FileStore(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-    for m in range(start, start + count):
-        store.put(context(), [record(m, measurement(64, 1.0, MOMENT + timedelta(seconds=m)))])
-        print(m, flush=True)
-"""
-
-
 @pytest.fixture
 def writers() -> Iterator[list[subprocess.Popen[str]]]:
     started: list[subprocess.Popen[str]] = []
@@ -289,7 +276,7 @@ def writers() -> Iterator[list[subprocess.Popen[str]]]:
 
 def start_writer(root: Path, start: int, count: int) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(WRITER), str(root), str(start), str(count)],
+        [sys.executable, str(PROGRAMS / "write_store.py"), str(root), str(start), str(count)],
         env=environment(),
         stdout=subprocess.PIPE,
         text=True,

@@ -12,38 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from support.processes import environment
+from support.processes import PROGRAMS, environment
 
 __all__ = ["COMMAND", "Child", "Nursery"]
 
 COMMAND = "from dejavu_client.cli.main import main; main()"
 """`dejavu-cache`, with the child's arguments."""
-
-_PROGRAM = """
-    import gc, json, os, sys
-    import filelock, httpx, pydantic, sklearn.tree, stamina, torch, triton
-
-    gc.freeze()  # else the children's collections copy its memory
-
-    for line in sys.stdin:
-        task = json.loads(line)
-        if "wait" in task:
-            print(os.waitstatus_to_exitcode(os.waitpid(task["wait"], 0)[1]), flush=True)
-        elif pid := os.fork():
-            print(pid, flush=True)
-        else:
-            break
-    else:
-        sys.exit()
-    # From here on this is a child, which ends as every program does.
-    for number, path in enumerate((os.devnull, task["out"], task["err"])):
-        mode = os.O_RDONLY if number == 0 else os.O_WRONLY | os.O_CREAT
-        os.dup2(os.open(path, mode, 0o644), number)
-    os.environ.clear()
-    os.environ.update(task["env"])
-    sys.argv = ["-c", *task["arguments"]]
-    exec(compile(task["code"], "<program>", "exec"), {"__name__": "__main__"})
-"""
 
 
 class Nursery:
@@ -52,7 +26,7 @@ class Nursery:
     def __init__(self) -> None:
         self._started = 0
         self._process = subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(_PROGRAM)],
+            [sys.executable, str(PROGRAMS / "fork_on_request.py")],
             # A process with threads must not fork.
             env=environment(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1"),
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,

@@ -8,7 +8,7 @@ import sys
 import textwrap
 from pathlib import Path
 
-__all__ = ["PROGRAMS", "ROOT", "dejavu", "environment", "run_python"]
+__all__ = ["PROGRAMS", "ROOT", "dejavu", "environment", "run_program", "run_python"]
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = ROOT / "tests" / "programs"
@@ -18,8 +18,21 @@ def run_python(
     code: str, *argv: str, check: bool = True, **env: str
 ) -> subprocess.CompletedProcess[str]:
     """Run code in a new interpreter with this checkout on its path."""
+    return _run(["-c", textwrap.dedent(code), *argv], check, env)
+
+
+def run_program(
+    name: str, *argv: str, check: bool = True, **env: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a file of `tests/programs` in a new interpreter with this checkout on its path."""
+    return _run([str(PROGRAMS / name), *argv], check, env)
+
+
+def _run(
+    arguments: list[str], check: bool, env: dict[str, str]
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code), *argv],
+        [sys.executable, *arguments],
         env=environment(**env),
         capture_output=True,
         text=True,

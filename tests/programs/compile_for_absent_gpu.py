@@ -1,0 +1,77 @@
+"""Compile five configs of a matrix product for an absent H200, and print what became of each.
+
+Argument: how many of the configs to take before the rest is given up.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from types import SimpleNamespace
+
+import torch
+import triton
+from matrix_product import product  # type: ignore[import-not-found]
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.autotuner import Autotuner
+
+from dejavu_cache.tuning.compile_ahead import compile_ahead
+from dejavu_cache.tuning.config_failures import compile_failure_of
+
+
+class AbsentH200:
+    """Answers what compiling asks of a driver; the binaries go nowhere."""
+
+    utils = SimpleNamespace(
+        get_device_properties=lambda device: {"max_shared_mem": 232448},
+        load_binary=lambda *binary: (object(), object(), 0, 0, 1024),
+    )
+    launcher_cls = staticmethod(lambda src, metadata: None)
+
+    def get_current_target(self):
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self):
+        return 0
+
+    def get_current_stream(self, device):
+        return 0
+
+
+driver.set_active(AbsentH200())
+dtypes = (torch.float16, torch.float16, torch.float16, 4096)
+args = tuple(triton.runtime.jit.MockTensor.wrap_dtype(dtype) for dtype in dtypes)
+hooked = []
+configs = [
+    triton.Config({"BLOCK": 64, "TILE": 64}, pre_hook=lambda args: hooked.append(args["K"])),
+    triton.Config({"BLOCK": 128, "TILE": 256}, num_stages=4, num_warps=8),
+    triton.Config({"BLOCK": 32, "TILE": 64}),
+    triton.Config({"BLOCK": 64, "TILE": 64, "waves_per_eu": 2}),
+    triton.Config({"BLOCK": 64, "TILE": 128}),
+]
+tuner = Autotuner(product, product.arg_names, configs, [], None, None)
+tuner.nargs = dict(zip(tuner.arg_names, args, strict=False))
+threads = set()
+initialise = triton.compiler.compiler.CompiledKernel.__init__
+
+
+def note_thread(self, *rest):
+    """Remember the thread that makes a compiled kernel."""
+    threads.add(threading.current_thread().name)
+    initialise(self, *rest)
+
+
+triton.compiler.compiler.CompiledKernel.__init__ = note_thread
+outcomes = []
+with compile_ahead(tuner, configs, args, {"grid": (1,)}) as candidates:
+    for candidate in candidates[: int(sys.argv[1])]:
+        try:
+            candidate.check()
+            outcomes.append("runs")
+        except Exception as error:
+            failure = compile_failure_of(error)
+            outcomes.append(f"{failure.kind}: {failure.reason}")
+after = product.run(*args, grid=(1,), warmup=True, **configs[-1].all_kwargs())
+print(json.dumps([outcomes, hooked, sorted(threads), type(after).__name__]))
