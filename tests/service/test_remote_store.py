@@ -11,9 +11,10 @@ import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from dejavu_client.http.protocol_client import ProtocolClient, split_server_url
+from dejavu_client.http.protocol_client import ProtocolClient, ServerAnswer, split_server_url
 from dejavu_client.http.remote_store import RemoteStore
 from dejavu_client.http.spool import Spool
 from support.kernels import launch, load
@@ -71,12 +72,12 @@ class TestLocalFirst:
     """A folder before the server: what launches use."""
 
     def test_the_folder_answers_and_the_server_is_not_asked(
-        self, store: RemoteStore, tmp_path: Path
+        self, store: RemoteStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         folder = FileStore(tmp_path / "folder")
         folder.put(context(), [record(16)])
         asked: list[object] = []
-        store.client.bulk = lambda *args: asked.append(args)  # type: ignore[method-assign]
+        monkeypatch.setattr(store.client, "fetch_record", lambda *args: asked.append(args))
         assert TieredStore([folder, store]).get(context(), record(16).scenario) is not None
         assert asked == []
 
@@ -89,16 +90,22 @@ class TestLocalFirst:
         assert stored.store == store.url
         assert folder.get(context(), record(16).scenario) is not None
 
-    def test_a_context_is_asked_for_once(self, store: RemoteStore) -> None:
-        store.put(context(), [record(m) for m in range(50)])
+    def test_a_scenario_is_asked_for_once_be_it_recorded_or_not(
+        self, store: RemoteStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        store.put(context(), [record(m) for m in range(10)])
         store.close()
-        store._downloads.clear()
         asked = []
-        bulk = store.client.bulk
-        store.client.bulk = lambda *args: asked.append(args) or bulk(*args)  # type: ignore[method-assign,func-returns-value]
-        for m in range(60):
-            assert (store.get(context(), record(m).scenario) is not None) == (m < 50)
-        assert len(asked) == 1
+        fetch = store.client.fetch_record
+
+        def fetch_and_count(*args: Any) -> ServerAnswer:
+            asked.append(args)
+            return fetch(*args)
+
+        monkeypatch.setattr(store.client, "fetch_record", fetch_and_count)
+        for m in [*range(12), *range(12)]:
+            assert (store.get(context(), record(m).scenario) is not None) == (m < 10)
+        assert len(asked) == 12
 
 
 def test_a_lease_outlives_its_dead_holder_by_its_time_only(

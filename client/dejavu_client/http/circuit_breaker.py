@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 import time
 
+from .errors import BusyError
+
 __all__ = ["CircuitBreaker"]
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
@@ -16,6 +18,7 @@ class CircuitBreaker:
 
     A failure opens the circuit. A launch only reads `closed`; the background thread that probes the
     server reads `probe_due_in` and reports each outcome with `record_success` or `record_failure`.
+    A server that asks its clients to wait has not failed: `busy` tells how long to leave it alone.
     """
 
     def __init__(self) -> None:
@@ -23,6 +26,8 @@ class CircuitBreaker:
         self._lock = threading.Lock()
         self._pause = 0.0
         self._next_probe = 0.0
+        self._busy_until = 0.0
+        self._busy: BusyError | None = None
 
     @property
     def closed(self) -> bool:
@@ -34,13 +39,26 @@ class CircuitBreaker:
         """Seconds until the next probe; zero or negative if it is due now."""
         return self._next_probe - time.monotonic()
 
+    @property
+    def busy(self) -> BusyError | None:
+        """Return the server's request to wait, with the seconds that are left of it, or None."""
+        error, left = self._busy, self._busy_until - time.monotonic()
+        return BusyError(str(error), error.status, left) if error and left > 0 else None
+
     def record_failure(self) -> None:
         """Open the circuit; if it is open, double the pause before the next probe."""
         with self._lock:
             self._pause = min(max(self._pause * 2, FIRST_PAUSE), LONGEST_PAUSE)
             self._next_probe = time.monotonic() + self._pause
 
+    def record_busy(self, error: BusyError) -> None:
+        """Close the circuit, since the server answered, and leave it alone as long as it asks."""
+        with self._lock:
+            self._pause = 0.0
+            self._busy, self._busy_until = error, time.monotonic() + error.retry_after
+
     def record_success(self) -> None:
         """Close the circuit."""
         with self._lock:
             self._pause = 0.0
+            self._busy = None

@@ -3,6 +3,7 @@
 StoreError
 └── RemoteError
     ├── UnreachableError    no answer, none in time, or "try again later"
+    │   └── BusyError       the server says for how long to leave it alone
     ├── RefusedError        the request is forbidden or invalid
     └── NonsenseError       the answer does not follow the protocol
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 from dejavu_cache.errors import StoreError
 
-__all__ = ["NonsenseError", "RefusedError", "RemoteError", "UnreachableError"]
+__all__ = ["BusyError", "NonsenseError", "RefusedError", "RemoteError", "UnreachableError"]
 
 
 class RemoteError(StoreError):
@@ -20,6 +21,21 @@ class RemoteError(StoreError):
 
 class UnreachableError(RemoteError):
     """The server is down, too slow or overloaded; a later request may succeed."""
+
+
+class BusyError(UnreachableError):
+    """The server is alive and asks to be asked later: 429 or 503 with `Retry-After`.
+
+    Attributes:
+        status: the HTTP status.
+        retry_after: seconds to wait before the next request.
+    """
+
+    def __init__(self, message: str, status: int, retry_after: float) -> None:
+        """Keep the status and the seconds beside the message."""
+        super().__init__(message)
+        self.status = status
+        self.retry_after = retry_after
 
 
 class RefusedError(RemoteError):

@@ -5,22 +5,31 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, urlsplit
 
 import httpx
 import stamina
-from pydantic import TypeAdapter, ValidationError
 
 from dejavu_cache.errors import SettingsError
-from dejavu_cache.model.record import FORMAT, Record, RecordSet
+from dejavu_cache.model.record import Record, RecordSet
 from dejavu_cache.model.scenario import Config, Context, Scenario
 
-from .errors import NonsenseError, RefusedError, UnreachableError
+from .answers import (
+    parse_json,
+    parse_record_set,
+    parse_scenarios,
+    problem_detail,
+    retry_after,
+    to_json,
+    validate,
+)
+from .errors import BusyError, NonsenseError, RefusedError, UnreachableError
+from .server_silence import current_clock
 from .shared_client import SharedHttpClient
 
-__all__ = ["Bulk", "ProtocolClient", "split_server_url"]
+__all__ = ["Bulk", "ProtocolClient", "ServerAnswer", "split_server_url"]
 
 LARGEST_BODY = 256 * 2**20
 """Bytes of a decompressed answer beyond which it is not read."""
@@ -30,12 +39,23 @@ SLOWEST_BODY = 60.0
 
 RETRYABLE_STATUSES = {408, 425, 429, 500, 502, 503, 504}
 
+BUSY_STATUSES = {429, 503}
+"""Statuses that, with `Retry-After`, tell a client to wait and not that the server has failed."""
+
 
 class Bulk(NamedTuple):
     """All records of a context, and the HTTP entity tag that tells whether they have changed."""
 
     records: tuple[Record, ...]
     etag: str
+
+
+class ServerAnswer(NamedTuple):
+    """An answer that is still to be parsed, which no server should be blamed for."""
+
+    status: int
+    etag: str
+    body: bytes
 
 
 def split_server_url(url: str, namespace: str) -> tuple[str, str]:
@@ -112,27 +132,31 @@ class ProtocolClient:
             page = self._json(
                 "GET", "/contexts", params={name: value for name, value in filters.items() if value}
             )
-            yield from _validate(list[Context], page.get("contexts"))
+            yield from validate(list[Context], page.get("contexts"))
             after = str(page.get("next") or "")
             if not after:
                 return
 
     def bulk(self, context: Context, etag: str = "") -> Bulk | None:
         """Return all records of a context in one request, or None if `etag` is still current."""
-        headers = {"If-None-Match": etag} if etag else {}
-        status, response_headers, body = self._call(
-            "GET", f"{self._namespace_url}/contexts/{context.digest}/records", headers=headers
-        )
-        if status == 304:
+        return self.parse_bulk(context, self.fetch_bulk(context, etag))
+
+    def fetch_bulk(self, context: Context, etag: str = "") -> ServerAnswer:
+        """Ask for all records of a context."""
+        return self._get(f"/contexts/{context.digest}/records", etag)
+
+    def parse_bulk(self, context: Context, answer: ServerAnswer) -> Bulk | None:
+        """Return the records of an answer to `fetch_bulk`, or None if they are unchanged."""
+        if answer.status == 304:
             return None
-        if status == 404:
+        if answer.status == 404:
             return Bulk((), "")
-        record_set = _parse_record_set(body)
+        record_set = parse_record_set(answer.body)
         if record_set.context != context:
             raise NonsenseError(
                 f"{self.url} sent records of {record_set.context.kernel.name} instead"
             )
-        return Bulk(record_set.records, response_headers.get("etag", ""))
+        return Bulk(record_set.records, answer.etag)
 
     def record(self, context: Context, scenario: Scenario, wait: float = 0.0) -> Record | None:
         """Return one record, or None if the server has none.
@@ -142,9 +166,30 @@ class ProtocolClient:
             scenario: the scenario of the record.
             wait: seconds that the server may wait for the record to have a winner.
         """
-        path = f"{self._namespace_url}/contexts/{context.digest}/records/{scenario.digest}"
-        status, _, body = self._call("GET", path, params={"wait": wait} if wait else {})
-        return None if status == 404 else _validate(Record, _parse_json(body))
+        return self.parse_record(scenario, self.fetch_record(context, scenario, wait))
+
+    def fetch_record(self, context: Context, scenario: Scenario, wait: float = 0.0) -> ServerAnswer:
+        """Ask for one record; the arguments are those of `record`."""
+        path = f"/contexts/{context.digest}/records/{scenario.digest}"
+        return self._get(path, params={"wait": wait} if wait else {})
+
+    def parse_record(self, scenario: Scenario, answer: ServerAnswer) -> Record | None:
+        """Return the record of an answer to `fetch_record`, or None if there is none."""
+        if answer.status == 404:
+            return None
+        record: Record = validate(Record, parse_json(answer.body))
+        if record.scenario != scenario:
+            raise NonsenseError(f"{self.url} sent the record of {record.scenario} instead")
+        return record
+
+    def scenario_texts(self, context: Context, etag: str = "") -> tuple[str, list[str]] | None:
+        """Return the entity tag and the texts of a context's scenarios; None if it is current."""
+        answer = self._get(f"/contexts/{context.digest}/scenarios", etag)
+        if answer.status == 404:  # an earlier server: it lists scenarios with their records alone
+            answer = self.fetch_bulk(context, etag)
+        if answer.status == 304:
+            return None
+        return answer.etag, [] if answer.status == 404 else parse_scenarios(answer.body)
 
     def send(self, record_set: RecordSet) -> None:
         """Merge records into the server's; return only once the server says that it has them."""
@@ -177,8 +222,8 @@ class ProtocolClient:
             The lease's id, or None while another holder has it.
         """
         request = {
-            "context": _to_json(context),
-            "scenario": _to_json(scenario),
+            "context": to_json(context),
+            "scenario": to_json(scenario),
             "holder": holder,
             "ttl": ttl,
         }
@@ -196,7 +241,7 @@ class ProtocolClient:
     def report_misses(self, misses: Mapping[tuple[Context, Scenario], int]) -> None:
         """Add to the server's counts of scenarios that were launched without a record."""
         rows = [
-            {"context": _to_json(context), "scenario": _to_json(scenario), "count": count}
+            {"context": to_json(context), "scenario": to_json(scenario), "count": count}
             for (context, scenario), count in misses.items()
         ]
         self._json("POST", "/misses", content=json.dumps({"misses": rows}))
@@ -212,18 +257,25 @@ class ProtocolClient:
         if config is None:
             self._json("DELETE", path)
         else:
-            self._json("PUT", path, content=json.dumps({"config": _to_json(config), "by": by}))
+            self._json("PUT", path, content=json.dumps({"config": to_json(config), "by": by}))
 
     def promote(self, to: str, kernel: str | None = None) -> int:
         """Copy this namespace's records and winners into another; return the number of records."""
         answer = self._json("POST", "/promote", content=json.dumps({"to": to, "kernel": kernel}))
         return int(answer.get("records", 0))
 
+    def _get(self, path: str, etag: str = "", **request: Any) -> ServerAnswer:
+        headers = {"If-None-Match": etag} if etag else {}
+        status, response_headers, body = self._call(
+            "GET", self._namespace_url + path, headers=headers, **request
+        )
+        return ServerAnswer(status, response_headers.get("etag", ""), body)
+
     def _json(self, method: str, path: str, **request: Any) -> dict[str, Any]:
         status, _, body = self._call(method, self._namespace_url + path, **request)
         if status == 404:
-            raise RefusedError(f"{self.url}: {_problem_detail(body) or 'not found'}", status)
-        answer = _parse_json(body)
+            raise RefusedError(f"{self.url}: {problem_detail(body) or 'not found'}", status)
+        answer = parse_json(body)
         if not isinstance(answer, dict):
             raise NonsenseError(f"{self.url} answered {str(answer)[:80]!r}")
         return answer
@@ -243,11 +295,7 @@ class ProtocolClient:
         if "content" in request:
             headers["Content-Type"] = "application/json"
         try:
-            with (
-                self._http_client() as client,
-                client.stream(method, url, headers=headers, **request) as response,
-            ):
-                status, body = response.status_code, self._read_body(response)
+            status, response_headers, body = self._exchange(method, url, headers, request)
         except httpx.InvalidURL as error:
             raise SettingsError(f"{url}: {error}") from None
         except httpx.HTTPError as error:
@@ -255,17 +303,52 @@ class ProtocolClient:
                 f"{self.url} does not answer: {error or type(error).__name__}"
             ) from error
         if status in RETRYABLE_STATUSES:
-            raise UnreachableError(f"{self.url} answered {status}: {_problem_detail(body)}")
+            message = f"{self.url} answered {status}: {problem_detail(body)}"
+            seconds = retry_after(response_headers.get("retry-after", ""))
+            if status in BUSY_STATUSES and seconds is not None:
+                raise BusyError(message, status, seconds)
+            raise UnreachableError(message)
         if 300 <= status < 400 and status != 304:
             raise NonsenseError(f"{self.url} answered with a redirect, which is not followed")
         if status >= 400 and status != 404:
-            raise RefusedError(f"{self.url} refused with {status}: {_problem_detail(body)}", status)
-        return status, response.headers, body
+            raise RefusedError(f"{self.url} refused with {status}: {problem_detail(body)}", status)
+        return status, response_headers, body
 
-    def _http_client(self) -> AbstractContextManager[httpx.Client]:
-        if self._injected_client is not None:
-            return nullcontext(self._injected_client)
-        return self._shared_client.request()
+    def _exchange(
+        self, method: str, url: str, headers: Mapping[str, str], request: dict[str, Any]
+    ) -> tuple[int, Mapping[str, str], bytes]:
+        """Send a request and read its answer, once more if the connection was lost meanwhile.
+
+        A server that restarts or has been idle closes connections, also while a request is on its
+        way. All requests may be repeated: each has the same effect twice as once.
+        """
+        for is_last in (False, True):
+            try:
+                with (
+                    self._http_client() as client,
+                    client.stream(
+                        method,
+                        url,
+                        headers=headers,
+                        extensions={"trace": current_clock().trace},
+                        **request,
+                    ) as response,
+                ):
+                    return response.status_code, response.headers, self._read_body(response)
+            except (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError):
+                if is_last:
+                    raise
+        raise AssertionError("the last attempt returns or raises")
+
+    @contextmanager
+    def _http_client(self) -> Iterator[httpx.Client]:
+        if self._injected_client is None:
+            with self._shared_client.request() as client:
+                yield client
+        else:
+            # It may have a transport that reports no steps.
+            with current_clock().waiting():
+                yield self._injected_client
 
     def _read_body(self, response: httpx.Response) -> bytes:
         deadline = time.monotonic() + SLOWEST_BODY
@@ -277,47 +360,3 @@ class ProtocolClient:
             if time.monotonic() > deadline:
                 raise UnreachableError(f"{self.url} was still answering after {SLOWEST_BODY:.0f} s")
         return bytes(body)
-
-
-def _to_json(model: Any) -> Any:
-    return model.model_dump(mode="json", exclude_none=True)
-
-
-def _parse_json(body: bytes) -> Any:
-    try:
-        return json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise NonsenseError(f"the answer is not JSON: {error}") from None
-
-
-def _validate(kind: Any, value: Any) -> Any:
-    try:
-        return TypeAdapter(kind).validate_json(json.dumps(value))
-    except (ValidationError, ValueError) as error:
-        raise NonsenseError(
-            f"the answer does not follow the protocol: {str(error).splitlines()[0]}"
-        ) from None
-
-
-def _parse_record_set(body: bytes) -> RecordSet:
-    try:
-        record_set = RecordSet.model_validate_json(body)
-    except ValidationError as error:
-        raise NonsenseError(
-            f"the answer is not a record set: {str(error).splitlines()[0]}"
-        ) from None
-    if record_set.format > FORMAT:
-        raise NonsenseError(
-            f"the server sends format {record_set.format}; this version of dejavu-cache reads "
-            f"formats up to {FORMAT}: upgrade it"
-        )
-    return record_set
-
-
-def _problem_detail(body: bytes) -> str:
-    """Return the human-readable text of a problem+json body, or an empty string."""
-    try:
-        problem = json.loads(body)
-        return str(problem.get("detail") or problem.get("title") or "")[:500]
-    except (ValueError, AttributeError, RecursionError):
-        return ""

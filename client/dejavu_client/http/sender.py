@@ -13,7 +13,7 @@ from dejavu_cache.model.scenario import Context, Scenario
 from dejavu_cache.notices import warn_once
 
 from .circuit_breaker import CircuitBreaker
-from .errors import RefusedError, RemoteError
+from .errors import BusyError, RefusedError, RemoteError
 from .protocol_client import ProtocolClient
 from .spool import Spool
 
@@ -163,10 +163,15 @@ class Sender:
 
     def _try(self, action: Callable[[], object]) -> bool:
         """Run an action, and return False after opening the circuit if the server failed."""
+        if self._circuit.busy:
+            return False
         try:
             action()
         except RefusedError as error:
             warn_once(f"refused {self._client.url}", str(error))
+        except BusyError as error:
+            self._circuit.record_busy(error)
+            return False
         except RemoteError:
             self._circuit.record_failure()
             return False

@@ -1,0 +1,129 @@
+"""Requests to a server, bounded in time, that a failing server is spared of."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+from .circuit_breaker import CircuitBreaker
+from .errors import BusyError, NonsenseError, RemoteError, UnreachableError
+from .server_silence import OWN_WORK_SECONDS, call_within
+
+__all__ = ["BUSY_SECONDS", "ServerCalls"]
+
+T = TypeVar("T")
+
+BUSY_SECONDS = 10.0
+"""Seconds that a launch waits for a server that asks it to, where it would tune otherwise."""
+
+
+class ServerCalls:
+    """Calls to one server.
+
+    Args:
+        url: the server's URL, for messages.
+        circuit: opened when the server fails; while it is open, nothing is asked.
+        wake: makes the background thread look whether the server is back.
+        wait: seconds for which the server may be silent.
+    """
+
+    def __init__(
+        self, url: str, circuit: CircuitBreaker, wake: Callable[[], None], wait: float
+    ) -> None:
+        """Set up the calls; nothing is sent yet."""
+        self._url = url
+        self.circuit = circuit
+        self._wake = wake
+        self.wait = wait
+
+    def ask(
+        self,
+        question: Callable[[], T],
+        wait: float | None = None,
+        *,
+        limit: float = OWN_WORK_SECONDS,
+    ) -> T:
+        """Call a server; stop waiting once it has been silent for too long.
+
+        Args:
+            question: sends the request; runs in a thread of its own.
+            wait: seconds for which the server may be silent; by default those of this object.
+            limit: seconds that the call may take as a whole, this process's own work included.
+
+        Raises:
+            BusyError: the server asks to be asked later, or did so a moment ago.
+            RemoteError: the request failed, or the circuit is open.
+        """
+        if not self.circuit.closed:
+            self._wake()
+            raise UnreachableError(f"{self._url} did not answer; it is asked again later")
+        if busy := self.circuit.busy:
+            raise busy
+        return self._ask(question, self.wait if wait is None else wait, limit)
+
+    def ask_patiently(self, question: Callable[[], T], seconds: float) -> T:
+        """Call a server as `ask` does, but wait as a busy one asks for, for some seconds in all."""
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                return self.ask(question)
+            except BusyError as error:
+                pause = _pause(error)
+                if time.monotonic() + pause > deadline:
+                    raise
+                time.sleep(pause)
+
+    def ask_again(self, question: Callable[[], T], seconds: float) -> T:
+        """Call a server that has answered before, and may be restarting, until it answers.
+
+        Args:
+            question: sends the request.
+            seconds: how long to go on asking.
+        """
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                return self._ask(question, self.wait, OWN_WORK_SECONDS)
+            except UnreachableError as error:
+                pause = _pause(error)
+                if time.monotonic() + pause > deadline:
+                    raise
+                time.sleep(pause)
+
+    @contextmanager
+    def blaming_nonsense(self) -> Iterator[None]:
+        """Open the circuit if an answer, which the caller parses, does not follow the protocol."""
+        try:
+            yield
+        except NonsenseError:
+            self._open_circuit()
+            raise
+
+    def _ask(self, question: Callable[[], T], wait: float, limit: float) -> T:
+        try:
+            answer = call_within(wait, question, limit)
+        except TimeoutError:
+            self._open_circuit()
+            raise UnreachableError(f"{self._url} did not answer within {wait:g} s") from None
+        except BusyError as error:
+            self.circuit.record_busy(error)
+            raise
+        except RemoteError as error:
+            if not hasattr(error, "status"):
+                self._open_circuit()
+            raise
+        self.circuit.record_success()
+        return answer
+
+    def _open_circuit(self) -> None:
+        self.circuit.record_failure()
+        self._wake()
+
+
+def _pause(error: UnreachableError) -> float:
+    """Return the seconds to wait after an error; the processes of a fleet must differ."""
+    seconds = error.retry_after if isinstance(error, BusyError) else 0.7
+    return seconds * random.uniform(1.0, 1.5)

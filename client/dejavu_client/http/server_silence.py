@@ -1,0 +1,102 @@
+"""Stop waiting for a server that is silent, without counting this process's own work as silence."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, TypeVar
+
+__all__ = ["OWN_WORK_SECONDS", "SilenceClock", "call_within", "current_clock"]
+
+T = TypeVar("T")
+
+TICK = 0.01
+"""Seconds between two looks at a request."""
+
+OWN_WORK_SECONDS = 30.0
+"""Limit of a call as a whole, however busy this machine is and however much a server sends."""
+
+
+class SilenceClock:
+    """Seconds for which a call's requests have waited for their server.
+
+    Loading certificates, starting threads, decompressing and all else that this process does itself
+    is not counted; nor is the time for which the machine was too busy to run it. The set-up of a
+    connection and the exchange over it are counted separately: a distant server may need several
+    round trips to set up a connection, and one for each answer from then on.
+    """
+
+    def __init__(self) -> None:
+        """Begin with no silence."""
+        self._silence = {"set-up": 0.0, "exchange": 0.0}
+        self._waiting: list[str] = []
+
+    def trace(self, event: str, _: Any = None) -> None:
+        """Note that a step of a request has started or ended: httpcore's `trace` extension."""
+        if event.endswith(".started"):
+            self._waiting.append("exchange" if event.startswith("http") else "set-up")
+        elif self._waiting:
+            self._waiting.pop()
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Count the time inside as waiting, for a transport that reports no steps."""
+        self.trace("http.request.started")
+        try:
+            yield
+        finally:
+            self.trace("http.request.complete")
+
+    def tick(self) -> float:
+        """Count a tick if a request waits now; return the seconds of the longer silence."""
+        # The nominal length: a tick that lasted longer found this process without a processor.
+        for part in self._waiting[-1:]:
+            self._silence[part] += TICK
+        return max(self._silence.values())
+
+
+_clock: ContextVar[SilenceClock | None] = ContextVar("dejavu-cache silence clock", default=None)
+
+
+def current_clock() -> SilenceClock:
+    """Return the clock of the call that this thread makes; one that nobody reads outside a call."""
+    return _clock.get() or SilenceClock()
+
+
+def call_within(seconds: float, question: Callable[[], T], limit: float = OWN_WORK_SECONDS) -> T:
+    """Return a function's result unless its server is silent; then its thread runs on.
+
+    Args:
+        seconds: how long the server may be silent.
+        question: sends requests through a `ProtocolClient`; runs in a thread of its own.
+        limit: seconds that the call may take as a whole.
+
+    Raises:
+        TimeoutError: the server was silent for too long.
+    """
+    answers: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
+    clock = SilenceClock()
+
+    def ask() -> None:
+        _clock.set(clock)
+        try:
+            answers.put((question(), None))
+        except BaseException as error:
+            answers.put((None, error))
+
+    threading.Thread(target=ask, name="dejavu-cache request", daemon=True).start()
+    deadline = time.monotonic() + limit
+    while True:
+        try:
+            answer, error = answers.get(timeout=TICK)
+        except queue.Empty:
+            if clock.tick() >= seconds or time.monotonic() > deadline:
+                raise TimeoutError from None
+            continue
+        if error is not None:
+            raise error
+        return answer  # type: ignore[no-any-return]

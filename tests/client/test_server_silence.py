@@ -1,0 +1,64 @@
+"""The wait for a server counts its silence, not this process's own work."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+from dejavu_client.http.server_silence import TICK, SilenceClock, call_within, current_clock
+
+
+def be_silent(seconds: float) -> Callable[[], str]:
+    def question() -> str:
+        with current_clock().waiting():
+            time.sleep(seconds)
+        return "answer"
+
+    return question
+
+
+def test_own_work_is_not_counted() -> None:
+    def work() -> str:
+        time.sleep(0.5)
+        return "answer"
+
+    assert call_within(0.05, work) == "answer"
+
+
+def test_a_silent_server_is_left_long_before_it_answers() -> None:
+    start = time.monotonic()
+    with pytest.raises(TimeoutError):
+        call_within(0.05, be_silent(30))
+    assert time.monotonic() - start < 15
+
+
+def test_a_call_ends_however_much_the_client_has_to_do() -> None:
+    with pytest.raises(TimeoutError):
+        call_within(30, lambda: time.sleep(30), limit=0.05)
+
+
+def test_an_error_is_passed_on() -> None:
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        call_within(5, fail)
+
+
+def test_the_set_up_of_a_connection_is_counted_apart_from_the_answer() -> None:
+    clock = SilenceClock()
+    seconds = []
+    for step in ("connection.connect_tcp", "connection.start_tls", "http11.receive_response_body"):
+        clock.trace(f"{step}.started")
+        seconds.append([clock.tick() for _ in range(3)][-1])
+        clock.trace(f"{step}.complete")
+        clock.tick()
+    assert [round(count / TICK) for count in seconds] == [3, 6, 6]
+
+
+def test_a_tick_counts_its_nominal_length_however_late_the_machine_was() -> None:
+    clock = SilenceClock()
+    with clock.waiting():
+        time.sleep(20 * TICK)
+        assert clock.tick() == TICK
