@@ -7,7 +7,8 @@ TRITON ?= 3.4.0 3.6.0 3.9.0
 LOWEST_PYTHON ?= 3.10
 # Torch from PyPI demands one version of Triton and CUDA packages; torch for CPUs demands neither.
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
-INSTALL_TORCH := -m pip install --quiet $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) torch triton
+# One retry: where the extra index cannot be reached, each package would wait for all five.
+INSTALL_TORCH := -m pip install --quiet --retries 1 $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) torch triton
 UV_COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.10 --generate-hashes --no-header \
   --no-annotate --no-emit-package dejavu-cache --excludes requirements/by-machine.txt --constraint constraints.txt
 

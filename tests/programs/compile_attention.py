@@ -178,9 +178,8 @@ def main() -> int:
     listed = failures = 0
     for target in TARGETS:
         # Processes of its own: Triton remembers how the first target of a process converts float8.
-        with ProcessPoolExecutor(
-            len(os.sched_getaffinity(0)), mp_context=get_context("spawn")
-        ) as pool:
+        workers = len(os.sched_getaffinity(0)) if everything else 1  # to start one takes seconds
+        with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
             mine = list(jobs(everything, target))
             listed += len(mine)
             for failed in filter(None, pool.map(failure, mine)):

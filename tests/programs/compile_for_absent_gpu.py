@@ -53,7 +53,7 @@ configs = [
 ]
 tuner = Autotuner(product, product.arg_names, configs, [], None, None)
 tuner.nargs = dict(zip(tuner.arg_names, args, strict=False))
-threads = set()
+threads: set[str] = set()
 initialise = triton.compiler.compiler.CompiledKernel.__init__
 
 
@@ -72,6 +72,7 @@ with compile_ahead(tuner, configs, args, {"grid": (1,)}) as candidates:
             outcomes.append("runs")
         except Exception as error:
             failure = compile_failure_of(error)
+            assert failure is not None
             outcomes.append(f"{failure.kind}: {failure.reason}")
 after = product.run(*args, grid=(1,), warmup=True, **configs[-1].all_kwargs())
 print(json.dumps([outcomes, hooked, sorted(threads), type(after).__name__]))
