@@ -11,11 +11,13 @@ from ..model.scenario import Config, Context, Scenario
 from ..settings import Mode, Settings
 from ..stores import Found, TieredStore
 from ..triton_internals.environment import is_capturing_graph
+from ..tuning.measurement_marks import find_suspects
 from .fallbacks import FallbackLimits, fall_back, nearest_differences
 from .foreign_results import record_from_triton_cache
 from .record_lookup import resolve_from_record
 from .request import Request
 from .scenario_tuner import ScenarioTuner
+from .suspects import leave_out_suspects
 from .tolerant_store import TolerantStore
 
 __all__ = ["Resolver"]
@@ -39,6 +41,8 @@ class Resolver:
         max_distance: float,
         settings: Settings,
         before: Callable[[Config], None] | None = None,
+        *,
+        expendable: bool = False,
     ) -> None:
         """Set up the resolver.
 
@@ -49,11 +53,15 @@ class Resolver:
             settings: the process's settings.
             before: is called with each config before it is measured, once all earlier measurements
                 are recorded.
+            expendable: whether this process may measure configs of which another one has died.
         """
         self.store = store
         self.mode = mode
+        self._expendable = expendable
         self._store = TolerantStore(store)
-        self._tuner = ScenarioTuner(self._store, show_progress=settings.progress, before=before)
+        self._tuner = ScenarioTuner(
+            self._store, show_progress=settings.progress, before=before, expendable=expendable
+        )
         self._limits = FallbackLimits(
             max_distance,
             other_toolchains=settings.toolchain == "loose",
@@ -73,6 +81,7 @@ class Resolver:
             NoValidConfigError: every config failed.
         """
         found = self._look_up(request) or self._adopt_triton_timings(request)
+        request = self._without_suspects(request, found)
         resolution = resolve_from_record(request, found)
         may_tune = self.mode is Mode.TUNE and not is_capturing_graph()
         if resolution and not (may_tune and self._tuner.has_work(request, resolution, found)):
@@ -81,7 +90,10 @@ class Resolver:
             if resolution and found and not request.due_configs(found.record):
                 wait = min(wait, RACE_WAIT)
             tuned, benchmarked = self._tuner.tune(request, wait)
-            return tuned or self._fall_back(request), benchmarked
+            if tuned is None:
+                # The process that was tuning may have died or hung while this one waited.
+                tuned = self._fall_back(self._without_suspects(request, found))
+            return tuned, benchmarked
         self._note_miss(request)
         if self.mode is Mode.STRICT:
             raise ScenarioNotTuned(self._explain_miss(request))
@@ -108,7 +120,9 @@ class Resolver:
         """Return what a launch would run now, without benchmarking or writing anything."""
         if request.has_no_choice:
             return self.only_config(request)
-        resolution = resolve_from_record(request, self._look_up(request))
+        found = self._look_up(request)
+        request = self._without_suspects(request, found)
+        resolution = resolve_from_record(request, found)
         if resolution is not None:
             return resolution
         fallback = self._fall_back(request)
@@ -117,6 +131,13 @@ class Resolver:
             differences=fallback.differences or nearest_differences(request, self._store),
             missing=len(request.declared),
         )
+
+    def _without_suspects(self, request: Request, found: Found | None) -> Request:
+        """Leave out the configs of which processes have died, unless this one may."""
+        if self._expendable:
+            return request
+        suspects = find_suspects(request.context, request.scenario)
+        return leave_out_suspects(request, found.record if found else None, suspects)
 
     def _look_up(self, request: Request) -> Found | None:
         return self._store.get(request.context, request.scenario)

@@ -6,7 +6,8 @@ import importlib.util
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from ..errors import NoValidConfigError
 from ..model.merge import merge_records
@@ -18,6 +19,8 @@ from ..provenance import whoami
 from ..stores import Found
 from ..triton_internals.compilation import tuned_launches
 from ..triton_internals.config_names import describe
+from ..tuning.config_failures import device_failure_of
+from ..tuning.measurement_marks import MeasurementMark, find_suspects
 from ..tuning.measurement_writer import MeasurementWriter
 from ..tuning.progress_bar import progress
 from ..tuning.search import Exhaustive, OptunaSearch, Search
@@ -25,6 +28,7 @@ from ..tuning.tuner import CandidateLaunch, Tuner
 from .launch_recorder import pause_recording
 from .record_lookup import best_config, resolve_from_record, winner_to_record
 from .request import Request
+from .suspects import leave_out_suspects
 from .tolerant_store import TolerantStore
 from .winner_check import WinnerCheck
 
@@ -42,6 +46,7 @@ class ScenarioTuner:
         show_progress: whether a long tune shows a bar on a terminal.
         before: is called with each config before it is measured, once all earlier measurements are
             recorded.
+        expendable: whether this process may measure configs of which another one has died.
     """
 
     def __init__(
@@ -50,11 +55,13 @@ class ScenarioTuner:
         *,
         show_progress: bool = True,
         before: Callable[[Config], None] | None = None,
+        expendable: bool = False,
     ) -> None:
         """Set up the tuner; the arguments are described at the class."""
         self._store = store
         self._show_progress = show_progress
         self._before = before
+        self._expendable = expendable
 
     def tune(self, request: Request, wait: float) -> tuple[Resolution | None, int]:
         """Tune a scenario, or take over what another process has recorded of it meanwhile.
@@ -70,19 +77,41 @@ class ScenarioTuner:
         Raises:
             NoValidConfigError: every config failed.
         """
+        # A process that hangs keeps its lease for ever.
+        wait = 0.0 if _is_hung(request) else wait
         lease = self._store.tiers.lease(request.context, request.scenario, wait=wait)
         # The lease first: while this thread waits for another process, other kernels may be tuned.
         with lease as is_leased, _tuning:
             # The lease's last holder may have finished this work, or died halfway through it.
             found = self._store.get(request.context, request.scenario, fresh=True)
+            request = self._without_suspects(request, found)
             resolution = resolve_from_record(request, found)
             if resolution and not self.has_work(request, resolution, found):
                 return resolution, 0
             record = found.record if found else Record(scenario=request.scenario)
             due = request.due_configs(record)
-            if (due or resolution) and not is_leased:
+            if (due or resolution) and not (is_leased or _is_hung(request)):
                 return resolution, 0
-            return self._measure(request, record, due)
+            mark = MeasurementMark(request.context, request.scenario)
+            try:
+                return self._measure(request, record, due, mark)
+            finally:
+                mark.close()
+
+    def _without_suspects(self, request: Request, found: Found | None) -> Request:
+        """Leave out the configs of which processes have died, unless this one may.
+
+        Raises:
+            NoValidConfigError: no other config is left.
+        """
+        suspects = find_suspects(request.context, request.scenario)
+        if self._expendable or not suspects:
+            return request
+        remaining = leave_out_suspects(request, found.record if found else None, suspects)
+        if not remaining.declared:
+            reasons = {str(suspect.config): suspect.reason for suspect in suspects}
+            raise NoValidConfigError(request.context.kernel.name, str(request.scenario), reasons)
+        return remaining
 
     def has_work(self, request: Request, resolution: Resolution, found: Found | None) -> bool:
         """Return whether a recorded scenario is worth another tune.
@@ -96,7 +125,7 @@ class ScenarioTuner:
         return bool(request.due_configs(found.record))
 
     def _measure(
-        self, request: Request, record: Record, due: list[Config]
+        self, request: Request, record: Record, due: list[Config], mark: MeasurementMark
     ) -> tuple[Resolution | None, int]:
         def write(measurements: Sequence[Measurement]) -> None:
             nonlocal record
@@ -110,10 +139,16 @@ class ScenarioTuner:
         # A record without a winner has not been raced: its measurements take part in this race.
         earlier = record.measurements if record.winner is None else ()
         search = _make_search(request, record, due)
-        check = WinnerCheck(request, request.check)
-        measured = self._run_search(request, write, search, len(due), earlier, check)
+        default = record.by_config.get(describe(request.default))
+        can_check = default is None or default.failure is None or default.skipped
+        check = WinnerCheck(request, request.check if can_check else None, mark.around)
+        measured = self._run_search(request, write, search, len(due), earlier, check, mark)
         best = best_config(request, record)
-        while best is not None and (wrong := _check_results(check, request, best)):
+        while best is not None:
+            with _recording_crash(best, lambda crash: write([crash])):
+                wrong = _check_results(check, request, best)
+            if wrong is None:
+                break
             write([wrong])
             best = best_config(request, record)
         if best is None and any(measurement.skipped for measurement in record.measurements):
@@ -146,6 +181,7 @@ class ScenarioTuner:
         total: int,
         earlier: Sequence[Measurement],
         check: WinnerCheck,
+        mark: MeasurementMark,
     ) -> int:
         """Measure what a search proposes within the budget's time; return the number of configs."""
         budget = request.budget
@@ -160,6 +196,8 @@ class ScenarioTuner:
         method = request.context.problem.method
         race = budget.race and not method.startswith(("custom:", "wall"))
         until = math.inf if budget.seconds is None else time.monotonic() + budget.seconds
+        marked = find_suspects(request.context, request.scenario)
+        suspects = {suspect.config: suspect for suspect in marked}
         title = f"{request.context.kernel.name}{request.scenario}"
         bar = progress(title, total, wanted=self._show_progress)
         recording_paused = pause_recording(request.autotuner, self._store.tiers)
@@ -167,17 +205,45 @@ class ScenarioTuner:
 
             def note(measurement: Measurement) -> None:
                 writer(measurement)
+                suspect = suspects.pop(measurement.config, None)
+                if suspect is not None and measurement.median is not None:
+                    suspect.forget()
                 advance()
 
             def announce(config: Config) -> None:
-                check.prepare()
+                with _recording_crash(launch.default, writer):
+                    check.prepare()
                 if self._before is not None:
                     writer.drain()
                     self._before(config)
 
             return Tuner(
-                launch, note, race=race, until=until, before=announce, earlier=earlier
+                launch,
+                note,
+                race=race,
+                until=until,
+                before=announce,
+                mark=mark.around,
+                earlier=earlier,
             ).tune(search)
+
+
+def _is_hung(request: Request) -> bool:
+    """Return whether a process hangs while it tunes a scenario."""
+    suspects = find_suspects(request.context, request.scenario)
+    return any(suspect.is_hung for suspect in suspects)
+
+
+@contextmanager
+def _recording_crash(config: Config, write: Callable[[Measurement], None]) -> Iterator[None]:
+    """Record an error that leaves the device unusable as a config's, and raise it."""
+    try:
+        yield
+    except Exception as error:
+        crash = device_failure_of(error)
+        if crash is not None:
+            write(Measurement(config=config, failure=crash, at=now(), by=whoami()))
+        raise
 
 
 def _check_results(check: WinnerCheck, request: Request, best: Config) -> Measurement | None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
+from ..model.scenario import Config
 from ..notices import logger
+from ..triton_internals.config_names import describe
+from ..tuning.config_failures import device_failure_of
 from ..tuning.result_check import CheckOptions, ResultChecker, Verdict
 from .request import Request
 
@@ -14,11 +17,23 @@ __all__ = ["WinnerCheck"]
 
 
 class WinnerCheck:
-    """Compares results with the default config's, as a kernel's options say."""
+    """Compares results with the default config's, as a kernel's options say.
 
-    def __init__(self, request: Request, options: CheckOptions | None) -> None:
-        """Set up the check of one request; with `options` None it checks nothing."""
+    Args:
+        request: the launch whose results are compared.
+        options: declarations of the kernel's author; None: nothing is compared.
+        mark: returns a context in which a config is launched.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        options: CheckOptions | None,
+        mark: Callable[[Config], AbstractContextManager[None]] = lambda config: nullcontext(),
+    ) -> None:
+        """Set up the check; nothing is launched yet."""
         self._request = request
+        self._mark = mark
         self._checker: ResultChecker | None = None
         if options is not None:
             arguments = {**request.autotuner.nargs, **request.kwargs}
@@ -26,13 +41,19 @@ class WinnerCheck:
         self._is_prepared = False
 
     def prepare(self) -> None:
-        """Compute the expected results once, before any other config is launched."""
+        """Compute the expected results once, before any other config is launched.
+
+        Raises:
+            RuntimeError: the default config has left the device unusable.
+        """
         if self._checker is None or self._is_prepared:
             return
         self._is_prepared = True
         try:
             self._checker.prepare()
         except Exception as error:  # The default may be a config that cannot run on this device.
+            if device_failure_of(error) is not None:
+                raise
             logger.debug("%s: the default's results: %r", self._request.context.kernel.name, error)
             self._checker = None
 
@@ -52,6 +73,12 @@ class WinnerCheck:
 
     @contextmanager
     def _launch(self, config: Any) -> Iterator[None]:
+        """Launch a config under its mark; an error of the device shows when results are read."""
+        with self._mark(describe(config)), self._launch_unmarked(config):
+            yield
+
+    @contextmanager
+    def _launch_unmarked(self, config: Any) -> Iterator[None]:
         """Launch a config as Triton's benchmark does, hooks included.
 
         A post hook may complete the results, so it runs first; one that restores arguments would

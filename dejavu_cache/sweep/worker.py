@@ -123,6 +123,7 @@ class SweepWorker:
             0.0,
             current_settings(),
             before=self._announce_config,
+            expendable=True,
         )
         resolution, measured = resolver.resolve(request, wait=job.wait)
         record = self._current_record(request)

@@ -7,7 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from ..model.record import Measurement
 from ..model.scenario import Config, now
 from .device_timer import SCREENING
-from .race import BEHIND, Turn, race, race_unsteadily, scale_measurement, survey
+from .race import (
+    BEHIND,
+    Turn,
+    change_between,
+    race,
+    race_unsteadily,
+    scale_measurement,
+    survey,
+)
 
 __all__ = ["HOPELESS", "Finals"]
 
@@ -37,9 +45,6 @@ SETTLED = 1.2
 
 The long turns of a race lower the clock of a GPU under a heavy kernel by some 10%, for all alike.
 """
-
-RESOLUTION = 0.001
-"""Milliseconds by which two screenings always may differ: events count half a microsecond."""
 
 SURVEYED = 1.8
 """Slowdown against the best up to which a config is surveyed, if two screenings of one are equal.
@@ -118,12 +123,19 @@ class Finals:
         return [config for config, time in self._times.items() if time <= limit]
 
     def _largest_change(self) -> float:
-        """Return the largest ratio of two screenings of some fast configs and the default."""
+        """Return the largest ratio of two screenings of some fast configs.
+
+        Among them are the default and, first and last, the fastest: if only that one met a quiet
+        moment, no other shows that the device is loaded.
+        """
         fast = self._within(HOPELESS)
-        probes = fast[:: max(len(fast) // PROBES, 1)][:PROBES]
+        leader = min(fast, key=self._times.__getitem__)
+        others = [config for config in fast[:: max(len(fast) // PROBES, 1)] if config != leader]
+        probes = [leader, *others[:PROBES]]
         if self._default in self._times and self._default not in probes:
             probes.append(self._default)
         self._prepare(probes)
+        probes.append(leader)
         return max((self._repeat(config) for config in probes), default=1.0)
 
     def _screen_again(self, factor: float) -> None:
@@ -144,8 +156,7 @@ class Finals:
         """Return the ratio of a config's timing and that of the screening, 1 or more."""
         if again is None or not again.median:
             return 1.0
-        fast, slow = sorted([again.median, self._times[config]])
-        return slow / fast if slow - fast > RESOLUTION else 1.0
+        return change_between(again.median, self._times[config])
 
     def _survey(self, factor: float) -> dict[Config, float]:
         configs = self._within(factor)

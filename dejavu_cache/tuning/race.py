@@ -14,7 +14,16 @@ from ..model.selection import CONTENDER, NOISE
 from .device_timer import FULL, SCREENING, TURN, Effort
 from .unsteady import Look, favourable_times, relative_times
 
-__all__ = ["BEHIND", "Results", "Turn", "race", "race_unsteadily", "scale_measurement", "survey"]
+__all__ = [
+    "BEHIND",
+    "Results",
+    "Turn",
+    "change_between",
+    "race",
+    "race_unsteadily",
+    "scale_measurement",
+    "survey",
+]
 
 Turn = Callable[[Config, Effort], Measurement | None]
 """Measures one config; a failure or None takes the config out of a comparison."""
@@ -33,6 +42,9 @@ SHORT_RACE_CONTENDER = 0.05
 
 LUCKY_ROUNDS = 6
 """A slower config may be the faster one in one of so many rounds."""
+
+RESOLUTION = 0.001
+"""Milliseconds by which two timings always may differ: events count half a microsecond."""
 
 BEHIND = 1 + 2 * NOISE
 """Least ratio to the winner's time at which a config that left the race is recorded."""
@@ -120,6 +132,12 @@ def survey(
         timings = [(config, turn(config, SCREENING)) for config in order]
         passes.append([Look(c, timing.median) for c, timing in timings if timing and timing.median])
     return favourable_times(passes)
+
+
+def change_between(*times: float) -> float:
+    """Return the ratio of the largest to the smallest time; 1 if the resolution explains it."""
+    fast, slow = min(times), max(times)
+    return slow / fast if slow - fast > RESOLUTION else 1.0
 
 
 def scale_measurement(measurement: Measurement, factor: float) -> Measurement:
@@ -218,8 +236,7 @@ def _summarize(
         ratio = ratios[config] / ratios[leader]
         if config in finishers:
             spread = max(spread, _ratio_spread(values, turns[leader]))
-            medians = list(map(_median, values))
-            level_spread = max(level_spread, max(medians) / min(medians))
+            level_spread = max(level_spread, change_between(*map(_median, values)))
         else:
             ratio = max(ratio, BEHIND)
         pooled = _pool(values)
@@ -228,9 +245,14 @@ def _summarize(
 
 
 def _ratio_spread(values: Sequence[Measurement], leading: Sequence[Measurement]) -> float:
-    """Return the largest over the smallest ratio of two configs that took all turns together."""
+    """Return the largest over the smallest ratio of two configs that took all turns together.
+
+    It is 1 if the resolution of both configs' timings explains the difference.
+    """
     ratios = [_median(value) / _median(lead) for value, lead in zip(values, leading, strict=True)]
-    return max(ratios) / min(ratios)
+    lowest, highest = min(ratios), max(ratios)
+    unresolved = RESOLUTION * (1 + highest) / min(map(_median, leading))
+    return highest / lowest if highest - lowest > unresolved else 1.0
 
 
 def _pool(measurements: Sequence[Measurement]) -> Measurement:

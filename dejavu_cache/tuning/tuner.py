@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 from ..model.record import Failure, Measurement
@@ -66,6 +67,7 @@ class Tuner:
         launch: the launch to tune.
         keep: is called with each measurement, and again when a race has refined it.
         before: is called with each config before it touches the device.
+        mark: returns a context in which a config is measured.
         race: whether close configs may be measured again.
         until: when to stop, in seconds of `time.monotonic`.
         earlier: measurements of a tune that ended before its race; they take part in this one.
@@ -79,6 +81,7 @@ class Tuner:
         race: bool = True,
         until: float = math.inf,
         before: Callable[[Config], None] = lambda config: None,
+        mark: Callable[[Config], AbstractContextManager[None]] = lambda config: nullcontext(),
         earlier: Iterable[Measurement] = (),
     ) -> None:
         """Set up the tuner; the arguments are described at the class."""
@@ -87,6 +90,7 @@ class Tuner:
         self._race = race
         self._until = until
         self._before = before
+        self._mark = mark
         self._benchmark = launch.autotuner.do_bench
         self._timer = self._benchmark if isinstance(self._benchmark, DeviceTimer) else None
         self._measured: dict[Config, Measurement] = {}
@@ -229,7 +233,8 @@ class Tuner:
         """Measure one config; return None if it was disturbed and the caller is not `patient`."""
         self._benchmarked.add(config)
         start = time.perf_counter()
-        timing = self._run_benchmark(config, effort, patient)
+        with self._mark(config):
+            timing = self._run_benchmark(config, effort, patient)
         return None if timing is None else _measurement(config, timing, time.perf_counter() - start)
 
     def _run_benchmark(self, config: Config, effort: Effort, patient: bool) -> Any:

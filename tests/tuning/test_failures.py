@@ -57,10 +57,10 @@ def bench(kernel_call: Callable[[], Any], quantiles: Sequence[float]) -> list[fl
     return [100.0 / LAUNCHED[-1]] * 3
 
 
-def start_process(fault: Fault) -> tuple[Any, Faulty]:
+def start_process(fault: Fault, *, check: bool = False) -> tuple[Any, Faulty]:
     """Return a kernel as a new process would decorate it; larger blocks are faster."""
     faulty = Faulty(fault)
-    kernel = cached_autotune(configs=CONFIGS, key=["n"], do_bench=bench, check=False)(faulty)
+    kernel = cached_autotune(configs=CONFIGS, key=["n"], do_bench=bench, check=check)(faulty)
     return kernel, faulty
 
 
@@ -161,6 +161,33 @@ def test_a_config_that_loses_the_device_is_met_once_in_all_processes(message: st
     assert FATAL not in faulty.launched
     assert recorded() == {16: "timed", FATAL: "crash", 64: "timed"}
     assert again.best_config.kwargs == {"BLOCK": 64}
+
+
+def test_a_default_config_that_loses_the_device_is_not_launched_to_compare_results() -> None:
+    fault = fail_times(16, 9, RuntimeError("CUDA error: an illegal memory access was encountered"))
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        launch(start_process(fault, check=True)[0], 100)
+    assert recorded() == {16: "crash"}
+    again, faulty = start_process(fault, check=True)
+    launch(again, 100)
+    assert 16 not in faulty.launched
+    assert again.best_config.kwargs == {"BLOCK": 64}
+
+
+def test_a_config_that_loses_the_device_while_results_are_compared_is_recorded() -> None:
+    error, launches = RuntimeError("CUDA error: unspecified launch failure"), iter([None])
+    with pytest.raises(RuntimeError, match="unspecified"):
+        launch(
+            start_process(lambda block: next(launches, error) if block == 64 else None, check=True)[
+                0
+            ],
+            100,
+        )
+    assert recorded() == {16: "timed", 32: "timed", 64: "crash"}
+    again, faulty = start_process(no_fault, check=True)
+    launch(again, 100)
+    assert 64 not in faulty.launched
+    assert again.best_config.kwargs == {"BLOCK": 32}
 
 
 def test_an_error_that_is_not_understood_is_raised_and_not_recorded() -> None:

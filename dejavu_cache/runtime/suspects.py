@@ -1,0 +1,56 @@
+"""Leave configs out of a launch of which a process has died, or in which one hangs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from ..model.record import Record
+from ..model.scenario import Config
+from ..notices import warn_once
+from ..triton_internals.config_names import DeclaredConfigs, describe
+from ..tuning.measurement_marks import Suspect
+from .request import Request
+
+__all__ = ["leave_out_suspects"]
+
+
+def leave_out_suspects(
+    request: Request, record: Record | None, suspects: Iterable[Suspect]
+) -> Request:
+    """Return a request without the configs that may end or block this process.
+
+    If no other config is left, none is declared. A config stays if a person pinned it, or if the
+    record has its failure, since such a config is not measured anyway.
+
+    Args:
+        request: the launch's request.
+        record: the record of its scenario, if there is one.
+        suspects: configs that processes were measuring when they died or hung.
+    """
+    settled = {record.pinned, *_failed_configs(record)} if record else set()
+    reasons = {
+        suspect.config: suspect.reason
+        for suspect in suspects
+        if suspect.config in request.declared and suspect.config not in settled
+    }
+    if not reasons:
+        return request
+    name = request.context.kernel.name
+    for config, reason in reasons.items():
+        warn_once(
+            f"suspect {name}{request.scenario} {config}",
+            f"{name}{request.scenario}: ({config}) is not run for a day: {reason}; to clear or "
+            "convict it, measure it with `dejavu-cache sweep`, where a crash costs only a worker",
+        )
+    remaining = [request.declared[config] for config in request.declared if config not in reasons]
+    default = request.default
+    if remaining and describe(default) in reasons:
+        default = remaining[0]
+    return replace(request, declared=DeclaredConfigs(name, remaining), default=default)
+
+
+def _failed_configs(record: Record) -> Iterator[Config]:
+    for measurement in record.measurements:
+        if measurement.failure is not None and not measurement.skipped:
+            yield measurement.config

@@ -1,0 +1,207 @@
+"""Marks of the configs that processes measure, which outlive a process that dies or hangs there.
+
+A config that ends its process leaves no measurement. Without a mark, the next process would measure
+it again and die of it, too. A mark is a file in the user's cache folder, locked while its process
+lives, so that any process can tell whether the other one is gone, whatever its id and namespace.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from pydantic import ValidationError
+
+from ..model.scenario import Config, Context, FrozenModel, Scenario
+from ..notices import logger
+from ..safe_files import open_folder
+from .config_failures import device_failure_of
+
+__all__ = ["MeasurementMark", "Suspect", "find_suspects"]
+
+HUNG_AFTER = 600.0
+"""Seconds on one config after which a living process counts as hung; compiling takes minutes."""
+
+FORGOTTEN_AFTER = 86_400.0
+"""Seconds for which a mark counts: the process may have been ended by somebody else."""
+
+_MOST_BYTES = 1 << 16
+
+_OPEN = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+class _Mark(FrozenModel):
+    """Content of a mark: the config, and the process for people to look at."""
+
+    config: Config
+    pid: int
+    host: str
+
+
+class Suspect(NamedTuple):
+    """A config that a process was measuring when it died or hung.
+
+    Attributes:
+        config: the config.
+        reason: what happened to the process.
+        is_hung: whether the process still runs, and may hold the scenario's lease.
+        path: the mark's file.
+    """
+
+    config: Config
+    reason: str
+    is_hung: bool
+    path: Path
+
+    def forget(self) -> None:
+        """Remove the mark: the config has been measured since."""
+        with suppress(OSError):
+            self.path.unlink()
+
+
+class MeasurementMark:
+    """The mark of this process for one scenario; a file that cannot be written marks nothing.
+
+    Args:
+        context: the kernel, environment and problem.
+        scenario: the scenario that is tuned.
+    """
+
+    def __init__(self, context: Context, scenario: Scenario) -> None:
+        """Choose the file's name; the first measurement creates it."""
+        name = f"{_prefix(context, scenario)}{secrets.token_hex(8)}.json"
+        self._path = _folder() / name
+        self._handle: int | None = None
+        self._stays = False
+
+    @contextmanager
+    def around(self, config: Config) -> Iterator[None]:
+        """Mark a config while the context is open.
+
+        An error that leaves the device unusable keeps the mark: what is recorded of it may get lost
+        with the process.
+        """
+        mark = _Mark(config=config, pid=os.getpid(), host=socket.gethostname())
+        self._write(mark.model_dump_json())
+        try:
+            yield
+        except BaseException as error:
+            self._stays = self._stays or device_failure_of(error) is not None
+            raise
+        finally:
+            if not self._stays:
+                self._write("")
+
+    def close(self) -> None:
+        """Remove the mark, unless the device was lost."""
+        if self._handle is None:
+            return
+        if not self._stays:
+            with suppress(OSError):
+                self._path.unlink()
+        os.close(self._handle)
+        self._handle = None
+
+    def _write(self, line: str) -> None:
+        """Replace the file's first line; what follows it does not count."""
+        try:
+            if self._handle is None:
+                if not line:
+                    return
+                self._handle = self._create()
+            os.pwrite(self._handle, f"{line}\n".encode(), 0)
+        except OSError as error:
+            logger.debug("%s cannot be written: %s", self._path, error)
+
+    def _create(self) -> int:
+        _remove_old_marks()
+        root = self._path.parent
+        with open_folder(root, root, create=True) as folder:
+            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | _OPEN
+            handle = os.open(self._path.name, flags, 0o600, dir_fd=folder)
+        with suppress(OSError):  # On a file system without locks, every process looks dead.
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        return handle
+
+
+def find_suspects(context: Context, scenario: Scenario) -> list[Suspect]:
+    """Return the configs of a scenario that processes of this user died of or hang in.
+
+    A process that was ended for another reason looks the same, so a suspicion ends after a day.
+    """
+    prefix, suspects = _prefix(context, scenario), []
+    for path in _marks():
+        if path.name.startswith(prefix):
+            with suppress(OSError):
+                suspect = _read(path)
+                if suspect is not None:
+                    suspects.append(suspect)
+    return suspects
+
+
+def _read(path: Path) -> Suspect | None:
+    """Return what a mark says; None while its process is well, or if it measured nothing."""
+    handle = os.open(path, os.O_RDWR | _OPEN)
+    try:
+        age = time.time() - os.fstat(handle).st_mtime
+        is_alive = _is_locked(handle)
+        line = os.pread(handle, _MOST_BYTES, 0).partition(b"\n")[0]
+    finally:
+        os.close(handle)
+    if not line or age > FORGOTTEN_AFTER or (is_alive and age <= HUNG_AFTER):
+        return None
+    try:
+        mark = _Mark.model_validate_json(line)
+    except ValidationError:
+        return None
+    end = f"has been measuring it for {age:.0f} s" if is_alive else "ended while it measured it"
+    return Suspect(mark.config, f"process {mark.pid} on {mark.host} {end}", is_alive, path)
+
+
+def _is_locked(handle: int) -> bool:
+    """Return whether a mark's process still has its lock; readers share theirs."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def _remove_old_marks() -> None:
+    """Remove the marks of processes that are gone and measured nothing, or ended long ago."""
+    for path in _marks():
+        with suppress(OSError):
+            handle = os.open(path, os.O_RDWR | _OPEN)
+            try:
+                is_old = time.time() - os.fstat(handle).st_mtime > FORGOTTEN_AFTER
+                if is_old and not _is_locked(handle):
+                    path.unlink()
+            finally:
+                os.close(handle)
+
+
+def _marks() -> list[Path]:
+    folder = _folder()
+    try:
+        return [folder / name for name in os.listdir(folder)]
+    except OSError:
+        return []
+
+
+def _folder() -> Path:
+    from platformdirs import user_cache_dir
+
+    return Path(user_cache_dir("dejavu-cache", appauthor=False)) / "measuring"
+
+
+def _prefix(context: Context, scenario: Scenario) -> str:
+    return f"{context.digest}-{scenario.digest}-"

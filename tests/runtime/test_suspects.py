@@ -1,0 +1,162 @@
+"""What a process measured when it died or hung is known to the next one, and not run there."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+from support.fork_server import Child, Nursery
+from support.processes import PROGRAMS, dejavu
+
+from dejavu_cache.model.record import Record
+from dejavu_cache.stores import FileStore
+
+PROGRAM = PROGRAMS / "fatal_config.py"
+
+RUN = """
+    import runpy, sys
+    sys.argv.pop(0)
+    runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+class Processes:
+    """Processes of one user that tune one kernel into one store."""
+
+    def __init__(self, folder: Path, nursery: Nursery) -> None:
+        self.store = folder / "store"
+        self.marks = folder / "user" / "dejavu-cache" / "measuring"
+        self._folder, self._nursery = folder, nursery
+        self._log = folder / "log"
+        self._variables = {
+            "DEJAVU_CACHE_URL": str(self.store),
+            "XDG_CACHE_HOME": str(folder / "user"),
+            "TRITON_INTERPRET": "1",
+            "LOG": str(self._log),
+        }
+
+    def start(self, block: int, way: str, **more: str) -> Child:
+        self._log.write_text("")
+        variables = {**self._variables, **more}
+        return self._nursery.start(RUN, PROGRAM, block, way, folder=self._folder, **variables)
+
+    def run(self, block: int = 0, way: str = "nothing", **more: str) -> tuple[int, str, str]:
+        """Return the exit code and what the process wrote."""
+        done = self.start(block, way, **more).wait()
+        return done.returncode, done.stdout, done.stderr
+
+    def sweep(self) -> str:
+        self._log.write_text("")
+        swept = dejavu("sweep", PROGRAM, "--store", self.store, **self._variables)
+        assert swept.returncode == 0, swept.stderr
+        return swept.stdout
+
+    @property
+    def launched(self) -> set[int]:
+        """Blocks that the last process launched."""
+        return set(map(int, self._log.read_text().split()))
+
+    @property
+    def recorded(self) -> dict[object, str]:
+        """Outcomes in the only record, by block."""
+        store = FileStore(self.store)
+        (context,) = store.contexts()
+        record: Record
+        (record,) = store.records(context)
+        return {
+            measurement.config.params["BLOCK"]: measurement.failure.kind
+            if measurement.failure
+            else "timed"
+            for measurement in record.measurements
+        }
+
+
+@pytest.fixture
+def processes(tmp_path: Path, nursery: Nursery) -> Processes:
+    return Processes(tmp_path, nursery)
+
+
+def test_a_config_that_kills_its_process_is_met_once(processes: Processes) -> None:
+    assert processes.run(32, "kill")[0] == -9
+    assert 32 in processes.launched
+    code, out, error = processes.run(32, "kill")
+    assert (code, out) == (0, "64\n"), "the best of the others runs"
+    assert 32 not in processes.launched
+    assert error.count("(BLOCK=32, num_ctas=1") == 1
+    assert "is not run for a day: process" in error
+    assert "`dejavu-cache sweep`" in error
+    assert processes.recorded == {16: "timed", 64: "timed"}, "a suspicion is no failure"
+    assert processes.run(32, "kill")[:2] == (0, "64\n")
+    assert processes.launched == {64}
+
+
+def test_the_default_config_may_be_the_one_that_kills(processes: Processes) -> None:
+    assert processes.run(16, "kill", DEJAVU_CACHE_CHECK="1")[0] == -9
+    for mode in ("reuse", "tune", "reuse"):
+        code, out, _ = processes.run(16, "kill", DEJAVU_CACHE_MODE=mode)
+        assert code == 0
+        assert out in ("32\n", "64\n")
+        assert 16 not in processes.launched
+
+
+def test_a_program_of_which_every_config_kills_ends_with_the_reasons(processes: Processes) -> None:
+    for block in (16, 32, 64):
+        assert processes.run(block, "kill")[0] == -9
+    code, _, error = processes.run()
+    assert code == 1
+    assert "NoValidConfigError" in error
+    assert "ended while it measured it" in error
+    assert processes.launched == set()
+
+
+def test_a_sweep_clears_a_config_that_did_not_kill(processes: Processes) -> None:
+    assert processes.run(64, "kill")[0] == -9, "somebody else killed the process"
+    assert processes.run()[1] == "32\n"
+    processes.sweep()
+    assert 64 in processes.launched
+    assert processes.recorded == {16: "timed", 32: "timed", 64: "timed"}
+    assert list(processes.marks.iterdir()) == []
+    assert processes.run()[:2] == (0, "64\n")
+
+
+def test_a_suspicion_ends_after_a_day(processes: Processes) -> None:
+    assert processes.run(64, "kill")[0] == -9
+    (mark,) = processes.marks.iterdir()
+    os.utime(mark, (time.time() - 90_000,) * 2)
+    assert processes.run()[:2] == (0, "64\n")
+    assert list(processes.marks.iterdir()) == [], "old marks are removed"
+
+
+def test_a_process_that_hangs_does_not_stop_the_next_one(processes: Processes) -> None:
+    """Let a process hang with the scenario's lease, for longer than a compilation takes."""
+    hanging = processes.start(32, "hang")
+    try:
+        _wait_until_measuring(processes, b'"BLOCK":32')
+        (mark,) = processes.marks.iterdir()
+        os.utime(mark, (time.time() - 700,) * 2)
+        code, out, error = processes.run(32, "hang")
+        assert (code, out) == (0, "64\n")
+        assert 32 not in processes.launched
+        assert "has been measuring it for 7" in error
+        assert processes.recorded == {16: "timed", 64: "timed"}
+    finally:
+        hanging.kill()
+
+
+def test_a_process_that_measures_is_no_reason_to_suspect_its_config(processes: Processes) -> None:
+    busy = processes.start(32, "hang")
+    try:
+        _wait_until_measuring(processes, b'"BLOCK":32')
+        code, out, error = processes.run(DEJAVU_CACHE_TUNE_WAIT="0")
+        assert (code, out, "is not run" in error) == (0, "16\n", False), "a fallback serves"
+    finally:
+        busy.kill()
+
+
+def _wait_until_measuring(processes: Processes, text: bytes) -> None:
+    until = time.monotonic() + 60
+    while not any(text in path.read_bytes() for path in processes.marks.glob("*.json")):
+        assert time.monotonic() < until, "it does not measure"
+        time.sleep(0.02)
