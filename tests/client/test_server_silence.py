@@ -11,7 +11,7 @@ from dejavu_client.http.server_silence import TICK, SilenceClock, call_within, c
 
 def be_silent(seconds: float) -> Callable[[], str]:
     def question() -> str:
-        with current_clock().waiting():
+        with current_clock().count_wait():
             time.sleep(seconds)
         return "answer"
 
@@ -59,6 +59,6 @@ def test_the_set_up_of_a_connection_is_counted_apart_from_the_answer() -> None:
 
 def test_a_tick_counts_its_nominal_length_however_late_the_machine_was() -> None:
     clock = SilenceClock()
-    with clock.waiting():
+    with clock.count_wait():
         time.sleep(20 * TICK)
         assert clock.tick() == TICK

@@ -347,7 +347,7 @@ class ProtocolClient:
                 yield client
         else:
             # It may have a transport that reports no steps.
-            with current_clock().waiting():
+            with current_clock().count_wait():
                 yield self._injected_client
 
     def _read_body(self, response: httpx.Response) -> bytes:

@@ -236,7 +236,7 @@ class RemoteStore(Store):
         key = context, scenario
         self._leased.add(key)
         try:
-            with lease.renewed(self.sender.release):
+            with lease.keep_alive(self.sender.release):
                 yield True
         finally:
             self._leased.discard(key)

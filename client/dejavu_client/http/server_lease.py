@@ -93,7 +93,7 @@ class ServerLease:
         time.sleep(min(max(seconds - (time.monotonic() - start), 0.0), 0.5))
 
     @contextmanager
-    def renewed(self, release: Callable[[str], None]) -> Iterator[None]:
+    def keep_alive(self, release: Callable[[str], None]) -> Iterator[None]:
         """Renew the acquired lease in a thread of its own, and hand it to `release` at the end."""
         done = threading.Event()
         threading.Thread(target=self._renew, args=(done,), daemon=True).start()

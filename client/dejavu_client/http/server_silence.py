@@ -43,7 +43,7 @@ class SilenceClock:
             self._waiting.pop()
 
     @contextmanager
-    def waiting(self) -> Iterator[None]:
+    def count_wait(self) -> Iterator[None]:
         """Count the time inside as waiting, for a transport that reports no steps."""
         self.trace("http.request.started")
         try:
