@@ -40,7 +40,33 @@ class Worklist(BaseModel):
     misses: list[WorklistItem]
 
 
-_MODELS: tuple[type[BaseModel], ...] = (ContextPage, Record, RecordSet, Refusal, Worklist)
+class ContextChanges(BaseModel):
+    """What has changed of a context that a client has copies of."""
+
+    revision: str
+    """The present revision, to send the next time; empty if the context does not exist."""
+    records: list[Record]
+    """The records that differ from the client's."""
+    gone: list[str]
+    """Digests of the scenarios that have no record."""
+    recalls: dict[str, list[str]]
+    """Digests of measurements and pins that no copy may keep, by the digest of the scenario."""
+
+
+class Revalidation(BaseModel):
+    """Changes by the digest of their context; contexts without any are left out."""
+
+    contexts: dict[str, ContextChanges]
+
+
+_MODELS: tuple[type[BaseModel], ...] = (
+    ContextPage,
+    Record,
+    RecordSet,
+    Refusal,
+    Revalidation,
+    Worklist,
+)
 
 
 def complete_openapi(app: FastAPI) -> None:

@@ -10,6 +10,7 @@ from dejavu_service.storage.records import load_record_set
 from dejavu_service.storage.tables import measurements
 from sqlalchemy import func, select
 from support.service import (
+    START,
     body,
     client_of,
     config,
@@ -192,7 +193,7 @@ def test_records_are_dropped_by_an_admin(client: httpx.Client) -> None:
     assert client.delete(HOME).json() == {"deleted": 2}
     assert client.get(HOME).status_code == 404
     assert client.delete(HOME).json() == {"deleted": 0}
-    post(client, record_set())
+    post(client, record_set(record(after=(now() - START).total_seconds())))
     assert client.get(HOME).headers["etag"] != tag
 
 

@@ -11,6 +11,7 @@ from dejavu_cache.model.record import RecordSet
 
 from ..errors import NotFoundError
 from ..services import records
+from ..services.revalidation import Copies, revalidate
 from .bulk import bulk_read
 from .common import (
     ContextDigest,
@@ -87,11 +88,18 @@ async def read_record(
     return json_response(text)
 
 
-@router.post("/{namespace}/records")
+@router.post("/{namespace}/records", response_model_exclude_defaults=True)
 def post_records(namespace: Namespace, sent: RecordSet, call: CurrentCall) -> records.Merged:
     """Merge records; sending them again changes nothing."""
     limit = call.server.settings.max_records
     return records.post_records(call.database, call.principal, namespace, sent, limit)
+
+
+@router.post("/{namespace}/revalidation", responses=responds_with("Revalidation"))
+def revalidate_copies(namespace: Namespace, copies: Copies, call: CurrentCall) -> Response:
+    """Return what has changed of the records that a client has copies of."""
+    limit = call.server.settings.max_records
+    return json_response(revalidate(call.database, call.principal, namespace, copies, limit))
 
 
 @router.delete("/{namespace}/contexts/{context}/records")

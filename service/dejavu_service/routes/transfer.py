@@ -10,6 +10,7 @@ from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
 
+from ..services import promotion as promotions
 from ..services import transfer
 from ..services.access import NAMESPACE
 from .common import CurrentCall, KernelName, Namespace, versioned_router
@@ -80,7 +81,7 @@ async def import_records(
 @router.post("/{namespace}/promote")
 def promote_records(namespace: Namespace, promotion: Promotion, call: CurrentCall) -> Promoted:
     """Copy records to another namespace, where their winners replace those of the target."""
-    copied = transfer.promote(
+    copied = promotions.promote(
         call.database,
         call.principal,
         namespace,

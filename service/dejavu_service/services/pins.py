@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dejavu_cache.model.recall import part_digest
 from dejavu_cache.model.scenario import Config, canonical_json
 
 from ..errors import NotFoundError
-from ..storage import contexts, records
+from ..storage import contexts, recalls, records
 from ..storage.database import Database
 from .access import Principal
+from .log import write_log
 from .merging import pin
 
 __all__ = ["set_pin"]
@@ -52,4 +54,18 @@ def set_pin(
         pinned = pin(record, config, by or principal.name)
         records.save(connection, context_id, [pinned])
         contexts.bump_revision(connection, context_id)
+        if record.pin is not None:
+            replaced = {scenario: [part_digest(record.pin)]}
+            recalls.add_parts(connection, namespace, context, replaced)
+        write_log(
+            connection,
+            principal,
+            "pin" if config else "unpin",
+            namespace,
+            contexts.kernel_of(connection, context_id),
+            context=context,
+            scenario=str(record.scenario),
+            config=str(config or record.pinned),
+            by=by,
+        )
         return canonical_json(pinned)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from pydantic import BaseModel
 from sqlalchemy import Connection
 
+from dejavu_cache.model.recall import part_digest
 from dejavu_cache.model.record import FORMAT, Record, RecordSet
 
 from ..errors import InvalidRequestError, TooLargeError
-from ..storage import contexts, misses, records
+from ..storage import contexts, misses, recalls, records
 from ..storage.database import Database
 from .access import Principal
+from .log import write_log
 from .merging import add
+from .recalls import recall_records, withhold
 
 __all__ = [
     "Merged",
@@ -34,6 +37,8 @@ class Merged(BaseModel):
     """New measurements that readers get."""
     beside: int
     """New measurements that contradict an earlier one and are only stored."""
+    refused: int = 0
+    """Measurements that were recalled or are older than their record's deletion; absent if none."""
 
 
 def post_records(
@@ -77,18 +82,32 @@ def check_record_set(sent: RecordSet, limit: int) -> None:
 
 
 def merge_record_set(
-    connection: Connection, principal: Principal, namespace: str, sent: RecordSet
+    connection: Connection,
+    principal: Principal,
+    namespace: str,
+    sent: RecordSet,
+    *,
+    restore: bool = False,
 ) -> Merged:
-    """Merge a record set within a transaction of the caller's."""
+    """Merge a record set within a transaction of the caller's.
+
+    Args:
+        connection: The write transaction.
+        principal: Who sends it.
+        namespace: The namespace to write to.
+        sent: The record set.
+        restore: Whether it brings back what was deleted.
+    """
     if not sent.records:
         return Merged(records=0, measurements=0, beside=0)
     context_id = contexts.lock(connection, namespace, sent.context)
     scenarios = sorted({record.scenario.digest for record in sent.records})
     before = records.load(connection, context_id, scenarios)
+    welcome, refused = _welcome(connection, namespace, sent, before, restore)
     after: dict[str, Record] = dict(before)
     claims: list[records.Claim] = []
     pins = principal.may("admin", namespace)
-    for record in sent.records:
+    for record in welcome:
         merged = add(after.get(record.scenario.digest), record, pins=pins)
         after[record.scenario.digest] = merged.record
         claims += merged.claims
@@ -99,10 +118,32 @@ def merge_record_set(
         if claim.stands and claim.measurement.is_wrong:
             replacement = (claim.measurement.config.digest, claim.digest)
             records.replace_standing(connection, context_id, claim.scenario, [replacement])
-    misses.drop_tuned(connection, context_id, scenarios)
+    misses.drop_tuned(connection, context_id, sorted(after))
     if changed:
         contexts.bump_revision(connection, context_id, added=len(after) - len(before))
-    return Merged(records=len(sent.records), measurements=standing, beside=beside)
+    return Merged(records=len(sent.records), measurements=standing, beside=beside, refused=refused)
+
+
+def _welcome(
+    connection: Connection,
+    namespace: str,
+    sent: RecordSet,
+    existing: Collection[str],
+    restore: bool,
+) -> tuple[Sequence[Record], int]:
+    """Return what of a record set is not recalled, and the number of measurements left out."""
+    context = sent.context.digest
+    scenarios = {record.scenario.digest for record in sent.records}
+    recalled = recalls.load(connection, namespace, context, scenarios)
+    if not restore:
+        return withhold(sent.records, recalled, existing)
+    parts = {
+        record.scenario.digest: [part_digest(part) for part in record.measurements]
+        for record in sent.records
+        if record.scenario.digest in recalled
+    }
+    recalls.lift(connection, namespace, context, parts)
+    return sent.records, 0
 
 
 def delete_records(
@@ -112,7 +153,7 @@ def delete_records(
     context: str,
     scenarios: Sequence[str] | None,
 ) -> int:
-    """Delete records of a context.
+    """Delete records of a context, and recall them from the copies that other machines have.
 
     Args:
         database: The server's database.
@@ -129,9 +170,21 @@ def delete_records(
         context_id = contexts.lock_existing(connection, namespace, context)
         if context_id is None:
             return 0
+        kernel = contexts.kernel_of(connection, context_id)
+        recall_records(connection, namespace, context, context_id, scenarios)
         deleted = records.delete_records(connection, context_id, scenarios)
         if deleted:
             contexts.bump_revision(connection, context_id, added=-deleted)
+            write_log(
+                connection,
+                principal,
+                "delete",
+                namespace,
+                kernel,
+                context=context,
+                scenarios=scenarios,
+                records=deleted,
+            )
         return deleted
 
 

@@ -17,6 +17,7 @@ from ..errors import NotFoundError
 from ..storage import tokens
 from ..storage.database import Database
 from .access import EVERYWHERE, Principal, Role
+from .log import write_log
 
 __all__ = ["Issued", "Token", "VerifiedToken", "issue", "list_tokens", "revoke", "verify"]
 
@@ -76,8 +77,11 @@ def issue(
     with database.write() as connection:
         tokens.add(connection, identity, name, _digest(secret), role, encoded, ttl)
         row = tokens.get(connection, identity)
-    assert row is not None
-    return Issued(**_token(row).model_dump(), token=f"{_PREFIX}_{identity}_{secret}")
+        assert row is not None
+        token = _token(row)
+        content = token.model_dump(mode="json", include={"id", "name", "role", "namespaces"})
+        write_log(connection, principal, "create token", "", **content)
+    return Issued(**token.model_dump(), token=f"{_PREFIX}_{identity}_{secret}")
 
 
 def list_tokens(database: Database, principal: Principal) -> list[Token]:
@@ -98,6 +102,9 @@ def revoke(database: Database, principal: Principal, identity: str) -> None:
     with database.write() as connection:
         if not tokens.revoke(connection, identity):
             raise NotFoundError(f"there is no token {identity!r} that could be revoked")
+        row = tokens.get(connection, identity)
+        assert row is not None
+        write_log(connection, principal, "revoke token", "", id=identity, name=row.name)
 
 
 def verify(database: Database, presented: str) -> VerifiedToken | None:

@@ -1,25 +1,23 @@
-"""Export and import of record sets, and promotion from one namespace to another."""
+"""Export and import of record sets."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import IO
 
 from pydantic import BaseModel, ValidationError
-from sqlalchemy import Connection
 
-from dejavu_cache.model.record import Record, RecordSet, required_format
-from dejavu_cache.model.scenario import Context
+from dejavu_cache.model.record import RecordSet, required_format
 
-from ..errors import InvalidRequestError, NotFoundError, TooLargeError
-from ..storage import contexts, misses, records
+from ..errors import InvalidRequestError, TooLargeError
+from ..storage import contexts, records
 from ..storage.database import Database
 from .access import Principal
 from .json_text import has_nul
-from .merging import override
+from .log import write_log
 from .records import check_record_set, merge_record_set
 
-__all__ = ["Imported", "export_lines", "import_lines", "promote", "render"]
+__all__ = ["Imported", "export_lines", "import_lines", "render"]
 
 
 class Imported(BaseModel):
@@ -47,6 +45,8 @@ def export_lines(
         AccessDeniedError: The principal lacks the role `read`; raised before the first line.
     """
     principal.require("read", namespace)
+    with database.write() as connection:
+        write_log(connection, principal, "export", namespace, kernel or "")
     return _lines(database, namespace, kernel)
 
 
@@ -84,12 +84,17 @@ def import_lines(
         TooLargeError: A line is too long; nothing was written.
     """
     principal.require("admin", namespace)
-    for _ in _parse_lines(lines, max_records, max_line):
-        pass
+    checked = Imported()
+    for record_set in _parse_lines(lines, max_records, max_line):
+        checked.sets += 1
+        checked.records += len(record_set.records)
+    with database.write() as connection:
+        content = checked.model_dump(include={"sets", "records"})
+        write_log(connection, principal, "import", namespace, **content)
     imported = Imported()
     for record_set in _parse_lines(lines, max_records, max_line):
         with database.write() as connection:
-            merged = merge_record_set(connection, principal, namespace, record_set)
+            merged = merge_record_set(connection, principal, namespace, record_set, restore=True)
         imported.sets += 1
         imported.records += merged.records
         imported.measurements += merged.measurements
@@ -128,70 +133,3 @@ def _parse_line(line: bytes, number: int, max_records: int) -> RecordSet:
         )
     check_record_set(record_set, max_records)
     return record_set
-
-
-def promote(
-    database: Database,
-    principal: Principal,
-    source: str,
-    target: str,
-    kernel: str | None,
-    digests: Sequence[str] | None,
-) -> int:
-    """Copy records to another namespace, where their measurements and winners replace others.
-
-    Args:
-        database: The server's database.
-        principal: Who promotes; needs the role `admin` in both namespaces.
-        source: The namespace to copy from.
-        target: The namespace to copy to.
-        kernel: The name of the only kernel to copy, or None for all.
-        digests: The digests of the only contexts to copy, or None for all.
-
-    Returns:
-        The number of records copied.
-
-    Raises:
-        AccessDeniedError: The principal lacks the role `admin` in one of the namespaces.
-        InvalidRequestError: Source and target are the same namespace.
-        NotFoundError: The source has no such records.
-    """
-    principal.require("admin", source)
-    principal.require("admin", target)
-    if source == target:
-        raise InvalidRequestError(
-            f"{source!r} cannot be promoted to itself: name another namespace in `to`"
-        )
-    with database.read() as connection:
-        available = list(contexts.iter_digests(connection, source, kernel))
-    missing = sorted(set(digests or ()) - set(available))
-    if missing or not available:
-        subject = ", ".join(missing) or kernel or "any kernel"
-        raise NotFoundError(f"namespace {source!r} has no records of {subject}")
-    copied = 0
-    for digest in available if digests is None else sorted(set(digests)):
-        with database.write() as connection:
-            copied += _promote_context(connection, principal, source, target, digest)
-    return copied
-
-
-def _promote_context(
-    connection: Connection, principal: Principal, source: str, target: str, digest: str
-) -> int:
-    stored = records.load_record_set(connection, source, digest)
-    if stored is None:
-        return 0
-    promoted = [Record.model_validate_json(text) for text in stored.records]
-    scenarios = [record.scenario.digest for record in promoted]
-    context_id = contexts.lock(connection, target, Context.model_validate_json(stored.context))
-    current = records.load(connection, context_id, scenarios)
-    merges = [override(current.get(record.scenario.digest), record) for record in promoted]
-    records.save(connection, context_id, [merge.record for merge in merges], promoted=True)
-    for merge in merges:
-        records.add_claims(connection, context_id, merge.claims, f"{principal.name} from {source}")
-        standing = [(claim.measurement.config.digest, claim.digest) for claim in merge.claims]
-        records.replace_standing(connection, context_id, merge.record.scenario.digest, standing)
-    misses.drop_tuned(connection, context_id, scenarios)
-    if any(current.get(merge.record.scenario.digest) != merge.record for merge in merges):
-        contexts.bump_revision(connection, context_id, added=len(promoted) - len(current))
-    return len(promoted)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, func, select, update
@@ -21,7 +21,10 @@ __all__ = [
     "count_records_per_device",
     "ensure",
     "iter_digests",
+    "kernel_of",
     "list_contexts",
+    "load_revisions",
+    "load_text",
     "lock",
     "lock_existing",
     "touch",
@@ -30,6 +33,8 @@ __all__ = [
 ContextKey = tuple[str, str]
 """A namespace and the digest of a context."""
 
+_CHUNK = 500
+"""Values in one IN list; databases limit their number."""
 _DAY = 86400.0
 
 
@@ -112,6 +117,33 @@ def lock_existing(connection: Connection, namespace: str, digest: str) -> int | 
         contexts.c.namespace == namespace, contexts.c.digest == digest
     )
     return connection.execute(query.with_for_update()).scalar()
+
+
+def load_revisions(
+    connection: Connection, namespace: str, digests: Sequence[str]
+) -> dict[str, str]:
+    """Load the current revisions of those contexts that exist, by their digest."""
+    revisions: dict[str, str] = {}
+    query = select(contexts.c.digest, contexts.c.revision).where(contexts.c.namespace == namespace)
+    for start in range(0, len(digests), _CHUNK):
+        chunk = digests[start : start + _CHUNK]
+        for digest, revision in connection.execute(query.where(contexts.c.digest.in_(chunk))):
+            revisions[digest] = revision
+    return revisions
+
+
+def load_text(connection: Connection, namespace: str, digest: str) -> str | None:
+    """Load the JSON text of a context, or None."""
+    query = select(contexts.c.text).where(
+        contexts.c.namespace == namespace, contexts.c.digest == digest
+    )
+    return connection.execute(query).scalar()
+
+
+def kernel_of(connection: Connection, context_id: int) -> str:
+    """Return the full name of a context's kernel."""
+    query = select(contexts.c.kernel).where(contexts.c.id == context_id)
+    return str(connection.execute(query).scalar_one())
 
 
 def bump_revision(

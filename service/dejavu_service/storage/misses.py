@@ -12,7 +12,7 @@ from dejavu_cache.model.scenario import Scenario
 from .tables import contexts, epoch, misses, records
 from .upserts import insert
 
-__all__ = ["CountedMiss", "add_counts", "drop_old", "drop_tuned", "list_misses"]
+__all__ = ["CountedMiss", "add_counts", "drop_all_tuned", "drop_old", "drop_tuned", "list_misses"]
 
 _CHUNK = 500
 """Values in one IN list; databases limit their number."""
@@ -59,6 +59,14 @@ def drop_tuned(connection: Connection, context_id: int, scenarios: Sequence[str]
         connection.execute(
             delete(misses).where(misses.c.context_id == context_id, misses.c.scenario.in_(chunk))
         )
+
+
+def drop_all_tuned(connection: Connection, context_id: int) -> None:
+    """Delete all scenarios of a context that have a record from the worklist."""
+    tuned = select(records.c.scenario).where(records.c.context_id == context_id)
+    connection.execute(
+        delete(misses).where(misses.c.context_id == context_id, misses.c.scenario.in_(tuned))
+    )
 
 
 def drop_old(connection: Connection, seconds: float) -> int:

@@ -19,8 +19,10 @@ __all__ = [
     "add_claims",
     "delete_records",
     "load",
+    "load_pinned",
     "load_record_set",
     "load_text",
+    "load_texts",
     "replace_standing",
     "save",
 ]
@@ -77,6 +79,29 @@ def load_text(connection: Connection, namespace: str, digest: str, scenario: str
     ).scalar()
 
 
+def load_texts(
+    connection: Connection, namespace: str, digest: str, scenarios: Sequence[str]
+) -> dict[str, str]:
+    """Load the JSON texts of records by their scenario's digest, without those that do not exist.
+
+    Args:
+        connection: A transaction.
+        namespace: The namespace of the context.
+        digest: The digest of the context.
+        scenarios: The digests of the scenarios.
+    """
+    query = (
+        select(records.c.scenario, records.c.text)
+        .join(contexts, contexts.c.id == records.c.context_id)
+        .where(contexts.c.namespace == namespace, contexts.c.digest == digest)
+    )
+    return {
+        scenario: text
+        for chunk in _chunks(scenarios)
+        for scenario, text in connection.execute(query.where(records.c.scenario.in_(chunk)))
+    }
+
+
 def load(connection: Connection, context_id: int, scenarios: Sequence[str]) -> dict[str, Record]:
     """Load records by their scenario's digest, without those that do not exist."""
     return {
@@ -87,6 +112,20 @@ def load(connection: Connection, context_id: int, scenarios: Sequence[str]) -> d
                 records.c.context_id == context_id, records.c.scenario.in_(chunk)
             )
         )
+    }
+
+
+def load_pinned(
+    connection: Connection, context_id: int, scenarios: Sequence[str] | None
+) -> dict[str, Record]:
+    """Load the pinned records of a context by their scenario's digest, all or some."""
+    query = select(records.c.scenario, records.c.text).where(
+        records.c.context_id == context_id, records.c.pinned
+    )
+    return {
+        scenario: Record.model_validate_json(text)
+        for scenario, text in connection.execute(query)
+        if scenarios is None or scenario in scenarios
     }
 
 

@@ -23,7 +23,18 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 
-__all__ = ["contexts", "epoch", "leases", "measurements", "metadata", "misses", "records", "tokens"]
+__all__ = [
+    "contexts",
+    "epoch",
+    "leases",
+    "log_entries",
+    "measurements",
+    "metadata",
+    "misses",
+    "recalls",
+    "records",
+    "tokens",
+]
 
 metadata = MetaData(
     naming_convention={
@@ -143,4 +154,34 @@ leases = Table(
     Column("holder", Text, nullable=False),
     Column("expires_at", Double, nullable=False),
     UniqueConstraint("id"),
+)
+
+# Parts of records that were served once and are not any more. They are keyed by digests and not by
+# a context's id, because they outlast the context.
+recalls = Table(
+    "recalls",
+    metadata,
+    Column("namespace", String(64), primary_key=True),
+    Column("context", String(24), primary_key=True),
+    Column("scenario", String(24), primary_key=True),
+    # The digest of a measurement or a pin; empty where the whole record was deleted.
+    Column("part", String(64), primary_key=True),
+    Column("recalled_at", Double, nullable=False),
+    Index(None, "recalled_at"),
+)
+
+log_entries = Table(
+    "log_entries",
+    metadata,
+    Column("id", _Identity, primary_key=True),
+    Column("at", Double, nullable=False),
+    Column("actor", Text, nullable=False),
+    Column("action", String(32), nullable=False),
+    # Empty where an action concerns the whole server, as a token does.
+    Column("namespace", String(64), nullable=False),
+    Column("kernel", Text, nullable=False),
+    Column("detail", Text, nullable=False),
+    Index(None, "namespace", "id"),
+    Index(None, "at"),
+    sqlite_autoincrement=True,
 )

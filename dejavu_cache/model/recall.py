@@ -1,0 +1,38 @@
+"""Recall of what a server no longer serves: parts of records, named by the digest of their text."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection
+
+from .record import Measurement, Pin, Record
+from .scenario import canonical_json
+
+__all__ = ["part_digest", "without_parts"]
+
+
+def part_digest(part: Measurement | Pin) -> str:
+    """Return the digest of a measurement or a pin, which is equal on all machines."""
+    return hashlib.sha256(canonical_json(part).encode()).hexdigest()
+
+
+def without_parts(record: Record, parts: Collection[str]) -> Record | None:
+    """Return a record without some measurements and pins; None if nothing is left of it.
+
+    A winner whose timing is gone goes with it.
+
+    Args:
+        record: the record.
+        parts: the digests of what is to go.
+    """
+    measurements = tuple(
+        measurement for measurement in record.measurements if part_digest(measurement) not in parts
+    )
+    pin = None if record.pin and part_digest(record.pin) in parts else record.pin
+    if len(measurements) == len(record.measurements) and pin is record.pin:
+        return record
+    if not measurements and pin is None:
+        return None
+    configs = {measurement.config for measurement in measurements}
+    winner = record.winner if record.winner and record.winner.config in configs else None
+    return record.model_copy(update={"measurements": measurements, "pin": pin, "winner": winner})

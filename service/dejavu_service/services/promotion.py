@@ -1,0 +1,106 @@
+"""Promotion of records from one namespace to another, where they replace others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlalchemy import Connection
+
+from dejavu_cache.model.scenario import Context
+
+from ..errors import InvalidRequestError, NotFoundError
+from ..storage import contexts, copies, misses
+from ..storage.database import Database
+from .access import Principal
+from .log import write_log
+from .merging import override
+
+__all__ = ["promote"]
+
+
+def promote(
+    database: Database,
+    principal: Principal,
+    source: str,
+    target: str,
+    kernel: str | None,
+    digests: Sequence[str] | None,
+) -> int:
+    """Copy records to another namespace, where their measurements and winners replace others.
+
+    Args:
+        database: The server's database.
+        principal: Who promotes; needs the role `admin` in both namespaces.
+        source: The namespace to copy from.
+        target: The namespace to copy to.
+        kernel: The name of the only kernel to copy, or None for all.
+        digests: The digests of the only contexts to copy, or None for all.
+
+    Returns:
+        The number of records copied.
+
+    Raises:
+        AccessDeniedError: The principal lacks the role `admin` in one of the namespaces.
+        InvalidRequestError: Source and target are the same namespace.
+        NotFoundError: The source has no such records.
+    """
+    principal.require("admin", source)
+    principal.require("admin", target)
+    if source == target:
+        raise InvalidRequestError(
+            f"{source!r} cannot be promoted to itself: name another namespace in `to`"
+        )
+    with database.read() as connection:
+        available = list(contexts.iter_digests(connection, source, kernel))
+    missing = sorted(set(digests or ()) - set(available))
+    if missing or not available:
+        subject = ", ".join(missing) or kernel or "any kernel"
+        raise NotFoundError(f"namespace {source!r} has no records of {subject}")
+    copied = 0
+    for digest in available if digests is None else sorted(set(digests)):
+        with database.write() as connection:
+            copied += _promote_context(connection, principal, source, target, digest)
+    return copied
+
+
+def _promote_context(
+    connection: Connection, principal: Principal, source: str, target: str, digest: str
+) -> int:
+    route = _lock(connection, source, target, digest)
+    if route is None:
+        return 0
+    changed = 0
+    for page in copies.iter_shared(connection, route):
+        merged = {pair.scenario: override(pair.current, pair.source) for pair in page}
+        changed += sum(pair.current != merged[pair.scenario] for pair in page)
+        copies.replace_texts(connection, route, merged)
+    added = copies.add_records(connection, route)
+    changed += copies.replace_measurements(connection, route, f"{principal.name} from {source}")
+    misses.drop_all_tuned(connection, route.target)
+    if changed or added:
+        contexts.bump_revision(connection, route.target, added=added)
+    copied = copies.count_records(connection, route.source)
+    kernel = contexts.kernel_of(connection, route.target)
+    detail = {"source": source, "context": digest, "records": copied}
+    write_log(connection, principal, "promote", target, kernel, **detail)
+    return copied
+
+
+def _lock(connection: Connection, source: str, target: str, digest: str) -> copies.Route | None:
+    """Lock the context in both namespaces; None if the source has none any more."""
+    text = contexts.load_text(connection, source, digest)
+    if text is None:
+        return None
+    context = Context.model_validate_json(text)
+    ids: dict[str, int | None] = {}
+    # All promotions lock in the same order, so that no two wait for each other.
+    for namespace in sorted((source, target)):
+        ids[namespace] = (
+            contexts.lock(connection, target, context)
+            if namespace == target
+            else contexts.lock_existing(connection, source, digest)
+        )
+    source_id, target_id = ids[source], ids[target]
+    if source_id is None or target_id is None:
+        return None
+    return copies.Route(source_id, target_id)

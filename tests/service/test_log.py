@@ -1,0 +1,119 @@
+"""The log: who changed what, written with the change or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+from dejavu_service.services import records as record_service
+from support.service import body, config, context, record, record_set, scenario
+
+HOME = f"/v1/main/contexts/{context().digest}"
+PIN = f"{HOME}/pins/{scenario().digest}"
+KERNEL = context().kernel.name
+MakeToken = Callable[..., dict[str, str]]
+
+
+def entries(client: httpx.Client, headers: dict[str, str], path: str = "log", **wanted: Any) -> Any:
+    answer = client.get(f"/v1/{path}", params=wanted, headers=headers)
+    assert answer.status_code == 200, answer.text
+    return answer.json()["entries"]
+
+
+def test_every_change_is_logged_with_its_content(client: httpx.Client, token: MakeToken) -> None:
+    admin = token("admin")
+    client.post("/v1/pr-1/records", json=body(record_set()), headers=admin)
+    client.post("/v1/pr-1/promote", json={"to": "main"}, headers=admin)
+    client.put(PIN, json={"config": body(config(32)), "by": "ann"}, headers=admin)
+    client.delete(PIN, headers=admin)
+    dump = client.get("/v1/main/export", headers=admin).content
+    client.post("/v1/other/import", content=dump, headers=admin)
+    client.delete(f"{HOME}/records", headers=admin)
+    wish = {"name": "ci", "role": "write", "namespaces": ["pr-1"]}
+    made = client.post("/v1/tokens", json=wish, headers=admin).json()
+    client.delete(f"/v1/tokens/{made['id']}", headers=admin)
+    logged = entries(client, admin)
+    assert [entry["action"] for entry in logged] == [
+        "revoke token",
+        "create token",
+        "delete",
+        "import",
+        "export",
+        "unpin",
+        "pin",
+        "promote",
+        "create token",
+    ]
+    assert {entry["actor"].partition(" (")[0] for entry in logged[:-1]} == {"a admin"}
+    by_action = {entry["action"]: entry for entry in logged[:-1]}
+    pin = by_action["pin"]
+    assert (pin["namespace"], pin["kernel"]) == ("main", KERNEL)
+    assert pin["detail"]["config"] == str(config(32))
+    assert pin["detail"]["scenario"] == str(scenario())
+    assert by_action["promote"]["detail"]["source"] == "pr-1"
+    assert by_action["promote"]["detail"]["records"] == 1
+    assert by_action["delete"]["detail"]["records"] == 1
+    assert by_action["import"]["detail"] == {"sets": 1, "records": 1}
+    assert by_action["create token"]["detail"] == {"id": made["id"], **wish}
+    assert made["token"].split("_")[2] not in str(logged)
+
+
+def test_a_change_that_fails_is_not_logged(
+    client: httpx.Client, token: MakeToken, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    admin = token("admin")
+    client.post("/v1/main/records", json=body(record_set()), headers=admin)
+    before = entries(client, admin)
+    assert client.put(PIN.replace("main", "none"), json={"config": body(config())}, headers=admin)
+    assert client.delete("/v1/tokens/0123456789abcdef", headers=admin).status_code == 404
+    assert client.delete(f"{HOME}/records?scenario={'0' * 24}", headers=admin).is_success
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("the log is full")
+
+    monkeypatch.setattr(record_service, "write_log", fail)
+    assert client.delete(f"{HOME}/records", headers=admin).status_code == 500
+    assert entries(client, admin) == before
+    assert client.get(f"{HOME}/records", headers=admin).status_code == 200, "neither without other"
+
+
+def test_the_log_is_read_by_namespace_actor_action_kernel_and_time(
+    client: httpx.Client, token: MakeToken
+) -> None:
+    admin = token("admin")
+    main, pr = token("admin", "main"), token("admin", "pr-1")
+    for namespace, headers in (("main", main), ("pr-1", pr)):
+        client.post(f"/v1/{namespace}/records", json=body(record_set(record())), headers=headers)
+        client.put(
+            PIN.replace("main", namespace), json={"config": body(config(32))}, headers=headers
+        )
+    assert client.get("/v1/log", headers=main).status_code == 403
+    assert client.get("/v1/pr-1/log", headers=main).status_code == 403
+    assert client.get("/v1/main/log", headers=token("write")).status_code == 403
+    (mine,) = entries(client, main, "main/log")
+    (theirs,) = entries(client, admin, actor=pr["Authorization"].split("_")[1])
+    assert (mine["namespace"], theirs["namespace"]) == ("main", "pr-1")
+    pins = entries(client, admin, action="pin", kernel=KERNEL)
+    assert pins == [theirs, mine]
+    assert entries(client, admin, kernel="nobody.knows") == []
+    assert entries(client, admin, actor="%") == [], "it is a text and not a pattern"
+    assert entries(client, admin, since=theirs["at"], action="pin") == [theirs]
+    assert entries(client, admin, until=theirs["at"], action="pin") == [mine]
+
+
+def test_the_log_is_paged(client: httpx.Client, token: MakeToken) -> None:
+    admin = token("admin")
+    for _ in range(5):
+        client.get("/v1/main/export", headers=admin)
+    ids: list[int] = []
+    before: dict[str, int] = {}
+    while True:
+        page = client.get("/v1/log", params={"limit": 2, **before}, headers=admin).json()
+        ids += [entry["id"] for entry in page["entries"]]
+        if page["next"] is None:
+            break
+        before = {"before": page["next"]}
+    assert len(ids) == 6
+    assert ids == sorted(set(ids), reverse=True)
