@@ -46,7 +46,7 @@ def create_app(settings: ServerSettings) -> FastAPI:
     # Tokens come first: otherwise `/v1/tokens` would match the routes of a namespace.
     for module in (tokens, records, leases, misses, pins, transfer, log, health, pages):
         app.include_router(module.router)
-    app.router.routes.insert(0, bulk.quick_route(server))
+    app.router.routes[:0] = bulk.quick_routes(server)
     app.add_middleware(AuthenticationMiddleware, principals=server.principals, settings=settings)
     app.add_middleware(RequestLogMiddleware, metrics=server.metrics)
     complete_openapi(app)

@@ -24,6 +24,12 @@ class ContextPage(BaseModel):
     next: str | None
 
 
+class ScenarioList(BaseModel):
+    """The scenarios that have records in a context."""
+
+    scenarios: list[Scenario]
+
+
 class WorklistItem(BaseModel):
     """A scenario without a record, and how often it was looked up."""
 
@@ -65,6 +71,7 @@ _MODELS: tuple[type[BaseModel], ...] = (
     RecordSet,
     Refusal,
     Revalidation,
+    ScenarioList,
     Worklist,
 )
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import socket
+from contextlib import suppress
 
 import uvicorn
 
@@ -11,6 +13,7 @@ from dejavu_cache.errors import SettingsError
 from .app import create_app
 from .logs import configure
 from .middleware.authentication import is_loopback
+from .server import Server
 from .settings import ServerSettings
 from .storage import schema
 from .storage.database import Database
@@ -20,6 +23,8 @@ __all__ = ["prepare", "run"]
 
 _SHUTDOWN_SECONDS = 10
 """Seconds that requests have to end after a signal to stop."""
+_STARTUP_FAILURE = 3
+"""Exit code if the server could not start to listen, as of uvicorn's own command."""
 
 
 def prepare(settings: ServerSettings, database: Database) -> bool:
@@ -54,7 +59,7 @@ def run(settings: ServerSettings) -> None:
     # that went through them would delay every request meanwhile.
     gc.collect()
     gc.freeze()
-    uvicorn.run(
+    config = uvicorn.Config(
         app,
         host=settings.host,
         port=settings.port,
@@ -65,3 +70,22 @@ def run(settings: ServerSettings) -> None:
         server_header=False,
         timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
     )
+    server = StoppingServer(config, app.state.server)
+    with suppress(KeyboardInterrupt):  # raised again once the server has stopped
+        server.run()
+    if not server.started:
+        raise SystemExit(_STARTUP_FAILURE)
+
+
+class StoppingServer(uvicorn.Server):
+    """A server that, when it stops, answers the requests that wait for a record."""
+
+    def __init__(self, config: uvicorn.Config, server: Server) -> None:
+        """Serve an app whose long polls are those of `server`."""
+        super().__init__(config)
+        self._server = server
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Have the waiting requests answered, then close the connections."""
+        self._server.reader.long_polls.close()
+        await super().shutdown(sockets)

@@ -41,9 +41,9 @@ class ServerSettings(BaseModel):
     """Largest body of an import, in bytes."""
     max_records: int = Field(default=10_000, ge=1)
     """Largest number of records or misses in one request."""
-    rate: float = Field(default=500.0, ge=0)
+    rate: float = Field(default=1000.0, ge=0)
     """Requests a second from one token, or from one address without a token; 0 means no limit."""
-    burst: int = Field(default=2000, ge=1)
+    burst: int = Field(default=20_000, ge=1)
     """Requests that may arrive at once before `rate` limits them."""
     pool: int = Field(default=8, ge=1, le=100)
     """Database connections that a replica keeps open; it opens as many again under load."""

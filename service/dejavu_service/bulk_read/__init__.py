@@ -1,20 +1,22 @@
-"""Bulk reads: all records of a context, never older than the request, at the speed of a cache.
+"""Reads of a whole context or of one record, never older than the request, at the speed of a cache.
 
-Every process of a fleet reads its contexts at start and revalidates them later, so these are by far
-the server's most frequent requests. Reading, rendering and compressing the records each time is
-too slow for them: with the cache turned off, the server answers 245 bulk reads a second on SQLite
-and 336 on Postgres. With it, it answers 5397 and 6353 a second, and 6168 and 5984 revalidations by
-304: 0.78 to 0.98 of what a bare FastAPI endpoint reaches that sends the same bytes. (Contexts of
-100 records with 12 configs each, 16 connections, 2 cores shared with the database and the load
-generator; `benchmarks/service.py` measures it, `benchmarks/results/service.md` has all results.)
+Every process of a fleet reads records at its start, so these are by far the server's most frequent
+requests. Reading, rendering and compressing the records each time is too slow for them: with the
+cache turned off, the server answers 245 bulk reads a second on SQLite and 336 on Postgres. With it,
+it answers 5397 and 6353 a second, and 6168 and 5984 revalidations by 304: 0.78 to 0.98 of what a
+bare FastAPI endpoint reaches that sends the same bytes. (Contexts of 100 records with 12 configs
+each, 16 connections, 2 cores shared with the database and the load generator;
+`benchmarks/service.py` measures it, `benchmarks/results/service.md` has all results.)
 
 Each module removes one cost:
 
-- `answers` renders and compresses a context once for each revision and keeps the result in memory.
-  Replicas need not invalidate each other's caches: each request first asks the database for the
-  current revision, and an answer of another revision is not used.
+- `answers` renders and compresses a context, its scenarios or one record once for each revision,
+  and `answer_cache` keeps the result in memory. Replicas need not invalidate each other's caches:
+  each request first asks the database for the current revision, and an answer of another revision
+  is not used.
 - `revisions` makes that question cheap: on SQLite a call in the event loop instead of a thread, on
   Postgres one prepared statement over libpq for all requests that wait, which takes a fifth of
   the processor time of a psycopg cursor.
+- `long_polls` lets requests that wait for records of one context share their looks at it.
 - `single_flight` lets requests that arrive together render an answer once.
 """

@@ -1,36 +1,31 @@
-"""Answers to bulk reads: rendered and compressed once for each revision of a context."""
+"""Answers to reads: rendered and compressed once for each revision of a context."""
 
 from __future__ import annotations
 
-import asyncio
 import gzip
-from collections import OrderedDict
-from typing import NamedTuple
+import json
+from collections.abc import Callable
 
+from sqlalchemy import Connection
 from starlette.concurrency import run_in_threadpool
-
-from dejavu_cache.model.record import Record
 
 from ..services.transfer import render
 from ..storage import contexts, records
 from ..storage.contexts import ContextKey, Revision
 from ..storage.database import Database
+from .answer_cache import Answer, AnswerCache
+from .long_polls import LongPolls
 from .revisions import open_revisions
 from .single_flight import SingleFlight
 
-__all__ = ["Answer", "RecordReader", "etag"]
+__all__ = ["RecordReader", "etag"]
 
 _GZIP_LEVEL = 4
 """Level 9 takes six times as long for an answer smaller by a tenth."""
-_POLL_SECONDS = 0.15
-"""Seconds between two checks of a request that waits for a record."""
+_PLAIN_BYTES = 1000
+"""Length up to which a record is not worth compressing."""
 
-
-class Answer(NamedTuple):
-    """All records of a context at one revision, as compressed JSON."""
-
-    etag: str
-    gzipped: bytes
+_Render = Callable[[Connection, ContextKey], Answer | None]
 
 
 class RecordReader:
@@ -38,16 +33,17 @@ class RecordReader:
 
     Attributes:
         used: The ids of contexts that were read since the last `flush`.
+        long_polls: The requests that wait for a record.
     """
 
     def __init__(self, database: Database, cache_bytes: int) -> None:
         """Read from a database, keeping up to `cache_bytes` of compressed answers in memory."""
         self._database = database
         self._revisions = open_revisions(database)
-        self._answers: OrderedDict[ContextKey, Answer] = OrderedDict()
-        self._free_bytes = cache_bytes
-        self._rendering: SingleFlight[tuple[ContextKey, str], Answer | None] = SingleFlight()
+        self._cache = AnswerCache(cache_bytes)
+        self._rendering: SingleFlight[tuple[ContextKey, str, str], Answer | None] = SingleFlight()
         self.used: set[int] = set()
+        self.long_polls = LongPolls(self._revisions.get, self.record)
 
     async def revision(self, key: ContextKey) -> Revision | None:
         """Return the current revision of a context, or None if it has no records."""
@@ -57,72 +53,40 @@ class RecordReader:
         self.used.add(revision.id)
         return revision
 
-    async def answer(self, key: ContextKey, revision: Revision) -> Answer | None:
-        """Return the answer at `revision` or a later one.
+    async def record_set(self, key: ContextKey, revision: Revision) -> Answer:
+        """Return all records at `revision` or a later one."""
+        return await self._answer(key, revision, "records", _render_record_set)
 
-        Returns:
-            None if the records were deleted since `revision` was read.
-        """
-        cached = self._answers.get(key)
-        if cached is not None and cached.etag == etag(revision):
-            self._answers.move_to_end(key)
+    async def scenarios(self, key: ContextKey, revision: Revision) -> Answer:
+        """Return the scenarios that have records, at `revision` or a later one."""
+        return await self._answer(key, revision, "scenarios", _render_scenarios)
+
+    async def record(self, key: ContextKey, revision: Revision, scenario: str) -> Answer:
+        """Return one record by the digest of its scenario, at `revision` or a later one."""
+
+        def render_one(connection: Connection, key: ContextKey) -> Answer | None:
+            return _render_record(connection, key, scenario)
+
+        return await self._answer(key, revision, scenario, render_one)
+
+    async def _answer(
+        self, key: ContextKey, revision: Revision, part: str, render_part: _Render
+    ) -> Answer:
+        cached = self._cache.get((*key, part), etag(revision))
+        if cached is not None:
             return cached
         answer = await self._rendering.get(
-            (key, revision.revision), lambda: run_in_threadpool(self._render, key)
+            (key, part, revision.revision),
+            lambda: run_in_threadpool(self._render, key, render_part),
         )
-        if answer is not None:
-            self._cache(key, answer)
+        if answer is None:  # the context was deleted since `revision` was read
+            return Answer(etag(revision), None)
+        self._cache.put((*key, part), answer)
         return answer
 
-    def _render(self, key: ContextKey) -> Answer | None:
+    def _render(self, key: ContextKey, render_part: _Render) -> Answer | None:
         with self._database.read() as connection:
-            stored = records.load_record_set(connection, *key)
-        if stored is None:
-            return None
-        gzipped = gzip.compress(render(stored).encode(), _GZIP_LEVEL, mtime=0)
-        return Answer(f'"{stored.revision}"', gzipped)
-
-    def _cache(self, key: ContextKey, answer: Answer) -> None:
-        replaced = self._answers.pop(key, None)
-        self._free_bytes += len(replaced.gzipped) if replaced else 0
-        self._answers[key] = answer
-        self._free_bytes -= len(answer.gzipped)
-        while self._free_bytes < 0:
-            _, oldest = self._answers.popitem(last=False)
-            self._free_bytes += len(oldest.gzipped)
-
-    async def record(self, key: ContextKey, scenario: str, wait: float = 0.0) -> str | None:
-        """Return one record as JSON.
-
-        Args:
-            key: The namespace and the context.
-            scenario: The digest of the scenario.
-            wait: Seconds to wait until the record has a winner; 0 returns any record at once.
-
-        Returns:
-            None if there is no record, or none with a winner when the time is up.
-        """
-        if wait <= 0:
-            return await run_in_threadpool(self._load_text, key, scenario)
-        return await self._wait_for_winner(key, scenario, wait)
-
-    async def _wait_for_winner(self, key: ContextKey, scenario: str, seconds: float) -> str | None:
-        loop = asyncio.get_running_loop()
-        deadline, seen = loop.time() + seconds, ""
-        while True:
-            revision = await self._revisions.get(key)
-            if revision is not None and revision.revision != seen:
-                seen = revision.revision
-                text = await run_in_threadpool(self._load_text, key, scenario)
-                if text is not None and Record.model_validate_json(text).winner is not None:
-                    return text
-            if loop.time() >= deadline:
-                return None
-            await asyncio.sleep(min(_POLL_SECONDS, max(deadline - loop.time(), 0)))
-
-    def _load_text(self, key: ContextKey, scenario: str) -> str | None:
-        with self._database.read() as connection:
-            return records.load_text(connection, *key, scenario)
+            return render_part(connection, key)
 
     def flush(self) -> None:
         """Record in the database which contexts were read since the last call."""
@@ -134,6 +98,36 @@ class RecordReader:
     async def close(self) -> None:
         """Close the connection for revisions."""
         await self._revisions.close()
+
+
+def _render_record_set(connection: Connection, key: ContextKey) -> Answer | None:
+    stored = records.load_record_set(connection, *key)
+    return None if stored is None else _compressed(stored.revision, render(stored))
+
+
+def _render_scenarios(connection: Connection, key: ContextKey) -> Answer | None:
+    stored = records.load_scenario_texts(connection, *key)
+    if stored is None:
+        return None
+    revision, texts = stored
+    return _compressed(revision, f'{{"scenarios": [{", ".join(texts)}]}}')
+
+
+def _render_record(connection: Connection, key: ContextKey, scenario: str) -> Answer | None:
+    stored = records.load_text(connection, *key, scenario)
+    if stored is None:
+        return None
+    revision, text = stored
+    if text is None:
+        return Answer(f'"{revision}"', None)
+    has_winner = "winner" in json.loads(text)
+    if len(text) <= _PLAIN_BYTES:
+        return Answer(f'"{revision}"', text.encode(), is_gzipped=False, has_winner=has_winner)
+    return _compressed(revision, text)._replace(has_winner=has_winner)
+
+
+def _compressed(revision: str, text: str) -> Answer:
+    return Answer(f'"{revision}"', gzip.compress(text.encode(), _GZIP_LEVEL, mtime=0))
 
 
 def etag(revision: Revision) -> str:

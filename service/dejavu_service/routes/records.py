@@ -12,7 +12,7 @@ from dejavu_cache.model.record import RecordSet
 from ..errors import NotFoundError
 from ..services import records
 from ..services.revalidation import Copies, revalidate
-from .bulk import bulk_read
+from . import bulk
 from .common import (
     ContextDigest,
     CurrentCall,
@@ -67,25 +67,49 @@ async def read_records(
     namespace: Namespace, context: ContextDigest, request: Request, call: CurrentCall
 ) -> Response:
     """Return all records of a context."""
-    return await bulk_read(call, namespace, context, request)
+    return await bulk.bulk_read(call, namespace, context, request)
 
 
-@router.get("/{namespace}/contexts/{context}/records/{scenario}", responses=responds_with("Record"))
+@router.get(
+    "/{namespace}/contexts/{context}/scenarios",
+    responses={
+        **responds_with("ScenarioList"),
+        304: {"description": "Unchanged since the `If-None-Match` that was sent"},
+    },
+)
+async def read_scenarios(
+    namespace: Namespace, context: ContextDigest, request: Request, call: CurrentCall
+) -> Response:
+    """Return the scenarios that have records in a context; none if there is no such context."""
+    return await bulk.read_scenarios(call, namespace, context, request)
+
+
+@router.get(
+    "/{namespace}/contexts/{context}/records/{scenario}",
+    responses={
+        **responds_with("Record"),
+        304: {"description": "Unchanged since the `If-None-Match` that was sent"},
+    },
+)
 async def read_record(
     namespace: Namespace,
     context: ContextDigest,
     scenario: ScenarioDigest,
+    request: Request,
     call: CurrentCall,
     wait: Annotated[float, Query(ge=0, le=30, description="Seconds to wait for a winner")] = 0.0,
 ) -> Response:
     """Return one record; with `wait`, as soon as it has a winner."""
+    if wait <= 0:
+        return await bulk.keyed_read(call, namespace, context, scenario, request)
     call.principal.require("read", namespace)
-    text = await call.server.reader.record((namespace, context), scenario, wait)
-    (call.server.metrics.hits if text else call.server.metrics.misses).inc()
-    if text is None:
-        waited = f" with a winner after {wait:g} s" if wait else ""
-        raise NotFoundError(f"there is no record of this scenario{waited}")
-    return json_response(text)
+    answer = await call.server.reader.long_polls.wait(
+        call.principal.name, (namespace, context), scenario, wait, request.is_disconnected
+    )
+    (call.server.metrics.hits if answer else call.server.metrics.misses).inc()
+    if answer is None:
+        raise NotFoundError(f"there is no record of this scenario with a winner after {wait:g} s")
+    return await bulk.respond(answer, request)
 
 
 @router.post("/{namespace}/records", response_model_exclude_defaults=True)

@@ -21,6 +21,7 @@ __all__ = [
     "load",
     "load_pinned",
     "load_record_set",
+    "load_scenario_texts",
     "load_text",
     "load_texts",
     "replace_standing",
@@ -70,13 +71,29 @@ def load_record_set(connection: Connection, namespace: str, digest: str) -> Stor
     return StoredRecordSet(rows[0][0], rows[0][1], texts)
 
 
-def load_text(connection: Connection, namespace: str, digest: str, scenario: str) -> str | None:
-    """Load the JSON text of one record, or None."""
+def load_scenario_texts(
+    connection: Connection, namespace: str, digest: str
+) -> tuple[str, list[str]] | None:
+    """Load the revision and the sorted scenarios of a context; None if it has no records."""
+    query = (
+        select(contexts.c.revision, records.c.scenario_text)
+        .join(records, records.c.context_id == contexts.c.id)
+        .where(contexts.c.namespace == namespace, contexts.c.digest == digest)
+    )
+    rows = connection.execute(query).all()
+    return (rows[0][0], sorted(text for _, text in rows)) if rows else None
+
+
+def load_text(
+    connection: Connection, namespace: str, digest: str, scenario: str
+) -> tuple[str, str | None] | None:
+    """Load a context's revision and the JSON text of one record; None if there is no context."""
     on = and_(records.c.context_id == contexts.c.id, records.c.scenario == scenario)
-    query = select(records.c.text).join(contexts, on)
-    return connection.execute(
+    query = select(contexts.c.revision, records.c.text).outerjoin_from(contexts, records, on)
+    row = connection.execute(
         query.where(contexts.c.namespace == namespace, contexts.c.digest == digest)
-    ).scalar()
+    ).one_or_none()
+    return None if row is None else (row[0], row[1])
 
 
 def load_texts(

@@ -1,0 +1,62 @@
+"""Least-recently-used cache of answers, bounded by their bytes."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import NamedTuple
+
+__all__ = ["Answer", "AnswerCache", "AnswerKey"]
+
+AnswerKey = tuple[str, str, str]
+"""A namespace, the digest of a context, and the part of the context that is read."""
+
+_OVERHEAD = 400
+"""Bytes that an entry takes besides its body, about."""
+
+
+class Answer(NamedTuple):
+    """A part of a context at one revision.
+
+    Attributes:
+        etag: The entity tag of the revision.
+        body: JSON; None if the context lacks this part.
+        is_gzipped: Whether the body is compressed.
+        has_winner: Whether the body is a record with a winner.
+    """
+
+    etag: str
+    body: bytes | None
+    is_gzipped: bool = True
+    has_winner: bool = False
+
+
+class AnswerCache:
+    """Answers by what they are about; the longest unused ones make room for new ones."""
+
+    def __init__(self, size: int) -> None:
+        """Keep answers of up to `size` bytes together."""
+        self._answers: OrderedDict[AnswerKey, Answer] = OrderedDict()
+        self._free_bytes = size
+
+    def get(self, key: AnswerKey, etag: str) -> Answer | None:
+        """Return the answer to a key if it was made at the revision of an entity tag."""
+        answer = self._answers.get(key)
+        if answer is None or answer.etag != etag:
+            return None
+        self._answers.move_to_end(key)
+        return answer
+
+    def put(self, key: AnswerKey, answer: Answer) -> None:
+        """Remember an answer."""
+        replaced = self._answers.pop(key, None)
+        if replaced is not None:
+            self._free_bytes += _size(replaced)
+        self._answers[key] = answer
+        self._free_bytes -= _size(answer)
+        while self._free_bytes < 0:
+            _, oldest = self._answers.popitem(last=False)
+            self._free_bytes += _size(oldest)
+
+
+def _size(answer: Answer) -> int:
+    return _OVERHEAD + len(answer.body or b"")
