@@ -6,7 +6,8 @@ from datetime import datetime
 from typing import Annotated
 
 from fastapi import Depends, Query
-from pydantic import AwareDatetime
+
+from dejavu_cache.model.scenario import Moment
 
 from ..services.log import Action, LogPage, read_log
 from ..storage.log import LogFilter
@@ -23,8 +24,8 @@ def _filter(
     actor: Annotated[str | None, Query(min_length=1, max_length=300)] = None,
     action: Action | None = None,
     kernel: KernelName = None,
-    since: AwareDatetime | None = None,
-    until: AwareDatetime | None = None,
+    since: Moment | None = None,
+    until: Moment | None = None,
     before: Annotated[int | None, Query(ge=1, le=2**62)] = None,
 ) -> LogFilter:
     return LogFilter(None, actor, action, kernel, _seconds(since), _seconds(until), before)

@@ -10,6 +10,9 @@ from .tables import epoch, log_entries
 
 __all__ = ["LogFilter", "LogRow", "add", "read"]
 
+_SHOWN = 1e-6
+"""Seconds to which times are shown: an entry is found by the time that it shows."""
+
 
 class LogRow(NamedTuple):
     """An entry; `at` is in seconds since 1970, `detail` is JSON."""
@@ -71,9 +74,9 @@ def read(connection: Connection, wanted: LogFilter, limit: int) -> list[LogRow]:
     if wanted.actor is not None:
         query = query.where(log_entries.c.actor.contains(wanted.actor, autoescape=True))
     if wanted.since is not None:
-        query = query.where(log_entries.c.at >= wanted.since)
+        query = query.where(log_entries.c.at >= wanted.since - _SHOWN)
     if wanted.until is not None:
-        query = query.where(log_entries.c.at < wanted.until)
+        query = query.where(log_entries.c.at < wanted.until - _SHOWN)
     if wanted.before is not None:
         query = query.where(log_entries.c.id < wanted.before)
     return [LogRow(*row) for row in connection.execute(query)]
