@@ -7,6 +7,7 @@ DejavuError
 ├── ScenarioNotTuned         strict mode met a scenario without a record
 ├── TooFewRecordsError       there are not enough records to fit a decision tree
 ├── UnreadableKernelError    a kernel's code depends on something that no hash can stand for
+├── UnknownDeviceError       records cannot describe the current device
 ├── PrewarmError             a folder cannot be prewarmed as asked
 ├── BundleError              a prewarmed folder or bundle is damaged, newer, or for another machine
 └── StoreError               a store cannot do what was asked
@@ -34,6 +35,7 @@ __all__ = [
     "SettingsError",
     "StoreError",
     "TooFewRecordsError",
+    "UnknownDeviceError",
     "UnreadableKernelError",
 ]
 
@@ -74,6 +76,10 @@ class TooFewRecordsError(DejavuError, LookupError):
 
 class UnreadableKernelError(DejavuError):
     """A kernel reads something that has no encoding, so its timings cannot be stored."""
+
+
+class UnknownDeviceError(DejavuError):
+    """Records cannot describe the current device, so Triton tunes its kernels alone."""
 
 
 class PrewarmError(DejavuError):

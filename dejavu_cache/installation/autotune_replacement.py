@@ -7,21 +7,25 @@ import gc
 import inspect
 import sys
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from typing import Any
 
-from ..errors import KeyArgumentError
+from ..errors import DejavuError, ScenarioNotTuned
 from ..notices import logger, warn_once
 from ..policy import current_policy
 from ..runtime.autotuner import CachedAutotuner
+from ..runtime.config_cache import ConfigCache
 from ..runtime.hot_path import ChosenConfig
-from ..triton_internals.hooks import replace_autotune
+from ..triton_internals.hooks import is_autotune_replaced_by, replace_autotune
 from ..triton_internals.source_hash import kernel_name
 from ..triton_internals.upstream import Autotuner, autotune
 
 __all__ = ["AdoptedAutotuner", "install", "uninstall"]
 
 _TRITON_AUTOTUNE = autotune
-_TRITON_RUN = Autotuner.run
+_originals = {"run": Autotuner.run}
+"""`Autotuner.run` as it was before `install`: Triton's, or what another package put there."""
+
 _EXCLUDED_PACKAGES = ("torch", "triton")
 """Packages with autotuners for other ends: Inductor compiles user kernels with several configs."""
 
@@ -40,13 +44,42 @@ class AdoptedAutotuner(CachedAutotuner):
     A kernel that cannot be cached is tuned by Triton.
     """
 
+    @cached_property
+    def _is_left_to_triton(self) -> bool:
+        try:
+            if super()._is_left_to_triton:
+                return True
+        except Exception as error:
+            self._explain_fallback(error)
+            return True
+        module = _module_of_foreign_run()
+        if module is not None:
+            warn_once(
+                "foreign run",
+                f"{module} has replaced Autotuner.run: it launches the kernels, and nothing is "
+                "recorded",
+            )
+        return module is not None
+
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ChosenConfig]:
         try:
-            return super()._run(args, kwargs)
-        except KeyArgumentError as error:
-            warn_once(f"adopted {self._name}", f"{self._name} is tuned by Triton alone: {error}")
+            chosen = self._choose(args, kwargs)
+        except ScenarioNotTuned:  # what mode `strict` is for
+            raise
+        except Exception as error:
+            failure = error
+        else:
+            return self._run_config(chosen, args, kwargs), chosen
+        # Where the kernel or its hooks are at fault, this raises what Triton raises. Otherwise it
+        # leaves a config in `cache`, which later launches obey.
         launched = Autotuner.run(self, *args, **kwargs)
+        self._explain_fallback(failure)
         return launched, ChosenConfig(self.best_config, {}, until=0.0)
+
+    def _explain_fallback(self, error: Exception) -> None:
+        kind = "" if isinstance(error, DejavuError) else f"{type(error).__name__}: "
+        reason = (str(error).splitlines() or [""])[0]
+        warn_once(f"adopted {self._name}", f"{self._name} is tuned by Triton alone: {kind}{reason}")
 
 
 def install() -> None:
@@ -55,9 +88,10 @@ def install() -> None:
     Kernels that were decorated before, and modules that imported `triton.autotune` by name, are not
     affected: a warning names them. A second call does nothing.
     """
-    if Autotuner.run is _run_subclass:
+    if is_autotune_replaced_by(_cached_or_triton_autotune):
         return
     late = sorted({*_kernels_decorated_before(), *_modules_with_triton_autotune()})
+    _originals["run"] = Autotuner.run
     replace_autotune(_cached_or_triton_autotune, _run_subclass)
     if late:
         logger.warning(
@@ -69,7 +103,8 @@ def install() -> None:
 
 def uninstall() -> None:
     """Restore `triton.autotune`; kernels that were decorated meanwhile stay cached."""
-    replace_autotune(_TRITON_AUTOTUNE, _TRITON_RUN)
+    is_ours = Autotuner.run is _run_subclass
+    replace_autotune(_TRITON_AUTOTUNE, _originals["run"] if is_ours else Autotuner.run)
 
 
 @functools.wraps(_TRITON_AUTOTUNE)
@@ -105,17 +140,30 @@ def _adopt_decorated(fn: Any, *args: Any, **kwargs: Any) -> AdoptedAutotuner:
 def _run_subclass(self: Any, *args: Any, **kwargs: Any) -> Any:
     """Launch through an adopted autotuner when a library's subclass calls `super().run`.
 
-    A subclass that has put a config into its `cache` has chosen already: Triton uses that config.
+    Both share one cache: a config that the subclass puts there decides the launches of its key.
     """
-    if isinstance(self, CachedAutotuner) or self.cache:
-        return _TRITON_RUN(self, *args, **kwargs)
+    original = _originals["run"]
+    if isinstance(self, CachedAutotuner):
+        return original(self, *args, **kwargs)
     if not hasattr(self, "_adopted"):
         self._adopted = _adopt_subclass(self)
-    if self._adopted is None:
-        return _TRITON_RUN(self, *args, **kwargs)
-    launched = self._adopted.run(*args, **kwargs)
-    self.best_config = self._adopted.best_config
+    adopted = self._adopted
+    if adopted is None:
+        return original(self, *args, **kwargs)
+    for name in ("cache", "configs", "fn"):
+        if getattr(adopted, name) is not getattr(self, name):
+            setattr(adopted, name, getattr(self, name))
+    launched = adopted.run(*args, **kwargs)
+    self.best_config, self.nargs = adopted.best_config, None
     return launched
+
+
+def _module_of_foreign_run() -> str | None:
+    """Return the module that has replaced `Autotuner.run`, or None if it is Triton's or ours."""
+    run = _originals["run"] if Autotuner.run is _run_subclass else Autotuner.run
+    if getattr(run, "__globals__", None) is vars(sys.modules[Autotuner.__module__]):
+        return None
+    return str(getattr(run, "__module__", None) or type(run).__module__)
 
 
 def _adopt_subclass(theirs: Autotuner) -> AdoptedAutotuner | None:
@@ -147,6 +195,8 @@ def _adopt_subclass(theirs: Autotuner) -> AdoptedAutotuner | None:
             f"install {theirs!r}", f"{theirs!r} tunes by itself: {type(error).__name__}: {error}"
         )
         return None
+    if type(theirs.cache) is dict:
+        theirs.cache = ConfigCache(theirs.cache)
     adopted.__dict__.update(
         {name: value for name, value in vars(theirs).items() if name in _COPIED_ATTRIBUTES}
     )

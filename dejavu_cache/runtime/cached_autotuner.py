@@ -5,53 +5,29 @@ from __future__ import annotations
 import copy
 import math
 import time
-import uuid
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from ..errors import UnreadableKernelError
-from ..model.buckets import Bucket, Exact
+from ..model.buckets import Exact
 from ..model.resolution import Resolution
-from ..model.scenario import Context, Kernel, Problem
 from ..notices import warn_once
-from ..policy import current_policy
 from ..settings import Mode, current_settings
 from ..stores import MemoryStore
 from ..stores.default import as_tiers
 from ..stores.tiered import TieredStore
-from ..triton_internals.config_names import DeclaredConfigs, can_be_recorded, describe
-from ..triton_internals.environment import (
-    INTERPRETER_INDEX,
-    current_device,
-    current_environment,
-    is_interpreting,
-)
-from ..triton_internals.identity import why_not_stored
-from ..triton_internals.scenario_key import RawKey, ScenarioKey
-from ..triton_internals.source_hash import kernel_name, source_hash
-from ..triton_internals.upstream import Autotuner
+from ..triton_internals.autotune_cache import launch_key
+from ..triton_internals.environment import current_environment
+from ..triton_internals.scenario_key import RawKey
 from ..triton_internals.versions import is_covered
-from ..tuning.benchmark_methods import METHODS, method_name, wall_clock
-from ..tuning.config_space import ConfigSpace
-from ..tuning.device_timer import DeviceTimer
 from .activity_report import report_resolution, report_triton_activity
+from .config_cache import ConfigCache
 from .consensus import agree
+from .declared_autotuner import DeclaredAutotuner
 from .hot_path import ChosenConfig, HotPath
 from .launch_recorder import record_launches
-from .options import (
-    CacheOptions,
-    check_key,
-    check_method,
-    check_options,
-    check_policy_default,
-    policy_buckets,
-    validate_default,
-    validate_options,
-)
 from .prewarmed_binaries import use_prewarmed_binaries
-from .pruning import Pruning, can_prune
-from .request import Request, TuningBudget
+from .request import Request
 from .resolver import Resolver
 from .triton_report import report_to_triton
 
@@ -60,103 +36,80 @@ __all__ = ["CachedAutotuner"]
 RETRY_AFTER = 5.0
 """Seconds until a scenario that fell back is looked up again."""
 
+_OWNED = ("_hot_path", "_launch")
+"""Derived attributes that hold the object itself."""
 
-class CachedAutotuner(Autotuner):  # type: ignore[misc]
+
+class CachedAutotuner(DeclaredAutotuner):
     """Triton's `Autotuner` over a store, as `cached_autotune` returns it.
 
     Attributes:
         benchmarked: the number of configs that this object has benchmarked.
     """
 
-    def __init__(
-        self,
-        fn: Any,
-        arg_names: Sequence[str],
-        configs: Sequence[Any],
-        key: Sequence[str],
-        *args: Any,
-        options: CacheOptions | None = None,
-        **kwargs: Any,
-    ) -> None:
-        """Decorate a kernel; `cached_autotune` describes the options.
-
-        Args:
-            fn: a `triton.jit` function, or heuristics around one.
-            arg_names: the kernel's parameters.
-            configs: the configs to choose from.
-            key: the names of the key arguments.
-            *args: as for Triton's `Autotuner`.
-            options: what `cached_autotune` adds to Triton's.
-            **kwargs: as for Triton's `Autotuner`.
-
-        Raises:
-            SettingsError: an option does not exist or has a value that it cannot have.
-        """
-        super().__init__(fn, arg_names, configs, key, *args, **kwargs)
-        self.benchmarked = 0
-        self._unnamed_method: str | None = None
-        self._name = kernel_name(fn)
-        self._options = validate_options(self._name, options or {})
-        self._policy = current_policy().rule_for(self._name)
-        self._buckets: dict[str, Bucket] = dict(self._options.get("buckets") or {})  # type: ignore[arg-type]
-        check_key(self._name, key, arg_names, self._buckets)
-        check_method(self._name, self._options, self._do_bench)
-        keys = [name for name in key if name in arg_names]
-        self._buckets = {**policy_buckets(self._name, self._policy, keys), **self._buckets}
-        check_policy_default(self._name, self._policy, self.configs)
-        self._scenario_key = ScenarioKey(arg_names, keys, self._buckets)
-        default = self._options.get("default")
-        if default is not None:
-            validate_default(self._name, default, self.configs)
-        self._default = self._policy.default_among(self.configs) if default is None else default
-        self._interpreted = is_interpreting()
-        self._device: Callable[[], int] = (
-            (lambda: INTERPRETER_INDEX) if self._interpreted else current_device
-        )
-        self._ready: dict[RawKey, ChosenConfig] = {}
-        self._fallen_back: dict[RawKey, ChosenConfig] = {}
-        self._revisions: dict[RawKey, Hashable | None] = {}
-        self._contexts: dict[int, Context] = {}
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Decorate a kernel; see `DeclaredAutotuner`, which takes the same arguments."""
+        super().__init__(*args, **kwargs)
+        self.nargs = None
         use_prewarmed_binaries()
         report_triton_activity()
         record_launches(self)
 
-    @cached_property
-    def method(self) -> str:
-        """Name of the benchmark method, which is part of a record's key."""
-        # Triton turns its deprecated warmup and rep into a benchmark function of its own.
-        is_callers = self.num_warmups is None and self.num_reps is None
-        own_bench = self._do_bench if is_callers else None
-        declared = None if self._interpreted else self._options.get("method")
-        if declared:
-            return declared
-        try:
-            return method_name(own_bench, self.use_cuda_graph, self._interpreted)
-        except (UnreadableKernelError, OSError) as error:
-            self._unnamed_method = str(error)
-            return f"custom:{type(own_bench).__qualname__} {uuid.uuid4().hex}"
+    @property
+    def cache(self) -> Any:
+        """The configs by Triton's key of a launch; what a program puts there decides launches."""
+        return self._cache
 
-    @cached_property
-    def do_bench(self) -> Callable[..., Any]:
-        """Benchmark function: the caller's, or else a timer of the device or interpreter."""
-        timed_by_triton = self.num_warmups is not None or self.num_reps is not None
-        if self._interpreted and self._do_bench is None:
-            return wall_clock
-        if self.method in METHODS and not timed_by_triton:
-            return DeviceTimer(self.method)
-        bench: Callable[..., Any] = self._do_bench or super().do_bench
-        return bench
+    @cache.setter
+    def cache(self, cache: Any) -> None:
+        # Triton's constructor makes the first one; a later mapping is the program's, of any kind.
+        self._cache = cache if "_cache" in self.__dict__ else ConfigCache(cache)
+        if isinstance(self._cache, ConfigCache):
+            self._cache.add_user(self)
+        self.forget_choices()
 
-    @cached_property
-    def mode(self) -> Mode:
-        """Mode by the decorator, or else by the policy, or else by `DEJAVU_CACHE_MODE`.
+    def forget_choices(self) -> None:
+        """Choose anew at the next launch; records are looked up again."""
+        self._ready: dict[RawKey, ChosenConfig] = {}
+        self._fallen_back: dict[RawKey, ChosenConfig] = {}
+        self._revisions: dict[RawKey, Hashable | None] = {}
+        self._forget_kernels()
 
-        A kernel with configs that records must not hold is left to Triton.
-        """
-        if not can_be_recorded(self._name, self.configs, self.arg_names):
-            return Mode.OFF
-        mode = self._options.get("mode") or self._policy.mode
-        return current_settings().mode if mode is None else Mode(mode)
+    def _forget_kernels(self) -> None:
+        hot_path = self.__dict__.get("_hot_path")
+        if hot_path is not None:
+            hot_path.forget()
+
+    def _forget_declaration(self) -> None:
+        self._forget_kernels()
+        super()._forget_declaration()
+
+    def __copy__(self) -> CachedAutotuner:
+        """Return an autotuner with the same cache, configs and choices, as a copy of Triton's."""
+        twin: CachedAutotuner = super().__copy__()
+        for name in _OWNED:
+            twin.__dict__.pop(name, None)
+        if isinstance(self._cache, ConfigCache):
+            self._cache.add_user(twin)
+        return twin
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CachedAutotuner:
+        """Return an autotuner with copies of Triton's attributes and the same options."""
+        twin = copy.copy(self)
+        memo[id(self)] = twin
+
+        def copy_value(value: Any) -> Any:
+            return copy.deepcopy(value, memo)
+
+        twin.fn, twin.configs = copy_value(self.fn), copy_value(self.configs)
+        if isinstance(self._cache, ConfigCache):
+            twin.cache = self._cache.duplicate(copy_value)
+        else:
+            twin.cache = copy_value(self._cache)
+        for name in ("arg_names", "keys", "reset_to_zero", "restore_value", "best_config"):
+            if name in self.__dict__:
+                setattr(twin, name, copy_value(getattr(self, name)))
+        return twin
 
     @cached_property
     def _resolver(self) -> Resolver:
@@ -170,30 +123,10 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
         store = MemoryStore() if self._not_stored else self._options.get("store")
         return Resolver(as_tiers(store), self.mode, max_distance, settings)
 
-    @cached_property
-    def _not_stored(self) -> str | None:
-        """Reason why this kernel's timings stay in this process, or None if they are stored."""
-        reason = why_not_stored(self.fn, (config.kwargs for config in self.configs))
-        if self.method and self._unnamed_method:
-            reason = reason or f"its benchmark function: {self._unnamed_method}"
-        if reason:
-            warn_once(f"identity {self._name}", f"{self._name} is tuned but not stored: {reason}")
-        return reason
-
     @property
     def home(self) -> TieredStore:
         """Store in which records are looked up and kept."""
         return self._resolver.store
-
-    @cached_property
-    def _prunes(self) -> bool:
-        return can_prune(self)
-
-    @cached_property
-    def _pruning(self) -> Pruning | None:
-        """Pruning that is asked per launch; None if a scenario's first launch answers for all."""
-        per_launch = self._prunes and self._options.get("prune_per") != "scenario"
-        return Pruning(self) if per_launch else None
 
     def __getitem__(self, grid: Any) -> Any:
         """Return the function that launches the kernel on a grid, as in `kernel[grid](…)`.
@@ -211,7 +144,7 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
         if "grid" not in kwargs or kwargs.get("warmup"):
             return (
                 super().run(*args, **kwargs)
-                if self.mode is Mode.OFF
+                if self._is_left_to_triton
                 else self._run(args, kwargs)[0]
             )
         grid = kwargs.pop("grid")
@@ -219,37 +152,79 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
         return self._launch(grid, args, kwargs)
 
     @cached_property
+    def _is_left_to_triton(self) -> bool:
+        """Whether Triton tunes and launches the kernel, and nothing is looked up or recorded."""
+        if self.mode is Mode.OFF:
+            return True
+        try:
+            current_environment(self._device())
+        except Exception as error:  # no timing of an unknown device means anything elsewhere
+            warn_once("device", f"kernels are tuned by Triton alone: {error}")
+            return True
+        return False
+
+    @cached_property
+    def _hot_path(self) -> HotPath | None:
+        """Hot path of the launches, where it applies."""
+        if self._interpreted or not is_covered(self.fn):
+            return None
+        exact = self._pruning is not None
+        return HotPath(self, self._scenario_key.keys, self._buckets, self._run, exact=exact)
+
+    @cached_property
     def _launch(self) -> Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]:
         """Function that launches `(grid, args, kwargs)`, by the hot path where it applies."""
-        if self.mode is Mode.OFF:
+        if self._is_left_to_triton:
             theirs = super().run
             return lambda grid, args, kwargs: theirs(*args, grid=grid, warmup=False, **kwargs)
-        if not self._interpreted and is_covered(self.fn):
-            return HotPath(
-                self,
-                self._scenario_key.keys,
-                self._buckets,
-                self._run,
-                exact=self._pruning is not None,
-            ).launcher()
+        if self._hot_path is not None:
+            return self._hot_path.launcher()
         return lambda grid, args, kwargs: self._run(
             args, {"grid": grid, "warmup": False, **kwargs}
         )[0]
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ChosenConfig]:
         """Launch through Triton; return its result and the config that was chosen."""
-        if len(self.configs) < 2:
-            chosen = ChosenConfig(self.configs[0], self.configs[0].all_kwargs())
-        else:
-            chosen = self._choose(args, kwargs)
+        chosen = self._choose(args, kwargs)
+        return self._run_config(chosen, args, kwargs), chosen
+
+    def _run_config(
+        self, chosen: ChosenConfig, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         self.best_config = config = chosen.config
         if config.pre_hook is not None:
             config.pre_hook(
                 {**dict(zip(self.arg_names, args, strict=False)), **kwargs, **chosen.options}
             )
-        return self.fn.run(*args, **kwargs, **chosen.options), chosen
+        return self.fn.run(*args, **kwargs, **chosen.options)
 
     def _choose(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> ChosenConfig:
+        """Return the only config, or the program's choice, or the one of the launch's scenario."""
+        if len(self.configs) < 2:
+            return ChosenConfig(self.configs[0], self.configs[0].all_kwargs())
+        cache = self._cache
+        if isinstance(cache, ConfigCache) and not cache.has_choices:
+            return self._choose_for_scenario(args, kwargs)
+        key = launch_key(self, args, kwargs)
+        if isinstance(cache, ConfigCache):
+            config = cache.choice(key)
+            is_lasting = not self._has_buckets  # a bucket holds launches of several keys
+        else:  # a mapping of the program's own kind, which may change unnoticed
+            config = cache[key] if key in cache else None  # noqa: SIM401 - it may have no `get`
+            is_lasting = False
+        if config is None:
+            chosen = self._choose_for_scenario(args, kwargs)
+            if chosen.is_final and not isinstance(cache, ConfigCache):
+                cache[key] = chosen.config
+        else:
+            chosen = ChosenConfig(config, config.all_kwargs())
+        return chosen if is_lasting else chosen._replace(until=0.0)
+
+    @cached_property
+    def _has_buckets(self) -> bool:
+        return any(not isinstance(bucket, Exact) for bucket in self._buckets.values())
+
+    def _choose_for_scenario(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> ChosenConfig:
         device = self._device()
         try:
             raw, configs = self._raw_key(device, args, kwargs)
@@ -352,82 +327,3 @@ class CachedAutotuner(Autotuner):  # type: ignore[misc]
         if self._not_stored:  # nothing tells whether the other ranks' kernel is this one
             return "none"
         return self._options.get("consensus") or current_settings().consensus
-
-    def _arguments_by_name(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        arguments = {**dict(zip(self.arg_names, args, strict=False)), **kwargs}
-        return {name: value for name, value in arguments.items() if name in self.arg_names}
-
-    @cached_property
-    def source(self) -> str:
-        """Source hash of the kernel and its heuristics; a unique one if nothing is stored."""
-        return uuid.uuid4().hex if self._not_stored else source_hash(self.fn)
-
-    def _context(self, device: int) -> Context:
-        environment = current_environment(device)
-        context = self._contexts.get(device)
-        if context is None or context.environment != environment:
-            buckets = {
-                name: bucket
-                for name, bucket in self._buckets.items()
-                if not isinstance(bucket, Exact)
-            }
-            self._contexts[device] = context = Context(
-                kernel=Kernel(name=self._name, source=self.source),
-                environment=environment,
-                problem=Problem(keys=self._scenario_key.keys, buckets=buckets, method=self.method),
-            )
-        return context
-
-    def _request(
-        self,
-        device: int,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        configs: Sequence[Any] | None = None,
-    ) -> Request:
-        """Return the request of a launch; `configs` are what pruning leaves, if it was asked."""
-        # Triton keeps a launch's arguments on the autotuner, so each request has its own copy.
-        autotuner = copy.copy(self)
-        autotuner.nargs = dict(zip(self.arg_names, args, strict=False))
-        named = self._arguments_by_name(args, kwargs)
-        if configs is None:
-            configs = autotuner.prune_configs(dict(kwargs))
-        declared = DeclaredConfigs(self._name, configs)
-        return Request(
-            autotuner=autotuner,
-            context=self._context(device),
-            scenario=self._scenario_key.scenario(named),
-            declared=declared,
-            default=self._default_config(named, declared),
-            exact=frozenset(
-                name for name, bucket in self._buckets.items() if isinstance(bucket, Exact)
-            ),
-            args=args,
-            kwargs=dict(kwargs),
-            budget=self._budget,
-            check=check_options(self._options),
-            prunes=self._prunes,
-            not_stored=self._not_stored,
-        )
-
-    @cached_property
-    def _budget(self) -> TuningBudget:
-        settings, options, rule = current_settings(), self._options, self._policy
-        space = self.configs if isinstance(self.configs, ConfigSpace) else None
-        seconds = options.get("tune_seconds") or rule.tune_seconds or settings.tune_seconds
-        declared = options.get("tune_configs") or rule.tune_configs
-        budget = space.budget if space else None
-        return TuningBudget(
-            strategy=space.search if space else "exhaustive",
-            seconds=seconds,
-            configs=declared or budget or settings.tune_configs,
-        )
-
-    def _default_config(self, named: Mapping[str, Any], declared: DeclaredConfigs) -> Any:
-        """Return the default config, or the first one left if pruning leaves the default out."""
-        default = self._default(named) if callable(self._default) else self._default
-        if default is None:
-            default = self.configs[0]
-        if self._prunes and describe(default) not in declared:
-            return declared[next(iter(declared))]
-        return default

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from ..model.foreign_result import ForeignResult, ForeignTiming
 from ..model.record import Measurement, Record, Winner
-from ..model.scenario import Config, Scalar, now
-from ..triton_internals.autotune_cache import disk_cache_key
+from ..model.scenario import Config, now
+from ..triton_internals.autotune_cache import disk_cache_key, launch_key
 from .request import Request
 
 __all__ = ["ForeignConfig", "find_foreign_config", "record_from_triton_cache"]
@@ -71,7 +71,8 @@ def _proven_timings(
         return
     try:
         configs = [request.declared[config] for config in request.declared]
-        cache_key = disk_cache_key(request.autotuner.fn, _autotuner_key(request, {}), configs)
+        key = launch_key(request.autotuner, request.args, request.kwargs)
+        cache_key = disk_cache_key(request.autotuner.fn, key, configs)
     except OSError:  # the compiler's version cannot be read, so nothing can be proven
         return
     for result in candidates:
@@ -86,25 +87,16 @@ def _matching_results(request: Request, results: Sequence[ForeignResult]) -> lis
     environment = request.context.environment
     values = {name: str(value) for name, value in request.scenario.args.items()}
     keys = [
-        [str(value) for value in _autotuner_key(request, {})],
-        [str(value) for value in _autotuner_key(request, request.scenario.args)],
+        [str(value) for value in launch_key(request.autotuner, request.args, request.kwargs)],
+        [
+            str(value)
+            for value in launch_key(
+                request.autotuner, request.args, request.kwargs, request.scenario.args
+            )
+        ],
     ]
     return [
         result
         for result in results
         if result.fits(keys, values, environment.device.name, environment.triton)
     ]
-
-
-def _autotuner_key(request: Request, replacements: Mapping[str, Scalar]) -> list[Any]:
-    """Return the key that Triton's `Autotuner.run` makes of a launch, with some values replaced."""
-    autotuner = request.autotuner
-    arguments = {
-        name: value
-        for name, value in {**autotuner.nargs, **request.kwargs}.items()
-        if name in autotuner.arg_names
-    }
-    values = [
-        replacements.get(name, arguments[name]) for name in autotuner.keys if name in arguments
-    ]
-    return values + [str(value.dtype) for value in arguments.values() if hasattr(value, "dtype")]

@@ -19,7 +19,7 @@ from ..notices import logger
 from ..triton_internals.binder import Binder, binder_for
 from ..triton_internals.upstream import driver, knobs
 from ..triton_internals.versions import (
-    active_hook,
+    HOOK_CHAIN,
     c_launcher,
     is_covered,
     kernel_follows_hooks,
@@ -47,6 +47,11 @@ class ChosenConfig(NamedTuple):
     options: Mapping[str, Any]
     until: float = math.inf
     resolution: Resolution | None = None
+
+    @property
+    def is_final(self) -> bool:
+        """Whether a later lookup cannot find better."""
+        return self.resolution is None or self.resolution.final
 
 
 class HotPath:
@@ -78,13 +83,21 @@ class HotPath:
         self._keys, self._buckets, self._exact = keys, buckets, exact
         self._tuned = frozenset(autotuner.configs[0].all_kwargs()) & frozenset(fn.arg_names)
         self._devices: dict[int, tuple[Binder, dict[Any, tuple[Any, ...]]]] = {}
+        self._generation = 0
+
+    def forget(self) -> None:
+        """Choose the config of each launch anew."""
+        self._generation += 1
+        self._devices.clear()
 
     def launcher(self) -> Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]:
         """Return a function of `(grid, args, kwargs)` that launches and returns the kernel."""
         # Local names: attribute lookups would be a measurable part of a launch.
-        autotuner, fn, devices = self._autotuner, self._fn, self._devices
+        autotuner, devices = self._autotuner, self._devices
+        function = vars(self._fn)
         launch_and_keep = self._launch_and_keep
         active_driver, all_knobs, monotonic, never = driver, knobs, time.monotonic, math.inf
+        hook_chain = HOOK_CHAIN
 
         def launch(grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             try:
@@ -97,26 +110,32 @@ class HotPath:
                 kernel = None
             if (
                 kernel is None
-                or fn.pre_run_hooks
+                or function["pre_run_hooks"]
+                or "run" in function  # a program has wrapped the function's launches
                 or grid is None
+                or config.pre_hook is not None  # a program has given it one since
                 # Triton may have dropped or replaced the kernel.
-                or fn.device_caches[device][0].get(name) is not kernel
+                or function["device_caches"][device][0].get(name) is not kernel
                 or (until is not never and monotonic() > until)
             ):
                 return launch_and_keep(grid, args, kwargs)
-            for (variable, _), (value, namespace) in fn.used_global_vals.items():
-                if namespace.get(variable, _ABSENT) != value:
-                    return launch_and_keep(grid, args, kwargs)  # Triton raises there
+            used_globals = function["used_global_vals"]
+            if used_globals:
+                for (variable, _), (value, namespace) in used_globals.items():
+                    if namespace.get(variable, _ABSENT) != value:
+                        return launch_and_keep(grid, args, kwargs)  # Triton raises there
             autotuner.best_config = config
             bound.update(tuned)
             if callable(grid):
                 grid = grid(bound)
             size = len(grid)
             runtime = all_knobs.runtime
-            enter, leave = (
-                active_hook(runtime.launch_enter_hook),
-                active_hook(runtime.launch_exit_hook),
-            )
+            # An empty chain of hooks is none. This runs at each launch, so it is no function.
+            enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook
+            if enter.__class__ is hook_chain and not enter.calls:
+                enter = None
+            if leave.__class__ is hook_chain and not leave.calls:
+                leave = None
             stream = active.get_current_stream(device)
             arguments = bound.values()
             call(
@@ -137,11 +156,14 @@ class HotPath:
 
     def _launch_and_keep(self, grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Launch through `JITFunction.run`, and keep the kernel for the next launch."""
+        generation = self._generation
         kernel, chosen = self._launch_by_triton(args, {"grid": grid, "warmup": False, **kwargs})
         # A hook may change an argument (a descriptor's block), so Triton must bind it each time.
         if (
             chosen.until
+            and generation == self._generation
             and chosen.config.pre_hook is None
+            and self._autotuner.fn is self._fn
             and is_covered(self._fn)
             and not kernel_follows_hooks()
         ):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from ..model.record import Record
 from ..model.resolution import Resolution
 from ..model.scenario import Config
@@ -11,7 +13,7 @@ from ..stores import Found
 from ..triton_internals.config_names import describe
 from .request import Request
 
-__all__ = ["best_config", "resolve_from_record", "winner_to_record"]
+__all__ = ["best_config", "note_timings", "resolve_from_record", "winner_to_record"]
 
 
 def resolve_from_record(request: Request, found: Found | None) -> Resolution | None:
@@ -47,6 +49,19 @@ def resolve_from_record(request: Request, found: Found | None) -> Resolution | N
 def best_config(request: Request, record: Record) -> Config | None:
     """Return the fastest declared config by a record's timings, or None if none has a timing."""
     return winner(record, set(request.declared), describe(request.default))
+
+
+def note_timings(request: Request, record: Record) -> None:
+    """Give a request's autotuner Triton's `configs_timings`: infinite ones for failed configs."""
+    request.autotuner.configs_timings = {
+        request.declared[measurement.config]: (
+            [math.inf] * 3
+            if measurement.median is None
+            else [measurement.median, measurement.p20, measurement.p80]
+        )
+        for measurement in record.measurements
+        if measurement.config in request.declared
+    }
 
 
 def _wrong_configs(request: Request, record: Record) -> list[str]:

@@ -14,7 +14,7 @@ from ..triton_internals.environment import is_capturing_graph
 from ..tuning.measurement_marks import find_suspects
 from .fallbacks import FallbackLimits, fall_back, nearest_differences
 from .foreign_results import record_from_triton_cache
-from .record_lookup import resolve_from_record
+from .record_lookup import note_timings, resolve_from_record
 from .request import Request
 from .scenario_tuner import ScenarioTuner
 from .suspects import leave_out_suspects
@@ -83,6 +83,8 @@ class Resolver:
         found = self._look_up(request) or self._adopt_triton_timings(request)
         request = self._without_suspects(request, found)
         resolution = resolve_from_record(request, found)
+        if found:
+            note_timings(request, found.record)
         may_tune = self.mode is Mode.TUNE and not is_capturing_graph()
         if resolution and not (may_tune and self._tuner.has_work(request, resolution, found)):
             return resolution, 0

@@ -26,7 +26,7 @@ from ..tuning.progress_bar import progress
 from ..tuning.search import Exhaustive, OptunaSearch, Search
 from ..tuning.tuner import CandidateLaunch, Tuner
 from .launch_recorder import pause_recording
-from .record_lookup import best_config, resolve_from_record, winner_to_record
+from .record_lookup import best_config, note_timings, resolve_from_record, winner_to_record
 from .request import Request
 from .suspects import leave_out_suspects
 from .tolerant_store import TolerantStore
@@ -161,6 +161,7 @@ class ScenarioTuner:
                 _failure_reasons(request, record),
             )
         config = request.declared[best]
+        note_timings(request, record)
         self._store.put(
             request.context,
             Record(

@@ -1,16 +1,41 @@
-"""Keys of the results that Triton's own autotuner keeps on disk (`cache_results=True`)."""
+"""Keys by which Triton's own autotuner keeps results, in memory and on disk."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from .compiler_settings import code_generation_variables
 from .environment import backend_hash, current_target
 
-__all__ = ["disk_cache_key"]
+__all__ = ["disk_cache_key", "launch_key"]
+
+
+def launch_key(
+    autotuner: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    replacements: Mapping[str, Any] = MappingProxyType({}),
+) -> tuple[Any, ...]:
+    """Return a launch's key in `Autotuner.cache`, as `Autotuner.run` makes it.
+
+    Args:
+        autotuner: Triton's `Autotuner`.
+        args: the launch's positional arguments.
+        kwargs: its keyword arguments.
+        replacements: values of key arguments that count in place of the launch's own.
+    """
+    names = autotuner.arg_names
+    arguments = {**dict(zip(names, args, strict=False)), **kwargs}
+    arguments = {name: value for name, value in arguments.items() if name in names}
+    values = [
+        replacements.get(name, arguments[name]) for name in autotuner.keys if name in arguments
+    ]
+    dtypes = [str(value.dtype) for value in arguments.values() if hasattr(value, "dtype")]
+    return (*values, *dtypes)
 
 
 def disk_cache_key(kernel: Any, key: Sequence[Any], configs: Iterable[Any]) -> str:

@@ -10,6 +10,7 @@ import sys
 from functools import cache
 from typing import Any
 
+from ..errors import UnknownDeviceError
 from ..model.scenario import Device, Environment
 from .compiler_settings import compiler_settings
 
@@ -114,6 +115,10 @@ def _interpreter() -> Device:
 def _gpu(device: int, target: Any) -> Device:
     import torch
 
+    if target.backend not in ("cuda", "hip"):
+        raise UnknownDeviceError(
+            f"devices of Triton's backend {target.backend!r} have no place in records yet"
+        )
     properties = torch.cuda.get_device_properties(device)
     arch = f"sm_{target.arch}" if target.backend == "cuda" else str(target.arch)
     return Device(

@@ -11,6 +11,7 @@ from typing import Any
 __all__ = [
     "add_compilation_listener",
     "build_host_modules_with",
+    "is_autotune_replaced_by",
     "replace_autotune",
     "set_cache_folder",
     "set_platform_key",
@@ -126,3 +127,10 @@ def replace_autotune(autotune: Callable[..., Any], run: Callable[..., Any]) -> N
     triton.runtime.autotune = autotune
     autotuner.autotune = autotune
     autotuner.Autotuner.run = run
+
+
+def is_autotune_replaced_by(autotune: Callable[..., Any]) -> bool:
+    """Return whether a decorator stands in for `triton.autotune` now."""
+    from triton.runtime import autotuner
+
+    return autotuner.autotune is autotune

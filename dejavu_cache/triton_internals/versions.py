@@ -17,6 +17,7 @@ from triton.runtime import jit
 
 __all__ = [
     "COVERED",
+    "HOOK_CHAIN",
     "SPECIALIZE",
     "WATCHED_KNOBS",
     "active_hook",
@@ -36,7 +37,9 @@ _VERSION: tuple[int, ...] = tuple(map(int, triton.__version__.split("+")[0].spli
 COVERED = (3, 4) <= _VERSION <= (3, 9)
 """Whether `JITFunction.run` of this Triton is known."""
 
-_HookChain = getattr(knobs, "HookChain", None)  # 3.5 and later: never None, often empty
+HOOK_CHAIN: Any = getattr(knobs, "HookChain", None)
+"""Class of launch hooks from Triton 3.5 on, whose instances are often empty and never None."""
+
 _LAUNCHER_TAKES_A_TUPLE = _VERSION >= (3, 7)
 _LAUNCHER_TAKES_PROFILE_SCRATCH = _VERSION >= (3, 5)
 
@@ -146,7 +149,7 @@ def autotuning_listener() -> Callable[..., None] | None:
 
 def active_hook(hook: Any) -> Any:
     """Return a launch hook, or None if calling it does nothing."""
-    return None if hook.__class__ is _HookChain and not hook.calls else hook
+    return None if hook.__class__ is HOOK_CHAIN and not hook.calls else hook
 
 
 def c_launcher(kernel: Any) -> Callable[..., None]:

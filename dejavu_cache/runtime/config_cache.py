@@ -1,0 +1,99 @@
+"""`Autotuner.cache` of Triton, with the entries of the program told from those of this package."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from typing import Any, Protocol
+
+__all__ = ["ConfigCache", "Forgetful"]
+
+
+class Forgetful(Protocol):
+    """Owner of results that depend on a `ConfigCache`."""
+
+    def forget_choices(self) -> None:
+        """Drop the results: the cache has changed."""
+
+
+def _changing(name: str) -> Any:
+    method: Callable[..., Any] = getattr(dict, name)
+
+    @functools.wraps(method)
+    def change(self: ConfigCache, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return method(self, *args, **kwargs)
+        finally:
+            self.settle()
+
+    return change
+
+
+class ConfigCache(dict[Any, Any]):
+    """Configs by Triton's key of a launch.
+
+    Programs read the configs that an autotuner chose, and put their own there, which Triton obeys.
+    So an entry decides a launch unless this package has written it to report its own choice. A
+    change by the program makes the autotuners that use the cache forget their choices. A copy is a
+    plain dictionary, all entries of which are the program's.
+
+    Args:
+        entries: the program's entries.
+    """
+
+    def __init__(self, entries: Mapping[Any, Any] | Iterable[tuple[Any, Any]] = ()) -> None:
+        """Copy the entries."""
+        super().__init__(entries)
+        self._reported: dict[Any, Any] = {}
+        self._users: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    __setitem__ = _changing("__setitem__")
+    __delitem__ = _changing("__delitem__")
+    __ior__ = _changing("__ior__")
+    clear = _changing("clear")
+    pop = _changing("pop")
+    popitem = _changing("popitem")
+    setdefault = _changing("setdefault")
+    update = _changing("update")
+
+    @property
+    def has_choices(self) -> bool:
+        """Whether the program has put a config here."""
+        return len(self) > len(self._reported)
+
+    def choice(self, key: Hashable) -> Any | None:
+        """Return the config that the program has put here for a launch, or None."""
+        return None if key in self._reported else self.get(key)
+
+    def report(self, key: Hashable, config: Any) -> None:
+        """Show the config that a launch runs, unless the program has chosen another one."""
+        if key in self._reported or key not in self:
+            self._reported[key] = config
+            super().__setitem__(key, config)
+
+    def add_user(self, user: Forgetful) -> None:
+        """Tell an autotuner about changes by the program, for as long as it lives."""
+        self._users.add(user)
+
+    def settle(self) -> None:
+        """Find out which entries are left as this package has reported them."""
+        self._reported = {
+            key: config for key, config in self._reported.items() if self.get(key) is config
+        }
+        for user in list(self._users):
+            user.forget_choices()
+
+    def duplicate(self, copy_config: Callable[[Any], Any]) -> ConfigCache:
+        """Return a cache of the same entries, with copies of the configs."""
+        twin = ConfigCache({key: copy_config(config) for key, config in self.items()})
+        twin._reported = {key: twin[key] for key in self._reported}
+        return twin
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copy and pickle as a plain dictionary."""
+        return dict, (dict(self),)
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        """Copy and pickle as a plain dictionary."""
+        return self.__reduce__()

@@ -1,0 +1,279 @@
+"""What the decorator of a cached autotuner declares: options, identity, and requests to a store."""
+
+from __future__ import annotations
+
+import copy
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+from ..errors import UnreadableKernelError
+from ..model.buckets import Bucket, Exact
+from ..model.scenario import Context, Kernel, Problem
+from ..notices import warn_once
+from ..policy import current_policy
+from ..settings import Mode, current_settings
+from ..triton_internals.config_names import DeclaredConfigs, can_be_recorded, describe
+from ..triton_internals.environment import (
+    INTERPRETER_INDEX,
+    current_device,
+    current_environment,
+    is_interpreting,
+)
+from ..triton_internals.identity import why_not_stored
+from ..triton_internals.scenario_key import ScenarioKey
+from ..triton_internals.source_hash import kernel_name, source_hash
+from ..triton_internals.upstream import Autotuner
+from ..tuning.benchmark_methods import METHODS, method_name, wall_clock
+from ..tuning.config_space import ConfigSpace
+from ..tuning.device_timer import DeviceTimer
+from .options import (
+    CacheOptions,
+    check_key,
+    check_method,
+    check_options,
+    check_policy_default,
+    policy_buckets,
+    validate_default,
+    validate_options,
+)
+from .pruning import Pruning, can_prune
+from .request import Request, TuningBudget
+
+__all__ = ["DeclaredAutotuner"]
+
+_OF_THE_BENCHMARK = frozenset({"do_bench", "method"})
+"""Derived attributes that neither the configs nor the function change."""
+
+
+class DeclaredAutotuner(Autotuner):  # type: ignore[misc]
+    """Triton's `Autotuner` with the options of `cached_autotune`, and an identity in stores.
+
+    `configs` and `fn` may be assigned at any time, as for Triton's; what was derived from them is
+    derived anew.
+
+    Attributes:
+        benchmarked: the number of configs that this object has benchmarked.
+    """
+
+    def __init__(
+        self,
+        fn: Any,
+        arg_names: Sequence[str],
+        configs: Sequence[Any],
+        key: Sequence[str],
+        *args: Any,
+        options: CacheOptions | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Decorate a kernel; `cached_autotune` describes the options.
+
+        Args:
+            fn: a `triton.jit` function, or heuristics around one.
+            arg_names: the kernel's parameters.
+            configs: the configs to choose from.
+            key: the names of the key arguments.
+            *args: as for Triton's `Autotuner`.
+            options: what `cached_autotune` adds to Triton's.
+            **kwargs: as for Triton's `Autotuner`.
+
+        Raises:
+            SettingsError: an option does not exist or has a value that it cannot have.
+        """
+        super().__init__(fn, arg_names, configs, key, *args, **kwargs)
+        self.benchmarked = 0
+        self._unnamed_method: str | None = None
+        self._name = kernel_name(fn)
+        self._options = validate_options(self._name, options or {})
+        self._policy = current_policy().rule_for(self._name)
+        self._buckets: dict[str, Bucket] = dict(self._options.get("buckets") or {})  # type: ignore[arg-type]
+        check_key(self._name, key, arg_names, self._buckets)
+        check_method(self._name, self._options, self._do_bench)
+        keys = [name for name in key if name in arg_names]
+        self._buckets = {**policy_buckets(self._name, self._policy, keys), **self._buckets}
+        check_policy_default(self._name, self._policy, self.configs)
+        self._scenario_key = ScenarioKey(arg_names, keys, self._buckets)
+        default = self._options.get("default")
+        if default is not None:
+            validate_default(self._name, default, self.configs)
+        self._default = self._policy.default_among(self.configs) if default is None else default
+        self._interpreted = is_interpreting()
+        self._device: Callable[[], int] = (
+            (lambda: INTERPRETER_INDEX) if self._interpreted else current_device
+        )
+
+    @cached_property
+    def method(self) -> str:
+        """Name of the benchmark method, which is part of a record's key."""
+        # Triton turns its deprecated warmup and rep into a benchmark function of its own.
+        is_callers = self.num_warmups is None and self.num_reps is None
+        own_bench = self._do_bench if is_callers else None
+        declared = None if self._interpreted else self._options.get("method")
+        if declared:
+            return declared
+        try:
+            return method_name(own_bench, self.use_cuda_graph, self._interpreted)
+        except (UnreadableKernelError, OSError) as error:
+            self._unnamed_method = str(error)
+            return f"custom:{type(own_bench).__qualname__} {uuid.uuid4().hex}"
+
+    @cached_property
+    def do_bench(self) -> Callable[..., Any]:
+        """Benchmark function: the caller's, or else a timer of the device or interpreter."""
+        timed_by_triton = self.num_warmups is not None or self.num_reps is not None
+        if self._interpreted and self._do_bench is None:
+            return wall_clock
+        if self.method in METHODS and not timed_by_triton:
+            return DeviceTimer(self.method)
+        bench: Callable[..., Any] = self._do_bench or super().do_bench
+        return bench
+
+    @property
+    def configs(self) -> Sequence[Any]:
+        """The configs to choose from."""
+        return self._configs
+
+    @configs.setter
+    def configs(self, configs: Sequence[Any]) -> None:
+        self._configs = configs
+        self._forget_declaration()
+        self.forget_choices()
+
+    @property
+    def fn(self) -> Any:
+        """The `triton.jit` function, or heuristics around one."""
+        return self._fn
+
+    @fn.setter
+    def fn(self, fn: Any) -> None:
+        self._fn = fn
+        self._forget_declaration()
+
+    def _forget_declaration(self) -> None:
+        """Drop what was derived from the configs and the function."""
+        for base in type(self).__mro__:
+            for name, value in vars(base).items():
+                if isinstance(value, cached_property) and name not in _OF_THE_BENCHMARK:
+                    self.__dict__.pop(name, None)
+        self._contexts: dict[int, Context] = {}
+
+    def forget_choices(self) -> None:
+        """Choose the config of each launch anew; launching is a subclass's concern."""
+
+    def __copy__(self) -> Any:
+        """Return an autotuner that shares all but what only one object can own."""
+        twin = object.__new__(type(self))
+        twin.__dict__.update(self.__dict__)
+        twin.__dict__.pop("_pruning", None)
+        return twin
+
+    @cached_property
+    def mode(self) -> Mode:
+        """Mode by the decorator, or else by the policy, or else by `DEJAVU_CACHE_MODE`.
+
+        A kernel with configs that records must not hold is left to Triton.
+        """
+        if not can_be_recorded(self._name, self.configs, self.arg_names):
+            return Mode.OFF
+        mode = self._options.get("mode") or self._policy.mode
+        return current_settings().mode if mode is None else Mode(mode)
+
+    @cached_property
+    def _not_stored(self) -> str | None:
+        """Reason why this kernel's timings stay in this process, or None if they are stored."""
+        reason = why_not_stored(self.fn, (config.kwargs for config in self.configs))
+        if self.method and self._unnamed_method:
+            reason = reason or f"its benchmark function: {self._unnamed_method}"
+        if reason:
+            warn_once(f"identity {self._name}", f"{self._name} is tuned but not stored: {reason}")
+        return reason
+
+    @cached_property
+    def _prunes(self) -> bool:
+        return can_prune(self)
+
+    @cached_property
+    def _pruning(self) -> Pruning | None:
+        """Pruning that is asked per launch; None if a scenario's first launch answers for all."""
+        per_launch = self._prunes and self._options.get("prune_per") != "scenario"
+        return Pruning(self) if per_launch else None
+
+    def _arguments_by_name(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        arguments = {**dict(zip(self.arg_names, args, strict=False)), **kwargs}
+        return {name: value for name, value in arguments.items() if name in self.arg_names}
+
+    @cached_property
+    def source(self) -> str:
+        """Source hash of the kernel and its heuristics; a unique one if nothing is stored."""
+        return uuid.uuid4().hex if self._not_stored else source_hash(self.fn)
+
+    def _context(self, device: int) -> Context:
+        environment = current_environment(device)
+        context = self._contexts.get(device)
+        if context is None or context.environment != environment:
+            buckets = {
+                name: bucket
+                for name, bucket in self._buckets.items()
+                if not isinstance(bucket, Exact)
+            }
+            self._contexts[device] = context = Context(
+                kernel=Kernel(name=self._name, source=self.source),
+                environment=environment,
+                problem=Problem(keys=self._scenario_key.keys, buckets=buckets, method=self.method),
+            )
+        return context
+
+    def _request(
+        self,
+        device: int,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        configs: Sequence[Any] | None = None,
+    ) -> Request:
+        """Return the request of a launch; `configs` are what pruning leaves, if it was asked."""
+        # Triton keeps a launch's arguments on the autotuner, so each request has its own copy.
+        autotuner = copy.copy(self)
+        autotuner.nargs = dict(zip(self.arg_names, args, strict=False))
+        named = self._arguments_by_name(args, kwargs)
+        if configs is None:
+            configs = autotuner.prune_configs(dict(kwargs))
+        declared = DeclaredConfigs(self._name, configs)
+        return Request(
+            autotuner=autotuner,
+            context=self._context(device),
+            scenario=self._scenario_key.scenario(named),
+            declared=declared,
+            default=self._default_config(named, declared),
+            exact=frozenset(
+                name for name, bucket in self._buckets.items() if isinstance(bucket, Exact)
+            ),
+            args=args,
+            kwargs=dict(kwargs),
+            budget=self._budget,
+            check=check_options(self._options),
+            prunes=self._prunes,
+            not_stored=self._not_stored,
+        )
+
+    @cached_property
+    def _budget(self) -> TuningBudget:
+        settings, options, rule = current_settings(), self._options, self._policy
+        space = self.configs if isinstance(self.configs, ConfigSpace) else None
+        seconds = options.get("tune_seconds") or rule.tune_seconds or settings.tune_seconds
+        declared = options.get("tune_configs") or rule.tune_configs
+        budget = space.budget if space else None
+        return TuningBudget(
+            strategy=space.search if space else "exhaustive",
+            seconds=seconds,
+            configs=declared or budget or settings.tune_configs,
+        )
+
+    def _default_config(self, named: Mapping[str, Any], declared: DeclaredConfigs) -> Any:
+        """Return the default config, or the first one left if pruning leaves the default out."""
+        default = self._default(named) if callable(self._default) else self._default
+        if default is None:
+            default = self.configs[0]
+        if self._prunes and describe(default) not in declared:
+            return declared[next(iter(declared))]
+        return default

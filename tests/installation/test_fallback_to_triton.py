@@ -1,0 +1,309 @@
+"""What `triton.autotune` accepts runs under `install()` too, whatever of the cache fails."""
+
+from __future__ import annotations
+
+import enum
+import functools
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import triton
+import triton.language as tl
+from support.kernels import load
+from support.processes import PROGRAMS, environment
+
+from dejavu_cache import provenance
+from dejavu_cache.errors import ScenarioNotTuned
+from dejavu_cache.installation.autotune_replacement import (
+    _TRITON_AUTOTUNE,
+    AdoptedAutotuner,
+    install,
+    uninstall,
+)
+from dejavu_cache.runtime import cached_autotuner, triton_report
+from dejavu_cache.triton_internals.upstream import Autotuner
+
+X = torch.ones(64)
+
+
+class Number(enum.IntEnum):
+    ONE = 1
+
+
+class Color(enum.Enum):
+    RED = 1
+
+
+class Text(str):
+    __slots__ = ()
+
+
+@triton.jit
+def copy_block(x, n, B: tl.constexpr):
+    tl.store(x + tl.arange(0, B), tl.load(x + tl.arange(0, B)))
+
+
+@triton.jit
+def copy_block_of(x, n: tl.constexpr, B: tl.constexpr):
+    tl.store(x + tl.arange(0, B), tl.load(x + tl.arange(0, B)))
+
+
+@triton.jit
+def copy_block_by(x, n, B: tl.constexpr, V: tl.constexpr):
+    tl.store(x + tl.arange(0, B), tl.load(x + tl.arange(0, B)))
+
+
+def bench(kernel_call: Any, quantiles: Any) -> list[float]:
+    kernel_call()
+    return [1.0, 1.0, 1.0]
+
+
+def bench_with(returned: Any) -> Callable[[Any, Any], Any]:
+    def measure(kernel_call: Any, quantiles: Any) -> Any:
+        kernel_call()
+        return returned
+
+    return measure
+
+
+def bench_beside(kernel_call: Any, quantiles: Any, more: int) -> list[float]:
+    return bench(kernel_call, quantiles)
+
+
+VALUES = [
+    *(float("inf"), float("-inf"), float("nan"), -0.0, True, None, 2**64, -(2**70)),
+    *("a" * 501, "\n\x00\u2028é", "\ud800", "", Number.ONE, Color.RED, Text("a")),
+    *(np.int64(3), np.float32(3), np.bool_(True), (1, 2), torch.float16, tl.float16),
+    *(tl.constexpr(3), tl.constexpr(float("inf")), torch.Size([1, 2]), copy_block, len),
+    *(torch.device("cpu"), np.dtype("float32"), 1j, b"a", range(3), frozenset({1}), ...),
+]
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "pruning yields": {"prune_configs_by": {"early_config_prune": lambda c, n, **_: iter([*c])}},
+    "a config of pruning": {
+        "prune_configs_by": {"early_config_prune": lambda c, n, **_: [triton.Config({"B": 64})]}
+    },
+    "tuples": {"configs": (triton.Config({"B": 16}), triton.Config({"B": 32})), "key": ("n",)},
+    "no key": {"key": []},
+    "a key twice": {"key": ["n", "n"]},
+    "a key as text": {"key": "n"},
+    "a key as a set": {"key": {"n"}},
+    "a scalar time": {"do_bench": bench_with(1.0)},
+    "negative times": {"do_bench": bench_with([-1.0] * 3)},
+    "infinite times": {"do_bench": bench_with([float("inf")] * 3)},
+    "times as text": {"do_bench": bench_with("slow")},
+    "undefined times": {"do_bench": bench_with([float("nan")] * 3)},
+    "a partial": {"do_bench": functools.partial(bench_beside, more=1)},
+    "restored values": {"restore_value": ["x"]},
+}
+
+
+@pytest.fixture(autouse=True)
+def with_installation() -> Iterator[None]:
+    install()
+    yield
+    uninstall()
+
+
+def run(decorate: Any, kernel: Any, value: Any, **options: Any) -> Any:
+    configs = [triton.Config({"B": 16}), triton.Config({"B": 32})]
+    options = {"configs": configs, "key": ["n"], "do_bench": bench, **options}
+    tuned = decorate(**options)(kernel)
+    for _ in range(2):
+        tuned[(1,)](X, value)
+    return tuned
+
+
+def assert_like_triton(run_with: Callable[[Any], Any]) -> None:
+    """Check that both run the same config, or raise the same error."""
+    outcomes = []
+    for decorate in (_TRITON_AUTOTUNE, triton.autotune):
+        try:
+            outcomes.append(str(run_with(decorate).best_config))
+        except Exception as error:
+            outcomes.append(f"{type(error).__name__}: {error}")
+    assert outcomes[0] == outcomes[1]
+
+
+@pytest.mark.parametrize("value", VALUES, ids=lambda value: f"{type(value).__name__}-{value!r:.9}")
+def test_any_value_of_a_key_or_a_config_runs(value: Any) -> None:
+    assert_like_triton(lambda decorate: run(decorate, copy_block_of, value))
+    configs = [triton.Config({"B": block, "V": value}) for block in (16, 32)]
+    assert_like_triton(lambda decorate: run(decorate, copy_block_by, 3, configs=configs))
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_any_option_of_triton_runs(options: dict[str, Any]) -> None:
+    assert_like_triton(lambda decorate: run(decorate, copy_block, 3, **options))
+
+
+def test_a_user_whose_name_has_no_encoding_tunes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOGNAME", "\udcff")
+    provenance.whoami.cache_clear()
+    try:
+        assert_like_triton(lambda decorate: run(decorate, copy_block, 3))
+    finally:
+        provenance.whoami.cache_clear()
+
+
+STEPS = [
+    (AdoptedAutotuner, "_raw_key"),
+    (AdoptedAutotuner, "_request"),
+    (AdoptedAutotuner, "_context"),
+    (AdoptedAutotuner, "_resolve"),
+    (AdoptedAutotuner, "_choose_for_scenario"),
+    (cached_autotuner, "report_to_triton"),
+    (cached_autotuner, "report_resolution"),
+    (cached_autotuner, "current_environment"),
+    (cached_autotuner, "current_settings"),
+    (cached_autotuner, "Resolver"),
+    (triton_report, "launch_key"),
+]
+
+
+@pytest.mark.parametrize(("owner", "name"), STEPS, ids=[name for _, name in STEPS])
+def test_whatever_step_fails_the_launch_goes_on_and_says_so_once(
+    owner: Any, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: Any, **__: Any) -> Any:
+        raise ZeroDivisionError("this step fails")
+
+    monkeypatch.setattr(owner, name, fail, raising=False)
+    benched = []
+
+    def count(kernel_call: Any, quantiles: Any) -> list[float]:
+        benched.append(kernel_call())
+        return [1.0, 1.0, 1.0]
+
+    for value in (3, 3, 4):
+        kernel = run(triton.autotune, copy_block, value, do_bench=count)
+        del benched[:]
+        kernel[(1,)](X, value)
+        assert not benched, "a scenario is benchmarked once"
+    assert caplog.text.count("tuned by Triton alone") == 1
+    assert "this step fails" in caplog.text
+
+
+def test_errors_of_a_kernel_and_its_hooks_are_those_of_triton(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    @triton.jit
+    def broken(x, n, B: tl.constexpr):
+        tl.store(x, no_such_name)  # type: ignore[name-defined]  # noqa: F821
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise LookupError("the user's own")
+
+    assert_like_triton(lambda decorate: run(decorate, broken, 3))
+    assert_like_triton(lambda decorate: run(decorate, copy_block, 3, do_bench=fail))
+    assert_like_triton(lambda decorate: run(decorate, copy_block, 3, pre_hook=fail))
+    pruned: dict[str, Any] = {"early_config_prune": lambda configs, named, **_: []}
+    assert_like_triton(lambda decorate: run(decorate, copy_block, 3, prune_configs_by=pruned))
+    assert "tuned by Triton alone" not in caplog.text
+
+
+def test_strict_mode_still_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    from dejavu_cache.settings import current_settings
+
+    monkeypatch.setenv("DEJAVU_CACHE_MODE", "strict")
+    current_settings.cache_clear()
+    with pytest.raises(ScenarioNotTuned):
+        run(triton.autotune, copy_block, 3)
+    pruned = {"early_config_prune": lambda configs, named, **_: configs[1:]}
+    kernel = run(triton.autotune, copy_block, 3, prune_configs_by=pruned)
+    assert (kernel.best_config.kwargs, kernel.benchmarked) == ({"B": 32}, 0)
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_another_packages_run_launches(
+    before: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Engines have a switch that makes Triton's autotuner run its first config."""
+    launched = []
+
+    def run_first(self: Any, *args: Any, **kwargs: Any) -> Any:
+        launched.append(self)
+        self.best_config = self.configs[0]
+        return self.fn.run(*args, **kwargs, **self.configs[0].all_kwargs())
+
+    if before:
+        uninstall()
+    theirs = Autotuner.run
+    Autotuner.run = run_first
+    try:
+        install()
+        kernel = run(triton.autotune, copy_block, 3)
+        assert launched == [kernel, kernel]
+        assert kernel.benchmarked == 0
+        assert "has replaced Autotuner.run" in caplog.text
+        uninstall()
+        assert Autotuner.run is run_first
+    finally:
+        Autotuner.run = theirs
+
+
+def test_a_subclass_is_asked_for_each_key(tmp_path: Any) -> None:
+    """Another package looks a config up for some keys; the others are cached."""
+    library = load(tmp_path / "asking.py", ASKING, "asking")
+    kernel = library.make()
+    sequence = []
+    for n in (128, 128, 256, 128, 64, 256):
+        before = library.benched
+        kernel[(1,)](X, n)
+        sequence.append((n, library.benched - before, kernel.best_config.kwargs["B"]))
+    tuned, looked_up = [(128, 2, 16), (128, 0, 16)], (256, 0, 32)
+    assert sequence == [*tuned, looked_up, tuned[1], (64, 2, 16), looked_up]
+    again = library.make()
+    again[(1,)](X, 64)
+    assert (again._adopted.benchmarked, kernel._adopted.benchmarked) == (0, 4)
+
+
+ASKING = """
+    import triton
+    import triton.language as tl
+    from triton.runtime.autotuner import Autotuner
+
+    CONFIGS = [triton.Config({"B": block}) for block in (16, 32)]
+    benched = 0
+
+    def bench(kernel_call, quantiles):
+        global benched
+        kernel_call()
+        benched += 1
+        return [float(benched)] * 3
+
+    class Asking(Autotuner):
+        def run(self, *args, **kwargs):
+            n = args[1]
+            if n == 256:
+                self.cache[(n, str(args[0].dtype))] = CONFIGS[1]
+            return super().run(*args, **kwargs)
+
+    @triton.jit
+    def copy_block(x, n, B: tl.constexpr):
+        tl.store(x + tl.arange(0, B), tl.load(x + tl.arange(0, B)))
+
+    def make():
+        return Asking(
+            copy_block, copy_block.arg_names, CONFIGS, ["n"], None, None, do_bench=bench
+        )
+"""
+
+
+def test_a_backend_without_identity_is_left_to_triton() -> None:
+    """Neither CUDA nor HIP: nothing can be recorded, and each launch is Triton's."""
+    seen = subprocess.run(
+        [sys.executable, PROGRAMS / "launch_on_other_backend.py"],
+        env=environment(TRITON_INTERPRET="0"),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert seen.stdout.splitlines() == ["install 2 16", "decorator 2 16"]
+    assert seen.stderr.count("kernels are tuned by Triton alone") == 1
+    assert "backend 'xpu'" in seen.stderr

@@ -1,0 +1,157 @@
+"""Programs read and write an autotuner's attributes, and what they put there counts."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from support.processes import PROGRAMS, environment, run_python
+
+from dejavu_cache import Pow2, cached_autotune
+from dejavu_cache.runtime.config_cache import ConfigCache
+
+CONFIGS = [triton.Config({"BLOCK": block}) for block in (64, 128, 256)]
+
+
+@triton.jit
+def add(x, out, M, A, K, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + at, tl.load(x + at, mask=at < M) + A, mask=at < M)
+
+
+class Bench:
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, kernel_call: Any, quantiles: Any) -> list[float]:
+        kernel_call()
+        self.calls += 1
+        return [float(self.calls)] * 3
+
+
+def make(decorate: Any = cached_autotune, **options: Any) -> tuple[Any, Bench]:
+    bench = Bench()
+    options = {"configs": list(CONFIGS), "key": ["M", "K", "A"], "do_bench": bench, **options}
+    return decorate(**options)(add), bench
+
+
+def launch(kernel: Any, M: int = 512, A: int = 3) -> None:
+    x, out = torch.ones(512), torch.zeros(512)
+    kernel[lambda meta: (triton.cdiv(M, meta["BLOCK"]),)](x, out, M, A, 7)
+    assert torch.equal(out[:M], x[:M] + A)
+
+
+def test_the_cache_has_tritons_keys_and_timings() -> None:
+    theirs, ours = make(triton.autotune)[0], make()[0]
+    for kernel in (theirs, ours):
+        launch(kernel)
+        launch(kernel, M=100)
+    assert list(ours.cache) == list(theirs.cache)
+    assert list(map(str, ours.cache.values())) == list(map(str, theirs.cache.values()))
+    assert len(ours.configs_timings) == len(theirs.configs_timings) == 3
+    assert ours.nargs is theirs.nargs is None
+
+
+@pytest.mark.parametrize("replace", [True, False])
+def test_a_config_that_a_program_puts_into_the_cache_decides(replace: bool) -> None:
+    kernel, bench = make()
+    key = (512, 7, 3, "torch.float32", "torch.float32")
+    if replace:
+        kernel.cache = {key: CONFIGS[2]}
+    else:
+        kernel.cache[key] = CONFIGS[2]
+    for _ in range(2):
+        launch(kernel)
+        assert (bench.calls, kernel.best_config) == (0, CONFIGS[2])
+        launch(kernel, M=100)
+        assert kernel.best_config is not CONFIGS[2]
+        bench.calls = 0
+    kernel.cache.clear()
+    launch(kernel)
+    assert len(kernel.cache) == 1
+
+
+def test_a_programs_config_in_a_bucket_is_for_its_key_alone() -> None:
+    kernel, _ = make(buckets={"M": Pow2()})
+    kernel.cache[(300, 7, 3, "torch.float32", "torch.float32")] = CONFIGS[2]
+    for _ in range(2):
+        launch(kernel, M=301)
+        assert kernel.best_config is not CONFIGS[2]
+        launch(kernel, M=300)
+        assert kernel.best_config is CONFIGS[2]
+
+
+def test_copies_do_not_disturb_each_other() -> None:
+    kernel, bench = make()
+    launch(kernel)
+    assert bench.calls == 3
+    shallow, deep = copy.copy(kernel), copy.deepcopy(kernel)
+    for twin in (shallow, deep):
+        launch(twin)
+        assert bench.calls == 3
+    shallow.configs = [CONFIGS[2]]
+    shallow.cache = {}
+    deep.cache[next(iter(deep.cache))] = CONFIGS[1]
+    for twin, block in ((shallow, 256), (deep, 128), (kernel, 64)):
+        launch(twin)
+        assert twin.best_config.kwargs["BLOCK"] == block
+    assert type(copy.deepcopy(kernel.cache)) is dict
+    assert pickle.loads(pickle.dumps(kernel.cache)) == kernel.cache
+
+
+def test_assigned_configs_are_the_ones_to_choose_from() -> None:
+    kernel, bench = make()
+    launch(kernel)
+    kernel.configs = CONFIGS[1:2]
+    launch(kernel)
+    assert kernel.best_config is CONFIGS[1]
+    kernel.configs = CONFIGS[1:]
+    launch(kernel)
+    assert kernel.best_config is CONFIGS[1]
+    assert bench.calls == 3, "both are recorded"
+
+
+def test_an_entry_of_the_cache_is_the_programs_unless_it_was_reported() -> None:
+    cache = ConfigCache({"a": 1})
+    assert (cache.has_choices, cache.choice("a")) == (True, 1)
+    cache.report("a", 2)
+    assert cache["a"] == 1
+    cache.report("b", 3)
+    assert (cache["b"], cache.choice("b")) == (3, None)
+    cache["b"] = 4
+    assert cache.choice("b") == 4
+    del cache["a"], cache["b"]
+    cache |= {"c": 5}
+    assert cache.choice("c") == 5
+    assert cache.setdefault("d", 6) == cache.choice("d") == 6
+    cache.clear()
+    assert not cache.has_choices
+
+
+def test_launches_follow_random_changes_as_tritons_do() -> None:
+    """Each change is made to both kinds of autotuner, with a launch on a pretended GPU after it."""
+    code = """
+        import json, sys
+        from support.mutated_autotuners import compare_at_random
+        print(json.dumps([text for seed in range(12) for text in compare_at_random(seed, 60)]))
+    """
+    assert run_python(code, TRITON_INTERPRET="0").stdout.splitlines()[-1] == "[]"
+
+
+def test_the_listener_gets_the_jit_function_and_the_timings() -> None:
+    """Tools read the function's `cache_key` and `fn`; one config that is left is no choice."""
+    seen = subprocess.run(
+        [sys.executable, PROGRAMS / "listen_to_tuning.py"],
+        env=environment(TRITON_INTERPRET="0", DEJAVU_CACHE_CHECK="0"),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert seen.stdout.splitlines() == ["False False", "True True"]
