@@ -1,16 +1,17 @@
 """Merging records, and naming the fields in which two of them differ.
 
-A merge is a union: nothing that was measured is lost, and the order of merges does not matter.
+A merge is a union: nothing that was measured is lost, up to a number of measurements that no tune
+makes, and the order of merges does not matter.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Literal, NamedTuple
 
 from ..errors import MergeConflictError
-from .record import MOST_LAUNCHES, Measurement, Record, RecordedLaunch
-from .scenario import Scenario, canonical_json
+from .record import MOST_LAUNCHES, MOST_MEASUREMENTS, Measurement, Record, RecordedLaunch
+from .scenario import Scenario, canonical_json, is_from_future
 
 __all__ = [
     "Difference",
@@ -28,7 +29,7 @@ def merge_records(left: Record, right: Record, on_conflict: OnConflict = "newest
     """Return the union of two records of one scenario.
 
     The order does not matter and a repeated merge changes nothing. Where both measured one config,
-    `on_conflict` decides; the later winner and the later pin stand.
+    `on_conflict` decides; the later winner and the later pin stand, except those from the future.
 
     Raises:
         MergeConflictError: `on_conflict="fail"`, and two timings of one config differ.
@@ -48,8 +49,16 @@ def merge_records(left: Record, right: Record, on_conflict: OnConflict = "newest
         winner=_latest(left.winner, right.winner),
         pin=_latest(left.pin, right.pin),
         launches=merge_launches(left, right),
-        measurements=tuple(measurements.values()),
+        measurements=_newest_measurements(measurements.values()),
     )
+
+
+def _newest_measurements(measurements: Collection[Measurement]) -> tuple[Measurement, ...]:
+    """Return the measurements, without the oldest if they are too many; wrong results stay."""
+    if len(measurements) <= MOST_MEASUREMENTS:
+        return tuple(measurements)
+    by_worth = sorted(measurements, key=lambda item: (item.is_wrong, item._age), reverse=True)
+    return tuple(by_worth[:MOST_MEASUREMENTS])
 
 
 def merge_launches(*records: Record | None) -> tuple[RecordedLaunch, ...] | None:
@@ -78,9 +87,16 @@ def _merge_measurements(
 
 
 def _latest(*entries: Any) -> Any:
-    """Return the latest of winners or pins, ties broken by their text, or None."""
+    """Return the latest of winners or pins, ties broken by their text, or None.
+
+    One from the future gives way to any other: else nobody could ever replace it.
+    """
     present = [entry for entry in entries if entry is not None]
-    return max(present, key=lambda entry: (entry.at, canonical_json(entry)), default=None)
+    return max(
+        present,
+        key=lambda entry: (not is_from_future(entry.at), entry.at, canonical_json(entry)),
+        default=None,
+    )
 
 
 class Difference(NamedTuple):

@@ -24,11 +24,13 @@ from .scenario import (
     Text,
     ValueModel,
     canonical_json,
+    is_from_future,
 )
 
 __all__ = [
     "FORMAT",
     "MOST_LAUNCHES",
+    "MOST_MEASUREMENTS",
     "Failure",
     "Measurement",
     "Pin",
@@ -96,8 +98,9 @@ class Measurement(FrozenModel):
         return self.failure is not None and self.failure.kind == "wrong"
 
     @property
-    def _age(self) -> tuple[datetime, str]:
-        return self.at, canonical_json(self)
+    def _age(self) -> tuple[bool, datetime, str]:
+        # A moment in the future is a wrong clock's, and must not outlast all later measurements.
+        return not is_from_future(self.at), self.at, canonical_json(self)
 
     @property
     def _slowness(self) -> tuple[float, str]:
@@ -158,6 +161,13 @@ MOST_LAUNCHES = 64
 """Largest number of launches in a record.
 
 A kernel with more specialises on a value that varies from call to call.
+"""
+
+
+MOST_MEASUREMENTS = 10_000
+"""Largest number of measurements that a merge leaves in a record.
+
+Earlier versions wrote up to ten times as many, and those records can be read.
 """
 
 

@@ -48,6 +48,7 @@ class Resolution:
         wrong: the declared configs whose results were found to be wrong, with the evidence.
         agreed: whether all ranks of the job run this config, even if a later lookup finds another.
         only: whether pruning left the launch no other config.
+        ignored_pin: the config that a person chose and the launch may not run, or None.
         not_stored: why the kernel's timings stay in this process, or None if they are stored.
     """
 
@@ -63,6 +64,7 @@ class Resolution:
     agreed: bool = False
     only: bool = False
     not_stored: str | None = None
+    ignored_pin: str | None = None
 
     @property
     def environment(self) -> Environment:
@@ -84,6 +86,8 @@ class Resolution:
         if self.missing:
             lines.append(f"  unmeasured configs: {self.missing}")
         lines += [f"  wrong results: {evidence}" for evidence in self.wrong]
+        if self.ignored_pin is not None:
+            lines.append(f"  ignored pin, which the kernel does not declare: {self.ignored_pin}")
         if self.not_stored:
             lines.append(f"  not stored: {self.not_stored}")
         lines += [

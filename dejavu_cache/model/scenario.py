@@ -9,7 +9,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from functools import cached_property
 from typing import Annotated, Any
 
@@ -46,6 +46,7 @@ __all__ = [
     "ValueModel",
     "Values",
     "canonical_json",
+    "is_from_future",
     "now",
 ]
 
@@ -60,6 +61,9 @@ Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{8,64}$")]
 Milliseconds = Annotated[StrictFloat, Field(ge=0, allow_inf_nan=False)]
 _Count = Annotated[StrictInt, Field(ge=0)]
 
+
+CLOCK_TOLERANCE = timedelta(days=1)
+"""How far another machine's clock may be ahead of this one's."""
 
 _RFC_3339 = re.compile(
     r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)", re.ASCII | re.IGNORECASE
@@ -96,6 +100,11 @@ Values = Annotated[dict[Text, Scalar], AfterValidator(_sort_by_name), Field(max_
 def now() -> datetime:
     """Return the present moment in UTC, to the microsecond."""
     return datetime.now(timezone.utc)
+
+
+def is_from_future(moment: datetime) -> bool:
+    """Return whether a moment lies further ahead than the clocks of two machines differ."""
+    return moment - now() > CLOCK_TOLERANCE
 
 
 def canonical_json(value: Any) -> str:

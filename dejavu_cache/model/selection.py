@@ -6,8 +6,9 @@ import math
 from collections.abc import Collection, Iterable
 from typing import Any, NamedTuple
 
+from .credibility import SHORTEST_TIMING, is_credible, unconfirmed_configs
 from .record import Measurement, Record
-from .scenario import Config, Scenario
+from .scenario import Config, Scenario, is_from_future
 
 __all__ = ["Near", "contends", "distance", "nearest", "value_distance", "winner"]
 
@@ -17,36 +18,48 @@ NOISE = 0.01
 MOST_UNCERTAIN = 0.02
 """Relative difference of two medians that counts in any case: a race tells that much apart."""
 
+WIDEST_TIE = 0.5
+"""Relative slowdown against the best up to which its quantiles may make another config tie.
+
+Wider quantiles say that the timing is worth nothing, not that all configs are equal.
+"""
+
 CONTENDER = 0.1
 """Relative slowdown against the best above which a config drops out after one measurement."""
 
 
 def winner(
-    record: Record, declared: Collection[Config], default: Config | None = None
+    record: Record,
+    declared: Collection[Config],
+    default: Config | None = None,
+    *,
+    shortest: float = SHORTEST_TIMING,
+    trusted: str = "",
 ) -> Config | None:
     """Return the best of the declared configs by a record's timings, or None if none of them ran.
 
     The record's winner stands as long as nothing was measured since that speaks against it, and
     while it ties with the best, so that near-ties do not flip from one tune to the next; but never
-    a config slower than the default. The default wins where it ties with the best.
+    a config slower than the default. The default wins where it ties with the best. Timings that
+    `credibility` does not believe take no part.
 
     Args:
         record: the timings and the previous winner.
         declared: the configs that the kernel declares today, and pruning leaves.
         default: the config that the winner must not be slower than.
+        shortest: the least believable timing, in milliseconds.
+        trusted: the machine whose timings need no confirmation, as in `Measurement.by`.
     """
-    timed = {
-        measurement.config: measurement
-        for measurement in record.measurements
-        if measurement.median is not None and measurement.config in declared
-    }
+    timed = _believed_timings(record, declared, shortest, trusted)
     if not timed:
         return None
     best = min(timed.values(), key=lambda timing: (timing.median, timing.config.text))
     previous = timed.get(record.winner.config) if record.winner else None
     if previous and not _slower(previous, timed.get(default) if default else None):
-        unchallenged = record.winner and all(
-            timing.at <= record.winner.at for timing in timed.values()
+        unchallenged = (
+            record.winner
+            and not is_from_future(record.winner.at)
+            and all(timing.at <= record.winner.at for timing in timed.values())
         )
         if _ties(previous, best) or (unchallenged and contends(previous, best)):
             return previous.config
@@ -54,6 +67,21 @@ def winner(
     if fallback and (fallback.median or 0.0) <= (best.median or 0.0) * (1 + _uncertainty(best)):
         return fallback.config
     return best.config
+
+
+def _believed_timings(
+    record: Record, declared: Collection[Config], shortest: float, trusted: str
+) -> dict[Config, Measurement]:
+    """Return the timings of declared configs that may decide, by config."""
+    timed = {
+        measurement.config: measurement
+        for measurement in record.measurements
+        if measurement.config in declared and is_credible(measurement, shortest)
+    }
+    unconfirmed = unconfirmed_configs(timed.values(), trusted)
+    if record.winner is not None:  # it won a tune, which has compared it
+        unconfirmed.discard(record.winner.config)
+    return {config: timing for config, timing in timed.items() if config not in unconfirmed}
 
 
 def contends(measurement: Measurement, best: Measurement) -> bool:
@@ -70,7 +98,9 @@ def _uncertainty(measurement: Measurement) -> float:
 
 
 def _ties(measurement: Measurement, best: Measurement) -> bool:
-    return (measurement.median or 0.0) <= max((best.median or 0.0) * (1 + NOISE), best.p80 or 0.0)
+    median = best.median or 0.0
+    upper = min(best.p80 or 0.0, median * (1 + WIDEST_TIE))
+    return (measurement.median or 0.0) <= max(median * (1 + NOISE), upper)
 
 
 def _slower(measurement: Measurement, other: Measurement | None) -> bool:

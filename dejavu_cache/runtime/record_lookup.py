@@ -9,11 +9,12 @@ from ..model.resolution import Resolution
 from ..model.scenario import Config
 from ..model.selection import winner
 from ..notices import warn_once
+from ..provenance import whoami
 from ..stores import Found
 from ..triton_internals.config_names import describe
 from .request import Request
 
-__all__ = ["best_config", "note_timings", "resolve_from_record", "winner_to_record"]
+__all__ = ["best_config", "ignored_pin", "note_timings", "resolve_from_record", "winner_to_record"]
 
 
 def resolve_from_record(request: Request, found: Found | None) -> Resolution | None:
@@ -29,11 +30,11 @@ def resolve_from_record(request: Request, found: Found | None) -> Resolution | N
         return None
     record = found.record
     missing = len(request.unmeasured_configs(record))
-    pinned = record.pinned
-    if pinned is not None:
-        if pinned in request.declared:
-            return request.resolution("pinned", request.declared[pinned], store=found.store)
-        _warn_of_ignored_pin(request, pinned)
+    pinned, ignored = record.pinned, ignored_pin(request, found)
+    if ignored is not None:
+        _warn_of_ignored_pin(request, ignored)
+    elif pinned is not None:
+        return request.resolution("pinned", request.declared[pinned], store=found.store)
     best = best_config(request, record)
     if best is None:
         return None
@@ -43,12 +44,29 @@ def resolve_from_record(request: Request, found: Found | None) -> Resolution | N
         store=found.store,
         missing=missing,
         wrong=_wrong_configs(request, record),
+        ignored_pin=None if ignored is None else str(ignored),
     )
 
 
+def ignored_pin(request: Request, found: Found | None) -> Config | None:
+    """Return a record's pin if the launch may not run its config, or None."""
+    pinned = found.record.pinned if found else None
+    return None if pinned is None or pinned in request.declared else pinned
+
+
 def best_config(request: Request, record: Record) -> Config | None:
-    """Return the fastest declared config by a record's timings, or None if none has a timing."""
-    return winner(record, set(request.declared), describe(request.default))
+    """Return the fastest declared config by a record's timings, or None if none is believed."""
+    return _select(request, record, set(request.declared))
+
+
+def _select(request: Request, record: Record, declared: set[Config]) -> Config | None:
+    return winner(
+        record,
+        declared,
+        describe(request.default),
+        shortest=request.shortest_timing,
+        trusted=whoami(),
+    )
 
 
 def note_timings(request: Request, record: Record) -> None:
@@ -91,4 +109,4 @@ def winner_to_record(request: Request, record: Record, best: Config) -> Config:
     if not request.prunes:
         return best
     declared = {*request.declared, *map(describe, request.autotuner.configs)}
-    return winner(record, declared, describe(request.default)) or best
+    return _select(request, record, declared) or best

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..model.credibility import is_credible, shortest_timing
 from ..model.merge import Difference
-from ..model.record import Record
+from ..model.record import Measurement, Record
 from ..model.resolution import How, Resolution
 from ..model.scenario import Config, Context, Scenario
+from ..provenance import whoami
 from ..triton_internals.config_names import DeclaredConfigs, describe
 from ..tuning.config_space import Strategy
 from ..tuning.result_check import CheckOptions
@@ -73,11 +75,43 @@ class Request:
         return self.prunes and len(self.declared) == 1
 
     def unmeasured_configs(self, record: Record | None) -> list[Config]:
-        """Return the declared configs that have neither a timing nor a failure of their own."""
+        """Return the declared configs that have neither a timing nor a failure of their own.
+
+        Another machine's timing that no launch can have is none.
+        """
         measured = record.by_config if record else {}
         return [
-            config for config in self.declared if config not in measured or measured[config].skipped
+            config
+            for config in self.declared
+            if config not in measured or self._is_void(measured[config])
         ]
+
+    def disputable_configs(self, record: Record) -> list[Config]:
+        """Return the configs that only another machine's failures rule out, the default first.
+
+        What may end the process or compute wrong results is not disputed, except of the default,
+        which runs in any case.
+        """
+        measured, default = record.by_config, describe(self.default)
+        disputable = [
+            config
+            for config in self.declared
+            if config in measured
+            and (failure := measured[config].failure) is not None
+            and measured[config].by != whoami()
+            and (config == default or failure.kind not in ("crash", "wrong"))
+        ]
+        return sorted(disputable, key=lambda config: config != default)
+
+    @property
+    def shortest_timing(self) -> float:
+        """Return the least believable timing of the benchmark method, in milliseconds."""
+        return shortest_timing(self.context.problem.method)
+
+    def _is_void(self, measurement: Measurement) -> bool:
+        if measurement.failure is not None or measurement.by == whoami():
+            return measurement.skipped
+        return not is_credible(measurement, self.shortest_timing)
 
     def due_configs(self, record: Record | None) -> list[Config]:
         """Return the configs left to measure, the default first; none once the budget is met."""
@@ -104,6 +138,7 @@ class Request:
         differences: Sequence[Difference] = (),
         wrong: Sequence[str] = (),
         only: bool = False,
+        ignored_pin: str | None = None,
     ) -> Resolution:
         """Return the resolution of this request to a `triton.Config`; see `Resolution`."""
         return Resolution(
@@ -117,6 +152,7 @@ class Request:
             wrong=wrong,
             only=only,
             not_stored=self.not_stored,
+            ignored_pin=ignored_pin,
         )
 
     def _remaining_configs(self, unmeasured: int) -> int:

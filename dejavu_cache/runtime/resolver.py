@@ -14,7 +14,7 @@ from ..triton_internals.environment import is_capturing_graph
 from ..tuning.measurement_marks import find_suspects
 from .fallbacks import FallbackLimits, fall_back, nearest_differences
 from .foreign_results import record_from_triton_cache
-from .record_lookup import note_timings, resolve_from_record
+from .record_lookup import ignored_pin, note_timings, resolve_from_record
 from .request import Request
 from .scenario_tuner import ScenarioTuner
 from .suspects import leave_out_suspects
@@ -132,6 +132,7 @@ class Resolver:
             fallback,
             differences=fallback.differences or nearest_differences(request, self._store),
             missing=len(request.declared),
+            ignored_pin=None if (pin := ignored_pin(request, found)) is None else str(pin),
         )
 
     def _without_suspects(self, request: Request, found: Found | None) -> Request:
@@ -142,7 +143,7 @@ class Resolver:
         return leave_out_suspects(request, found.record if found else None, suspects)
 
     def _look_up(self, request: Request) -> Found | None:
-        return self._store.get(request.context, request.scenario)
+        return self._tuner.look_up(request)
 
     def _adopt_triton_timings(self, request: Request) -> Found | None:
         """Record the imported timings of Triton's disk cache that belong to this very launch."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from ..errors import NoValidConfigError
+from ..model.credibility import is_credible
 from ..model.merge import merge_records
 from ..model.record import Failure, Measurement, Record, Winner
 from ..model.resolution import How, Resolution
@@ -26,6 +27,7 @@ from ..tuning.progress_bar import progress
 from ..tuning.search import Exhaustive, OptunaSearch, Search
 from ..tuning.tuner import CandidateLaunch, Tuner
 from .launch_recorder import pause_recording
+from .own_trials import OwnTrials
 from .record_lookup import best_config, note_timings, resolve_from_record, winner_to_record
 from .request import Request
 from .suspects import leave_out_suspects
@@ -59,6 +61,7 @@ class ScenarioTuner:
     ) -> None:
         """Set up the tuner; the arguments are described at the class."""
         self._store = store
+        self._trials = OwnTrials()
         self._show_progress = show_progress
         self._before = before
         self._expendable = expendable
@@ -72,10 +75,11 @@ class ScenarioTuner:
 
         Returns:
             The resolution, and how many configs were benchmarked for it. The resolution is None
-            where another process still tunes, or the device had no memory left for any config.
+            where another process still tunes, or the device had no memory left for any config. It
+            is the default config where only other machines' failures rule out the others.
 
         Raises:
-            NoValidConfigError: every config failed.
+            NoValidConfigError: every config failed in this process.
         """
         # A process that hangs keeps its lease for ever.
         wait = 0.0 if _is_hung(request) else wait
@@ -83,14 +87,15 @@ class ScenarioTuner:
         # The lease first: while this thread waits for another process, other kernels may be tuned.
         with lease as is_leased, _tuning:
             # The lease's last holder may have finished this work, or died halfway through it.
-            found = self._store.get(request.context, request.scenario, fresh=True)
+            found = self.look_up(request, fresh=True)
             request = self._without_suspects(request, found)
             resolution = resolve_from_record(request, found)
             if resolution and not self.has_work(request, resolution, found):
                 return resolution, 0
             record = found.record if found else Record(scenario=request.scenario)
             due = request.due_configs(record)
-            if (due or resolution) and not (is_leased or _is_hung(request)):
+            has_work = due or resolution or self._untried_failures(request, record)
+            if has_work and not (is_leased or _is_hung(request)):
                 return resolution, 0
             mark = MeasurementMark(request.context, request.scenario)
             try:
@@ -113,6 +118,16 @@ class ScenarioTuner:
             raise NoValidConfigError(request.context.kernel.name, str(request.scenario), reasons)
         return remaining
 
+    def look_up(self, request: Request, *, fresh: bool = False) -> Found | None:
+        """Return the record of a request's scenario, corrected by what this process measured.
+
+        Args:
+            request: the scenario.
+            fresh: whether every store reads again what may have changed since it was last read.
+        """
+        found = self._store.get(request.context, request.scenario, fresh=fresh)
+        return found and found._replace(record=self._trials.correct(request.context, found.record))
+
     def has_work(self, request: Request, resolution: Resolution, found: Found | None) -> bool:
         """Return whether a recorded scenario is worth another tune.
 
@@ -124,42 +139,51 @@ class ScenarioTuner:
             return request.has_work(found.record)
         return bool(request.due_configs(found.record))
 
+    def _untried_failures(self, request: Request, record: Record) -> list[Config]:
+        """Return the configs that another machine found to fail and this process did not try."""
+        tried = {*self._trials.of(request.context, request.scenario)}
+        if not self._expendable:
+            suspects = find_suspects(request.context, request.scenario)
+            tried.update(suspect.config for suspect in suspects)
+        return [config for config in request.disputable_configs(record) if config not in tried]
+
     def _measure(
         self, request: Request, record: Record, due: list[Config], mark: MeasurementMark
     ) -> tuple[Resolution | None, int]:
         def write(measurements: Sequence[Measurement]) -> None:
             nonlocal record
             addition = Record(scenario=request.scenario, measurements=tuple(measurements))
-            record = merge_records(record, addition)
+            self._trials.add(request.context, request.scenario, measurements)
+            record = self._trials.correct(request.context, merge_records(record, addition))
             # A process whose device is lost may not live to write what is queued.
             is_last = any(_has_crashed(measurement) for measurement in measurements)
             put = self._store.put_now if is_last else self._store.put
             put(request.context, addition)
 
-        # A record without a winner has not been raced: its measurements take part in this race.
-        earlier = record.measurements if record.winner is None else ()
+        def measure(search: Search, total: int, earlier: Sequence[Measurement] = ()) -> int:
+            return self._run_search(request, write, search, total, earlier, check, mark)
+
+        options = request.check if _may_launch_default(request, record) else None
+        check = WinnerCheck(request, options, mark.around)
         search = _make_search(request, record, due)
-        default = record.by_config.get(describe(request.default))
-        can_check = default is None or default.failure is None or default.skipped
-        check = WinnerCheck(request, request.check if can_check else None, mark.around)
-        measured = self._run_search(request, write, search, len(due), earlier, check, mark)
-        best = best_config(request, record)
-        while best is not None:
+        measured = measure(search, len(due), _earlier_measurements(request, record))
+        if best_config(request, record) is None:
+            retried = self._untried_failures(request, record)
+            measured += measure(Exhaustive(retried), len(retried)) if retried else 0
+        confirmed: set[Config] = set()
+        while (best := best_config(request, record)) is not None:
+            if measured and record.by_config[best].by != whoami() and best not in confirmed:
+                # Another machine's timing must not win a tune here without being measured here.
+                confirmed.add(best)
+                measured += measure(Exhaustive([best]), 1)
+                continue
             with _recording_crash(best, lambda crash: write([crash])):
                 wrong = _check_results(check, request, best)
             if wrong is None:
                 break
             write([wrong])
-            best = best_config(request, record)
-        if best is None and any(measurement.skipped for measurement in record.measurements):
-            warn_once(f"memory {request.context.kernel.name}", _out_of_memory_text(request))
-            return None, measured
         if best is None:
-            raise NoValidConfigError(
-                request.context.kernel.name,
-                str(request.scenario),
-                _failure_reasons(request, record),
-            )
+            return self._without_valid_config(request, record), measured
         config = request.declared[best]
         note_timings(request, record)
         self._store.put(
@@ -173,6 +197,30 @@ class ScenarioTuner:
         missing = len(request.unmeasured_configs(record))
         how: How = "tuned" if due or measured else "exact"
         return request.resolution(how, config, store=self._store.url, missing=missing), measured
+
+    def _without_valid_config(self, request: Request, record: Record) -> Resolution | None:
+        """Return the default config's resolution, or None where memory lacked for any config.
+
+        Raises:
+            NoValidConfigError: every config failed in this process, not only by somebody's record.
+        """
+        kernel = request.context.kernel.name
+        measured = record.by_config
+        if any(config in measured and measured[config].skipped for config in request.declared):
+            warn_once(f"memory {kernel}", _out_of_memory_text(request))
+            return None
+        trials = self._trials.of(request.context, request.scenario)
+        if all(config in trials and trials[config].failure for config in request.declared):
+            raise NoValidConfigError(
+                kernel, str(request.scenario), _failure_reasons(request, record)
+            )
+        warn_once(
+            f"failures {kernel}",
+            f"{kernel}{request.scenario}: no config has a usable timing, partly by other records "
+            "than this process's; the default config runs. `dejavu-cache show` lists the failures, "
+            "and `dejavu-cache clear` deletes the record",
+        )
+        return request.resolution("default", request.default)
 
     def _run_search(
         self,
@@ -275,11 +323,31 @@ def _make_search(request: Request, record: Record, due: list[Config]) -> Search:
     limit = request.budgeted_count(len(due))
     if request.budget.strategy != "optuna" or not _has_optuna():
         return Exhaustive(due[:limit])
-    measured = [each for each in record.measurements if not each.skipped]
+    unmeasured = {*request.unmeasured_configs(record)}
+    measured = [entry for entry in record.measurements if entry.config not in unmeasured]
     default = describe(request.default)
     return OptunaSearch(
         request.declared, measured, [default] if due[:1] == [default] else [], limit
     )
+
+
+def _may_launch_default(request: Request, record: Record) -> bool:
+    """Return whether nothing says that the default config's launch fails here, or ends programs."""
+    default = record.by_config.get(describe(request.default))
+    if default is None or default.failure is None or default.skipped:
+        return True
+    return default.by != whoami() and default.failure.kind != "crash"
+
+
+def _earlier_measurements(request: Request, record: Record) -> list[Measurement]:
+    """Return this machine's timings of a scenario that was not raced yet: they join the race."""
+    if record.winner is not None:
+        return []
+    return [
+        measurement
+        for measurement in record.measurements
+        if measurement.by == whoami() and is_credible(measurement, request.shortest_timing)
+    ]
 
 
 def _has_optuna() -> bool:

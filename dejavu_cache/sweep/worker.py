@@ -129,6 +129,9 @@ class SweepWorker:
         record = self._current_record(request)
         pinned = resolution.how == "pinned"
         due = 0 if pinned else len(request.due_configs(record))
+        if resolution.how == "default" and not due:
+            message = "no config has a usable timing: `dejavu-cache show` lists the failures"
+            return {"status": "failed", "measured": measured, "message": message}
         status = "tuned" if measured else "known"
         if not (measured or pinned) and resolution.how != "tuned" and request.has_work(record):
             status = "busy"  # another process holds the lease

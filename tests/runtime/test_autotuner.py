@@ -459,10 +459,19 @@ class TestFailures:
         with pytest.raises(NoValidConfigError) as caught:
             launch(kernel, 100)
         assert str(caught.value).count("invalid_timing: the benchmark returned [nan") == 3
-        again = Bench()
         with pytest.raises(NoValidConfigError):
-            launch(make(again), 100)
-        assert again.calls == 0
+            launch(kernel, 100)
+
+    def test_recorded_failures_of_all_configs_stop_no_later_process(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        with pytest.raises(NoValidConfigError):
+            launch(make(Bench([float("nan")])), 100)
+        again = Bench()
+        kernel = make(again)
+        launch(kernel, 100)
+        assert (again.calls, kernel.best_config) == (0, CONFIGS[0]), "this machine tried them"
+        assert "the default config runs" in caplog.text
 
     def test_running_out_of_memory_is_not_the_configs_fault(
         self, caplog: pytest.LogCaptureFixture

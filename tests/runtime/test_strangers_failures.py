@@ -1,0 +1,199 @@
+"""Failures and timings that other machines recorded are hints, and stop no launch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.addition import CONFIGS, add_one
+from support.kernels import launch
+
+from dejavu_cache import NoValidConfigError, cached_autotune, open_store
+from dejavu_cache.model.merge import merge_records
+from dejavu_cache.model.record import Failure, Measurement, Record, Winner
+from dejavu_cache.model.scenario import Config, now
+from dejavu_cache.provenance import whoami
+from dejavu_cache.triton_internals.config_names import describe
+
+DECLARED = [describe(config) for config in CONFIGS]
+STRANGER = "root@broken-node"
+FUTURE = datetime(9999, 12, 31, 23, 59, 59, 999999, tzinfo=timezone.utc)
+LAUNCHED: list[int] = []
+
+
+class Spy:
+    """A kernel that notes the blocks it is launched with, and fails with some of them."""
+
+    def __init__(self, failing: Sequence[int] = ()) -> None:
+        self.fn, self.arg_names, self.failing = add_one, add_one.arg_names, failing
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        LAUNCHED.append(kwargs["BLOCK"])
+        if kwargs["BLOCK"] in self.failing:
+            raise MissingResourcesError
+        return add_one.run(*args, **kwargs)
+
+
+class MissingResourcesError(Exception):
+    """An error that a launch raises by itself."""
+
+
+def bench(kernel_call: Callable[[], Any], quantiles: Sequence[float]) -> list[float]:
+    """Launch, and return a time that is shorter for larger blocks."""
+    try:
+        kernel_call()
+    except MissingResourcesError:
+        return [float("nan")] * 3
+    return [100.0 / LAUNCHED[-1]] * 3
+
+
+def start_process(store: Path, failing: Sequence[int] = (), **options: Any) -> Any:
+    """Return a kernel as a new process would decorate it."""
+    LAUNCHED.clear()
+    return cached_autotune(CONFIGS, ["n"], store=store, do_bench=bench, check=False, **options)(
+        Spy(failing)
+    )
+
+
+def plant(store: Path, measurements: Sequence[Measurement], winner: Winner | None = None) -> None:
+    """Write a record for the scenario that the tests launch, as another machine might."""
+    request = start_process(store).request(torch.ones(100), torch.ones(100), 100)
+    record = Record(scenario=request.scenario, winner=winner, measurements=tuple(measurements))
+    open_store(str(store)).put(request.context, [record])
+
+
+def failure(config: Config, kind: Any = "ptxas_error", **fields: Any) -> Measurement:
+    fields = {"at": now(), "by": STRANGER, **fields}
+    return Measurement(config=config, failure=Failure(kind=kind, reason="not found"), **fields)
+
+
+def timing(config: Config, median: float, **fields: Any) -> Measurement:
+    fields = {"at": now(), "by": STRANGER, **fields}
+    return Measurement(config=config, median=median, p20=median, p80=median, **fields)
+
+
+def by_block(store: Path) -> dict[Any, Measurement]:
+    (context,) = open_store(str(store)).contexts()
+    (record,) = open_store(str(store)).records(context)
+    return {entry.config.params["BLOCK"]: entry for entry in record.measurements}
+
+
+@pytest.mark.parametrize("kind", ["ptxas_error", "compile_error", "out_of_resources"])
+@pytest.mark.parametrize("at", [None, FUTURE])
+def test_failures_of_all_configs_elsewhere_are_tried_here(
+    tmp_path: Path, kind: str, at: datetime | None
+) -> None:
+    plant(tmp_path, [failure(config, kind, at=at or now()) for config in DECLARED])
+    kernel = start_process(tmp_path)
+    launch(kernel, 100)
+    assert kernel.best_config is CONFIGS[2]
+    assert {entry.by for entry in by_block(tmp_path).values()} == {whoami()}
+    again = start_process(tmp_path)
+    launch(again, 100)
+    assert (LAUNCHED, again.best_config) == ([64], CONFIGS[2]), "nothing is measured twice"
+
+
+def test_a_strangers_failures_are_hints_while_another_config_is_valid(tmp_path: Path) -> None:
+    plant(tmp_path, [failure(DECLARED[2]), timing(DECLARED[1], 2.0)])
+    kernel = start_process(tmp_path)
+    launch(kernel, 100)
+    assert kernel.best_config is CONFIGS[1]
+    assert 64 not in LAUNCHED
+
+
+@pytest.mark.parametrize("kind", ["crash", "wrong"])
+def test_what_may_end_the_process_or_be_wrong_is_not_tried_but_the_default_is(
+    tmp_path: Path, kind: str
+) -> None:
+    plant(tmp_path, [failure(config, kind) for config in DECLARED])
+    for _ in range(2):
+        kernel = start_process(tmp_path)
+        launch(kernel, 100)
+        assert set(LAUNCHED) == {16}
+        assert kernel.best_config is CONFIGS[0]
+
+
+def test_with_nothing_valid_here_either_the_reasons_of_this_process_are_raised(
+    tmp_path: Path,
+) -> None:
+    plant(tmp_path, [failure(config) for config in DECLARED])
+    kernel = start_process(tmp_path, failing=(16, 32, 64))
+    with pytest.raises(NoValidConfigError, match="invalid_timing"):
+        launch(kernel, 100)
+
+
+def test_with_nothing_valid_but_untried_configs_the_default_runs(tmp_path: Path) -> None:
+    crashes = [failure(config, "crash") for config in DECLARED[1:]]
+    plant(tmp_path, [failure(DECLARED[0]), *crashes])
+    kernel = start_process(tmp_path, failing=(16,))
+    with pytest.raises(MissingResourcesError):
+        launch(kernel, 100)
+    assert set(LAUNCHED) == {16}
+
+
+@pytest.mark.parametrize("mode", ["reuse", "tune"])
+@pytest.mark.parametrize("by", [STRANGER, whoami()])
+@pytest.mark.parametrize("kind", ["ptxas_error", "crash", "wrong", "skipped"])
+def test_no_recorded_failure_makes_a_launch_raise(
+    tmp_path: Path, mode: str, by: str, kind: str
+) -> None:
+    plant(tmp_path, [failure(config, kind, by=by) for config in DECLARED])
+    kernel = start_process(tmp_path, mode=mode)
+    launch(kernel, 100)
+    assert kernel.best_config in CONFIGS
+
+
+@pytest.mark.parametrize("median", [0.0, 5e-324, 1e-9, 1e300])
+def test_a_timing_that_no_launch_can_have_decides_nothing(tmp_path: Path, median: float) -> None:
+    winner = Winner(config=DECLARED[0], at=FUTURE)
+    plant(tmp_path, [timing(DECLARED[0], median, at=FUTURE)], winner)
+    kernel = start_process(tmp_path, mode="reuse", default=CONFIGS[1])
+    launch(kernel, 100)
+    assert kernel.best_config is CONFIGS[1]
+    kernel = start_process(tmp_path)
+    launch(kernel, 100)
+    assert kernel.best_config is CONFIGS[2]
+    assert by_block(tmp_path)[16].median == 100 / 16
+
+
+def test_a_strangers_timing_wins_a_tune_only_if_it_is_confirmed(tmp_path: Path) -> None:
+    winner = Winner(config=DECLARED[0], at=now())
+    plant(tmp_path, [timing(DECLARED[0], 0.001)], winner)
+    kernel = start_process(tmp_path)
+    launch(kernel, 100)
+    assert kernel.best_config is CONFIGS[2]
+    assert by_block(tmp_path)[16].by == whoami()
+
+
+def test_a_lone_machine_does_not_outdo_all_others_tenfold(tmp_path: Path) -> None:
+    honest = [timing(config, 3.0 + at, by="ann@h200-1") for at, config in enumerate(DECLARED[:2])]
+    plant(tmp_path, honest, Winner(config=DECLARED[0], at=now()))
+    plant(tmp_path, [timing(DECLARED[2], 0.01)])
+    kernel = start_process(tmp_path, mode="reuse")
+    launch(kernel, 100)
+    assert kernel.best_config is CONFIGS[0]
+    plant(tmp_path, [timing(DECLARED[1], 0.02, by="bob@h200-2")])
+    kernel = start_process(tmp_path, mode="reuse")
+    launch(kernel, 100)
+    assert kernel.best_config is CONFIGS[2], "a second machine has confirmed it"
+
+
+def test_a_record_from_the_future_gives_way_to_later_ones(tmp_path: Path) -> None:
+    scenario = start_process(tmp_path).request(torch.ones(100), torch.ones(100), 100).scenario
+    forged = Record(
+        scenario=scenario,
+        winner=Winner(config=DECLARED[0], at=FUTURE),
+        measurements=(timing(DECLARED[0], 0.5, at=FUTURE),),
+    )
+    honest = Record(
+        scenario=scenario,
+        winner=Winner(config=DECLARED[1], at=now()),
+        measurements=(timing(DECLARED[0], 9.0), timing(DECLARED[1], 1.0)),
+    )
+    for merged in (merge_records(forged, honest), merge_records(honest, forged)):
+        assert merged.winner == honest.winner
+        assert merged.measurements == honest.measurements
