@@ -78,6 +78,7 @@ _DESCRIPTIONS = {
     401: "No token, or one that is wrong, expired or revoked",
     403: "The token may not do this",
     404: "Nothing there",
+    408: "The body arrived too slowly",
     413: "Too large",
     415: "Not application/json",
     422: "Understood, and wrong",

@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .bulk_read.answers import RecordReader
+from .bulk_read.single_flight import SingleFlight
 from .metrics import Metrics
+from .middleware.json_body import BodyGate
 from .middleware.principal_cache import PrincipalCache
 from .settings import ServerSettings
 from .storage.database import Database
+from .storage.schema import SchemaState
 
 __all__ = ["Server"]
 
@@ -21,15 +24,19 @@ class Server:
         settings: The server's settings.
         database: The database and its connections.
         principals: The cache of tokens' principals.
+        bodies: The bounds of what requests with bodies take.
         reader: The reads of records and their cache.
         metrics: The counters for Prometheus.
+        readiness: The look-up of the schema's state that concurrent requests share.
     """
 
     settings: ServerSettings
     database: Database
     principals: PrincipalCache
+    bodies: BodyGate
     reader: RecordReader
     metrics: Metrics
+    readiness: SingleFlight[None, SchemaState]
 
     @classmethod
     def open(cls, settings: ServerSettings) -> Server:
@@ -39,8 +46,10 @@ class Server:
             settings=settings,
             database=database,
             principals=PrincipalCache(database, settings.token_ttl),
+            bodies=BodyGate(settings.max_body, settings.max_records, settings.pool),
             reader=RecordReader(database, settings.cache_bytes),
             metrics=Metrics(database),
+            readiness=SingleFlight(),
         )
 
     async def close(self) -> None:

@@ -11,6 +11,7 @@ import uvicorn
 from dejavu_cache.errors import SettingsError
 
 from .app import create_app
+from .connections import BoundedConnection, raise_open_files
 from .logs import configure
 from .middleware.authentication import is_loopback
 from .server import Server
@@ -59,8 +60,11 @@ def run(settings: ServerSettings) -> None:
     # that went through them would delay every request meanwhile.
     gc.collect()
     gc.freeze()
+    BoundedConnection.max_connections = settings.connections or raise_open_files()
     config = uvicorn.Config(
         app,
+        http=BoundedConnection,
+        ws="none",
         host=settings.host,
         port=settings.port,
         ssl_certfile=settings.tls_cert,
@@ -68,6 +72,8 @@ def run(settings: ServerSettings) -> None:
         log_config=None,
         access_log=False,
         server_header=False,
+        # Trust nobody's X-Forwarded-For by default, loopback included.
+        forwarded_allow_ips=settings.proxies,
         timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
     )
     server = StoppingServer(config, app.state.server)

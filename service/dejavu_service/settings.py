@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -15,6 +16,11 @@ from dejavu_cache.errors import SettingsError
 __all__ = ["ENVIRONMENT_PREFIX", "ServerSettings", "default_database", "read_settings"]
 
 ENVIRONMENT_PREFIX = "DEJAVU_SERVER_"
+
+_SERVICE_LINK = re.compile(
+    r"SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?"
+)
+_LINK_ADDRESS = re.compile(r"(tcp|udp|sctp)://")
 
 
 def default_database() -> str:
@@ -33,6 +39,8 @@ class ServerSettings(BaseModel):
     port: int = Field(default=8765, ge=0, le=65535)
     tls_cert: Path | None = None
     tls_key: Path | None = None
+    proxies: str = ""
+    """Addresses of reverse proxies, separated by commas, whose `X-Forwarded-For` counts."""
     open_read: bool = False
     """Whether requests without a token may read records, pages and metrics."""
     max_body: int = Field(default=32 * 2**20, ge=1024)
@@ -41,6 +49,8 @@ class ServerSettings(BaseModel):
     """Largest body of an import, in bytes."""
     max_records: int = Field(default=10_000, ge=1)
     """Largest number of records or misses in one request."""
+    connections: int | None = Field(default=None, ge=1)
+    """Connections that may be open at a time; None for as many as open files allow."""
     rate: float = Field(default=1000.0, ge=0)
     """Requests a second from one token, or from one address without a token; 0 means no limit."""
     burst: int = Field(default=20_000, ge=1)
@@ -69,8 +79,9 @@ def read_settings(
     values: dict[str, Any] = {
         name.removeprefix(ENVIRONMENT_PREFIX).lower(): value
         for name, value in environ.items()
-        if name.startswith(ENVIRONMENT_PREFIX) and value
+        if name.startswith(ENVIRONMENT_PREFIX) and value and not _is_service_link(name, value)
     }
+    values.setdefault("proxies", environ.get("FORWARDED_ALLOW_IPS", ""))
     values |= {name: value for name, value in (flags or {}).items() if value is not None}
     try:
         return ServerSettings.model_validate(values)
@@ -78,6 +89,14 @@ def read_settings(
         wrong = "; ".join(f"{_variable(*item['loc'])}: {item['msg']}" for item in error.errors())
         variables = ", ".join(_variable(field) for field in ServerSettings.model_fields)
         raise SettingsError(f"{wrong}; a server knows {variables}") from None
+
+
+def _is_service_link(name: str, value: str) -> bool:
+    """Return whether Kubernetes made a variable for a Service that is called `dejavu-server`."""
+    rest = name.removeprefix(ENVIRONMENT_PREFIX)
+    return _SERVICE_LINK.fullmatch(rest) is not None or (
+        rest == "PORT" and _LINK_ADDRESS.match(value) is not None
+    )
 
 
 def _variable(*path: int | str) -> str:

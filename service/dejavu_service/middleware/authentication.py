@@ -1,4 +1,4 @@
-"""Authentication middleware: rate, token and body size, checked before the body is read."""
+"""Authentication middleware: rate and token, checked before the body is read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..problems import DATABASE_ERRORS, ProblemError, database_unavailable, prob
 from ..services.access import ANYBODY, READER, Principal
 from ..settings import ServerSettings
 from .asgi_scope import client_address, header
-from .limits import RateLimiter, limit_body
+from .limits import RateLimiter
 from .principal_cache import PrincipalCache
 
 __all__ = ["AuthenticationMiddleware", "is_loopback"]
@@ -30,7 +30,7 @@ def is_loopback(host: str) -> bool:
 
 
 class AuthenticationMiddleware:
-    """ASGI middleware that checks a request's rate, its token and its body's size, in order."""
+    """ASGI middleware that checks a request's rate and its token."""
 
     def __init__(self, app: ASGIApp, principals: PrincipalCache, settings: ServerSettings) -> None:
         """Guard an app with the limits of the settings."""
@@ -46,9 +46,7 @@ class AuthenticationMiddleware:
             return
         try:
             scope["principal"] = await self._authenticate(scope)
-            is_import = scope["path"].endswith("/import")
-            max_bytes = self._settings.max_import if is_import else self._settings.max_body
-            receive = limit_body(scope, receive, max_bytes)
+            _refuse_compression(scope)
         except ProblemError as error:
             headers = dict(error.headers or {})
             if error.status_code == 401:
@@ -91,6 +89,11 @@ class AuthenticationMiddleware:
                 401, "without tokens, only requests to localhost are answered: create a token"
             )
         return ANYBODY
+
+
+def _refuse_compression(scope: Scope) -> None:
+    if (header(scope, b"content-encoding") or "identity").lower() != "identity":
+        raise ProblemError(415, "compressed bodies are not accepted: leave out Content-Encoding")
 
 
 def _is_page(scope: Scope) -> bool:

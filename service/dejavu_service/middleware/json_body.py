@@ -1,54 +1,194 @@
-"""Strict JSON bodies: no NaN, no infinity, no NUL, and nothing that is not UTF-8."""
+"""Routes with JSON bodies: who may send one is decided before the body is read."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
-from typing import Any
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Hashable
+from contextlib import asynccontextmanager
+from typing import Any, NamedTuple, TypeVar
 
+import anyio
 from fastapi import Request
+from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
-from pydantic_core import from_json
+from pydantic import BaseModel
+from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
+from ..errors import AccessDeniedError
 from ..problems import ProblemError
-from ..services.json_text import has_nul
+from ..services.access import EVERYWHERE, READER, Role
+from ..services.json_items import InvalidJsonError, InvalidValueError, validate_json
+from .request_body import BodyBudget, read_body
+from .write_queue import WriteQueue
 
-__all__ = ["StrictRoute", "parse_json"]
+__all__ = ["BodyGate", "StrictRoute", "accepts"]
+
+_Endpoint = TypeVar("_Endpoint", bound=Callable[..., Any])
+
+_SMALL = 16 * 1024
+"""Bytes of a body that is parsed on the event loop, because a thread would cost more."""
+_LARGE = 256 * 1024
+"""Bytes of a body beyond which requests are handled one at a time."""
+_BUDGET = 64 * 2**20
+"""Bytes of bodies that are in memory at a time."""
+_LONGEST_WAIT = 15.0
+"""Seconds that a large request waits for another one."""
 
 
-def parse_json(body: bytes) -> Any:
-    """Parse a JSON body.
+class BodyRule(NamedTuple):
+    """The role that a route's body needs, its largest size, and its long array of items."""
 
-    Raises:
-        ProblemError: 400, the body is not JSON or has a NUL character.
+    role: Role
+    max_bytes: int | None
+    items: str | None
+    writes: bool
+
+
+def accepts(
+    role: Role,
+    max_bytes: int | None = 64 * 1024,
+    items: str | None = None,
+    *,
+    writes: bool = True,
+) -> Callable[[_Endpoint], _Endpoint]:
+    """Declare who may send a body to an endpoint, which every endpoint with a body must do.
+
+    Args:
+        role: The role that is needed in the path's namespace, or in all if the path has none.
+        max_bytes: The largest size; None for the server's setting `max_body`, the limit of all.
+        items: The field of the body that is a long array.
+        writes: Whether the endpoint writes, which nobody may without a token of their own.
     """
-    try:
-        value = from_json(body, allow_inf_nan=False)
-    except ValueError as error:
-        raise ProblemError(400, f"the body is not JSON: {error}") from None
-    if has_nul(body):
-        raise ProblemError(400, "the body has a NUL character in a text: leave it out")
-    return value
+
+    def declare(endpoint: _Endpoint) -> _Endpoint:
+        vars(endpoint)["body_rule"] = BodyRule(role, max_bytes, items, writes)
+        return endpoint
+
+    return declare
 
 
-class _StrictRequest(Request):
+class BodyGate:
+    """Bounds the memory and the turns that the requests with bodies take."""
+
+    def __init__(self, max_body: int, max_records: int, turns: int) -> None:
+        """Accept bodies of `max_body` bytes and `max_records` items, `turns` at a time."""
+        self.max_body = max_body
+        self.max_records = max_records
+        self.budget = BodyBudget(max(_BUDGET, 2 * max_body))
+        self.queue = WriteQueue(turns)
+        self._large = asyncio.Semaphore(1)
+
+    @asynccontextmanager
+    async def handling(self, size: int) -> AsyncIterator[None]:
+        """Wait until a request with a body of this size may be handled, which the block does.
+
+        Raises:
+            ProblemError: 503, other large requests did not end in time.
+        """
+        if size <= _LARGE:
+            yield
+            return
+        entered = False
+        with anyio.move_on_after(_LONGEST_WAIT):
+            entered = await self._large.acquire()
+        if not entered:
+            raise ProblemError(
+                503,
+                "the server handles other large bodies: try again",
+                headers={"Retry-After": "2"},
+            )
+        try:
+            yield
+        finally:
+            self._large.release()
+
+
+class _ParsedRequest(Request):
+    """A request whose body was read and validated before FastAPI asks for it."""
+
+    def __init__(self, request: Request, body: bytes, value: BaseModel | None) -> None:
+        super().__init__(request.scope, request.receive)
+        # FastAPI only asks whether there is a body, and for the value of its JSON.
+        self._body = body[:1]
+        self._value = value
+
     async def json(self) -> Any:
-        return parse_json(await self.body())
+        return self._value
 
 
 class StrictRoute(APIRoute):
-    """A route that requires `application/json` and parses its body with `parse_json`."""
+    """A route that requires `application/json` and validates its body outside the event loop."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Return FastAPI's handler behind a check of the body's media type."""
+        """Return FastAPI's handler behind the checks of the body.
+
+        Raises:
+            TypeError: The endpoint has a body and does not declare who may send it.
+        """
         handler = super().get_route_handler()
+        if self.body_field is None:
+            return handler if (self.methods or set()) <= {"GET", "HEAD"} else _take_turns(handler)
+        rule = getattr(self.endpoint, "body_rule", None)
+        if not isinstance(rule, BodyRule):
+            raise TypeError(f"{self.path} has a body: decorate its endpoint with @accepts(role)")
+        model: Any = self.body_field.field_info.annotation
 
         async def handle_strictly(request: Request) -> Response:
-            if self.body_field is not None:
-                _check_media_type(request)
-            return await handler(_StrictRequest(request.scope, request.receive))
+            principal = request.scope["principal"]
+            principal.require(rule.role, request.path_params.get("namespace", EVERYWHERE))
+            if rule.writes and principal is READER:
+                raise AccessDeniedError("without a token you may only read here: send one")
+            _check_media_type(request)
+            gate: BodyGate = request.app.state.server.bodies
+            with gate.budget.reserve(principal.name) as take:
+                body = await read_body(
+                    request, min(rule.max_bytes or gate.max_body, gate.max_body), take
+                )
+                async with gate.handling(len(body)):
+                    value = await _validate(body, model, rule.items, gate.max_records)
+                    parsed = _ParsedRequest(request, body, value)
+                    del body
+                    if not rule.writes:
+                        return await handler(parsed)
+                    async with gate.queue.turn(_key(request, value)):
+                        return await handler(parsed)
 
         return handle_strictly
+
+
+def _take_turns(
+    handler: Callable[[Request], Coroutine[Any, Any, Response]],
+) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+    async def handle_in_turn(request: Request) -> Response:
+        gate: BodyGate = request.app.state.server.bodies
+        async with gate.queue.turn(_key(request, None)):
+            return await handler(request)
+
+    return handle_in_turn
+
+
+def _key(request: Request, value: BaseModel | None) -> Hashable:
+    """Return what a request writes to, as far as its path and its body's context tell."""
+    context = getattr(value, "context", None)
+    named = {**request.path_params, **({"context": context.digest} if context else {})}
+    return (named.get("namespace"), named.get("context") or tuple(named.items()))
+
+
+async def _validate(
+    body: bytes, model: type[BaseModel], items: str | None, max_items: int
+) -> BaseModel | None:
+    if not body:
+        return None
+    try:
+        if len(body) <= _SMALL:
+            return validate_json(body, model, items, max_items)
+        return await run_in_threadpool(validate_json, body, model, items, max_items)
+    except InvalidJsonError as error:
+        raise ProblemError(400, f"the body is not JSON: {error}") from None
+    except InvalidValueError as error:
+        errors = [{**item, "loc": ("body", *item["loc"])} for item in error.errors]
+        raise RequestValidationError(errors) from None
 
 
 def _check_media_type(request: Request) -> None:

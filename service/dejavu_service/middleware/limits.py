@@ -1,4 +1,4 @@
-"""Limits on the rate of requests and on the size of their bodies."""
+"""Limits on the rate of requests."""
 
 from __future__ import annotations
 
@@ -6,12 +6,9 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 
-from starlette.types import Message, Receive, Scope
-
 from ..problems import ProblemError
-from .asgi_scope import header
 
-__all__ = ["RateLimiter", "limit_body"]
+__all__ = ["RateLimiter"]
 
 _MAX_CALLERS = 10_000
 """Callers whose bucket is kept; a caller that was evicted starts with a full bucket."""
@@ -48,31 +45,3 @@ class RateLimiter:
                 f"over {self._rate:g} requests a second: wait {wait} s",
                 headers={"Retry-After": str(wait)},
             )
-
-
-def limit_body(scope: Scope, receive: Receive, max_bytes: int) -> Receive:
-    """Wrap `receive` to count the bytes of the body, whatever the headers declare.
-
-    Raises:
-        ProblemError: 413 or 415, at once or from the returned `receive`.
-    """
-    declared = header(scope, b"content-length")
-    if declared is not None and declared.isdigit() and int(declared) > max_bytes:
-        raise _too_large(max_bytes)
-    if (header(scope, b"content-encoding") or "identity").lower() != "identity":
-        raise ProblemError(415, "compressed bodies are not accepted: leave out Content-Encoding")
-    received = 0
-
-    async def receive_limited() -> Message:
-        nonlocal received
-        message = await receive()
-        received += len(message.get("body", b""))
-        if received > max_bytes:
-            raise _too_large(max_bytes)
-        return message
-
-    return receive_limited
-
-
-def _too_large(max_bytes: int) -> ProblemError:
-    return ProblemError(413, f"the body has over {max_bytes} bytes: send fewer records at a time")

@@ -8,6 +8,7 @@ import re
 import time
 from typing import Any
 
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..metrics import Metrics
@@ -18,6 +19,7 @@ __all__ = ["RequestLogMiddleware"]
 
 _logger = logging.getLogger("dejavu_service.requests")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_LONGEST_PATH = 500
 _METHODS = {"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS"}
 
 
@@ -47,9 +49,12 @@ class RequestLogMiddleware:
 
         try:
             await self._app(scope, receive, send_with_id)
+        except ClientDisconnect:
+            # Nobody is left to answer; the log says so by the number that nginx gave to this.
+            status = status or 499
         except Exception:
             _logger.exception(
-                "unforeseen", extra={"fields": {"request": request_id, "path": scope["path"]}}
+                "unforeseen", extra={"fields": {"request": request_id, "path": _path(scope)}}
             )
             if not status:
                 detail = (
@@ -69,13 +74,18 @@ class RequestLogMiddleware:
             fields = {
                 "request": request_id,
                 "method": scope["method"],
-                "path": scope["path"],
+                "path": _path(scope),
                 "status": status,
                 "ms": round(seconds * 1000, 2),
                 "client": client_address(scope),
                 "who": getattr(scope.get("principal"), "name", None),
             }
             _logger.log(level, "answered", extra={"fields": fields})
+
+
+def _path(scope: Scope) -> str:
+    path: str = scope["path"]
+    return path if len(path) <= _LONGEST_PATH else f"{path[:_LONGEST_PATH]}…"
 
 
 def _method_label(scope: Scope) -> str:

@@ -7,6 +7,7 @@ from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
 
 from ..problems import RESPONSES, problem
+from ..server import Server
 from ..services.access import EVERYWHERE
 from ..storage.schema import SchemaState, state
 from .common import CurrentCall
@@ -31,7 +32,8 @@ async def livez() -> Health:
 @router.get("/readyz", response_model=Health, responses={503: RESPONSES[503]})
 async def readyz(request: Request) -> Health | Response:
     """Report whether the database answers and has the schema that this version works with."""
-    current = await run_in_threadpool(state, request.app.state.server.database)
+    server: Server = request.app.state.server
+    current = await server.readiness.get(None, lambda: run_in_threadpool(state, server.database))
     if current is not SchemaState.CURRENT:
         detail = f"the database's schema is {current.value}: run  dejavu-cache db upgrade"
         return problem(503, detail, headers={"Retry-After": "5"})

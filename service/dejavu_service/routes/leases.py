@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictFloat
 
 from dejavu_cache.model.scenario import Context, Scenario
 
+from ..middleware.json_body import accepts
 from ..services import leases
 from .common import CurrentCall, Namespace, versioned_router
 
@@ -47,6 +48,7 @@ class Lease(BaseModel):
 
 
 @router.post("/{namespace}/leases")
+@accepts("write")
 def grant_lease(namespace: Namespace, wish: LeaseWish, call: CurrentCall) -> Lease:
     """Grant the right to tune a scenario to one holder at a time."""
     lease, expires_in = leases.grant(
@@ -62,6 +64,7 @@ def grant_lease(namespace: Namespace, wish: LeaseWish, call: CurrentCall) -> Lea
 
 
 @router.put("/{namespace}/leases/{lease}")
+@accepts("write")
 def renew_lease(
     namespace: Namespace, lease: _LeaseId, renewal: Renewal, call: CurrentCall
 ) -> Lease:

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictInt
 
 from dejavu_cache.model.scenario import Context, Scenario
 
+from ..middleware.json_body import accepts
 from ..services import misses
 from ..storage.misses import CountedMiss
 from .common import (
@@ -51,6 +52,7 @@ class Counted(BaseModel):
 
 
 @router.post("/{namespace}/misses")
+@accepts("read", 8 * 2**20, items="misses")
 def count_misses(namespace: Namespace, report: Misses, call: CurrentCall) -> Counted:
     """Add misses to the worklist."""
     reported = [(miss.context, miss.scenario, miss.count) for miss in report.misses]

@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from dejavu_cache.model.scenario import Config
 
+from ..middleware.json_body import accepts
 from ..services import pins
 from .common import (
     ContextDigest,
@@ -33,6 +34,7 @@ class Choice(BaseModel):
 
 
 @router.put("/{namespace}/contexts/{context}/pins/{scenario}", responses=responds_with("Record"))
+@accepts("admin")
 def put_pin(
     namespace: Namespace,
     context: ContextDigest,

@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from dejavu_cache.model.record import RecordSet
 
 from ..errors import NotFoundError
+from ..middleware.json_body import accepts
 from ..services import records
 from ..services.revalidation import Copies, revalidate
 from . import bulk
@@ -113,6 +114,7 @@ async def read_record(
 
 
 @router.post("/{namespace}/records", response_model_exclude_defaults=True)
+@accepts("write", None, items="records")
 def post_records(namespace: Namespace, sent: RecordSet, call: CurrentCall) -> records.Merged:
     """Merge records; sending them again changes nothing."""
     limit = call.server.settings.max_records
@@ -120,6 +122,7 @@ def post_records(namespace: Namespace, sent: RecordSet, call: CurrentCall) -> re
 
 
 @router.post("/{namespace}/revalidation", responses=responds_with("Revalidation"))
+@accepts("read", 4 * 2**20, writes=False)
 def revalidate_copies(namespace: Namespace, copies: Copies, call: CurrentCall) -> Response:
     """Return what has changed of the records that a client has copies of."""
     limit = call.server.settings.max_records

@@ -7,6 +7,7 @@ from typing import Annotated
 from fastapi import Path
 from pydantic import BaseModel, ConfigDict, Field, StrictFloat
 
+from ..middleware.json_body import accepts
 from ..services import tokens
 from ..services.access import Role
 from .common import CurrentCall, versioned_router
@@ -42,6 +43,7 @@ class Tokens(BaseModel):
 
 
 @router.post("/tokens", status_code=201)
+@accepts("admin")
 def create_token(wish: TokenWish, call: CurrentCall) -> tokens.Issued:
     """Issue a token; its secret is in this answer and nowhere else."""
     return tokens.issue(

@@ -10,6 +10,8 @@ from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
 
+from ..middleware.json_body import accepts
+from ..middleware.request_body import body_chunks
 from ..services import promotion as promotions
 from ..services import transfer
 from ..services.access import NAMESPACE
@@ -65,7 +67,7 @@ async def import_records(
     call.principal.require("admin", namespace)
     settings = call.server.settings
     with tempfile.SpooledTemporaryFile(_MAX_IN_MEMORY) as lines:
-        async for chunk in request.stream():
+        async for chunk in body_chunks(request, settings.max_import):
             await run_in_threadpool(lines.write, chunk)
         return await run_in_threadpool(
             transfer.import_lines,
@@ -79,6 +81,7 @@ async def import_records(
 
 
 @router.post("/{namespace}/promote")
+@accepts("admin", 2**20)
 def promote_records(namespace: Namespace, promotion: Promotion, call: CurrentCall) -> Promoted:
     """Copy records to another namespace, where their winners replace those of the target."""
     copied = promotions.promote(

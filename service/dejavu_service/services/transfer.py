@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import IO
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from dejavu_cache.model.record import RecordSet, required_format
 
@@ -13,7 +13,7 @@ from ..errors import InvalidRequestError, TooLargeError
 from ..storage import contexts, records
 from ..storage.database import Database
 from .access import Principal
-from .json_text import has_nul
+from .json_items import InvalidJsonError, InvalidValueError, validate_json
 from .log import write_log
 from .records import check_record_set, merge_record_set
 
@@ -117,19 +117,11 @@ def _parse_lines(lines: IO[bytes], max_records: int, max_line: int) -> Iterator[
 
 def _parse_line(line: bytes, number: int, max_records: int) -> RecordSet:
     try:
-        record_set = RecordSet.model_validate_json(line)
-    except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(map(str, first["loc"])) or "the whole"
-        raise InvalidRequestError(
-            f"line {number}: {field}: {first['msg']}; nothing was imported"
-        ) from None
+        record_set = validate_json(line, RecordSet, "records", max_records)
+    except (InvalidJsonError, InvalidValueError) as error:
+        raise InvalidRequestError(f"line {number}: {error}; nothing was imported") from None
     except OverflowError as error:
         # A moment whose offset takes it out of the years 1 to 9999.
         raise InvalidRequestError(f"line {number}: at: {error}; nothing was imported") from None
-    if has_nul(line):
-        raise InvalidRequestError(
-            f"line {number}: a text has a NUL character; nothing was imported"
-        )
     check_record_set(record_set, max_records)
     return record_set

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum
+from functools import cache
 from pathlib import Path
 
 from alembic import command
@@ -107,14 +108,21 @@ def check_drift(database: Database) -> None:
 
 
 def _state(connection: Connection) -> SchemaState:
-    scripts = ScriptDirectory(str(migrations_folder()))
+    head, older = _revisions()
     revision = MigrationContext.configure(connection).get_current_revision()
     if revision is None:
         return SchemaState.EMPTY
-    if revision == scripts.get_current_head():
+    if revision == head:
         return SchemaState.CURRENT
-    older = {script.revision for script in scripts.walk_revisions()}
     return SchemaState.STALE if revision in older else SchemaState.NEWER
+
+
+@cache
+def _revisions() -> tuple[str | None, frozenset[str]]:
+    """Return the newest revision of the migrations, and all of them; loading them takes long."""
+    scripts = ScriptDirectory(str(migrations_folder()))
+    older = frozenset(script.revision for script in scripts.walk_revisions())
+    return scripts.get_current_head(), older
 
 
 @contextmanager

@@ -1,0 +1,230 @@
+"""A server process under the floods that its weakest clients can send."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+import pytest
+from dejavu_service.services import tokens
+from dejavu_service.services.access import ANYBODY
+from dejavu_service.storage.database import Database
+from sqlalchemy import text
+from support.service import Running, body, context, record, record_set, running_server
+
+MakeToken = Callable[..., dict[str, str]]
+JSON = {"Content-Type": "application/json"}
+_Result = TypeVar("_Result")
+
+
+@pytest.fixture(scope="module")
+def flooded_url(new_database: Callable[[str], str]) -> str:
+    return new_database("sqlite")
+
+
+@pytest.fixture(scope="module")
+def bearer(flooded_url: str) -> MakeToken:
+    return _token_maker(flooded_url)
+
+
+@pytest.fixture(scope="module")
+def server(
+    flooded_url: str, bearer: MakeToken, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Running]:
+    bearer("admin")
+    log = tmp_path_factory.mktemp("floods") / "log"
+    with running_server(flooded_url, log, {"DEJAVU_SERVER_OPEN_READ": "true"}) as started:
+        yield started
+
+
+def _token_maker(url: str) -> MakeToken:
+    def make(role: Any, *namespaces: str) -> dict[str, str]:
+        database = Database(url)
+        issued = tokens.issue(database, ANYBODY, f"a {role}", role, namespaces or ("*",), None)
+        database.close()
+        return {"Authorization": f"Bearer {issued.token}"}
+
+    return make
+
+
+def _peak_mib(server: Running) -> float:
+    status = Path(f"/proc/{server.process.pid}/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) / 1024
+
+
+def _while_alive(server: Running, attack: Callable[[], _Result]) -> _Result:
+    """Run an attack in a thread and ask for `/livez` until it ends."""
+    results: list[_Result] = []
+    thread = threading.Thread(target=lambda: results.append(attack()))
+    thread.start()
+    with httpx.Client(base_url=server.base, timeout=5) as client:
+        while thread.is_alive():
+            assert client.get("/livez").status_code == 200
+            time.sleep(0.02)
+    thread.join()
+    return results[0]
+
+
+def _next_lines(server: Running, before: int, count: int) -> list[str]:
+    """Wait for lines of the log."""
+    deadline = time.monotonic() + 10
+    lines: list[str] = []
+    while len(lines) < count and time.monotonic() < deadline:
+        time.sleep(0.05)
+        lines = server.log.read_text().splitlines()[before:]
+    return lines
+
+
+FLOODS: dict[str, tuple[bytes, tuple[int, ...]]] = {
+    "wrong misses": (b'{"misses":[' + b"0," * 2**21 + b"0]}", (413,)),
+    "few wrong misses": (b'{"misses":[' + b"0," * 9000 + b"0]}", (422,)),
+    "unknown fields": (
+        b'{"misses":[{' + b",".join(b'"%d":0' % n for n in range(240_000)) + b"}]}",
+        (422,),
+    ),
+    "empty lists": (b'{"x":[' + b"[]," * 2**20 + b'[]],"misses":[]}', (422,)),
+    "lists of lists": (b'{"misses":[[' + b"[]," * 2**20 + b"[]]]}", (422,)),
+    "depth": (b'{"misses":[' + b"[" * 2**20 + b"]" * 2**20 + b"]}", (400, 422)),
+    "no body at all": (b"", (422,)),
+    "one long text": (b'{"misses":["' + b"\\n" * 2**21 + b'"]}', (422,)),
+    "too long a body": (b" " * (9 * 2**20), (413,)),
+}
+
+
+@pytest.mark.parametrize("name", FLOODS)
+def test_a_read_token_cannot_fill_the_memory(server: Running, bearer: MakeToken, name: str) -> None:
+    sent, statuses = FLOODS[name]
+    headers = {**bearer("read", "pr-1"), **JSON}
+
+    def post(namespace: str) -> httpx.Response:
+        url = f"{server.base}/v1/{namespace}/misses"
+        return httpx.post(url, content=sent, headers=headers, timeout=60)
+
+    assert _while_alive(server, lambda: post("main")).status_code == 403
+    answer = _while_alive(server, lambda: post("pr-1"))
+    assert answer.status_code in statuses, answer.text[:300]
+    assert len(answer.content) < 20_000
+    assert _peak_mib(server) < 300
+
+
+@pytest.mark.parametrize("path", ["leases/import", "records/import", "misses/import", "import"])
+def test_the_end_of_a_path_gives_no_room(server: Running, path: str) -> None:
+    def put() -> bytes:
+        head = (
+            f"PUT /v1/main/{path} HTTP/1.1\r\nHost: localhost\r\n"
+            "Content-Type: application/json\r\nContent-Length: 900000000\r\n\r\n"
+        )
+        opened = socket.create_connection(("127.0.0.1", server.port), timeout=10)
+        opened.sendall(head.encode())
+        answer = opened.recv(300)
+        try:
+            for _ in range(100):
+                opened.sendall(b" " * 2**20)
+        except OSError:
+            pass
+        opened.close()
+        return answer
+
+    answer = _while_alive(server, put)
+    assert answer[9:12] in (b"403", b"404", b"405"), answer
+    assert _peak_mib(server) < 300
+
+
+def test_many_bodies_at_once_share_the_memory(server: Running, bearer: MakeToken) -> None:
+    headers = "".join(f"{k}: {v}\r\n" for k, v in {**bearer("read"), **JSON}.items())
+    head = f"POST /v1/main/misses HTTP/1.1\r\nHost: x\r\n{headers}Content-Length: 8000000\r\n\r\n"
+    opened = []
+    for _ in range(20):
+        connection = socket.create_connection(("127.0.0.1", server.port), timeout=10)
+        connection.sendall(head.encode())
+        opened.append(connection)
+    for connection in opened:
+        connection.settimeout(1)
+        with suppress(OSError):  # the server answered already, or reads no more
+            connection.sendall(b" " * 7_900_000)
+    assert httpx.get(f"{server.base}/livez").status_code == 200
+    time.sleep(0.3)
+    refused = 0
+    for connection in opened:
+        with suppress(OSError):
+            refused += b" 503 " in connection.recv(100)
+        connection.close()
+    assert refused > 10
+    assert _peak_mib(server) < 300
+    sent = {"misses": [{"context": body(context()), "scenario": body(record().scenario)}]}
+    mine = bearer("read")
+    assert httpx.post(f"{server.base}/v1/main/misses", json=sent, headers=mine).status_code == 200
+
+
+def test_who_hangs_up_leaves_one_line(server: Running, bearer: MakeToken) -> None:
+    before = len(server.log.read_text().splitlines())
+    authorization = bearer("admin")["Authorization"]
+    for path in ("import", "records", "misses"):
+        opened = socket.create_connection(("127.0.0.1", server.port))
+        head = (
+            f"POST /v1/main/{path} HTTP/1.1\r\nHost: x\r\nAuthorization: {authorization}\r\n"
+            "Content-Type: application/json\r\nContent-Length: 100000\r\n\r\n[["
+        )
+        opened.sendall(head.encode())
+        time.sleep(0.1)
+        opened.close()
+    lines = [json.loads(line) for line in _next_lines(server, before, 3)]
+    assert [line["status"] for line in lines] == [499] * 3
+    assert all("traceback" not in line for line in lines)
+
+
+def test_no_header_forges_the_log(server: Running) -> None:
+    before = len(server.log.read_text().splitlines())
+    httpx.post(
+        f"{server.base}/v1/main/records%0d%0a%7B%22forged%22:1%7D%1b[2J{'x' * 5000}",
+        headers={"X-Forwarded-For": "6.6.6.6", "X-Request-Id": '"}\t{"forged": 1}'},
+    )
+    (line,) = _next_lines(server, before, 1)
+    logged = json.loads(line)
+    assert logged["client"] == "127.0.0.1"
+    assert len(line) < 2000
+    assert "forged" not in logged["request"]
+    assert "\x1b" not in line
+
+
+def test_a_locked_context_leaves_room_for_others(
+    new_database: Callable[[str], str], tmp_path: Path
+) -> None:
+    url = new_database("postgres")
+    bearer = _token_maker(url)
+    writer, reader = bearer("write", "main"), bearer("read", "other")
+    with running_server(url, tmp_path / "log") as server:
+
+        def post(m: int) -> int:
+            sent = body(record_set(record(m)))
+            posted = httpx.post(
+                f"{server.base}/v1/main/records", json=sent, headers=writer, timeout=60
+            )
+            return posted.status_code
+
+        assert post(1) == 200
+        database = Database(url)
+        statuses: list[int] = []
+        threads = [
+            threading.Thread(target=lambda m=m: statuses.append(post(m))) for m in range(2, 50)
+        ]
+        with database.engine.connect() as locking:
+            locking.execute(text("SELECT id FROM contexts WHERE namespace = 'main' FOR UPDATE"))
+            for thread in threads:
+                thread.start()
+            time.sleep(1)
+            for path in ("/v1/other/contexts", "/readyz", "/livez"):
+                answer = httpx.get(server.base + path, headers=reader, timeout=3)
+                assert answer.status_code == 200, path
+            locking.rollback()
+        for thread in threads:
+            thread.join()
+        database.close()
+        assert statuses == [200] * 48
