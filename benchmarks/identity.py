@@ -1,4 +1,4 @@
-"""Compare the identity of thousands of edited kernels with the code that Triton generates.
+"""Compare identities with the code that Triton generates: edited kernels, and all its settings.
 
 No GPU is needed. `make identity` writes `benchmarks/results/identity.json`.
 """
@@ -9,11 +9,13 @@ import argparse
 import json
 import random
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
+from support.compiler_settings_check import check_settings  # noqa: E402
 from support.identity_check import TARGETS, check_edits, edits_of  # noqa: E402
 from support.identity_corpus import CORPUS  # noqa: E402
 
@@ -24,6 +26,7 @@ def main() -> None:
     parser.add_argument("--sample", type=int, help="how many edits; default: all")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rounds", type=int, default=1, help="edits with this many seeds")
+    parser.add_argument("--settings", type=int, help="how many settings; default: all")
     parser.add_argument("--out", type=Path, help="a file for the result")
     options = parser.parse_args()
     edits = [
@@ -49,6 +52,7 @@ def main() -> None:
         "compared": outcome.compared,
         "wrong": outcome.wrong,
         "costly": outcome.costly,
+        "settings": asdict(check_settings(("helpers",), options.settings, options.seed)),
     }
     text = json.dumps(result, indent=1)
     print(text)

@@ -20,7 +20,14 @@ from support.identity_corpus import CORPUS, CorpusKernel
 from support.identity_edits import Edit, harmful_edits, harmless_edits
 from support.kernels import load_file
 
-__all__ = ["TARGETS", "Outcome", "check_edits", "edits_of", "machine_code"]
+__all__ = [
+    "TARGETS",
+    "Outcome",
+    "check_edits",
+    "edits_of",
+    "load_corpus_kernel",
+    "machine_code",
+]
 
 TARGETS = (("cuda", 90, 32), ("hip", "gfx942", 64))
 """Targets that every kernel with an equal identity is compiled for."""
@@ -119,6 +126,11 @@ def machine_code(function: Any, kernel: CorpusKernel, target: Any) -> str:
         text = text.partition(".section")[0]
     text = re.sub(r"(?m)^\s*(\.loc|\.file|\.ident|//|;).*$", "", text)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def load_corpus_kernel(path: Path, text: str) -> Any:
+    """Write a module's text to a file, import it, and return its kernel."""
+    return _load(path, text).k
 
 
 def _load(path: Path, text: str) -> Any:

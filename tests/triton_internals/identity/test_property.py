@@ -7,15 +7,17 @@ import random
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import pytest
 from support.identity_check import TARGETS
 from support.identity_corpus import CORPUS
-from support.processes import environment
+from support.processes import environment, run_python
 
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def run(*arguments: str, tmp_path: Path) -> dict[str, object]:
+def run(*arguments: str, tmp_path: Path) -> dict[str, Any]:
     """Run the comparison in a process of its own, in which Triton compiles."""
     env = environment(
         TRITON_INTERPRET="",
@@ -32,13 +34,30 @@ def run(*arguments: str, tmp_path: Path) -> dict[str, object]:
     return json.loads(result.stdout)  # type: ignore[no-any-return]
 
 
-def test_edits_that_keep_the_identity_keep_the_code(tmp_path: Path) -> None:
+def test_edits_and_settings_that_keep_the_identity_keep_the_code(tmp_path: Path) -> None:
     """A sample, another each time; `make identity` takes thousands."""
     seed = str(random.randrange(1 << 30))
-    found = run("--sample", "160", "--seed", seed, tmp_path=tmp_path)
-    assert found["wrong"] == [], seed
-    assert found["compared"], seed
-    assert len(found["costly"]) <= 0.02 * found["harmless"], (seed, found["costly"])  # type: ignore[arg-type,operator]
+    result = run("--sample", "160", "--settings", "40", "--seed", seed, tmp_path=tmp_path)
+    assert result["wrong"] == [], seed
+    assert result["compared"], seed
+    assert len(result["costly"]) <= 0.02 * result["harmless"], (seed, result["costly"])
+    settings = result["settings"]
+    assert settings["equal"], seed
+    assert settings["wrong"] == [], seed
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"), [("TRITON_DEBUG", "1"), ("TRITON_INSTRUMENTATION_MODE", "consan")]
+)
+def test_variables_that_triton_reads_when_imported_count(variable: str, value: str) -> None:
+    code = """
+        import os, sys
+        os.environ[sys.argv[1]] = sys.argv[2]
+        from dejavu_cache.triton_internals.compiler_settings import compiler_settings
+        print(compiler_settings())
+    """
+    done = run_python(code, variable, value, TRITON_INTERPRET="")
+    assert done.stdout != "{}\n"
 
 
 def test_the_corpus_covers_every_target() -> None:
