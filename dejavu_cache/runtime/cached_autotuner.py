@@ -168,7 +168,7 @@ class CachedAutotuner(DeclaredAutotuner):
         """Hot path of the launches, where it applies."""
         if self._interpreted or not is_covered(self.fn):
             return None
-        exact = self._pruning is not None
+        exact = self._launch_pruning is not None
         return HotPath(self, self._scenario_key.keys, self._buckets, self._run, exact=exact)
 
     @cached_property
@@ -241,9 +241,9 @@ class CachedAutotuner(DeclaredAutotuner):
     ) -> tuple[RawKey, Sequence[Any] | None]:
         """Return a key of a launch's scenario and pruning, and the configs that pruning leaves."""
         raw = self._scenario_key.raw(device, args, kwargs)
-        if self._pruning is None:
+        if self._launch_pruning is None:
             return raw, None
-        pruned = self._pruning.configs_for(device, args, kwargs)
+        pruned = self._launch_pruning.configs_for(device, args, kwargs)
         return (*raw, pruned.key), pruned.configs
 
     def explain(self, *args: Any, **kwargs: Any) -> Resolution:

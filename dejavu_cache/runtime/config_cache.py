@@ -17,7 +17,7 @@ class Forgetful(Protocol):
         """Drop the results: the cache has changed."""
 
 
-def _changing(name: str) -> Any:
+def _wrap_change(name: str) -> Any:
     method: Callable[..., Any] = getattr(dict, name)
 
     @functools.wraps(method)
@@ -48,14 +48,14 @@ class ConfigCache(dict[Any, Any]):
         self._reported: dict[Any, Any] = {}
         self._users: weakref.WeakSet[Any] = weakref.WeakSet()
 
-    __setitem__ = _changing("__setitem__")
-    __delitem__ = _changing("__delitem__")
-    __ior__ = _changing("__ior__")
-    clear = _changing("clear")
-    pop = _changing("pop")
-    popitem = _changing("popitem")
-    setdefault = _changing("setdefault")
-    update = _changing("update")
+    __setitem__ = _wrap_change("__setitem__")
+    __delitem__ = _wrap_change("__delitem__")
+    __ior__ = _wrap_change("__ior__")
+    clear = _wrap_change("clear")
+    pop = _wrap_change("pop")
+    popitem = _wrap_change("popitem")
+    setdefault = _wrap_change("setdefault")
+    update = _wrap_change("update")
 
     @property
     def has_choices(self) -> bool:

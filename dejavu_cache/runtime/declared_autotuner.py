@@ -165,7 +165,7 @@ class DeclaredAutotuner(Autotuner):  # type: ignore[misc]
         """Return an autotuner that shares all but what only one object can own."""
         twin = object.__new__(type(self))
         twin.__dict__.update(self.__dict__)
-        twin.__dict__.pop("_pruning", None)
+        twin.__dict__.pop("_launch_pruning", None)
         return twin
 
     @cached_property
@@ -194,7 +194,7 @@ class DeclaredAutotuner(Autotuner):  # type: ignore[misc]
         return can_prune(self)
 
     @cached_property
-    def _pruning(self) -> Pruning | None:
+    def _launch_pruning(self) -> Pruning | None:
         """Pruning that is asked per launch; None if a scenario's first launch answers for all."""
         per_launch = self._prunes and self._options.get("prune_per") != "scenario"
         return Pruning(self) if per_launch else None

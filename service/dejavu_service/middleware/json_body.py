@@ -80,7 +80,7 @@ class BodyGate:
         self._large = asyncio.Semaphore(1)
 
     @asynccontextmanager
-    async def handling(self, size: int) -> AsyncIterator[None]:
+    async def turn_for(self, size: int) -> AsyncIterator[None]:
         """Wait until a request with a body of this size may be handled, which the block does.
 
         Raises:
@@ -145,7 +145,7 @@ class StrictRoute(APIRoute):
                 body = await read_body(
                     request, min(rule.max_bytes or gate.max_body, gate.max_body), take
                 )
-                async with gate.handling(len(body)):
+                async with gate.turn_for(len(body)):
                     value = await _validate(body, model, rule.items, gate.max_records)
                     parsed = _ParsedRequest(request, body, value)
                     del body

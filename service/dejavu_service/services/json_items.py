@@ -169,9 +169,9 @@ def _split(body: bytes, items: str, max_items: int) -> _Pieces:
             rest += b","
             at = _skip_space(body, at + 1)
         elif body[at : at + 1] != b"}":
-            raise _malformed(at)
+            raise _malformed_at(at)
     if _skip_space(body, at + 1) != len(body):
-        raise _malformed(at + 1)
+        raise _malformed_at(at + 1)
     return _Pieces(bytes(rest + b"}"), cut)
 
 
@@ -199,7 +199,7 @@ def _end_of(body: bytes, at: int) -> int:
     if first not in (b"{", b"["):
         scalar = _SCALAR.match(body, at)
         if scalar is None:
-            raise _malformed(at)
+            raise _malformed_at(at)
         return scalar.end()
     depth = 0
     while True:
@@ -216,7 +216,7 @@ def _end_of(body: bytes, at: int) -> int:
             if depth == 0:
                 return at
         elif not following:
-            raise _malformed(at)
+            raise _malformed_at(at)
 
 
 def _end_of_string(body: bytes, at: int) -> int:
@@ -224,7 +224,7 @@ def _end_of_string(body: bytes, at: int) -> int:
     while True:
         end = body.find(b'"', end + 1)
         if end < 0:
-            raise _malformed(len(body))
+            raise _malformed_at(len(body))
         backslashes = end
         while body[backslashes - 1] == ord("\\"):
             backslashes -= 1
@@ -240,9 +240,9 @@ def _skip_space(body: bytes, at: int) -> int:
 
 def _expect(body: bytes, at: int, character: bytes) -> int:
     if body[at : at + 1] != character:
-        raise _malformed(at)
+        raise _malformed_at(at)
     return at + 1
 
 
-def _malformed(at: int) -> InvalidJsonError:
+def _malformed_at(at: int) -> InvalidJsonError:
     return InvalidJsonError(f"unexpected end or character at byte {at}")
