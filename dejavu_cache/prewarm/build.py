@@ -9,7 +9,6 @@ import shutil
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,6 +29,7 @@ from ..stores.manifest import (
     read_manifest,
 )
 from ..triton_internals.compilation import target_of
+from ..triton_internals.distribution import triton_version
 from .messages import BuildPlan, CompileJob, CompileResult, PrewarmSpec
 from .record_source import all_records, own_records
 from .stub_driver import make_stub_driver
@@ -345,7 +345,7 @@ class _ResultCache:
             "spec": self._spec.model_dump(mode="json"),
             "records": records.hexdigest(),
             "files": now,
-            "triton": [version("triton"), sysconfig.get_config_var("EXT_SUFFIX"), __version__],
+            "triton": [triton_version(), sysconfig.get_config_var("EXT_SUFFIX"), __version__],
             "variables": {
                 name: value
                 for name, value in sorted(os.environ.items())

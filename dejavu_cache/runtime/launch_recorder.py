@@ -9,6 +9,7 @@ scenario, no measurements, and the launches.
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from collections.abc import Iterator
@@ -83,6 +84,18 @@ def _add_listener() -> None:
 @cache
 def _writer() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(1, thread_name_prefix="dejavu-cache launches")
+
+
+def _renew_in_child() -> None:
+    """Forget what threads of the parent do: they are not part of a forked child."""
+    global _lock
+    _lock = threading.Lock()
+    _tuned_now.clear()
+    _writer.cache_clear()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_renew_in_child)
 
 
 def _record_compilation(source: Any, metadata: dict[str, Any]) -> None:

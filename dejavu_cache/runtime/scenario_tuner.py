@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -38,6 +39,16 @@ __all__ = ["ScenarioTuner"]
 
 _tuning = threading.RLock()
 """Held while this process tunes: two benchmarks at once would time each other."""
+
+
+def _renew_lock_in_child() -> None:
+    """Replace the lock: a thread that held it is not part of a forked child."""
+    global _tuning
+    _tuning = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_renew_lock_in_child)
 
 
 class ScenarioTuner:

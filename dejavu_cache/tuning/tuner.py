@@ -190,8 +190,18 @@ class Tuner:
             failure = compile_failure_of(error)
             if failure is None:
                 raise
+            self._run_hooks_around(name, error)
             return _measurement(name, failure, time.perf_counter() - start)
         return self._measure(name, SCREENING, patient=patient)
+
+    def _run_hooks_around(self, name: Config, error: Exception) -> None:
+        """Run the user's hooks as Triton does around a launch that raises."""
+        launch, autotuner = self._launch, self._launch.autotuner
+        if autotuner.user_defined_pre_hook or autotuner.user_defined_post_hook:
+            config = launch.declared[name]
+            arguments = {**autotuner.nargs, **launch.kwargs, **config.all_kwargs()}
+            autotuner.pre_hook(arguments)
+            autotuner.post_hook(arguments, exception=error)
 
     def _note(self, measurement: Measurement) -> None:
         self._measured[measurement.config] = measurement

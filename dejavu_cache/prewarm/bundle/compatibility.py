@@ -5,12 +5,12 @@ from __future__ import annotations
 import ctypes
 import sys
 import sysconfig
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from ...errors import BundleError
 from ...stores.manifest import Manifest, is_prewarmed, verify_folder
+from ...triton_internals.distribution import triton_version
 from .archive import read_bundle
 from .oci_image import bundle_in
 
@@ -65,9 +65,8 @@ def _software(manifest: Manifest) -> list[CompatibilityCheck]:
         _equality("platform", manifest.platform, sysconfig.get_platform()),
         _equality("python", manifest.abi, abi),
     ]
-    try:
-        here = version("triton")
-    except PackageNotFoundError:
+    here = triton_version()
+    if here is None:
         return [*checks, CompatibilityCheck("triton", "wrong", manifest.triton, "not installed")]
     checks.append(_equality("triton", manifest.triton, here))
     if checks[-1].state == "ok":

@@ -16,6 +16,7 @@ from dejavu_cache.errors import DejavuError, StoreError
 from dejavu_cache.policy import Policy
 from dejavu_cache.settings import PREFIX, Settings, policy_file
 from dejavu_cache.stores import FileStore, Store, TieredStore, open_store
+from dejavu_cache.triton_internals.distribution import triton_version
 
 from ..options import JsonOption, StoreOption
 from ..output import say, show_json
@@ -62,7 +63,10 @@ def _check_versions() -> Iterator[Finding]:
         ("sqlalchemy", False),
     ):
         try:
-            yield Finding("ok", package, version(package))
+            found = triton_version() if package == "triton" else version(package)
+            if found is None:
+                raise PackageNotFoundError(package)
+            yield Finding("ok", package, found)
         except PackageNotFoundError:
             extra = "server" if package == "sqlalchemy" else "gpu"
             remedy = f"pip install 'dejavu-cache[{extra}]'"
