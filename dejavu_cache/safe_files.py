@@ -117,8 +117,15 @@ def read_file(path: Path, root: Path | None = None) -> bytes:
         return file.read(MAX_BYTES)
 
 
-def replace_file(path: Path, data: bytes, root: Path | None = None, *, mode: int = 0o666) -> None:
-    """Write a file atomically and durably, by a new file that is synced and renamed.
+def replace_file(
+    path: Path,
+    data: bytes,
+    root: Path | None = None,
+    *,
+    mode: int = 0o666,
+    durable: bool = True,
+) -> None:
+    """Write a file atomically, by a new file that is synced and renamed.
 
     A link with the file's name is replaced and not followed.
 
@@ -127,6 +134,7 @@ def replace_file(path: Path, data: bytes, root: Path | None = None, *, mode: int
         data: its content.
         root: below it, links are not followed; None: the file's own folder.
         mode: the permissions, before the umask.
+        durable: whether the file survives a loss of power right after the call.
 
     Raises:
         OSError: it cannot be written; an earlier file is unchanged.
@@ -139,13 +147,15 @@ def replace_file(path: Path, data: bytes, root: Path | None = None, *, mode: int
             with open(handle, "wb") as file:
                 file.write(data)
                 file.flush()
-                os.fsync(file.fileno())
+                if durable:
+                    os.fsync(file.fileno())
             os.replace(temporary, path.name, src_dir_fd=folder, dst_dir_fd=folder)
         except BaseException:
             with suppress(OSError):
                 os.unlink(temporary, dir_fd=folder)
             raise
-        os.fsync(folder)
+        if durable:
+            os.fsync(folder)
 
 
 def open_to_append(path: Path) -> int:

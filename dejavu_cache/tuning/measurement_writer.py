@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from types import TracebackType
 
+from ..background_threads import start_thread, uninterrupted
 from ..model.record import Measurement
 
 __all__ = ["MeasurementWriter"]
@@ -26,12 +27,14 @@ class MeasurementWriter:
         self._keep = keep
         self._queued: list[Measurement] = []
         self._changed = threading.Condition()
-        self._closing = self._busy = False
+        self._closing = self._busy = self._has_thread = False
         self._error: Exception | None = None
-        self._thread = threading.Thread(target=self._work, name="dejavu-cache writer", daemon=True)
 
     def __call__(self, measurement: Measurement) -> None:
-        """Queue a measurement."""
+        """Queue a measurement; pass it on at once where no thread can be started any more."""
+        if not self._has_thread:
+            self._pass_on([measurement])
+            return
         with self._changed:
             self._queued.append(measurement)
             self._changed.notify_all()
@@ -43,7 +46,7 @@ class MeasurementWriter:
 
     def __enter__(self) -> MeasurementWriter:
         """Start the thread."""
-        self._thread.start()
+        self._has_thread = start_thread(self._work, "dejavu-cache writer") is not None
         return self
 
     def __exit__(
@@ -56,7 +59,7 @@ class MeasurementWriter:
         with self._changed:
             self._closing = True
             self._changed.notify_all()
-        self._thread.join()
+            self._changed.wait_for(lambda: not self._has_thread)
         if self._error is not None and error is None:
             raise self._error
 
@@ -66,15 +69,20 @@ class MeasurementWriter:
                 self._changed.wait_for(lambda: self._queued or self._closing)
                 queued, self._queued = self._queued, []
                 self._busy = bool(queued)
-            if not queued:
-                return
-            # The later of two measurements of one config counts.
-            try:
-                self._keep(
-                    list({measurement.config: measurement for measurement in queued}.values())
-                )
-            except Exception as error:
-                self._error = error
+                if not queued:
+                    self._has_thread = False
+                    self._changed.notify_all()
+                    return
+            with uninterrupted():
+                self._pass_on(queued)
             with self._changed:
                 self._busy = False
                 self._changed.notify_all()
+
+    def _pass_on(self, queued: Sequence[Measurement]) -> None:
+        # The later of two measurements of one config counts.
+        latest = {measurement.config: measurement for measurement in queued}
+        try:
+            self._keep(list(latest.values()))
+        except Exception as error:
+            self._error = error

@@ -227,16 +227,6 @@ def test_what_a_hanging_server_is_being_sent_is_spooled_too(tmp_path: Path) -> N
     server.close()
 
 
-def test_a_damaged_spool_file_is_set_aside_and_the_rest_is_sent(tmp_path: Path) -> None:
-    spool = Spool("x", tmp_path)
-    spool.add(RecordSet(context=context(), records=(record(1),)))
-    (spool.folder / "0.json").write_text("half")
-    sent: list[RecordSet] = []
-    assert spool.drain(sent.append) == 1
-    assert [record_set.records[0].scenario for record_set in sent] == [record(1).scenario]
-    assert len(list(spool.folder.glob("0.json.damaged-*"))) == 1
-
-
 def test_a_config_that_the_kernel_never_declared_is_not_run(tmp_path: Path) -> None:
     """However well a lying server formats it."""
     kernel = load(tmp_path / "kernels.py").add

@@ -13,8 +13,6 @@ from dejavu_client.http.shared_client import SharedHttpClient
 from dejavu_client.http.spool import Spool
 from support.records import context, record
 
-from dejavu_cache.model.record import RecordSet
-
 
 def test_requests_share_a_client_until_it_is_closed() -> None:
     shared = SharedHttpClient()
@@ -57,7 +55,7 @@ class LoggingClient(ProtocolClient):
         self.log: list[str] = []
         self.may_answer = threading.Event()
 
-    def send(self, record_set: RecordSet) -> None:
+    def send_json(self, body: bytes, records: int) -> None:
         self.may_answer.wait(60)
         self.log.append("sent")
 

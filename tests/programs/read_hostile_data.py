@@ -21,6 +21,7 @@ from dejavu_client.cli.commands.transfer import import_records
 from dejavu_client.http.protocol_client import ProtocolClient
 from dejavu_client.http.remote_store import RemoteStore
 from dejavu_client.http.spool import Spool
+from dejavu_client.http.spool_delivery import deliver_spool
 
 from dejavu_cache.errors import DejavuError
 from dejavu_cache.model.scenario import Context, Scenario
@@ -174,7 +175,7 @@ def read_all(folder: Path, server: HostileServer) -> None:
         options = {tool: str(folder / "foreign"), "store": target}
         ignore_own_errors(lambda options=options: import_records("", **options))  # type: ignore[misc]
     spool = Spool("https://server", folder / "spool")
-    ignore_own_errors(lambda: spool.drain(lambda record_set: None))
+    ignore_own_errors(lambda: deliver_spool(spool, lambda text, records: None, in_hand=0))
     server.answer = (folder / "answer").read_bytes() if (folder / "answer").is_file() else b""
     for kind in ("application/json", "application/x-ndjson"):
         server.kind = kind

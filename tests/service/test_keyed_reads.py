@@ -206,5 +206,5 @@ def test_a_listing_that_does_not_come_is_not_waited_for_again() -> None:
         assert listings.texts(context(), 0.05) == []
     assert time.monotonic() - start < 4
     may_answer.set()
-    listings.refresh(context()).join(60)
+    listings.refresh(context(), 60)
     assert listings.texts(context(), 0.05) == [scenario(1).text]

@@ -10,8 +10,9 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from dejavu_cache.background_threads import uninterrupted
 from dejavu_cache.model.record import FORMAT, RecordSet
-from dejavu_cache.model.scenario import canonical_json
+from dejavu_cache.model.scenario import ValueModel, canonical_json
 
 from .errors import NonsenseError
 
@@ -29,9 +30,10 @@ LONGEST_RETRY_AFTER = 60.0
 """Seconds to leave a busy server alone, however long it asks for."""
 
 
-def to_json(model: Any) -> Any:
+def to_json(model: ValueModel) -> Any:
     """Return a model as the JSON value that requests carry."""
-    return model.model_dump(mode="json", exclude_none=True)
+    with uninterrupted():
+        return json.loads(model.text)
 
 
 def parse_json(body: bytes) -> Any:
@@ -45,7 +47,8 @@ def parse_json(body: bytes) -> Any:
 def validate(kind: Any, value: Any) -> Any:
     """Return a value as a model; raise `NonsenseError` if it does not fit."""
     try:
-        return TypeAdapter(kind).validate_json(json.dumps(value))
+        with uninterrupted():
+            return TypeAdapter(kind).validate_json(json.dumps(value))
     except (ValidationError, ValueError) as error:
         raise NonsenseError(
             f"the answer does not follow the protocol: {str(error).splitlines()[0]}"
@@ -55,7 +58,8 @@ def validate(kind: Any, value: Any) -> Any:
 def parse_record_set(body: bytes) -> RecordSet:
     """Parse a record set of any format that this version reads."""
     try:
-        record_set = RecordSet.model_validate_json(body)
+        with uninterrupted():
+            record_set = RecordSet.model_validate_json(body)
     except ValidationError as error:
         raise NonsenseError(
             f"the answer is not a record set: {str(error).splitlines()[0]}"

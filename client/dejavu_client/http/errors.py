@@ -3,7 +3,8 @@
 StoreError
 └── RemoteError
     ├── UnreachableError    no answer, none in time, or "try again later"
-    │   └── BusyError       the server says for how long to leave it alone
+    │   ├── BusyError           the server says for how long to leave it alone
+    │   └── ServerFaultError    the server failed on this very request: 500
     ├── RefusedError        the request is forbidden or invalid
     └── NonsenseError       the answer does not follow the protocol
 """
@@ -12,7 +13,14 @@ from __future__ import annotations
 
 from dejavu_cache.errors import StoreError
 
-__all__ = ["BusyError", "NonsenseError", "RefusedError", "RemoteError", "UnreachableError"]
+__all__ = [
+    "BusyError",
+    "NonsenseError",
+    "RefusedError",
+    "RemoteError",
+    "ServerFaultError",
+    "UnreachableError",
+]
 
 
 class RemoteError(StoreError):
@@ -36,6 +44,10 @@ class BusyError(UnreachableError):
         super().__init__(message)
         self.status = status
         self.retry_after = retry_after
+
+
+class ServerFaultError(UnreachableError):
+    """The server failed on this very request, with status 500; others may succeed."""
 
 
 class RefusedError(RemoteError):

@@ -25,9 +25,10 @@ from .answers import (
     to_json,
     validate,
 )
-from .errors import BusyError, NonsenseError, RefusedError, UnreachableError
+from .errors import BusyError, NonsenseError, RefusedError, ServerFaultError, UnreachableError
 from .server_silence import current_clock
 from .shared_client import SharedHttpClient
+from .uploads import TOO_LARGE, upload
 
 __all__ = ["Bulk", "ProtocolClient", "ServerAnswer", "split_server_url"]
 
@@ -116,6 +117,10 @@ class ProtocolClient:
         """Close the connections once their requests are answered; the next call opens new ones."""
         self._shared_client.close()
 
+    def interrupt(self) -> None:
+        """Make all requests fail at once, those that wait for an answer and later ones."""
+        self._shared_client.interrupt()
+
     def abandon_connections(self) -> None:
         """Drop the connections without closing them: after a fork they belong to the parent."""
         self._shared_client.abandon()
@@ -192,14 +197,20 @@ class ProtocolClient:
         return answer.etag, [] if answer.status == 404 else parse_scenarios(answer.body)
 
     def send(self, record_set: RecordSet) -> None:
-        """Merge records into the server's; return only once the server says that it has them."""
-        answer = self._json(
-            "POST", "/records", content=record_set.model_dump_json(exclude_none=True)
-        )
-        if answer.get("records") != len(record_set.records):
-            raise NonsenseError(
-                f"{self.url} does not confirm that it took {len(record_set.records)} records"
-            )
+        """Merge records into the server's; return only once the server says that it has them.
+
+        Raises:
+            RefusedError: the server does not take some of the records; it may have the others.
+        """
+        document = record_set.model_dump(mode="json", exclude_none=True)
+        for refused in upload(document, self.send_json, divide_on={TOO_LARGE}):
+            raise refused.error
+
+    def send_json(self, body: bytes, records: int) -> None:
+        """Send a record set, encoded as JSON, in one request; `records` is their number."""
+        answer = self._json("POST", "/records", content=body)
+        if answer.get("records") != records:
+            raise NonsenseError(f"{self.url} does not confirm that it took {records} records")
 
     def delete(self, context: Context, scenarios: Iterable[Scenario] | None = None) -> int:
         """Delete a context's records, all or those of some scenarios, and return their number."""
@@ -302,6 +313,8 @@ class ProtocolClient:
             raise UnreachableError(
                 f"{self.url} does not answer: {error or type(error).__name__}"
             ) from error
+        if status == 500:
+            raise ServerFaultError(f"{self.url} answered {status}: {problem_detail(body)}")
         if status in RETRYABLE_STATUSES:
             message = f"{self.url} answered {status}: {problem_detail(body)}"
             seconds = retry_after(response_headers.get("retry-after", ""))
@@ -322,6 +335,12 @@ class ProtocolClient:
         A server that restarts or has been idle closes connections, also while a request is on its
         way. All requests may be repeated: each has the same effect twice as once.
         """
+        clock = current_clock()
+
+        def trace(event: str, details: Mapping[str, Any]) -> None:
+            self._shared_client.trace(event, details)
+            clock.trace(event)
+
         for is_last in (False, True):
             try:
                 with (
@@ -330,7 +349,7 @@ class ProtocolClient:
                         method,
                         url,
                         headers=headers,
-                        extensions={"trace": current_clock().trace},
+                        extensions={"trace": trace},
                         **request,
                     ) as response,
                 ):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 import weakref
 from collections import Counter
@@ -10,6 +9,7 @@ from collections.abc import Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 
+from dejavu_cache.background_threads import FLUSH_SECONDS
 from dejavu_cache.model.merge import OnConflict, merge_into, merge_records
 from dejavu_cache.model.record import Record, RecordSet
 from dejavu_cache.model.scenario import Context, Scenario
@@ -33,9 +33,6 @@ CONTEXT_SECONDS = 60.0
 
 MOST_ANSWERS = 1000
 """Records and misses of a context that are remembered."""
-
-FLUSH_SECONDS = 2.0
-"""Time for sending the queue when a store or process ends; the rest is spooled."""
 
 
 def open_remote(url: str) -> RemoteStore:
@@ -94,7 +91,7 @@ class RemoteStore(Store):
         self._failures: Counter[Context] = Counter()
         _live_stores.add(self)
         # A store that is garbage-collected without `close` must not leave connections open. Not at
-        # exit: `_at_exit` sends the queue first.
+        # exit: what is queued is sent first.
         weakref.finalize(self, _stop_client, self.sender, client).atexit = False
         if len(self.spool):
             self.sender.wake()
@@ -163,7 +160,7 @@ class RemoteStore(Store):
         """Return a context's scenarios as last listed; only the first listing is waited for."""
         if self.sender.is_sending(context):
             self.sender.flush(self.wait)
-            self._listings.refresh(context).join(self.wait)
+            self._listings.refresh(context, self.wait)
         return iter(self._listings.texts(context, self.wait))
 
     def revision(self, context: Context) -> Hashable:
@@ -172,7 +169,7 @@ class RemoteStore(Store):
 
     def contexts(self, kernel: str | None = None) -> Iterator[Context]:
         """Return the contexts that the server has, after sending what is queued."""
-        self._flush_or_spool()
+        self.sender.flush(FLUSH_SECONDS)
         contexts = self._calls.ask(lambda: list(self.client.contexts(kernel)))
         return iter(sorted(contexts, key=lambda context: context.text))
 
@@ -207,7 +204,7 @@ class RemoteStore(Store):
 
     def delete(self, context: Context, scenarios: Iterable[Scenario] | None = None) -> int:
         """Delete records on the server, after sending what is queued; return their number."""
-        self._flush_or_spool()
+        self.sender.flush(FLUSH_SECONDS)
         self._forget(context)
         return self.client.delete(context, scenarios)
 
@@ -242,14 +239,10 @@ class RemoteStore(Store):
             self._leased.discard(key)
 
     def close(self) -> None:
-        """Send what is queued; spool it if that takes longer than `FLUSH_SECONDS`."""
-        self._flush_or_spool()
+        """Send what is queued; if that takes longer than `FLUSH_SECONDS`, it waits on disk."""
+        self.sender.finish(FLUSH_SECONDS)
         self.sender.stop()
         self.client.close()
-
-    def _flush_or_spool(self) -> None:
-        if not self.sender.flush(FLUSH_SECONDS):
-            self.sender.spool_rest()
 
 
 def _without_pins(records: Iterable[Record]) -> tuple[Record, ...]:
@@ -266,16 +259,10 @@ _live_stores: weakref.WeakSet[RemoteStore] = weakref.WeakSet()
 
 def _after_fork() -> None:
     for store in _live_stores:
-        store.circuit = store.sender._circuit = store._calls.circuit = CircuitBreaker()
+        store.circuit = store._calls.circuit = CircuitBreaker()
         store._listings = ScenarioListings(store.client, store._forget)
-        store.sender.reset()
+        store.sender.reset(store.circuit)
         store.client.abandon_connections()
-
-
-@atexit.register
-def _at_exit() -> None:
-    for store in list(_live_stores):
-        store.close()
 
 
 os.register_at_fork(after_in_child=_after_fork)

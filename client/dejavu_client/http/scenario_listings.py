@@ -5,8 +5,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
+from dejavu_cache.background_threads import start_thread
 from dejavu_cache.model.scenario import Context
 
 from .errors import RemoteError
@@ -39,13 +41,13 @@ class ScenarioListings:
         self._forget = forget
         self._lock = threading.Lock()
         self._listings: dict[Context, Listing] = {}
-        self._threads: dict[Context, threading.Thread] = {}
+        self._threads: dict[Context, threading.Thread | None] = {}
         self._asked_at: dict[Context, float] = {}
 
     def texts(self, context: Context, wait: float) -> list[str]:
         """Return a context's scenarios; wait for them only if they were never asked for."""
         if context not in self._threads:
-            self.refresh(context).join(wait)
+            self.refresh(context, wait)
         listing = self._listings.get(context)
         return listing.texts if listing else []
 
@@ -57,17 +59,17 @@ class ScenarioListings:
         listing = self._listings.get(context)
         return listing.etag if listing else ""
 
-    def refresh(self, context: Context) -> threading.Thread:
-        """Fetch a context's scenarios in a thread, and return the thread."""
+    def refresh(self, context: Context, wait: float = 0.0) -> None:
+        """Fetch a context's scenarios in a thread, and wait up to some seconds for it."""
         with self._lock:
             thread = self._threads.get(context)
             if thread is None or not thread.is_alive():
                 self._asked_at[context] = time.monotonic()
-                thread = self._threads[context] = threading.Thread(
-                    target=self._fetch, args=(context,), name="dejavu-cache listing", daemon=True
+                thread = self._threads[context] = start_thread(
+                    partial(self._fetch, context), "dejavu-cache listing"
                 )
-                thread.start()
-            return thread
+        if thread is not None:
+            thread.join(wait)
 
     def _fetch(self, context: Context) -> None:
         previous = self._listings.get(context)

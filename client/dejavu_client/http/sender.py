@@ -3,38 +3,60 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import partial
+from pathlib import Path
+from typing import NamedTuple
 
-from dejavu_cache.model.merge import merge_into
+from dejavu_cache.background_threads import at_program_end, program_is_ending, start_thread
 from dejavu_cache.model.record import Record, RecordSet
-from dejavu_cache.model.scenario import Context, Scenario
+from dejavu_cache.model.scenario import Context, Scenario, canonical_json
 from dejavu_cache.notices import warn_once
 
 from .circuit_breaker import CircuitBreaker
-from .errors import BusyError, RefusedError, RemoteError
+from .errors import BusyError, RefusedError, RemoteError, ServerFaultError
 from .protocol_client import ProtocolClient
 from .spool import Spool
+from .spool_delivery import Delivery, deliver_documents, deliver_spool
+from .uploads import REFUSALS_FOR_GOOD, parse_record_set_json
 
 __all__ = ["Sender"]
 
 IDLE = 5.0
 """Seconds between checks of the spool while the queue is empty."""
 
+PAUSE = 60.0
+"""Seconds until records are sent again after the server refused the sender or failed on them."""
+
+SWEEP_EVERY = 600.0
+"""Seconds between sweeps of the spool."""
+
+
+class _Queued(NamedTuple):
+    """An encoded record set, and its file in the spool unless the disk is full."""
+
+    context: Context
+    text: bytes
+    path: Path | None
+
 
 class Sender:
     """Queue of records, misses and lease releases, and the thread that sends them in order.
 
-    Records that cannot be sent go to the spool, and the thread probes an unreachable server until
-    it answers. Once `flush` has returned True, all queued records are on the server or in the
-    spool. A process that is killed earlier loses them, which is why a local store is asked first.
-    A sweep may hold the only copy and therefore uses `RemoteStore.put_now` instead.
+    `put` writes records to the spool before it returns, and the thread deletes them there once the
+    server has confirmed them: however the process ends, they are not lost. The thread probes an
+    unreachable server until it answers, and then sends what waits, also what other processes left.
+
+    The thread handles encoded records only. It never parses one into its model, which would be
+    unsafe at the program's end: see `dejavu_cache.background_threads`.
 
     Args:
         client: the connection to the server.
         circuit: opened when sending fails, closed when a probe succeeds.
-        spool: where records wait while the server is unreachable.
+        spool: where records wait until the server has confirmed them.
     """
 
     def __init__(self, client: ProtocolClient, circuit: CircuitBreaker, spool: Spool) -> None:
@@ -42,26 +64,32 @@ class Sender:
         self._client = client
         self._circuit = circuit
         self._spool = spool
-        self.reset()
+        self.reset(circuit)
+        at_program_end(self)
 
-    def reset(self) -> None:
+    def reset(self, circuit: CircuitBreaker) -> None:
         """Clear all state; after a fork the parent still sends what was queued."""
+        self._circuit = circuit
         self._condition = threading.Condition()
-        self._queue: dict[Context, dict[Scenario, Record]] = {}
+        self._queue: list[_Queued] = []
         self._misses: Counter[tuple[Context, Scenario]] = Counter()
         self._leases: list[str] = []
-        self._in_flight: dict[Context, dict[Scenario, Record]] = {}
+        self._in_flight: list[_Queued] = []
         self._busy = False
-        self._thread: threading.Thread | None = None
+        self._has_thread = False
         self._stopping = False
-        self._write_refused = False
+        self._is_woken = False
+        self._refused_until = 0.0
+        self._failed: dict[Path, float] = {}
+        self._next_sweep = 0.0
 
     def put(self, context: Context, records: Iterable[Record]) -> None:
-        """Queue records and return at once."""
-        if self._write_refused:
-            return
-        with self._condition:
-            self._queue[context] = merge_into(self._queue.get(context, {}), records)
+        """Spool records, queue them, and return."""
+        text = canonical_json(RecordSet(context=context, records=tuple(records))).encode()
+        path = self._spool.write(text)
+        if path is None or self._may_send:  # otherwise they wait on disk
+            with self._condition:
+                self._queue.append(_Queued(context, text, path))
         self.wake()
 
     def miss(self, context: Context, scenario: Scenario) -> None:
@@ -80,25 +108,32 @@ class Sender:
         """Make the thread process the queue now; start it if it is not running."""
         with self._condition:
             self._stopping = False
-            if self._thread is None or not self._thread.is_alive():
-                self._thread = threading.Thread(
-                    target=self._run, name="dejavu-cache sender", daemon=True
-                )
-                self._thread.start()
+            self._is_woken = True
+            if not self._has_thread:
+                self._has_thread = start_thread(self._run, "dejavu-cache sender") is not None
             self._condition.notify_all()
 
     def is_sending(self, context: Context) -> bool:
         """Whether records of a context are queued or being sent."""
-        return context in self._queue or context in self._in_flight
+        with self._condition:
+            return any(entry.context == context for entry in (*self._queue, *self._in_flight))
 
     def flush(self, wait: float) -> bool:
         """Wait until the queue is sent or spooled; return False if `wait` seconds are too short."""
         with self._condition:
-            return self._condition.wait_for(lambda: not (self._pending or self._busy), wait)
+            return self._condition.wait_for(
+                lambda: not (self._has_thread and (self._pending or self._busy)), wait
+            )
 
-    @property
-    def _pending(self) -> bool:
-        return bool(self._queue or self._misses or self._leases)
+    def finish(self, seconds: float) -> None:
+        """Send what is queued, unless the server is known not to answer."""
+        if self._circuit.closed:
+            self.flush(seconds)
+
+    def interrupt(self) -> None:
+        """End the thread, in the middle of a request if need be; what was not sent is spooled."""
+        self.stop()
+        self._client.interrupt()
 
     def stop(self) -> None:
         """End the thread and its connections once the queue is empty; `wake` starts another."""
@@ -106,69 +141,127 @@ class Sender:
             self._stopping = True
             self._condition.notify_all()
 
-    def spool_rest(self) -> None:
-        """Spool the records that the server has not confirmed, because the process ends."""
-        with self._condition:
-            rest = [*self._queue.items(), *self._in_flight.items()]
-            self._queue = {}
-        for context, records in rest:
-            self._spool.add(RecordSet(context=context, records=tuple(records.values())))
+    def drain(self, delivery: Delivery, wait: float = 0.0) -> None:
+        """Send all of the spool in the calling thread.
 
-    def drain(self) -> int:
-        """Send the spool in the calling thread and return the number of record sets sent."""
-        return self._spool.drain(self._send_or_drop)
+        Args:
+            delivery: where to count what became of the files.
+            wait: seconds to wait while another process sends the spool.
+
+        Raises:
+            RemoteError: the server does not answer, or refuses the sender; the rest waits.
+            OSError: the disk cannot be written.
+        """
+        deliver_spool(
+            self._spool, self._client.send_json, delivery=delivery, wait=wait, in_hand=0.0
+        )
+
+    @property
+    def _may_send(self) -> bool:
+        is_ready = self._circuit.closed and not self._circuit.busy
+        return is_ready and time.monotonic() >= self._refused_until
+
+    @property
+    def _pending(self) -> bool:
+        return bool(self._queue or self._misses or self._leases)
 
     def _run(self) -> None:
         while True:
             with self._condition:
-                if self._stopping and not self._pending:
-                    self._thread = None
+                if (self._stopping and not self._pending) or program_is_ending():
+                    self._has_thread = False
+                    self._condition.notify_all()
                     break
-                if not self._pending:
+                if not (self._pending or self._is_woken):
                     self._condition.wait(
                         IDLE if self._circuit.closed else max(self._circuit.probe_due_in, 0.05)
                     )
-                queued, self._queue = self._queue, {}
+                self._is_woken = False
+                self._in_flight, self._queue = self._queue, []
                 misses, self._misses = self._misses, Counter()
                 leases, self._leases = self._leases, []
-                self._in_flight, self._busy = queued, True
+                self._busy = bool(self._in_flight or misses or leases)
             try:
-                self._send_batch(queued, misses, leases)
+                self._send_batch(misses, leases)
             finally:
                 with self._condition:
-                    self._in_flight, self._busy = {}, False
+                    self._in_flight, self._busy = [], False
                     self._condition.notify_all()
+            self._tend_spool()
         # The store may have been closed or dropped before this thread sent the last of its queue.
         self._client.close()
 
-    def _send_batch(
-        self,
-        queued: dict[Context, dict[Scenario, Record]],
-        misses: Counter[tuple[Context, Scenario]],
-        leases: Iterable[str],
-    ) -> None:
+    def _send_batch(self, misses: Counter[tuple[Context, Scenario]], leases: Iterable[str]) -> None:
         if not self._circuit.closed and self._circuit.probe_due_in <= 0:
             self._try(self._client.check_ready)
-        for context, records in queued.items():
-            record_set = RecordSet(context=context, records=tuple(records.values()))
-            if not (self._circuit.closed and self._try(partial(self._send_or_drop, record_set))):
-                self._spool.add(record_set)
+        if self._in_flight and not (self._may_send and self._try(self._send_queued)):
+            for entry in self._in_flight:
+                if entry.path is None:  # the disk may have room by now
+                    self._spool.write(entry.text)
         for lease in leases:
             if self._circuit.closed:  # a lease that is not released expires
                 self._try(partial(self._client.release, lease))
         if misses and self._circuit.closed:
             self._try(partial(self._client.report_misses, misses))
-        if self._circuit.closed and len(self._spool):
-            self._try(self.drain)
+
+    def _send_queued(self) -> None:
+        documents = [parse_record_set_json(entry.text) for entry in self._in_flight]
+        deliver_documents(self._spool, self._send_json, documents)
+        for entry in self._in_flight:
+            if entry.path is not None:
+                self._spool.remove(entry.path)
+
+    def _tend_spool(self) -> None:
+        now = time.monotonic()
+        if now >= self._next_sweep:
+            self._next_sweep = now + SWEEP_EVERY
+            with suppress(OSError):
+                self._spool.sweep()
+        if self._may_send and not self._should_stop_draining():
+            self._try(self._drain_in_background)
+
+    def _should_stop_draining(self) -> bool:
+        return self._pending or self._stopping or program_is_ending()
+
+    def _drain_in_background(self) -> None:
+        now = time.monotonic()
+        self._failed = {path: until for path, until in self._failed.items() if until > now}
+        delivery = Delivery()
+        try:
+            deliver_spool(
+                self._spool,
+                self._send_json,
+                skip=self._failed,
+                should_stop=self._should_stop_draining,
+                delivery=delivery,
+            )
+        finally:
+            self._failed.update(dict.fromkeys(delivery.failed, now + PAUSE))
+
+    def _send_json(self, text: bytes, records: int) -> None:
+        """Send a record set, and pause if the server refuses who sends it."""
+        try:
+            self._client.send_json(text, records)
+        except RefusedError as error:
+            if error.status not in REFUSALS_FOR_GOOD:
+                self._refused_until = time.monotonic() + PAUSE
+                reason = "is read-only for this token" if error.status == 403 else "takes nothing"
+                warn_once(
+                    f"refused {self._client.url}",
+                    f"{self._client.url} {reason}: {error}; records wait in {self._spool.folder}",
+                )
+            raise
 
     def _try(self, action: Callable[[], object]) -> bool:
-        """Run an action, and return False after opening the circuit if the server failed."""
+        """Run an action; return whether it succeeded, and open the circuit if the server failed."""
         if self._circuit.busy:
             return False
         try:
             action()
-        except RefusedError as error:
-            warn_once(f"refused {self._client.url}", str(error))
+        except (RefusedError, ServerFaultError) as error:  # it answers, and may serve others
+            done = False
+            if isinstance(error, ServerFaultError):
+                warn_once(f"fault {self._client.url}", str(error))
         except BusyError as error:
             self._circuit.record_busy(error)
             return False
@@ -181,18 +274,7 @@ class Sender:
             )
             self._circuit.record_failure()
             return False
+        else:
+            done = True
         self._circuit.record_success()
-        return True
-
-    def _send_or_drop(self, record_set: RecordSet) -> None:
-        """Send a record set; drop one that the server refuses, so that it cannot block the rest."""
-        try:
-            self._client.send(record_set)
-        except RefusedError as error:
-            self._write_refused = error.status in (401, 403)
-            about = (
-                "is read-only for this token"
-                if self._write_refused
-                else "does not take some records"
-            )
-            warn_once(f"refused {self._client.url}", f"{self._client.url} {about}: {error}")
+        return done

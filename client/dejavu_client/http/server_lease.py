@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 
+from dejavu_cache.background_threads import program_is_ending, start_thread
 from dejavu_cache.model.scenario import Context, Scenario
 from dejavu_cache.provenance import whoami
 
@@ -96,7 +97,7 @@ class ServerLease:
     def keep_alive(self, release: Callable[[str], None]) -> Iterator[None]:
         """Renew the acquired lease in a thread of its own, and hand it to `release` at the end."""
         done = threading.Event()
-        threading.Thread(target=self._renew, args=(done,), daemon=True).start()
+        start_thread(partial(self._renew, done), "dejavu-cache lease")
         try:
             yield
         finally:
@@ -105,7 +106,7 @@ class ServerLease:
                 release(self._lease)
 
     def _renew(self, done: threading.Event) -> None:
-        while not done.wait(self._seconds / 3):
+        while not (done.wait(self._seconds / 3) or program_is_ending()):
             with suppress(RemoteError):
                 try:
                     self._client.renew(str(self._lease), self._seconds)

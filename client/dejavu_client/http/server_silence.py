@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import queue
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, TypeVar
+
+from dejavu_cache.background_threads import program_is_ending, start_thread
+
+from .errors import UnreachableError
 
 __all__ = ["OWN_WORK_SECONDS", "SilenceClock", "call_within", "current_clock"]
 
@@ -70,6 +73,8 @@ def current_clock() -> SilenceClock:
 def call_within(seconds: float, question: Callable[[], T], limit: float = OWN_WORK_SECONDS) -> T:
     """Return a function's result unless its server is silent; then its thread runs on.
 
+    Where no thread can be started any more, the function runs in this one.
+
     Args:
         seconds: how long the server may be silent.
         question: sends requests through a `ProtocolClient`; runs in a thread of its own.
@@ -77,7 +82,10 @@ def call_within(seconds: float, question: Callable[[], T], limit: float = OWN_WO
 
     Raises:
         TimeoutError: the server was silent for too long.
+        UnreachableError: the program ends.
     """
+    if program_is_ending():
+        raise UnreachableError("no server is asked while the program ends")
     answers: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
     clock = SilenceClock()
 
@@ -88,7 +96,8 @@ def call_within(seconds: float, question: Callable[[], T], limit: float = OWN_WO
         except BaseException as error:
             answers.put((None, error))
 
-    threading.Thread(target=ask, name="dejavu-cache request", daemon=True).start()
+    if start_thread(ask, "dejavu-cache request") is None:
+        return question()
     deadline = time.monotonic() + limit
     while True:
         try:

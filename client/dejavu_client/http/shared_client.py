@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import encodings.idna  # noqa: F401
+import socket
 import threading
+import weakref
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any
 
+# httpx and sockets import these with the first request. A child that is forked while a background
+# thread does that would find them half imported, and could never send anything.
+import certifi  # noqa: F401
+import httpcore  # noqa: F401
 import httpx
+
+from dejavu_cache.background_threads import uninterrupted
 
 __all__ = ["SharedHttpClient"]
 
@@ -32,12 +42,34 @@ class SharedHttpClient:
         self._lock = threading.RLock()
         self._client: httpx.Client | None = None
         self._requests: Counter[httpx.Client] = Counter()
+        self._sockets_lock = threading.Lock()
+        self._sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+        self._is_interrupted = False
+
+    def interrupt(self) -> None:
+        """Shut the connections down, so that all requests fail at once, also later ones."""
+        self._is_interrupted = True
+        with self._sockets_lock:
+            sockets = list(self._sockets)
+        for connection in sockets:
+            _shut_down(connection)
+
+    def trace(self, event: str, details: Mapping[str, Any]) -> None:
+        """Remember the sockets of new connections; the `trace` extension of each request."""
+        if event.endswith((".connect_tcp.complete", ".start_tls.complete")):
+            connection = details["return_value"].get_extra_info("socket")
+            with self._sockets_lock:
+                self._sockets.add(connection)
+            if self._is_interrupted:
+                _shut_down(connection)
 
     @contextmanager
     def request(self) -> Iterator[httpx.Client]:
         """Provide the client for one request."""
-        with self._lock:
-            if self._client is None:
+        if self._is_interrupted:
+            raise httpx.ConnectError("the program ends")
+        with uninterrupted(), self._lock:
+            if self._client is None:  # this sets up OpenSSL
                 self._client = httpx.Client(timeout=REQUEST_TIMEOUT, follow_redirects=False)
             client = self._client
             self._requests[client] += 1
@@ -60,3 +92,9 @@ class SharedHttpClient:
             in_use = client in self._requests
         if client is not None and not in_use:
             client.close()
+
+
+def _shut_down(connection: socket.socket) -> None:
+    """Wake the thread that waits for a connection; the socket is still closed by its owner."""
+    with suppress(OSError):  # it is closed already, or its file now belongs to a TLS socket
+        socket.socket.shutdown(connection, socket.SHUT_RDWR)

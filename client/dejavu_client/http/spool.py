@@ -1,29 +1,64 @@
-"""On-disk spool of records that have not reached their server yet."""
+"""On-disk spool of records that their server has not confirmed yet."""
 
 from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from filelock import FileLock, Timeout
 from platformdirs import user_cache_dir
-from pydantic import ValidationError
 
 from dejavu_cache.model.record import RecordSet
 from dejavu_cache.model.scenario import canonical_json
 from dejavu_cache.notices import warn_once
 from dejavu_cache.safe_files import read_file, replace_file
 
-__all__ = ["Spool"]
+__all__ = ["SetAside", "Spool", "SpooledFile", "all_spools"]
+
+MOST_BYTES = 256 * 2**20
+"""Bytes on disk that a spool may take."""
+
+LONGEST_WAIT = 90 * 86400.0
+"""Seconds after which a record set that could not be sent is deleted."""
+
+LONGEST_ASIDE = 30 * 86400.0
+"""Seconds after which a record set that the server refused is deleted."""
+
+_BLOCK = 4096
+"""Bytes that the smallest file takes on disk."""
+
+_LEFTOVER = 3600.0
+"""Seconds after which a temporary file's writer has died."""
+
+
+class SpooledFile(NamedTuple):
+    """A file of a spool: its path, its size in bytes on disk, and when it was written."""
+
+    path: Path
+    size: int
+    written: float
+
+
+class SetAside(NamedTuple):
+    """A record set that is not sent again, and the reason."""
+
+    path: Path
+    reason: str
 
 
 class Spool:
     """Record sets that wait for one namespace of one server, one file each, named by content.
 
-    A file is deleted only after the server has accepted it, and sending it twice has the same
-    effect as sending it once. A process that dies in between therefore loses and repeats nothing.
+    A file is deleted only after the server has confirmed its records, and sending it twice has the
+    same effect as sending it once. A process that dies in between therefore loses and repeats
+    nothing. What the server refuses for good lies in `set-aside`, with the reason beside it.
+
+    A spool takes at most `MOST_BYTES`. When it is full, what was set aside is deleted first and
+    what has waited longest next, and `sweep` logs it.
 
     Args:
         server: the server's URL with its namespace; each has a folder of its own.
@@ -31,60 +66,149 @@ class Spool:
     """
 
     def __init__(self, server: str, root: Path | None = None) -> None:
-        """Open the spool of `server` in `root`; its folder is created with the first record set."""
+        """Name the spool of `server` in `root`; its folder is created with the first record set."""
+        self.server = server
         name = hashlib.sha256(server.encode()).hexdigest()[:16]
-        self.folder = (
-            root or Path(user_cache_dir("dejavu-cache", appauthor=False)) / "spool"
-        ) / name
+        self.folder = (root or _default_root()) / name
+        self._aside = self.folder / "set-aside"
 
     def __len__(self) -> int:
         """Return how many record sets wait."""
-        return len(list(self.folder.glob("*.json")))
+        return len(self.waiting())
 
-    def add(self, record_set: RecordSet) -> None:
-        """Write a record set to disk; warn if even that fails, since the server will not get it."""
-        text = canonical_json(record_set)
-        path = self.folder / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
+    def waiting(self) -> list[SpooledFile]:
+        """Return the files that wait to be sent, the oldest first."""
+        return _files(self.folder)
+
+    def set_aside(self) -> list[SetAside]:
+        """Return what is not sent again, the oldest first."""
+        damaged = self.folder.glob("*.json.damaged-*")  # as earlier versions named them
+        return [SetAside(path, "it is damaged") for path in sorted(damaged)] + [
+            SetAside(file.path, _read_reason(file.path)) for file in _files(self._aside)
+        ]
+
+    def add(self, record_set: RecordSet) -> Path | None:
+        """Write a record set to disk, as `write` does."""
+        return self.write(canonical_json(record_set).encode())
+
+    def write(self, text: bytes) -> Path | None:
+        """Write an encoded record set to disk and return its file.
+
+        Returns:
+            The file, or None after a warning if the disk cannot be written.
+        """
+        path = self.folder / f"{_digest(text)}.json"
         try:
-            replace_file(path, text.encode())
+            # A process that dies loses nothing; a machine that does may lose the last seconds.
+            replace_file(path, text, durable=False)
+            name = self.folder / "server.txt"
+            if not name.exists():
+                replace_file(name, f"{self.server}\n".encode(), durable=False)
         except OSError as error:
             warn_once(
                 f"{self.folder}",
-                f"records for the server cannot be spooled in {self.folder}: {error}",
+                f"records for {self.server} cannot be spooled in {self.folder}: {error}; "
+                "they are lost if this process ends before it has sent them",
+            )
+            return None
+        return path
+
+    def read(self, path: Path) -> bytes | None:
+        """Return a file's content, or None if another process has sent it meanwhile."""
+        try:
+            return read_file(path)
+        except FileNotFoundError:
+            return None
+
+    def remove(self, path: Path) -> None:
+        """Delete a file whose records the server has confirmed."""
+        with suppress(OSError):
+            path.unlink()
+
+    def put_aside(self, text: bytes, reason: str) -> None:
+        """Write a record set, or what was found in its place, to where it is not sent again.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        path = self._aside / f"{_digest(text)}.json"
+        replace_file(path.with_suffix(".reason.txt"), f"{reason}\n".encode(), self.folder)
+        replace_file(path, text, self.folder)
+        warn_once(
+            f"aside {self.folder}",
+            f"records that {self.server} does not take are set aside in {self._aside}: {reason}",
+        )
+
+    @contextmanager
+    def exclusive(self, wait: float = 0.0) -> Iterator[bool]:
+        """Lock the spool for sending it; False if another process holds the lock."""
+        lock = FileLock(self.folder / ".lock", timeout=wait)
+        try:
+            lock.acquire()
+        except (Timeout, OSError):
+            yield False
+            return
+        try:
+            yield True
+        finally:
+            lock.release()
+
+    def sweep(self) -> None:
+        """Delete what is too old, and what is beyond `MOST_BYTES`; log what that loses."""
+        now = time.time()
+        for path in self.folder.glob("**/*.tmp-*"):
+            with suppress(OSError):
+                if path.stat().st_mtime < now - _LEFTOVER:
+                    path.unlink()
+        aside, waiting = _files(self._aside), self.waiting()
+        excess = sum(file.size for file in (*aside, *waiting)) - MOST_BYTES
+        lost = 0
+        for file, longest in (
+            *((file, LONGEST_ASIDE) for file in aside),
+            *((file, LONGEST_WAIT) for file in waiting),
+        ):
+            if excess > 0 or file.written < now - longest:
+                excess -= file.size
+                lost += 1
+                self.remove(file.path)
+                self.remove(file.path.with_suffix(".reason.txt"))
+        if lost:
+            warn_once(
+                f"sweep {self.folder}",
+                f"{lost} record sets for {self.server} were deleted from {self.folder}, which "
+                f"keeps {MOST_BYTES >> 20} MiB for {LONGEST_WAIT / 86400:.0f} days: "
+                "send them in time with `dejavu-cache sync`",
             )
 
-    def drain(self, send: Callable[[RecordSet], None]) -> int:
-        """Send the spooled record sets and return how many were sent.
 
-        Return at once if another process is draining the same spool.
-
-        Args:
-            send: sends one record set; an exception stops the draining, and that file and the
-                rest stay.
-        """
-        if not len(self):
-            return 0
-        sent = 0
-        try:
-            with FileLock(self.folder / ".lock", timeout=0):
-                for path in sorted(self.folder.glob("*.json")):
-                    record_set = _read(path)
-                    if record_set is not None:
-                        send(record_set)
-                        path.unlink(missing_ok=True)
-                        sent += 1
-        except (Timeout, OSError):
-            pass
-        return sent
+def all_spools(root: Path | None = None) -> list[Spool]:
+    """Return this user's spools, also those of servers that nothing uses any more."""
+    spools = []
+    for name in sorted((root or _default_root()).glob("*/server.txt")):
+        with suppress(OSError, UnicodeDecodeError):
+            spools.append(Spool(read_file(name).decode().strip(), root))
+    return spools
 
 
-def _read(path: Path) -> RecordSet | None:
+def _default_root() -> Path:
+    return Path(user_cache_dir("dejavu-cache", appauthor=False)) / "spool"
+
+
+def _digest(text: bytes) -> str:
+    return hashlib.sha256(text).hexdigest()[:32]
+
+
+def _files(folder: Path) -> list[SpooledFile]:
+    files = []
+    for path in folder.glob("*.json"):
+        with suppress(OSError):  # another process has sent it
+            status = path.lstat()
+            files.append(SpooledFile(path, max(status.st_size, _BLOCK), status.st_mtime))
+    return sorted(files, key=lambda file: (file.written, file.path))
+
+
+def _read_reason(path: Path) -> str:
     try:
-        return RecordSet.model_validate_json(read_file(path))
-    except FileNotFoundError:
-        return None
-    except ValidationError:
-        aside = path.with_name(f"{path.name}.damaged-{time.time_ns()}")
-        path.replace(aside)
-        warn_once(f"{path}", f"{path} is damaged; it is kept as {aside.name}")
-        return None
+        return read_file(path.with_suffix(".reason.txt")).decode(errors="replace").strip()
+    except OSError:
+        return "unknown"

@@ -20,6 +20,7 @@ from dejavu_cache.triton_internals.distribution import triton_version
 
 from ..options import JsonOption, StoreOption
 from ..output import say, show_json
+from ..spool_summary import describe_set_aside, describe_waiting
 
 __all__ = ["register"]
 
@@ -42,7 +43,7 @@ def doctor(store: StoreOption = "", as_json: JsonOption = False) -> None:
 
     A finding is ok, a note, or wrong.
     """
-    findings = [*_check_versions(), *_check_settings(store)]
+    findings = [*_check_versions(), *_check_settings(store), *_check_spools()]
     if as_json:
         show_json([finding._asdict() for finding in findings])
     else:
@@ -155,6 +156,17 @@ def _check_store(store: Store) -> Iterator[Finding]:
                 str(path),
                 "was damaged and set aside; mend it and `dejavu-cache import` it, or delete it",
             )
+
+
+def _check_spools() -> Iterator[Finding]:
+    """Tell what waits for servers, whether or not they are configured now."""
+    from ...http.spool import all_spools  # imports what other commands do not need
+
+    for spool in all_spools():
+        for line in describe_waiting(spool):
+            yield Finding("note", spool.server, f"{line}; `dejavu-cache sync` sends them")
+        for line in describe_set_aside(spool):
+            yield Finding("wrong", spool.server, f"{line}; import them elsewhere or delete them")
 
 
 def _check_writable(store: FileStore) -> Finding:

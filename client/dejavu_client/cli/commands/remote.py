@@ -26,6 +26,7 @@ from ..options import (
 )
 from ..output import say, show_json, show_table
 from ..record_queries import matching_records
+from ..spool_summary import send_waiting
 
 if TYPE_CHECKING:
     from ...http.remote_store import RemoteStore
@@ -60,12 +61,14 @@ def pull(server: ServerOption = "", kernel: KernelOption = "", store: StoreOptio
 
 
 def sync(server: ServerOption = "", kernel: KernelOption = "", store: StoreOption = "") -> None:
-    """Send what waits on disk, then push and pull."""
+    """Send what waits on disk, then push and pull; exits with 1 if something still waits."""
     remote = _open_server(server)
-    say(f"{remote.sender.drain()} record sets that waited were sent")
+    is_all_sent = send_waiting(remote)
     local = _open_local(store)
     _send(local, remote, kernel)
     _copy(remote, local, kernel)
+    if not is_all_sent:
+        raise typer.Exit(1)
 
 
 def promote(

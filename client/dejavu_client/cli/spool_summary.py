@@ -1,0 +1,69 @@
+"""What waits on this machine for a server: sending it, and lines about it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from .output import say
+
+if TYPE_CHECKING:
+    from ..http.remote_store import RemoteStore
+    from ..http.spool import Spool
+
+__all__ = ["describe_set_aside", "describe_waiting", "send_waiting"]
+
+LOCK_WAIT = 30.0
+"""Seconds to wait while another process sends the spool."""
+
+MOST_REASONS = 3
+"""Reasons for which record sets were set aside that a line names."""
+
+
+def send_waiting(remote: RemoteStore) -> bool:
+    """Send what waits for a server, say what became of it, and return whether nothing waits."""
+    from ..http.errors import RemoteError
+    from ..http.spool_delivery import Delivery
+
+    delivery = Delivery()
+    problems = []
+    try:
+        remote.sender.drain(delivery, LOCK_WAIT)
+    except (RemoteError, OSError) as error:
+        problems.append(str(error))
+    problems += delivery.failed.values()
+    if delivery.locked:
+        problems.append("another process is sending it")
+    say(f"{delivery.sent} record sets that waited were sent")
+    for line in (*describe_waiting(remote.spool), *describe_set_aside(remote.spool)):
+        say(line)
+    waits = len(remote.spool) > 0
+    if waits and problems:
+        say(f"not sent: {problems[0]}")
+    return not waits
+
+
+def describe_waiting(spool: Spool) -> Iterator[str]:
+    """Yield a line about the record sets that wait for a server, if there are any."""
+    files = spool.waiting()
+    if files:
+        size = sum(file.size for file in files)
+        hours = (time.time() - files[0].written) / 3600
+        age = f"{hours / 24:.0f} days" if hours >= 48 else f"{hours:.1f} hours"
+        yield (
+            f"{len(files)} record sets ({size / 2**20:.1f} MiB) wait in {spool.folder}, "
+            f"the oldest for {age}"
+        )
+
+
+def describe_set_aside(spool: Spool) -> Iterator[str]:
+    """Yield a line about the record sets that a server refused for good, if there are any."""
+    aside = spool.set_aside()
+    if aside:
+        reasons = list(dict.fromkeys(entry.reason for entry in aside))
+        more = f"; and {len(reasons) - MOST_REASONS} more" if len(reasons) > MOST_REASONS else ""
+        yield (
+            f"{len(aside)} record sets are set aside in {aside[0].path.parent}: "
+            f"{'; '.join(reasons[:MOST_REASONS])}{more}"
+        )

@@ -1,0 +1,202 @@
+"""Threads of this library, which a program's end does not run into.
+
+Daemon threads outlive the interpreter's finalisation: CPython ends each of them where it next asks
+for the interpreter. If that is inside an extension module in Rust or C++, such as pydantic's, the
+process aborts after its work is done. Therefore the end of a program goes in four steps:
+
+1. Every `Finisher` sends what is queued, all of them together within `FLUSH_SECONDS`.
+2. Every `Finisher` interrupts its requests by closing their sockets, and no thread starts any more.
+3. The threads are joined.
+4. The gate closes: the end waits for the blocks that run `uninterrupted`, and a thread that comes
+   to such a block later is parked before it.
+
+A thread that is not joined in time can only be blocked in a system call, such as a name lookup.
+"""
+
+from __future__ import annotations
+
+import atexit
+import multiprocessing
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing import util as multiprocessing_util
+from typing import Protocol
+
+__all__ = [
+    "FLUSH_SECONDS",
+    "Finisher",
+    "at_program_end",
+    "program_is_ending",
+    "start_thread",
+    "uninterrupted",
+]
+
+FLUSH_SECONDS = 2.0
+"""Longest time that the end of a program waits for what is queued to be sent."""
+
+JOIN_SECONDS = 0.5
+"""Longest time that the end of a program waits for threads whose requests were interrupted."""
+
+FORK_SECONDS = 5.0
+"""Longest time that a fork waits for threads to leave what it must not cut off."""
+
+
+class Finisher(Protocol):
+    """What has something to do at the program's end."""
+
+    def finish(self, seconds: float) -> None:
+        """Send what is queued, within a number of seconds."""
+
+    def interrupt(self) -> None:
+        """Make requests fail, those that wait for an answer and all later ones."""
+
+
+class _Gate:
+    """Lets threads into blocks that neither a fork nor the end of the program must cut off."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._inside = 0
+        self._closed_by: int | None = None
+        self._own = threading.local()
+
+    def enter(self) -> None:
+        depth = getattr(self._own, "depth", 0)
+        if not depth:
+            with self._changed:
+                # At the program's end, the process ends while this thread waits.
+                self._changed.wait_for(lambda: self._closed_by in (None, threading.get_ident()))
+                self._inside += 1
+        self._own.depth = depth + 1
+
+    def leave(self) -> None:
+        self._own.depth -= 1
+        if not self._own.depth:
+            with self._changed:
+                self._inside -= 1
+                self._changed.notify_all()
+
+    def close(self, wait: float | None = None) -> None:
+        """Shut out all threads but this one, and wait until the others have left."""
+        own = bool(getattr(self._own, "depth", 0))
+        with self._changed:
+            self._closed_by = threading.get_ident()
+            self._changed.wait_for(lambda: self._inside <= own, wait)
+
+    def open(self) -> None:
+        """Let threads in again."""
+        with self._changed:
+            self._closed_by = None
+            self._changed.notify_all()
+
+
+_finishers: weakref.WeakSet[Finisher] = weakref.WeakSet()
+_threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+_ending = False
+_gate = _Gate()
+
+
+def at_program_end(finisher: Finisher) -> None:
+    """Have a finisher called at the program's end, unless it is garbage-collected before."""
+    _finishers.add(finisher)
+
+
+def program_is_ending() -> bool:
+    """Return whether requests are interrupted because the program ends."""
+    return _ending
+
+
+def start_thread(target: Callable[[], object], name: str) -> threading.Thread | None:
+    """Start a thread and return it, or None if none can be started any more.
+
+    From Python 3.12 on none can be started once the main thread has ended, although other threads
+    of the program may run for long after that.
+
+    Args:
+        target: what the thread does.
+        name: the name of the thread.
+    """
+    if _ending:
+        return None
+    thread = threading.Thread(target=target, name=name, daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:
+        return None
+    _threads.add(thread)
+    return thread
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Run a block that a fork and the program's end wait for; it is short, and waits for nothing.
+
+    Whatever enters an extension module that is not CPython's own belongs into such a block, and so
+    does what takes locks of a library, which would stay locked for ever in a forked child.
+    """
+    gate = _gate
+    gate.enter()
+    try:
+        yield
+    finally:
+        gate.leave()
+
+
+def _end_threads() -> None:
+    global _ending
+    if _ending:
+        return
+    finishers = list(_finishers)
+    deadline = time.monotonic() + FLUSH_SECONDS
+    try:
+        for finisher in finishers:
+            finisher.finish(max(deadline - time.monotonic(), 0.0))
+    finally:  # also if the user loses patience and presses Ctrl-C
+        _ending = True
+        try:
+            for finisher in finishers:
+                finisher.interrupt()
+            deadline = time.monotonic() + JOIN_SECONDS
+            for thread in list(_threads):
+                thread.join(max(deadline - time.monotonic(), 0.0))
+        finally:
+            _gate.close()
+
+
+def _before_fork() -> None:
+    if not _ending:
+        _gate.close(FORK_SECONDS)
+
+
+def _after_fork_in_parent() -> None:
+    if not _ending:
+        _gate.open()
+
+
+def _after_fork_in_child() -> None:
+    """Forget the threads, which are the parent's."""
+    global _ending, _gate
+    _ending = False
+    _gate = _Gate()
+    _threads.clear()
+
+
+def _end_with_worker(_: object = None) -> None:
+    """Run at the end of a worker of `multiprocessing`, which calls no function of `atexit`."""
+    multiprocessing_util.Finalize(None, _end_threads, exitpriority=0)
+
+
+atexit.register(_end_threads)
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(
+        before=_before_fork,
+        after_in_parent=_after_fork_in_parent,
+        after_in_child=_after_fork_in_child,
+    )
+multiprocessing_util.register_after_fork(_end_threads, _end_with_worker)
+if multiprocessing.parent_process() is not None:
+    _end_with_worker()

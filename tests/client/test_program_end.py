@@ -1,0 +1,179 @@
+"""A program ends with its own exit code, in its own time, and nothing that it measured is gone."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from dejavu_client.http.spool import Spool
+from programs.end_with_records import EXIT_CODES
+from support.processes import PROGRAMS, environment
+from support.records import context, measurement, record
+
+from dejavu_cache.model.record import RecordSet
+
+RECORDS = 5
+
+
+class SlowServer:
+    """A socket that accepts connections and treats each in one bad way."""
+
+    def __init__(self, treat: Callable[[socket.socket], None]) -> None:
+        self._treat = treat
+        self._socket = socket.create_server(("127.0.0.1", 0), backlog=100)
+        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                peer, _ = self._socket.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._handle, args=(peer,), daemon=True).start()
+
+    def _handle(self, peer: socket.socket) -> None:
+        with peer:
+            try:
+                peer.recv(65536)
+                self._treat(peer)
+            except OSError:
+                pass
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def hang(peer: socket.socket) -> None:
+    while peer.recv(65536):
+        pass
+
+
+def drip(peer: socket.socket) -> None:
+    peer.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n")
+    while True:
+        peer.sendall(b" ")
+        time.sleep(0.05)
+
+
+def answer_with_much(peer: socket.socket) -> None:
+    """Send more than a client parses within its wait."""
+    peer.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(MUCH) + MUCH)
+
+
+MUCH = (
+    RecordSet(
+        context=context(),
+        records=tuple(
+            record(number, *(measurement(block, 1.0) for block in range(1, 21)))
+            for number in range(1500)
+        ),
+    )
+    .model_dump_json(exclude_none=True)
+    .encode()
+)
+
+
+@pytest.fixture
+def dead() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+
+@pytest.fixture(params=[hang, drip, answer_with_much])
+def slow(request: pytest.FixtureRequest) -> Iterator[str]:
+    server = SlowServer(request.param)
+    yield server.url
+    server.close()
+
+
+def waiting_numbers(spool: Spool) -> set[int]:
+    """Return the records of `context()` that wait in a spool."""
+    sets = [RecordSet.model_validate_json(file.path.read_bytes()) for file in spool.waiting()]
+    return {
+        int(str(entry.scenario.args["M"]))
+        for record_set in sets
+        for entry in record_set.records
+        if record_set.context == context()
+    }
+
+
+def check_ends(url: str, folder: Path, pauses: tuple[float, ...] = (0.0,)) -> None:
+    """Run programs that end in every way, and check exit codes, delays and the spool."""
+    running = []
+    for number, (way, pause) in enumerate((way, pause) for way in EXIT_CODES for pause in pauses):
+        arguments = [url, folder, number * RECORDS, RECORDS, way, pause]
+        process = subprocess.Popen(
+            [sys.executable, str(PROGRAMS / "end_with_records.py"), *map(str, arguments)],
+            env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        running.append((way, process))
+    for way, process in running:
+        out, err = process.communicate(timeout=120)
+        assert process.returncode == EXIT_CODES[way], (way, out, err)
+        assert time.time() - float(out) < 60
+        assert ("the program's own error" in err) == (way == "raise")
+        assert "Fatal Python error" not in err
+    assert waiting_numbers(Spool(url, folder)) == set(range(len(running) * RECORDS))
+
+
+def test_with_a_dead_server(dead: str, tmp_path: Path) -> None:
+    check_ends(dead, tmp_path)
+
+
+def test_with_a_server_that_is_slow_or_sends_much(slow: str, tmp_path: Path) -> None:
+    check_ends(slow, tmp_path)
+
+
+def test_the_end_waits_no_longer_than_the_flush(tmp_path: Path) -> None:
+    """A server that hangs with the request delays the end by the documented bound, once."""
+    server = SlowServer(hang)
+    code = """
+        import atexit, sys, time
+        from pathlib import Path
+
+        started = []
+        atexit.register(lambda: print(time.monotonic() - started[0]))  # runs after the library's
+        from dejavu_client.http.protocol_client import ProtocolClient
+        from dejavu_client.http.remote_store import RemoteStore
+        from dejavu_client.http.spool import Spool
+        from support.records import context, record
+
+        url, folder = sys.argv[1:]
+        stores = [
+            RemoteStore(
+                ProtocolClient(url, namespace=name), wait=5, spool=Spool(name, Path(folder))
+            )
+            for name in ("a", "b", "c")
+        ]
+        for store in stores:
+            store.put(context(), [record(1)])
+        started.append(time.monotonic())
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code), server.url, str(tmp_path)],
+        env=environment(), capture_output=True, text=True, check=True, timeout=60,
+    )  # fmt: skip
+    assert 1.5 < float(done.stdout) < 20
+    assert done.stderr == ""
+    assert all(len(Spool(name, tmp_path)) == 1 for name in ("a", "b", "c"))
+    server.close()
+
+
+def test_a_full_disk_costs_a_warning_and_no_exit_code(dead: str, tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    arguments = [dead, blocked / "spool", 0, 1, "exit", 0]
+    done = subprocess.run(
+        [sys.executable, str(PROGRAMS / "end_with_records.py"), *map(str, arguments)],
+        env=environment(), capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 7
+    assert "cannot be spooled" in done.stderr

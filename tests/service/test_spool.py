@@ -1,0 +1,246 @@
+"""What waits for a server is deleted only when the server said that it has it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from dejavu_client.http import spool as spool_module
+from dejavu_client.http.errors import RefusedError, ServerFaultError
+from dejavu_client.http.protocol_client import ProtocolClient, split_server_url
+from dejavu_client.http.remote_store import RemoteStore
+from dejavu_client.http.spool import Spool, all_spools
+from dejavu_client.http.spool_delivery import Delivery, deliver_spool
+from dejavu_client.http.uploads import encode
+from dejavu_service.services import tokens
+from dejavu_service.services.access import ANYBODY
+from dejavu_service.storage.database import Database
+from support.processes import PROGRAMS, dejavu, environment
+from support.records import context, measurement, record
+from support.service import Running, running_server
+
+from dejavu_cache.model.record import RecordSet
+from dejavu_cache.stores import FileStore
+
+SMALL = {"DEJAVU_SERVER_MAX_RECORDS": "50", "DEJAVU_SERVER_MAX_BODY": "100000"}
+
+
+@pytest.fixture
+def server(sqlite_url: str, tmp_path: Path) -> Iterator[Running]:
+    with running_server(sqlite_url, tmp_path / "server.log", SMALL) as started:
+        yield started
+
+
+def make_token(url: str, role: str, seconds: float | None = None) -> str:
+    database = Database(url)
+    issued = tokens.issue(database, ANYBODY, f"a {role} {seconds}", role, ["*"], seconds)  # type: ignore[arg-type]
+    database.close()
+    return issued.token
+
+
+def numbers(url: str, token: str = "") -> set[int]:
+    base, namespace = split_server_url(url, "main")
+    with closing(ProtocolClient(base, namespace=namespace, token=token)) as client:
+        bulk = client.bulk(context())
+    assert bulk is not None
+    return {int(str(entry.scenario.args["M"])) for entry in bulk.records}
+
+
+def spool_of(url: str, folder: Path, *sets: RecordSet) -> Spool:
+    spool = Spool(url, folder)
+    for record_set in sets:
+        assert spool.add(record_set)
+    return spool
+
+
+def deliver(spool: Spool, server: Running) -> Delivery:
+    with closing(ProtocolClient(server.base)) as client:
+        return deliver_spool(spool, client.send_json, in_hand=0)
+
+
+def singles(*ms: int) -> list[RecordSet]:
+    return [RecordSet(context=context(), records=(record(m),)) for m in ms]
+
+
+def invalid(*ms: int) -> bytes:
+    """Return a record set in which the last record is none that a server takes."""
+    document = RecordSet(context=context(), records=tuple(map(record, ms))).model_dump(
+        mode="json", exclude_none=True
+    )
+    document["records"][-1]["measurements"][0]["median"] = -1.0
+    return encode(document)
+
+
+@pytest.mark.parametrize(("role", "status"), [("", 401), ("expired", 401), ("read", 403)])
+def test_a_token_that_may_not_write_keeps_everything(
+    server: Running,
+    sqlite_url: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    role: str,
+    status: int,
+) -> None:
+    good = make_token(sqlite_url, "write")
+    token = make_token(sqlite_url, "read") if role == "read" else role and f"{good[:-4]}aaaa"
+    spool = spool_of(server.base, tmp_path / "spool", *singles(1, 2, 3))
+    for file in spool.waiting():
+        os.utime(file.path, (time.time() - 60,) * 2)
+    store = RemoteStore(ProtocolClient(server.base, token=token), wait=5, spool=spool)
+    deadline = time.monotonic() + 30
+    while f"refused with {status}" not in caplog.text and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert f"refused with {status}" in caplog.text
+    store.put(context(), [record(4)])
+    store.close()
+    assert len(spool) == 4
+    writer = RemoteStore(ProtocolClient(server.base, token=good), wait=5, spool=spool)
+    writer.sender.drain(Delivery(), 30.0)
+    writer.close()
+    assert len(spool) == 0
+    assert numbers(server.base, good) == {1, 2, 3, 4}
+
+
+def test_a_refused_record_is_set_aside_and_the_rest_is_sent(
+    server: Running, tmp_path: Path
+) -> None:
+    spool = spool_of(server.base, tmp_path, *singles(1, 2))
+    spool.write(invalid(3, 4, 5, 6, 7))
+    spool.write(b"half")
+    spool.add(RecordSet(context=context(kernel="other"), records=(record(1),)))
+    delivery = deliver(spool, server)
+    assert (delivery.sent, delivery.set_aside, len(spool)) == (3, 2, 0)
+    assert numbers(server.base) == {1, 2, 3, 4, 5, 6}
+    aside = {entry.path.read_bytes(): entry.reason for entry in spool.set_aside()}
+    assert "is damaged" in aside.pop(b"half")
+    ((text, reason),) = aside.items()
+    assert [entry["scenario"]["args"]["M"] for entry in json.loads(text)["records"]] == [7]
+    assert "422" in reason
+
+
+def test_what_a_running_process_measures_is_set_aside_too(server: Running, tmp_path: Path) -> None:
+    spool = Spool(server.base, tmp_path)
+    store = RemoteStore(ProtocolClient(server.base), wait=5, spool=spool)
+    too_large = record(1, *(measurement(block) for block in range(1, 1000)))
+    store.put(context(), [too_large])
+    store.put(context(), [record(2)])
+    assert store.sender.flush(30)
+    store.close()
+    assert numbers(server.base) == {2}
+    assert ["413" in entry.reason for entry in spool.set_aside()] == [True]
+
+
+def test_a_set_beyond_the_limits_is_sent_in_parts(server: Running, tmp_path: Path) -> None:
+    everything = RecordSet(context=context(), records=tuple(map(record, range(330))))
+    spool = spool_of(server.base, tmp_path, everything)
+    deliver(spool, server)
+    assert (len(spool), spool.set_aside()) == (0, [])
+    assert numbers(server.base) == set(range(330))
+    folder = FileStore(tmp_path / "folder")
+    folder.put(context(), everything.records)
+    pushed = dejavu("push", "--server", f"{server.base}?namespace=pushed", "--store", folder.root)
+    assert pushed.returncode == 0, pushed.stderr
+    assert numbers(f"{server.base}?namespace=pushed") == set(range(330))
+
+
+def test_records_on_which_the_server_fails_wait_and_the_rest_is_sent(tmp_path: Path) -> None:
+    spool = spool_of("x", tmp_path, *singles(1, 2, 3))
+    sent = []
+
+    def send(text: bytes, records: int) -> None:
+        document = json.loads(text)
+        if any(entry["scenario"]["args"]["M"] == 2 for entry in document["records"]):
+            raise ServerFaultError("answered 500")
+        sent.append(document)
+
+    delivery = deliver_spool(spool, send, in_hand=0)
+    assert (delivery.sent, len(spool), list(delivery.failed.values())) == (2, 1, ["answered 500"])
+    deliver_spool(spool, send, in_hand=0, skip=delivery.failed)
+    assert len(sent) == 2
+
+
+def test_a_set_that_is_refused_altogether_costs_few_requests(tmp_path: Path) -> None:
+    requests = []
+
+    def refuse(text: bytes, records: int) -> None:
+        requests.append(records)
+        raise RefusedError("refused with 422", 422)
+
+    spool = spool_of(
+        "x", tmp_path, RecordSet(context=context(), records=tuple(map(record, range(900))))
+    )
+    deliver_spool(spool, refuse, in_hand=0)
+    assert len(requests) < 100
+    texts = [json.loads(entry.path.read_bytes())["records"] for entry in spool.set_aside()]
+    assert sum(map(len, texts)) == 900
+
+
+def test_a_spool_is_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What was set aside goes first, then what has waited longest; too old goes in any case."""
+    spool = spool_of("https://server", tmp_path, *singles(*range(10)))
+    for age, file in enumerate(reversed(spool.waiting())):
+        os.utime(file.path, (time.time() - 60 * age,) * 2)
+    spool.put_aside(b"{}", "422")
+    spool.sweep()
+    assert (len(spool), len(spool.set_aside())) == (10, 1)
+    newest = [file.path for file in spool.waiting()][-4:]
+    monkeypatch.setattr(spool_module, "MOST_BYTES", 4 * 4096)
+    spool.sweep()
+    assert [file.path for file in spool.waiting()] == newest
+    assert spool.set_aside() == []
+    assert "7 record sets for https://server were deleted" in caplog.text
+    os.utime(newest[0], (0, 0))
+    spool.sweep()
+    assert len(spool) == 3
+    assert [other.server for other in all_spools(tmp_path)] == ["https://server"]
+
+
+@pytest.mark.parametrize("kind", ["os.fork", "fork", "spawn", "forkserver", "pool fork"])
+def test_child_processes_keep_their_results(kind: str, server: Running, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, str(PROGRAMS / "measure_in_children.py"), server.base, tmp_path, kind],
+        env=environment(), capture_output=True, text=True, check=True, timeout=120,
+    )  # fmt: skip
+    assert done.stderr == ""
+    if kind == "os.fork" or kind.startswith("pool"):  # they may end without running anything
+        spool = Spool(server.base, tmp_path)
+        deliver(spool, server)
+    assert numbers(server.base) == {0, 1, 2, 3}
+
+
+def test_the_commands_say_what_waits(server: Running, sqlite_url: str, tmp_path: Path) -> None:
+    write, read = make_token(sqlite_url, "write"), make_token(sqlite_url, "read")
+    home = {"XDG_CACHE_HOME": str(tmp_path), "DEJAVU_CACHE_URL": server.base}
+    spool = spool_of(
+        f"{server.base}?namespace=main", tmp_path / "dejavu-cache" / "spool", *singles(1, 2)
+    )
+    spool.write(invalid(3))
+    store = ("--store", str(tmp_path / "store"))
+    doctor = dejavu("doctor", **home, DEJAVU_CACHE_TOKEN=write).stdout
+    assert "3 record sets (0.0 MiB) wait in" in doctor
+    for token, status in (("", "401"), (read, "403")):
+        done = dejavu("sync", *store, **home, DEJAVU_CACHE_TOKEN=token)
+        assert done.returncode != 0
+        assert "0 record sets that waited were sent" in done.stdout
+        assert f"refused with {status}" in done.stdout
+        assert len(spool) == 3
+    done = dejavu("sync", *store, **home, DEJAVU_CACHE_TOKEN=write)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 record sets that waited were sent" in done.stdout
+    assert "1 record sets are set aside" in done.stdout
+    doctor = dejavu("doctor", **home, DEJAVU_CACHE_TOKEN=write).stdout
+    assert "422" in doctor
+    server.kill()
+    spool_of(spool.server, spool.folder.parent, *singles(9))
+    done = dejavu("sync", *store, **home, DEJAVU_CACHE_TOKEN=write)
+    assert done.returncode != 0
+    assert "1 record sets" in done.stdout
+    assert "does not answer" in done.stdout

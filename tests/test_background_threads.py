@@ -1,0 +1,92 @@
+"""Threads of this library have ended, or stand still, before the interpreter finalises."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from support.processes import run_python
+from support.records import measurement
+
+from dejavu_cache import background_threads
+from dejavu_cache.model.record import Measurement
+from dejavu_cache.tuning.measurement_writer import MeasurementWriter
+
+
+@pytest.mark.parametrize(
+    "starter", ["start_thread(work, 'x')", "threading.Thread(target=work, daemon=True).start()"]
+)
+def test_no_thread_is_inside_pydantic_when_the_program_ends(starter: str) -> None:
+    """CPython would abort the process; 8 threads of one process make that all but certain."""
+    code = f"""
+        import sys, threading, time
+        from dejavu_cache.background_threads import start_thread, uninterrupted
+        from dejavu_cache.model.record import RecordSet
+        from support.records import context, record
+
+        text = RecordSet(
+            context=context(), records=tuple(map(record, range(50)))
+        ).model_dump_json(exclude_none=True)
+        sys.setswitchinterval(1e-5)
+
+        def work():
+            while True:
+                with uninterrupted():
+                    RecordSet.model_validate_json(text)
+
+        for _ in range(8):
+            {starter}
+        time.sleep(0.2)
+        sys.exit(5)
+    """
+    done = run_python(code, check=False)
+    assert (done.returncode, done.stderr) == (5, "")
+
+
+def test_the_thread_that_ends_the_program_may_still_use_the_library() -> None:
+    code = """
+        import atexit
+        atexit.register(lambda: late())
+        from dejavu_cache.background_threads import program_is_ending, start_thread, uninterrupted
+
+        def late():
+            with uninterrupted(), uninterrupted():
+                print(program_is_ending(), start_thread(print, "x"))
+    """
+    assert run_python(code).stdout == "True None\n"
+
+
+def test_ctrl_c_during_the_flush_ends_the_program_in_order() -> None:
+    code = """
+        import signal, sys, time
+        from dejavu_cache.background_threads import at_program_end, start_thread
+
+        class Slow:
+            def finish(self, seconds):
+                signal.raise_signal(signal.SIGINT)
+            def interrupt(self):
+                print("interrupted", flush=True)
+
+        slow = Slow()
+        at_program_end(slow)
+        sys.exit(4)
+    """
+    done = run_python(code, check=False)
+    assert (done.returncode, done.stdout) == (4, "interrupted\n")
+
+
+def test_measurements_are_passed_on_where_no_thread_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As after the end of the main thread, from Python 3.12 on."""
+
+    def refuse(self: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    assert background_threads.start_thread(lambda: None, "x") is None
+    written: list[Measurement] = []
+    with MeasurementWriter(written.extend) as writer:
+        writer(measurement(1))
+        writer.drain()
+        assert written == [measurement(1)]
