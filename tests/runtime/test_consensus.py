@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.processes import PROGRAMS, environment
+from support.processes import PROGRAMS, environment, run_program
 
 
 @pytest.fixture
@@ -50,3 +50,13 @@ def test_ranks_agree_without_a_collective(rank_outputs: dict[int, tuple[Any, str
     assert first["other"] == 128
     assert "which this rank does not declare" in heard
     assert first["after a death"] == third["after a death"]
+
+
+def test_versions_of_one_kernel_agree_separately(tmp_path: Path) -> None:
+    done = run_program(
+        "agree_on_versions.py",
+        str(tmp_path),
+        TRITON_INTERPRET="1",
+        DEJAVU_CACHE_URL=str(tmp_path / "store"),
+    )
+    assert done.stdout.split() == ["16", "64"]

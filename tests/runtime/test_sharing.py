@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from support.fork_server import Child, Nursery
 from support.kernels import ADD
-from support.processes import PROGRAMS
+from support.processes import PROGRAMS, run_program
 
 from dejavu_cache.stores import FileStore
 
@@ -126,3 +126,10 @@ def test_an_unwritable_home_costs_the_reuse_and_nothing_else(fleet: Fleet, tmp_p
     process = fleet.start([100, 200, 100])
     assert fleet.finish(process)["benchmarked"] == 6
     assert process.err.read_text().count("cannot be written") == 1
+
+
+def test_started_workers_find_what_the_script_tuned(tmp_path: Path) -> None:
+    done = run_program(
+        "launch_in_workers.py", TRITON_INTERPRET="1", DEJAVU_CACHE_URL=str(tmp_path / "store")
+    )
+    assert done.stdout.splitlines() == ["main 2", "spawn 0", "forkserver 0"]
