@@ -6,6 +6,7 @@ Started processes import a script as `__mp_main__`, not as `__main__`.
 from __future__ import annotations
 
 import multiprocessing
+from typing import Any
 
 import torch
 import triton
@@ -36,6 +37,7 @@ def report(process):
 if __name__ == "__main__":
     report("main")
     for method in ("spawn", "forkserver"):
-        worker = multiprocessing.get_context(method).Process(target=report, args=(method,))
+        context: Any = multiprocessing.get_context(method)
+        worker = context.Process(target=report, args=(method,))
         worker.start()
         worker.join()
