@@ -19,6 +19,7 @@ from ..runtime.hot_path import ChosenConfig
 from ..triton_internals.hooks import is_autotune_replaced_by, replace_autotune
 from ..triton_internals.source_hash import kernel_name
 from ..triton_internals.upstream import Autotuner, autotune
+from .inductor_pass import install_inductor_pass, uninstall_inductor_pass
 
 __all__ = ["AdoptedAutotuner", "install", "uninstall"]
 
@@ -93,6 +94,7 @@ def install() -> None:
     late = sorted({*_kernels_decorated_before(), *_modules_with_triton_autotune()})
     _originals["run"] = Autotuner.run
     replace_autotune(_cached_or_triton_autotune, _run_subclass)
+    install_inductor_pass()
     if late:
         logger.warning(
             "install() came too late for %s: these stay with triton.autotune; call it before they "
@@ -103,6 +105,7 @@ def install() -> None:
 
 def uninstall() -> None:
     """Restore `triton.autotune`; kernels that were decorated meanwhile stay cached."""
+    uninstall_inductor_pass()
     is_ours = Autotuner.run is _run_subclass
     replace_autotune(_TRITON_AUTOTUNE, _originals["run"] if is_ours else Autotuner.run)
 

@@ -258,6 +258,13 @@ class CachedAutotuner(DeclaredAutotuner):
             return ready.resolution
         return self._resolver.explain(self._request(device, args, kwargs, configs))
 
+    def look_up(self, *args: Any, **kwargs: Any) -> Resolution:
+        """Return what `explain` returns, and put a miss on the worklist of the store."""
+        resolution = self.explain(*args, **kwargs)
+        if not resolution.final:
+            self._resolver.note_miss(self.request(*args, **kwargs))
+        return resolution
+
     def request(self, *args: Any, **kwargs: Any) -> Request:
         """Return the request to the store that a launch with these arguments would make.
 

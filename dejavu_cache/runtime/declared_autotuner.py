@@ -189,6 +189,16 @@ class DeclaredAutotuner(Autotuner):  # type: ignore[misc]
             warn_once(f"identity {self._name}", f"{self._name} is tuned but not stored: {reason}")
         return reason
 
+    @property
+    def buckets(self) -> Mapping[str, Bucket]:
+        """The buckets of some of the key arguments."""
+        return self._buckets
+
+    @property
+    def prunes(self) -> bool:
+        """Whether pruning may leave out a config of some launch."""
+        return self._prunes
+
     @cached_property
     def _prunes(self) -> bool:
         return can_prune(self)

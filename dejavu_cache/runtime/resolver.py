@@ -96,7 +96,7 @@ class Resolver:
                 # The process that was tuning may have died or hung while this one waited.
                 tuned = self._fall_back(self._without_suspects(request, found))
             return tuned, benchmarked
-        self._note_miss(request)
+        self.note_miss(request)
         if self.mode is Mode.STRICT:
             raise ScenarioNotTuned(self._explain_miss(request))
         return self._fall_back(request), 0
@@ -156,7 +156,7 @@ class Resolver:
     def _fall_back(self, request: Request) -> Resolution:
         return fall_back(request, self._store, self._limits)
 
-    def _note_miss(self, request: Request) -> None:
+    def note_miss(self, request: Request) -> None:
         """Put a miss on the worklist, once per process: a fallback is looked up again and again."""
         miss = request.context, request.scenario
         if miss not in self._noted_misses:

@@ -1,0 +1,182 @@
+"""Give torch.compile the recorded configs of the cached kernels that it traces.
+
+Inductor takes a user's autotuner with all its configs and benchmarks them itself. A pass over the
+traced graph looks the record up with the traced tensors, and puts its config in the place of all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.machinery
+import sys
+from pathlib import Path
+from typing import Any
+
+from .. import __version__
+from ..model.buckets import Exact
+from ..notices import warn_once
+from ..runtime.autotuner import CachedAutotuner
+from ..settings import current_settings
+from ..triton_internals.upstream import Autotuner
+
+__all__ = ["install_inductor_pass", "uninstall_inductor_pass"]
+
+_CONFIG_MODULE = "torch._inductor.config"
+
+
+def install_inductor_pass() -> None:
+    """Have Inductor run the pass, from now on or from when it is imported; torch is not imported.
+
+    A pass that was set before runs after this one. A pass that is set later takes its place.
+    """
+    if _CONFIG_MODULE in sys.modules:
+        _add_pass(sys.modules[_CONFIG_MODULE])
+    elif _InductorImportHook not in sys.meta_path:
+        sys.meta_path.insert(0, _InductorImportHook)
+
+
+def uninstall_inductor_pass() -> None:
+    """Have Inductor tune cached kernels itself again."""
+    if _InductorImportHook in sys.meta_path:
+        sys.meta_path.remove(_InductorImportHook)
+    config: Any = sys.modules.get(_CONFIG_MODULE)
+    if config is not None:
+        config.post_grad_custom_pre_pass = _without_ours(config.post_grad_custom_pre_pass)
+
+
+def _is_ours(graph_pass: Any) -> bool:
+    return getattr(graph_pass, "is_of_dejavu_cache", False)
+
+
+def _without_ours(passes: Any) -> Any:
+    if isinstance(passes, (list, tuple)):
+        return [graph_pass for graph_pass in passes if not _is_ours(graph_pass)] or None
+    return passes.previous if _is_ours(passes) else passes
+
+
+class _InductorImportHook:
+    """Import hook that adds the pass once Inductor's configuration is imported."""
+
+    @classmethod
+    def find_spec(cls, name: str, path: Any = None, target: Any = None) -> Any:
+        if name != _CONFIG_MODULE:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
+        if spec is not None and spec.loader is not None:
+            load = spec.loader.exec_module
+
+            def exec_module(module: Any) -> None:
+                load(module)
+                if cls in sys.meta_path:
+                    sys.meta_path.remove(cls)
+                    _add_pass(module)
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+def _add_pass(config: Any) -> None:
+    from torch._inductor import custom_graph_pass
+
+    previous = _without_ours(config.post_grad_custom_pre_pass)
+    if previous is None:
+        config.post_grad_custom_pre_pass = _make_pass(None)
+    elif hasattr(custom_graph_pass, "get_custom_graph_passes"):  # takes several passes
+        others = previous if isinstance(previous, (list, tuple)) else [previous]
+        config.post_grad_custom_pre_pass = [_make_pass(None), *others]
+    else:
+        config.post_grad_custom_pre_pass = _make_pass(previous)
+
+
+def _make_pass(previous: Any) -> Any:
+    """Return an Inductor pass that uses records, and then runs the pass that was set before."""
+    from torch._inductor.custom_graph_pass import CustomGraphPass
+
+    class RecordedConfigPass(CustomGraphPass):  # type: ignore[misc]
+        is_of_dejavu_cache = True
+
+        def __init__(self) -> None:
+            self.previous = previous
+
+        def __call__(self, graph: Any) -> None:
+            use_recorded_configs(graph)
+            if previous is not None:
+                previous(graph)
+
+        def uuid(self) -> Any:
+            """Return what Inductor's own cache tells passes apart by; None switches it off."""
+            settings = current_settings()
+            mine = (__version__, _SOURCE, str(settings.url), str(settings.mode))
+            if previous is None:
+                return mine
+            theirs = previous.uuid() if hasattr(previous, "uuid") else None
+            return None if theirs is None else (*mine, theirs)
+
+    return RecordedConfigPass()
+
+
+_SOURCE = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
+
+
+def use_recorded_configs(graph: Any) -> None:
+    """Replace the configs of each cached kernel of a traced graph by the recorded one.
+
+    Args:
+        graph: a `torch.fx.Graph`.
+    """
+    from torch._higher_order_ops import triton_kernel_wrap
+
+    targets = (
+        triton_kernel_wrap.triton_kernel_wrapper_mutation,
+        triton_kernel_wrap.triton_kernel_wrapper_functional,
+    )
+    for node in graph.nodes:
+        if node.target in targets:
+            try:
+                _use_recorded_config(node, triton_kernel_wrap.kernel_side_table)
+            except Exception as error:  # Inductor goes on with all configs
+                warn_once(
+                    "inductor", f"Inductor tunes a kernel itself: {type(error).__name__}: {error}"
+                )
+
+
+def _use_recorded_config(node: Any, table: Any) -> None:
+    kernel = table.get_kernel(node.kwargs["kernel_idx"])
+    if not isinstance(kernel, CachedAutotuner) or len(kernel.configs) < 2:
+        return
+    traced = {
+        **table.get_constant_args(node.kwargs["constant_args_idx"]),
+        **node.kwargs["kwargs"],
+    }
+    arguments = _example_arguments(kernel, traced)
+    if arguments is None:
+        return
+    resolution = kernel.look_up(**arguments)
+    grids = node.kwargs["grid"]
+    places = [place for place, own in enumerate(kernel.configs) if own is resolution.config]
+    if not resolution.final or not places or len(grids) not in (1, len(kernel.configs)):
+        return
+    single = Autotuner(kernel.fn, kernel.arg_names, [resolution.config], [], None, None)
+    node.kwargs = {
+        **node.kwargs,
+        "kernel_idx": table.add_kernel(single),
+        "grid": [grids[places[0]] if len(grids) > 1 else grids[0]],
+    }
+
+
+def _example_arguments(kernel: CachedAutotuner, traced: dict[str, Any]) -> dict[str, Any] | None:
+    """Return a launch's arguments by name, or None if one config cannot serve all its launches.
+
+    A symbolic size stands for many values. One config serves those of a bucket; pruning, or a key
+    argument without a bucket, could tell them apart.
+    """
+    arguments: dict[str, Any] = {}
+    for name, argument in traced.items():
+        value = argument.meta["val"] if hasattr(argument, "meta") else argument
+        if hasattr(value, "node"):  # a torch.SymInt
+            bucket: Any = kernel.buckets.get(name, Exact())
+            if kernel.prunes or (name in kernel.keys and isinstance(bucket, Exact)):
+                return None
+            value = value.node.hint
+        arguments[name] = value
+    return arguments

@@ -1,0 +1,66 @@
+"""Inductor takes recorded configs, and benchmarks the others as before."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.processes import PROGRAMS, environment, run_python
+
+from dejavu_cache.installation.inductor_pass import (
+    install_inductor_pass,
+    uninstall_inductor_pass,
+)
+
+
+def test_a_recorded_config_takes_the_place_of_all(tmp_path: Path) -> None:
+    seen = subprocess.run(
+        [sys.executable, PROGRAMS / "compile_tuned_kernel.py"],
+        env=environment(TRITON_INTERPRET="0", DEJAVU_CACHE_SHIPPED="0"),
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=240,
+    )
+    assert seen.stdout.splitlines() == [
+        "tuned [('128', '2')]",
+        "symbolic, bucket [('128', '2')]",
+        "symbolic, exact 4",
+        "untuned 4",
+        "uninstalled 4",
+        "benchmarked 0",
+    ]
+
+
+def test_the_pass_is_added_when_inductor_is_imported_and_not_before() -> None:
+    code = """
+        import sys, dejavu_cache
+        dejavu_cache.install()
+        assert "torch._inductor.config" not in sys.modules
+        import torch._inductor.config as config
+        print(type(config.post_grad_custom_pre_pass).__name__)
+        dejavu_cache.uninstall()
+        print(config.post_grad_custom_pre_pass)
+    """
+    assert run_python(code).stdout.splitlines() == ["RecordedConfigPass", "None"]
+
+
+def test_a_programs_own_pass_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch._inductor.config as config
+    import torch.fx
+
+    passed: list[Any] = []
+    monkeypatch.setattr(config, "post_grad_custom_pre_pass", passed.append)
+    install_inductor_pass()
+    install_inductor_pass()
+    passes = config.post_grad_custom_pre_pass
+    graph = torch.fx.Graph()
+    for graph_pass in passes if isinstance(passes, list) else [passes]:
+        graph_pass(graph)
+    assert passed == [graph]
+    uninstall_inductor_pass()
+    remaining = config.post_grad_custom_pre_pass
+    assert remaining in (passed.append, [passed.append])
