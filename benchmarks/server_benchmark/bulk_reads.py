@@ -1,11 +1,12 @@
-"""Bulk reads of 100 records against a bare endpoint that sends the same bytes."""
+"""Bulk reads and reads of one record against bare endpoints that send the same bytes."""
 
 from __future__ import annotations
 
 import gzip
 import statistics
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -50,13 +51,20 @@ def measure_bulk_reads(url: str, rounds: int, seconds: float, folder: Path) -> d
         bare_port, bare_process = stack.enter_context(run_bare(folder / "body"))
         bare = [encode_get("/bare")]
         full = [encode_get(path, token)]
+        bare_record_port, record_path = stack.enter_context(
+            _bare_record(port, token, path, folder / "record")
+        )
+        record = [encode_get(record_path, token)]
         unchanged = [encode_get(path, token, answer.headers["etag"])]
-        rates: dict[str, list[float]] = {"bare": [], "full": [], "unchanged": []}
+        names = ("bare", "full", "unchanged", "bare_record", "record")
+        rates: dict[str, list[float]] = {name: [] for name in names}
         halves: dict[str, list[dict[str, float]]] = {"bare": [], "full": []}
         for _ in range(rounds):
             rates["bare"].append(measure_throughput(bare_port, bare, seconds, b"200"))
             rates["full"].append(measure_throughput(port, full, seconds, b"200"))
             rates["unchanged"].append(measure_throughput(port, unchanged, seconds, b"304"))
+            rates["bare_record"].append(measure_throughput(bare_record_port, bare, seconds, b"200"))
+            rates["record"].append(measure_throughput(port, record, seconds, b"200"))
             halves["bare"].append(
                 measure_half_load(bare_process, bare_port, bare, rates["bare"][-1], seconds)
             )
@@ -71,10 +79,25 @@ def measure_bulk_reads(url: str, rounds: int, seconds: float, folder: Path) -> d
             },
             "full_over_bare": ratio_of_rounds(rates["full"], rates["bare"]),
             "unchanged_over_bare": ratio_of_rounds(rates["unchanged"], rates["bare"]),
+            "record_over_bare": ratio_of_rounds(rates["record"], rates["bare_record"]),
             "half_load": {name: _medians(by_round) for name, by_round in halves.items()},
             "thousand_records": _time_thousand_records(port, token, large),
             "peak_memory_mb": peak_mb(process),
         }
+
+
+@contextmanager
+def _bare_record(port: int, token: str, path: str, body: Path) -> Iterator[tuple[int, str]]:
+    """Run a bare endpoint that sends one of the records at `path`; yield its port and the path."""
+    path = f"{path}/{make_record(50).scenario.digest}"
+    answer = httpx.get(
+        f"http://127.0.0.1:{port}{path}", headers={"Authorization": f"Bearer {token}"}
+    )
+    packed = gzip.compress(answer.content, 4, mtime=0)
+    assert len(packed) == int(answer.headers["content-length"])
+    body.write_bytes(packed)
+    with run_bare(body) as (bare_port, _):
+        yield bare_port, path
 
 
 def _medians(rounds: list[dict[str, float]]) -> dict[str, Any]:

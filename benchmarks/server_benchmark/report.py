@@ -64,6 +64,18 @@ def _bulk_read_rows() -> list[Row]:
             "unchanged over bare (at least 0.8)",
             lambda result: _format_ratio(result["unchanged_over_bare"]),
         ),
+        Row(
+            "bare endpoint of one record, requests/s",
+            lambda result: result["requests_per_second"]["bare_record"],
+        ),
+        Row(
+            "one record by its key, requests/s",
+            lambda result: result["requests_per_second"]["record"],
+        ),
+        Row(
+            "one record over bare (at least 0.6)",
+            lambda result: _format_ratio(result["record_over_bare"]),
+        ),
         *_half_load_rows("full", "half load", " (under 10)"),
         *_half_load_rows("bare", "the bare endpoint at half its load", ""),
         Row(

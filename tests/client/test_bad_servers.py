@@ -146,6 +146,17 @@ def test_no_bad_server_is_believed_to_have_taken_records(store: RemoteStore) -> 
     assert len(store.spool) == 0
 
 
+@pytest.mark.parametrize("lease", ["../../pins?x=\r\nEvil: 1", {"a": 1}, 7, "", "0" * 31])
+def test_what_is_no_lease_becomes_no_part_of_a_request(lease: object) -> None:
+    body = json.dumps({"lease": lease, "expires_in": 3}).encode()
+    server = BadServer(lambda peer: peer.sendall(answer("200 OK", body)))
+    client = ProtocolClient(server.url)
+    with pytest.raises(RemoteError, match="granted a lease with the id"):
+        client.lease(context(), record(1).scenario, "me", 30.0)
+    client.close()
+    server.close()
+
+
 def test_a_folder_does_not_take_records_for_a_server_that_knows_no_such_address(
     tmp_path: Path,
 ) -> None:

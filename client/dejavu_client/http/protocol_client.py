@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -39,6 +40,8 @@ SLOWEST_BODY = 60.0
 """Seconds that an answer may take from its first byte to its last."""
 
 RETRYABLE_STATUSES = {408, 425, 429, 500, 502, 503, 504}
+
+_LEASE_ID = re.compile(r"[0-9a-f]{32}")
 
 BUSY_STATUSES = {429, 503}
 """Statuses that, with `Retry-After`, tell a client to wait and not that the server has failed."""
@@ -239,7 +242,9 @@ class ProtocolClient:
             "ttl": ttl,
         }
         lease = self._json("POST", "/leases", content=json.dumps(request)).get("lease")
-        return str(lease) if lease else None
+        if lease is not None and not (isinstance(lease, str) and _LEASE_ID.fullmatch(lease)):
+            raise NonsenseError(f"{self.url} granted a lease with the id {str(lease)[:80]!r}")
+        return lease
 
     def renew(self, lease: str, ttl: float) -> None:
         """Extend a lease by `ttl` seconds from now."""
