@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
-from importlib.metadata import entry_points
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -139,6 +141,16 @@ _BUILT_IN: dict[str, Callable[[str], Store]] = {
 }
 
 
+@cache
+def _shipped_points(path: tuple[str, ...]) -> list[EntryPoint]:
+    """Return the entry points of shipped records; reading all packages' metadata takes long.
+
+    Args:
+        path: the current `sys.path`, by which packages are found.
+    """
+    return sorted(entry_points(group=SHIPPED), key=lambda point: point.name)
+
+
 def shipped_stores() -> list[Store]:
     """Open the records that installed packages ship, for reading only.
 
@@ -146,7 +158,7 @@ def shipped_stores() -> list[Store]:
     path of a folder, or a module whose folder contains the records.
     """
     stores: list[Store] = []
-    for point in sorted(entry_points(group=SHIPPED), key=lambda point: point.name):
+    for point in _shipped_points(tuple(sys.path)):
         try:
             target = point.load()
             folder = Path(target if isinstance(target, (str, Path)) else target.__path__[0])
