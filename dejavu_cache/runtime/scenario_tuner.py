@@ -8,7 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from ..errors import NoValidConfigError
 from ..model.credibility import is_credible
@@ -19,8 +19,9 @@ from ..model.scenario import Config, now
 from ..notices import warn_once
 from ..provenance import whoami
 from ..stores import Found
-from ..triton_internals.compilation import tuned_launches
+from ..triton_internals.compilation import find_jit_function, tuned_launches
 from ..triton_internals.config_names import describe
+from ..triton_internals.loaded_kernels import LoadedKernels, compile_config
 from ..tuning.config_failures import device_failure_of
 from ..tuning.measurement_marks import MeasurementMark, find_suspects
 from ..tuning.measurement_writer import MeasurementWriter
@@ -177,6 +178,7 @@ class ScenarioTuner:
         options = request.check if _may_launch_default(request, record) else None
         check = WinnerCheck(request, options, mark.around)
         search = _make_search(request, record, due)
+        loaded = LoadedKernels(find_jit_function(request.autotuner))
         measured = measure(search, len(due), _earlier_measurements(request, record))
         if best_config(request, record) is None:
             retried = self._untried_failures(request, record)
@@ -205,6 +207,7 @@ class ScenarioTuner:
                 launches=tuned_launches(request.autotuner, config, request.args, request.kwargs),
             ),
         )
+        _release_losers(loaded, request, record, best)
         missing = len(request.unmeasured_configs(record))
         how: How = "tuned" if due or measured else "exact"
         return request.resolution(how, config, store=self._store.url, missing=missing), measured
@@ -286,6 +289,22 @@ class ScenarioTuner:
                 mark=mark.around,
                 earlier=earlier,
             ).tune(search)
+
+
+def _release_losers(
+    loaded: LoadedKernels, request: Request, record: Record, winner: Config
+) -> None:
+    """Release the kernels that a tune has compiled, except the winner's and the default's."""
+    measurements = record.by_config
+    needed = []
+    for config in {winner, describe(request.default)}:
+        if config in measurements and measurements[config].median is not None:
+            with suppress(Exception):  # Without the kernel, the next launch compiles it.
+                chosen = request.declared[config]
+                needed.append(
+                    compile_config(request.autotuner, chosen, request.args, request.kwargs)
+                )
+    loaded.release_later(needed)
 
 
 def _is_hung(request: Request) -> bool:

@@ -31,6 +31,7 @@ from .launch_encoding import (
     encode_type,
     encode_value,
 )
+from .loaded_kernels import compile_config
 
 __all__ = [
     "Compilation",
@@ -139,12 +140,8 @@ def tuned_launches(
     """
     if is_interpreting():
         return ()
-    current = {**kwargs, **config.all_kwargs()}
     try:
-        if config.pre_hook is not None:
-            config.pre_hook({**autotuner.nargs, **current})
-        compiled = autotuner.fn.run(*args, **{**current, "warmup": True})
-        compiled = compiled.result() if hasattr(compiled, "result") else compiled
+        compiled = compile_config(autotuner, config, args, kwargs)
         launch = launch_of(
             compiled.src, compiled.metadata, config, heuristics=autotuner.fn is not compiled.src.fn
         )

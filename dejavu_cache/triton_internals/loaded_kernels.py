@@ -1,0 +1,73 @@
+"""Release compiled kernels that a tune leaves in Triton's memory.
+
+Triton keeps every kernel that a function has ever launched, with its binary and the text of each
+stage of its compilation. Of a tune, a program launches one of them again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+__all__ = ["LoadedKernels", "compile_config"]
+
+
+def compile_config(
+    autotuner: Any, config: Any, args: Iterable[Any], kwargs: Mapping[str, Any]
+) -> Any:
+    """Return the compiled kernel of a config, from memory if it was launched before.
+
+    Args:
+        autotuner: a `triton.runtime.Autotuner` whose `nargs` are the launch's.
+        config: the `triton.Config`.
+        args: the launch's positional arguments.
+        kwargs: its keyword arguments.
+
+    Raises:
+        Exception: what Triton raises where the config cannot be compiled.
+    """
+    current = {**kwargs, **config.all_kwargs()}
+    if config.pre_hook is not None:
+        config.pre_hook({**autotuner.nargs, **current})
+    return _result(autotuner.fn.run(*args, **{**current, "warmup": True}))
+
+
+class LoadedKernels:
+    """The compiled kernels that a function has in memory at a moment.
+
+    Args:
+        function: a `JITFunction`; None where there is nothing to compile.
+    """
+
+    def __init__(self, function: Any) -> None:
+        """Note which kernels are there."""
+        self._caches = getattr(function, "device_caches", {})
+        self._earlier = {device: set(kernels) for device, (kernels, *_) in self._caches.items()}
+
+    def release_later(self, needed: Iterable[Any]) -> int:
+        """Remove the kernels that have come since from Triton's cache in memory.
+
+        A launch that needs one of them again gets it from Triton's cache on the disk. Its module
+        stays on the device: Triton has no call that unloads it.
+
+        Args:
+            needed: compiled kernels that stay.
+
+        Returns:
+            The number of removed kernels.
+        """
+        needed_ids = set(map(id, needed))
+        removed = 0
+        for device, (kernels, *_) in list(self._caches.items()):
+            earlier = self._earlier.get(device, set())
+            for key in [key for key in list(kernels) if key not in earlier]:
+                is_done = not hasattr(kernels[key], "future") or kernels[key].future.done()
+                if is_done and id(_result(kernels[key])) not in needed_ids:
+                    kernels.pop(key, None)
+                    removed += 1
+        return removed
+
+
+def _result(kernel: Any) -> Any:
+    """Return the kernel that an asynchronous compilation made."""
+    return kernel.result() if hasattr(kernel, "result") else kernel

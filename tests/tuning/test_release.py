@@ -1,0 +1,26 @@
+"""A tune leaves the kernels of the winner and the default in memory, and no others of its own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from support.processes import run_program
+
+
+def test_the_kernels_of_configs_that_lost_are_released(tmp_path: Path) -> None:
+    """Look at all compiled kernels that are alive, when they are compiled for an absent GPU."""
+    done = run_program(
+        "release_losers.py",
+        TRITON_INTERPRET="0",
+        TRITON_CACHE_DIR=str(tmp_path / "triton"),
+        DEJAVU_CACHE_URL=str(tmp_path / "store"),
+    )
+    outcome = json.loads(done.stdout)
+    own, tuning, after, again = outcome["reports"]
+    assert outcome["best"] == 512
+    assert own["blocks"] == [256]
+    assert tuning["blocks"] == [64, 128, 256, 512, 1024]
+    assert after["blocks"] == [64, 256, 512], "the default, the program's own, and the winner"
+    assert after["bytes"] < 0.7 * tuning["bytes"]
+    assert again["blocks"] == [64, 128, 256, 512], "a config that lost can still be launched"
