@@ -127,9 +127,9 @@ def nearest_differences(request: Request, store: TolerantStore) -> Sequence[Diff
     The nearest record is looked for in the request's own context first, and else in the context
     that differs in the fewest fields. Without any record of the kernel there are no differences.
     """
-    near = store.scenarios(request.context).near(request.scenario)
-    if near:
-        nearest = Scenario.model_validate_json(near[0][1])
+    near = next(store.scenarios(request.context).near(request.scenario), None)
+    if near is not None:
+        nearest = Scenario.model_validate_json(near[1])
         return differences(request.scenario.model_dump(), nearest.model_dump())
     by_context = [
         differences(request.context.model_dump(), context.model_dump())

@@ -9,7 +9,7 @@ from ..errors import StoreError
 from ..model.foreign_result import ForeignResult
 from ..model.record import Record
 from ..model.scenario import Context, Scenario
-from ..model.scenario_index import ScenarioIndex
+from ..model.scenario_index import NearbyScenarios, ScenarioIndex
 from ..notices import warn_once
 from ..stores import Found, FoundTree, MemoryStore, TieredStore
 
@@ -40,7 +40,7 @@ class TolerantStore:
         self.tiers = tiers
         self.url = ",".join(lasting) or tiers.url
         self.is_lasting = bool(lasting)
-        self._scenarios: dict[Context, tuple[Hashable | None, ScenarioIndex]] = {}
+        self._scenarios: dict[Context, tuple[Hashable | None, NearbyScenarios]] = {}
         self._trees: dict[Context, list[FoundTree]] = {}
         self._imports: dict[str, list[ForeignResult]] = {}
 
@@ -54,15 +54,14 @@ class TolerantStore:
         """
         return self._attempt(lambda: self.tiers.get(context, scenario, fresh=fresh), None)
 
-    def scenarios(self, context: Context) -> ScenarioIndex:
+    def scenarios(self, context: Context) -> NearbyScenarios:
         """Return the recorded scenarios of a context, read again only if they may have changed."""
         revision = self.revision(context)
         cached = self._scenarios.get(context)
         if cached is not None and revision is not None and cached[0] == revision:
             return cached[1]
-        index = self._attempt(
-            lambda: ScenarioIndex(self.tiers.scenario_texts(context)), ScenarioIndex(())
-        )
+        nothing: NearbyScenarios = ScenarioIndex()
+        index = self._attempt(lambda: self.tiers.scenario_index(context), nothing)
         self._scenarios[context] = revision, index
         return index
 

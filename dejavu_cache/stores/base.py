@@ -14,6 +14,7 @@ from ..model.foreign_result import ForeignResult
 from ..model.merge import OnConflict
 from ..model.record import Record, RecordSet
 from ..model.scenario import Context, Scenario
+from ..model.scenario_index import NearbyScenarios, ScenarioIndex
 
 __all__ = ["Found", "FoundTree", "Store"]
 
@@ -72,6 +73,10 @@ class Store(ABC):
     def scenario_texts(self, context: Context) -> Iterator[str]:
         """Return `Scenario.text` of all records of a context, as cheaply as the store can."""
         return (record.scenario.text for record in self.records(context))
+
+    def scenario_index(self, context: Context) -> NearbyScenarios:
+        """Return an index of all scenarios that have records in a context."""
+        return ScenarioIndex(self.scenario_texts(context))
 
     def revision(self, context: Context) -> Hashable | None:
         """Return a value that differs after each change of a context's records.

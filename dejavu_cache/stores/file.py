@@ -19,11 +19,13 @@ from ..model.foreign_result import ForeignResult, format_foreign_results, parse_
 from ..model.merge import OnConflict
 from ..model.record import Record
 from ..model.scenario import Context, Scenario
+from ..model.scenario_index import NearbyScenarios, ScenarioIndex
 from ..notices import warn_once
 from ..safe_files import open_folder, open_regular
 from .base import Found, FoundTree, Store
 from .file_access import acquire_lock, describe_failure, read_text, write_text
 from .file_layout import Page, find, read_context
+from .index_files import WORTHWHILE, IndexFiles, Signature
 
 __all__ = ["FileStore"]
 
@@ -31,9 +33,6 @@ _LOCKS = ".locks"
 _TREE = ".tree.json"
 _WRITE_WAIT = 30.0
 """Seconds to wait for another writer of the same file; a write takes milliseconds."""
-
-_Signature = tuple[int, int, int]
-"""Modification time, size and inode of a file."""
 
 
 class FileStore(Store):
@@ -58,7 +57,8 @@ class FileStore(Store):
         self.root = Path(root).expanduser().absolute()
         self.read_only = read_only
         self.url = self.root.as_uri() + ("?read_only=1" if read_only else "")
-        self._pages: dict[Path, tuple[_Signature, Page]] = {}
+        self._pages: dict[Path, tuple[Signature, Page]] = {}
+        self._indexes = IndexFiles()
         self._lock = threading.RLock()
 
     def path(self, context: Context) -> Path:
@@ -73,8 +73,9 @@ class FileStore(Store):
         path = self.path(context)
         try:
             record = self._bisect(path, context, scenario)
-            if record is None and (page := self._page(path, context)):
-                record = page.get(scenario, str(path))
+            if record is None and not self._is_surely_absent(path, scenario):
+                page = self._page(path, context)
+                record = page.get(scenario, str(path)) if page else None
         except DamagedRecordsError as error:
             self._set_aside(path, str(error))
             return None
@@ -99,6 +100,30 @@ class FileStore(Store):
         except DamagedRecordsError as error:
             self._set_aside(path, str(error))
             return iter(())
+
+    def scenario_index(self, context: Context) -> NearbyScenarios:
+        """Return the index of a context's file; that of a large file comes from the disk."""
+        path = self.path(context)
+        index = self._index(path)
+        if index is not None:
+            return index
+        texts = list(self.scenario_texts(context))
+        with self._lock:
+            page = self._pages.get(path)
+            return self._indexes.add(path, page[0], texts) if page else ScenarioIndex(texts)
+
+    def _index(self, path: Path) -> ScenarioIndex | None:
+        try:
+            return self._indexes.get(path, _signature(path))
+        except OSError:
+            return None
+
+    def _is_surely_absent(self, path: Path, scenario: Scenario) -> bool:
+        """Return whether an index shows, without reading the file, that it lacks a scenario."""
+        if path in self._pages:
+            return False
+        index = self._index(path)
+        return index is not None and scenario not in index
 
     def revision(self, context: Context) -> Hashable | None:
         """Return what tells a context's file from its earlier states; `()` if there is none."""
@@ -341,7 +366,9 @@ class FileStore(Store):
 
     def _replace(self, path: Path, page: Page) -> None:
         write_text(path, page.text, self.root)
-        self._pages[path] = (_signature(path), page)
+        self._pages[path] = signature, page = _signature(path), page
+        if len(page) >= WORTHWHILE:
+            self._indexes.add(path, signature, page.scenario_texts())
 
     def _set_aside(self, path: Path, why: str) -> None:
         """Rename a damaged file, and warn once; in a read-only store, only warn."""
@@ -369,6 +396,6 @@ def _slug(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[:120] or "_"
 
 
-def _signature(path: Path) -> _Signature:
+def _signature(path: Path) -> Signature:
     stat = path.lstat()
     return stat.st_mtime_ns, stat.st_size, stat.st_ino

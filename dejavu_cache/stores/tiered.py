@@ -14,6 +14,7 @@ from ..model.foreign_result import ForeignResult
 from ..model.merge import OnConflict, merge_into
 from ..model.record import Record
 from ..model.scenario import Context, Scenario
+from ..model.scenario_index import MergedIndexes, NearbyScenarios, ScenarioIndex
 from ..notices import warn_once
 from .base import Found, FoundTree, Store
 
@@ -90,6 +91,13 @@ class TieredStore(Store):
         for tier in self.tiers:
             texts.update(self._ask(tier, partial(_collect, tier.scenario_texts, context), []))
         return iter(sorted(texts))
+
+    def scenario_index(self, context: Context) -> NearbyScenarios:
+        """Return the indexes of all tiers as one."""
+        nothing: NearbyScenarios = ScenarioIndex()
+        return MergedIndexes(
+            [self._ask(tier, partial(tier.scenario_index, context), nothing) for tier in self.tiers]
+        )
 
     def revision(self, context: Context) -> Hashable | None:
         """Return the revisions of all tiers, or None if one of them cannot tell."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dejavu_cache.model.record import Record
 from dejavu_cache.model.scenario import Scenario
-from dejavu_cache.model.scenario_index import ScenarioIndex
+from dejavu_cache.model.scenario_index import MergedIndexes, ScenarioIndex
 from dejavu_cache.model.selection import distance, nearest
 
 VALUES = st.one_of(
@@ -30,9 +31,8 @@ SCENARIOS = st.builds(
 def test_the_nearest_is_the_one_that_comparing_all_finds(
     recorded: list[Scenario], wanted: Scenario, exact: set[str], max_distance: float
 ) -> None:
-    near = ScenarioIndex(scenario.text for scenario in recorded).near(
-        wanted, exact=exact, max_distance=max_distance
-    )
+    index = ScenarioIndex(scenario.text for scenario in recorded)
+    near = list(index.near(wanted, exact=exact, max_distance=max_distance))
     all_near = [
         (gap, scenario.text)
         for scenario in recorded
@@ -44,3 +44,26 @@ def test_the_nearest_is_the_one_that_comparing_all_finds(
     assert (expected and (expected.distance, expected.record.scenario.text)) == (
         near[0] if near else None
     )
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    left=st.lists(SCENARIOS, max_size=12, unique_by=lambda scenario: scenario.text),
+    right=st.lists(SCENARIOS, max_size=12, unique_by=lambda scenario: scenario.text),
+    wanted=SCENARIOS,
+)
+def test_packed_and_merged_indexes_answer_as_one_of_all_scenarios(
+    left: list[Scenario], right: list[Scenario], wanted: Scenario
+) -> None:
+    union = {scenario.text for scenario in (*left, *right)}
+    parts = [ScenarioIndex(scenario.text for scenario in part) for part in (left, right)]
+    packed = [ScenarioIndex.unpack(part.pack()) for part in parts]
+    assert list(MergedIndexes(packed).near(wanted)) == list(ScenarioIndex(union).near(wanted))
+    assert (wanted in packed[0]) == (wanted in left)
+
+
+def test_an_index_that_was_cut_off_is_refused() -> None:
+    packed = ScenarioIndex(Scenario(args={"n": n}).text for n in range(9)).pack()
+    for length in range(len(packed)):
+        with pytest.raises(ValueError, match=r"truncated|no index|not found|JSON|Expecting|cast"):
+            ScenarioIndex.unpack(packed[:length])
