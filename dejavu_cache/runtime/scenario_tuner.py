@@ -295,6 +295,8 @@ def _release_losers(
     loaded: LoadedKernels, request: Request, record: Record, winner: Config
 ) -> None:
     """Release the kernels that a tune has compiled, except the winner's and the default's."""
+    if not loaded.later():
+        return
     measurements = record.by_config
     needed = []
     for config in {winner, describe(request.default)}:

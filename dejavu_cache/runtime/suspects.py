@@ -20,24 +20,27 @@ def leave_out_suspects(
 ) -> Request:
     """Return a request without the configs that may end or block this process.
 
-    If no other config is left, none is declared. A config stays if a person pinned it, or if the
-    record has its failure, since such a config is not measured anyway.
+    If no other config is left, none is declared. A config that a person pinned stays. Nothing is
+    said of those whose failure is recorded.
 
     Args:
         request: the launch's request.
         record: the record of its scenario, if there is one.
         suspects: configs that processes were measuring when they died or hung.
     """
-    settled = {record.pinned, *_failed_configs(record)} if record else set()
+    pinned = record.pinned if record else None
+    failed = set(_failed_configs(record)) if record else set()
     reasons = {
         suspect.config: suspect.reason
         for suspect in suspects
-        if suspect.config in request.declared and suspect.config not in settled
+        if suspect.config in request.declared and suspect.config != pinned
     }
     if not reasons:
         return request
     name = request.context.kernel.name
     for config, reason in reasons.items():
+        if config in failed:
+            continue
         warn_once(
             f"suspect {name}{request.scenario} {config}",
             f"{name}{request.scenario}: ({config}) is not run for a day: {reason}; to clear or "

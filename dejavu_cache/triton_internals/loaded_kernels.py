@@ -44,7 +44,11 @@ class LoadedKernels:
         self._caches = getattr(function, "device_caches", {})
         self._earlier = {device: set(kernels) for device, (kernels, *_) in self._caches.items()}
 
-    def release_later(self, needed: Iterable[Any]) -> int:
+    def later(self) -> list[Any]:
+        """Return the kernels that have come since, and whose compilation has ended."""
+        return [kernels[key] for kernels, key in self._later_entries()]
+
+    def release_later(self, needed: Iterable[Any]) -> None:
         """Remove the kernels that have come since from Triton's cache in memory.
 
         A launch that needs one of them again gets it from Triton's cache on the disk. Its module
@@ -52,20 +56,20 @@ class LoadedKernels:
 
         Args:
             needed: compiled kernels that stay.
-
-        Returns:
-            The number of removed kernels.
         """
         needed_ids = set(map(id, needed))
-        removed = 0
-        for device, (kernels, *_) in list(self._caches.items()):
-            earlier = self._earlier.get(device, set())
-            for key in [key for key in list(kernels) if key not in earlier]:
-                is_done = not hasattr(kernels[key], "future") or kernels[key].future.done()
-                if is_done and id(_result(kernels[key])) not in needed_ids:
-                    kernels.pop(key, None)
-                    removed += 1
-        return removed
+        for kernels, key in self._later_entries():
+            if id(_result(kernels[key])) not in needed_ids:
+                kernels.pop(key, None)
+
+    def _later_entries(self) -> list[tuple[dict[Any, Any], Any]]:
+        return [
+            (kernels, key)
+            for device, (kernels, *_) in list(self._caches.items())
+            for key, kernel in list(kernels.items())
+            if key not in self._earlier.get(device, ())
+            and (not hasattr(kernel, "future") or kernel.future.done())
+        ]
 
 
 def _result(kernel: Any) -> Any:
