@@ -125,6 +125,7 @@ def machine_code(function: Any, kernel: CorpusKernel, target: Any) -> str:
     if target[0] == "cuda":
         text = text.partition(".section")[0]
     text = re.sub(r"(?m)^\s*(\.loc|\.file|\.ident|//|;).*$", "", text)
+    text = re.sub(r"\n\s*\n", "\n", text)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
