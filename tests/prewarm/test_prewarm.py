@@ -153,11 +153,18 @@ def test_what_is_not_there_is_compiled_elsewhere_and_named(folder: Path, tmp_pat
 
 def test_the_same_again_compiles_nothing(records: FileStore, folder: Path) -> None:
     """And changes nothing."""
-    before = tree(folder)
+    before, binaries = tree(folder), _states_of_binaries(folder)
     again = prewarm(records, folder)
     assert again.returncode == 0, again.stderr
     assert "nothing new" in again.stdout
     assert tree(folder) == before
+    assert binaries
+    assert _states_of_binaries(folder) == binaries, "no binary is written again"
+
+
+def _states_of_binaries(folder: Path) -> dict[Path, int]:
+    """Return when each binary was last written, to the nanosecond."""
+    return {path: path.stat().st_mtime_ns for path in folder.rglob("*.cubin")}
 
 
 def test_only_what_changed_is_compiled_and_what_is_not_wanted_goes(
