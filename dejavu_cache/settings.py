@@ -41,6 +41,8 @@ class Settings(BaseModel):
     mode: Mode = Mode.TUNE
     namespace: str = Field(default="main", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
     token: str = Field(default="", repr=False)
+    token_file: str = ""
+    """File with the token, read again whenever it changes; it precedes `token`."""
     wait: float = Field(default=0.25, ge=0, allow_inf_nan=False)
     """Seconds a launch may wait for a remote store, once, before its circuit opens."""
     tune_wait: float = Field(default=120.0, ge=0, allow_inf_nan=False)

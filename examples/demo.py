@@ -64,6 +64,7 @@ def server(folder: Path) -> Iterator[str]:
         "-m",
         "dejavu_client",
         "serve",
+        "--without-tokens",
         "--port",
         str(port),
         "--database",

@@ -32,6 +32,7 @@ def run_server(url: str, **environ: str) -> Iterator[tuple[int, subprocess.Popen
     port = _free_port()
     settings = {
         "DEJAVU_SERVER_DATABASE": url,
+        "DEJAVU_SERVER_WITHOUT_TOKENS": "true",
         "DEJAVU_SERVER_RATE": "1000000",
         "DEJAVU_SERVER_BURST": "1000000",
     }

@@ -57,6 +57,12 @@ def serve(
             "--open-read", help="Whoever has no token may read records, pages and metrics."
         ),
     ] = None,
+    without_tokens: Annotated[
+        Optional[bool],  # noqa: UP045
+        typer.Option(
+            "--without-tokens", help="Everybody on this machine may do everything, and nobody else."
+        ),
+    ] = None,
     log_level: Annotated[
         str | None, typer.Option(help="debug, info, warning or error [info].")
     ] = None,
@@ -68,18 +74,21 @@ def serve(
         "tls_cert": tls_cert,
         "tls_key": tls_key,
         "open_read": open_read,
+        "without_tokens": without_tokens,
         "log_level": log_level,
     }
     with _open_database(database, flags) as (settings, opened):
         from . import serving
 
-        if serving.prepare(settings, opened):
+        token_file = serving.prepare(settings, opened)
+        if token_file is not None:
+            typer.echo(f"The first start made an admin token, in {token_file}. Programs use it by:")
+            typer.echo(f"  export DEJAVU_CACHE_TOKEN_FILE={token_file}")
+        elif settings.without_tokens:
             typer.echo(
-                f"No tokens: {settings.host} answers this machine only, and everybody on it.",
+                f"Without tokens: {settings.host} answers this machine only, and everybody on it, "
+                "until a token is created.",
                 err=True,
-            )
-            typer.echo(
-                "To serve others:  dejavu-cache token create --role admin --name ops", err=True
             )
         serving.run(settings)
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import gc
+import os
 import socket
 from contextlib import suppress
+from pathlib import Path
 
 import uvicorn
+from platformdirs import user_data_dir
 
 from dejavu_cache.errors import SettingsError
 
@@ -15,6 +18,8 @@ from .connections import BoundedConnection, raise_open_files
 from .logs import configure
 from .middleware.authentication import is_loopback
 from .server import Server
+from .services import tokens
+from .services.access import ANYBODY, EVERYWHERE
 from .settings import ServerSettings
 from .storage import schema
 from .storage.database import Database
@@ -28,11 +33,11 @@ _STARTUP_FAILURE = 3
 """Exit code if the server could not start to listen, as of uvicorn's own command."""
 
 
-def prepare(settings: ServerSettings, database: Database) -> bool:
-    """Check that the server may start with these settings.
+def prepare(settings: ServerSettings, database: Database) -> Path | None:
+    """Check that the server may start with these settings, and make the first token if none is.
 
     Returns:
-        Whether the server will answer without tokens, because none was ever issued.
+        The file with the token that was made, or None.
 
     Raises:
         SchemaError: The database must be upgraded first.
@@ -49,7 +54,29 @@ def prepare(settings: ServerSettings, database: Database) -> bool:
             f"{settings.host} can be reached by others, and there is no token yet: "
             "run  dejavu-cache token create --role admin --name ops"
         )
-    return not issued
+    if issued or settings.without_tokens:
+        return None
+    return _make_first_token(settings, database)
+
+
+def _make_first_token(settings: ServerSettings, database: Database) -> Path:
+    """Issue an admin token, and write it to a file that only this user can read."""
+    path = settings.token_file
+    if path is None:
+        folder = database.file.parent if database.file else Path(user_data_dir("dejavu-cache"))
+        path = folder / f"{database.file.name if database.file else 'server'}.token"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except OSError as error:
+        raise SettingsError(
+            f"the first token cannot be written to {path} ({error.strerror}): name another file "
+            "in DEJAVU_SERVER_TOKEN_FILE, or run  dejavu-cache token create"
+        ) from None
+    with open(descriptor, "w", encoding="ascii") as file:
+        issued = tokens.issue(database, ANYBODY, "the first start", "admin", [EVERYWHERE], None)
+        file.write(f"{issued.token}\n")
+    return path
 
 
 def run(settings: ServerSettings) -> None:

@@ -41,6 +41,10 @@ class ServerSettings(BaseModel):
     tls_key: Path | None = None
     proxies: str = ""
     """Addresses of reverse proxies, separated by commas, whose `X-Forwarded-For` counts."""
+    without_tokens: bool = False
+    """Whether everybody on this machine may do everything until the first token is created."""
+    token_file: Path | None = None
+    """File for the token that the first start makes; None for one beside the database."""
     open_read: bool = False
     """Whether requests without a token may read records, pages and metrics."""
     max_body: int = Field(default=32 * 2**20, ge=1024)

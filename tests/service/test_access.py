@@ -218,3 +218,63 @@ def test_health_needs_no_token(client: httpx.Client, token: MakeToken) -> None:
     token("admin")
     for path in ("/livez", "/readyz", "/v1/openapi.json"):
         assert client.get(path).status_code == 200
+
+
+FOREIGN_PAGES: list[dict[str, str]] = [
+    {"Origin": "https://evil.example", "Sec-Fetch-Site": "cross-site"},
+    {"Sec-Fetch-Site": "cross-site"},
+    {"Sec-Fetch-Site": "same-site"},
+    {"Origin": "https://evil.example"},
+    {"Origin": "http://localhost:1"},
+    {"Origin": "null"},
+    {"Origin": "http://[evil"},
+]
+
+
+@pytest.mark.parametrize("named", FOREIGN_PAGES, ids=str)
+def test_a_page_of_another_site_can_do_nothing(client: httpx.Client, named: dict[str, str]) -> None:
+    line = record_set().model_dump_json(exclude_none=True)
+    for kind in ("text/plain", "application/json", "application/x-ndjson", ""):
+        headers = {**named, **({"Content-Type": kind} if kind else {})}
+        for method, path in (
+            ("POST", "main/import"),
+            ("POST", "main/records"),
+            ("POST", "tokens"),
+            ("DELETE", f"main/{WHERE}/records"),
+            ("GET", f"main/{WHERE}/records"),
+            ("OPTIONS", "main/records"),
+        ):
+            answer = client.request(method, f"/v1/{path}", content=line, headers=headers)
+            assert answer.status_code == 403, (kind, method, path)
+    assert client.get("/v1/main/contexts").json()["contexts"] == []
+    assert client.get("/pages/main", headers={"Sec-Fetch-Site": "cross-site"}).status_code == 200
+
+
+def test_an_import_is_none_of_the_types_that_a_form_sends(client: httpx.Client) -> None:
+    line = record_set().model_dump_json(exclude_none=True)
+    forms = ("text/plain;charset=UTF-8", "application/x-www-form-urlencoded", "multipart/form-data")
+    for kind in forms:
+        answer = client.post("/v1/main/import", content=line, headers={"Content-Type": kind})
+        assert answer.status_code == 415
+    own = {"Origin": "http://localhost", "Host": "localhost", "Sec-Fetch-Site": "same-origin"}
+    assert client.post("/v1/main/import", content=line, headers=own).status_code == 200
+
+
+@pytest.mark.parametrize("name", ["Forwarded", "Via", "X-Forwarded-For", "X-Real-IP"])
+def test_without_tokens_no_proxy_is_answered(client: httpx.Client, name: str) -> None:
+    assert client.get("/v1/tokens", headers={name: "203.0.113.9"}).status_code == 401
+
+
+def test_guesses_shut_out_nobody_behind_the_same_address(url: str, token: MakeToken) -> None:
+    good = token("read")
+    app = create_app(ServerSettings(database=url, rate=5, burst=5, token_ttl=0))
+    with client_of(app) as client:
+        guesses = [
+            client.get(
+                "/v1/main/contexts", headers={"Authorization": f"Bearer dejavu_{number:016x}_x"}
+            ).status_code
+            for number in range(12)
+        ]
+        assert set(guesses) == {401, 429}
+        for _ in range(4):
+            assert client.get("/v1/main/contexts", headers=good).status_code == 200

@@ -173,3 +173,35 @@ def test_tls(tmp_path: Path) -> None:
         with httpx.Client(transport=transport) as client:
             assert client.get(f"https://127.0.0.1:{port}/livez").status_code == 200
         process.terminate()
+
+
+def test_the_first_start_makes_a_token_in_a_file(tmp_path: Path) -> None:
+    database = f"sqlite:///{tmp_path / 'own.sqlite3'}"
+    tokenless = {"DEJAVU_SERVER_WITHOUT_TOKENS": ""}
+    log, file = tmp_path / "log", tmp_path / "own.sqlite3.token"
+    with running_server(database, log, tokenless) as server:
+        token = file.read_text().strip()
+        assert file.stat().st_mode & 0o777 == 0o600
+        contexts = f"{server.base}/v1/main/contexts"
+        assert httpx.get(contexts).status_code == 401
+        headers = {"Authorization": f"Bearer {token}"}
+        assert httpx.get(contexts, headers=headers).status_code == 200
+    with running_server(database, log, tokenless):
+        assert file.read_text().strip() == token
+    assert token not in log.read_text()
+
+
+def test_a_token_file_of_another_server_is_left_alone(tmp_path: Path) -> None:
+    file = tmp_path / "own.sqlite3.token"
+    file.write_text("another")
+    code, said = run(f"sqlite:///{tmp_path / 'own.sqlite3'}", "serve", "--port", str(free_port()))
+    assert code == 1
+    assert "DEJAVU_SERVER_TOKEN_FILE" in said
+    assert file.read_text() == "another"
+
+
+@pytest.mark.parametrize("url", ["mysql://u:S3CRET@db/x", "sqlite://u:S3CRET@/x", "u:S3CRET@x"])
+def test_a_wrong_database_url_is_refused_without_its_password(url: str) -> None:
+    code, said = run(url, "serve")
+    assert code == 1
+    assert "S3CRET" not in said

@@ -151,6 +151,7 @@ class Running:
             **os.environ,
             "DEJAVU_SERVER_DATABASE": url,
             "DEJAVU_SERVER_RATE": "0",
+            "DEJAVU_SERVER_WITHOUT_TOKENS": "true",
             **(extra or {}),
         }
         self.start()

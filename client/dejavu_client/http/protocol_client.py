@@ -29,6 +29,7 @@ from .answers import (
 from .errors import BusyError, NonsenseError, RefusedError, ServerFaultError, UnreachableError
 from .server_silence import current_clock
 from .shared_client import SharedHttpClient
+from .token_source import TokenSource
 from .uploads import TOO_LARGE, upload
 
 __all__ = ["Bulk", "ProtocolClient", "ServerAnswer", "split_server_url"]
@@ -91,7 +92,7 @@ class ProtocolClient:
 
     Args:
         url: the server's base URL.
-        token: bearer token to send; empty for none.
+        token: bearer token to send, or where to read it; empty for none.
         namespace: the namespace that all calls are about.
         attempts: how often a call is tried while the server is unreachable.
         http_client: replaces the client's own connections, for tests and special transports; its
@@ -102,7 +103,7 @@ class ProtocolClient:
         self,
         url: str,
         *,
-        token: str = "",
+        token: str | TokenSource = "",
         namespace: str = "main",
         attempts: int = 1,
         http_client: httpx.Client | None = None,
@@ -112,7 +113,7 @@ class ProtocolClient:
         self.namespace = namespace
         self._namespace_url = f"{url}/v1/{namespace}"
         self._attempts = attempts
-        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._token = token if isinstance(token, TokenSource) else TokenSource(token)
         self._injected_client = http_client
         self._shared_client = SharedHttpClient()
 
@@ -307,7 +308,7 @@ class ProtocolClient:
     def _call_once(
         self, method: str, url: str, **request: Any
     ) -> tuple[int, Mapping[str, str], bytes]:
-        headers = {**self._headers, **request.pop("headers", {})}
+        headers = {**self._token.headers(), **request.pop("headers", {})}
         if "content" in request:
             headers["Content-Type"] = "application/json"
         try:

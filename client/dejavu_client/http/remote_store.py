@@ -25,6 +25,7 @@ from .sender import Sender
 from .server_calls import BUSY_SECONDS, ServerCalls
 from .server_lease import LEASE_SECONDS, ServerLease
 from .spool import Spool
+from .token_source import TokenSource
 
 __all__ = ["RemoteStore", "open_remote"]
 
@@ -43,9 +44,8 @@ def open_remote(url: str) -> RemoteStore:
     """
     settings = current_settings()
     base, namespace = split_server_url(url, settings.namespace)
-    return RemoteStore(
-        ProtocolClient(base, token=settings.token, namespace=namespace), wait=settings.wait
-    )
+    token = TokenSource(settings.token, settings.token_file)
+    return RemoteStore(ProtocolClient(base, token=token, namespace=namespace), wait=settings.wait)
 
 
 class RemoteStore(Store):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import ipaddress
+from contextlib import nullcontext
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -12,6 +14,7 @@ from ..problems import DATABASE_ERRORS, ProblemError, database_unavailable, prob
 from ..services.access import ANYBODY, READER, Principal
 from ..settings import ServerSettings
 from .asgi_scope import client_address, header
+from .browser_guard import refuse_foreign_page, refuse_proxied
 from .limits import RateLimiter
 from .principal_cache import PrincipalCache
 
@@ -38,6 +41,7 @@ class AuthenticationMiddleware:
         self._principals = principals
         self._settings = settings
         self._rate_limiter = RateLimiter(settings.rate, settings.burst)
+        self._guessing = asyncio.Semaphore(1)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on with its principal in `scope["principal"]`, or refuse it."""
@@ -45,6 +49,7 @@ class AuthenticationMiddleware:
             await self._app(scope, receive, send)
             return
         try:
+            refuse_foreign_page(scope)
             scope["principal"] = await self._authenticate(scope)
             _refuse_compression(scope)
         except ProblemError as error:
@@ -61,33 +66,41 @@ class AuthenticationMiddleware:
     async def _authenticate(self, scope: Scope) -> Principal:
         token = _presented_token(scope)
         cached = None if token is None else self._principals.cached_principal(token)
-        # Until a token is verified, requests count for their address: that limits guessing.
-        self._rate_limiter.take(cached.name if cached else client_address(scope))
         if cached is not None:
+            self._rate_limiter.take(cached.name)
             return cached
+        address = client_address(scope)
         if token is not None:
-            return await self._verify(token)
-        return await self._without_token(header(scope, b"host") or "")
+            return await self._verify(token, address)
+        self._rate_limiter.take(address)
+        return await self._without_token(scope)
 
-    async def _verify(self, token: str) -> Principal:
-        principal = await self._principals.find(token)
+    async def _verify(self, token: str, address: str) -> Principal:
+        # Wrong tokens count for their address. Good ones behind the same address are not refused
+        # for that, but share one look-up at a time with those who guess.
+        turn = nullcontext() if self._rate_limiter.has_room(address) else self._guessing
+        async with turn:
+            principal = await self._principals.find(token)
         if principal is None:
+            self._rate_limiter.take(address)
             raise ProblemError(
                 401, "the token is wrong, expired or revoked: ask an admin for a new one"
             )
+        self._rate_limiter.take(principal.name)
         return principal
 
-    async def _without_token(self, host: str) -> Principal:
+    async def _without_token(self, scope: Scope) -> Principal:
         if await self._principals.tokens_exist():
             if self._settings.open_read:
                 return READER
             raise ProblemError(401, "this server wants a token: send  Authorization: Bearer TOKEN")
         # DNS rebinding: a web page can make its own name resolve to this machine and send requests
         # from a browser here, but its requests still carry that name.
-        if not is_loopback(_without_port(host)):
+        if not is_loopback(_without_port(header(scope, b"host") or "")):
             raise ProblemError(
                 401, "without tokens, only requests to localhost are answered: create a token"
             )
+        refuse_proxied(scope)
         return ANYBODY
 
 

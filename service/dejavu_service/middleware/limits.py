@@ -24,6 +24,11 @@ class RateLimiter:
         self._rate, self._burst, self._clock = rate, burst, clock
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
+    def has_room(self, caller: str) -> bool:
+        """Return whether another request of a caller would be allowed now."""
+        left, at = self._buckets.get(caller, (float(self._burst), 0.0))
+        return not self._rate or left + (self._clock() - at) * self._rate >= 1
+
     def take(self, caller: str) -> None:
         """Count a request of a caller.
 

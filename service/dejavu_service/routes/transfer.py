@@ -12,6 +12,7 @@ from starlette.concurrency import run_in_threadpool
 
 from ..middleware.json_body import accepts
 from ..middleware.request_body import body_chunks
+from ..problems import ProblemError
 from ..services import promotion as promotions
 from ..services import transfer
 from ..services.access import NAMESPACE
@@ -22,6 +23,8 @@ __all__ = ["router"]
 router = versioned_router()
 
 _NDJSON = "application/x-ndjson"
+_OF_FORMS = {"text/plain", "multipart/form-data", "application/x-www-form-urlencoded"}
+"""Types that a page of any site may make a browser send."""
 _MAX_IN_MEMORY = 4 * 2**20
 """Bytes of an import that are kept in memory; a larger one goes to a temporary file."""
 _Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{24}$")]
@@ -65,6 +68,9 @@ async def import_records(
 ) -> transfer.Imported:
     """Merge the lines of an export; if one is malformed, nothing is imported."""
     call.principal.require("admin", namespace)
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type in _OF_FORMS:
+        raise ProblemError(415, f"an import is lines of JSON: send  Content-Type: {_NDJSON}")
     settings = call.server.settings
     with tempfile.SpooledTemporaryFile(_MAX_IN_MEMORY) as lines:
         async for chunk in body_chunks(request, settings.max_import):

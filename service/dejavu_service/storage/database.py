@@ -35,13 +35,13 @@ def parse_url(text: str) -> URL:
         url = make_url(text)
     except ArgumentError:
         raise SettingsError(
-            f"{text!r} is no database URL: use sqlite:///FILE or postgresql://HOST/NAME"
+            "this is no database URL: use sqlite:///FILE or postgresql://HOST/NAME"
         ) from None
     if url.get_backend_name() in ("postgresql", "postgres"):
         return url.set(drivername="postgresql+psycopg")
     if url.get_backend_name() == "sqlite" and url.database and url.database != ":memory:":
         return url.set(drivername="sqlite+pysqlite")
-    raise SettingsError(f"{text!r} is not supported: use sqlite:///FILE or postgresql://HOST/NAME")
+    raise SettingsError(f"{url!r} is not supported: use sqlite:///FILE or postgresql://HOST/NAME")
 
 
 class Database:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import tempfile
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
@@ -105,7 +106,9 @@ def _check_device() -> Finding:
 def _check_settings(url: str) -> Iterator[Finding]:
     names = {PREFIX + name.upper() for name in Settings.model_fields}
     for name in sorted(os.environ):
-        if name.startswith(PREFIX) and name not in names:
+        # Kubernetes makes such variables for a Service that is called `dejavu-cache`.
+        link = re.match(r"SERVICE_(HOST|PORT)|PORT(_\d+_(TCP|UDP|SCTP)|$)", name[len(PREFIX) :])
+        if name.startswith(PREFIX) and name not in names and not link:
             yield Finding("wrong", name, f"no such setting; known are {', '.join(sorted(names))}")
     try:
         settings = Settings.from_environment()
