@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from pydantic import ValidationError
+
 from ..model.merge import Difference, differences
 from ..model.resolution import How, Resolution
 from ..model.scenario import Scenario
@@ -67,7 +69,9 @@ def use_nearest_scenario(
         request.scenario, exact=request.exact, max_distance=limits.max_distance
     )
     for distance, text in candidates:
-        scenario = Scenario.model_validate_json(text)
+        scenario = _parse_scenario(text)
+        if scenario is None:
+            continue
         resolution = resolve_from_record(request, store.get(request.context, scenario))
         if resolution is not None:
             return replace(
@@ -128,14 +132,22 @@ def nearest_differences(request: Request, store: TolerantStore) -> Sequence[Diff
     that differs in the fewest fields. Without any record of the kernel there are no differences.
     """
     near = next(store.scenarios(request.context).near(request.scenario), None)
-    if near is not None:
-        nearest = Scenario.model_validate_json(near[1])
+    nearest = None if near is None else _parse_scenario(near[1])
+    if nearest is not None:
         return differences(request.scenario.model_dump(), nearest.model_dump())
     by_context = [
         differences(request.context.model_dump(), context.model_dump())
         for context in store.other_contexts(request.context)
     ]
     return min(by_context, key=len, default=[])
+
+
+def _parse_scenario(text: str) -> Scenario | None:
+    """Return a scenario from a store, or None if its text is damaged."""
+    try:
+        return Scenario.model_validate_json(text)
+    except ValidationError:
+        return None
 
 
 def _from_other_context(

@@ -40,9 +40,9 @@ class FileStore(Store):
 
     The path of a file is `KERNEL/DEVICE/triton-VERSION/METHOD-DIGEST.json`. Writers take turns
     under the file's lock, merge their records with those in the file, and replace it atomically and
-    durably. A damaged file is renamed, never overwritten. A decision tree is the file
-    `METHOD-DIGEST.tree.json` beside the records it was fitted to. Results of other autotuners are
-    in `.imported`.
+    durably. A damaged file is renamed, never overwritten, and a damaged record costs only itself. A
+    decision tree is the file `METHOD-DIGEST.tree.json` beside the records it was fitted to. Results
+    of other autotuners are in `.imported`.
 
     The first write creates the folder.
     """
@@ -150,6 +150,15 @@ class FileStore(Store):
             path: str(context) for path, context in self._files() if isinstance(context, Exception)
         }
 
+    def damaged_records(self) -> dict[Path, list[str]]:
+        """Return what is wrong with records that are damaged in files that can be read."""
+        damages = {}
+        for path, context in self._files():
+            page = None if isinstance(context, Exception) else self._page(path, context)
+            if page is not None and (problems := page.damages()):
+                damages[path] = problems
+        return damages
+
     def _files(self, folder: str = "") -> Iterator[tuple[Path, Context | Exception]]:
         for path in sorted((self.root / folder).rglob("*.json")):
             if path.name.endswith(_TREE):
@@ -230,13 +239,7 @@ class FileStore(Store):
         self._refuse_if_read_only()
         records = list(records)
         with self._locked_page(context) as (path, page):
-            try:
-                changed = page.merge(records, on_conflict, str(path))
-            except DamagedRecordsError as error:
-                self._set_aside(path, str(error))
-                page = Page(context)
-                changed = page.merge(records, on_conflict, str(path))
-            if changed:
+            if page.merge(records, on_conflict, str(path)):
                 self._replace(path, page)
 
     def delete(self, context: Context, scenarios: Iterable[Scenario] | None = None) -> int:
@@ -249,6 +252,7 @@ class FileStore(Store):
             if dropped and len(page):
                 self._replace(path, page)
             elif dropped:
+                self._keep_displaced(path, page)
                 self._unlink(path)
                 self._pages.pop(path, None)
             return dropped
@@ -365,10 +369,18 @@ class FileStore(Store):
             return Page(context)
 
     def _replace(self, path: Path, page: Page) -> None:
+        self._keep_displaced(path, page)
         write_text(path, page.text, self.root)
         self._pages[path] = signature, page = _signature(path), page
         if len(page) >= WORTHWHILE:
             self._indexes.add(path, signature, page.scenario_texts())
+
+    def _keep_displaced(self, path: Path, page: Page) -> None:
+        """Write the texts of damaged records that leave a file to one beside it."""
+        if page.displaced:
+            aside = path.with_name(f"{path.name}.damaged-{time.time_ns()}")
+            write_text(aside, "".join(f"{{{text}\n" for text in page.displaced), self.root)
+            page.displaced = []
 
     def _set_aside(self, path: Path, why: str) -> None:
         """Rename a damaged file, and warn once; in a read-only store, only warn."""

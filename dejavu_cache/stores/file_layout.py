@@ -23,6 +23,9 @@ a brace, so a file of ten thousand records is cut into the texts of its records 
 JSON. A record is parsed when a caller asks for it; a single one is found by bisection of the file.
 Files with any other layout, for example after an edit by hand, are parsed as a whole, which is
 slower.
+
+A damaged record costs itself alone: what can be read of it is used, its text stays in the file, and
+a write that replaces it hands the text out, to be set aside.
 """
 
 from __future__ import annotations
@@ -31,14 +34,16 @@ import json
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from mmap import mmap
-from typing import TextIO
+from typing import Any, TextIO
 
 from pydantic import ValidationError
 
 from ..errors import DamagedRecordsError, NewerFormatError
+from ..model.damaged_records import first_problem, read_record
 from ..model.merge import OnConflict, merge_records
 from ..model.record import FORMAT, Record, RecordSet, required_format
 from ..model.scenario import Context, Scenario, canonical_json
+from ..notices import warn_once
 
 __all__ = ["Page", "find", "read_context", "read_set"]
 
@@ -55,12 +60,16 @@ class Page:
 
     Attributes:
         context: the context of all the records.
+        displaced: texts of damaged records that a merge has replaced, for the caller to set aside.
     """
 
     def __init__(self, context: Context, records: Iterable[Record] = ()) -> None:
         """Format the records of a context."""
         self.context = context
+        self.displaced: list[str] = []
         self._cuts = {record.scenario.text: _write_record(record) for record in records}
+        # Texts that begin like no record, or like one that is there already, to be written again.
+        self._fragments: list[str] = []
 
     @classmethod
     def parse(cls, text: str, where: str) -> Page:
@@ -77,21 +86,44 @@ class Page:
         page = cls._cut(text, where)
         if page:  # an empty page may also come from a damaged file, which parsing detects
             return page
-        record_set = read_set(text, where)
+        try:
+            record_set = read_set(text, where)
+        except DamagedRecordsError:
+            page = cls._cut(text, where, damaged=True)
+            if not page:
+                raise
+            warn_once(
+                f"{where} fragments",
+                f"{where} is damaged: {len(page._fragments)} texts in it are no records and are "
+                "passed over; `dejavu-cache doctor` shows them",
+            )
+            return page
         return cls(record_set.context, record_set.records)
 
     @classmethod
-    def _cut(cls, text: str, where: str) -> Page | None:
-        """Cut a text into records without parsing them; None if it has another layout."""
+    def _cut(cls, text: str, where: str, *, damaged: bool = False) -> Page | None:
+        """Cut a text into records without parsing them; None if it has another layout.
+
+        Args:
+            text: the content of a file.
+            where: the file's name, for error messages.
+            damaged: whether texts that are no records are let pass, as fragments.
+        """
         head, separator, body = text.partition(_RECORDS)
-        if not (separator and head.startswith(_OPENINGS) and text.endswith(_CLOSING)):
+        is_closed = text.endswith(_CLOSING)
+        if not (separator and head.startswith(_OPENINGS) and (is_closed or damaged)):
             return None
         page = cls(_context(head[_OPENING_LENGTH:], where))
-        for cut in body[: -len(_CLOSING)].split("\n{")[1:]:
+        for cut in body.removesuffix(_CLOSING).split("\n{")[1:]:
             end = cut.find(_LINE_END)
-            if not cut.startswith(_SCENARIO) or not cut.endswith(("]},", "]}")):
+            scenario = cut[len(_SCENARIO) : end]
+            is_record = cut.startswith(_SCENARIO) and cut.endswith(("]},", "]}"))
+            if is_record and scenario not in page._cuts:
+                page._cuts[scenario] = cut
+            elif damaged:
+                page._fragments.append(cut)
+            else:
                 return None
-            page._cuts[cut[len(_SCENARIO) : end]] = cut
         return page
 
     def __len__(self) -> int:
@@ -100,25 +132,28 @@ class Page:
 
     def scenario_texts(self) -> list[str]:
         """Return the scenarios' text, sorted."""
-        return sorted(self._cuts)
+        return _valid_scenarios(sorted(self._cuts))
 
     def get(self, scenario: Scenario, where: str) -> Record | None:
-        """Return a scenario's record, or None.
-
-        Raises:
-            DamagedRecordsError: its text is not a record.
-        """
+        """Return what can be read of a scenario's record, or None."""
         cut = self._cuts.get(scenario.text)
         return None if cut is None else _read_record(cut, where)
 
     def records(self, where: str) -> Iterator[Record]:
-        """Yield all records, sorted by their scenarios' text.
-
-        Raises:
-            DamagedRecordsError: the text of one is not a record.
-        """
+        """Yield what can be read of all records, sorted by their scenarios' text."""
         for _, cut in sorted(self._cuts.items()):
-            yield _read_record(cut, where)
+            record = _read_record(cut, where)
+            if record is not None:
+                yield record
+
+    def damages(self) -> list[str]:
+        """Return what is wrong with each damaged record; reads all of them."""
+        problems = [
+            f"{scenario}: {problem}"
+            for scenario, cut in sorted(self._cuts.items())
+            if (problem := read_record(_json_of(cut)).problem)
+        ]
+        return problems + [f"{cut[:80]!r}: not a record" for cut in self._fragments]
 
     def merge(self, records: Iterable[Record], on_conflict: OnConflict, where: str) -> bool:
         """Merge records into the page, and return whether that changed anything."""
@@ -128,6 +163,11 @@ class Page:
             merged = record if earlier is None else merge_records(earlier, record, on_conflict)
             if merged != earlier:
                 changed[record.scenario.text] = _write_record(merged)
+        self.displaced += [
+            cut
+            for scenario in changed
+            if (cut := self._cuts.get(scenario)) and read_record(_json_of(cut)).problem
+        ]
         self._cuts = {**self._cuts, **changed}
         return bool(changed)
 
@@ -139,13 +179,16 @@ class Page:
         self._cuts = {
             scenario: cut for scenario, cut in self._cuts.items() if scenario not in dropped
         }
+        if not self._cuts:
+            self.displaced, self._fragments = self.displaced + self._fragments, []
         return len(dropped)
 
     @property
     def text(self) -> str:
         """Content of the record set's file."""
-        records = ",".join("\n{" + cut.removesuffix(",") for _, cut in sorted(self._cuts.items()))
-        return f"{_head(self.context, required_format(self._cuts.values()))}{records}{_CLOSING}"
+        cuts = [cut for _, cut in sorted(self._cuts.items())] + self._fragments
+        records = ",".join("\n{" + cut.removesuffix(",") for cut in cuts)
+        return f"{_head(self.context, required_format(cuts))}{records}{_CLOSING}"
 
 
 def read_set(text: str | bytes, where: str) -> RecordSet:
@@ -174,9 +217,6 @@ def find(content: mmap, context: Context, scenario: Scenario, where: str) -> Rec
         context: the context of the file's records.
         scenario: the scenario of the record.
         where: the file's name, for error messages.
-
-    Raises:
-        DamagedRecordsError: the record's text is not a record.
     """
     heads, closing = [_head(context, version).encode() for version in (1, 2)], _CLOSING.encode()
     low, high = len(heads[0]), len(content) - len(closing)
@@ -244,17 +284,51 @@ def _write_record(record: Record) -> str:
     return "\n".join([*lines, f' "measurements": [\n  {measurements}\n ]}}'])
 
 
-def _read_record(cut: str, where: str) -> Record:
+def _read_record(cut: str, where: str) -> Record | None:
+    """Return what can be read of a record's text, and warn once about the rest."""
+    record, problem = read_record(_json_of(cut))
+    if problem:
+        scenario = cut.partition(_LINE_END)[0][:500]
+        used = "the rest of this record is used" if record else "this record is passed over"
+        warn_once(
+            f"{where} {scenario}",
+            f"{where} is damaged at {scenario}: {problem}; {used}, and its text stays in the file "
+            "until the record is written again; it is then set aside beside the file",
+        )
+    return record
+
+
+def _valid_scenarios(texts: list[str]) -> list[str]:
+    """Return the texts that are scenarios; parsing all together is fast if nothing is damaged."""
     try:
-        return Record.model_validate_json("{" + cut.removesuffix(","))
-    except ValidationError as error:
-        raise DamagedRecordsError(
-            f"{where} is damaged at {cut.partition(_LINE_END)[0]}: {_reason(error)}"
-        ) from None
+        parsed = json.loads(f"[{','.join(texts)}]")
+        if len(parsed) == len(texts) and all(map(_looks_like_scenario, parsed)):
+            return texts
+    except (ValueError, RecursionError):
+        pass
+    return [text for text in texts if _is_scenario(text)]
+
+
+def _looks_like_scenario(values: Any) -> bool:
+    fields = (values.get("args"), values.get("dtypes")) if isinstance(values, dict) else (None,)
+    return all(
+        isinstance(field, dict)
+        and not any(isinstance(value, (list, dict)) for value in field.values())
+        for field in fields
+    )
+
+
+def _is_scenario(text: str) -> bool:
+    try:
+        Scenario.model_validate_json(text)
+    except ValidationError:
+        return False
+    return True
+
+
+def _json_of(cut: str) -> str:
+    return "{" + cut.removesuffix(",")
 
 
 def _reason(error: Exception) -> str:
-    if not isinstance(error, ValidationError):
-        return str(error)
-    first = error.errors(include_url=False, include_context=False)[0]
-    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+    return first_problem(error) if isinstance(error, ValidationError) else str(error)

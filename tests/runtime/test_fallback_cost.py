@@ -21,7 +21,7 @@ def parsed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Count the records that a file store parses."""
     read, cuts = file_layout._read_record, []
 
-    def note(cut: str, where: str) -> Record:
+    def note(cut: str, where: str) -> Record | None:
         cuts.append(cut)
         return read(cut, where)
 

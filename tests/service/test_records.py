@@ -98,8 +98,11 @@ def test_failures_are_claims_too(client: httpx.Client) -> None:
     failed = Record(scenario=scenario(), measurements=(measurement(config(), None),))
     assert post(client, record_set(failed))["measurements"] == 1
     timed = Record(scenario=scenario(), measurements=(measurement(config(), 0.1),))
-    assert post(client, record_set(timed))["beside"] == 1
-    assert read(client)[0].measurements[0].failure is not None
+    assert post(client, record_set(timed))["measurements"] == 1, "a timing stands against it"
+    refused = measurement(config(), None, after=9, by="bob@h200-2")
+    again = Record(scenario=scenario(), measurements=(refused,))
+    assert post(client, record_set(again))["beside"] == 1
+    assert read(client)[0].measurements == timed.measurements
 
 
 def test_one_scenario_twice_in_one_post_merges(client: httpx.Client) -> None:

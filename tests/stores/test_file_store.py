@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from support.processes import PROGRAMS, environment, run_python
-from support.records import MOMENT, context, measurement, record
+from support.records import MOMENT, config, context, measurement, record
 from support.strategies import RECORDS
 
 from dejavu_cache.errors import NewerFormatError, ReadOnlyStoreError, StoreError
@@ -119,11 +119,6 @@ DAMAGE = {
     "not JSON": lambda text: "hello",
     "not a record set": lambda text: "[1, 2]",
     "binary": lambda text: "\udc80\udcff",
-    "NaN": lambda text: text.replace('"median": 1.0', '"median": NaN'),
-    "negative": lambda text: text.replace('"median": 1.0', '"median": -1.0'),
-    "an unknown field": lambda text: text.replace(
-        '"median": 1.0', '"median": 1.0, "code": "import os"'
-    ),
     "another kernel's": lambda text: text.replace("pkg.kernels.add", "pkg.kernels.mul"),
 }
 
@@ -154,6 +149,81 @@ def test_writing_first_sets_it_aside_too(store: FileStore, damage: str) -> None:
     again.put(context(), [record(16)])
     assert again.get(context(), record(16).scenario) is not None
     assert [path.read_bytes() for path in again.set_aside()] == [damaged]
+
+
+RECORD_DAMAGE = {
+    "a flipped byte": ('"median": 1.0', '"median": 1.O'),
+    "NaN": ('"median": 1.0', '"median": NaN'),
+    "negative": ('"median": 1.0', '"median": -1.0'),
+    "a newer version's field": ('"median": 1.0', '"p99": 3.0, "median": 1.0'),
+    "a newer version's failure": ('"median": 1.0', '"failure": {"kind": "late", "reason": "x"}'),
+    "a scenario that is none": ('{"M": 500, "N": 64}', '{"M": [500], "N": 64}'),
+    "a broken scenario": ('"M": 500,', '"M": 500'),
+    "a lost brace": ('{"scenario": {"args": {"M": 500', '"scenario": {"args": {"M": 500'),
+    "a lost opening": ('{"scenario": {"args": {"M": 500', '{"scene": {"args": {"M": 500'),
+    "a merge conflict": ('{"scenario": {"args": {"M": 500', '<<<<<<< ours\n{"scenario": 7'),
+}
+COUNT = 510
+
+
+def damage_record_500(store: FileStore, damage: str) -> Path:
+    """Damage one of many records in a store's file, and return the file."""
+    store.put(context(), [record(m) for m in range(COUNT)])
+    path, (old, new) = only_file(store), RECORD_DAMAGE[damage]
+    before, at, after = path.read_text().partition('{"scenario": {"args": {"M": 500,')
+    after = at + after
+    assert old in after
+    path.write_text(before + after.replace(old, new, 1))
+    return path
+
+
+@pytest.mark.parametrize("damage", RECORD_DAMAGE)
+def test_a_damaged_record_costs_no_other_and_is_not_lost(
+    store: FileStore, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = damage_record_500(store, damage)
+    damaged_lines = set(path.read_text().splitlines())
+    lost = {50, 500} if damage in ("a lost brace", "a merge conflict") else {500}
+    for read_all in (True, False):
+        again = reopen(store)
+        if read_all:
+            assert len(list(again.records(context()))) >= COUNT - len(lost)
+            assert again.scenario_texts(context())
+        for m in set(range(495, 505)) - lost:
+            found = again.get(context(), record(m).scenario)
+            assert found is not None
+            assert found.record == record(m)
+        assert again.get(context(), record(500).scenario) is None
+    (problems,) = again.damaged_records().values()
+    assert problems
+    again.put(context(), [record(COUNT)])
+    assert reopen(store).damaged_records(), "another write leaves it where it is"
+    again.put(context(), [record(m) for m in range(498, 502)])
+    after = reopen(store)
+    assert [entry.scenario for entry in after.records(context())].count(record(500).scenario) == 1
+    texts = "".join(file.read_text() for file in [path, *after.set_aside()])
+    assert {line.rstrip(",") for line in damaged_lines} <= {
+        line.rstrip(",") for line in texts.splitlines()
+    }
+    assert "damaged" in caplog.text
+
+
+def test_a_damaged_measurement_costs_no_other_of_its_record(store: FileStore) -> None:
+    full = record(700, measurement(16), measurement(32, 2.0), measurement(64, 3.0))
+    store.put(context(), [full])
+    path = only_file(store)
+    path.write_text(path.read_text().replace('"median": 2.0', '"median": -2.0'))
+    found = reopen(store).get(context(), full.scenario)
+    assert found is not None
+    assert set(found.record.by_config) == {config(16), config(64)}
+    again = reopen(store)
+    again.put(context(), [record(700, measurement(128))])
+    assert again.damaged_records() == {}
+    (aside,) = again.set_aside()
+    assert '"median": -2.0' in aside.read_text()
+    kept = again.get(context(), full.scenario)
+    assert kept is not None
+    assert set(kept.record.by_config) == {config(16), config(64), config(128)}
 
 
 def test_a_damaged_file_in_a_read_only_store_stays(

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
 
+from dejavu_cache.model.credibility import is_credible
 from dejavu_cache.model.merge import merge_launches
-from dejavu_cache.model.record import MOST_LAUNCHES, Measurement, Pin, Record, Winner
-from dejavu_cache.model.scenario import Config, canonical_json, now
+from dejavu_cache.model.record import (
+    MOST_LAUNCHES,
+    MOST_MEASUREMENTS,
+    Measurement,
+    Pin,
+    Record,
+    RecordedLaunch,
+    Winner,
+)
+from dejavu_cache.model.scenario import Config, canonical_json, is_from_future, now
 
 from ..storage.records import Claim
 
@@ -18,18 +27,28 @@ __all__ = ["Merge", "add", "override", "pin"]
 
 
 class Merge(NamedTuple):
-    """The merged record, and the measurements to store that it did not have before."""
+    """The merged record, and the measurements to store that it did not have before.
+
+    Attributes:
+        record: The record that readers get.
+        claims: The new measurements.
+        replacing: Those of `claims` that stand instead of another one.
+        refused: The number of measurements that are not stored, except those that were skipped.
+    """
 
     record: Record
     claims: list[Claim]
+    replacing: list[Claim]
+    refused: int = 0
 
 
 def add(current: Record | None, sent: Record, *, pins: bool) -> Merge:
     """Merge a record that a client sent; measurements and the winner of `current` stand.
 
     Measurements of `sent` that contradict `current` become claims that do not stand, except that
-    wrong results stand against any timing. A measurement that was skipped for want of memory says
-    something about one machine only and is left out.
+    wrong results stand against any timing, and a timing against a failure, which may be one
+    machine's. Left out are measurements that were skipped for want of memory, that no launch can
+    have, that are dated ahead, and those of new configs for which a record has no room.
 
     Args:
         current: The stored record, if there is one.
@@ -40,26 +59,71 @@ def add(current: Record | None, sent: Record, *, pins: bool) -> Merge:
     new = [
         measurement
         for measurement in sent.measurements
-        if not measurement.skipped and standing.get(measurement.config) != measurement
+        if _is_welcome(measurement) and standing.get(measurement.config) != measurement
     ]
-    proven_wrong = {measurement.config for measurement in new if measurement.is_wrong}
-    standing = {
-        config: measurement
-        for config, measurement in standing.items()
-        if measurement.is_wrong or config not in proven_wrong
+    overruling = {
+        measurement.config
+        for measurement in new
+        if measurement.config in standing and _overrules(measurement, standing[measurement.config])
     }
+    standing = {
+        config: measurement for config, measurement in standing.items() if config not in overruling
+    }
+    fitting = _fit_into(new, standing)
     claims = [
-        _claim(sent, measurement, stands=measurement.config not in standing) for measurement in new
+        _claim(sent, measurement, stands=measurement.config not in standing)
+        for measurement in fitting
     ]
-    by_config = {**{measurement.config: measurement for measurement in new}, **standing}
+    by_config = {**{measurement.config: measurement for measurement in fitting}, **standing}
+    unwelcome = [
+        measurement
+        for measurement in sent.measurements
+        if not (measurement.skipped or _is_welcome(measurement))
+    ]
     record = Record(
         scenario=sent.scenario,
         winner=_first_right([current.winner if current else None, sent.winner], by_config),
         pin=_latest_pin([current.pin if current else None, sent.pin if pins else None]),
-        launches=merge_launches(current, sent),
+        launches=_add_launches(current, sent),
         measurements=tuple(by_config.values()),
     )
-    return Merge(record, claims)
+    replacing = [claim for claim in claims if claim.measurement.config in overruling]
+    return Merge(record, claims, replacing, len(unwelcome) + len(new) - len(fitting))
+
+
+def _is_welcome(measurement: Measurement) -> bool:
+    """Return whether a measurement can be true of any machine."""
+    is_possible = measurement.failure is not None or is_credible(measurement)
+    return is_possible and not measurement.skipped and not is_from_future(measurement.at)
+
+
+def _overrules(measurement: Measurement, standing: Measurement) -> bool:
+    """Return whether a measurement replaces the one that stands, which came first."""
+    if measurement.is_wrong or standing.is_wrong:
+        return measurement.is_wrong and not standing.is_wrong
+    return is_credible(measurement) and not is_credible(standing)
+
+
+def _fit_into(
+    new: Sequence[Measurement], standing: Mapping[Config, Measurement]
+) -> list[Measurement]:
+    """Return the measurements of configs that stand already, and of as many more as there is room.
+
+    What stands is never displaced, so that nobody can empty a record by filling it.
+    """
+    room = max(MOST_MEASUREMENTS - len(standing), 0)
+    more = [measurement for measurement in new if measurement.config not in standing]
+    excess = {measurement.config for measurement in more[room:]}
+    return [measurement for measurement in new if measurement.config not in excess]
+
+
+def _add_launches(current: Record | None, sent: Record) -> tuple[RecordedLaunch, ...] | None:
+    """Return the recorded launches, and of the sent ones as many as there is room for."""
+    recorded = current.launches or () if current else ()
+    if not recorded:
+        return merge_launches(sent)
+    new = [launch for launch in sent.launches or () if launch not in set(recorded)]
+    return (*recorded, *new)[:MOST_LAUNCHES]
 
 
 def override(current: str, source: str) -> str:
@@ -101,7 +165,7 @@ def _winner(record: dict[str, Any]) -> Winner | None:
 def pin(record: Record, config: Config | None, by: str) -> Record:
     """Return the record with a config pinned, or with its pin removed if `config` is None."""
     at = now()
-    if record.pin and record.pin.at >= at:
+    if record.pin and record.pin.at >= at and not is_from_future(record.pin.at):
         # Of two pins the later one counts, also where the clocks of two servers differ.
         at = record.pin.at + timedelta(microseconds=1)
     return record.model_copy(update={"pin": Pin(config=config, at=at, by=by)})
@@ -110,9 +174,9 @@ def pin(record: Record, config: Config | None, by: str) -> Record:
 def _first_right(
     winners: Iterable[Winner | None], measurements: Mapping[Config, Measurement]
 ) -> Winner | None:
-    """Return the first winner whose results are not known to be wrong."""
+    """Return the first winner that is not dated ahead or known to compute wrong results."""
     for winner in winners:
-        if winner is None:
+        if winner is None or is_from_future(winner.at):
             continue
         measurement = measurements.get(winner.config)
         if measurement is None or not measurement.is_wrong:
@@ -129,7 +193,11 @@ def _promoted_winner(current: Winner | None, source: Winner | None) -> Winner | 
 
 def _latest_pin(pins: Iterable[Pin | None]) -> Pin | None:
     present = [pin for pin in pins if pin is not None]
-    return max(present, key=lambda pin: (pin.at, canonical_json(pin)), default=None)
+    return max(
+        present,
+        key=lambda pin: (not is_from_future(pin.at), pin.at, canonical_json(pin)),
+        default=None,
+    )
 
 
 def _claim(record: Record, measurement: Measurement, *, stands: bool) -> Claim:

@@ -38,7 +38,11 @@ class Merged(BaseModel):
     beside: int
     """New measurements that contradict an earlier one and are only stored."""
     refused: int = 0
-    """Measurements that were recalled or are older than their record's deletion; absent if none."""
+    """Measurements that were not stored; absent if none.
+
+    They were recalled, are older than their record's deletion, cannot be true (a timing that no
+    launch can have, a time ahead of the server's), or are more than a record holds.
+    """
 
 
 def post_records(
@@ -106,18 +110,20 @@ def merge_record_set(
     welcome, refused = _welcome(connection, namespace, sent, before, restore)
     after: dict[str, Record] = dict(before)
     claims: list[records.Claim] = []
+    replacing: list[records.Claim] = []
     pins = principal.may("admin", namespace)
     for record in welcome:
         merged = add(after.get(record.scenario.digest), record, pins=pins)
         after[record.scenario.digest] = merged.record
         claims += merged.claims
+        replacing += merged.replacing
+        refused += merged.refused
     changed = [record for digest, record in after.items() if before.get(digest) != record]
     records.save(connection, context_id, changed)
     standing, beside = records.add_claims(connection, context_id, claims, principal.name)
-    for claim in claims:
-        if claim.stands and claim.measurement.is_wrong:
-            replacement = (claim.measurement.config.digest, claim.digest)
-            records.replace_standing(connection, context_id, claim.scenario, [replacement])
+    for claim in replacing:
+        replacement = (claim.measurement.config.digest, claim.digest)
+        records.replace_standing(connection, context_id, claim.scenario, [replacement])
     misses.drop_tuned(connection, context_id, sorted(after))
     if changed:
         contexts.bump_revision(connection, context_id, added=len(after) - len(before))

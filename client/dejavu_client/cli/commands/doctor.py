@@ -153,6 +153,10 @@ def _check_store(store: Store) -> Iterator[Finding]:
         yield _check_writable(store)
         for path, reason in store.unreadable().items():
             yield Finding("wrong", str(path), f"passed over: {reason}")
+        for path, problems in store.damaged_records().items():
+            for problem in problems:
+                text = f"a damaged record, which costs no other: {problem}"
+                yield Finding("wrong", str(path), text)
         for path in store.set_aside():
             yield Finding(
                 "wrong",

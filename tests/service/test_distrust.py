@@ -1,0 +1,132 @@
+"""One writer's broken or invented measurements do not decide for the other readers."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from typing import Any
+
+import httpx
+import pytest
+from dejavu_service.app import create_app
+from dejavu_service.settings import ServerSettings
+from support.service import (
+    START,
+    body,
+    client_of,
+    config,
+    context,
+    measurement,
+    record,
+    record_set,
+    scenario,
+)
+
+from dejavu_cache.model.record import (
+    MOST_LAUNCHES,
+    MOST_MEASUREMENTS,
+    Failure,
+    Measurement,
+    Pin,
+    Record,
+    RecordedLaunch,
+    RecordSet,
+    Winner,
+)
+from dejavu_cache.model.scenario import Config, now
+
+HOME = f"/v1/main/contexts/{context().digest}"
+FUTURE = datetime(9999, 12, 31, 23, 59, 59, 999999, tzinfo=timezone.utc)
+
+
+def post(client: httpx.Client, *records: Record) -> dict[str, Any]:
+    answer = client.post("/v1/main/records", json=body(record_set(*records)))
+    assert answer.status_code == 200, answer.text
+    counts: dict[str, Any] = answer.json()
+    return counts
+
+
+def read(client: httpx.Client) -> Record:
+    answer = client.get(f"{HOME}/records")
+    (stored,) = RecordSet.model_validate_json(answer.content).records
+    return stored
+
+
+def failure(of: Config, kind: Any = "ptxas_error") -> Measurement:
+    reason = Failure(kind=kind, reason="ptxas: not found")
+    return Measurement(config=of, failure=reason, at=START, by="root@broken-node")
+
+
+@pytest.mark.parametrize("kind", ["ptxas_error", "compile_error", "out_of_resources", "crash"])
+def test_a_timing_stands_against_an_earlier_failure(client: httpx.Client, kind: str) -> None:
+    broken = Record(scenario=scenario(1), measurements=(failure(config(16), kind),))
+    post(client, broken)
+    healthy = record(1, configs=1)
+    assert post(client, healthy)["measurements"] == 1
+    assert read(client).measurements == healthy.measurements
+    assert post(client, broken)["measurements"] == 0
+    assert read(client).measurements == healthy.measurements
+
+
+@pytest.mark.parametrize(
+    "invented",
+    [
+        measurement(config(16), 0.0),
+        measurement(config(16), 5e-324),
+        measurement(config(16), 1e300),
+        measurement(config(16)).model_copy(update={"at": FUTURE}),
+    ],
+)
+def test_what_cannot_be_true_is_not_stored(client: httpx.Client, invented: Measurement) -> None:
+    true = measurement(config(32))
+    counts = post(client, Record(scenario=scenario(1), measurements=(invented, true)))
+    assert counts == {"records": 1, "measurements": 1, "beside": 0, "refused": 1}
+    assert read(client).measurements == (true,)
+
+
+def test_a_winner_from_the_future_is_none(client: httpx.Client) -> None:
+    post(client, Record(scenario=scenario(1), winner=Winner(config=config(16), at=FUTURE)))
+    post(client, record(1))
+    assert read(client).winner == record(1).winner
+
+
+def test_a_pin_from_the_future_can_be_changed_and_removed(client: httpx.Client) -> None:
+    at = f"{HOME}/pins/{scenario(1).digest}"
+    pinned = record(1).model_copy(update={"pin": Pin(config=config(32), at=FUTURE, by="x")})
+    post(client, pinned)
+    answer = client.put(at, json={"config": body(config(64))})
+    assert answer.status_code == 200, answer.text
+    assert read(client).pinned == config(64)
+    post(client, pinned)
+    assert read(client).pinned == config(64)
+    assert client.delete(at).status_code == 200
+    assert read(client).pinned is None
+
+
+def test_another_writers_launches_displace_none(client: httpx.Client) -> None:
+    used = RecordedLaunch(wheel="triton 3.6.0 cp312 x86_64", signature={"a_ptr": "*fp16"})
+    post(client, record(1).model_copy(update={"launches": (used,)}))
+    invented = [RecordedLaunch(wheel="!", attrs={"!": str(number)}) for number in range(64)]
+    post(client, Record(scenario=scenario(1), launches=tuple(invented)))
+    launches = read(client).launches or ()
+    assert used in launches
+    assert len(launches) == MOST_LAUNCHES
+
+
+def test_a_full_record_takes_no_more_and_loses_nothing(url: str) -> None:
+    with client_of(create_app(ServerSettings(database=url, token_ttl=0, rate=0))) as client:
+        post(client, record(1))
+        invented = tuple(
+            Measurement(config=Config(params={"x": number}), median=1.0, at=now())
+            for number in range(MOST_MEASUREMENTS)
+        )
+        content = record_set(Record(scenario=scenario(1), measurements=invented)).model_dump_json()
+        answer = client.post(
+            "/v1/main/records", content=content, headers={"Content-Type": "application/json"}
+        )
+        assert answer.json()["refused"] == len(record(1).measurements)
+        stored = read(client)
+        assert len(stored.measurements) == MOST_MEASUREMENTS
+        assert set(record(1).by_config) <= set(stored.by_config)
+        assert stored.winner == record(1).winner
+        more = post(client, Record(scenario=scenario(1), measurements=(measurement(config(4096)),)))
+        assert more["refused"] == 1
