@@ -40,8 +40,14 @@ def uninstall_inductor_pass() -> None:
     if _InductorImportHook in sys.meta_path:
         sys.meta_path.remove(_InductorImportHook)
     config: Any = sys.modules.get(_CONFIG_MODULE)
-    if config is not None:
-        config.post_grad_custom_pre_pass = _without_ours(config.post_grad_custom_pre_pass)
+    passes = _current_passes(config)
+    if passes is not None:
+        config.post_grad_custom_pre_pass = _without_ours(passes)
+
+
+def _current_passes(config: Any) -> Any:
+    # Torch hides an option that a program has deleted, as `mock.patch` does.
+    return getattr(config, "post_grad_custom_pre_pass", None)
 
 
 def _is_ours(graph_pass: Any) -> bool:
@@ -78,7 +84,7 @@ class _InductorImportHook:
 def _add_pass(config: Any) -> None:
     from torch._inductor import custom_graph_pass
 
-    previous = _without_ours(config.post_grad_custom_pre_pass)
+    previous = _without_ours(_current_passes(config))
     if previous is None:
         config.post_grad_custom_pre_pass = _make_pass(None)
     elif hasattr(custom_graph_pass, "get_custom_graph_passes"):  # takes several passes
