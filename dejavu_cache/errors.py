@@ -20,11 +20,13 @@ DejavuError
 from __future__ import annotations
 
 from collections.abc import Mapping
+from enum import IntEnum
 
 __all__ = [
     "BundleError",
     "DamagedRecordsError",
     "DejavuError",
+    "ExitCode",
     "KeyArgumentError",
     "MergeConflictError",
     "NewerFormatError",
@@ -40,12 +42,36 @@ __all__ = [
 ]
 
 
+class ExitCode(IntEnum):
+    """Exit codes of the commands; docs/cli.md describes them."""
+
+    SUCCESS = 0
+    NEGATIVE = 1
+    """The answer is no: something is wrong, differs, or was not found."""
+    USAGE = 2
+    UNUSABLE = 3
+    """A store, server, database or file is missing, unreachable, damaged or full."""
+    REFUSED = 4
+    """The token or the store does not allow it."""
+    PARTIAL = 5
+    """Some of it was done; the message names the rest."""
+    INTERRUPTED = 130
+
+
 class DejavuError(Exception):
-    """Root of the project's exceptions."""
+    """Root of the project's exceptions.
+
+    Attributes:
+        exit_code: the code with which a command ends that raises the error.
+    """
+
+    exit_code: ExitCode = ExitCode.UNUSABLE
 
 
 class SettingsError(DejavuError, ValueError):
     """A setting or an argument is wrong; the message names it and what is accepted."""
+
+    exit_code = ExitCode.USAGE
 
 
 class KeyArgumentError(DejavuError, TypeError):
@@ -73,6 +99,8 @@ class ScenarioNotTuned(DejavuError, LookupError):  # noqa: N818 - a public name
 class TooFewRecordsError(DejavuError, LookupError):
     """A decision tree needs more tuned scenarios; the message says how many."""
 
+    exit_code = ExitCode.NEGATIVE
+
 
 class UnreadableKernelError(DejavuError):
     """A kernel reads something that has no encoding, so its timings cannot be stored."""
@@ -96,6 +124,8 @@ class StoreError(DejavuError):
 
 class ReadOnlyStoreError(StoreError):
     """The store may only be read."""
+
+    exit_code = ExitCode.REFUSED
 
 
 class NewerFormatError(StoreError):
@@ -121,3 +151,5 @@ class DamagedRecordsError(StoreError):
 
 class MergeConflictError(StoreError):
     """Two different measurements of one config met under `on_conflict="fail"`."""
+
+    exit_code = ExitCode.NEGATIVE

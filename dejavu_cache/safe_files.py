@@ -15,10 +15,12 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO
 
 __all__ = [
     "open_folder",
     "open_regular",
+    "open_replacement",
     "open_to_append",
     "open_to_write",
     "read_file",
@@ -139,13 +141,25 @@ def replace_file(
     Raises:
         OSError: it cannot be written; an earlier file is unchanged.
     """
+    with open_replacement(path, root, mode=mode) as file:
+        file.write(data)
+
+
+@contextmanager
+def open_replacement(
+    path: Path, root: Path | None = None, *, mode: int = 0o666
+) -> Iterator[IO[bytes]]:
+    """Yield a new file that replaces `path` as `replace_file` does once the block has ended.
+
+    If the block raises, an earlier file is unchanged and the new one is removed.
+    """
     temporary = f"{path.name}.tmp-{os.getpid()}-{secrets.token_hex(8)}"
     with open_folder(root or path.parent, path.parent, create=True) as folder:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FILE
         handle = os.open(temporary, flags, mode, dir_fd=folder)
         try:
             with open(handle, "wb") as file:
-                file.write(data)
+                yield file
                 file.flush()
                 if durable:
                     os.fsync(file.fileno())

@@ -110,15 +110,18 @@ class Store(ABC):
             StoreError: the store cannot be written, for the reason in the message.
         """
 
-    def put_now(self, context: Context, records: Iterable[Record]) -> None:
+    def put_now(
+        self, context: Context, records: Iterable[Record], on_conflict: OnConflict = "newest"
+    ) -> None:
         """Merge records as `put` does, but return only once they are durable.
 
-        Callers that delete their own copy afterwards need this.
+        Callers that delete their own copy afterwards, or report what was written, need this.
 
         Raises:
+            MergeConflictError: as in `put`.
             StoreError: the store or one of its tiers could not write; the call may be repeated.
         """
-        self.put(context, records)
+        self.put(context, records, on_conflict)
 
     @abstractmethod
     def delete(self, context: Context, scenarios: Iterable[Scenario] | None = None) -> int:

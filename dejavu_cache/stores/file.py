@@ -145,10 +145,22 @@ class FileStore(Store):
         return iter(sorted(contexts, key=lambda context: context.text))
 
     def unreadable(self) -> dict[Path, str]:
-        """Return why files are ignored: a newer format, damage, or a path of another context."""
-        return {
-            path: str(context) for path, context in self._files() if isinstance(context, Exception)
-        }
+        """Return why files are ignored: a newer format, damage, or a path of another context.
+
+        All records are parsed.
+        """
+        reasons = {path: self._fault(path, context) for path, context in self._files()}
+        return {path: reason for path, reason in reasons.items() if reason}
+
+    def _fault(self, path: Path, context: Context | Exception) -> str:
+        if isinstance(context, Exception):
+            return str(context)
+        try:
+            page = self._page(path, context)
+            list(page.records(str(path)) if page else ())
+        except StoreError as error:
+            return str(error)
+        return ""
 
     def damaged_records(self) -> dict[Path, list[str]]:
         """Return what is wrong with records that are damaged in files that can be read."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -79,18 +79,23 @@ def _parse(line: bytes, path: Path) -> RecordSet:
     return record_set
 
 
-def freeze(store: Store, folder: Path, kernel: str | None = None) -> FrozenStore:
+def freeze(store: Store, folder: Path, kernels: str | Collection[str] | None = None) -> FrozenStore:
     """Write a store's records to a snapshot; equal records give an equal name.
 
     Args:
         store: the store to copy.
         folder: the folder of the snapshot; it is created.
-        kernel: qualified name of the only kernel to copy; None copies all.
+        kernels: qualified names of the kernels to copy; None copies all.
 
     Raises:
         StoreError: the snapshot cannot be written.
     """
-    lines = [canonical_json(record_set) + "\n" for record_set in store.record_sets(kernel)]
+    names = {kernels} if isinstance(kernels, str) else kernels
+    lines = []
+    for context in store.contexts():
+        if names is None or context.kernel.name in names:
+            record_set = RecordSet(context=context, records=tuple(store.records(context)))
+            lines.append(canonical_json(record_set) + "\n")
     content = "".join(lines).encode()
     path = folder.absolute() / f"{hashlib.sha256(content).hexdigest()}{SUFFIX}"
     try:

@@ -30,12 +30,18 @@ class TieredStore(Store):
     A lookup merges the record's parts of all local tiers. If none has any, it asks the remote
     tiers, and copies their answer to the writable local tiers before them. Writes go to every
     writable tier. A tier that fails is skipped with one warning; `put` raises only if every
-    writable tier fails.
+    writable tier fails. A launch wants that; a strict store raises the error of any tier.
     """
 
-    def __init__(self, tiers: Sequence[Store]) -> None:
-        """Combine stores, given from the nearest to the farthest."""
+    def __init__(self, tiers: Sequence[Store], *, strict: bool = False) -> None:
+        """Combine stores.
+
+        Args:
+            tiers: the stores, from the nearest to the farthest.
+            strict: whether an error of one tier is raised instead of skipping the tier.
+        """
         self.tiers = tuple(tiers)
+        self.strict = strict
         self.url = ",".join(tier.url for tier in self.tiers)
         self.read_only = all(tier.read_only for tier in self.tiers)
         self.remote = any(tier.remote for tier in self.tiers)
@@ -144,13 +150,15 @@ class TieredStore(Store):
         """Merge records into every writable tier; raise if none accepted them."""
         records = list(records)
         failures = self._write_to_all(lambda tier: tier.put(context, records, on_conflict))
-        if len(failures) == len(self._writable):
+        if failures and (self.strict or len(failures) == len(self._writable)):
             raise failures[0]
 
-    def put_now(self, context: Context, records: Iterable[Record]) -> None:
+    def put_now(
+        self, context: Context, records: Iterable[Record], on_conflict: OnConflict = "newest"
+    ) -> None:
         """Merge records into every writable tier; raise if one did not accept them."""
         records = list(records)
-        failures = self._write_to_all(lambda tier: tier.put_now(context, records))
+        failures = self._write_to_all(lambda tier: tier.put_now(context, records, on_conflict))
         if failures:
             raise failures[0]
 
@@ -216,10 +224,12 @@ class TieredStore(Store):
         raise failures[0]
 
     def _ask(self, tier: Store, question: Callable[[], T], otherwise: T) -> T:
-        """Call a tier; if it fails, warn once and return `otherwise`."""
+        """Call a tier; if it fails, warn once and return `otherwise`; a strict store raises."""
         try:
             return question()
         except (StoreError, OSError) as error:
+            if self.strict:
+                raise
             warn_once(tier.url, f"{tier.url} is passed over: {error}")
             return otherwise
 

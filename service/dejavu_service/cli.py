@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
-from dejavu_cache.errors import DejavuError
+from dejavu_cache.errors import DejavuError, ExitCode
 
 if TYPE_CHECKING:
     from .services.tokens import Token
@@ -90,6 +90,7 @@ def serve(
                 "until a token is created.",
                 err=True,
             )
+            typer.echo(f"To serve others:  {serving.token_command(opened)}", err=True)
         serving.run(settings)
 
 
@@ -106,7 +107,7 @@ def upgrade(database: _URL = None) -> None:
 @database_app.command("check")
 def check(database: _URL = None) -> None:
     """Check that the schema is the one that this version works with."""
-    with _open_database(database) as (_, opened):
+    with _open_database(database, existing=True) as (_, opened):
         from .storage import schema
 
         state = schema.state(opened)
@@ -127,7 +128,7 @@ def prune(
     database: _URL = None,
 ) -> None:
     """Delete unused records; pinned and promoted ones stay."""
-    with _open_database(database) as (_, opened):
+    with _open_database(database, existing=True) as (_, opened):
         from .services import retention
 
         pruned = retention.prune(opened, unused_days, misses_days)
@@ -158,7 +159,7 @@ def create(
         )
         issued = tokens.issue(opened, ANYBODY, wish.name, wish.role, wish.namespaces, wish.ttl)
         typer.echo(
-            f"{issued.id}: {issued.role} for {', '.join(issued.namespaces)}. "
+            f"{issued.id}: {issued.role} for {', '.join(issued.namespaces)} in {opened.url}. "
             "Keep it: only a hash is stored.",
             err=True,
         )
@@ -168,7 +169,7 @@ def create(
 @token_app.command("list")
 def list_(database: _URL = None) -> None:
     """List the tokens, without their secrets."""
-    with _open_database(database, ready=True) as (_, opened):
+    with _open_database(database, ready=True, existing=True) as (_, opened):
         from .services import tokens
         from .services.access import ANYBODY
 
@@ -181,7 +182,7 @@ def list_(database: _URL = None) -> None:
 @token_app.command("revoke")
 def revoke(identity: Annotated[str, typer.Argument(metavar="ID")], database: _URL = None) -> None:
     """Revoke a token; running servers notice within seconds."""
-    with _open_database(database, ready=True) as (_, opened):
+    with _open_database(database, ready=True, existing=True) as (_, opened):
         from .services import tokens
         from .services.access import ANYBODY
 
@@ -197,7 +198,11 @@ def _end(token: Token) -> str:
 
 @contextmanager
 def _open_database(
-    url: str | None, flags: Mapping[str, object] | None = None, *, ready: bool = False
+    url: str | None,
+    flags: Mapping[str, object] | None = None,
+    *,
+    ready: bool = False,
+    existing: bool = False,
 ) -> Iterator[tuple[ServerSettings, Database]]:
     """Open the database of the settings, and report errors within the block in one line.
 
@@ -205,27 +210,38 @@ def _open_database(
         url: The database's URL, or None for that of the environment.
         flags: Further settings that override the environment.
         ready: Whether the schema must be current.
+        existing: Whether a SQLite file must exist; otherwise it is created.
     """
     from pydantic import ValidationError
     from sqlalchemy.exc import DBAPIError
 
     from .settings import read_settings
     from .storage import schema
-    from .storage.database import Database
+    from .storage.database import Database, require_file
 
     opened: Database | None = None
     try:
         settings = read_settings({"database": url, **(flags or {})})
+        if existing:
+            require_file(settings.database)
         opened = Database(settings.database, settings.pool)
         if ready:
             schema.require_current(opened)
         yield settings, opened
-    except (DejavuError, DBAPIError, ValidationError) as error:
-        typer.echo(f"dejavu-cache: {_message(error)}", err=True)
-        raise typer.Exit(1) from None
+    except (DejavuError, DBAPIError, ValidationError, OSError) as error:
+        typer.echo(f"error: {_message(error)}", err=True)
+        raise typer.Exit(_exit_code(error)) from None
     finally:
         if opened is not None:
             opened.close()
+
+
+def _exit_code(error: Exception) -> ExitCode:
+    from pydantic import ValidationError
+
+    if isinstance(error, DejavuError):
+        return error.exit_code
+    return ExitCode.USAGE if isinstance(error, ValidationError) else ExitCode.UNUSABLE
 
 
 def _message(error: Exception) -> str:
@@ -235,5 +251,5 @@ def _message(error: Exception) -> str:
     if isinstance(error, ValidationError):
         return "; ".join(f"--{item['loc'][0]}: {item['msg']}" for item in error.errors())
     if isinstance(error, DBAPIError):
-        return f"the database does not answer: {str(error.orig).strip().splitlines()[0]}"
+        return f"the database does not work: {str(error.orig).strip().splitlines()[0]}"
     return str(error)

@@ -6,16 +6,18 @@ DejavuError
 │   ├── NotFoundError         there is no such context, record, lease or token
 │   ├── InvalidRequestError   the request is well-formed and cannot be carried out
 │   └── TooLargeError         the request has more records, misses or bytes than allowed
-└── SchemaError               the database's schema does not fit this version
+├── SchemaError               the database's schema does not fit this version
+└── MissingDatabaseError      a SQLite file that must exist does not
 """
 
 from __future__ import annotations
 
-from dejavu_cache.errors import DejavuError
+from dejavu_cache.errors import DejavuError, ExitCode
 
 __all__ = [
     "AccessDeniedError",
     "InvalidRequestError",
+    "MissingDatabaseError",
     "NotFoundError",
     "SchemaError",
     "ServiceError",
@@ -30,13 +32,19 @@ class ServiceError(DejavuError):
 class AccessDeniedError(ServiceError):
     """The principal lacks the role or the namespace that the operation needs."""
 
+    exit_code = ExitCode.REFUSED
+
 
 class NotFoundError(ServiceError):
     """There is no such context, record, lease or token."""
 
+    exit_code = ExitCode.NEGATIVE
+
 
 class InvalidRequestError(ServiceError):
     """The request is well-formed but cannot be carried out."""
+
+    exit_code = ExitCode.USAGE
 
 
 class TooLargeError(ServiceError):
@@ -45,3 +53,7 @@ class TooLargeError(ServiceError):
 
 class SchemaError(DejavuError):
     """The database's schema does not fit this version; the message has the command to run."""
+
+
+class MissingDatabaseError(DejavuError):
+    """A SQLite file that a command must not create does not exist."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import shlex
 import socket
 from contextlib import suppress
 from pathlib import Path
@@ -25,7 +26,7 @@ from .storage import schema
 from .storage.database import Database
 from .storage.tokens import any_issued
 
-__all__ = ["prepare", "run"]
+__all__ = ["prepare", "run", "token_command"]
 
 _SHUTDOWN_SECONDS = 10
 """Seconds that requests have to end after a signal to stop."""
@@ -52,7 +53,7 @@ def prepare(settings: ServerSettings, database: Database) -> Path | None:
     if not issued and not is_loopback(settings.host):
         raise SettingsError(
             f"{settings.host} can be reached by others, and there is no token yet: "
-            "run  dejavu-cache token create --role admin --name ops"
+            f"run  {token_command(database)}"
         )
     if issued or settings.without_tokens:
         return None
@@ -77,6 +78,16 @@ def _make_first_token(settings: ServerSettings, database: Database) -> Path:
         issued = tokens.issue(database, ANYBODY, "the first start", "admin", [EVERYWHERE], None)
         file.write(f"{issued.token}\n")
     return path
+
+
+def token_command(database: Database) -> str:
+    """Return the command that makes the first token in a server's database, whoever runs it."""
+    url = database.url.set(drivername="sqlite" if database.is_sqlite else "postgresql")
+    if database.file is not None:
+        url = url.set(database=str(database.file.absolute()))
+    text = shlex.quote(url.render_as_string(hide_password=True))
+    hint = "  (with the password instead of ***)" if url.password else ""
+    return f"dejavu-cache token create --role admin --name ops --database {text}{hint}"
 
 
 def run(settings: ServerSettings) -> None:

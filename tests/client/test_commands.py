@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from support.processes import dejavu, run_python
+from dejavu_client.cli.errors import NothingFoundError
+from dejavu_client.cli.record_queries import matching_kernels
+from support.processes import ROOT, dejavu, run_python
 from support.records import MOMENT, config, context, measurement, record
 
+from dejavu_cache import __version__
+from dejavu_cache.errors import ExitCode
 from dejavu_cache.model.record import Failure, Measurement, RecordSet, Winner
 from dejavu_cache.model.scenario import canonical_json
 from dejavu_cache.stores import FileStore
@@ -52,7 +57,8 @@ def test_show_filters_by_scenario(store: FileStore) -> None:
 
 def test_show_of_what_is_not_there_exits_1(store: FileStore) -> None:
     out = dejavu("show", "nothing", "--store", store.root)
-    assert (out.returncode, "no such record" in out.stdout) == (1, True)
+    assert (out.returncode, out.stdout) == (1, "")
+    assert "has no kernel 'nothing'" in out.stderr
 
 
 def test_diff_tells_what_the_others_winner_costs(store: FileStore, tmp_path: Path) -> None:
@@ -164,7 +170,7 @@ class TestDoctor:
 
     def test_a_store_that_cannot_be_made_is_found(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("")
-        out = dejavu("doctor", "--store", tmp_path / "file" / "store")
+        out = dejavu("doctor", DEJAVU_CACHE_URL=str(tmp_path / "file" / "store"))
         assert (out.returncode, "cannot be" in out.stdout) == (1, True)
 
 
@@ -208,3 +214,49 @@ def test_a_command_whose_extra_is_missing_says_what_to_install() -> None:
         2,
         ["error: this needs sqlalchemy: pip install 'dejavu-cache[server]'"],
     )
+
+
+@pytest.mark.parametrize(
+    ("pattern", "kernels"),
+    [
+        ("add", ["pkg.kernels.add"]),
+        ("pkg.kernels.add", ["pkg.kernels.add"]),
+        ("*add*", ["other.add_one", "pkg.kernels.add"]),
+        ("kernels.*", ["pkg.kernels.add"]),
+    ],
+)
+def test_a_kernel_is_named_by_its_end_or_a_glob(pattern: str, kernels: list[str]) -> None:
+    assert matching_kernels(["pkg.kernels.add", "other.add_one"], pattern, "here") == kernels
+
+
+@pytest.mark.parametrize("typo", ["ad", "kernels.ad", "pkg.kernels.addd", "Add"])
+def test_a_similar_kernel_is_suggested(typo: str) -> None:
+    with pytest.raises(NothingFoundError, match=r"did you mean pkg\.kernels\.add"):
+        matching_kernels(["pkg.kernels.add", "pkg.kernels.mul"], typo, "here")
+
+
+def test_an_exact_name_matches_no_other_kernel() -> None:
+    assert matching_kernels(["add", "pkg.add"], "add", "here") == ["add"]
+
+
+@pytest.mark.parametrize("option", ["-h", "--help", "--version"])
+def test_help_and_version(option: str) -> None:
+    out = dejavu(option)
+    assert (out.returncode, out.stderr) == (0, "")
+    assert out.stdout.startswith(f"dejavu-cache {__version__}" if "v" in option else "Usage:")
+
+
+def test_wrong_usage_is_one_line_on_standard_error() -> None:
+    for arguments in (("show",), ("nonsense",), ("ls", "--nonsense"), ("push", "--server", "x")):
+        out = dejavu(*arguments)
+        assert (out.returncode, out.stdout) == (2, "")
+        assert out.stderr.startswith("error: ")
+        assert len(out.stderr.splitlines()) == 1
+
+
+def test_the_documentation_lists_the_exit_codes() -> None:
+    page = (ROOT / "docs" / "cli.md").read_text()
+    table = page.partition("| exit code |")[2].partition("\n\n")[0]
+    assert re.findall(r"^\| (\d+) \|", table, re.MULTILINE) == [
+        str(code.value) for code in ExitCode
+    ]

@@ -114,7 +114,7 @@ def test_too_few_records_exit_1_and_say_how_many_are_needed(
     assert out.returncode == 1
     assert "NVIDIA L4, and a tree needs 10: tune 6 more" in out.stderr
     nothing = dejavu("heuristics", "fit", "nobody", "--store", store.root)
-    assert (nothing.returncode, "has no records of nobody" in nothing.stderr) == (1, True)
+    assert (nothing.returncode, "has no kernel 'nobody'" in nothing.stderr) == (1, True)
 
 
 def test_only_the_code_that_was_tuned_last_is_fitted(dejavu: Dejavu, tmp_path: Path) -> None:

@@ -241,8 +241,9 @@ def test_the_command_writes_the_page_and_names_bad_input(tmp_path: Path) -> None
     assert (bad.returncode, "no measured config has these values" in bad.stderr) == (2, True)
     for nowhere in (tmp_path / "no" / "page.html", tmp_path):
         bad = dejavu("report", "--store", store.root, "--to", nowhere)
-        assert (bad.returncode, f"--to {nowhere}: it cannot be written" in bad.stderr) == (2, True)
+        assert (bad.returncode, f"{nowhere} cannot be written" in bad.stderr) == (3, True)
         assert "Traceback" not in bad.stderr
+    (tmp_path / "nothing").mkdir()
     empty = dejavu("report", "--store", tmp_path / "nothing", "--to", tmp_path / "empty.html")
-    assert empty.returncode == 1
-    assert "There are no records here." in (tmp_path / "empty.html").read_text()
+    assert (empty.returncode, "holds no records" in empty.stderr) == (1, True)
+    assert not (tmp_path / "empty.html").exists()

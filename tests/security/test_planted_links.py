@@ -179,7 +179,7 @@ def test_targets_that_a_user_names_are_not_written_through_a_link(
         ["report", "--to", tmp_path / "export.jsonl"],
     ):
         ran = dejavu(*words, "--store", tmp_path / "shared")
-        assert ran.returncode == 2, ran.stdout
+        assert ran.returncode == 3, ran.stdout
         assert "symbolic link" in ran.stderr
     assert_unhurt(victim)
 

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import subprocess
 from pathlib import Path
 
 import httpx
 import pytest
 import typer
+from dejavu_service import serving
 from dejavu_service.cli import register
+from dejavu_service.services import tokens
+from dejavu_service.services.access import ANYBODY
 from dejavu_service.settings import ServerSettings, read_settings
 from dejavu_service.storage import schema
 from dejavu_service.storage.database import Database
 from support.service import body, command, free_port, record_set, running_server
 from typer.testing import CliRunner
 
-from dejavu_cache.errors import SettingsError
+from dejavu_cache.errors import ExitCode, SettingsError
 
 app = typer.Typer()
 register(app)
@@ -28,7 +33,8 @@ def run(url: str, *arguments: str) -> tuple[int, str]:
 
 
 def test_upgrade_and_check(empty_url: str) -> None:
-    assert run(empty_url, "db", "check")[0] == 1
+    missing = ExitCode.UNUSABLE if empty_url.startswith("sqlite") else ExitCode.NEGATIVE
+    assert run(empty_url, "db", "check")[0] == missing
     assert run(empty_url, "db", "upgrade")[0] == 0
     assert run(empty_url, "db", "upgrade")[0] == 0
     code, said = run(empty_url, "db", "check")
@@ -70,15 +76,32 @@ def test_tokens_are_made_listed_and_revoked(url: str) -> None:
 )
 def test_a_token_that_makes_no_sense(sqlite_url: str, arguments: tuple[str, str]) -> None:
     code, said = run(sqlite_url, "token", "create", "--name", "ci", *arguments)
-    assert code == 1
+    assert code == ExitCode.USAGE
     assert arguments[0].strip("-")[:4] in said
     assert "dejavu_" not in said
 
 
 def test_a_public_address_needs_tokens(sqlite_url: str) -> None:
     code, said = run(sqlite_url, "serve", "--host", "0.0.0.0")
-    assert code == 1
-    assert "dejavu-cache token create" in said
+    assert code == ExitCode.USAGE
+    (hint,) = re.findall("run  dejavu-cache (.*)", said)
+    assert CliRunner().invoke(app, shlex.split(hint)).exit_code == 0
+    opened = Database(sqlite_url)
+    assert [token.name for token in tokens.list_tokens(opened, ANYBODY)] == ["ops"]
+    opened.close()
+
+
+@pytest.mark.parametrize("arguments", ["db check", "db prune --unused-days 9", "token list"])
+def test_a_missing_file_is_named_and_not_created(tmp_path: Path, arguments: str) -> None:
+    code, said = run(f"sqlite:///{tmp_path}/new/typo.sqlite3", *arguments.split())
+    assert (code, "typo.sqlite3" in said) == (ExitCode.UNUSABLE, True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_hint_masks_a_password() -> None:
+    opened = Database("postgresql://me:secret@db/x")
+    assert "me:***@db/x" in serving.token_command(opened)
+    opened.close()
 
 
 def test_tls_needs_both_files(sqlite_url: str) -> None:
@@ -90,13 +113,13 @@ def test_serve_refuses_a_stale_postgres_and_says_what_to_run(postgres_url: str) 
     schema.downgrade(opened, "0001")
     opened.close()
     code, said = run(postgres_url, "serve")
-    assert code == 1
+    assert code == ExitCode.UNUSABLE
     assert "dejavu-cache db upgrade --database" in said
 
 
 def test_an_absent_database_is_said_in_one_line() -> None:
     code, said = run("postgresql://nobody:secret@127.0.0.1:1/x", "serve")
-    assert code == 1
+    assert code == ExitCode.UNUSABLE
     assert len(said.strip().splitlines()) == 1
     assert "secret" not in said
 
@@ -104,7 +127,7 @@ def test_an_absent_database_is_said_in_one_line() -> None:
 @pytest.mark.parametrize("url", ["x", "mysql://a/b", "sqlite://", "sqlite:///:memory:"])
 def test_a_database_that_is_not_supported(url: str) -> None:
     code, said = run(url, "db", "check")
-    assert code == 1
+    assert code == ExitCode.USAGE
     assert "sqlite:///FILE or postgresql://" in said
 
 

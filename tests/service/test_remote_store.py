@@ -277,9 +277,9 @@ def test_the_commands_move_records(server: Running, tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr + done.stdout
         return done.stdout
 
-    assert "2 records sent" in run("push", "--server", server.base, "--store", folder.root)
+    assert "2 new, 0 known" in run("push", "--server", server.base, "--store", folder.root)
     copy = FileStore(tmp_path / "copy")
-    assert "2 records fetched" in run("pull", "--server", server.base, "--store", copy.root)
+    assert "2 new, 0 known" in run("pull", "--server", server.base, "--store", copy.root)
     assert copy.path(context()).read_bytes() == folder.path(context()).read_bytes()
     assert "pinned to BLOCK=64" in run(
         "pin", "add", "--scenario", "M=16", "--config", "BLOCK=64", "--store", server.base

@@ -1,17 +1,17 @@
-"""Entry point of the command `dejavu-cache`.
-
-Exit codes: 0 success; 1 a check failed, or something differs or was not found; 2 wrong usage; 3 the
-store or the bundle cannot be used; 130 a sweep was interrupted.
-"""
+"""Entry point of the command `dejavu-cache`; `dejavu_cache.errors.ExitCode` has its exit codes."""
 
 from __future__ import annotations
 
+import os
 import sys
+from contextlib import suppress
 from importlib.metadata import entry_points
+from typing import Annotated
 
 import typer
 
-from dejavu_cache.errors import DejavuError, SettingsError
+import dejavu_cache
+from dejavu_cache.errors import DejavuError, ExitCode
 
 from .commands import (
     audit,
@@ -28,13 +28,12 @@ from .commands import (
     transfer,
     upkeep,
 )
+from .output import fail, note, say
 
-__all__ = ["app", "main"]
+__all__ = ["all_commands", "app", "main"]
 
 COMMANDS = "dejavu_cache.commands"
 """Entry-point group of further commands: functions that take the app and add commands to it."""
-
-WRONG_USAGE, UNUSABLE_STORE = 2, 3
 
 EXTRAS = {
     "jinja2": "sweep",
@@ -50,11 +49,10 @@ EXTRAS = {
 
 app = typer.Typer(
     name="dejavu-cache",
-    help="Tuning results of Triton kernels: look at them, move them, keep them in order.",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 for family in (
     inspection,
@@ -74,33 +72,89 @@ for family in (
     family.register(app)
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        say(f"dejavu-cache {dejavu_cache.__version__}")
+        raise typer.Exit
+
+
+@app.callback(no_args_is_help=True)
+def options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version and exit.", callback=_print_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
+    """Tuning results of Triton kernels: look at them, move them, keep them in order."""
+
+
 def main() -> None:
     """Run the command line and exit with its code; print expected errors as one line."""
-    _mount_plugins()
-    try:
-        app()
-    except SettingsError as error:
-        sys.stderr.write(f"error: {error}\n")
-        sys.exit(WRONG_USAGE)
-    except DejavuError as error:
-        sys.stderr.write(f"error: {error}\n")
-        sys.exit(UNUSABLE_STORE)
-    except ModuleNotFoundError as error:
-        package = (error.name or "").partition(".")[0]
-        if package.startswith("dejavu_"):
-            raise
-        extra = EXTRAS.get(package, "server")
-        sys.stderr.write(f"error: this needs {package}: pip install 'dejavu-cache[{extra}]'\n")
-        sys.exit(WRONG_USAGE)
+    sys.exit(_run(all_commands()))
 
 
-def _mount_plugins() -> None:
+def all_commands() -> typer.Typer:
+    """Return the application with the commands of all installed packages."""
     for point in sorted(entry_points(group=COMMANDS), key=lambda point: point.name):
+        if point.value in _mounted:
+            continue
         try:
             point.load()(app)
+            _mounted.add(point.value)
         except ImportError as error:
             # Commands whose extra is not installed are left out; the others still work.
             if error.name and error.name.startswith("dejavu_"):
                 raise
         except Exception as error:
-            sys.stderr.write(f"warning: the commands of {point.value} are left out: {error}\n")
+            note(f"the commands of {point.value} are left out: {error}")
+    return app
+
+
+_mounted: set[str] = set()
+"""Entry points whose commands the application has."""
+
+
+def _run(commands: typer.Typer) -> int:
+    try:
+        code = commands(standalone_mode=False)
+        sys.stdout.flush()
+        return code or ExitCode.SUCCESS
+    except DejavuError as error:
+        fail(error)
+        return error.exit_code
+    except typer.Abort:
+        fail("stopped; nothing was changed")
+        return ExitCode.NEGATIVE
+    except ModuleNotFoundError as error:
+        return _explain_missing_package(error)
+    except OSError as error:
+        return _explain_system_error(error)
+    except Exception as error:
+        # Typer's errors of usage have no public base class in all supported versions.
+        if not hasattr(error, "format_message"):
+            raise
+        context = getattr(error, "ctx", None)
+        command = context.command_path if context else "dejavu-cache"
+        fail(f"{error.format_message()} (see `{command} --help`)")
+        return ExitCode.USAGE
+
+
+def _explain_missing_package(error: ModuleNotFoundError) -> int:
+    package = (error.name or "").partition(".")[0]
+    if package.startswith("dejavu_"):
+        raise error
+    extra = EXTRAS.get(package, "server")
+    fail(f"this needs {package}: pip install 'dejavu-cache[{extra}]'")
+    return ExitCode.USAGE
+
+
+def _explain_system_error(error: OSError) -> int:
+    """Report an error of the operating system, also one of writing standard output."""
+    if not isinstance(error, BrokenPipeError):
+        subject = error.filename or "standard output"
+        fail(f"{subject}: {error.strerror or error}")
+    with suppress(OSError):  # else the interpreter would try again to flush, and fail with 120
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return ExitCode.NEGATIVE if isinstance(error, BrokenPipeError) else ExitCode.UNUSABLE

@@ -1,4 +1,4 @@
-"""Arguments and options that several commands share, and the functions that read their values."""
+"""Arguments and options that several commands share, and the parser of their values."""
 
 from __future__ import annotations
 
@@ -8,24 +8,28 @@ from typing import Annotated
 import typer
 
 from dejavu_cache.errors import SettingsError
-from dejavu_cache.stores import Store, TieredStore, open_store
-from dejavu_cache.stores.default import default_store
 
 __all__ = [
+    "KERNEL_HELP",
     "DeviceOption",
     "JsonOption",
     "KernelArgument",
+    "KernelOption",
+    "PresetOption",
     "ScenarioOption",
     "StoreOption",
+    "SuiteArgument",
+    "SuiteOption",
     "TritonOption",
-    "is_server_url",
-    "open_chosen_store",
     "parse_assignments",
-    "split_urls",
+    "parse_suite_options",
 ]
 
-KernelArgument = Annotated[
-    str, typer.Argument(help="The kernel's module and qualified name, or the end of it.")
+KERNEL_HELP = "A kernel: its full name, the end of it, or a glob such as '*attention*'."
+
+KernelArgument = Annotated[str, typer.Argument(help=KERNEL_HELP)]
+KernelOption = Annotated[
+    str, typer.Option("--kernel", metavar="NAME", help="Only this kernel, or a glob.")
 ]
 StoreOption = Annotated[
     str,
@@ -47,29 +51,15 @@ DeviceOption = Annotated[
 TritonOption = Annotated[
     str, typer.Option("--triton", metavar="VERSION", help="Only this version of Triton.")
 ]
+SuiteArgument = Annotated[
+    str, typer.Argument(metavar="MODULE[:SUITE]", help="The suite, or FILE.py[:SUITE].")
+]
+PresetOption = Annotated[str, typer.Option("--preset", help="Short for --option preset=…")]
+SuiteOption = Annotated[
+    list[str] | None,
+    typer.Option("--option", metavar="NAME=VALUE", help="An option of the suite; may repeat."),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-
-COMMAND_WAIT = 30.0
-"""Seconds that a command waits for a server; a launch waits less."""
-
-
-def open_chosen_store(url: str) -> Store:
-    """Open the store that `--store` names, or the user's default store if it is empty."""
-    store = open_store(url) if url else default_store()
-    for tier in store.tiers if isinstance(store, TieredStore) else [store]:
-        if hasattr(tier, "wait"):
-            tier.wait = COMMAND_WAIT
-    return store
-
-
-def split_urls(urls: str) -> list[str]:
-    """Return the URLs of a comma-separated list, without empty ones."""
-    return [url.strip() for url in urls.split(",") if url.strip()]
-
-
-def is_server_url(url: str) -> bool:
-    """Return whether a store's URL is a server's."""
-    return url.startswith(("https://", "http://"))
 
 
 def parse_assignments(texts: Iterable[str] | None, option: str) -> dict[str, str]:
@@ -89,3 +79,9 @@ def parse_assignments(texts: Iterable[str] | None, option: str) -> dict[str, str
             raise SettingsError(f"{option} {text!r}: write NAME=VALUE")
         assignments[name] = value
     return assignments
+
+
+def parse_suite_options(option: Iterable[str] | None, preset: str) -> dict[str, str]:
+    """Return the options of a suite, of which `--preset` sets one."""
+    options = parse_assignments(option, "--option")
+    return {**options, "preset": preset} if preset else options

@@ -7,12 +7,22 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-__all__ = ["say", "show_json", "show_table"]
+__all__ = ["fail", "note", "say", "show_json", "show_table"]
 
 
 def say(text: str) -> None:
     """Print a line on standard output."""
     sys.stdout.write(f"{text}\n")
+
+
+def fail(text: object) -> None:
+    """Print an error on standard error; the command ends with the error's exit code."""
+    sys.stderr.write(f"error: {text}\n")
+
+
+def note(text: str) -> None:
+    """Print on standard error what the user should know and what is no error."""
+    sys.stderr.write(f"note: {text}\n")
 
 
 def show_json(value: Any) -> None:

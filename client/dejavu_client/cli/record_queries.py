@@ -4,27 +4,96 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from datetime import datetime
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
 
 from dejavu_cache.model.record import Measurement, Record, RecordSet
 from dejavu_cache.model.scenario import Context, Scenario, canonical_json
 from dejavu_cache.model.selection import winner
 from dejavu_cache.stores import Store
 
+from .errors import NothingFoundError
 from .options import parse_assignments
 
 __all__ = [
     "context_matches",
+    "contexts_of",
     "kernel_matches",
+    "kernels_of",
     "last_measured",
+    "matching_kernels",
     "matching_records",
     "newest_record_sets",
+    "record_sets_of",
     "winning_measurement",
 ]
 
 
-def kernel_matches(context: Context, kernel: str) -> bool:
-    """Return whether a context's kernel has this name, or a name that ends with it."""
-    return context.kernel.name == kernel or context.kernel.name.endswith(f".{kernel}")
+def kernel_matches(name: str, pattern: str) -> bool:
+    """Return whether a kernel's name is the pattern or ends with it, by whole components.
+
+    Args:
+        name: the kernel's module and qualified name.
+        pattern: a name, the end of one, or a glob such as `*attention*`; empty matches all.
+    """
+    if not pattern:
+        return True
+    return fnmatchcase(name, pattern) or fnmatchcase(name, f"*.{pattern}")
+
+
+def matching_kernels(names: Iterable[str], pattern: str, url: str) -> list[str]:
+    """Return the kernels that a pattern names, sorted; an exact name matches no other kernel.
+
+    Args:
+        names: all kernels.
+        pattern: as for `kernel_matches`.
+        url: where the kernels are, for the error message.
+
+    Raises:
+        NothingFoundError: no kernel matches; the message suggests similar names.
+    """
+    names = sorted(set(names))
+    if pattern in names:
+        return [pattern]
+    matches = [name for name in names if kernel_matches(name, pattern)]
+    if not matches:
+        raise NothingFoundError(_explain_no_kernel(names, pattern, url))
+    return matches
+
+
+def _explain_no_kernel(names: list[str], pattern: str, url: str) -> str:
+    if not names:
+        return f"{url} holds no records"
+    ends = {name.rpartition(".")[2]: name for name in names}
+    candidates = [*names, *ends]
+    close = get_close_matches(pattern.strip("*"), candidates, n=3, cutoff=0.6)
+    close += [name for end, name in ends.items() if pattern.strip("*").lower() in name.lower()]
+    suggestions = list(dict.fromkeys(ends.get(name, name) for name in close))[:3]
+    remedy = (
+        f"did you mean {' or '.join(suggestions)}?"
+        if suggestions
+        else "`dejavu-cache ls` lists the kernels"
+    )
+    return f"{url} has no kernel {pattern!r}; {remedy}"
+
+
+def kernels_of(store: Store, pattern: str) -> list[str]:
+    """Return the kernels of a store that a pattern names, or raise `NothingFoundError`."""
+    names = (context.kernel.name for context in store.contexts())
+    return matching_kernels(names, pattern, store.url)
+
+
+def contexts_of(store: Store, pattern: str) -> list[Context]:
+    """Return the contexts of the kernels that a pattern names, or raise `NothingFoundError`."""
+    contexts = list(store.contexts())
+    names = matching_kernels((context.kernel.name for context in contexts), pattern, store.url)
+    return [context for context in contexts if context.kernel.name in names]
+
+
+def record_sets_of(store: Store, pattern: str) -> Iterator[RecordSet]:
+    """Yield the records of the kernels that a pattern names, or raise `NothingFoundError`."""
+    for context in contexts_of(store, pattern):
+        yield RecordSet(context=context, records=tuple(store.records(context)))
 
 
 def context_matches(context: Context, kernel: str, device: str, triton: str) -> bool:
@@ -32,12 +101,12 @@ def context_matches(context: Context, kernel: str, device: str, triton: str) -> 
 
     Args:
         context: the context.
-        kernel: the kernel's name, or the end of it.
+        kernel: as for `kernel_matches`.
         device: part of the GPU's name, in any case.
         triton: the version of Triton.
     """
     return (
-        (not kernel or kernel_matches(context, kernel))
+        kernel_matches(context.kernel.name, kernel)
         and device.lower() in context.environment.device.name.lower()
         and triton in ("", context.environment.triton)
     )
@@ -50,17 +119,24 @@ def matching_records(
 
     Args:
         store: where to look.
-        kernel: the kernel's name, or the end of it.
+        kernel: as for `kernel_matches`.
         assignments: the `NAME=VALUE` texts of `--scenario`.
+
+    Raises:
+        NothingFoundError: no kernel matches, or no scenario has the values.
     """
-    values = parse_assignments(assignments, "--scenario")
-    return [
+    texts = list(assignments or ())
+    values = parse_assignments(texts, "--scenario")
+    contexts = contexts_of(store, kernel)
+    matches = [
         (context, record)
-        for context in store.contexts()
-        if kernel_matches(context, kernel)
+        for context in contexts
         for record in store.records(context)
         if _has_values(record.scenario, values)
     ]
+    if not matches:
+        raise NothingFoundError(f"{store.url} has no scenario of {kernel} with {', '.join(texts)}")
+    return matches
 
 
 def winning_measurement(record: Record) -> Measurement | None:
@@ -83,14 +159,22 @@ def newest_record_sets(store: Store, kernel: str, device: str, triton: str) -> I
 
     Args:
         store: where to look.
-        kernel: the kernel's name, or the end of it; empty for all.
+        kernel: as for `kernel_matches`.
         device: part of the GPU's name; empty for all.
         triton: the version of Triton; empty for all.
+
+    Raises:
+        NothingFoundError: no kernel matches, or none with the device and the version of Triton.
     """
     newest: dict[tuple[str, ...], tuple[datetime, RecordSet]] = {}
-    for context in store.contexts():
-        if not context_matches(context, kernel, device, triton):
-            continue
+    contexts = contexts_of(store, kernel)
+    chosen = [context for context in contexts if context_matches(context, "", device, triton)]
+    if not chosen:
+        filters = " and ".join(filter(None, (device, triton and f"Triton {triton}")))
+        raise NothingFoundError(
+            f"{store.url} has no records of {kernel or 'any kernel'} for {filters}"
+        )
+    for context in chosen:
         record_set = RecordSet(context=context, records=tuple(store.records(context)))
         measured_at = last_measured(record_set.records)
         if measured_at is None:

@@ -11,7 +11,7 @@ StoreError
 
 from __future__ import annotations
 
-from dejavu_cache.errors import StoreError
+from dejavu_cache.errors import ExitCode, StoreError
 
 __all__ = [
     "BusyError",
@@ -61,6 +61,8 @@ class RefusedError(RemoteError):
         """Keep the HTTP status beside the message."""
         super().__init__(message)
         self.status = status
+        if status in (401, 403):
+            self.exit_code = ExitCode.REFUSED
 
 
 class NonsenseError(RemoteError):

@@ -179,17 +179,25 @@ class RemoteStore(Store):
         """Queue records for the background sender; set their pins before returning."""
         records = list(records)
         if on_conflict == "fail":
-            existing = {record.scenario: record for record in self.records(context)}
-            for record in records:
-                merge_records(existing.get(record.scenario, record), record, "fail")
+            self._refuse_conflicts(context, records)
         self.sender.put(context, _without_pins(records))
         self._forget(context)
         for record in records:
             if record.pin is not None:
                 self._pin(context, record)
 
-    def put_now(self, context: Context, records: Iterable[Record]) -> None:
-        """Send records, and return once the server has confirmed them."""
+    def _refuse_conflicts(self, context: Context, records: Iterable[Record]) -> None:
+        existing = {record.scenario: record for record in self.records(context)}
+        for record in records:
+            merge_records(existing.get(record.scenario, record), record, "fail")
+
+    def put_now(
+        self, context: Context, records: Iterable[Record], on_conflict: OnConflict = "newest"
+    ) -> None:
+        """Send records without their pins, and return once the server has confirmed them."""
+        records = list(records)
+        if on_conflict == "fail":
+            self._refuse_conflicts(context, records)
         record_set = RecordSet(context=context, records=_without_pins(records))
         self._calls.ask(lambda: self.client.send(record_set))
         self._forget(context)

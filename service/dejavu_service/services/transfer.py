@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from dejavu_cache.model.record import RecordSet, required_format
 
-from ..errors import InvalidRequestError, TooLargeError
+from ..errors import InvalidRequestError, ServiceError, TooLargeError
 from ..storage import contexts, records
 from ..storage.database import Database
 from .access import Principal
@@ -80,21 +80,30 @@ def import_lines(
 
     Raises:
         AccessDeniedError: The principal lacks the role `admin`.
-        InvalidRequestError: A line is malformed; nothing was written.
+        InvalidRequestError: A line is malformed, and nothing was written; or a line could not be
+            merged, and the message says which lines are there.
         TooLargeError: A line is too long; nothing was written.
     """
     principal.require("admin", namespace)
     checked = Imported()
-    for record_set in _parse_lines(lines, max_records, max_line):
+    for _, record_set in _parse_lines(lines, max_records, max_line):
         checked.sets += 1
         checked.records += len(record_set.records)
     with database.write() as connection:
         content = checked.model_dump(include={"sets", "records"})
         write_log(connection, principal, "import", namespace, **content)
     imported = Imported()
-    for record_set in _parse_lines(lines, max_records, max_line):
-        with database.write() as connection:
-            merged = merge_record_set(connection, principal, namespace, record_set, restore=True)
+    for number, record_set in _parse_lines(lines, max_records, max_line):
+        try:
+            with database.write() as connection:
+                merged = merge_record_set(
+                    connection, principal, namespace, record_set, restore=True
+                )
+        except (ServiceError, ValidationError) as error:
+            raise InvalidRequestError(
+                f"line {number}: {_first_message(error)}; the {imported.sets} record sets before "
+                "it are imported, and it and what follows are not"
+            ) from None
         imported.sets += 1
         imported.records += merged.records
         imported.measurements += merged.measurements
@@ -102,7 +111,14 @@ def import_lines(
     return imported
 
 
-def _parse_lines(lines: IO[bytes], max_records: int, max_line: int) -> Iterator[RecordSet]:
+def _first_message(error: ServiceError | ValidationError) -> str:
+    return error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
+
+
+def _parse_lines(
+    lines: IO[bytes], max_records: int, max_line: int
+) -> Iterator[tuple[int, RecordSet]]:
+    """Yield the number and the record set of each line that is not empty."""
     lines.seek(0)
     number = 0
     while line := lines.readline(max_line + 1):
@@ -112,7 +128,7 @@ def _parse_lines(lines: IO[bytes], max_records: int, max_line: int) -> Iterator[
                 f"line {number} has over {max_line} bytes: split its records over several lines"
             )
         if line.strip():
-            yield _parse_line(line, number, max_records)
+            yield number, _parse_line(line, number, max_records)
 
 
 def _parse_line(line: bytes, number: int, max_records: int) -> RecordSet:

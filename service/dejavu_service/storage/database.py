@@ -12,7 +12,9 @@ from sqlalchemy.exc import ArgumentError
 
 from dejavu_cache.errors import SettingsError
 
-__all__ = ["Database", "parse_url"]
+from ..errors import MissingDatabaseError
+
+__all__ = ["Database", "parse_url", "require_file"]
 
 _BUSY_SECONDS = 10
 _POSTGRES = {
@@ -42,6 +44,20 @@ def parse_url(text: str) -> URL:
     if url.get_backend_name() == "sqlite" and url.database and url.database != ":memory:":
         return url.set(drivername="sqlite+pysqlite")
     raise SettingsError(f"{url!r} is not supported: use sqlite:///FILE or postgresql://HOST/NAME")
+
+
+def require_file(text: str) -> None:
+    """Check that the file of a SQLite URL exists, for commands that must not create it.
+
+    Raises:
+        MissingDatabaseError: There is no such file.
+        SettingsError: As in `parse_url`.
+    """
+    url = parse_url(text)
+    if url.get_backend_name() == "sqlite" and not Path(str(url.database)).is_file():
+        raise MissingDatabaseError(
+            f"there is no database {url.database}: name it by --database or DEJAVU_SERVER_DATABASE"
+        )
 
 
 class Database:

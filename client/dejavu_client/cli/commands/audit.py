@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Annotated
 
 import typer
 
-from ..options import JsonOption, StoreOption, open_chosen_store, parse_assignments
+from ..chosen_store import open_existing_store
+from ..options import (
+    JsonOption,
+    PresetOption,
+    StoreOption,
+    SuiteArgument,
+    SuiteOption,
+    parse_suite_options,
+)
 from ..output import say, show_json
 
 __all__ = ["register"]
@@ -19,15 +26,10 @@ def register(app: typer.Typer) -> None:
 
 
 def audit(
-    suite: Annotated[
-        str, typer.Argument(metavar="MODULE[:SUITE]", help="The suite, or FILE.py[:SUITE].")
-    ],
+    suite: SuiteArgument,
     store: StoreOption = "",
-    preset: Annotated[str, typer.Option(help="Short for --option preset=…")] = "",
-    option: Annotated[
-        list[str] | None,
-        typer.Option("--option", metavar="NAME=VALUE", help="An option of the suite; may repeat."),
-    ] = None,
+    preset: PresetOption = "",
+    option: SuiteOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Check on this GPU that recorded winners compute what the default configs compute.
@@ -38,12 +40,11 @@ def audit(
     from dejavu_cache.sweep.audit import audit_winners
     from dejavu_cache.sweep.suite import load_suite
 
-    options = parse_assignments(option, "--option")
-    if preset:
-        options["preset"] = preset
+    options = parse_suite_options(option, preset)
     outcomes: Counter[str] = Counter()
     rows = []
-    with open_chosen_store(store) as chosen:
+    with open_existing_store(store, write=True) as chosen:
+        next(chosen.contexts(), None)  # raises before the suite is imported if no store answers
         for winner in audit_winners(load_suite(suite).load_cases(options), chosen):
             outcomes[winner.verdict.outcome] += 1
             rows.append({**winner._asdict(), "verdict": winner.verdict._asdict()})

@@ -6,6 +6,7 @@ import os
 import platform
 import re
 import tempfile
+import time
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from typing import Literal, NamedTuple
@@ -16,9 +17,10 @@ import dejavu_cache
 from dejavu_cache.errors import DejavuError, StoreError
 from dejavu_cache.policy import Policy
 from dejavu_cache.settings import PREFIX, Settings, policy_file
-from dejavu_cache.stores import FileStore, Store, TieredStore, open_store
+from dejavu_cache.stores import FileStore, Store
 from dejavu_cache.triton_internals.distribution import triton_version
 
+from ..chosen_store import open_chosen_store, tiers_of
 from ..options import JsonOption, StoreOption
 from ..output import say, show_json
 from ..spool_summary import describe_set_aside, describe_waiting
@@ -112,14 +114,17 @@ def _check_settings(url: str) -> Iterator[Finding]:
             yield Finding("wrong", name, f"no such setting; known are {', '.join(sorted(names))}")
     try:
         settings = Settings.from_environment()
-        store = open_store(url or settings.url or settings.default_url)
+        store = open_chosen_store(url)
     except DejavuError as error:
         yield Finding("wrong", "settings", str(error))
         return
     yield Finding("ok", "mode", settings.mode.value)
     yield from _check_policy(store)
-    for tier in store.tiers if isinstance(store, TieredStore) else [store]:
-        yield from _check_store(tier)
+    for tier in tiers_of(store):
+        if isinstance(tier, FileStore):
+            yield from _check_folder(tier, named=bool(url))
+        else:
+            yield _check_answer(tier, settings.wait)
 
 
 def _check_policy(store: Store) -> Iterator[Finding]:
@@ -142,27 +147,46 @@ def _check_policy(store: Store) -> Iterator[Finding]:
             yield Finding("ok", f"policy {path}", f"{rule.match!r} matches recorded kernels")
 
 
-def _check_store(store: Store) -> Iterator[Finding]:
+def _check_answer(store: Store, wait: float) -> Finding:
+    """Check a server, or another store that is no folder, with a command's patience."""
+    started = time.monotonic()
     try:
-        contexts = list(store.contexts())
-        records = sum(1 for context in contexts for _ in store.records(context))
-        yield Finding("ok", store.url, f"readable, {len(contexts)} contexts, {records} records")
+        contexts = sum(1 for _ in store.contexts())
     except (StoreError, OSError) as error:
-        yield Finding("wrong", store.url, str(error))
-    if isinstance(store, FileStore):
-        yield _check_writable(store)
-        for path, reason in store.unreadable().items():
-            yield Finding("wrong", str(path), f"passed over: {reason}")
-        for path, problems in store.damaged_records().items():
-            for problem in problems:
-                text = f"a damaged record, which costs no other: {problem}"
-                yield Finding("wrong", str(path), text)
-        for path in store.set_aside():
-            yield Finding(
-                "wrong",
-                str(path),
-                "was damaged and set aside; mend it and `dejavu-cache import` it, or delete it",
-            )
+        return Finding("wrong", store.url, str(error))
+    seconds = time.monotonic() - started
+    text = f"readable, {contexts} contexts"
+    if store.remote and seconds > wait:
+        text += (
+            f"; listing them took {seconds:.2f} s, and a launch waits {wait:g} s for its records"
+        )
+        return Finding("note", store.url, text)
+    return Finding("ok", store.url, text)
+
+
+def _check_folder(store: FileStore, *, named: bool) -> Iterator[Finding]:
+    if named and not store.root.is_dir():
+        yield Finding("wrong", store.url, "no such folder: is the name right?")
+        return
+    store.read_only, read_only = True, store.read_only  # damaged files stay as they are
+    unreadable, damaged = store.unreadable(), store.damaged_records()
+    contexts = list(store.contexts())
+    records = sum(1 for context in contexts for _ in store.records(context))
+    store.read_only = read_only
+    yield Finding("ok", store.url, f"readable, {len(contexts)} contexts, {records} records")
+    yield _check_writable(store)
+    for path, reason in unreadable.items():
+        yield Finding("wrong", str(path), f"passed over: {reason}")
+    for path, problems in damaged.items():
+        for problem in problems:
+            text = f"a damaged record, which costs no other: {problem}"
+            yield Finding("wrong", str(path), text)
+    for path in store.set_aside():
+        yield Finding(
+            "wrong",
+            str(path),
+            "was damaged and set aside; mend it and `dejavu-cache import` it, or delete it",
+        )
 
 
 def _check_spools() -> Iterator[Finding]:

@@ -12,18 +12,19 @@ import typer
 from dejavu_cache.errors import SettingsError, TooFewRecordsError
 from dejavu_cache.model.decision_tree import AtMost, Equals, Node, Tree, leaves
 from dejavu_cache.model.record import RecordSet
-from dejavu_cache.stores import FoundTree, open_store
+from dejavu_cache.stores import FoundTree
 
+from ..chosen_store import open_chosen_store, open_existing_store
+from ..errors import NoSuchStoreError, NothingFoundError
 from ..options import (
     DeviceOption,
     JsonOption,
     KernelArgument,
     StoreOption,
     TritonOption,
-    open_chosen_store,
 )
-from ..output import say, show_json, show_table
-from ..record_queries import context_matches, newest_record_sets
+from ..output import fail, say, show_json, show_table
+from ..record_queries import context_matches, matching_kernels, newest_record_sets
 
 __all__ = ["register"]
 
@@ -76,7 +77,9 @@ def fit(
 
     rows: list[dict[str, Any]] = []
     refusals = []
-    with open_chosen_store(store) as source:
+    writes = not dry_run
+    with open_existing_store(store, write=writes and not into) as source:
+        target = open_chosen_store(into) if into else source
         for record_set in newest_record_sets(source, kernel, device, triton):
             context = record_set.context
             try:
@@ -92,19 +95,17 @@ def fit(
             except TooFewRecordsError as error:
                 refusals.append(str(error))
                 continue
-            url = None if dry_run else (open_store(into) if into else source).put_tree(tree)
+            url = None if dry_run else target.put_tree(tree)
             rows.append({**_summary(tree), "one config": _best_single(record_set), "file": url})
         if not rows and not refusals:
-            refusals.append(
-                f"{source.url} has no records of {kernel}{' that fit' if device or triton else ''}"
-            )
+            refusals.append(f"{source.url} has no measurements of {kernel}")
     if as_json:
         show_json(rows)
     else:
         for row in rows:
             _say_fitted(row)
     for line in refusals:
-        sys.stderr.write(f"error: {line}\n")
+        fail(line)
     if refusals:
         raise typer.Exit(1)
 
@@ -143,13 +144,6 @@ def show(
             "last tuned",
         ]
         show_table(columns, [_cells(tree) for tree, _ in trees])
-    if not trees:
-        if not as_json:
-            say(
-                f"no decision tree{f' of {kernel}' if kernel else ''} is here; "
-                "`dejavu-cache heuristics fit` makes one"
-            )
-        raise typer.Exit(1)
 
 
 def export(
@@ -181,15 +175,29 @@ def export(
 def _find_trees(kernel: str, store: str, device: str, triton: str) -> list[FoundTree]:
     """Return the tree of a file, or the trees of a store that pass the filters."""
     path = Path(kernel)
-    if kernel.endswith(".json") and path.is_file():
+    if kernel.endswith(".json"):
+        if not path.is_file():
+            raise NoSuchStoreError(f"there is no file {kernel}")
         tree = Tree.parse(path.read_text(encoding="utf-8"), kernel)
         return [FoundTree(tree, path.absolute().as_uri())]
-    with open_chosen_store(store) as source:
-        return [
-            stored
-            for stored in source.trees()
-            if context_matches(stored.tree.context, kernel, device, triton)
-        ]
+    with open_existing_store(store) as source:
+        trees = list(source.trees())
+        names = [stored.tree.context.kernel.name for stored in trees]
+        if not trees:
+            raise NothingFoundError(
+                f"{source.url} has no decision trees; `dejavu-cache heuristics fit` makes one"
+            )
+        chosen = matching_kernels(names, kernel, source.url)
+    matches = [
+        stored
+        for stored in trees
+        if stored.tree.context.kernel.name in chosen
+        and context_matches(stored.tree.context, "", device, triton)
+    ]
+    if not matches:
+        filters = " and ".join(filter(None, (device, triton and f"Triton {triton}")))
+        raise NothingFoundError(f"{source.url} has no decision tree for {filters}")
+    return matches
 
 
 def _best_single(record_set: RecordSet) -> dict[str, Any] | None:

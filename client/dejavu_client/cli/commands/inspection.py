@@ -9,9 +9,11 @@ import typer
 
 from dejavu_cache.model.record import Measurement, Record
 from dejavu_cache.model.scenario import Context
-from dejavu_cache.stores import Store, open_store
+from dejavu_cache.stores import Store
 
-from ..options import JsonOption, KernelArgument, ScenarioOption, StoreOption, open_chosen_store
+from ..chosen_store import open_complete_store, open_existing_store
+from ..errors import NothingFoundError
+from ..options import JsonOption, KernelArgument, ScenarioOption, StoreOption
 from ..output import say, show_json, show_table
 from ..record_queries import last_measured, matching_records, winning_measurement
 
@@ -27,7 +29,7 @@ def register(app: typer.Typer) -> None:
 
 def list_kernels(store: StoreOption = "", as_json: JsonOption = False) -> None:
     """List the kernels, and where each is tuned."""
-    with open_chosen_store(store) as source:
+    with open_existing_store(store) as source:
         rows = [_summary(source, context) for context in source.contexts()]
     if as_json:
         show_json(rows)
@@ -54,7 +56,7 @@ def show(
     as_json: JsonOption = False,
 ) -> None:
     """Show a kernel's scenarios: winner, runner-up, failures."""
-    with open_chosen_store(store) as source:
+    with open_existing_store(store) as source:
         matches = matching_records(source, kernel, scenario)
     if as_json:
         show_json(
@@ -88,7 +90,9 @@ def diff(
     For scenarios in both, `cost` is what B's winner costs by A's measurements, as a multiple of
     A's winner.
     """
-    with open_store(left_url) as left, open_store(right_url) as right:
+    with open_complete_store(left_url) as left, open_complete_store(right_url) as right:
+        if not any(next(store.contexts(), None) for store in (left, right)):
+            raise NothingFoundError(f"neither {left.url} nor {right.url} holds records")
         rows = list(_differences(left, right))
     if as_json:
         show_json(rows)
@@ -180,8 +184,10 @@ def _difference(
         what = "winner"
     elif left.by_config.keys() != right.by_config.keys():
         what = "configs measured"
-    else:
+    elif left.by_config != right.by_config:
         what = "timings"
+    else:
+        what = "pin" if left.pin != right.pin else "winner's date or launches"
     return {
         "kernel": context.kernel.name,
         "device": context.environment.device.name,

@@ -17,13 +17,55 @@ import typer
 from dejavu_cache.errors import PrewarmError, SettingsError
 from dejavu_cache.settings import PREFIX, current_settings
 
+from ..chosen_store import open_existing_store
 from ..options import JsonOption
-from ..output import say, show_json
+from ..output import note, say, show_json
 
 if TYPE_CHECKING:
+    from dejavu_cache.prewarm.build import PrewarmResult
     from dejavu_cache.runtime.activity_report import ActivityEvent
 
 __all__ = ["register"]
+
+
+ModulesArgument = Annotated[
+    list[str],
+    typer.Argument(metavar="MODULE…", help="The kernels' modules; a package is all in it."),
+]
+GpuNamesOption = Annotated[
+    list[str],
+    typer.Option("--device", metavar="NAME", help="A GPU as records name it; may repeat."),
+]
+SourceOption = Annotated[
+    str,
+    typer.Option(
+        "--from", metavar="URL", help="Where the records are; else DEJAVU_CACHE_URL, else your own."
+    ),
+]
+FallbacksOption = Annotated[
+    bool,
+    typer.Option(
+        help="Compile default configs and trees' choices too, for scenarios that are not tuned."
+    ),
+]
+HostModulesOption = Annotated[
+    bool,
+    typer.Option(
+        help="Build the modules that launch kernels; no C compiler is needed at run time."
+    ),
+]
+OtherWheelOption = Annotated[
+    bool,
+    typer.Option(
+        "--allow-other-wheel", help="Compile what was noted by another build of the same Triton."
+    ),
+]
+OtherTritonOption = Annotated[
+    bool,
+    typer.Option(
+        "--allow-other-triton", help="Take another Triton's records along, without binaries."
+    ),
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -35,63 +77,32 @@ def register(app: typer.Typer) -> None:
 
 
 def prewarm(
-    modules: Annotated[
-        list[str],
-        typer.Argument(metavar="MODULE…", help="The kernels' modules; a package is all in it."),
-    ],
-    device: Annotated[
-        list[str],
-        typer.Option("--device", metavar="NAME", help="A GPU as records name it; may repeat."),
-    ],
+    modules: ModulesArgument,
+    device: GpuNamesOption,
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="The folder to make.")],
-    source: Annotated[
-        str,
-        typer.Option(
-            "--from",
-            metavar="URL",
-            help="Where the records are; else DEJAVU_CACHE_URL, else your own.",
-        ),
-    ] = "",
+    source: SourceOption = "",
     jobs: Annotated[
         int, typer.Option("--jobs", min=0, help="Compilers at once; 0 is one per CPU.")
     ] = 0,
-    fallbacks: Annotated[
-        bool,
-        typer.Option(
-            help="Compile default configs and trees' choices too, for scenarios that are not tuned."
-        ),
-    ] = True,
-    host_modules: Annotated[
-        bool,
-        typer.Option(
-            help="Build the modules that launch kernels; no C compiler is needed at run time."
-        ),
-    ] = True,
-    allow_other_wheel: Annotated[
-        bool,
-        typer.Option(
-            "--allow-other-wheel",
-            help="Compile what was noted by another build of the same Triton.",
-        ),
-    ] = False,
-    allow_other_triton: Annotated[
-        bool,
-        typer.Option(
-            "--allow-other-triton", help="Take another Triton's records along, without binaries."
-        ),
-    ] = False,
+    fallbacks: FallbacksOption = True,
+    host_modules: HostModulesOption = True,
+    allow_other_wheel: OtherWheelOption = False,
+    allow_other_triton: OtherTritonOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Make a folder to run from without tuning and compiling, on a machine that needs no GPU.
 
     Name it in DEJAVU_CACHE_URL as prewarmed:///DIR; it may be moved and mounted read-only.
     """
+    settings = current_settings()
+    with open_existing_store(source) as records:
+        next(records.contexts(), None)  # raises if a store does not answer
+
     from dejavu_cache.prewarm.build import prewarm as build
     from dejavu_cache.prewarm.messages import AllowedDifferences
 
     from ..progress import prewarm_bar
 
-    settings = current_settings()
     progress_bar = prewarm_bar() if sys.stderr.isatty() else nullcontext(_ignore_progress)
     with progress_bar as progress:
         result = build(
@@ -105,18 +116,17 @@ def prewarm(
             host_modules=host_modules,
             allowed=AllowedDifferences(triton=allow_other_triton, wheel=allow_other_wheel),
         )
-    manifest = result.manifest
-    for note in result.notes:
-        sys.stderr.write(f"note: {note}\n")
+    for text in result.notes:
+        note(text)
     if as_json:
-        show_json(
-            {
-                "compiled": result.compiled,
-                "notes": result.notes,
-                **manifest.model_dump(mode="json", exclude={"files"}),
-            }
-        )
-        return
+        manifest = result.manifest.model_dump(mode="json", exclude={"files"})
+        show_json({"compiled": result.compiled, "notes": result.notes, **manifest})
+    else:
+        _say_result(result, out)
+
+
+def _say_result(result: PrewarmResult, out: Path) -> None:
+    manifest = result.manifest
     size = sum(file.size for file in manifest.files.values())
     binaries = sum(kernel.binaries for kernel in manifest.kernels)
     scenarios = sum(kernel.scenarios for kernel in manifest.kernels)
@@ -129,9 +139,8 @@ def prewarm(
         f"{out}: {scenarios} scenarios of {len(manifest.kernels)} kernels, {what}, "
         f"for {', '.join(manifest.targets)}"
     )
-    say(
-        f"{size / 2**20:.1f} MiB by {manifest.wheel}; run with  {PREFIX}URL=prewarmed://{out.absolute()}"
-    )
+    say(f"{size / 2**20:.1f} MiB by {manifest.wheel}")
+    say(f"run with {PREFIX}URL=prewarmed://{out.absolute()}")
 
 
 def _ignore_progress(total: int) -> Callable[[Any, Any], None]:

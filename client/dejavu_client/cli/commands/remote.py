@@ -2,30 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dejavu_cache.errors import SettingsError
+from dejavu_cache.errors import SettingsError, StoreError
 from dejavu_cache.model.record import Pin, Record
 from dejavu_cache.model.scenario import Config, Context, Scalar, now
 from dejavu_cache.provenance import whoami
 from dejavu_cache.settings import current_settings
-from dejavu_cache.stores import Store, open_store
+from dejavu_cache.stores import Store
 
+from ..chosen_store import (
+    is_server_url,
+    open_chosen_store,
+    open_complete_store,
+    open_existing_store,
+    require_records,
+    split_urls,
+)
+from ..errors import PartlyDoneError
 from ..options import (
     JsonOption,
     KernelArgument,
+    KernelOption,
     ScenarioOption,
     StoreOption,
-    is_server_url,
-    open_chosen_store,
     parse_assignments,
-    split_urls,
 )
 from ..output import say, show_json, show_table
-from ..record_queries import matching_records
+from ..record_copy import merge_acknowledged
+from ..record_queries import kernels_of, matching_kernels, matching_records, record_sets_of
 from ..spool_summary import send_waiting
 
 if TYPE_CHECKING:
@@ -41,7 +49,6 @@ ServerOption = Annotated[
         help="The server; else the first https:// or http:// in DEJAVU_CACHE_URL.",
     ),
 ]
-KernelOption = Annotated[str, typer.Option("--kernel", help="Only this kernel.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -51,22 +58,24 @@ def register(app: typer.Typer) -> None:
 
 
 def push(server: ServerOption = "", kernel: KernelOption = "", store: StoreOption = "") -> None:
-    """Send a local store's records to the server."""
-    _send(_open_local(store), _open_server(server), kernel)
+    """Send a local store's records to the server; prints how many were new there."""
+    remote = _open_server(server)
+    merge_acknowledged(record_sets_of(_open_local(store), kernel), remote)
 
 
 def pull(server: ServerOption = "", kernel: KernelOption = "", store: StoreOption = "") -> None:
-    """Fetch the server's records into a local store."""
-    _copy(_open_server(server), _open_local(store), kernel)
+    """Fetch the server's records into a local store; prints how many were new there."""
+    merge_acknowledged(record_sets_of(_open_server(server), kernel), _local_target(store))
 
 
 def sync(server: ServerOption = "", kernel: KernelOption = "", store: StoreOption = "") -> None:
     """Send what waits on disk, then push and pull; exits with 1 if something still waits."""
     remote = _open_server(server)
     is_all_sent = send_waiting(remote)
-    local = _open_local(store)
-    _send(local, remote, kernel)
-    _copy(remote, local, kernel)
+    local = _local_target(store)
+    for source, target in ((local, remote), (remote, local)):
+        if next(source.contexts(), None) is not None:
+            merge_acknowledged(record_sets_of(source, kernel), target)
     if not is_all_sent:
         raise typer.Exit(1)
 
@@ -79,9 +88,11 @@ def promote(
     kernel: KernelOption = "",
 ) -> None:
     """Copy a namespace's records into another, winners and provenance included."""
-    client = _open_server(server).client
-    count = client.promote(to, kernel or None)
-    say(f"{count} records of {client.namespace} promoted to {to}")
+    remote = _open_server(server)
+    kernels = kernels_of(remote, kernel) if kernel else [None]
+    require_records(remote)
+    count = sum(remote.client.promote(to, name) for name in kernels)
+    say(f"{count} records of {remote.client.namespace} promoted to {to}")
 
 
 def misses(
@@ -91,6 +102,9 @@ def misses(
     rows = worklist(server, kernel)
     if as_json:
         show_json(rows)
+        return
+    if not rows:
+        say("nothing was missed")
         return
     cells = [
         (
@@ -109,9 +123,19 @@ def worklist(server: str, kernel: str = "") -> list[dict[str, Any]]:
 
     Args:
         server: a store's URL, of which the first server counts; empty for the configured server.
-        kernel: the kernel's full name; empty for all kernels.
+        kernel: as for `kernel_matches`.
+
+    Raises:
+        NothingFoundError: the kernel has neither records nor misses.
     """
-    return _open_server(_first_server(server)).client.misses(kernel or None)
+    remote = _open_server(_first_server(server))
+    rows = remote.client.misses()
+    if not kernel:
+        return rows
+    names = {str(row["context"]["kernel"]["name"]) for row in rows}
+    tuned = {context.kernel.name for context in remote.contexts()}
+    chosen = matching_kernels(names | tuned, kernel, remote.url)
+    return [row for row in rows if row["context"]["kernel"]["name"] in chosen]
 
 
 def pin(
@@ -124,15 +148,17 @@ def pin(
 ) -> None:
     """Make scenarios run one config, whatever was measured; it must have been measured for them."""
     values = parse_assignments(config, "--config")
-    with open_chosen_store(store) as target:
-        for context, record in _require_records(target, kernel, scenario):
+    with open_existing_store(store, write=True) as target:
+        pins = []
+        for context, record in matching_records(target, kernel, scenario):
             candidates = [measured for measured in record.by_config if _has(measured, values)]
             if len(candidates) != 1:
                 raise SettingsError(
                     f"{record.scenario}: {len(candidates)} measured configs have "
                     f"{', '.join(config)}; name one"
                 )
-            _set_pin(target, context, record, candidates[0])
+            pins.append((context, record, candidates[0]))
+        _set_pins(target, pins)
 
 
 def unpin(
@@ -141,49 +167,32 @@ def unpin(
     store: StoreOption = "",
 ) -> None:
     """Take pins back: the measurements decide again."""
-    with open_chosen_store(store) as target:
-        for context, record in _require_records(target, kernel, scenario):
-            if record.pinned:
-                _set_pin(target, context, record, None)
+    with open_existing_store(store, write=True) as target:
+        matches = matching_records(target, kernel, scenario)
+        _set_pins(target, [(context, record, None) for context, record in matches if record.pinned])
 
 
-def _set_pin(store: Store, context: Context, record: Record, config: Config | None) -> None:
-    choice = Pin(config=config, at=now(), by=whoami())
-    store.put(context, [Record(scenario=record.scenario, pin=choice)])
-    state = f"pinned to {config}" if config else "no longer pinned"
-    say(f"{context.kernel.name}{record.scenario}: {state}")
-
-
-def _require_records(
-    store: Store, kernel: str, assignments: Iterable[str] | None
-) -> list[tuple[Context, Record]]:
-    matches = matching_records(store, kernel, assignments)
-    if not matches:
-        say(f"{store.url} has no such record of {kernel}")
-        raise typer.Exit(1)
-    return matches
+def _set_pins(store: Store, pins: Sequence[tuple[Context, Record, Config | None]]) -> None:
+    """Set or remove pins and print each; an error names how many are done."""
+    if not pins:
+        say("nothing was pinned")
+    for done, (context, record, config) in enumerate(pins):
+        choice = Pin(config=config, at=now(), by=whoami())
+        try:
+            store.put(context, [Record(scenario=record.scenario, pin=choice)])
+        except StoreError as error:
+            if not done:
+                raise
+            raise PartlyDoneError(
+                f"only {done} of {len(pins)} scenarios are done: {error}"
+            ) from None
+        state = f"pinned to {config}" if config else "no longer pinned"
+        say(f"{context.kernel.name}{record.scenario}: {state}")
 
 
 def _has(config: Config, values: dict[str, str]) -> bool:
     settings: dict[str, Scalar] = {**config.params, **config.options}
     return all(name in settings and str(settings[name]) == value for name, value in values.items())
-
-
-def _send(source: Store, remote: RemoteStore, kernel: str) -> None:
-    """Send records in the foreground, so that the command sees a failure."""
-    count = 0
-    for record_set in source.record_sets(kernel or None):
-        remote.client.send(record_set)
-        count += len(record_set.records)
-    say(f"{count} records sent to {remote.url}")
-
-
-def _copy(source: Store, target: Store, kernel: str) -> None:
-    count = 0
-    for record_set in source.record_sets(kernel or None):
-        target.put(record_set.context, record_set.records)
-        count += len(record_set.records)
-    say(f"{count} records fetched into {target.url}")
 
 
 def _first_server(urls: str) -> str:
@@ -205,6 +214,21 @@ def _open_server(url: str) -> RemoteStore:
 
 
 def _open_local(url: str) -> Store:
-    settings = current_settings()
-    local_urls = [part for part in split_urls(settings.url) if not is_server_url(part)]
-    return open_store(url or ",".join(local_urls) or settings.default_url)
+    """Open the local store, which must exist if it was named, for reading all of it."""
+    named = url or _configured_local_urls()
+    return open_complete_store(named) if named else open_chosen_store(_own_cache())
+
+
+def _local_target(url: str) -> Store:
+    """Open the local store, which may be new."""
+    return open_chosen_store(url or _configured_local_urls() or _own_cache())
+
+
+def _configured_local_urls() -> str:
+    """Return the URLs of `DEJAVU_CACHE_URL` that are no servers'."""
+    urls = split_urls(current_settings().url)
+    return ",".join(url for url in urls if not is_server_url(url))
+
+
+def _own_cache() -> str:
+    return current_settings().default_url

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from dejavu_cache.stores import Store, TieredStore
+from dejavu_cache.stores import Store
 from dejavu_cache.stores.kernel_rename import (
     KernelRename,
     RenameCounts,
@@ -14,8 +14,10 @@ from dejavu_cache.stores.kernel_rename import (
     preview_rename,
 )
 
-from ..options import StoreOption, open_chosen_store
+from ..chosen_store import open_existing_store, tiers_of
+from ..options import StoreOption
 from ..output import say
+from ..record_queries import matching_kernels
 
 __all__ = ["register"]
 
@@ -37,17 +39,30 @@ def rename(
     tools are copied to the new function name. An interrupted run is completed by the next.
     """
     names = KernelRename.parse(old, new)
-    with open_chosen_store(store) as chosen:
-        for tier in _writable_tiers(chosen):
+    with open_existing_store(store, write=yes) as chosen:
+        tiers = _tiers_to_rename(chosen) if yes else tiers_of(chosen)
+        renamed = False
+        for tier in tiers:
             counts = apply_rename(tier, names) if yes else preview_rename(tier, names)
             say(_summary(tier, names, counts, renamed=yes))
+            renamed = renamed or bool(counts)
+        if not renamed:
+            _require_new_name(chosen, names)
 
 
-def _writable_tiers(store: Store) -> list[Store]:
+def _require_new_name(store: Store, names: KernelRename) -> None:
+    """Raise `NothingFoundError` unless kernels have the new name already."""
+    kernels = {context.kernel.name for context in store.contexts()}
+    if not any((name + ".").startswith(names.new.rstrip(".") + ".") for name in kernels):
+        matching_kernels(
+            kernels, f"{names.old}*" if names.old.endswith(".") else names.old, store.url
+        )
+
+
+def _tiers_to_rename(store: Store) -> tuple[Store, ...]:
     """Return the writable tiers; a single store even if it is read-only, so that it raises."""
-    if not isinstance(store, TieredStore):
-        return [store]
-    return [tier for tier in store.tiers if not tier.read_only]
+    tiers = tiers_of(store)
+    return tuple(tier for tier in tiers if not tier.read_only) if len(tiers) > 1 else tiers
 
 
 def _summary(store: Store, names: KernelRename, counts: RenameCounts, *, renamed: bool) -> str:

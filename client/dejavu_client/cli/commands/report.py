@@ -8,16 +8,11 @@ from typing import Annotated
 import typer
 
 from dejavu_cache.errors import SettingsError
-from dejavu_cache.safe_files import open_to_write
 
-from ..options import (
-    DeviceOption,
-    StoreOption,
-    TritonOption,
-    open_chosen_store,
-    parse_assignments,
-)
+from ..chosen_store import open_existing_store
+from ..options import KERNEL_HELP, DeviceOption, StoreOption, TritonOption, parse_assignments
 from ..output import say
+from ..output_file import open_output
 from ..record_queries import newest_record_sets
 
 __all__ = ["register"]
@@ -29,9 +24,7 @@ def register(app: typer.Typer) -> None:
 
 
 def report(
-    kernel: Annotated[
-        str, typer.Argument(help="Only this kernel, by its name or the end of it.")
-    ] = "",
+    kernel: Annotated[str, typer.Argument(help=f"{KERNEL_HELP} Else all.")] = "",
     to: Annotated[Path, typer.Option("--to", metavar="FILE", help="The page.")] = Path(
         "report.html"
     ),
@@ -56,7 +49,7 @@ def report(
     from dejavu_cache.report.selection_rules import has_values
 
     default_values = parse_assignments(default, "--default")
-    with open_chosen_store(store) as source:
+    with open_existing_store(store) as source:
         record_sets = list(newest_record_sets(source, kernel, device, triton))
         trees = [stored.tree for stored in source.trees()]
     records = [record for record_set in record_sets for record in record_set.records]
@@ -65,11 +58,8 @@ def report(
         texts = " ".join(default or ())
         raise SettingsError(f"--default {texts}: no measured config has these values")
     page = render(record_sets, trees, default_values, source.url)
-    try:
-        with open(open_to_write(to), "w", encoding="utf-8") as file:
-            file.write(page)
-    except OSError as error:
-        raise SettingsError(f"--to {to}: it cannot be written: {error.strerror}") from None
+    with open_output(str(to)) as file:
+        file.write(page)
     say(f"{to}: {len(records)} scenarios in {len(record_sets)} environments")
     if not record_sets:
         raise typer.Exit(1)

@@ -16,10 +16,16 @@ import typer
 
 from dejavu_cache.errors import SettingsError
 from dejavu_cache.model.scenario import Scenario
-from dejavu_cache.stores import open_store
-from dejavu_cache.stores.default import default_store
 
-from ..options import JsonOption, StoreOption, parse_assignments
+from ..chosen_store import open_chosen_store
+from ..options import (
+    JsonOption,
+    PresetOption,
+    StoreOption,
+    SuiteArgument,
+    SuiteOption,
+    parse_suite_options,
+)
 from ..output import show_json
 from ..sweep_summary import (
     drift,
@@ -48,15 +54,10 @@ def register(app: typer.Typer) -> None:
 
 
 def sweep(
-    suite: Annotated[
-        str, typer.Argument(metavar="MODULE[:SUITE]", help="The suite, or FILE.py[:SUITE].")
-    ],
+    suite: SuiteArgument,
     store: StoreOption = "",
-    preset: Annotated[str, typer.Option(help="Short for --option preset=…")] = "",
-    option: Annotated[
-        list[str] | None,
-        typer.Option("--option", metavar="NAME=VALUE", help="An option of the suite; may repeat."),
-    ] = None,
+    preset: PresetOption = "",
+    option: SuiteOption = None,
     budget: Annotated[str, typer.Option(help="How long it may take: 90s, 20m, 2h.")] = "",
     shard: Annotated[
         str, typer.Option(metavar="I/N", help="Only the i-th of n parts of the cases.")
@@ -89,14 +90,12 @@ def sweep(
     """
     _refuse_both("--verify", verify, "--dry-run", dry_run)
     _refuse_both("--gpus", gpus, "--ray", ray)
-    home = open_store(store) if store else default_store()
+    home = open_chosen_store(store)
     if home.url.startswith("memory:"):
         raise SettingsError(
             "a sweep into memory:// would be lost at its end: give --store a folder or a server"
         )
-    options = parse_assignments(option, "--option")
-    if preset:
-        options["preset"] = preset
+    options = parse_suite_options(option, preset)
     if suite.partition(":")[0].endswith(".py"):  # workers may have other working directories
         suite = str(Path(suite).absolute())
     seconds = _seconds(budget) if budget else None

@@ -2,33 +2,30 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterable, Iterator
-from contextlib import nullcontext
+from contextlib import ExitStack
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from pydantic import ValidationError
 
-from dejavu_cache.errors import (
-    DamagedRecordsError,
-    MergeConflictError,
-    NewerFormatError,
-    SettingsError,
-)
+from dejavu_cache.errors import SettingsError
 from dejavu_cache.integrations.foreign_files import read_foreign_files
 from dejavu_cache.model.foreign_result import ForeignResult
 from dejavu_cache.model.merge import OnConflict
-from dejavu_cache.model.record import FORMAT, RecordSet
-from dejavu_cache.model.scenario import canonical_json
-from dejavu_cache.safe_files import open_to_write
-from dejavu_cache.stores import Store, open_store
-from dejavu_cache.stores.file_layout import Page
+from dejavu_cache.model.record import RecordSet
+from dejavu_cache.model.scenario import Context, canonical_json
+from dejavu_cache.stores import Store
 from dejavu_cache.stores.snapshot import freeze as write_snapshot
 
-from ..options import StoreOption, open_chosen_store
-from ..output import say
+from ..chosen_store import open_chosen_store, open_complete_store
+from ..errors import NothingFoundError
+from ..options import KernelOption, StoreOption
+from ..output import note, say
+from ..output_file import open_output
+from ..record_copy import merge_acknowledged
+from ..record_files import read_record_sets
+from ..record_queries import contexts_of, kernels_of
 
 __all__ = ["register"]
 
@@ -56,16 +53,21 @@ def register(app: typer.Typer) -> None:
 
 def export_records(
     file: Annotated[str, typer.Argument(help="Where to; - is standard output.")] = "-",
-    kernel: Annotated[str, typer.Option(help="Only this kernel.")] = "",
+    kernel: KernelOption = "",
     store: StoreOption = "",
 ) -> None:
-    """Write all records as JSON lines: a context and its records per line, in a fixed order."""
-    with (
-        open_chosen_store(store) as source,
-        nullcontext(sys.stdout) if file == "-" else _open_for_writing(file) as out,
-    ):
-        for record_set in source.record_sets(kernel or None):
-            out.write(canonical_json(record_set) + "\n")
+    """Write all records as JSON lines: a context and its records per line, in a fixed order.
+
+    An earlier FILE is replaced once the new one is complete.
+    """
+    with open_complete_store(store) as source:
+        contexts = contexts_of(source, kernel)
+        with open_output(file) as out:
+            for context in contexts:
+                records = tuple(source.records(context))
+                out.write(canonical_json(RecordSet(context=context, records=records)) + "\n")
+    if file != "-":
+        note(f"{_count_kernels(contexts)} of {source.url} written to {file}")
 
 
 def import_records(
@@ -100,15 +102,17 @@ def import_records(
         )
     with open_chosen_store(store) as target:
         if file:
-            _merge_into(target, list(_read_record_sets(file)), _parse_rule(on_conflict))
+            record_sets = list(read_record_sets(file))
+            if not any(record_set.records for record_set in record_sets):
+                raise NothingFoundError(f"{file} holds no records")
+            merge_acknowledged(record_sets, target, parse_rule(on_conflict))
         for origin, folder in folders.items():
             results = _rename_results(read_foreign_files(origin, Path(folder)), rename or [])
+            if not results:
+                raise NothingFoundError(f"{folder} has no results of {origin}")
             target.put_imported(results)
             functions = ", ".join(sorted({result.function for result in results}))
-            say(
-                f"{len(results)} results of {origin} for {functions or 'nothing'} "
-                f"kept in {target.url}"
-            )
+            say(f"{len(results)} results of {origin} for {functions} kept in {target.url}")
 
 
 def merge(
@@ -116,21 +120,43 @@ def merge(
     into: Annotated[str, typer.Option("--into", metavar="URL", help="The store to write.")],
     on_conflict: ConflictOption = "newest",
 ) -> None:
-    """Merge stores into one."""
-    with open_store(into) as target:
-        for url in sources:
-            with open_store(url) as source:
-                _merge_into(target, source.record_sets(), _parse_rule(on_conflict))
+    """Merge stores into one; prints how many records were new, and how many known already.
+
+    All stores must be readable before anything is written.
+    """
+    rule = parse_rule(on_conflict)
+    with ExitStack() as stack:
+        opened = [stack.enter_context(open_complete_store(url)) for url in sources]
+        empty = [source for source in opened if next(source.contexts(), None) is None]
+        if len(empty) == len(opened):
+            raise NothingFoundError(f"{', '.join(source.url for source in opened)}: no records")
+        for source in empty:
+            note(f"{source.url} holds no records")
+        target = stack.enter_context(open_chosen_store(into))
+        merge_acknowledged(chain.from_iterable(map(Store.record_sets, opened)), target, rule)
 
 
 def freeze(
     folder: Annotated[Path, typer.Argument(help="Where the snapshot is written.")],
-    kernel: Annotated[str, typer.Option(help="Only this kernel.")] = "",
+    kernel: KernelOption = "",
     store: StoreOption = "",
 ) -> None:
     """Write a snapshot of a store, named by its content; prints the URL by which a job uses it."""
-    with open_chosen_store(store) as source:
-        say(write_snapshot(source, folder, kernel or None).url)
+    with open_complete_store(store) as source:
+        say(write_snapshot(source, folder, kernels_of(source, kernel)).url)
+
+
+def parse_rule(text: str) -> OnConflict:
+    """Return the rule for two timings of one config that `--on-conflict` names."""
+    rules: dict[str, OnConflict] = {"newest": "newest", "fastest": "fastest", "fail": "fail"}
+    if text not in rules:
+        raise SettingsError(f"--on-conflict {text!r}: choose newest, fastest or fail")
+    return rules[text]
+
+
+def _count_kernels(contexts: list[Context]) -> str:
+    kernels = len({context.kernel.name for context in contexts})
+    return f"{len(contexts)} contexts of {kernels} kernels"
 
 
 def _rename_results(results: list[ForeignResult], changes: list[str]) -> list[ForeignResult]:
@@ -146,65 +172,3 @@ def _rename_results(results: list[ForeignResult], changes: list[str]) -> list[Fo
         )
         for result in results
     ]
-
-
-def _merge_into(store: Store, record_sets: Iterable[RecordSet], rule: OnConflict) -> None:
-    count = 0
-    for record_set in record_sets:
-        try:
-            store.put(record_set.context, record_set.records, rule)
-        except MergeConflictError as error:
-            say(f"stopped at {record_set.context.kernel.name}: {error}")
-            raise typer.Exit(1) from None
-        count += len(record_set.records)
-    say(f"{count} records merged into {store.url}")
-
-
-def _parse_rule(text: str) -> OnConflict:
-    rules: dict[str, OnConflict] = {"newest": "newest", "fastest": "fastest", "fail": "fail"}
-    if text not in rules:
-        raise SettingsError(f"--on-conflict {text!r}: choose newest, fastest or fail")
-    return rules[text]
-
-
-def _read_record_sets(file: str) -> Iterator[RecordSet]:
-    path = Path(file)
-    if file != "-" and path.is_dir():
-        for member in sorted(path.rglob("*.json")):
-            yield from _read_record_sets(str(member))
-        return
-    try:
-        text = sys.stdin.read() if file == "-" else path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise SettingsError(f"{file} cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise DamagedRecordsError(f"{file} is damaged: {error}; nothing was imported") from None
-    # A store's own file begins with its format, and a line of an export with its context.
-    if text.startswith('{"format"') and "\n" in text.strip():
-        page = Page.parse(text, file)
-        yield RecordSet(context=page.context, records=tuple(page.records(file)))
-        return
-    for number, line in enumerate(text.split("\n"), 1):
-        if line.strip():
-            yield _parse_line(line, f"{file}, line {number}")
-
-
-def _parse_line(line: str, position: str) -> RecordSet:
-    try:
-        record_set = RecordSet.model_validate_json(line)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        field = ".".join(map(str, first["loc"]))
-        raise DamagedRecordsError(
-            f"{position}: {field}: {first['msg']}; nothing was imported"
-        ) from None
-    if record_set.format > FORMAT:
-        raise NewerFormatError(position, record_set.format, FORMAT)
-    return record_set
-
-
-def _open_for_writing(file: str):  # type: ignore[no-untyped-def]
-    try:
-        return open(open_to_write(Path(file)), "w", encoding="utf-8")
-    except OSError as error:
-        raise SettingsError(f"{file} cannot be written: {error.strerror}") from None

@@ -10,9 +10,10 @@ import typer
 from dejavu_cache.model.scenario import Context, now
 from dejavu_cache.stores import FileStore, Store
 
-from ..options import StoreOption, open_chosen_store
+from ..chosen_store import open_existing_store
+from ..options import KERNEL_HELP, StoreOption
 from ..output import say
-from ..record_queries import last_measured
+from ..record_queries import contexts_of, last_measured
 
 __all__ = ["register"]
 
@@ -31,7 +32,7 @@ def collect_garbage(
     store: StoreOption = "",
 ) -> None:
     """Drop records of code that has changed since, and files that killed writers left."""
-    with open_chosen_store(store) as target:
+    with open_existing_store(store, write=not dry_run) as target:
         stale = _superseded_contexts(target) | (
             _older_than(target, days) if days is not None else set()
         )
@@ -47,19 +48,20 @@ def collect_garbage(
 
 
 def clear(
-    kernel: Annotated[str, typer.Argument(help="Only this kernel; else everything.")] = "",
+    kernel: Annotated[str, typer.Argument(help=f"{KERNEL_HELP} Else all.")] = "",
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     store: StoreOption = "",
 ) -> None:
     """Drop all records, or a kernel's."""
-    with open_chosen_store(store) as target:
-        contexts = list(target.contexts(kernel or None))
-        if not contexts:
-            say(f"{target.url} has no records{f' of {kernel}' if kernel else ''}")
-            raise typer.Exit(1 if kernel else 0)
+    with open_existing_store(store, write=True) as target:
+        if not kernel and next(target.contexts(), None) is None:
+            say(f"{target.url} has no records")
+            return
+        contexts = contexts_of(target, kernel)
         if not yes:
+            kernels = sorted({context.kernel.name for context in contexts})
             typer.confirm(
-                f"Drop {len(contexts)} contexts of {kernel or 'all kernels'} from {target.url}?",
+                f"Drop {len(contexts)} contexts of {', '.join(kernels)} from {target.url}?",
                 abort=True,
             )
         say(f"{sum(target.delete(context) for context in contexts)} records dropped")

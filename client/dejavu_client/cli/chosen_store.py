@@ -1,0 +1,118 @@
+"""Opening of the stores that commands name, so that a mistyped one is an error."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from dejavu_cache.errors import StoreError
+from dejavu_cache.settings import current_settings
+from dejavu_cache.stores import FileStore, Store, TieredStore, open_store
+
+from .errors import NoSuchStoreError, NothingFoundError
+from .output import note
+
+__all__ = [
+    "is_server_url",
+    "open_chosen_store",
+    "open_complete_store",
+    "open_existing_store",
+    "require_records",
+    "split_urls",
+    "tiers_of",
+]
+
+COMMAND_WAIT = 30.0
+"""Seconds that a command waits for a server; a launch waits less."""
+
+
+def split_urls(urls: str) -> list[str]:
+    """Return the URLs of a comma-separated list, without empty ones."""
+    return [url.strip() for url in urls.split(",") if url.strip()]
+
+
+def is_server_url(url: str) -> bool:
+    """Return whether a store's URL is a server's."""
+    return url.startswith(("https://", "http://"))
+
+
+def tiers_of(store: Store) -> tuple[Store, ...]:
+    """Return the tiers of a store; a store without tiers is its only one."""
+    return store.tiers if isinstance(store, TieredStore) else (store,)
+
+
+def open_chosen_store(url: str) -> Store:
+    """Open a store to write to, which need not exist yet; every tier must accept what is written.
+
+    Args:
+        url: the value of an option; empty for `DEJAVU_CACHE_URL`, or else the user's own cache.
+    """
+    settings = current_settings()
+    store = open_store(url or settings.url or settings.default_url)
+    for tier in tiers_of(store):
+        if hasattr(tier, "wait"):
+            tier.wait = COMMAND_WAIT
+    return TieredStore(tiers_of(store), strict=True) if isinstance(store, TieredStore) else store
+
+
+def open_existing_store(url: str, *, write: bool = False) -> Store:
+    """Open a store that must exist; every tier must answer when it is asked.
+
+    The user's own cache counts as empty before the first tune. So does a missing folder that
+    `DEJAVU_CACHE_URL` lists beside other stores, with a note.
+
+    Args:
+        url: as for `open_chosen_store`.
+        write: whether the command changes the store; if not, its files are left as they are.
+
+    Raises:
+        NoSuchStoreError: a folder does not exist.
+    """
+    store = open_chosen_store(url)
+    folders = [tier for tier in tiers_of(store) if isinstance(tier, FileStore)]
+    missing = [folder for folder in folders if not folder.root.is_dir()]
+    listed = not url and len(missing) < len(tiers_of(store))
+    for folder in missing:
+        if listed:
+            note(f"{folder.root} does not exist yet, and counts as empty")
+        elif url or current_settings().url:
+            raise NoSuchStoreError(_explain_missing(folder.root, named=bool(url)))
+    for folder in folders:
+        if folder.root.is_dir() and not os.access(folder.root, os.R_OK | os.X_OK):
+            raise StoreError(f"{folder.root} cannot be read: give this user access")
+    if not write:
+        for folder in folders:
+            folder.read_only = True
+    return store
+
+
+def open_complete_store(url: str) -> Store:
+    """Open a store of which all records can be read, for commands that copy or compare it.
+
+    Raises:
+        NoSuchStoreError: a folder does not exist.
+        StoreError: a file of a folder cannot be read; the message names the files.
+    """
+    store = open_existing_store(url)
+    for folder in tiers_of(store):
+        unreadable = folder.unreadable() if isinstance(folder, FileStore) else {}
+        if unreadable:
+            files = "\n".join(f"  {path}: {reason}" for path, reason in unreadable.items())
+            raise StoreError(
+                f"{folder.url} has files that cannot be read, so nothing was copied or compared; "
+                f"repair them or move them away:\n{files}"
+            )
+    return store
+
+
+def require_records(store: Store) -> None:
+    """Raise `NothingFoundError` if a store holds no records."""
+    if next(store.contexts(), None) is None:
+        raise NothingFoundError(f"{store.url} holds no records")
+
+
+def _explain_missing(folder: Path, *, named: bool) -> str:
+    if folder.exists():
+        return f"{folder} is a file: a store is a folder or a URL"
+    source = "" if named else " (named in DEJAVU_CACHE_URL)"
+    return f"there is no store in {folder}{source}: no such folder"

@@ -1,0 +1,30 @@
+"""Errors of commands that are no errors of the library.
+
+DejavuError
+├── NothingFoundError      a name or a pattern matches nothing
+├── PartlyDoneError        some of what was asked is done
+└── StoreError
+    └── NoSuchStoreError   a store was named that does not exist
+"""
+
+from __future__ import annotations
+
+from dejavu_cache.errors import DejavuError, ExitCode, StoreError
+
+__all__ = ["NoSuchStoreError", "NothingFoundError", "PartlyDoneError"]
+
+
+class NothingFoundError(DejavuError, LookupError):
+    """A name or a pattern matches nothing; the message names it and where it was looked for."""
+
+    exit_code = ExitCode.NEGATIVE
+
+
+class PartlyDoneError(DejavuError):
+    """Some of what was asked is done; the message names the rest."""
+
+    exit_code = ExitCode.PARTIAL
+
+
+class NoSuchStoreError(StoreError):
+    """A store was named that does not exist."""

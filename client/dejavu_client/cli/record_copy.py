@@ -1,0 +1,152 @@
+"""Copies of records into a store, counted by what the store has acknowledged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from dejavu_cache.errors import MergeConflictError, ReadOnlyStoreError, StoreError
+from dejavu_cache.model.merge import OnConflict, merge_records
+from dejavu_cache.model.record import Record, RecordSet
+from dejavu_cache.model.scenario import Context
+from dejavu_cache.stores import Store
+
+from .errors import PartlyDoneError
+from .output import say
+
+__all__ = ["merge_acknowledged"]
+
+LARGEST_REQUEST = 8 * 2**20
+"""Characters of records in one request to a server; servers limit the size of a request."""
+
+MOST_RECORDS = 1000
+"""Records in one request to a server."""
+
+NAMED_FAILURES = 20
+"""Contexts that an error names one by one."""
+
+
+@dataclass
+class CopyReport:
+    """Counts of the records that a store acknowledged, and those that it did not take."""
+
+    added: int = 0
+    unchanged: int = 0
+    missing: dict[str, int] = field(default_factory=dict)
+    """Records that were not acknowledged, by their kernel, GPU and the reason."""
+    error: StoreError | None = None
+    """The first error."""
+
+    def add_missing(self, record_set: RecordSet, error: StoreError | None) -> None:
+        """Count a record set that is not there, or not known to be; None if it was not tried."""
+        context = record_set.context
+        reason = f": {error}" if error else ", not tried"
+        key = f"{context.kernel.name} on {context.environment.device.name}{reason}"
+        self.missing[key] = self.missing.get(key, 0) + len(record_set.records)
+        self.error = self.error or error
+
+
+def merge_acknowledged(
+    record_sets: Iterable[RecordSet], store: Store, rule: OnConflict = "newest"
+) -> None:
+    """Merge record sets into a store, and print how many records it acknowledged.
+
+    A record set that is refused for its content is passed over; any other error ends the copy.
+
+    Raises:
+        StoreError: the store took nothing, for the reason in the message.
+        PartlyDoneError: it took some of the records; the message names the others.
+        MergeConflictError: `rule` is `fail`, and two timings differ.
+    """
+    report = CopyReport()
+    stopped = False
+    for record_set in record_sets:
+        for part in _split(record_set, store):
+            if stopped:
+                report.add_missing(part, None)
+                continue
+            try:
+                _merge_part(part, store, rule, report)
+            except StoreError as error:
+                report.add_missing(part, error)
+                stopped = getattr(error, "status", None) not in (400, 413, 422)
+    say(f"{report.added} new, {report.unchanged} known in {store.url}")
+    if report.error is not None:
+        raise _failure(report, store)
+
+
+def _merge_part(part: RecordSet, store: Store, rule: OnConflict, report: CopyReport) -> None:
+    before = {record.scenario: record for record in store.records(part.context)}
+    store.put_now(part.context, part.records, rule)
+    new = sum(_adds(before.get(record.scenario), record, store, rule) for record in part.records)
+    pins = [record for record in part.records if _needs_pin(before.get(record.scenario), record)]
+    if pins and store.remote:
+        _set_pins(part.context, pins, store, report)
+    report.added += new
+    report.unchanged += len(part.records) - new
+
+
+def _set_pins(context: Context, records: list[Record], store: Store, report: CopyReport) -> None:
+    """Set pins one by one; servers take them apart from measurements, and only from admins."""
+    for record in records:
+        try:
+            store.put(context, [Record(scenario=record.scenario, pin=record.pin)])
+        except StoreError as error:
+            key = f"the pin of {context.kernel.name}{record.scenario}: {error}"
+            report.missing[key] = 1
+            report.error = report.error or error
+            return
+
+
+def _split(record_set: RecordSet, store: Store) -> Iterator[RecordSet]:
+    """Yield a record set as it is or, for a server, in parts of a limited size."""
+    if not store.remote:
+        yield record_set
+        return
+    part: list[Record] = []
+    size = 0
+    for record in record_set.records:
+        length = len(record.model_dump_json(exclude_none=True))
+        if part and (size + length > LARGEST_REQUEST or len(part) == MOST_RECORDS):
+            yield RecordSet(context=record_set.context, records=tuple(part))
+            part, size = [], 0
+        part.append(record)
+        size += length
+    if part:
+        yield RecordSet(context=record_set.context, records=tuple(part))
+
+
+def _adds(before: Record | None, record: Record, store: Store, rule: OnConflict) -> bool:
+    """Return whether a record added anything to what the store had."""
+    if before is None:
+        return True
+    if store.remote:  # a server keeps the first measurement of a config, whatever the rule
+        return not record.by_config.keys() <= before.by_config.keys()
+    return merge_records(before, record, rule) != before
+
+
+def _needs_pin(before: Record | None, record: Record) -> bool:
+    if record.pin is None:
+        return False
+    earlier = before.pin if before else None
+    if earlier is None:
+        return record.pin.config is not None
+    return record.pin.config != earlier.config and record.pin.at > earlier.at
+
+
+def _failure(report: CopyReport, store: Store) -> Exception:
+    assert report.error is not None
+    lines = [f"{count} of {reason}" for reason, count in report.missing.items()]
+    if len(lines) > NAMED_FAILURES:
+        lines = [*lines[:NAMED_FAILURES], f"and {len(lines) - NAMED_FAILURES} more"]
+    separator = "\n  " if len(lines) > 1 else " "
+    count = sum(report.missing.values())
+    text = f"{count} records are not known to be in {store.url}:{separator}"
+    text += separator.join(lines)
+    if isinstance(report.error, (MergeConflictError, ReadOnlyStoreError)):
+        return type(report.error)(text)
+    if report.added or report.unchanged:
+        return PartlyDoneError(text)
+    failure = StoreError(text)
+    failure.exit_code = report.error.exit_code
+    return failure

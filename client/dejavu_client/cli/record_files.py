@@ -1,0 +1,60 @@
+"""Files of records that `import` reads: exports, a store's own files, and folders of them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from dejavu_cache.errors import DamagedRecordsError, NewerFormatError, StoreError
+from dejavu_cache.model.record import FORMAT, RecordSet
+from dejavu_cache.stores.file_layout import Page
+
+__all__ = ["read_record_sets"]
+
+
+def read_record_sets(file: str) -> Iterator[RecordSet]:
+    """Yield the record sets of a file or folder; decision trees are left out.
+
+    Args:
+        file: the path; `-` is standard input.
+
+    Raises:
+        StoreError: it cannot be read, is damaged, or has a newer format.
+    """
+    path = Path(file)
+    if file != "-" and path.is_dir():
+        for member in sorted(path.rglob("*.json")):
+            if not member.name.endswith(".tree.json"):
+                yield from read_record_sets(str(member))
+        return
+    try:
+        text = sys.stdin.read() if file == "-" else path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise StoreError(f"{file} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise DamagedRecordsError(f"{file} is damaged: {error}; nothing was imported") from None
+    # A store's own file begins with its format, and a line of an export with its context.
+    if text.startswith('{"format"') and "\n" in text.strip():
+        page = Page.parse(text, file)
+        yield RecordSet(context=page.context, records=tuple(page.records(file)))
+        return
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.strip():
+            yield _parse_line(line, f"{file}, line {number}")
+
+
+def _parse_line(line: str, position: str) -> RecordSet:
+    try:
+        record_set = RecordSet.model_validate_json(line)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        field = ".".join(map(str, first["loc"]))
+        raise DamagedRecordsError(
+            f"{position}: {field}: {first['msg']}; nothing was imported"
+        ) from None
+    if record_set.format > FORMAT:
+        raise NewerFormatError(position, record_set.format, FORMAT)
+    return record_set

@@ -1,0 +1,179 @@
+"""Copies say what was acknowledged, and an export is complete or leaves what was there."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from dejavu_client.http.protocol_client import ProtocolClient
+from dejavu_service.services import tokens
+from dejavu_service.services.access import ANYBODY, Role
+from dejavu_service.storage.database import Database
+from support.processes import dejavu, environment
+from support.records import MOMENT, config, context, measurement, record
+from support.service import Running, running_server
+
+from dejavu_cache.errors import ExitCode
+from dejavu_cache.model.record import Pin, Record, RecordSet
+from dejavu_cache.model.scenario import canonical_json
+from dejavu_cache.stores import FileStore
+
+MAX_BODY = 20_000
+"""Bytes that the servers of this module take in one request."""
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Running]:
+    url = f"sqlite:///{tmp_path / 'server.sqlite3'}"
+    limits = {"DEJAVU_SERVER_MAX_BODY": str(MAX_BODY)}
+    with running_server(url, tmp_path / "log", limits) as running:
+        yield running
+
+
+@pytest.fixture
+def export(tmp_path: Path) -> Callable[..., Path]:
+    """Return a function that writes an export of contexts of the kernels k.0, k.1, …."""
+
+    def write(*record_sets: tuple[Record, ...]) -> Path:
+        lines = [
+            canonical_json(RecordSet(context=context(kernel=f"k.{number}"), records=records))
+            for number, records in enumerate(record_sets)
+        ]
+        (tmp_path / "export.jsonl").write_text("\n".join(lines) + "\n")
+        return tmp_path / "export.jsonl"
+
+    return write
+
+
+def kernels_on(server: Running) -> list[str]:
+    client = ProtocolClient(server.base)
+    try:
+        return sorted(context.kernel.name for context in client.contexts())
+    finally:
+        client.close()
+
+
+def test_records_that_a_server_took_are_counted_as_new_or_known(
+    server: Running, export: Callable[..., Path]
+) -> None:
+    file = export((record(16), record(32)), (record(16),))
+    for expected in ("3 new, 0 known", "0 new, 3 known"):
+        out = dejavu("import", file, "--store", server.base)
+        assert (out.returncode, out.stdout) == (0, f"{expected} in {server.base}?namespace=main\n")
+    out = dejavu("import", export((record(16, measurement(128)),)), "--store", server.base)
+    assert out.stdout.startswith("1 new, 0 known")
+
+
+def test_local_stores_count_as_servers_do(tmp_path: Path) -> None:
+    FileStore(tmp_path / "left").put(context(), [record(16), record(32)])
+    FileStore(tmp_path / "right").put(context(), [record(32), record(64)])
+    arguments = ("merge", tmp_path / "left", tmp_path / "right", "--into", tmp_path / "both")
+    assert dejavu(*arguments).stdout.startswith("3 new, 1 known in file://")
+    assert dejavu(*arguments).stdout.startswith("0 new, 4 known in file://")
+
+
+def test_what_a_server_refuses_is_named_and_the_rest_goes_on(
+    server: Running, export: Callable[..., Path]
+) -> None:
+    large = record(16, *(measurement(block) for block in range(300)))
+    out = dejavu("import", export((record(16),), (large,), (record(16),)), "--store", server.base)
+    assert out.returncode == ExitCode.PARTIAL
+    assert out.stdout.startswith("2 new, 0 known")
+    assert re.search(r"1 of k\.1 on NVIDIA H200: .*413", out.stderr)
+    assert kernels_on(server) == ["k.0", "k.2"]
+
+
+def test_many_records_of_one_context_are_sent_in_parts(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'limited.sqlite3'}"
+    FileStore(tmp_path / "local").put(context(), [record(size) for size in range(2000)])
+    limits = {"DEJAVU_SERVER_MAX_RECORDS": "1000"}
+    with running_server(url, tmp_path / "log2", limits) as limited:
+        out = dejavu("push", "--store", tmp_path / "local", "--server", limited.base)
+        assert (out.returncode, out.stdout.split(" in ")[0]) == (0, "2000 new, 0 known"), out
+        out = dejavu("pull", "--store", tmp_path / "copy", "--server", limited.base)
+        assert (out.returncode, out.stdout.split(" in ")[0]) == (0, "2000 new, 0 known"), out
+
+
+def test_a_server_that_dies_takes_what_it_acknowledged_and_the_rest_is_named(
+    server: Running, export: Callable[..., Path]
+) -> None:
+    count = 300
+    file = export(*[(record(16),)] * count)
+    command = [sys.executable, "-m", "dejavu_client", "import", str(file), "--store", server.base]
+    with subprocess.Popen(
+        command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        until = time.monotonic() + 60
+        while len(kernels_on(server)) < 5 and time.monotonic() < until:
+            time.sleep(0.02)
+        server.kill()
+        out, err = process.communicate(timeout=120)
+    assert process.returncode == ExitCode.PARTIAL, (out, err)
+    acknowledged = int(out.split()[0])
+    missing = int(re.findall(r"error: (\d+) records", err)[0])
+    assert acknowledged + missing == count
+    assert "not tried" in err
+    server.start()
+    assert acknowledged <= len(kernels_on(server)) <= acknowledged + 1  # one was on its way
+
+
+def test_pins_that_a_token_may_not_set_are_named(
+    tmp_path: Path, server: Running, export: Callable[..., Path]
+) -> None:
+    database = Database(f"sqlite:///{tmp_path / 'server.sqlite3'}")
+    roles: tuple[Role, ...] = ("write", "admin")
+    secrets = {
+        role: tokens.issue(database, ANYBODY, role, role, ("*",), None).token for role in roles
+    }
+    database.close()
+    pin = Pin(config=config(64), at=MOMENT, by="me")
+    file = export((record(16).model_copy(update={"pin": pin}),))
+    arguments = ("import", file, "--store", server.base)
+    out = dejavu(*arguments, DEJAVU_CACHE_TOKEN=secrets["write"])
+    assert (out.returncode, out.stdout[:14]) == (ExitCode.PARTIAL, "1 new, 0 known")
+    assert "the pin of k.0" in out.stderr
+    out = dejavu(*arguments, DEJAVU_CACHE_TOKEN=secrets["admin"])
+    assert (out.returncode, out.stderr) == (0, "")
+    out = dejavu("show", "k.0", "--store", server.base, DEJAVU_CACHE_TOKEN=secrets["admin"])
+    assert "pinned" in out.stdout
+
+
+class TestExport:
+    def test_a_damaged_store_leaves_the_previous_backup(self, tmp_path: Path) -> None:
+        store = FileStore(tmp_path / "store")
+        store.put(context(), [record(16)])
+        store.put(context(kernel="pkg.kernels.mul"), [record(16)])
+        backup = tmp_path / "backup.jsonl"
+        assert dejavu("export", backup, "--store", store.root).returncode == 0
+        complete = backup.read_bytes()
+        path = store.path(context())
+        path.write_text(path.read_text().replace('"median"', '"mean"'))
+        for arguments in (("export", backup), ("freeze", tmp_path / "frozen")):
+            out = dejavu(*arguments, "--store", store.root)
+            assert (out.returncode, str(path) in out.stderr) == (ExitCode.UNUSABLE, True)
+        assert backup.read_bytes() == complete
+        assert path.exists(), "a command that reads must not rename what it cannot read"
+
+    def test_a_full_pipe_is_an_error(self, tmp_path: Path) -> None:
+        FileStore(tmp_path).put(context(), [record(16)])
+        command = [sys.executable, "-m", "dejavu_client", "export", "--store", str(tmp_path)]
+        with open("/dev/full", "w") as full:
+            out = subprocess.run(
+                command, env=environment(), stdout=full, stderr=subprocess.PIPE, text=True
+            )
+        assert (out.returncode, out.stderr) == (
+            ExitCode.UNUSABLE,
+            "error: standard output: No space left on device\n",
+        )
+
+    def test_the_permissions_of_the_previous_backup_stay(self, tmp_path: Path) -> None:
+        FileStore(tmp_path / "store").put(context(), [record(16)])
+        backup = tmp_path / "backup.jsonl"
+        backup.touch(0o600)
+        assert dejavu("export", backup, "--store", tmp_path / "store").returncode == 0
+        assert (backup.stat().st_mode & 0o777, backup.stat().st_size > 0) == (0o600, True)

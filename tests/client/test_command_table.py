@@ -1,0 +1,285 @@
+"""Every command against a missing store, a typo, a dead server, a read token and a full disk."""
+
+from __future__ import annotations
+
+import resource
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import typer
+from dejavu_client.cli.main import all_commands, main
+from dejavu_service.services import tokens
+from dejavu_service.services.access import ANYBODY
+from dejavu_service.storage.database import Database
+from support.processes import ROOT
+from support.records import MOMENT, config, context, measurement, record
+from support.service import free_port, running_server
+
+from dejavu_cache.model.record import Pin, RecordSet
+from dejavu_cache.model.scenario import Scenario, canonical_json
+from dejavu_cache.settings import current_settings
+from dejavu_cache.stores import FileStore
+
+OK, NO, USAGE, UNUSABLE, REFUSED = 0, 1, 2, 3, 4
+
+
+class Row(NamedTuple):
+    """A command line, and its exit code in each situation; None where it has no such input."""
+
+    line: str
+    missing: int | None = None
+    typo: int | None = None
+    dead: int | None = None
+    read: int | None = None
+    full: int | None = None
+
+
+SOURCE, TARGET = "--store {store}", "--store {target}"
+READS = {"missing": UNUSABLE, "dead": UNUSABLE, "read": OK}
+
+TABLE = {
+    "ls": Row(f"{SOURCE}", **READS),
+    "show": Row(f"{{kernel}} {SOURCE}", **READS, typo=NO),
+    "diff": Row("{store} {folder}", UNUSABLE, None, UNUSABLE, NO),  # a server dates pins itself
+    "export": Row(f"{{out}} --kernel {{kernel}} {SOURCE}", **READS, typo=NO, full=UNUSABLE),
+    "import": Row(f"{{lines}} {TARGET}", missing=OK, dead=UNUSABLE, read=REFUSED, full=UNUSABLE),
+    "merge": Row("{local} --into {target}", UNUSABLE, None, UNUSABLE, REFUSED, UNUSABLE),
+    "freeze": Row(f"{{new}} --kernel {{kernel}} {SOURCE}", **READS, typo=NO, full=UNUSABLE),
+    "gc": Row(f"{SOURCE}", missing=UNUSABLE, dead=UNUSABLE, read=REFUSED),
+    "clear": Row(f"{{kernel}} --yes {SOURCE}", UNUSABLE, NO, UNUSABLE, REFUSED),
+    "rename": Row(f"{{kernel}} pkg.x --yes {SOURCE}", UNUSABLE, NO, UNUSABLE, REFUSED, UNUSABLE),
+    "push": Row(
+        "--kernel {kernel} --store {local} --server {remote}", UNUSABLE, NO, UNUSABLE, REFUSED
+    ),
+    "pull": Row(
+        "--kernel {kernel} --store {fresh} --server {remote}",
+        OK,
+        NO,
+        UNUSABLE,
+        OK,
+        UNUSABLE,
+    ),
+    "sync": Row("--store {local} --server {remote}", dead=UNUSABLE, read=REFUSED),
+    "promote": Row("--to prod --kernel {kernel} --server {remote}", None, NO, UNUSABLE, REFUSED),
+    "misses": Row("--kernel {kernel} --server {remote}", None, NO, UNUSABLE, OK),
+    "pin": Row(f"{{kernel}} --config BLOCK=64 {SOURCE}", UNUSABLE, NO, UNUSABLE, REFUSED, UNUSABLE),
+    "unpin": Row(f"{{kernel}} {SOURCE}", UNUSABLE, NO, UNUSABLE, REFUSED, UNUSABLE),
+    "run": Row("-- {program}", missing=USAGE),
+    "verify": Row("-- {program}", missing=USAGE),
+    "sweep": Row("no_such_suite --store {folder}", typo=USAGE),
+    "audit": Row("no_such_suite --store {store}", UNUSABLE, USAGE, UNUSABLE, USAGE),
+    "report": Row(f"{{kernel}} --to {{out}} {SOURCE}", **READS, typo=NO, full=UNUSABLE),
+    "prewarm": Row(
+        "no_such_module --device X --out {new} --from {store}", UNUSABLE, None, UNUSABLE
+    ),
+    "doctor": Row(f"{SOURCE}", missing=NO, dead=NO, read=OK),
+    # Servers keep no decision trees, so they are not asked for them.
+    "heuristics fit": Row(f"{{kernel}} --dry-run {SOURCE}", UNUSABLE, NO, UNUSABLE, NO),
+    "heuristics show": Row(f"{{kernel}} {SOURCE}", UNUSABLE, NO, NO, NO),
+    "heuristics export": Row(f"{{kernel}} {SOURCE}", UNUSABLE, NO, NO, NO),
+    "bundle create": Row("{prewarmed} {out}", missing=UNUSABLE, full=UNUSABLE),
+    "bundle inspect": Row("{prewarmed}", missing=UNUSABLE),
+    "bundle verify": Row("{prewarmed} --no-device", missing=UNUSABLE),
+    "bundle extract": Row("{bundle} {new}", missing=UNUSABLE, full=UNUSABLE),
+    "serve": Row("--database {database}", dead=UNUSABLE, full=UNUSABLE),
+    "db upgrade": Row("--database {database}", dead=UNUSABLE, full=UNUSABLE),
+    "db check": Row("--database {database}", missing=UNUSABLE, dead=UNUSABLE),
+    "db prune": Row("--unused-days 9 --database {database}", missing=UNUSABLE, dead=UNUSABLE),
+    "token create": Row("--name x --database {database}", dead=UNUSABLE, full=UNUSABLE),
+    "token list": Row("--database {database}", missing=UNUSABLE, dead=UNUSABLE),
+    "token revoke": Row("x --database {database}", missing=UNUSABLE, dead=UNUSABLE),
+}
+SITUATIONS = ("missing", "typo", "dead", "read", "full")
+CELLS = [
+    pytest.param(command, situation, id=f"{command}-{situation}")
+    for command, row in TABLE.items()
+    for situation in SITUATIONS
+    if getattr(row, situation) is not None
+]
+
+
+def command_names(application: typer.Typer) -> set[str]:
+    """Return the names of all commands, those of groups with the group's name."""
+
+    def names(command: Any, prefix: str) -> Iterator[str]:
+        for name, member in command.commands.items():
+            if hasattr(member, "commands"):
+                yield from names(member, f"{prefix}{name} ")
+            else:
+                yield prefix + name
+
+    return set(names(typer.main.get_command(application), ""))
+
+
+def test_the_table_has_a_row_for_every_command() -> None:
+    assert command_names(all_commands()) == set(TABLE)
+
+
+class Service(NamedTuple):
+    """A server with records, and tokens for it."""
+
+    url: str
+    tokens: dict[str, str]
+
+
+def fill(store: Any) -> None:
+    """Give a store two sources of one kernel, with a pinned and a free scenario."""
+    timings = (measurement(32, 1.0), measurement(64, 2.0))
+    pin = Pin(config=config(64), at=MOMENT, by="me")
+    store.put_now(context(source="f" * 32), [record(16, *timings)])
+    store.put_now(context(), [record(16, *timings), record(32, *timings)])
+    store.put(context(), [record(16).model_copy(update={"pin": pin, "measurements": ()})])
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    folder = tmp_path_factory.mktemp("service")
+    url = f"sqlite:///{folder / 'server.sqlite3'}"
+    with running_server(url, folder / "log") as server:
+        database = Database(url)
+        secrets = {
+            role: tokens.issue(database, ANYBODY, role, role, ("*",), None).token
+            for role in ("read", "admin")
+        }
+        database.close()
+        yield Service(server.base, secrets)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    fill(FileStore(tmp_path / "folder"))
+    return tmp_path / "folder"
+
+
+@pytest.fixture
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """Leave the user's own settings and folders out."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("DEJAVU_CACHE_URL", "")
+    current_settings.cache_clear()
+    yield monkeypatch
+    current_settings.cache_clear()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _fill_server(service: Service) -> None:
+    from dejavu_client.http.protocol_client import ProtocolClient
+    from dejavu_client.http.remote_store import RemoteStore
+
+    client = ProtocolClient(service.url, token=service.tokens["admin"])
+    with RemoteStore(client, wait=30.0) as store:
+        fill(store)
+        store.miss(context(), Scenario(args={"M": 1, "N": 1}, dtypes={}))
+
+
+def arguments_of(situation: str, folder: Path, service: Service) -> dict[str, object]:
+    """Return what the placeholders of a command line stand for in a situation."""
+    root = folder.parent
+    (root / "out").write_text("before")
+    lines = root / "lines.jsonl"
+    records = tuple(FileStore(folder).records(context()))
+    lines.write_text(canonical_json(RecordSet(context=context(), records=records)) + "\n")
+    dead = f"http://127.0.0.1:{free_port()}"
+    absent, new = root / "absent", root / "new"
+    data = ROOT / "tests" / "compatibility" / "data"
+    remote = dead if situation == "dead" else service.url
+    local = absent if situation == "missing" else folder
+    store = {"missing": absent, "dead": dead, "read": service.url}.get(situation, folder)
+    database = {
+        "missing": f"sqlite:///{absent}",
+        "dead": f"postgresql://127.0.0.1:{free_port()}/x",
+        "full": f"sqlite:///{new}",
+    }
+    return {
+        "folder": folder,
+        "store": store,
+        "local": local,
+        "remote": remote,
+        "target": {"dead": dead, "read": service.url}.get(situation, new),
+        "fresh": new,
+        "kernel": "pkg.kernels.ad" if situation == "typo" else "pkg.kernels.add",
+        "out": root / "out",
+        "new": new,
+        "lines": lines,
+        "program": absent,
+        "prewarmed": absent if situation == "missing" else data / "prewarmed",
+        "bundle": absent if situation == "missing" else data / "bundle.tar.zst",
+        "database": database.get(situation, ""),
+    }
+
+
+@contextmanager
+def full_disk() -> Iterator[None]:
+    """Let no file of this process grow beyond 64 bytes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (64, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def files(root: Path) -> dict[str, bytes]:
+    """Return the content of all files that are not empty, as locks are."""
+    contents = {
+        str(path.relative_to(root)): path.read_bytes()
+        for path in sorted(root.rglob("*"))
+        if path.is_file()
+    }
+    return {name: content for name, content in contents.items() if content}
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["dejavu-cache", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert isinstance(ended.value.code, int)
+    return ended.value.code
+
+
+@pytest.mark.parametrize(("command", "situation"), CELLS)
+def test_a_command_says_what_happened(
+    command: str,
+    situation: str,
+    folder: Path,
+    service: Service,
+    settings: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    row = TABLE[command]
+    expected = getattr(row, situation)
+    values = arguments_of(situation, folder, service)
+    token = service.tokens["read" if situation == "read" else "admin"]
+    settings.setenv("DEJAVU_CACHE_TOKEN", token)
+    line = [*command.split(), *row.line.format(**values).split()]
+    before = files(folder.parent)
+
+    with full_disk() if situation == "full" else contextmanager(lambda: iter([None]))():
+        code = run(settings, *line)
+
+    printed = capsys.readouterr()
+    assert code == expected, printed
+    if code == OK:
+        assert "error:" not in printed.err
+        return
+    if command == "diff" and situation == "read":
+        assert "only in" not in printed.out
+        return
+    assert files(folder.parent) == before
+    if command == "doctor":  # its findings are its output
+        assert "wrong" in printed.out
+        return
+    assert "error: " in printed.err
+    assert "Traceback" not in printed.err
+    named = {
+        "missing": ["absent"],
+        "typo": ["pkg.kernels.ad", "no_such_suite", "decision tree"],
+        "dead": [str(values["remote"]).partition("//")[2], "127.0.0.1", "no_such", "decision tree"],
+        "read": ["403", "no_such", "decision tree", "pkg.kernels.add"],
+        "full": ["cannot be", "disk", "too large", "full"],
+    }[situation]
+    assert any(name in printed.err for name in named), printed.err
