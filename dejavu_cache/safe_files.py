@@ -141,13 +141,13 @@ def replace_file(
     Raises:
         OSError: it cannot be written; an earlier file is unchanged.
     """
-    with open_replacement(path, root, mode=mode) as file:
+    with open_replacement(path, root, mode=mode, durable=durable) as file:
         file.write(data)
 
 
 @contextmanager
 def open_replacement(
-    path: Path, root: Path | None = None, *, mode: int = 0o666
+    path: Path, root: Path | None = None, *, mode: int = 0o666, durable: bool = True
 ) -> Iterator[IO[bytes]]:
     """Yield a new file that replaces `path` as `replace_file` does once the block has ended.
 

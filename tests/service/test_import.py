@@ -5,23 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 
 import httpx
-from support.service import config, context, measurement, record, record_set, running_server
+from support.service import START, context, record, record_set, running_server, scenario
 
-from dejavu_cache.model.record import Record
-from dejavu_cache.model.scenario import canonical_json
+from dejavu_cache.model.record import Measurement, Record
+from dejavu_cache.model.scenario import Config, canonical_json
 
-HALF = 50_001
-"""More than half of the measurements that one record may have."""
+LINES, PART = 5, 20_001
+"""Together more measurements than one record may have."""
 
 
-def many_measurements(start: int) -> Record:
-    """Return a record with half of the measurements that are too many for one."""
-    one = measurement(config())
-    params = ({"BLOCK": number} for number in range(start, start + HALF))
-    configs = (config().model_copy(update={"params": values}) for values in params)
-    return record(1, configs=0).model_copy(
-        update={"measurements": tuple(one.model_copy(update={"config": each}) for each in configs)}
-    )
+def many_measurements(part: int) -> Record:
+    """Return a record with a part of the measurements that are too many for one."""
+    configs = (Config(params={"BLOCK": part * PART + number}) for number in range(PART))
+    measurements = (Measurement(config=config, median=1.0, at=START) for config in configs)
+    return Record(scenario=scenario(), measurements=tuple(measurements))
 
 
 def test_a_line_that_cannot_be_merged_is_named_with_what_was_imported(
@@ -30,8 +27,7 @@ def test_a_line_that_cannot_be_merged_is_named_with_what_was_imported(
     full = context("shop.kernels.full")
     lines = [
         canonical_json(record_set(record(1), of=context("shop.kernels.first"))),
-        canonical_json(record_set(many_measurements(0), of=full)),
-        canonical_json(record_set(many_measurements(HALF), of=full)),
+        *(canonical_json(record_set(many_measurements(part), of=full)) for part in range(LINES)),
         canonical_json(record_set(record(1), of=context("shop.kernels.last"))),
     ]
     with running_server(sqlite_url, tmp_path / "log") as server:
@@ -39,7 +35,7 @@ def test_a_line_that_cannot_be_merged_is_named_with_what_was_imported(
         answer = httpx.post(f"{url}/import", content="\n".join(lines), timeout=120)
         contexts = httpx.get(f"{url}/contexts").json()["contexts"]
     assert answer.status_code == 422
-    assert "line 3" in answer.json()["detail"]
-    assert "the 2 record sets before it are imported" in answer.json()["detail"]
+    assert f"line {LINES + 1}" in answer.json()["detail"]
+    assert f"the {LINES} record sets before it are imported" in answer.json()["detail"]
     names = {found["kernel"]["name"] for found in contexts}
     assert names == {"shop.kernels.first", "shop.kernels.full"}

@@ -284,9 +284,9 @@ def test_the_commands_move_records(server: Running, tmp_path: Path) -> None:
     assert "pinned to BLOCK=64" in run(
         "pin", "add", "--scenario", "M=16", "--config", "BLOCK=64", "--store", server.base
     )
-    assert "(pinned)" in run("show", "add", "--store", server.base)
+    assert "pinned" in run("show", "add", "--store", server.base)
     run("unpin", "add", "--store", server.base)
-    assert "(pinned)" not in run("show", "add", "--store", server.base)
+    assert "pinned" not in run("show", "add", "--store", server.base)
     assert "2 records" in run("promote", "--to", "release", "--server", server.base)
     assert "add" in run("ls", "--store", f"{server.base}?namespace=release")
     wanting = open_remote(server.base, tmp_path)

@@ -21,6 +21,7 @@ __all__ = [
     "SuiteArgument",
     "SuiteOption",
     "TritonOption",
+    "WhereOption",
     "parse_assignments",
     "parse_suite_options",
 ]
@@ -43,6 +44,14 @@ ScenarioOption = Annotated[
     list[str] | None,
     typer.Option(
         "--scenario", metavar="NAME=VALUE", help="Only scenarios with this value; may repeat."
+    ),
+]
+WhereOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--where",
+        metavar="CONDITION",
+        help="Only scenarios for which it holds, such as 'num_seqs>=64'; may repeat.",
     ),
 ]
 DeviceOption = Annotated[

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
+from dejavu_cache.errors import SettingsError
 from dejavu_cache.model.record import Measurement, Record, RecordSet
-from dejavu_cache.model.scenario import Context, Scenario, canonical_json
+from dejavu_cache.model.scenario import Context, canonical_json
 from dejavu_cache.model.selection import winner
 from dejavu_cache.stores import Store
 
+from .conditions import parse_conditions, scenario_values
 from .errors import NothingFoundError
-from .options import parse_assignments
 
 __all__ = [
     "context_matches",
@@ -113,29 +114,43 @@ def context_matches(context: Context, kernel: str, device: str, triton: str) -> 
 
 
 def matching_records(
-    store: Store, kernel: str, assignments: Iterable[str] | None
+    store: Store, kernel: str, conditions: Sequence[str], device: str = ""
 ) -> list[tuple[Context, Record]]:
-    """Return a kernel's records whose scenarios have the given values.
+    """Return a kernel's records whose scenarios satisfy all conditions.
 
     Args:
         store: where to look.
         kernel: as for `kernel_matches`.
-        assignments: the `NAME=VALUE` texts of `--scenario`.
+        conditions: the texts of `--scenario` and `--where`.
+        device: part of the GPU's name, in any case.
 
     Raises:
-        NothingFoundError: no kernel matches, or no scenario has the values.
+        NothingFoundError: no kernel matches, or no scenario satisfies the conditions.
+        SettingsError: a condition is about an argument that no scenario has.
     """
-    texts = list(assignments or ())
-    values = parse_assignments(texts, "--scenario")
-    contexts = contexts_of(store, kernel)
+    parsed = parse_conditions(conditions)
+    records = [
+        (context, record)
+        for context in contexts_of(store, kernel)
+        if context_matches(context, "", device, "")
+        for record in store.records(context)
+    ]
+    names = {name for _, record in records for name in scenario_values(record.scenario)}
+    unknown = [condition.name for condition in parsed if condition.name not in names]
+    if records and unknown:
+        raise SettingsError(
+            f"{', '.join(unknown)}: no such argument; scenarios have {', '.join(sorted(names))}"
+        )
     matches = [
         (context, record)
-        for context in contexts
-        for record in store.records(context)
-        if _has_values(record.scenario, values)
+        for context, record in records
+        if all(condition.matches(record.scenario) for condition in parsed)
     ]
     if not matches:
-        raise NothingFoundError(f"{store.url} has no scenario of {kernel} with {', '.join(texts)}")
+        filters = [*conditions, *([f"a device {device!r}"] if device else [])]
+        raise NothingFoundError(
+            f"{store.url} has no scenario of {kernel} with {' and '.join(filters)}"
+        )
     return matches
 
 
@@ -188,8 +203,3 @@ def newest_record_sets(store: Store, kernel: str, device: str, triton: str) -> I
             newest[key] = measured_at, record_set
     for _, record_set in newest.values():
         yield record_set
-
-
-def _has_values(scenario: Scenario, values: dict[str, str]) -> bool:
-    fields = {**scenario.dtypes, **scenario.args}
-    return all(name in fields and str(fields[name]) == value for name, value in values.items())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import IO
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from dejavu_cache.model.record import RecordSet, required_format
 

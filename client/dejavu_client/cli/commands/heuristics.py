@@ -96,7 +96,7 @@ def fit(
                 refusals.append(str(error))
                 continue
             url = None if dry_run else target.put_tree(tree)
-            rows.append({**_summary(tree), "one config": _best_single(record_set), "file": url})
+            rows.append({**_summary(tree), "one_config": _best_single(record_set), "file": url})
         if not rows and not refusals:
             refusals.append(f"{source.url} has no measurements of {kernel}")
     if as_json:
@@ -139,11 +139,12 @@ def show(
             "scenarios",
             "configs",
             "leaves",
-            "mean regret",
+            "mean_regret",
             "worst",
-            "last tuned",
+            "last_tuned",
         ]
-        show_table(columns, [_cells(tree) for tree, _ in trees])
+        cells = [_cells(tree) for tree, _ in trees]
+        show_table(columns, cells, optional=["last_tuned", "leaves", "configs"])
 
 
 def export(
@@ -231,12 +232,12 @@ def _summary(tree: Tree) -> dict[str, Any]:
         "configs": len(tree.configs),
         "leaves": sum(1 for _ in leaves(tree.root)),
         "regret": tree.regret.model_dump(),
-        "last tuned": tree.at.isoformat(timespec="seconds"),
+        "last_tuned": tree.at.isoformat(timespec="seconds"),
     }
 
 
 def _say_fitted(row: dict[str, Any]) -> None:
-    regret, single = row["regret"], row["one config"]
+    regret, single = row["regret"], row["one_config"]
     say(f"{row['kernel']} on {row['device']}, Triton {row['triton']}, {row['method']}")
     configs, bound = _count(row["configs"], "config", "configs"), f"{row['bound']:.1%}"
     say(
@@ -268,12 +269,12 @@ def _cells(tree: Tree) -> list[str]:
         *map(str, counts),
         f"{regret.mean:.1%}",
         f"{regret.max:.1%}",
-        row["last tuned"],
+        row["last_tuned"],
     ]
 
 
 def _say_tree(tree: Tree, url: str) -> None:
-    _say_fitted({**_summary(tree), "one config": None, "file": url})
+    _say_fitted({**_summary(tree), "one_config": None, "file": url})
     for line in _node_lines(tree.root, tree):
         say(f"  {line}")
 

@@ -7,15 +7,29 @@ from typing import Annotated, Any
 
 import typer
 
+from dejavu_cache.model.buckets import Bucket
 from dejavu_cache.model.record import Measurement, Record
 from dejavu_cache.model.scenario import Context
 from dejavu_cache.stores import Store
 
 from ..chosen_store import open_complete_store, open_existing_store
 from ..errors import NothingFoundError
-from ..options import JsonOption, KernelArgument, ScenarioOption, StoreOption
-from ..output import say, show_json, show_table
-from ..record_queries import last_measured, matching_records, winning_measurement
+from ..options import (
+    DeviceOption,
+    JsonOption,
+    KernelArgument,
+    ScenarioOption,
+    StoreOption,
+    WhereOption,
+)
+from ..output import say, say_indented, show_json, show_table
+from ..record_queries import (
+    context_matches,
+    last_measured,
+    matching_records,
+    winning_measurement,
+)
+from ..scenario_table import show_scenarios
 
 __all__ = ["register"]
 
@@ -27,14 +41,19 @@ def register(app: typer.Typer) -> None:
     app.command()(diff)
 
 
-def list_kernels(store: StoreOption = "", as_json: JsonOption = False) -> None:
+def list_kernels(
+    store: StoreOption = "", device: DeviceOption = "", as_json: JsonOption = False
+) -> None:
     """List the kernels, and where each is tuned."""
     with open_existing_store(store) as source:
-        rows = [_summary(source, context) for context in source.contexts()]
+        contexts = [
+            context for context in source.contexts() if context_matches(context, "", device, "")
+        ]
+        rows = [_summary(source, context) for context in contexts]
     if as_json:
         show_json(rows)
     elif not rows:
-        say(f"{source.url} holds no records")
+        say(f"{source.url} holds no records{f' of {device}' if device else ''}")
     else:
         columns = [
             "kernel",
@@ -44,20 +63,33 @@ def list_kernels(store: StoreOption = "", as_json: JsonOption = False) -> None:
             "method",
             "scenarios",
             "configs",
-            "last tuned",
+            "last_tuned",
         ]
-        show_table(columns, [[row[column] for column in columns] for row in rows])
+        cells = [[row[column] for column in columns] for row in rows]
+        show_table(columns, cells, optional=["source", "method", "configs", "last_tuned"])
 
 
 def show(
     kernel: KernelArgument,
     scenario: ScenarioOption = None,
+    where: WhereOption = None,
+    device: DeviceOption = "",
+    sort: Annotated[
+        str, typer.Option("--sort", metavar="COLUMN", help="Sort by it; -COLUMN: descending.")
+    ] = "",
+    limit: Annotated[
+        int, typer.Option("--limit", min=0, help="Lines for each GPU and Triton; 0 is all.")
+    ] = 0,
     store: StoreOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Show a kernel's scenarios: winner, runner-up, failures."""
+    """Show a kernel's scenarios: the winner, its time, and how much slower the runner-up is.
+
+    What is the same in all scenarios stands above them. --json has all measurements.
+    """
+    conditions = [*(scenario or []), *(where or [])]
     with open_existing_store(store) as source:
-        matches = matching_records(source, kernel, scenario)
+        matches = matching_records(source, kernel, conditions, device)
     if as_json:
         show_json(
             [
@@ -68,16 +100,13 @@ def show(
                 for context, record in matches
             ]
         )
-    else:
-        records_by_context: dict[Context, list[Record]] = {}
-        for context, record in matches:
-            records_by_context.setdefault(context, []).append(record)
-        for context, records in records_by_context.items():
-            _show_context(context, records)
-    if not matches:
-        if not as_json:
-            say(f"{source.url} has no such record of {kernel}; `dejavu-cache ls` lists the kernels")
-        raise typer.Exit(1)
+        return
+    records_by_context: dict[Context, list[Record]] = {}
+    for context, record in matches:
+        records_by_context.setdefault(context, []).append(record)
+    for context, records in records_by_context.items():
+        _say_context(context)
+        show_scenarios(records, context.problem.keys, sort, limit)
 
 
 def diff(
@@ -100,6 +129,7 @@ def diff(
         show_table(
             ["kernel", "device", "scenario", "what", "A", "B", "cost"],
             [list(row.values()) for row in rows],
+            optional=["device", "kernel"],
         )
     else:
         say("no differences")
@@ -119,45 +149,29 @@ def _summary(store: Store, context: Context) -> dict[str, Any]:
         "method": context.problem.method,
         "scenarios": len(records),
         "configs": len(configs),
-        "last tuned": last.isoformat(timespec="seconds") if last else None,
+        "last_tuned": last.isoformat(timespec="seconds") if last else None,
         "context": context.digest,
     }
 
 
-def _show_context(context: Context, records: list[Record]) -> None:
+def _say_context(context: Context) -> None:
     environment = context.environment
-    device = environment.device
-    source = context.kernel.source[:8]
-    say(f"{context.kernel.name} (source {source}) on {device.name}, {device.arch},")
-    say(f"Triton {environment.triton}, {environment.codegen}, {context.problem.method}")
-    for name, bucket in context.problem.buckets.items():
-        options = ", ".join(
-            f"{key}={value}"
-            for key, value in vars(bucket).items()
-            if key != "kind" and value is not None
-        )
-        say(f"  {name} in buckets: {type(bucket).__name__}({options})")
-    columns = ["scenario", "winner", "median ms", "runner-up", "x slower", "failed"]
-    show_table(columns, [_row(record) for record in records])
-
-
-def _row(record: Record) -> list[str]:
-    timed = [item for item in record.measurements if item.median is not None]
-    timed.sort(key=lambda measurement: measurement.median or 0)
-    failures = len(record.measurements) - len(timed)
-    best = winning_measurement(record)
-    second = next((item for item in timed if best and item.config != best.config), None)
-    slowdown = "-"
-    if second and best and best.median:
-        slowdown = f"{(second.median or 0) / best.median:.2f}"
-    return [
-        str(record.scenario),
-        f"{best.config if best else record.pinned or '-'}{' (pinned)' if record.pinned else ''}",
-        f"{best.median:.4g}" if best and best.median is not None else "-",
-        str(second.config) if second else "-",
-        slowdown,
-        str(failures or "-"),
+    say(f"{context.kernel.name} (source {context.kernel.source[:8]})")
+    device = f"{environment.device.name}, {environment.device.arch}"
+    toolchain = f"Triton {environment.triton}, {environment.codegen}"
+    say_indented(f"on {device}, {toolchain}, {context.problem.method}")
+    buckets = [
+        f"{name}: {_bucket_text(bucket)}" for name, bucket in context.problem.buckets.items()
     ]
+    if buckets:
+        say_indented(f"buckets: {'; '.join(buckets)}")
+
+
+def _bucket_text(bucket: Bucket) -> str:
+    values = vars(bucket).items()
+    options = [f"{key}={value}" for key, value in values if key != "kind" and value is not None]
+    name = type(bucket).__name__
+    return f"{name}({', '.join(options)})" if options else name
 
 
 def _differences(left: Store, right: Store) -> Iterator[dict[str, Any]]:
@@ -193,8 +207,8 @@ def _difference(
         "device": context.environment.device.name,
         "scenario": str((left or right).scenario),  # type: ignore[union-attr]
         "what": what,
-        "A": str(left_winner.config) if left_winner else None,
-        "B": str(right_winner.config) if right_winner else None,
+        "a": str(left_winner.config) if left_winner else None,
+        "b": str(right_winner.config) if right_winner else None,
         "cost": _cost(left, left_winner, right_winner) if what == "winner" else None,
     }
 

@@ -9,7 +9,7 @@ import typer
 
 from dejavu_cache.errors import SettingsError, StoreError
 from dejavu_cache.model.record import Pin, Record
-from dejavu_cache.model.scenario import Config, Context, Scalar, now
+from dejavu_cache.model.scenario import Config, Context, Scalar, Scenario, now
 from dejavu_cache.provenance import whoami
 from dejavu_cache.settings import current_settings
 from dejavu_cache.stores import Store
@@ -111,11 +111,11 @@ def misses(
             row["count"],
             row["context"]["kernel"]["name"],
             row["context"]["environment"]["device"]["name"],
-            row["scenario"],
+            str(Scenario.model_validate(row["scenario"])),
         )
         for row in rows
     ]
-    show_table(["count", "kernel", "device", "scenario"], cells)
+    show_table(["count", "kernel", "device", "scenario"], cells, optional=["device"])
 
 
 def worklist(server: str, kernel: str = "") -> list[dict[str, Any]]:
@@ -150,7 +150,7 @@ def pin(
     values = parse_assignments(config, "--config")
     with open_existing_store(store, write=True) as target:
         pins = []
-        for context, record in matching_records(target, kernel, scenario):
+        for context, record in matching_records(target, kernel, scenario or ()):
             candidates = [measured for measured in record.by_config if _has(measured, values)]
             if len(candidates) != 1:
                 raise SettingsError(
@@ -168,7 +168,7 @@ def unpin(
 ) -> None:
     """Take pins back: the measurements decide again."""
     with open_existing_store(store, write=True) as target:
-        matches = matching_records(target, kernel, scenario)
+        matches = matching_records(target, kernel, scenario or ())
         _set_pins(target, [(context, record, None) for context, record in matches if record.pinned])
 
 

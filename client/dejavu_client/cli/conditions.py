@@ -1,0 +1,73 @@
+"""Conditions on a scenario's arguments, such as `num_seqs>=64`, for `--where`."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+from dejavu_cache.errors import SettingsError
+from dejavu_cache.model.scenario import Scenario
+
+__all__ = ["Condition", "parse_conditions", "scenario_values"]
+
+_OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
+    "=": operator.eq,
+    "==": operator.eq,
+    "!=": operator.ne,
+    ">": operator.gt,
+    ">=": operator.ge,
+    "<": operator.lt,
+    "<=": operator.le,
+}
+
+
+class Condition(NamedTuple):
+    """A comparison of an argument's value, or of a tensor's dtype, with a constant."""
+
+    name: str
+    operator: str
+    value: str
+
+    def matches(self, scenario: Scenario) -> bool:
+        """Return whether a scenario has the argument and its value satisfies the condition.
+
+        Numbers are compared as numbers; other values only as equal or not, by their text.
+        """
+        values = scenario_values(scenario)
+        if self.name not in values:
+            return False
+        value = values[self.name]
+        compare = _OPERATORS[self.operator]
+        limit = _number(self.value)
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and limit is not None:
+            return compare(value, limit)
+        return self.operator in ("=", "==", "!=") and compare(str(value), self.value)
+
+
+def parse_conditions(texts: Iterable[str]) -> list[Condition]:
+    """Parse conditions, all of which a scenario must satisfy.
+
+    Raises:
+        SettingsError: a text is no condition.
+    """
+    conditions = []
+    for text in texts:
+        match = re.fullmatch(r"\s*([^\s=<>!]+)\s*(==|!=|>=|<=|=|>|<)\s*(.*?)\s*", text)
+        if not match:
+            raise SettingsError(f"{text!r}: write NAME=VALUE, NAME>=NUMBER, NAME!=VALUE, …")
+        conditions.append(Condition(*match.groups()))
+    return conditions
+
+
+def scenario_values(scenario: Scenario) -> dict[str, Any]:
+    """Return a scenario's arguments and dtypes by their names, arguments first."""
+    return {**scenario.args, **scenario.dtypes}
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
