@@ -180,7 +180,10 @@ class RemoteStore(Store):
         records = list(records)
         if on_conflict == "fail":
             self._refuse_conflicts(context, records)
-        self.sender.put(context, _without_pins(records))
+        # A pin alone is not queued: if it is refused, nothing may be left in the spool.
+        measured = [record for record in _without_pins(records) if _has_content(record)]
+        if measured:
+            self.sender.put(context, measured)
         self._forget(context)
         for record in records:
             if record.pin is not None:
@@ -255,6 +258,10 @@ class RemoteStore(Store):
 
 def _without_pins(records: Iterable[Record]) -> tuple[Record, ...]:
     return tuple(record.model_copy(update={"pin": None}) for record in records)
+
+
+def _has_content(record: Record) -> bool:
+    return bool(record.measurements or record.winner or record.launches)
 
 
 def _stop_client(sender: Sender, client: ProtocolClient) -> None:
