@@ -91,18 +91,25 @@ def open_complete_store(url: str) -> Store:
 
     Raises:
         NoSuchStoreError: a folder does not exist.
-        StoreError: a file of a folder cannot be read; the message names the files.
+        StoreError: a file or a record of a folder cannot be read; the message names them.
     """
     store = open_existing_store(url)
     for folder in tiers_of(store):
-        unreadable = folder.unreadable() if isinstance(folder, FileStore) else {}
-        if unreadable:
-            files = "\n".join(f"  {path}: {reason}" for path, reason in unreadable.items())
+        problems = _problems_of(folder) if isinstance(folder, FileStore) else []
+        if problems:
+            listed = "\n".join(f"  {problem}" for problem in problems)
             raise StoreError(
                 f"{folder.url} has files that cannot be read, so nothing was copied or compared; "
-                f"repair them or move them away:\n{files}"
+                f"repair them or move them away:\n{listed}"
             )
     return store
+
+
+def _problems_of(folder: FileStore) -> list[str]:
+    problems = [f"{path}: {reason}" for path, reason in folder.unreadable().items()]
+    for path, damages in folder.damaged_records().items():
+        problems += [f"{path}: {damage}" for damage in damages]
+    return problems
 
 
 def require_records(store: Store) -> None:
