@@ -45,6 +45,8 @@ class Settings(BaseModel):
     """File with the token, read again whenever it changes; it precedes `token`."""
     wait: float = Field(default=0.25, ge=0, allow_inf_nan=False)
     """Seconds a launch may wait for a remote store, once, before its circuit opens."""
+    refresh: float = Field(default=60.0, ge=0, allow_inf_nan=False)
+    """Seconds between revalidations of local copies of a server's records; 0: never."""
     tune_wait: float = Field(default=120.0, ge=0, allow_inf_nan=False)
     """Seconds to wait for a process that tunes the same scenario, before running a fallback."""
     consensus: Literal["none", "ranks"] = "none"

@@ -11,6 +11,7 @@ from typing import Any
 
 from ..model.buckets import Exact
 from ..model.resolution import Resolution
+from ..model.scenario import Context
 from ..notices import warn_once
 from ..settings import Mode, current_settings
 from ..stores import MemoryStore
@@ -121,7 +122,15 @@ class CachedAutotuner(DeclaredAutotuner):
         )
         max_distance = next(limit for limit in limits if limit is not None)
         store = MemoryStore() if self._not_stored else self._options.get("store")
-        return Resolver(as_tiers(store), self.mode, max_distance, settings)
+        tiers = as_tiers(store)
+        if self._consensus == "none":  # ranks choose together, so none of them changes alone
+            tiers.keep_copies_right(self._note_change)
+        return Resolver(tiers, self.mode, max_distance, settings)
+
+    def _note_change(self, context: Context) -> None:
+        """Choose anew if records of this kernel have changed; called in a background thread."""
+        if context in list(self._contexts.values()):
+            self.forget_choices()
 
     @property
     def home(self) -> TieredStore:
@@ -291,6 +300,7 @@ class CachedAutotuner(DeclaredAutotuner):
             kept = fallen_back._replace(until=time.monotonic() + RETRY_AFTER)
             self._fallen_back[raw] = kept
             return kept
+        choices = self._ready
         request = self._request(device, args, kwargs, configs)
         start = time.perf_counter()
         # A launch waits for another process's tune once; after that it only looks the record up.
@@ -308,6 +318,8 @@ class CachedAutotuner(DeclaredAutotuner):
         report_resolution(self._name, request.scenario, resolution, benchmarked)
         until = math.inf if resolution.final else time.monotonic() + RETRY_AFTER
         ready = ChosenConfig(resolution.config, resolution.config.all_kwargs(), until, resolution)
+        if choices is not self._ready:  # the record has changed since it was read
+            return ready._replace(until=0.0)
         if resolution.final:
             self._fallen_back.pop(raw, None)
             self._ready[raw] = ready

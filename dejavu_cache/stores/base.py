@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
 from typing import NamedTuple
@@ -16,7 +16,7 @@ from ..model.record import Record, RecordSet
 from ..model.scenario import Context, Scenario
 from ..model.scenario_index import NearbyScenarios, ScenarioIndex
 
-__all__ = ["Found", "FoundTree", "Store"]
+__all__ = ["CopyChanges", "Found", "FoundTree", "Store"]
 
 
 class Found(NamedTuple):
@@ -31,6 +31,18 @@ class FoundTree(NamedTuple):
 
     tree: Tree
     url: str
+
+
+class CopyChanges(NamedTuple):
+    """Changes of a context's records since its copies were last compared with them.
+
+    Attributes:
+        records: the records that have changed.
+        recalls: digests of the parts that no copy may keep, by the digest of their scenario.
+    """
+
+    records: Sequence[Record]
+    recalls: Mapping[str, Collection[str]]
 
 
 class Store(ABC):
@@ -126,6 +138,28 @@ class Store(ABC):
     @abstractmethod
     def delete(self, context: Context, scenarios: Iterable[Scenario] | None = None) -> int:
         """Delete the records of some scenarios of a context, or of all; return their number."""
+
+    def recall(self, context: Context, parts: Mapping[Scenario, Collection[str]]) -> None:
+        """Remove parts of records, and records of which nothing is left.
+
+        Args:
+            context: the context of the records.
+            parts: the digests of measurements and pins, as `model.recall` makes them.
+
+        Raises:
+            ReadOnlyStoreError: the store may only be read.
+            StoreError: the store cannot recall, or cannot be written.
+        """
+        raise StoreError(f"{self.url} cannot recall parts of records")
+
+    def revalidate(
+        self, copies: Mapping[Context, Collection[Scenario]]
+    ) -> dict[Context, CopyChanges]:
+        """Return what has changed of the records of which copies exist elsewhere.
+
+        Contexts without changes are left out; only a remote store has any.
+        """
+        return {}
 
     def lease(
         self, context: Context, scenario: Scenario, *, wait: float

@@ -6,7 +6,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
@@ -261,13 +261,25 @@ class FileStore(Store):
             return 0
         with self._locked_page(context) as (path, page):
             dropped = page.drop(scenarios)
-            if dropped and len(page):
-                self._replace(path, page)
-            elif dropped:
-                self._keep_displaced(path, page)
-                self._unlink(path)
-                self._pages.pop(path, None)
+            if dropped:
+                self._replace_or_unlink(path, page)
             return dropped
+
+    def recall(self, context: Context, parts: Mapping[Scenario, Collection[str]]) -> None:
+        """Remove parts of records under the file's lock, and the file with its last record."""
+        self._refuse_if_read_only()
+        if self.path(context).exists():
+            with self._locked_page(context) as (path, page):
+                if page.recall(parts, str(path)):
+                    self._replace_or_unlink(path, page)
+
+    def _replace_or_unlink(self, path: Path, page: Page) -> None:
+        if len(page):
+            self._replace(path, page)
+        else:
+            self._keep_displaced(path, page)
+            self._unlink(path)
+            self._pages.pop(path, None)
 
     @contextmanager
     def lease(self, context: Context, scenario: Scenario, *, wait: float) -> Iterator[bool]:

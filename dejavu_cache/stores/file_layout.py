@@ -31,7 +31,7 @@ a write that replaces it hands the text out, to be set aside.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import lru_cache
 from mmap import mmap
 from typing import Any, TextIO
@@ -41,6 +41,7 @@ from pydantic import ValidationError
 from ..errors import DamagedRecordsError, NewerFormatError
 from ..model.damaged_records import first_problem, read_record
 from ..model.merge import OnConflict, merge_records
+from ..model.recall import without_parts
 from ..model.record import FORMAT, Record, RecordSet, required_format
 from ..model.scenario import Context, Scenario, canonical_json
 from ..notices import warn_once
@@ -170,6 +171,20 @@ class Page:
         ]
         self._cuts = {**self._cuts, **changed}
         return bool(changed)
+
+    def recall(self, parts: Mapping[Scenario, Collection[str]], where: str) -> bool:
+        """Remove parts of records, given by their digest; return whether that changed anything."""
+        cuts = dict(self._cuts)
+        for scenario, digests in parts.items():
+            record = self.get(scenario, where)
+            remaining = without_parts(record, digests) if record else None
+            if record is not None and remaining is None:
+                del cuts[scenario.text]
+            elif remaining is not record and remaining is not None:
+                cuts[scenario.text] = _write_record(remaining)
+        changed = cuts != self._cuts
+        self._cuts = cuts
+        return changed
 
     def drop(self, scenarios: Iterable[Scenario] | None) -> int:
         """Delete the records of some scenarios, or of all, and return their number."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 from ..model.merge import OnConflict, merge_into
+from ..model.recall import without_parts
 from ..model.record import Record
 from ..model.scenario import Context, Scenario
 from .base import Found, Store
@@ -74,6 +75,21 @@ class MemoryStore(Store):
             if not records:
                 self._records.pop(context, None)
             return len(deleted)
+
+    def recall(self, context: Context, parts: Mapping[Scenario, Collection[str]]) -> None:
+        """Remove parts of records, and records of which nothing is left."""
+        with self._lock:
+            records = self._records.get(context, {})
+            self._changes += 1
+            for scenario, digests in parts.items():
+                if scenario in records:
+                    remaining = without_parts(records[scenario], digests)
+                    if remaining is None:
+                        del records[scenario]
+                    else:
+                        records[scenario] = remaining
+            if not records:
+                self._records.pop(context, None)
 
     @contextmanager
     def lease(self, context: Context, scenario: Scenario, *, wait: float) -> Iterator[bool]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import TypeVar
@@ -16,7 +16,9 @@ from ..model.record import Record
 from ..model.scenario import Context, Scenario
 from ..model.scenario_index import MergedIndexes, NearbyScenarios, ScenarioIndex
 from ..notices import warn_once
+from ..settings import current_settings
 from .base import Found, FoundTree, Store
+from .copies import LocalCopies
 
 __all__ = ["TieredStore"]
 
@@ -45,9 +47,21 @@ class TieredStore(Store):
         self.url = ",".join(tier.url for tier in self.tiers)
         self.read_only = all(tier.read_only for tier in self.tiers)
         self.remote = any(tier.remote for tier in self.tiers)
+        self._copies: LocalCopies | None = None
+
+    def keep_copies_right(self, changed: Callable[[Context], None]) -> None:
+        """Revalidate, in the background, the local copies of all records that are looked up.
+
+        Args:
+            changed: a method that is called with a context after a local copy has changed.
+        """
+        if self.remote and current_settings().refresh:
+            self._copies = LocalCopies(self.tiers, changed)
 
     def get(self, context: Context, scenario: Scenario, *, fresh: bool = False) -> Found | None:
         """Return a record merged from the local tiers; ask the remote ones if that is a miss."""
+        if self._copies is not None:
+            self._copies.watch(context, scenario)
         best = self._gather(
             context, scenario, fresh, [tier for tier in self.tiers if not tier.remote]
         )
@@ -181,6 +195,12 @@ class TieredStore(Store):
         self._refuse_if_read_only()
         wanted = None if scenarios is None else list(scenarios)
         return max(tier.delete(context, wanted) for tier in self._writable)
+
+    def recall(self, context: Context, parts: Mapping[Scenario, Collection[str]]) -> None:
+        """Remove parts of records from every writable local tier."""
+        for tier in self._writable:
+            if not tier.remote:
+                tier.recall(context, parts)
 
     @contextmanager
     def lease(self, context: Context, scenario: Scenario, *, wait: float) -> Iterator[bool]:

@@ -65,6 +65,7 @@ TABLE = {
     ),
     "sync": Row("--store {local} --server {remote}", dead=UNUSABLE, read=REFUSED),
     "promote": Row("--to prod --kernel {kernel} --server {remote}", None, NO, UNUSABLE, REFUSED),
+    "log": Row("--kernel {kernel} --server {remote}", None, NO, UNUSABLE, REFUSED),
     "misses": Row("--kernel {kernel} --server {remote}", None, NO, UNUSABLE, OK),
     "pin": Row(f"{{kernel}} --config BLOCK=64 {SOURCE}", UNUSABLE, NO, UNUSABLE, REFUSED, UNUSABLE),
     "unpin": Row(f"{{kernel}} {SOURCE}", UNUSABLE, NO, UNUSABLE, REFUSED, UNUSABLE),

@@ -218,7 +218,7 @@ def test_a_token_file_of_another_server_is_left_alone(tmp_path: Path) -> None:
     file = tmp_path / "own.sqlite3.token"
     file.write_text("another")
     code, said = run(f"sqlite:///{tmp_path / 'own.sqlite3'}", "serve", "--port", str(free_port()))
-    assert code == 1
+    assert code == 2
     assert "DEJAVU_SERVER_TOKEN_FILE" in said
     assert file.read_text() == "another"
 
@@ -226,5 +226,5 @@ def test_a_token_file_of_another_server_is_left_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize("url", ["mysql://u:S3CRET@db/x", "sqlite://u:S3CRET@/x", "u:S3CRET@x"])
 def test_a_wrong_database_url_is_refused_without_its_password(url: str) -> None:
     code, said = run(url, "serve")
-    assert code == 1
+    assert code == 2
     assert "S3CRET" not in said

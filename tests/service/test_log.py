@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from dejavu_service.services import records as record_service
-from support.service import body, config, context, record, record_set, scenario
+from support.processes import dejavu
+from support.service import body, config, context, record, record_set, running_server, scenario
 
 HOME = f"/v1/main/contexts/{context().digest}"
 PIN = f"{HOME}/pins/{scenario().digest}"
@@ -117,3 +120,23 @@ def test_the_log_is_paged(client: httpx.Client, token: MakeToken) -> None:
         before = {"before": page["next"]}
     assert len(ids) == 6
     assert ids == sorted(set(ids), reverse=True)
+
+
+def test_the_command_prints_who_did_what(url: str, tmp_path: Path) -> None:
+    with running_server(url, tmp_path / "log") as server:
+        with httpx.Client(base_url=server.base) as client:
+            client.post("/v1/main/records", json=body(record_set()))
+            client.put(PIN, json={"config": body(config(32)), "by": "ann"})
+            client.get("/v1/other/export")
+        env = {"DEJAVU_CACHE_URL": server.base}
+        ours = dejavu("log", "--json", **env)
+        everything = dejavu("log", "--all", "--actor", "anybody", **env)
+        wrong = dejavu("log", "--since", "yesterday", **env)
+    (entry,) = json.loads(ours.stdout)
+    assert (entry["action"], entry["detail"]["by"]) == ("pin", "ann")
+    header, export, pin = everything.stdout.splitlines()
+    assert header.split("\t")[1:4] == ["actor", "action", "namespace"]
+    assert export.split("\t")[1:4] == ["anybody", "export", "other"]
+    assert f"config={config(32)}" in pin
+    assert wrong.returncode == 3
+    assert "since" in wrong.stderr

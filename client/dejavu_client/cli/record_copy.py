@@ -26,6 +26,9 @@ NAMED_FAILURES = 20
 """Contexts that an error names one by one."""
 
 
+_PASSED_OVER = "the server had deleted or replaced them, or their timings cannot be true"
+
+
 @dataclass
 class CopyReport:
     """Counts of the records that a store acknowledged, and those that it did not take."""
@@ -34,6 +37,8 @@ class CopyReport:
     unchanged: int = 0
     missing: dict[str, int] = field(default_factory=dict)
     """Records that were not acknowledged, by their kernel, GPU and the reason."""
+    passed_over: int = 0
+    """Records that a server answered and does not have."""
     error: StoreError | None = None
     """The first error."""
 
@@ -47,11 +52,22 @@ class CopyReport:
 
 
 def merge_acknowledged(
-    record_sets: Iterable[RecordSet], store: Store, rule: OnConflict = "newest"
+    record_sets: Iterable[RecordSet],
+    store: Store,
+    rule: OnConflict = "newest",
+    *,
+    must_take_all: bool = True,
 ) -> None:
     """Merge record sets into a store, and print how many records it acknowledged.
 
     A record set that is refused for its content is passed over; any other error ends the copy.
+
+    Args:
+        record_sets: what to copy.
+        store: where to.
+        rule: which of two different timings of a config stays.
+        must_take_all: whether it is an error that a server passes over records, because they were
+            deleted or replaced there; otherwise they are only counted.
 
     Raises:
         StoreError: the store took nothing, for the reason in the message.
@@ -71,6 +87,11 @@ def merge_acknowledged(
                 report.add_missing(part, error)
                 stopped = getattr(error, "status", None) not in (400, 413, 422)
     say(f"{report.added} new, {report.unchanged} known in {store.url}")
+    if report.passed_over:
+        text = f"{report.passed_over} records were passed over: {_PASSED_OVER}"
+        if must_take_all and report.error is None:
+            raise PartlyDoneError(text)
+        say(text)
     if report.error is not None:
         raise _failure(report, store)
 
@@ -78,12 +99,32 @@ def merge_acknowledged(
 def _merge_part(part: RecordSet, store: Store, rule: OnConflict, report: CopyReport) -> None:
     before = {record.scenario: record for record in store.records(part.context)}
     store.put_now(part.context, part.records, rule)
-    new = sum(_adds(before.get(record.scenario), record, store, rule) for record in part.records)
-    pins = [record for record in part.records if _needs_pin(before.get(record.scenario), record)]
-    if pins and store.remote:
+    acknowledged = part.records
+    if store.remote:
+        acknowledged = _acknowledged_records(part, store, report)
+        pins = [
+            record for record in acknowledged if _needs_pin(before.get(record.scenario), record)
+        ]
         _set_pins(part.context, pins, store, report)
+    new = sum(_adds(before.get(record.scenario), record, store, rule) for record in acknowledged)
     report.added += new
-    report.unchanged += len(part.records) - new
+    report.unchanged += len(acknowledged) - new
+
+
+def _acknowledged_records(part: RecordSet, store: Store, report: CopyReport) -> tuple[Record, ...]:
+    """Return the records that a server has now, and count the others.
+
+    A server confirms a request as a whole. It passes over what was deleted or replaced there, and
+    what cannot be a measurement.
+    """
+    now = {record.scenario: record.by_config.keys() for record in store.records(part.context)}
+    acknowledged = tuple(
+        record
+        for record in part.records
+        if record.scenario in now and record.by_config.keys() <= now[record.scenario]
+    )
+    report.passed_over += len(part.records) - len(acknowledged)
+    return acknowledged
 
 
 def _set_pins(context: Context, records: list[Record], store: Store, report: CopyReport) -> None:

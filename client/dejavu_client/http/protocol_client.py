@@ -216,6 +216,21 @@ class ProtocolClient:
         if answer.get("records") != records:
             raise NonsenseError(f"{self.url} does not confirm that it took {records} records")
 
+    def revalidate(self, copies: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what has changed of the records that this machine has copies of.
+
+        Args:
+            copies: the revision and the scenarios' tags, by the digest of their context.
+
+        Returns:
+            The changes by the digest of their context, as the server sent them.
+        """
+        content = json.dumps({"contexts": copies})
+        changes = self._json("POST", "/revalidation", content=content).get("contexts")
+        if not isinstance(changes, dict):
+            raise NonsenseError(f"{self.url} does not answer what has changed")
+        return changes
+
     def delete(self, context: Context, scenarios: Iterable[Scenario] | None = None) -> int:
         """Delete a context's records, all or those of some scenarios, and return their number."""
         params = (
@@ -268,6 +283,28 @@ class ProtocolClient:
         answer = self._json("GET", "/misses", params={"kernel": kernel} if kernel else {})
         return list(answer.get("misses", []))
 
+    def log_entries(
+        self, filters: Mapping[str, str], limit: int, all_namespaces: bool
+    ) -> list[dict[str, Any]]:
+        """Return up to `limit` entries of the log of changes, newest first.
+
+        Args:
+            filters: parameters of the request, as the protocol names them; empty ones are left out.
+            limit: the largest number of entries.
+            all_namespaces: whether entries of all namespaces, and of none, are wanted.
+        """
+        root = f"{self.url}/v1" if all_namespaces else self._namespace_url
+        params: dict[str, Any] = {name: value for name, value in filters.items() if value}
+        entries: list[dict[str, Any]] = []
+        while len(entries) < limit:
+            params["limit"] = min(limit - len(entries), 1000)
+            page = self._json("GET", "/log", root=root, params=params)
+            entries += page.get("entries", [])
+            params["before"] = page.get("next")
+            if params["before"] is None:
+                break
+        return entries
+
     def pin(self, context: Context, scenario: Scenario, config: Config | None, by: str) -> None:
         """Pin a scenario's config for all users, or remove the pin if `config` is None."""
         path = f"/contexts/{context.digest}/pins/{scenario.digest}"
@@ -288,8 +325,8 @@ class ProtocolClient:
         )
         return ServerAnswer(status, response_headers.get("etag", ""), body)
 
-    def _json(self, method: str, path: str, **request: Any) -> dict[str, Any]:
-        status, _, body = self._call(method, self._namespace_url + path, **request)
+    def _json(self, method: str, path: str, *, root: str = "", **request: Any) -> dict[str, Any]:
+        status, _, body = self._call(method, (root or self._namespace_url) + path, **request)
         if status == 404:
             raise RefusedError(f"{self.url}: {problem_detail(body) or 'not found'}", status)
         answer = parse_json(body)

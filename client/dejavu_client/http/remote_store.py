@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 
@@ -16,8 +16,10 @@ from dejavu_cache.model.scenario import Context, Scenario
 from dejavu_cache.provenance import whoami
 from dejavu_cache.settings import current_settings
 from dejavu_cache.stores import Found, Store
+from dejavu_cache.stores.base import CopyChanges
 
 from .circuit_breaker import CircuitBreaker
+from .copy_check import CopyCheck
 from .errors import BusyError, RemoteError
 from .protocol_client import ProtocolClient, split_server_url
 from .scenario_listings import ScenarioListings
@@ -87,6 +89,7 @@ class RemoteStore(Store):
         self._calls = ServerCalls(client.url, self.circuit, self.sender.wake, wait)
         self._answers: dict[Context, dict[Scenario, Record | None]] = {}
         self._listings = ScenarioListings(client, self._forget)
+        self._copy_check = CopyCheck(client)
         self._leased: set[tuple[Context, Scenario]] = set()
         self._failures: Counter[Context] = Counter()
         _live_stores.add(self)
@@ -218,6 +221,17 @@ class RemoteStore(Store):
         self.sender.flush(FLUSH_SECONDS)
         self._forget(context)
         return self.client.delete(context, scenarios)
+
+    def revalidate(
+        self, copies: Mapping[Context, Collection[Scenario]]
+    ) -> dict[Context, CopyChanges]:
+        """Return what has changed on the server of the records that this machine has copies of."""
+        changes = self._calls.ask(
+            lambda: self._copy_check.changes(copies), CONTEXT_SECONDS, limit=CONTEXT_SECONDS
+        )
+        for context in changes:
+            self._forget(context)
+        return changes
 
     def miss(self, context: Context, scenario: Scenario) -> None:
         """Queue a miss for the server's worklist."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import IO
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from dejavu_cache.model.record import RecordSet, required_format
 
-from ..errors import InvalidRequestError, ServiceError, TooLargeError
+from ..errors import InvalidRequestError, TooLargeError
 from ..storage import contexts, records
 from ..storage.database import Database
 from .access import Principal
@@ -80,30 +80,21 @@ def import_lines(
 
     Raises:
         AccessDeniedError: The principal lacks the role `admin`.
-        InvalidRequestError: A line is malformed, and nothing was written; or a line could not be
-            merged, and the message says which lines are there.
+        InvalidRequestError: A line is malformed; nothing was written.
         TooLargeError: A line is too long; nothing was written.
     """
     principal.require("admin", namespace)
     checked = Imported()
-    for _, record_set in _parse_lines(lines, max_records, max_line):
+    for record_set in _parse_lines(lines, max_records, max_line):
         checked.sets += 1
         checked.records += len(record_set.records)
     with database.write() as connection:
         content = checked.model_dump(include={"sets", "records"})
         write_log(connection, principal, "import", namespace, **content)
     imported = Imported()
-    for number, record_set in _parse_lines(lines, max_records, max_line):
-        try:
-            with database.write() as connection:
-                merged = merge_record_set(
-                    connection, principal, namespace, record_set, restore=True
-                )
-        except (ServiceError, ValidationError) as error:
-            raise InvalidRequestError(
-                f"line {number}: {_first_message(error)}; the {imported.sets} record sets before "
-                "it are imported, and it and what follows are not"
-            ) from None
+    for record_set in _parse_lines(lines, max_records, max_line):
+        with database.write() as connection:
+            merged = merge_record_set(connection, principal, namespace, record_set, restore=True)
         imported.sets += 1
         imported.records += merged.records
         imported.measurements += merged.measurements
@@ -111,14 +102,7 @@ def import_lines(
     return imported
 
 
-def _first_message(error: ServiceError | ValidationError) -> str:
-    return error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
-
-
-def _parse_lines(
-    lines: IO[bytes], max_records: int, max_line: int
-) -> Iterator[tuple[int, RecordSet]]:
-    """Yield the number and the record set of each line that is not empty."""
+def _parse_lines(lines: IO[bytes], max_records: int, max_line: int) -> Iterator[RecordSet]:
     lines.seek(0)
     number = 0
     while line := lines.readline(max_line + 1):
@@ -128,7 +112,7 @@ def _parse_lines(
                 f"line {number} has over {max_line} bytes: split its records over several lines"
             )
         if line.strip():
-            yield number, _parse_line(line, number, max_records)
+            yield _parse_line(line, number, max_records)
 
 
 def _parse_line(line: bytes, number: int, max_records: int) -> RecordSet:

@@ -41,7 +41,8 @@ def parse_url(text: str) -> URL:
         ) from None
     if url.get_backend_name() in ("postgresql", "postgres"):
         return url.set(drivername="postgresql+psycopg")
-    if url.get_backend_name() == "sqlite" and url.database and url.database != ":memory:":
+    is_file = url.database and url.database != ":memory:" and url.host is None
+    if url.get_backend_name() == "sqlite" and is_file and url.username is None:
         return url.set(drivername="sqlite+pysqlite")
     raise SettingsError(f"{url!r} is not supported: use sqlite:///FILE or postgresql://HOST/NAME")
 

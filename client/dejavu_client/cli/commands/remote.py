@@ -22,6 +22,7 @@ from ..chosen_store import (
     require_records,
     split_urls,
 )
+from ..copy_recall import recall_copies
 from ..errors import PartlyDoneError
 from ..options import (
     JsonOption,
@@ -39,7 +40,7 @@ from ..spool_summary import send_waiting
 if TYPE_CHECKING:
     from ...http.remote_store import RemoteStore
 
-__all__ = ["register", "worklist"]
+__all__ = ["KernelOption", "ServerOption", "open_server", "register", "worklist"]
 
 ServerOption = Annotated[
     str,
@@ -59,23 +60,26 @@ def register(app: typer.Typer) -> None:
 
 def push(server: ServerOption = "", kernel: KernelOption = "", store: StoreOption = "") -> None:
     """Send a local store's records to the server; prints how many were new there."""
-    remote = _open_server(server)
+    remote = open_server(server)
     merge_acknowledged(record_sets_of(_open_local(store), kernel), remote)
 
 
 def pull(server: ServerOption = "", kernel: KernelOption = "", store: StoreOption = "") -> None:
     """Fetch the server's records into a local store; prints how many were new there."""
-    merge_acknowledged(record_sets_of(_open_server(server), kernel), _local_target(store))
+    remote, local = open_server(server), _local_target(store)
+    merge_acknowledged(record_sets_of(remote, kernel), local)
+    recall_copies(local, remote, kernel)
 
 
 def sync(server: ServerOption = "", kernel: KernelOption = "", store: StoreOption = "") -> None:
     """Send what waits on disk, then push and pull; exits with 1 if something still waits."""
-    remote = _open_server(server)
+    remote = open_server(server)
     is_all_sent = send_waiting(remote)
     local = _local_target(store)
+    recall_copies(local, remote, kernel)  # what was deleted on the server is not sent again
     for source, target in ((local, remote), (remote, local)):
         if next(source.contexts(), None) is not None:
-            merge_acknowledged(record_sets_of(source, kernel), target)
+            merge_acknowledged(record_sets_of(source, kernel), target, must_take_all=False)
     if not is_all_sent:
         raise typer.Exit(1)
 
@@ -88,7 +92,7 @@ def promote(
     kernel: KernelOption = "",
 ) -> None:
     """Copy a namespace's records into another, winners and provenance included."""
-    remote = _open_server(server)
+    remote = open_server(server)
     kernels = kernels_of(remote, kernel) if kernel else [None]
     require_records(remote)
     count = sum(remote.client.promote(to, name) for name in kernels)
@@ -128,7 +132,7 @@ def worklist(server: str, kernel: str = "") -> list[dict[str, Any]]:
     Raises:
         NothingFoundError: the kernel has neither records nor misses.
     """
-    remote = _open_server(_first_server(server))
+    remote = open_server(_first_server(server))
     rows = remote.client.misses()
     if not kernel:
         return rows
@@ -199,7 +203,8 @@ def _first_server(urls: str) -> str:
     return next(filter(is_server_url, split_urls(urls)), "")
 
 
-def _open_server(url: str) -> RemoteStore:
+def open_server(url: str) -> RemoteStore:
+    """Open a server, by default the first one of `DEJAVU_CACHE_URL`."""
     url = url or _first_server(current_settings().url)
     if not url:
         raise SettingsError(

@@ -1,0 +1,61 @@
+"""`log`: who changed what on a team's server."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from ..errors import NothingFoundError
+from ..options import JsonOption
+from ..output import show_json, show_table
+from .remote import KernelOption, ServerOption, open_server
+
+__all__ = ["register"]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(log)
+
+
+def log(
+    server: ServerOption = "",
+    kernel: KernelOption = "",
+    actor: Annotated[str, typer.Option(help="Only who has this in the name.")] = "",
+    action: Annotated[str, typer.Option(help="Only this action, such as pin or delete.")] = "",
+    since: Annotated[str, typer.Option(help="From this time on: 2026-01-31T12:00:00Z.")] = "",
+    until: Annotated[str, typer.Option(help="Before this time.")] = "",
+    limit: Annotated[int, typer.Option(min=1, help="The most entries to print.")] = 100,
+    all_namespaces: Annotated[
+        bool, typer.Option("--all", help="Of all namespaces, and of the tokens.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """List who pinned, promoted, deleted, imported and exported what, newest first."""
+    filters = {
+        "kernel": kernel,
+        "actor": actor,
+        "action": action,
+        "since": since,
+        "until": until,
+    }
+    remote = open_server(server)
+    entries = remote.client.log_entries(filters, limit, all_namespaces)
+    if kernel and not entries:
+        raise NothingFoundError(f"{remote.url} logged no change of {kernel}")
+    if as_json:
+        show_json(entries)
+        return
+    rows = [
+        (
+            entry["at"],
+            entry["actor"],
+            entry["action"],
+            entry["namespace"],
+            entry["kernel"],
+            "  ".join(f"{name}={value}" for name, value in entry["detail"].items() if value),
+        )
+        for entry in entries
+    ]
+    show_table(["time", "actor", "action", "namespace", "kernel", "what"], rows)

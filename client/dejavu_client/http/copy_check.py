@@ -1,0 +1,128 @@
+"""Comparison of a machine's copies with a server's records, in few requests."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from dejavu_cache.background_threads import uninterrupted
+from dejavu_cache.model.record import Record
+from dejavu_cache.model.scenario import Context, Scenario, canonical_json
+from dejavu_cache.stores.base import CopyChanges
+
+from .answers import validate
+from .errors import RefusedError
+from .protocol_client import ProtocolClient
+
+__all__ = ["CopyCheck"]
+
+MOST_COPIES = 1_000
+"""Copies that one request asks about."""
+
+
+@dataclass
+class _ContextState:
+    """The state of a context's records as the server last told it.
+
+    Attributes:
+        revision: the revision of the context.
+        tags: the tags of the records by the digest of their scenario; empty without a record.
+    """
+
+    revision: str = ""
+    tags: dict[str, str] = field(default_factory=dict)
+
+
+class CopyCheck:
+    """Asks a server what has changed since it was last asked.
+
+    Args:
+        client: the connection to the namespace.
+    """
+
+    def __init__(self, client: ProtocolClient) -> None:
+        """Begin without knowledge of any record."""
+        self._client = client
+        self._states: dict[Context, _ContextState] = {}
+        self._is_supported = True
+
+    def changes(self, copies: Mapping[Context, Collection[Scenario]]) -> dict[Context, CopyChanges]:
+        """Return what has changed; nothing if the server is of a version that cannot tell."""
+        changes: dict[Context, CopyChanges] = {}
+        # Described before the first answer, which renews the revisions.
+        requests = [
+            (part, {context.digest: self._describe(context, part[context]) for context in part})
+            for part in _split(copies)
+        ]
+        for part, request in requests:
+            for context, received in self._ask(part, request).items():
+                earlier = changes.get(context, CopyChanges([], {}))
+                changes[context] = CopyChanges(
+                    [*earlier.records, *received.records], {**earlier.recalls, **received.recalls}
+                )
+        return changes
+
+    def _ask(
+        self, part: Mapping[Context, Collection[Scenario]], request: Mapping[str, Any]
+    ) -> dict[Context, CopyChanges]:
+        if not self._is_supported:
+            return {}
+        try:
+            answer = self._client.revalidate(request)
+        except RefusedError as error:
+            if error.status not in (404, 405):
+                raise
+            self._is_supported = False
+            return {}
+        return {
+            context: self._read(context, answer[context.digest], scenarios)
+            for context, scenarios in part.items()
+            if context.digest in answer
+        }
+
+    def _describe(self, context: Context, scenarios: Collection[Scenario]) -> dict[str, Any]:
+        state = self._states.get(context, _ContextState())
+        digests = [scenario.digest for scenario in scenarios]
+        is_complete = all(digest in state.tags for digest in digests)
+        return {
+            "revision": state.revision if is_complete else "",
+            "scenarios": {digest: state.tags.get(digest, "") for digest in digests},
+        }
+
+    def _read(self, context: Context, changed: Any, scenarios: Collection[Scenario]) -> CopyChanges:
+        changed = changed if isinstance(changed, dict) else {}
+        records: list[Record] = validate(list[Record], changed.get("records"))
+        recalls: dict[str, list[str]] = validate(dict[str, list[str]], changed.get("recalls"))
+        state = self._states.setdefault(context, _ContextState())
+        for digest in (scenario.digest for scenario in scenarios):
+            state.tags.setdefault(digest, "")
+        for digest in validate(list[str], changed.get("gone")):
+            state.tags[digest] = ""
+        for record in records:
+            with uninterrupted():
+                state.tags[record.scenario.digest] = _tag(record)
+        state.revision = str(changed.get("revision", ""))[:64]
+        return CopyChanges(records, recalls)
+
+
+def _tag(record: Record) -> str:
+    return hashlib.sha256(canonical_json(record).encode()).hexdigest()[:16]
+
+
+def _split(
+    copies: Mapping[Context, Collection[Scenario]],
+) -> Iterator[dict[Context, list[Scenario]]]:
+    """Divide copies into parts for one request each."""
+    part: dict[Context, list[Scenario]] = {}
+    count = 0
+    for context, scenarios in copies.items():
+        for scenario in scenarios:
+            part.setdefault(context, []).append(scenario)
+            count += 1
+            if count == MOST_COPIES:
+                yield part
+                part, count = {}, 0
+    if part:
+        yield part

@@ -1,0 +1,204 @@
+"""Revalidation, in the background, of the local copies that launches have of remote records.
+
+A launch takes a record from the nearest store that has it. Without revalidation, a pin, a promotion
+or a deletion on a server would never reach a machine that has a copy. A thread asks each server,
+`DEJAVU_CACHE_REFRESH` seconds apart, what has changed of the records that this process has looked
+up, and at once after a first look. No launch waits for it.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Callable, Collection, Iterable, Sequence
+
+from ..background_threads import at_program_end, start_thread, uninterrupted
+from ..errors import StoreError
+from ..model.merge import merge_into
+from ..model.record import Record
+from ..model.scenario import Context, Scenario
+from ..notices import logger
+from ..settings import current_settings
+from .base import CopyChanges, Store
+
+__all__ = ["LocalCopies", "take_over"]
+
+MOST_SCENARIOS = 10_000
+"""Largest number of scenarios that one kernel's launches keep right."""
+
+GATHER_SECONDS = 0.05
+"""Time in which the first looks of several launches come together in one request."""
+
+LAST_SECONDS = 0.25
+"""Longest time for which a program's end waits for a revalidation, which may be its only one."""
+
+
+class LocalCopies:
+    """The records that one kernel's launches have looked up, in tiers of stores.
+
+    Args:
+        tiers: the stores, from the nearest to the farthest.
+        changed: a method that is called with a context after a local copy has changed, as long as
+            its object lives.
+    """
+
+    def __init__(self, tiers: Sequence[Store], changed: Callable[[Context], None]) -> None:
+        """Begin without records; the first one starts the thread."""
+        self._local = [tier for tier in tiers if not (tier.remote or tier.read_only)]
+        self.remote = [tier for tier in tiers if tier.remote]
+        self._changed = weakref.WeakMethod(changed)
+        self._lock = threading.Lock()
+        self._scenarios: dict[Context, set[Scenario]] = {}
+        self._count = 0
+        self._thread: _RevalidationThread | None = None
+
+    def watch(self, context: Context, scenario: Scenario) -> None:
+        """Keep the copies of a record right from now on."""
+        with self._lock:
+            scenarios = self._scenarios.setdefault(context, set())
+            is_new = scenario not in scenarios and self._count < MOST_SCENARIOS
+            if is_new:
+                scenarios.add(scenario)
+                self._count += 1
+            elif self._thread is _thread:  # in a forked child, another thread takes over
+                return
+            self._thread = _thread
+        _thread.watch(self)
+
+    def watched(self) -> dict[Context, set[Scenario]]:
+        """Return the records to keep right."""
+        with self._lock:
+            return {context: set(scenarios) for context, scenarios in self._scenarios.items()}
+
+    def apply(self, context: Context, changes: CopyChanges) -> None:
+        """Change the local copies as a server's records have changed."""
+        scenarios = self.watched().get(context, set())
+        before = self._gather(context, scenarios)
+        for tier in self._local:
+            try:
+                take_over(tier, context, scenarios, changes)
+            except (StoreError, OSError) as error:
+                logger.debug("copies in %s stay as they are: %s", tier.url, error)
+        changed = self._changed()
+        if changed is not None and self._gather(context, scenarios) != before:
+            changed(context)
+
+    def _gather(self, context: Context, scenarios: Iterable[Scenario]) -> dict[Scenario, Record]:
+        merged: dict[Scenario, Record] = {}
+        for tier in self._local:
+            for scenario in scenarios:
+                try:
+                    hit = tier.get(context, scenario)
+                except (StoreError, OSError):
+                    continue
+                merged = merge_into(merged, [hit.record] if hit else [])
+        return merged
+
+
+def take_over(
+    store: Store, context: Context, scenarios: Collection[Scenario], changes: CopyChanges
+) -> None:
+    """Remove recalled parts from a store's records, and merge in the records that have changed.
+
+    Args:
+        store: a local store.
+        context: the context of the records.
+        scenarios: the scenarios that may change.
+        changes: what has changed on a server.
+    """
+    recalled = {
+        scenario: changes.recalls[scenario.digest]
+        for scenario in scenarios
+        if changes.recalls.get(scenario.digest)
+    }
+    if recalled:
+        store.recall(context, recalled)
+    records = [record for record in changes.records if record.scenario in scenarios]
+    if records:
+        store.put(context, records)
+
+
+class _RevalidationThread:
+    """The thread of all kernels of a process, which asks each server once for all of them."""
+
+    def __init__(self) -> None:
+        self._condition = threading.Condition()
+        self._all_copies: weakref.WeakSet[LocalCopies] = weakref.WeakSet()
+        self._thread: threading.Thread | None = None
+        self._has_news = False
+        self._stopping = False
+        self._pause = threading.Event()
+
+    def watch(self, copies: LocalCopies) -> None:
+        """Ask about a new record soon."""
+        with self._condition:
+            self._all_copies.add(copies)
+            self._has_news = True
+            if self._thread is None and not self._stopping:
+                self._thread = start_thread(self._run, "dejavu-cache copies")
+            self._condition.notify_all()
+
+    def finish(self, seconds: float) -> None:
+        """End the thread, after a revalidation that is due."""
+        with self._condition:
+            self._stopping = True
+            thread = self._thread
+            self._condition.notify_all()
+        self._pause.set()
+        if thread is not None:
+            thread.join(min(seconds, LAST_SECONDS))
+
+    def interrupt(self) -> None:
+        """Do nothing: the stores interrupt their requests."""
+
+    def _run(self) -> None:
+        while self._wait():
+            self._pause.wait(GATHER_SECONDS)
+            try:
+                self._revalidate()
+            except Exception as error:  # no launch depends on it
+                logger.debug("copies are not revalidated: %r", error)
+
+    def _wait(self) -> bool:
+        """Wait until a revalidation is due; return False once the program ends."""
+        with self._condition:
+            self._condition.wait_for(
+                lambda: self._has_news or self._stopping, current_settings().refresh
+            )
+            is_due = self._has_news or not self._stopping
+            self._has_news = False
+            return is_due
+
+    def _revalidate(self) -> None:
+        with self._condition:
+            all_copies = list(self._all_copies)
+        remote = {id(tier): tier for copies in all_copies for tier in copies.remote}
+        for tier in remote.values():
+            users = [copies for copies in all_copies if tier in copies.remote]
+            wanted: dict[Context, set[Scenario]] = {}
+            for copies in users:
+                for context, scenarios in copies.watched().items():
+                    wanted.setdefault(context, set()).update(scenarios)
+            try:
+                changes = tier.revalidate(wanted)
+            except StoreError as error:
+                logger.debug("%s does not revalidate copies: %s", tier.url, error)
+                continue
+            for copies in users:
+                for context in copies.watched().keys() & changes.keys():
+                    with uninterrupted():
+                        copies.apply(context, changes[context])
+
+
+_thread = _RevalidationThread()
+at_program_end(_thread)
+
+
+def _after_fork() -> None:
+    global _thread
+    _thread = _RevalidationThread()
+    at_program_end(_thread)
+
+
+os.register_at_fork(after_in_child=_after_fork)
