@@ -229,7 +229,7 @@ CHANGES = st.tuples(
 
 
 @settings(
-    max_examples=int(os.environ.get("DEJAVU_FUZZ_EXAMPLES", "60")),
+    max_examples=int(os.environ.get("DEJAVU_FUZZ_EXAMPLES", "30")),
     deadline=None,
     derandomize=True,
     database=None,
