@@ -1,4 +1,4 @@
-"""Triton's private modules and its globals are touched in `dejavu_cache.triton_internals` alone."""
+"""Rules of the architecture: where Triton's private modules are touched, and names of classes."""
 
 from __future__ import annotations
 
@@ -173,3 +173,12 @@ def test_the_public_interface_is_free_for_all(source: str) -> None:
     tree = ast.parse(source)
     assert private_uses(tree) == []
     assert list(global_assignments(tree)) == []
+
+
+def test_a_class_name_is_used_once() -> None:
+    places: dict[str, list[str]] = {}
+    for path in SOURCES:
+        for node in ast.walk(parse(path)):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(f"{path}:{node.lineno}")
+    assert {name: lines for name, lines in places.items() if len(lines) > 1} == {}
