@@ -9,7 +9,7 @@ _MOVES = {
     "client": "http.protocol_client",
     "commands": "cli.commands",
     "errors": "http.errors",
-    "output": "cli.output cli.options",
+    "output": "cli.output cli.options cli.chosen_store",
     "progress": "cli.progress",
     "remote": "http.remote_store",
     "sender": "http.sender",
