@@ -2,8 +2,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 JOBS ?= 4
-# A file's tests run in one process, which sets up their shared fixtures once.
-RUN_TESTS := $(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder
+RUN_TESTS := $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal
 TRITON ?= 3.4.0 3.6.0 3.9.0
 LOWEST_PYTHON ?= 3.10
 # Torch from PyPI demands one version of Triton and CUDA packages; torch for CPUs demands neither.
