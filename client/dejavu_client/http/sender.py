@@ -81,6 +81,7 @@ class Sender:
         self._is_woken = False
         self._refused_until = 0.0
         self._failed: dict[Path, float] = {}
+        self._background = Delivery()
         self._next_sweep = 0.0
 
     def put(self, context: Context, records: Iterable[Record]) -> None:
@@ -145,16 +146,21 @@ class Sender:
         """Send all of the spool in the calling thread.
 
         Args:
-            delivery: where to count what became of the files.
+            delivery: where to count what became of the files, also of those that the background
+                thread of this process was faster to send.
             wait: seconds to wait while another process sends the spool.
 
         Raises:
             RemoteError: the server does not answer, or refuses the sender; the rest waits.
             OSError: the disk cannot be written.
         """
-        deliver_spool(
-            self._spool, self._client.send_json, delivery=delivery, wait=wait, in_hand=0.0
-        )
+        try:
+            deliver_spool(
+                self._spool, self._client.send_json, delivery=delivery, wait=wait, in_hand=0.0
+            )
+        finally:
+            delivery.sent += self._background.sent
+            delivery.set_aside += self._background.set_aside
 
     @property
     def _may_send(self) -> bool:
@@ -226,17 +232,17 @@ class Sender:
     def _drain_in_background(self) -> None:
         now = time.monotonic()
         self._failed = {path: until for path, until in self._failed.items() if until > now}
-        delivery = Delivery()
+        self._background.failed.clear()
         try:
             deliver_spool(
                 self._spool,
                 self._send_json,
                 skip=self._failed,
                 should_stop=self._should_stop_draining,
-                delivery=delivery,
+                delivery=self._background,
             )
         finally:
-            self._failed.update(dict.fromkeys(delivery.failed, now + PAUSE))
+            self._failed.update(dict.fromkeys(self._background.failed, now + PAUSE))
 
     def _send_json(self, text: bytes, records: int) -> None:
         """Send a record set, and pause if the server refuses who sends it."""

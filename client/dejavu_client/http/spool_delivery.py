@@ -127,8 +127,8 @@ def _deliver_files(
             documents[path] = parse_record_set_json(text)
         except ValueError as error:
             spool.put_aside(text, f"{path.name} is damaged: {error}")
-            spool.remove(path)
             delivery.set_aside += 1
+            spool.remove(path)
     try:
         refused = deliver_documents(spool, send, list(documents.values()))
     except (ServerFaultError, RecursionError) as error:
@@ -139,7 +139,8 @@ def _deliver_files(
         for path in documents:
             _deliver_files(spool, send, [path], delivery)
         return
-    for path in documents:
-        spool.remove(path)
+    # Counted first: who finds the spool empty reads the counts.
     delivery.set_aside += refused
     delivery.sent += max(len(documents) - refused, 0)
+    for path in documents:
+        spool.remove(path)
