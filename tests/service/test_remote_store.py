@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dejavu_client.http.protocol_client import ProtocolClient, ServerAnswer, split_server_url
+from dejavu_client.http.http_exchange import ServerAnswer
+from dejavu_client.http.protocol_client import ProtocolClient, split_server_url
 from dejavu_client.http.remote_store import RemoteStore
 from dejavu_client.http.spool import Spool
 from support.kernels import launch, load

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, urlsplit
 
 import httpx
-import stamina
 
 from dejavu_cache.errors import SettingsError
 from dejavu_cache.model.record import Record, RecordSet
@@ -22,30 +19,17 @@ from .answers import (
     parse_record_set,
     parse_scenarios,
     problem_detail,
-    retry_after,
     to_json,
     validate,
 )
-from .errors import BusyError, NonsenseError, RefusedError, ServerFaultError, UnreachableError
-from .server_silence import current_clock
-from .shared_client import SharedHttpClient
+from .errors import NonsenseError, RefusedError
+from .http_exchange import HttpExchange, ServerAnswer
 from .token_source import TokenSource
 from .uploads import TOO_LARGE, upload
 
-__all__ = ["Bulk", "ProtocolClient", "ServerAnswer", "split_server_url"]
-
-LARGEST_BODY = 256 * 2**20
-"""Bytes of a decompressed answer beyond which it is not read."""
-
-SLOWEST_BODY = 60.0
-"""Seconds that an answer may take from its first byte to its last."""
-
-RETRYABLE_STATUSES = {408, 425, 429, 500, 502, 503, 504}
+__all__ = ["Bulk", "ProtocolClient", "split_server_url"]
 
 _LEASE_ID = re.compile(r"[0-9a-f]{32}")
-
-BUSY_STATUSES = {429, 503}
-"""Statuses that, with `Retry-After`, tell a client to wait and not that the server has failed."""
 
 
 class Bulk(NamedTuple):
@@ -53,14 +37,6 @@ class Bulk(NamedTuple):
 
     records: tuple[Record, ...]
     etag: str
-
-
-class ServerAnswer(NamedTuple):
-    """An answer that is still to be parsed, which no server should be blamed for."""
-
-    status: int
-    etag: str
-    body: bytes
 
 
 def split_server_url(url: str, namespace: str) -> tuple[str, str]:
@@ -112,26 +88,23 @@ class ProtocolClient:
         self.url = url
         self.namespace = namespace
         self._namespace_url = f"{url}/v1/{namespace}"
-        self._attempts = attempts
-        self._token = token if isinstance(token, TokenSource) else TokenSource(token)
-        self._injected_client = http_client
-        self._shared_client = SharedHttpClient()
+        self._exchange = HttpExchange(url, token=token, attempts=attempts, http_client=http_client)
 
     def close(self) -> None:
         """Close the connections once their requests are answered; the next call opens new ones."""
-        self._shared_client.close()
+        self._exchange.connections.close()
 
     def interrupt(self) -> None:
         """Make all requests fail at once, those that wait for an answer and later ones."""
-        self._shared_client.interrupt()
+        self._exchange.connections.interrupt()
 
     def abandon_connections(self) -> None:
         """Drop the connections without closing them: after a fork they belong to the parent."""
-        self._shared_client.abandon()
+        self._exchange.connections.abandon()
 
     def check_ready(self) -> None:
         """Raise an error unless the server and its database answer."""
-        self._call("GET", f"{self.url}/readyz")
+        self._exchange.send("GET", f"{self.url}/readyz")
 
     def contexts(self, kernel: str | None = None) -> Iterator[Context]:
         """Yield the contexts that have records, of one kernel or of all."""
@@ -237,7 +210,7 @@ class ProtocolClient:
             [] if scenarios is None else [("scenario", scenario.digest) for scenario in scenarios]
         )
         answer = self._json("DELETE", f"/contexts/{context.digest}/records", params=params)
-        return int(answer.get("deleted", 0))
+        return _count(answer, "deleted")
 
     def lease(self, context: Context, scenario: Scenario, holder: str, ttl: float) -> str | None:
         """Acquire the lease on a scenario.
@@ -268,7 +241,7 @@ class ProtocolClient:
 
     def release(self, lease: str) -> None:
         """Release a lease; one that has ended already is no error."""
-        self._call("DELETE", f"{self._namespace_url}/leases/{lease}")
+        self._exchange.send("DELETE", f"{self._namespace_url}/leases/{lease}")
 
     def report_misses(self, misses: Mapping[tuple[Context, Scenario], int]) -> None:
         """Add to the server's counts of scenarios that were launched without a record."""
@@ -281,7 +254,8 @@ class ProtocolClient:
     def misses(self, kernel: str | None = None) -> list[dict[str, Any]]:
         """Return the worklist: scenarios that are not tuned, the most frequently missed first."""
         answer = self._json("GET", "/misses", params={"kernel": kernel} if kernel else {})
-        return list(answer.get("misses", []))
+        misses: list[dict[str, Any]] = validate(list[dict[str, Any]], answer.get("misses", []))
+        return misses
 
     def log_entries(
         self, filters: Mapping[str, str], limit: int, all_namespaces: bool
@@ -299,7 +273,7 @@ class ProtocolClient:
         while len(entries) < limit:
             params["limit"] = min(limit - len(entries), 1000)
             page = self._json("GET", "/log", root=root, params=params)
-            entries += page.get("entries", [])
+            entries += validate(list[dict[str, Any]], page.get("entries", []))
             params["before"] = page.get("next")
             if params["before"] is None:
                 break
@@ -316,17 +290,15 @@ class ProtocolClient:
     def promote(self, to: str, kernel: str | None = None) -> int:
         """Copy this namespace's records and winners into another; return the number of records."""
         answer = self._json("POST", "/promote", content=json.dumps({"to": to, "kernel": kernel}))
-        return int(answer.get("records", 0))
+        return _count(answer, "records")
 
     def _get(self, path: str, etag: str = "", **request: Any) -> ServerAnswer:
         headers = {"If-None-Match": etag} if etag else {}
-        status, response_headers, body = self._call(
-            "GET", self._namespace_url + path, headers=headers, **request
-        )
-        return ServerAnswer(status, response_headers.get("etag", ""), body)
+        return self._exchange.send("GET", self._namespace_url + path, headers=headers, **request)
 
     def _json(self, method: str, path: str, *, root: str = "", **request: Any) -> dict[str, Any]:
-        status, _, body = self._call(method, (root or self._namespace_url) + path, **request)
+        url = (root or self._namespace_url) + path
+        status, _, body = self._exchange.send(method, url, **request)
         if status == 404:
             raise RefusedError(f"{self.url}: {problem_detail(body) or 'not found'}", status)
         answer = parse_json(body)
@@ -334,91 +306,7 @@ class ProtocolClient:
             raise NonsenseError(f"{self.url} answered {str(answer)[:80]!r}")
         return answer
 
-    def _call(self, method: str, url: str, **request: Any) -> tuple[int, Mapping[str, str], bytes]:
-        for attempt in stamina.retry_context(
-            on=UnreachableError, attempts=self._attempts, timeout=60.0
-        ):
-            with attempt:
-                return self._call_once(method, url, **request)
-        raise AssertionError("stamina always tries once")
 
-    def _call_once(
-        self, method: str, url: str, **request: Any
-    ) -> tuple[int, Mapping[str, str], bytes]:
-        headers = {**self._token.headers(), **request.pop("headers", {})}
-        if "content" in request:
-            headers["Content-Type"] = "application/json"
-        try:
-            status, response_headers, body = self._exchange(method, url, headers, request)
-        except httpx.InvalidURL as error:
-            raise SettingsError(f"{url}: {error}") from None
-        except httpx.HTTPError as error:
-            raise UnreachableError(
-                f"{self.url} does not answer: {error or type(error).__name__}"
-            ) from error
-        if status == 500:
-            raise ServerFaultError(f"{self.url} answered {status}: {problem_detail(body)}")
-        if status in RETRYABLE_STATUSES:
-            message = f"{self.url} answered {status}: {problem_detail(body)}"
-            seconds = retry_after(response_headers.get("retry-after", ""))
-            if status in BUSY_STATUSES and seconds is not None:
-                raise BusyError(message, status, seconds)
-            raise UnreachableError(message)
-        if 300 <= status < 400 and status != 304:
-            raise NonsenseError(f"{self.url} answered with a redirect, which is not followed")
-        if status >= 400 and status != 404:
-            raise RefusedError(f"{self.url} refused with {status}: {problem_detail(body)}", status)
-        return status, response_headers, body
-
-    def _exchange(
-        self, method: str, url: str, headers: Mapping[str, str], request: dict[str, Any]
-    ) -> tuple[int, Mapping[str, str], bytes]:
-        """Send a request and read its answer, once more if the connection was lost meanwhile.
-
-        A server that restarts or has been idle closes connections, also while a request is on its
-        way. All requests may be repeated: each has the same effect twice as once.
-        """
-        clock = current_clock()
-
-        def trace(event: str, details: Mapping[str, Any]) -> None:
-            self._shared_client.trace(event, details)
-            clock.trace(event)
-
-        for is_last in (False, True):
-            try:
-                with (
-                    self._http_client() as client,
-                    client.stream(
-                        method,
-                        url,
-                        headers=headers,
-                        extensions={"trace": trace},
-                        **request,
-                    ) as response,
-                ):
-                    return response.status_code, response.headers, self._read_body(response)
-            except (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError):
-                if is_last:
-                    raise
-        raise AssertionError("the last attempt returns or raises")
-
-    @contextmanager
-    def _http_client(self) -> Iterator[httpx.Client]:
-        if self._injected_client is None:
-            with self._shared_client.request() as client:
-                yield client
-        else:
-            # It may have a transport that reports no steps.
-            with current_clock().count_wait():
-                yield self._injected_client
-
-    def _read_body(self, response: httpx.Response) -> bytes:
-        deadline = time.monotonic() + SLOWEST_BODY
-        body = bytearray()
-        for chunk in response.iter_bytes():
-            body += chunk
-            if len(body) > LARGEST_BODY:
-                raise NonsenseError(f"{self.url} sent more than {LARGEST_BODY >> 20} MiB")
-            if time.monotonic() > deadline:
-                raise UnreachableError(f"{self.url} was still answering after {SLOWEST_BODY:.0f} s")
-        return bytes(body)
+def _count(answer: Mapping[str, Any], name: str) -> int:
+    count: int = validate(int, answer.get(name, 0))
+    return count

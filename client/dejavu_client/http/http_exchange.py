@@ -1,0 +1,177 @@
+"""One HTTP request to the server and its whole answer, or an error that says what went wrong."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import httpx
+import stamina
+
+from dejavu_cache.errors import SettingsError
+
+from .answers import problem_detail, retry_after
+from .errors import BusyError, NonsenseError, RefusedError, ServerFaultError, UnreachableError
+from .server_silence import current_clock
+from .shared_client import SharedHttpClient
+from .token_source import TokenSource
+
+__all__ = ["HttpExchange", "ServerAnswer"]
+
+LARGEST_BODY = 256 * 2**20
+"""Bytes of a decompressed answer beyond which it is not read."""
+
+SLOWEST_BODY = 60.0
+"""Seconds that an answer may take from its first byte to its last."""
+
+RETRYABLE_STATUSES = {408, 425, 429, 500, 502, 503, 504}
+
+BUSY_STATUSES = {429, 503}
+"""Statuses that, with `Retry-After`, tell a client to wait and not that the server has failed."""
+
+
+class ServerAnswer(NamedTuple):
+    """An answer that is still to be parsed, which no server should be blamed for.
+
+    Attributes:
+        status: 2xx, 304 or 404; any other status is raised as an error.
+        etag: the answer's entity tag; empty if it has none.
+        body: the decompressed body.
+    """
+
+    status: int
+    etag: str
+    body: bytes
+
+
+class HttpExchange:
+    """Requests to one server. Thread-safe.
+
+    Args:
+        url: the server's base URL, which errors name.
+        token: bearer token to send, or where to read it; empty for none.
+        attempts: how often a request is tried while the server is unreachable.
+        http_client: replaces the own connections, for tests and special transports; `connections`
+            leaves it open.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        token: str | TokenSource = "",
+        attempts: int = 1,
+        http_client: httpx.Client | None = None,
+    ) -> None:
+        """Set up the requests; nothing is sent yet."""
+        self.connections = SharedHttpClient()
+        self._url = url
+        self._attempts = attempts
+        self._token = token if isinstance(token, TokenSource) else TokenSource(token)
+        self._injected_client = http_client
+
+    def send(self, method: str, url: str, **request: Any) -> ServerAnswer:
+        """Send a request and return the answer.
+
+        Args:
+            method: the HTTP method.
+            url: the absolute URL.
+            **request: `params`, `headers` and `content` as `httpx` takes them; content is JSON.
+
+        Raises:
+            UnreachableError: the server does not answer, or a proxy answers in its place.
+            BusyError: the server says for how long it wants to be left alone.
+            ServerFaultError: the server failed on this request.
+            RefusedError: the server does not take the request.
+            NonsenseError: the answer is too large or a redirect.
+            SettingsError: the URL is not one.
+        """
+        for attempt in stamina.retry_context(
+            on=UnreachableError, attempts=self._attempts, timeout=60.0
+        ):
+            with attempt:
+                return self._call_once(method, url, **request)
+        raise AssertionError("stamina always tries once")
+
+    def _call_once(self, method: str, url: str, **request: Any) -> ServerAnswer:
+        headers = {**self._token.headers(), **request.pop("headers", {})}
+        if "content" in request:
+            headers["Content-Type"] = "application/json"
+        try:
+            status, response_headers, body = self._exchange(method, url, headers, request)
+        except httpx.InvalidURL as error:
+            raise SettingsError(f"{url}: {error}") from None
+        except httpx.HTTPError as error:
+            raise UnreachableError(
+                f"{self._url} does not answer: {error or type(error).__name__}"
+            ) from error
+        if status == 500:
+            raise ServerFaultError(f"{self._url} answered {status}: {problem_detail(body)}")
+        if status in RETRYABLE_STATUSES:
+            message = f"{self._url} answered {status}: {problem_detail(body)}"
+            seconds = retry_after(response_headers.get("retry-after", ""))
+            if status in BUSY_STATUSES and seconds is not None:
+                raise BusyError(message, status, seconds)
+            raise UnreachableError(message)
+        if 300 <= status < 400 and status != 304:
+            raise NonsenseError(f"{self._url} answered with a redirect, which is not followed")
+        if status >= 400 and status != 404:
+            raise RefusedError(f"{self._url} refused with {status}: {problem_detail(body)}", status)
+        return ServerAnswer(status, response_headers.get("etag", ""), body)
+
+    def _exchange(
+        self, method: str, url: str, headers: Mapping[str, str], request: dict[str, Any]
+    ) -> tuple[int, Mapping[str, str], bytes]:
+        """Send a request and read its answer, once more if the connection was lost meanwhile.
+
+        A server that restarts or has been idle closes connections, also while a request is on its
+        way. All requests may be repeated: each has the same effect twice as once.
+        """
+        clock = current_clock()
+
+        def trace(event: str, details: Mapping[str, Any]) -> None:
+            self.connections.trace(event, details)
+            clock.trace(event)
+
+        for is_last in (False, True):
+            try:
+                with (
+                    self._http_client() as client,
+                    client.stream(
+                        method,
+                        url,
+                        headers=headers,
+                        extensions={"trace": trace},
+                        **request,
+                    ) as response,
+                ):
+                    return response.status_code, response.headers, self._read_body(response)
+            except (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError):
+                if is_last:
+                    raise
+        raise AssertionError("the last attempt returns or raises")
+
+    @contextmanager
+    def _http_client(self) -> Iterator[httpx.Client]:
+        if self._injected_client is None:
+            with self.connections.request() as client:
+                yield client
+        else:
+            # It may have a transport that reports no steps.
+            with current_clock().count_wait():
+                yield self._injected_client
+
+    def _read_body(self, response: httpx.Response) -> bytes:
+        deadline = time.monotonic() + SLOWEST_BODY
+        body = bytearray()
+        for chunk in response.iter_bytes():
+            body += chunk
+            if len(body) > LARGEST_BODY:
+                raise NonsenseError(f"{self._url} sent more than {LARGEST_BODY >> 20} MiB")
+            if time.monotonic() > deadline:
+                raise UnreachableError(
+                    f"{self._url} was still answering after {SLOWEST_BODY:.0f} s"
+                )
+        return bytes(body)
