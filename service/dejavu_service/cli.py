@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
-from dejavu_cache.errors import DejavuError, ExitCode
+from dejavu_cache.errors import DejavuError, ExitCode, SettingsError
 
 if TYPE_CHECKING:
     from .services.tokens import Token
@@ -29,7 +29,17 @@ _Role = Annotated[
 ]
 _Namespaces = Annotated[
     Optional[list[str]],  # noqa: UP045
-    typer.Option("--namespace", help="One that the token may use, as often as needed; else all."),
+    typer.Option(
+        "--namespace",
+        help="One that the token may use with this role, or the beginning of several (pr-*); "
+        "as often as needed; else all.",
+    ),
+]
+_Grants = Annotated[
+    Optional[list[str]],  # noqa: UP045
+    typer.Option(
+        "--grant", metavar="NAMESPACE=ROLE", help="Another role in another namespace (main=read)."
+    ),
 ]
 
 database_app = typer.Typer(
@@ -143,6 +153,7 @@ def create(
     name: Annotated[str, typer.Option(help="Who or what will use it.")],
     role: _Role = "read",
     namespace: _Namespaces = None,
+    grant: _Grants = None,
     days: Annotated[
         float | None, typer.Option(min=0.001, help="It expires after so many days.")
     ] = None,
@@ -155,12 +166,20 @@ def create(
         from .services.access import ANYBODY
 
         wish = TokenWish.model_validate(
-            {"name": name, "role": role, "namespaces": namespace or ["*"], "days": days}
+            {
+                "name": name,
+                "role": role,
+                "namespaces": namespace or ([] if grant else ["*"]),
+                "grants": _parse_grants(grant or []),
+                "days": days,
+            }
         )
-        issued = tokens.issue(opened, ANYBODY, wish.name, wish.role, wish.namespaces, wish.ttl)
+        issued = tokens.issue(
+            opened, ANYBODY, wish.name, wish.role, wish.namespaces, wish.ttl, wish.grants
+        )
+        granted = ", ".join(f"{role} for {name}" for name, role in issued.grants.items())
         typer.echo(
-            f"{issued.id}: {issued.role} for {', '.join(issued.namespaces)} in {opened.url}. "
-            "Keep it: only a hash is stored.",
+            f"{issued.id}: {granted} in {opened.url}. Keep it: only a hash is stored.",
             err=True,
         )
         typer.echo(issued.token)
@@ -174,8 +193,7 @@ def list_(database: _URL = None) -> None:
         from .services.access import ANYBODY
 
         for token in tokens.list_tokens(opened, ANYBODY):
-            namespaces = ",".join(token.namespaces)
-            line = f"{token.id}  {token.role:5}  {namespaces:12}  {token.name}  {_end(token)}"
+            line = f"{token.id}  {_rights(token)}  {token.name}  {_end(token)}"
             typer.echo(line.rstrip())
 
 
@@ -188,6 +206,20 @@ def revoke(identity: Annotated[str, typer.Argument(metavar="ID")], database: _UR
 
         tokens.revoke(opened, ANYBODY, identity)
         typer.echo(f"{identity} is revoked.")
+
+
+def _parse_grants(grants: list[str]) -> dict[str, str]:
+    pairs = [grant.partition("=") for grant in grants]
+    wrong = [pattern for pattern, equals, _ in pairs if not equals]
+    if wrong or len({pattern for pattern, _, _ in pairs}) < len(pairs):
+        raise SettingsError("--grant wants NAMESPACE=ROLE, such as main=read, once a namespace")
+    return {pattern: role for pattern, _, role in pairs}
+
+
+def _rights(token: Token) -> str:
+    if len(set(token.grants.values())) == 1:
+        return f"{token.role:5}  {','.join(token.namespaces):12}"
+    return ",".join(f"{name}={role}" for name, role in token.grants.items())
 
 
 def _end(token: Token) -> str:

@@ -9,24 +9,26 @@ from pydantic import BaseModel, ConfigDict, Field, StrictFloat
 
 from ..middleware.json_body import accepts
 from ..services import tokens
-from ..services.access import Role
+from ..services.access import NAMESPACE_PATTERN, Role
 from .common import CurrentCall, versioned_router
 
 __all__ = ["TokenWish", "router"]
 
 router = versioned_router()
 
-_Scope = Annotated[str, Field(pattern=r"^(\*|[A-Za-z0-9][A-Za-z0-9._-]{0,63})$")]
+_Pattern = Annotated[str, Field(pattern=NAMESPACE_PATTERN)]
 
 
 class TokenWish(BaseModel):
-    """The name, role, namespaces and lifetime of a new token."""
+    """The name, roles by namespace and lifetime of a new token."""
 
     model_config = ConfigDict(extra="forbid")
 
     name: str = Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$")
     role: Role
-    namespaces: list[_Scope] = Field(min_length=1, max_length=100)
+    namespaces: list[_Pattern] = Field(default_factory=list, max_length=100)
+    grants: dict[_Pattern, Role] = Field(default_factory=dict, max_length=100)
+    """The roles in namespaces in which it is not `role`."""
     days: StrictFloat | None = Field(default=None, gt=0, le=3650, allow_inf_nan=False)
     """Days until the token expires; None if it never does."""
 
@@ -47,7 +49,13 @@ class Tokens(BaseModel):
 def create_token(wish: TokenWish, call: CurrentCall) -> tokens.Issued:
     """Issue a token; its secret is in this answer and nowhere else."""
     return tokens.issue(
-        call.database, call.principal, wish.name, wish.role, wish.namespaces, wish.ttl
+        call.database,
+        call.principal,
+        wish.name,
+        wish.role,
+        wish.namespaces,
+        wish.ttl,
+        wish.grants,
     )
 
 

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from ..errors import AccessDeniedError
 
-__all__ = ["ANYBODY", "EVERYWHERE", "NAMESPACE", "READER", "ROLES", "Principal", "Role"]
+__all__ = [
+    "ANYBODY",
+    "EVERYWHERE",
+    "NAMESPACE",
+    "NAMESPACE_PATTERN",
+    "READER",
+    "ROLES",
+    "Principal",
+    "Role",
+    "most_specific",
+]
 
 Role = Literal["read", "write", "admin"]
 ROLES: tuple[Role, ...] = ("read", "write", "admin")
@@ -17,6 +28,20 @@ NAMESPACE = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 """Pattern of a namespace's name."""
 EVERYWHERE = "*"
 """Stands for all namespaces in a token."""
+NAMESPACE_PATTERN = r"^(\*|[A-Za-z0-9][A-Za-z0-9._-]{0,63}|[A-Za-z0-9][A-Za-z0-9._-]{0,62}\*)$"
+"""Pattern of what names namespaces: `*`, a name, or the beginning of names and one star."""
+
+
+def most_specific(patterns: Mapping[str, Role], namespace: str) -> str | None:
+    """Return the pattern that decides about a namespace: its name, else the longest beginning."""
+    if namespace in patterns:
+        return namespace
+    fitting = [
+        pattern
+        for pattern in patterns
+        if pattern.endswith("*") and namespace.startswith(pattern[:-1])
+    ]
+    return max(fitting, key=len, default=None)
 
 
 @dataclass(frozen=True)
@@ -25,18 +50,25 @@ class Principal:
 
     Attributes:
         name: The name under which the principal appears in logs and in the database.
-        role: The highest role of the principal.
-        namespaces: The namespaces that the principal may use, or `EVERYWHERE`.
+        grants: Roles by namespace, by the beginning of namespaces' names (`pr-*`), or by
+            `EVERYWHERE`; the most specific one counts.
     """
 
     name: str
-    role: Role
-    namespaces: frozenset[str]
+    grants: Mapping[str, Role]
 
     def may(self, role: Role, namespace: str) -> bool:
-        """Return whether the principal has a role in a namespace."""
-        allowed = namespace in self.namespaces or EVERYWHERE in self.namespaces
-        return allowed and ROLES.index(self.role) >= ROLES.index(role)
+        """Return whether the principal has a role in a namespace.
+
+        In `EVERYWHERE` it has the lowest role of all, so that an exception takes nothing back that
+        another right would give again.
+        """
+        if namespace == EVERYWHERE:
+            own = list(self.grants.values()) if EVERYWHERE in self.grants else []
+        else:
+            pattern = most_specific(self.grants, namespace)
+            own = [] if pattern is None else [self.grants[pattern]]
+        return bool(own) and min(map(ROLES.index, own)) >= ROLES.index(role)
 
     def require(self, role: Role, namespace: str) -> None:
         """Check that the principal has a role in a namespace.
@@ -46,14 +78,14 @@ class Principal:
         """
         if not self.may(role, namespace):
             scope = "all namespaces" if namespace == EVERYWHERE else f"namespace {namespace!r}"
-            own = f"role {self.role!r} for {', '.join(sorted(self.namespaces))}"
+            own = ", ".join(f"{own!r} for {name}" for name, own in sorted(self.grants.items()))
             raise AccessDeniedError(
-                f"this needs a token with role {role!r} for {scope}; yours has {own}"
+                f"this needs a token with role {role!r} for {scope}; yours has role {own}"
             )
 
 
-ANYBODY = Principal("anybody", "admin", frozenset({EVERYWHERE}))
+ANYBODY = Principal("anybody", {EVERYWHERE: "admin"})
 """Everyone, as long as no token was ever issued."""
 
-READER = Principal("a reader without a token", "read", frozenset({EVERYWHERE}))
+READER = Principal("a reader without a token", {EVERYWHERE: "read"})
 """Everyone without a token, where the settings open the server for reading."""

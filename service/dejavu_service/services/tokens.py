@@ -6,17 +6,17 @@ import hashlib
 import hmac
 import json
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 from sqlalchemy import Row
 
-from ..errors import NotFoundError
+from ..errors import InvalidRequestError, NotFoundError
 from ..storage import tokens
 from ..storage.database import Database
-from .access import EVERYWHERE, Principal, Role
+from .access import EVERYWHERE, ROLES, Principal, Role
 from .log import write_log
 
 __all__ = ["Issued", "Token", "VerifiedToken", "issue", "list_tokens", "revoke", "verify"]
@@ -26,12 +26,19 @@ _PREFIX = "dejavu"
 
 
 class Token(BaseModel):
-    """A token without its secret."""
+    """A token without its secret.
+
+    Attributes:
+        role: The lowest of its roles.
+        namespaces: The namespaces, and the beginnings of namespaces' names, in which it has one.
+        grants: The role in each of them.
+    """
 
     id: str
     name: str
     role: Role
     namespaces: list[str]
+    grants: dict[str, Role]
     created: datetime
     expires: datetime | None = None
     revoked: datetime | None = None
@@ -57,6 +64,7 @@ def issue(
     role: Role,
     namespaces: Sequence[str],
     ttl: float | None,
+    grants: Mapping[str, Role] | None = None,
 ) -> Issued:
     """Issue a token.
 
@@ -64,24 +72,42 @@ def issue(
         database: The server's database.
         principal: Who asks; needs the role `admin` in all namespaces.
         name: Who or what will use the token.
-        role: The role of the token.
-        namespaces: The namespaces that the token may use, or `EVERYWHERE`.
+        role: The role of the token in `namespaces`.
+        namespaces: Namespaces, beginnings of namespaces' names and a star, or `EVERYWHERE`.
         ttl: Seconds until the token expires; None if it never does.
+        grants: The roles of the token in further namespaces.
 
     Raises:
         AccessDeniedError: The principal is not an admin of all namespaces.
+        InvalidRequestError: The token would have no namespace, or two roles in one.
     """
     principal.require("admin", EVERYWHERE)
+    roles = _roles(role, namespaces, grants or {})
     identity, secret = secrets.token_hex(8), secrets.token_urlsafe(32)
-    encoded = json.dumps(sorted(set(namespaces)))
+    # An earlier version reads these two alone: it then gives the lowest role for all namespaces.
+    lowest = min(roles.values(), key=ROLES.index)
+    encoded = json.dumps(sorted(roles))
+    differing = json.dumps(roles, sort_keys=True) if len(set(roles.values())) > 1 else None
     with database.write() as connection:
-        tokens.add(connection, identity, name, _digest(secret), role, encoded, ttl)
+        tokens.add(connection, identity, name, _digest(secret), lowest, encoded, ttl, differing)
         row = tokens.get(connection, identity)
         assert row is not None
         token = _token(row)
-        content = token.model_dump(mode="json", include={"id", "name", "role", "namespaces"})
+        fields = {"id", "name", "role", "namespaces"} | ({"grants"} if differing else set())
+        content = token.model_dump(mode="json", include=fields)
         write_log(connection, principal, "create token", "", **content)
     return Issued(**token.model_dump(), token=f"{_PREFIX}_{identity}_{secret}")
+
+
+def _roles(role: Role, namespaces: Sequence[str], grants: Mapping[str, Role]) -> dict[str, Role]:
+    roles: dict[str, Role] = dict.fromkeys(namespaces, role)
+    twice = sorted(name for name, other in grants.items() if roles.get(name, other) != other)
+    if twice:
+        raise InvalidRequestError(f"the token would have two roles for {', '.join(twice)}")
+    roles.update(grants)
+    if not roles:
+        raise InvalidRequestError("name at least one namespace that the token may use")
+    return roles
 
 
 def list_tokens(database: Database, principal: Principal) -> list[Token]:
@@ -123,8 +149,13 @@ def verify(database: Database, presented: str) -> VerifiedToken | None:
     expires_in = None if row.expires_at is None else row.expires_at - moment
     if expires_in is not None and expires_in <= 0:
         return None
-    namespaces = frozenset(json.loads(row.namespaces))
-    return VerifiedToken(Principal(f"{row.name} ({row.id})", row.role, namespaces), expires_in)
+    return VerifiedToken(Principal(f"{row.name} ({row.id})", _grants(row)), expires_in)
+
+
+def _grants(row: Row[Any]) -> dict[str, Role]:
+    if row.grants is not None:
+        return dict(json.loads(row.grants))
+    return dict.fromkeys(json.loads(row.namespaces), row.role)
 
 
 def _digest(secret: str) -> str:
@@ -138,6 +169,7 @@ def _token(row: Row[Any]) -> Token:
         name=row.name,
         role=row.role,
         namespaces=json.loads(row.namespaces),
+        grants=_grants(row),
         created=_datetime(row.created_at),
         expires=None if row.expires_at is None else _datetime(row.expires_at),
         revoked=None if row.revoked_at is None else _datetime(row.revoked_at),

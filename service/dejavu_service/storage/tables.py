@@ -127,6 +127,8 @@ tokens = Table(
     Column("digest", String(64), nullable=False),
     Column("role", String(8), nullable=False),
     Column("namespaces", Text, nullable=False),
+    # Roles by namespace as JSON, where they differ; `role` is the lowest of them.
+    Column("grants", Text),
     Column("created_at", Double, nullable=False),
     Column("expires_at", Double),
     Column("revoked_at", Double),

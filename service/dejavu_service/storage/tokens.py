@@ -19,6 +19,7 @@ def add(
     role: str,
     namespaces: str,
     ttl: float | None,
+    grants: str | None = None,
 ) -> None:
     """Insert a token that expires in `ttl` seconds, or never if None."""
     values: dict[str, Any] = {
@@ -31,6 +32,7 @@ def add(
         "digest": digest,
         "role": role,
         "namespaces": namespaces,
+        "grants": grants,
     }
     connection.execute(tokens.insert().values(values))
 
