@@ -26,6 +26,7 @@ ENV PATH=/opt/dejavu/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1 \
     DEJAVU_SERVER_HOST=0.0.0.0 \
+    DEJAVU_SERVER_DRAIN=5 \
     DEJAVU_SERVER_DATABASE=sqlite:////var/lib/dejavu/server.sqlite3
 USER 10001:10001
 WORKDIR /var/lib/dejavu

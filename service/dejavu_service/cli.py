@@ -122,9 +122,10 @@ def check(database: _URL = None) -> None:
 
         state = schema.state(opened)
         typer.echo(f"{opened.url}: {state.value}")
-        if state is not schema.SchemaState.CURRENT:
+        if not state.is_usable:
             raise typer.Exit(1)
-        schema.check_drift(opened)
+        if state is schema.SchemaState.CURRENT:
+            schema.check_drift(opened)
 
 
 @database_app.command("prune")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 
 from .bulk_read.answers import RecordReader
@@ -28,6 +29,7 @@ class Server:
         reader: The reads of records and their cache.
         metrics: The counters for Prometheus.
         readiness: The look-up of the schema's state that concurrent requests share.
+        stopping: Set once the server shall get no more requests.
     """
 
     settings: ServerSettings
@@ -37,6 +39,7 @@ class Server:
     reader: RecordReader
     metrics: Metrics
     readiness: SingleFlight[None, SchemaState]
+    stopping: asyncio.Event
 
     @classmethod
     def open(cls, settings: ServerSettings) -> Server:
@@ -50,6 +53,7 @@ class Server:
             reader=RecordReader(database, settings.cache_bytes),
             metrics=Metrics(database),
             readiness=SingleFlight(),
+            stopping=asyncio.Event(),
         )
 
     async def close(self) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 import shlex
 import socket
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -26,10 +28,12 @@ from .storage import schema
 from .storage.database import Database
 from .storage.tokens import any_issued
 
-__all__ = ["prepare", "run", "token_command"]
+__all__ = ["make_server", "prepare", "run", "token_command"]
 
 _SHUTDOWN_SECONDS = 10
 """Seconds that requests have to end after a signal to stop."""
+_DRAIN_STEP = 0.1
+"""Seconds after which a draining server notices that it is to stop at once."""
 _STARTUP_FAILURE = 3
 """Exit code if the server could not start to listen, as of uvicorn's own command."""
 
@@ -93,12 +97,21 @@ def token_command(database: Database) -> str:
 def run(settings: ServerSettings) -> None:
     """Serve until a signal to stop."""
     configure(settings.log_level)
-    app = create_app(settings)
+    server = make_server(settings)
     # Exclude the objects of start-up from garbage collection: they stay, and a full collection
     # that went through them would delay every request meanwhile.
     gc.collect()
     gc.freeze()
     BoundedConnection.max_connections = settings.connections or raise_open_files()
+    with suppress(KeyboardInterrupt):  # raised again once the server has stopped
+        server.run()
+    if not server.started:
+        raise SystemExit(_STARTUP_FAILURE)
+
+
+def make_server(settings: ServerSettings) -> StoppingServer:
+    """Make a server that `run` starts."""
+    app = create_app(settings)
     config = uvicorn.Config(
         app,
         http=BoundedConnection,
@@ -114,15 +127,15 @@ def run(settings: ServerSettings) -> None:
         forwarded_allow_ips=settings.proxies,
         timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
     )
-    server = StoppingServer(config, app.state.server)
-    with suppress(KeyboardInterrupt):  # raised again once the server has stopped
-        server.run()
-    if not server.started:
-        raise SystemExit(_STARTUP_FAILURE)
+    return StoppingServer(config, app.state.server)
 
 
 class StoppingServer(uvicorn.Server):
-    """A server that, when it stops, answers the requests that wait for a record."""
+    """A server that stops without a failed request.
+
+    For a while it serves and says that it is not ready, so that a load balancer sends no more; then
+    it answers the requests that wait for a record.
+    """
 
     def __init__(self, config: uvicorn.Config, server: Server) -> None:
         """Serve an app whose long polls are those of `server`."""
@@ -130,6 +143,15 @@ class StoppingServer(uvicorn.Server):
         self._server = server
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Have the waiting requests answered, then close the connections."""
+        """Drain, have the waiting requests answered, and close the connections."""
+        await self._drain()
         self._server.reader.long_polls.close()
         await super().shutdown(sockets)
+
+    async def _drain(self) -> None:
+        self._server.stopping.set()
+        # A client that keeps its connection would otherwise send on it when it is closed.
+        self.server_state.default_headers.append((b"connection", b"close"))
+        deadline = time.monotonic() + self._server.settings.drain
+        while time.monotonic() < deadline and not self.force_exit:
+            await asyncio.sleep(_DRAIN_STEP)

@@ -65,6 +65,8 @@ class ServerSettings(BaseModel):
     """Bytes of compressed answers kept in memory."""
     token_ttl: float = Field(default=5.0, ge=0)
     """Seconds for which a looked-up token is trusted, so for which a revoked one may still work."""
+    drain: float = Field(default=0.0, ge=0, le=3600)
+    """Seconds for which a server that was told to stop still serves, and is not ready."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
 

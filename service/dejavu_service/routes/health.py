@@ -9,7 +9,7 @@ from starlette.concurrency import run_in_threadpool
 from ..problems import RESPONSES, problem
 from ..server import Server
 from ..services.access import EVERYWHERE
-from ..storage.schema import SchemaState, state
+from ..storage.schema import state
 from .common import CurrentCall
 
 __all__ = ["router"]
@@ -31,10 +31,12 @@ async def livez() -> Health:
 
 @router.get("/readyz", response_model=Health, responses={503: RESPONSES[503]})
 async def readyz(request: Request) -> Health | Response:
-    """Report whether the database answers and has the schema that this version works with."""
+    """Report whether requests may come: the database answers, and with a schema that fits."""
     server: Server = request.app.state.server
+    if server.stopping.is_set():
+        return problem(503, "the server is stopping: ask another one", headers={"Retry-After": "1"})
     current = await server.readiness.get(None, lambda: run_in_threadpool(state, server.database))
-    if current is not SchemaState.CURRENT:
+    if not current.is_usable:
         detail = f"the database's schema is {current.value}: run  dejavu-cache db upgrade"
         return problem(503, detail, headers={"Retry-After": "5"})
     return Health()

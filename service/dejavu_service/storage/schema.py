@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from enum import Enum
 from functools import cache
@@ -13,16 +13,19 @@ from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from filelock import FileLock
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, delete, insert, inspect, select, text
+from sqlalchemy.exc import OperationalError
 
 from ..errors import SchemaError
 from .database import Database
+from .tables import compatibility
 
 __all__ = [
     "SchemaState",
     "check_drift",
     "downgrade",
     "migrations_folder",
+    "record_compatibility",
     "require_current",
     "state",
     "upgrade",
@@ -30,15 +33,26 @@ __all__ = [
 
 _LOCK = 0x64656A617675
 """Key of the advisory lock under which Postgres is upgraded."""
+_LOCK_TIMEOUT = "5s"
+"""How long a migration may wait for a table: what replicas ask of it waits behind the migration."""
 
 
 class SchemaState(Enum):
-    """How a database's schema compares with the migrations of this code."""
+    """How a database's schema compares with the migrations of this code.
+
+    A compatible schema was upgraded by a newer version, which says that this code can serve it.
+    """
 
     EMPTY = "empty"
     STALE = "stale"
     CURRENT = "current"
+    COMPATIBLE = "newer and compatible"
     NEWER = "newer"
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether this code can serve the schema as it is."""
+        return self in (SchemaState.CURRENT, SchemaState.COMPATIBLE)
 
 
 def migrations_folder() -> Path:
@@ -60,7 +74,7 @@ def require_current(database: Database) -> None:
         SchemaError: The schema is newer than this code, or older and not upgraded here.
     """
     current = state(database)
-    if current is SchemaState.CURRENT:
+    if current.is_usable:
         return
     if current is SchemaState.NEWER:
         raise SchemaError(
@@ -80,15 +94,29 @@ def require_current(database: Database) -> None:
 def upgrade(database: Database, revision: str = "head") -> None:
     """Upgrade the schema; any number of processes may do so at once.
 
+    A newer schema that this code can serve is left as it is, so that a version can be rolled back.
+
     Raises:
-        SchemaError: The database was upgraded by a newer version.
+        SchemaError: The database was upgraded by a newer version that this code cannot serve with,
+            or a table was in use for too long.
     """
     with _exclusive(database) as connection:
-        if _state(connection) is SchemaState.NEWER:
+        current = _state(connection)
+        if current is SchemaState.COMPATIBLE:
+            return
+        if current is SchemaState.NEWER:
             raise SchemaError(
                 f"{database.url} was upgraded by a newer version, and is left as it is"
             )
-        command.upgrade(_config(connection), revision)
+        try:
+            command.upgrade(_config(connection), revision)
+        except OperationalError as error:
+            if "lock timeout" not in str(error.orig):
+                raise
+            raise SchemaError(
+                f"a table of {database.url} is in use (by a backup?), and nothing was changed: "
+                "run  dejavu-cache db upgrade  again"
+            ) from None
 
 
 def downgrade(database: Database, revision: str) -> None:
@@ -114,7 +142,34 @@ def _state(connection: Connection) -> SchemaState:
         return SchemaState.EMPTY
     if revision == head:
         return SchemaState.CURRENT
-    return SchemaState.STALE if revision in older else SchemaState.NEWER
+    if revision in older:
+        return SchemaState.STALE
+    return SchemaState.COMPATIBLE if _since(connection, revision) in older else SchemaState.NEWER
+
+
+def _since(connection: Connection, revision: str) -> str | None:
+    """Return the oldest revision whose code can serve the schema, as its migration recorded."""
+    if not inspect(connection).has_table(compatibility.name):
+        return None
+    query = select(compatibility.c.since).where(compatibility.c.revision == revision)
+    return connection.execute(query).scalar()
+
+
+def record_compatibility(ctx: MigrationContext, heads: Collection[str], **_: object) -> None:
+    """Record, after a migration, which code can serve the schema; Alembic calls this.
+
+    A migration's module names the oldest such revision in `compatible_since`; without that, only
+    code that has the migration can serve.
+    """
+    connection = ctx.connection
+    if connection is None or not inspect(connection).has_table(compatibility.name):
+        return
+    connection.execute(delete(compatibility))
+    scripts = ScriptDirectory(str(migrations_folder()))
+    for revision in heads:
+        module = scripts.get_revision(revision).module
+        since = getattr(module, "compatible_since", revision)
+        connection.execute(insert(compatibility).values(revision=revision, since=since))
 
 
 @cache
@@ -136,6 +191,7 @@ def _exclusive(database: Database) -> Iterator[Connection]:
         connection.execute(text("SET LOCAL lock_timeout = 0"))
         connection.execute(text("SET LOCAL statement_timeout = 0"))
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
+        connection.execute(text(f"SET LOCAL lock_timeout = '{_LOCK_TIMEOUT}'"))
         yield connection
 
 

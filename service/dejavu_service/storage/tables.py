@@ -24,6 +24,7 @@ from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 
 __all__ = [
+    "compatibility",
     "contexts",
     "epoch",
     "leases",
@@ -186,4 +187,12 @@ log_entries = Table(
     Index(None, "namespace", "id"),
     Index(None, "at"),
     sqlite_autoincrement=True,
+)
+
+# One row: the schema's revision, and the oldest revision whose code can serve it.
+compatibility = Table(
+    "compatibility",
+    metadata,
+    Column("revision", String(32), primary_key=True),
+    Column("since", String(32), nullable=False),
 )
