@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+
 import httpx
 from dejavu_service.pages.views import scenario_row
+from fastapi import FastAPI
 from support.service import body, config, context, measurement, record, record_set, scenario
 
 from dejavu_cache.model.record import Record
+from dejavu_cache.model.scenario import Context
 
 
 def fill(client: httpx.Client) -> None:
@@ -26,7 +31,9 @@ def test_the_overview_has_kernels_by_devices(client: httpx.Client) -> None:
     assert "No records" in client.get("/pages/main").text
     fill(client)
     page = client.get("/pages/main")
-    assert "8 records of" in " ".join(page.text.split())
+    shown = " ".join(page.text.split())
+    assert "8 records of 2 kernels; measuring them took <strong>10 s</strong>." in shown
+    assert "<b>2 of 3</b>" in shown, "the scenario that was missed counts"
     for shown in (
         "NVIDIA H200",
         "AMD Instinct MI300X",
@@ -68,6 +75,69 @@ def test_the_worklist(client: httpx.Client) -> None:
     assert "Nothing is missing" in client.get("/pages/main/misses").text
     fill(client)
     assert "shop.<wbr>kernels.<wbr>matmul" in client.get("/pages/main/misses").text
+
+
+def tuned_again(of: Context) -> Context:
+    kernel = of.kernel.model_copy(update={"source": "f" * 16})
+    return Context.model_validate(of.model_copy(update={"kernel": kernel}).model_dump())
+
+
+def test_the_overview_folds_earlier_sources_and_names_who_changed_them(
+    client: httpx.Client, token: Callable[..., dict[str, str]]
+) -> None:
+    ci = token("write")
+    client.post("/v1/main/records", json=body(record_set(record(1), record(2))), headers=ci)
+    again = record_set(record(1), of=tuned_again(context()))
+    client.post("/v1/main/records", json=body(again), headers=ci)
+    page = " ".join(client.get("/pages/main", headers=ci).text.split())
+    assert "<b>1 of 2</b>" in page
+    assert "1 of earlier source" in page
+    assert "a write (" in page
+
+
+def test_the_overview_is_searched_sorted_and_filtered(client: httpx.Client) -> None:
+    fill(client)
+    client.post("/v1/main/records", json=body(record_set(*map(record, range(5)), of=context("z"))))
+
+    def rows(**query: str) -> list[str]:
+        page = client.get("/pages/main", params=query).text
+        return re.findall(r'<th scope="row">.*?<code>(.*?)</code>', page)
+
+    assert len(rows()) == 3
+    assert [name[-6:] for name in rows(q="MATMUL")] == ["matmul"]
+    assert rows(sort="records")[0] == "z"
+    assert rows(sort="missing")[0].endswith("matmul")
+    assert len(rows(device="AMD Instinct MI300X")) == 2
+    assert rows(triton="3.4.0") == []
+    assert len(rows(days="1")) == 3
+    assert client.get("/pages/main", params={"sort": "password"}).status_code == 422
+
+
+def test_reuse_is_counted_where_a_machine_had_nothing(client: httpx.Client, app: FastAPI) -> None:
+    fill(client)
+    home = f"/v1/main/contexts/{context().digest}/records"
+    tag = client.get(home).headers["etag"]
+    client.get(f"{home}/{scenario(1).digest}")
+    client.get(home, headers={"If-None-Match": tag})
+    client.get(home, headers={"If-None-Match": '"an earlier one"'})
+    app.state.server.reader.flush()
+    # Two fetches, of a kernel whose scenarios cost 3 configs at 0.4 s.
+    assert "reuse saved about <strong>2 s" in " ".join(client.get("/pages/main").text.split())
+
+
+def test_namespaces_are_searched_and_opened(client: httpx.Client) -> None:
+    for number in range(3):
+        client.post(f"/v1/pr-{number}/records", json=body(record_set()))
+    assert client.get("/namespaces", params={"q": "PR-"}).text.count('scope="row"') == 3
+    opened = client.get("/namespaces", params={"open": "pr-1"})
+    assert (opened.status_code, opened.headers["location"]) == (303, "/pages/pr-1")
+    assert "like <strong>pr-9" in client.get("/namespaces", params={"open": "pr-9"}).text
+
+
+def test_icons_need_no_token(client: httpx.Client, token: Callable[..., dict[str, str]]) -> None:
+    token("admin")
+    for path in ("/favicon.svg", "/favicon.ico"):
+        assert client.get(path).headers["content-type"] == "image/svg+xml"
 
 
 def test_near_ties_and_failures_are_counted() -> None:

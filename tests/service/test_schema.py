@@ -12,10 +12,19 @@ from alembic.script import ScriptDirectory
 from dejavu_service.app import create_app
 from dejavu_service.errors import SchemaError
 from dejavu_service.settings import ServerSettings
-from dejavu_service.storage import schema
+from dejavu_service.storage import schema, summaries
 from dejavu_service.storage.database import Database
 from sqlalchemy import inspect, text
-from support.service import body, client_of, command, context, record_set
+from support.service import (
+    body,
+    client_of,
+    command,
+    config,
+    context,
+    record,
+    record_set,
+    scenario,
+)
 
 
 @pytest.fixture
@@ -43,14 +52,24 @@ def test_down_to_nothing_and_up_again(empty: Database) -> None:
 
 
 def test_records_survive_down_and_up(database: Database, client: httpx.Client, url: str) -> None:
-    client.post("/v1/main/records", json=body(record_set()))
+    client.post("/v1/main/records", json=body(record_set(*map(record, range(3)))))
+    pin = f"/v1/main/contexts/{context().digest}/pins/{scenario(1).digest}"
+    client.put(pin, json={"config": body(config(32))})
     before = client.get(f"/v1/main/contexts/{context().digest}/records")
+    summarized = _summaries(database)
+    assert [row.pinned for row in summarized].count(True) == 1
     schema.downgrade(database, "0001")
     assert schema.state(database) is schema.SchemaState.STALE
     schema.upgrade(database)
     with client_of(create_app(ServerSettings(database=url))) as again:
         after = again.get(f"/v1/main/contexts/{context().digest}/records")
     assert (after.content, after.headers["etag"]) == (before.content, before.headers["etag"])
+    assert _summaries(database) == summarized
+
+
+def _summaries(database: Database) -> list[summaries.Summary]:
+    with database.read() as connection:
+        return sorted(summaries.load(connection, 1).values())
 
 
 def test_several_upgrade_at_once(empty_url: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections import Counter
 from collections.abc import Callable
 
 from sqlalchemy import Connection
@@ -33,6 +34,7 @@ class RecordReader:
 
     Attributes:
         used: The ids of contexts that were read since the last `flush`.
+        fetches: How often machines that had nothing of a context fetched from it, by its id.
         long_polls: The requests that wait for a record.
     """
 
@@ -43,6 +45,7 @@ class RecordReader:
         self._cache = AnswerCache(cache_bytes)
         self._rendering: SingleFlight[tuple[ContextKey, str, str], Answer | None] = SingleFlight()
         self.used: set[int] = set()
+        self.fetches: Counter[int] = Counter()
         self.long_polls = LongPolls(self._revisions.get, self.record)
 
     async def revision(self, key: ContextKey) -> Revision | None:
@@ -89,11 +92,13 @@ class RecordReader:
             return render_part(connection, key)
 
     def flush(self) -> None:
-        """Record in the database which contexts were read since the last call."""
+        """Record in the database which contexts were read since the last call, and how often."""
         used, self.used = self.used, set()
+        fetches, self.fetches = self.fetches, Counter()
         if used:
             with self._database.write() as connection:
                 contexts.touch(connection, used)
+                contexts.add_fetches(connection, fetches)
 
     async def close(self) -> None:
         """Close the connection for revisions."""

@@ -21,6 +21,7 @@ from .principal_cache import PrincipalCache
 __all__ = ["AuthenticationMiddleware", "is_loopback"]
 
 _PUBLIC_PATHS = {"/livez", "/readyz", "/v1/openapi.json", "/style.css"}
+_PUBLIC_PATHS |= {"/favicon.svg", "/favicon.ico"}
 
 
 def is_loopback(host: str) -> bool:

@@ -8,11 +8,11 @@ from dejavu_cache.model.record import Record
 from dejavu_cache.model.scenario import Context, Scenario
 
 from ..services.access import Principal
-from ..storage import contexts, misses, records
+from ..storage import coverage, misses, records
 from ..storage.database import Database
-from .views import ContextCell, KernelMatrix, ScenarioRow, kernel_matrix, scenario_row
+from .views import ScenarioRow, scenario_row
 
-__all__ = ["ContextPageView", "MissView", "kernel", "list_namespaces", "overview", "worklist"]
+__all__ = ["ContextPageView", "MissView", "NamespaceRow", "kernel", "list_namespaces", "worklist"]
 
 _MAX_ROWS = 1000
 
@@ -35,25 +35,26 @@ class MissView(NamedTuple):
     last_seen: float
 
 
-def list_namespaces(database: Database, principal: Principal) -> list[str]:
-    """List the namespaces with records, those with the most records first."""
-    counts: dict[str, int] = {}
-    with database.read() as connection:
-        for namespace, _, _, count in contexts.count_records_per_device(connection):
-            counts[namespace] = counts.get(namespace, 0) + count
-    readable = [namespace for namespace in counts if principal.may("read", namespace)]
-    return sorted(readable, key=lambda namespace: (-counts[namespace], namespace))
+class NamespaceRow(NamedTuple):
+    """A namespace with the numbers of its contexts and records, and when they changed last."""
+
+    name: str
+    contexts: int
+    records: int
+    changed_at: float | None
 
 
-def overview(database: Database, principal: Principal, namespace: str) -> KernelMatrix:
-    """Count the records of a namespace by kernel and device."""
-    principal.require("read", namespace)
+def list_namespaces(
+    database: Database, principal: Principal, search: str = ""
+) -> list[NamespaceRow]:
+    """List the namespaces that the principal may read, by name."""
     with database.read() as connection:
-        rows = contexts.count_records(connection, namespace, _MAX_ROWS)
-    return kernel_matrix(
-        ContextCell(digest, Context.model_validate_json(text), count)
-        for digest, text, count in rows
-    )
+        rows = [NamespaceRow(*row) for row in coverage.list_namespaces(connection)]
+    return [
+        row
+        for row in rows
+        if principal.may("read", row.name) and search.lower() in row.name.lower()
+    ]
 
 
 def worklist(database: Database, principal: Principal, namespace: str) -> list[MissView]:

@@ -5,22 +5,25 @@ from __future__ import annotations
 import re
 from datetime import datetime, timezone
 from pathlib import Path
+from urllib.parse import parse_qsl, urlencode
 
 from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
 
 from dejavu_cache import __version__
 
-__all__ = ["HEADERS", "render", "stylesheet"]
+__all__ = ["HEADERS", "icon", "render", "stylesheet"]
 
 _FOLDER = Path(__file__).parent / "templates"
 
 HEADERS = {
     "Content-Security-Policy": (
-        "default-src 'none'; style-src 'self'; form-action 'self'; frame-ancestors 'none'"
+        "default-src 'none'; style-src 'self'; img-src 'self'; form-action 'self'; "
+        "base-uri 'none'; frame-ancestors 'none'"
     ),
     "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
+    # Without a referrer, browsers would call the origin of the pages' own forms `null`.
+    "Referrer-Policy": "same-origin",
     "Cache-Control": "private, no-store",
 }
 
@@ -35,12 +38,35 @@ def stylesheet() -> str:
     return (_FOLDER / "style.css").read_text()
 
 
+def icon() -> str:
+    """Return the icon of the pages as SVG."""
+    return (_FOLDER / "favicon.svg").read_text()
+
+
 def _format_milliseconds(value: float) -> str:
     return f"{value:.3g} ms" if value >= 0.1 else f"{value * 1000:.3g} µs"
 
 
 def _format_minute(seconds: float) -> str:
     return f"{datetime.fromtimestamp(seconds, timezone.utc):%Y-%m-%d %H:%M}"
+
+
+def _format_duration(seconds: float) -> str:
+    if seconds <= 0:
+        return "-"
+    if seconds < 1:
+        return "< 1 s"
+    for unit, size in (("h", 3600.0), ("min", 60.0)):
+        if seconds >= size:
+            return f"{seconds / size:,.1f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def _change_query(query: str, **changes: object) -> str:
+    """Return a query string with parameters replaced, or removed where the value is None."""
+    values = {name: value for name, value in parse_qsl(query) if name not in changes}
+    added = {name: str(value) for name, value in changes.items() if value is not None}
+    return urlencode({**values, **added})
 
 
 def _break_after_dots(name: str) -> Markup:
@@ -54,5 +80,7 @@ _environment.filters |= {
     "ms": _format_milliseconds,
     "minute": _format_minute,
     "dotted": _break_after_dots,
+    "duration": _format_duration,
+    "with_query": _change_query,
 }
-_environment.globals["version"] = __version__
+_environment.globals |= {"version": __version__, "tabs": ("overview", "misses")}

@@ -2,41 +2,20 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable
 from typing import NamedTuple
 
 from dejavu_cache.model.record import Measurement, Record
-from dejavu_cache.model.scenario import Config, Context
+from dejavu_cache.model.scenario import Config
 
 __all__ = [
     "NEAR_TIE",
-    "ContextCell",
-    "KernelMatrix",
     "ScenarioRow",
     "TimingBar",
-    "kernel_matrix",
     "scenario_row",
 ]
 
 NEAR_TIE = 0.02
 """Relative distance to the best median within which another run could have chosen a config."""
-
-
-class ContextCell(NamedTuple):
-    """The number of records of a kernel on a device, in one context."""
-
-    digest: str
-    context: Context
-    records: int
-
-
-class KernelMatrix(NamedTuple):
-    """Cells by kernel and device, the devices in order, and the number of all records."""
-
-    devices: list[str]
-    kernels: dict[str, dict[str, list[ContextCell]]]
-    records: int
 
 
 class TimingBar(NamedTuple):
@@ -61,18 +40,6 @@ class ScenarioRow(NamedTuple):
     failed: int
     gain: float | None
     """The slowest median over the chosen config's."""
-
-
-def kernel_matrix(cells: Iterable[ContextCell]) -> KernelMatrix:
-    """Arrange cells by kernel and device, both sorted by name."""
-    by_kernel: dict[str, dict[str, list[ContextCell]]] = defaultdict(lambda: defaultdict(list))
-    total = 0
-    for cell in cells:
-        by_kernel[cell.context.kernel.name][cell.context.environment.device.name].append(cell)
-        total += cell.records
-    devices = sorted({device for by_device in by_kernel.values() for device in by_device})
-    kernels = {name: dict(by_kernel[name]) for name in sorted(by_kernel)}
-    return KernelMatrix(devices, kernels, total)
 
 
 def scenario_row(record: Record) -> ScenarioRow:

@@ -92,7 +92,8 @@ async def _read(
     call.principal.require("read", namespace)
     reader, metrics = call.server.reader, call.server.metrics
     revision = await reader.revision((namespace, context))
-    if revision is not None and _matches(header(request.scope, b"if-none-match"), etag(revision)):
+    copy = header(request.scope, b"if-none-match")
+    if revision is not None and _matches(copy, etag(revision)):
         metrics.unchanged.inc()
         return Response(status_code=304, headers=_headers(etag(revision)))
     answer = await load(reader, revision) if revision is not None else None
@@ -102,6 +103,8 @@ async def _read(
             return await respond(_NO_SCENARIOS, request)
         raise NotFoundError(missing)
     metrics.hits.inc()
+    if copy is None and revision is not None and missing is not None:
+        reader.fetches[revision.id] += 1
     return await respond(answer, request)
 
 

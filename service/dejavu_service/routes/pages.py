@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from typing import Annotated
+from urllib.parse import urlencode
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Depends, Query, Response
 from fastapi.responses import HTMLResponse, RedirectResponse
 
 from ..errors import NotFoundError
 from ..pages import queries, rendering
+from ..pages.overview import OverviewFilter, SortKey, overview
 from .common import Call, ContextDigest, CurrentCall, Namespace
 
 __all__ = ["router"]
@@ -18,24 +20,67 @@ router = APIRouter(default_response_class=HTMLResponse, include_in_schema=False)
 _PAGE_SIZE = 50
 
 
+_Text = Annotated[str, Query(max_length=500)]
+
+
 @router.get("/style.css")
 def style() -> Response:
     """Return the stylesheet of the pages."""
     return Response(rendering.stylesheet(), media_type="text/css")
 
 
+@router.get("/favicon.svg")
+@router.get("/favicon.ico")
+def icon() -> Response:
+    """Return the icon of the pages."""
+    headers = {"Cache-Control": "public, max-age=86400"}
+    return Response(rendering.icon(), media_type="image/svg+xml", headers=headers)
+
+
 @router.get("/")
 def front(call: CurrentCall) -> Response:
     """Redirect to the namespace with the most records."""
-    namespaces = queries.list_namespaces(call.database, call.principal)
-    return RedirectResponse(f"/pages/{namespaces[0] if namespaces else 'main'}")
+    rows = queries.list_namespaces(call.database, call.principal)
+    largest = max(rows, key=lambda row: row.records).name if rows else "main"
+    return RedirectResponse(f"/pages/{largest}")
+
+
+@router.get("/namespaces")
+def namespaces(call: CurrentCall, q: _Text = "", open: _Text = "") -> Response:  # noqa: A002
+    """List the namespaces whose name contains a text, or go to one."""
+    listed = queries.list_namespaces(call.database, call.principal, open or q)
+    if open in {row.name for row in listed}:
+        return RedirectResponse(f"/pages/{open}", 303)
+    return _render("namespaces.html", call, "", listed=listed, search=open or q)
+
+
+def _filter(
+    q: _Text = "",
+    device: _Text = "",
+    triton: _Text = "",
+    days: Annotated[str, Query(pattern=r"^\d{0,5}$")] = "",
+    sort: SortKey = "kernel",
+    page: Annotated[int, Query(ge=1, le=100_000)] = 1,
+) -> OverviewFilter:
+    return OverviewFilter(q, device, triton, int(days) if days else None, sort, page)
 
 
 @router.get("/pages/{namespace}")
-def overview(namespace: Namespace, call: CurrentCall) -> Response:
-    """Show the number of records by kernel and device."""
-    matrix = queries.overview(call.database, call.principal, namespace)
-    return _render("overview.html", call, namespace, matrix=matrix)
+def show_overview(
+    namespace: Namespace, call: CurrentCall, wanted: Annotated[OverviewFilter, Depends(_filter)]
+) -> Response:
+    """Show what is tuned of every kernel, what that cost, and what reuse saved."""
+    seen = overview(call.database, call.principal, namespace, wanted)
+    query = urlencode(
+        {
+            "q": wanted.search,
+            "device": wanted.device,
+            "triton": wanted.triton,
+            "days": wanted.days or "",
+            "sort": wanted.sort,
+        }
+    )
+    return _render("overview.html", call, namespace, seen=seen, wanted=wanted, query=query)
 
 
 @router.get("/pages/{namespace}/misses")
@@ -62,11 +107,11 @@ def kernel(
 
 
 def _render(template: str, call: Call, namespace: str, **values: object) -> Response:
-    namespaces = queries.list_namespaces(call.database, call.principal)
+    rows = queries.list_namespaces(call.database, call.principal)
     html = rendering.render(
         template,
         namespace=namespace,
-        namespaces=sorted({*namespaces, namespace}),
+        namespaces=[row.name for row in rows],
         principal=call.principal.name,
         **values,
     )

@@ -53,7 +53,7 @@ def set_pin(
             return canonical_json(record)
         pinned = pin(record, config, by or principal.name)
         records.save(connection, context_id, [pinned])
-        contexts.bump_revision(connection, context_id)
+        contexts.bump_revision(connection, context_id, by=principal.name)
         if record.pin is not None:
             replaced = {scenario: [part_digest(record.pin)]}
             recalls.add_parts(connection, namespace, context, replaced)

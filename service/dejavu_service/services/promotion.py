@@ -78,7 +78,7 @@ def _promote_context(
     changed += copies.replace_measurements(connection, route, f"{principal.name} from {source}")
     misses.drop_all_tuned(connection, route.target)
     if changed or added:
-        contexts.bump_revision(connection, route.target, added=added)
+        contexts.bump_revision(connection, route.target, added=added, by=principal.name)
     copied = copies.count_records(connection, route.source)
     kernel = contexts.kernel_of(connection, route.target)
     detail = {"source": source, "context": digest, "records": copied}

@@ -126,7 +126,8 @@ def merge_record_set(
         records.replace_standing(connection, context_id, claim.scenario, [replacement])
     misses.drop_tuned(connection, context_id, sorted(after))
     if changed:
-        contexts.bump_revision(connection, context_id, added=len(after) - len(before))
+        added = len(after) - len(before)
+        contexts.bump_revision(connection, context_id, added=added, by=principal.name)
     return Merged(records=len(sent.records), measurements=standing, beside=beside, refused=refused)
 
 
@@ -180,7 +181,7 @@ def delete_records(
         recall_records(connection, namespace, context, context_id, scenarios)
         deleted = records.delete_records(connection, context_id, scenarios)
         if deleted:
-            contexts.bump_revision(connection, context_id, added=-deleted)
+            contexts.bump_revision(connection, context_id, added=-deleted, by=principal.name)
             write_log(
                 connection,
                 principal,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, func, select, update
@@ -16,8 +16,8 @@ from .upserts import insert
 __all__ = [
     "ContextKey",
     "Revision",
+    "add_fetches",
     "bump_revision",
-    "count_records",
     "count_records_per_device",
     "ensure",
     "iter_digests",
@@ -147,7 +147,12 @@ def kernel_of(connection: Connection, context_id: int) -> str:
 
 
 def bump_revision(
-    connection: Connection, context_id: int, *, added: int = 0, used: bool = True
+    connection: Connection,
+    context_id: int,
+    *,
+    added: int = 0,
+    used: bool = True,
+    by: str | None = None,
 ) -> None:
     """Give a context a new random revision after its records changed.
 
@@ -156,6 +161,7 @@ def bump_revision(
         context_id: The context.
         added: The number of records added; negative if records were deleted.
         used: Whether the change counts as use of the context, which protects it from pruning.
+        by: Who made the change; None if nobody did, as for a deletion by age.
     """
     values: dict[str, Any] = {
         "revision": secrets.token_hex(8),
@@ -163,6 +169,8 @@ def bump_revision(
     }
     if used:
         values["used_at"] = epoch()
+    if by is not None:
+        values |= {"changed_at": epoch(), "changed_by": by}
     connection.execute(update(contexts).where(contexts.c.id == context_id).values(values))
 
 
@@ -183,17 +191,6 @@ def list_contexts(
     ]
 
 
-def count_records(connection: Connection, namespace: str, limit: int) -> list[tuple[str, str, int]]:
-    """List digest, text and number of records of the contexts that have records."""
-    query = (
-        select(contexts.c.digest, contexts.c.text, contexts.c.records)
-        .where(contexts.c.namespace == namespace, contexts.c.records > 0)
-        .order_by(contexts.c.kernel, contexts.c.digest)
-        .limit(limit)
-    )
-    return [(digest, text, count) for digest, text, count in connection.execute(query)]
-
-
 def iter_digests(
     connection: Connection, namespace: str, kernel: str | None, page_size: int = 500
 ) -> Iterator[str]:
@@ -210,6 +207,16 @@ def touch(connection: Connection, ids: Iterable[int]) -> None:
     connection.execute(
         update(contexts).where(contexts.c.id.in_(sorted(ids)), stale).values(used_at=epoch())
     )
+
+
+def add_fetches(connection: Connection, counts: Mapping[int, int]) -> None:
+    """Add to the number of fetches of contexts, which are keyed by their id."""
+    for context_id, count in sorted(counts.items()):
+        connection.execute(
+            update(contexts)
+            .where(contexts.c.id == context_id)
+            .values(fetches=contexts.c.fetches + count)
+        )
 
 
 def count_records_per_device(connection: Connection) -> list[tuple[str, str, str, int]]:

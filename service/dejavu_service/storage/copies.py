@@ -21,6 +21,7 @@ from sqlalchemy import (
 
 from dejavu_cache.model.record import Record
 
+from . import summaries
 from .records import save
 from .tables import contexts, epoch, measurements, recalls, records
 from .upserts import insert
@@ -83,6 +84,7 @@ def replace_texts(connection: Connection, route: Route, texts: Mapping[str, str]
     )
     rows = [{"digest": scenario, "replacement": text} for scenario, text in texts.items()]
     connection.execute(statement, rows)
+    summaries.save(connection, route.target, map(summaries.summarize_json, texts.values()))
 
 
 def add_records(connection: Connection, route: Route) -> int:
@@ -112,7 +114,9 @@ def add_records(connection: Connection, route: Route) -> int:
         epoch(),
     ).where(missing)
     statement = insert(connection, records).from_select([*records.columns], rows)
-    return len(unpinned) + _count_inserted(connection, statement.on_conflict_do_nothing())
+    added = _count_inserted(connection, statement.on_conflict_do_nothing())
+    summaries.copy_missing(connection, route.source, route.target)
+    return len(unpinned) + added
 
 
 def replace_measurements(connection: Connection, route: Route, sender: str) -> int:

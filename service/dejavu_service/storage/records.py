@@ -10,6 +10,7 @@ from sqlalchemy import Connection, and_, delete, select, update
 from dejavu_cache.model.record import Measurement, Record
 from dejavu_cache.model.scenario import canonical_json
 
+from . import summaries
 from .tables import contexts, epoch, measurements, records
 from .upserts import insert
 
@@ -150,6 +151,7 @@ def save(
     connection: Connection, context_id: int, changed: Iterable[Record], *, promoted: bool = False
 ) -> None:
     """Insert or replace records; a record that was promoted once stays marked as promoted."""
+    changed = list(changed)
     rows = [
         {
             "context_id": context_id,
@@ -175,6 +177,7 @@ def save(
         },
     )
     connection.execute(statement, rows)
+    summaries.save(connection, context_id, map(summaries.summarize, changed))
 
 
 def add_claims(

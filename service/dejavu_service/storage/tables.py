@@ -34,6 +34,7 @@ __all__ = [
     "misses",
     "recalls",
     "records",
+    "summaries",
     "tokens",
 ]
 
@@ -81,6 +82,11 @@ contexts = Table(
     Column("records", Integer, nullable=False),
     Column("created_at", Double, nullable=False),
     Column("used_at", Double, nullable=False),
+    # Who changed the records last; null where that was before the server noted it.
+    Column("changed_at", Double),
+    Column("changed_by", Text),
+    # Answers with records to machines that had none of them.
+    Column("fetches", BigInteger, nullable=False, server_default="0"),
     UniqueConstraint("namespace", "digest"),
     Index(None, "namespace", "kernel", "digest"),
     Index(None, "used_at"),
@@ -98,6 +104,29 @@ records = Table(
     Column("pinned", Boolean, nullable=False),
     Column("promoted", Boolean, nullable=False),
     Column("updated_at", Double, nullable=False),
+)
+
+# What the pages list of a record, so that they need not parse its text.
+summaries = Table(
+    "summaries",
+    metadata,
+    Column("context_id", _Identity, primary_key=True),
+    Column("scenario", String(24), primary_key=True),
+    # The config that readers get, as JSON, and its median in milliseconds.
+    Column("chosen", Text),
+    Column("median", Double),
+    Column("best", Double),
+    Column("slowest", Double),
+    Column("configs", Integer, nullable=False),
+    Column("failed", Integer, nullable=False),
+    # The cost of all measurements.
+    Column("seconds", Double, nullable=False),
+    Column("pinned", Boolean, nullable=False),
+    Column("changed_at", Double, nullable=False),
+    ForeignKeyConstraint(
+        ["context_id", "scenario"], ["records.context_id", "records.scenario"], ondelete="CASCADE"
+    ),
+    Index(None, "context_id", "changed_at", "seconds"),
 )
 
 measurements = Table(
@@ -144,6 +173,9 @@ misses = Table(
     Column("count", BigInteger, nullable=False),
     Column("first_seen", Double, nullable=False),
     Column("last_seen", Double, nullable=False),
+    # Who said that they would tune it.
+    Column("claimed_by", Text),
+    Column("claimed_at", Double),
     Index(None, "last_seen"),
 )
 

@@ -1,0 +1,148 @@
+"""Coverage of a namespace: what is tuned of each kernel, what that cost, and what is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from sqlalchemy import Connection, func, select, union
+
+from .tables import contexts, misses, records, summaries
+
+__all__ = [
+    "ContextRow",
+    "TuningCost",
+    "count_changed",
+    "count_known",
+    "count_misses",
+    "list_namespaces",
+    "load_contexts",
+    "load_costs",
+    "load_scenarios",
+]
+
+_CHUNK = 500
+"""Values in one IN list; databases limit their number."""
+
+
+class ContextRow(NamedTuple):
+    """A context with records or misses; times are seconds since 1970.
+
+    Attributes:
+        id: The id in the database.
+        digest: The digest.
+        text: The context as JSON.
+        records: The number of its records.
+        fetches: Answers with records to machines that had none of them.
+        created_at: When it was first heard of.
+        used_at: When it was last read or written, to a day.
+        changed_at: When its records changed last; None if that was not noted.
+        changed_by: Who changed them.
+    """
+
+    id: int
+    digest: str
+    text: str
+    records: int
+    fetches: int
+    created_at: float
+    used_at: float
+    changed_at: float | None
+    changed_by: str | None
+
+
+class TuningCost(NamedTuple):
+    """The seconds that a context's measurements took, and when its records changed last."""
+
+    seconds: float
+    changed_at: float
+
+
+_CONTEXT = [contexts.c[name] for name in ContextRow._fields]
+
+
+def load_contexts(
+    connection: Connection, namespace: str, kernel: str | None = None
+) -> list[ContextRow]:
+    """Load the contexts of a namespace, of all kernels or one, ordered by kernel."""
+    query = select(*_CONTEXT).where(contexts.c.namespace == namespace)
+    if kernel is not None:
+        query = query.where(contexts.c.kernel == kernel)
+    rows = connection.execute(query.order_by(contexts.c.kernel, contexts.c.digest))
+    return [ContextRow(*row) for row in rows]
+
+
+def load_costs(connection: Connection, namespace: str) -> dict[int, TuningCost]:
+    """Load the tuning costs of a namespace's contexts by their id."""
+    query = (
+        select(
+            summaries.c.context_id, func.sum(summaries.c.seconds), func.max(summaries.c.changed_at)
+        )
+        .join(contexts, contexts.c.id == summaries.c.context_id)
+        .where(contexts.c.namespace == namespace)
+        .group_by(summaries.c.context_id)
+    )
+    return {identity: TuningCost(*cost) for identity, *cost in connection.execute(query)}
+
+
+def count_misses(connection: Connection, namespace: str) -> dict[int, int]:
+    """Count the scenarios that were missed and have no record, by their context's id."""
+    query = (
+        select(misses.c.context_id, func.count().label("counted"))
+        .join(contexts, contexts.c.id == misses.c.context_id)
+        .where(contexts.c.namespace == namespace)
+        .group_by(misses.c.context_id)
+    )
+    return {row.context_id: row.counted for row in connection.execute(query)}
+
+
+def count_known(connection: Connection, groups: Mapping[str, Sequence[int]]) -> dict[str, int]:
+    """Count the different scenarios, tuned or missed, of groups of contexts.
+
+    Args:
+        connection: A transaction.
+        groups: The ids of contexts by the name of their group.
+    """
+    counts: dict[str, int] = {}
+    for name, ids in groups.items():
+        known = union(
+            *(
+                select(table.c.scenario).where(table.c.context_id.in_(ids[start : start + _CHUNK]))
+                for table in (records, misses)
+                for start in range(0, len(ids), _CHUNK)
+            )
+        ).subquery()
+        counts[name] = connection.execute(select(func.count()).select_from(known)).scalar_one()
+    return counts
+
+
+def load_scenarios(connection: Connection, ids: Sequence[int]) -> dict[str, str]:
+    """Load the texts of the scenarios that are tuned in any of some contexts, by their digest."""
+    query = select(records.c.scenario, records.c.scenario_text).where(records.c.context_id.in_(ids))
+    return {row.scenario: row.scenario_text for row in connection.execute(query)}
+
+
+def count_changed(connection: Connection, namespace: str, since: float) -> dict[int, int]:
+    """Count the records that changed since a time, in seconds since 1970, by context id."""
+    query = (
+        select(summaries.c.context_id, func.count().label("counted"))
+        .join(contexts, contexts.c.id == summaries.c.context_id)
+        .where(contexts.c.namespace == namespace, summaries.c.changed_at >= since)
+        .group_by(summaries.c.context_id)
+    )
+    return {row.context_id: row.counted for row in connection.execute(query)}
+
+
+def list_namespaces(connection: Connection) -> list[tuple[str, int, int, float | None]]:
+    """List all namespaces with the numbers of their contexts and records, and the last change."""
+    query = (
+        select(
+            contexts.c.namespace,
+            func.count(),
+            func.sum(contexts.c.records),
+            func.max(contexts.c.changed_at),
+        )
+        .group_by(contexts.c.namespace)
+        .order_by(contexts.c.namespace)
+    )
+    return [(name, count, int(total), at) for name, count, total, at in connection.execute(query)]
