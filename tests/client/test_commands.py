@@ -1,4 +1,4 @@
-"""The command line over real folders, in processes of its own where exit codes and pipes matter."""
+"""The command line over real folders."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 from dejavu_client.cli.errors import NothingFoundError
-from dejavu_client.cli.record_queries import matching_kernels
+from dejavu_client.cli.kernel_names import matching_kernels, shorten_kernels
+from support.command_line import run_cli
 from support.processes import ROOT, dejavu, run_python
 from support.records import MOMENT, config, context, measurement, record
 
@@ -38,12 +39,12 @@ def test_ls_lists_kernels_in_columns_when_piped(store: FileStore) -> None:
     out = dejavu("ls", "--store", store.url)
     header, row = out.stdout.splitlines()
     assert header.split("\t")[0] == "kernel"
-    assert row.split("\t")[0::2] == ["pkg.kernels.add", "NVIDIA H200", "events-cold", "3"]
+    assert row.split("\t")[0:7:2] == ["pkg.kernels.add", "NVIDIA H200", "events-cold", "3"]
     assert "\x1b" not in out.stdout
 
 
 def test_show_names_winner_runner_up_and_failures(store: FileStore) -> None:
-    out = dejavu("show", "add", "--store", store.root).stdout
+    out = run_cli("show", "add", "--store", store.root).stdout
     *_, header, first, second = (line.split("\t") for line in out.splitlines())
     assert header == ["M", "BLOCK", "ms", "slower", "failed", "runner-up"]
     assert first == ["16", "32", "1", "2.00x", "1", "BLOCK=64"]
@@ -54,23 +55,23 @@ def test_show_names_winner_runner_up_and_failures(store: FileStore) -> None:
 
 def test_show_filters_by_scenario(store: FileStore) -> None:
     lines = json.loads(
-        dejavu("show", "add", "--scenario", "M=32", "--store", store.root, "--json").stdout
+        run_cli("show", "add", "--scenario", "M=32", "--store", store.root, "--json").stdout
     )
     assert [line["record"]["scenario"]["args"]["M"] for line in lines] == [32]
 
 
 def test_show_of_what_is_not_there_exits_1(store: FileStore) -> None:
-    out = dejavu("show", "nothing", "--store", store.root)
+    out = run_cli("show", "nothing", "--store", store.root)
     assert (out.returncode, out.stdout) == (1, "")
     assert "has no kernel 'nothing'" in out.stderr
 
 
 def test_diff_tells_what_the_others_winner_costs(store: FileStore, tmp_path: Path) -> None:
-    assert dejavu("diff", store.root, store.root).returncode == 0
+    assert run_cli("diff", store.root, store.root).returncode == 0
     other = FileStore(tmp_path / "other")
     faster = measurement(64, 0.5, MOMENT + timedelta(days=1))
     other.put(context(), [record(16, measurement(32, 1.0), faster)])
-    out = dejavu("diff", store.root, other.root, "--json")
+    out = run_cli("diff", store.root, other.root, "--json")
     assert out.returncode == 1
     assert [(row["what"], row["cost"]) for row in json.loads(out.stdout)] == [
         ("winner", 2.0),
@@ -79,11 +80,11 @@ def test_diff_tells_what_the_others_winner_costs(store: FileStore, tmp_path: Pat
 
 
 def test_an_export_imports_to_the_same_files(store: FileStore, tmp_path: Path) -> None:
-    exported = dejavu("export", "--store", store.root)
-    assert exported.stdout == dejavu("export", "--store", store.root).stdout
+    exported = run_cli("export", "--store", store.root)
+    assert exported.stdout == run_cli("export", "--store", store.root).stdout
     (tmp_path / "records.ndjson").write_text(exported.stdout)
     copy = FileStore(tmp_path / "copy")
-    assert dejavu("import", tmp_path / "records.ndjson", "--store", copy.root).returncode == 0
+    assert run_cli("import", tmp_path / "records.ndjson", "--store", copy.root).returncode == 0
     assert copy.path(context()).read_bytes() == store.path(context()).read_bytes()
 
 
@@ -93,14 +94,14 @@ def test_only_a_newline_ends_a_line_of_an_export(tmp_path: Path) -> None:
     failed = record(16, measurement(32), Measurement(config=config(64), failure=failure, at=MOMENT))
     line = canonical_json(RecordSet(context=context(), records=(failed,)))
     (tmp_path / "records.ndjson").write_text(line + "\n", encoding="utf-8")
-    dejavu("import", tmp_path / "records.ndjson", "--store", tmp_path / "other")
+    run_cli("import", tmp_path / "records.ndjson", "--store", tmp_path / "other")
     assert list(FileStore(tmp_path / "other").records(context())) == [failed]
 
 
 def test_a_record_file_and_a_folder_are_imported_too(store: FileStore, tmp_path: Path) -> None:
     for source in (store.path(context()), store.root):
         copy = FileStore(tmp_path / f"copy-{source.name}")
-        assert dejavu("import", source, "--store", copy.root).returncode == 0
+        assert run_cli("import", source, "--store", copy.root).returncode == 0
         assert copy.path(context()).read_bytes() == store.path(context()).read_bytes()
 
 
@@ -108,9 +109,9 @@ def test_a_record_file_and_a_folder_are_imported_too(store: FileStore, tmp_path:
 def test_nothing_of_a_damaged_export_is_imported(
     store: FileStore, tmp_path: Path, damage: str
 ) -> None:
-    exported = dejavu("export", "--store", store.root).stdout
+    exported = run_cli("export", "--store", store.root).stdout
     (tmp_path / "records.ndjson").write_text(f"{exported}{damage}\n")
-    out = dejavu("import", tmp_path / "records.ndjson", "--store", tmp_path / "copy")
+    out = run_cli("import", tmp_path / "records.ndjson", "--store", tmp_path / "copy")
     assert out.returncode == 3
     assert "records.ndjson, line 2" in out.stderr
     assert not (tmp_path / "copy").exists()
@@ -122,7 +123,7 @@ def test_merge_settles_conflicts_as_told(
 ) -> None:
     other = FileStore(tmp_path / "other")
     other.put(context(), [record(32, measurement(64, 3.0, MOMENT + timedelta(days=1)))])
-    out = dejavu("merge", other.root, "--into", store.root, "--on-conflict", rule)
+    out = run_cli("merge", other.root, "--into", store.root, "--on-conflict", rule)
     pinned = FileStore(store.root).get(context(), record(32).scenario)
     assert pinned
     assert out.returncode == (0 if median else 1)
@@ -132,33 +133,33 @@ def test_merge_settles_conflicts_as_told(
 def test_gc_drops_older_sources_and_can_say_so_first(store: FileStore) -> None:
     newer = context(source="f" * 32)
     store.put(newer, [record(16, measurement(64, 1.0, MOMENT + timedelta(days=1)))])
-    assert "1 contexts would be dropped" in dejavu("gc", "--dry-run", "--store", store.root).stdout
+    assert "1 contexts would be dropped" in run_cli("gc", "--dry-run", "--store", store.root).stdout
     assert len(list(store.contexts())) == 2
-    dejavu("gc", "--store", store.root)
+    run_cli("gc", "--store", store.root)
     assert list(FileStore(store.root).contexts()) == [newer]
-    dejavu("gc", "--days", "1", "--store", store.root)
+    run_cli("gc", "--days", "1", "--store", store.root)
     assert list(FileStore(store.root).contexts()) == []
 
 
 def test_clear_asks_first(store: FileStore) -> None:
     assert dejavu("clear", "--store", store.root).returncode == 1
     assert len(list(store.contexts())) == 1
-    assert dejavu("clear", "--yes", "--store", store.root).returncode == 0
+    assert run_cli("clear", "--yes", "--store", store.root).returncode == 0
     assert list(FileStore(store.root).contexts()) == []
 
 
 class TestDoctor:
     def test_a_sound_store_is_ok(self, store: FileStore) -> None:
-        out = dejavu("doctor", "--store", store.root)
+        out = run_cli("doctor", "--store", store.root)
         assert out.returncode == 0, out.stdout
         assert "1 contexts, 2 records" in out.stdout
 
     def test_it_reads_as_json(self, store: FileStore) -> None:
-        findings = json.loads(dejavu("doctor", "--store", store.root, "--json").stdout)
+        findings = json.loads(run_cli("doctor", "--store", store.root, "--json").stdout)
         assert {finding["state"] for finding in findings} <= {"ok", "note"}
 
     def test_unknown_and_senseless_settings_are_found(self) -> None:
-        out = dejavu("doctor", DEJAVU_CACHE_MOOD="good", DEJAVU_CACHE_MODE="sometimes")
+        out = run_cli("doctor", DEJAVU_CACHE_MOOD="good", DEJAVU_CACHE_MODE="sometimes")
         assert out.returncode == 1
         assert "wrong DEJAVU_CACHE_MOOD: no such setting" in out.stdout
         assert "DEJAVU_CACHE_MODE='sometimes'" in out.stdout
@@ -167,26 +168,26 @@ class TestDoctor:
         path = store.path(context())
         path.with_name("x.json").write_text(path.read_text().replace('"format": 1', '"format": 99'))
         path.with_name("y.json.damaged-1").write_text("?")
-        out = dejavu("doctor", "--store", store.root)
+        out = run_cli("doctor", "--store", store.root)
         assert out.returncode == 1
         assert "upgrade dejavu-cache" in out.stdout
         assert "was damaged and set aside" in out.stdout
 
     def test_a_store_that_cannot_be_made_is_found(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("")
-        out = dejavu("doctor", DEJAVU_CACHE_URL=str(tmp_path / "file" / "store"))
+        out = run_cli("doctor", DEJAVU_CACHE_URL=str(tmp_path / "file" / "store"))
         assert (out.returncode, "cannot be" in out.stdout) == (1, True)
 
 
 def test_an_unusable_store_exits_3_with_one_line(tmp_path: Path) -> None:
     (tmp_path / "store").write_text("")
-    out = dejavu("import", "-", "--store", "gopher://x")
+    out = run_cli("import", "-", "--store", "gopher://x")
     assert (out.returncode, len(out.stderr.splitlines())) == (2, 1)
     exported = tmp_path / "empty"
     exported.write_text("")
     source = FileStore(tmp_path / "source")
     source.put(context(), [record(1)])
-    out = dejavu("merge", source.root, "--into", tmp_path / "store")
+    out = run_cli("merge", source.root, "--into", tmp_path / "store")
     assert (out.returncode, len(out.stderr.splitlines())) == (3, 1)
 
 
@@ -199,7 +200,7 @@ def test_the_winner_of_a_record_is_the_recorded_one(tmp_path: Path) -> None:
         winner=Winner(config=measurement(64).config, at=MOMENT),
     )
     store.put(context(), [tie])
-    assert "all winners: BLOCK=64" in dejavu("show", "add", "--store", tmp_path).stdout
+    assert "all winners: BLOCK=64" in run_cli("show", "add", "--store", tmp_path).stdout
 
 
 def test_a_command_whose_extra_is_missing_says_what_to_install() -> None:
@@ -240,16 +241,24 @@ def test_an_exact_name_matches_no_other_kernel() -> None:
     assert matching_kernels(["add", "pkg.add"], "add", "here") == ["add"]
 
 
+def test_a_kernel_is_shortened_to_an_end_that_names_it_alone() -> None:
+    names = ["pkg.a.add", "pkg.b.add", "pkg.mul", "add", "", "pkg.a.add"]
+    short = shorten_kernels(names)
+    assert short == ["a.add", "b.add", "mul", "add", "", "a.add"]
+    for name, end in zip(names[:4], short[:4], strict=True):
+        assert matching_kernels(names[:4], end, "here") == [name]
+
+
 @pytest.mark.parametrize("option", ["-h", "--help", "--version"])
 def test_help_and_version(option: str) -> None:
-    out = dejavu(option)
+    out = run_cli(option)
     assert (out.returncode, out.stderr) == (0, "")
     assert out.stdout.startswith(f"dejavu-cache {__version__}" if "v" in option else "Usage:")
 
 
 def test_wrong_usage_is_one_line_on_standard_error() -> None:
     for arguments in (("show",), ("nonsense",), ("ls", "--nonsense"), ("push", "--server", "x")):
-        out = dejavu(*arguments)
+        out = run_cli(*arguments)
         assert (out.returncode, out.stdout) == (2, "")
         assert out.stderr.startswith("error: ")
         assert len(out.stderr.splitlines()) == 1

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
-import pty
 import re
-import struct
-import subprocess
-import sys
-import termios
+import shutil
 from pathlib import Path
 
 import dejavu_client.cli.conditions as conditions
 import pytest
-from support.processes import ROOT, dejavu, environment
+from support.command_line import run_cli
+from support.processes import ROOT
 
 from dejavu_cache.errors import SettingsError
 from dejavu_cache.model.scenario import Scenario
@@ -23,24 +18,20 @@ from dejavu_cache.model.scenario import Scenario
 SHIPPED = ROOT / "dejavu_cache" / "attention" / "records"
 
 
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a store with one shipped kernel."""
+    kernel = "dejavu_cache.attention.kernels.hopper_kernel.hopper_kernel"
+    store = tmp_path_factory.mktemp("small")
+    shutil.copytree(SHIPPED / kernel, store / kernel)
+    return store
+
+
 def show_on_terminal(columns: int, *arguments: object) -> list[str]:
     """Return the lines that a command prints on a terminal of some width, without colours."""
-    reader, writer = pty.openpty()
-    fcntl.ioctl(writer, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
-    command = [sys.executable, "-m", "dejavu_client", *map(str, arguments)]
-    with subprocess.Popen(
-        command, stdin=writer, stdout=writer, stderr=writer, env=environment(TERM="xterm")
-    ) as process:
-        os.close(writer)
-        printed = b""
-        try:
-            while part := os.read(reader, 65536):
-                printed += part
-        except OSError:  # the end of the output of a terminal
-            pass
-    os.close(reader)
-    assert process.returncode == 0
-    return re.sub(r"\x1b\[[0-9;]*m", "", printed.decode()).splitlines()
+    out = run_cli(*arguments, columns=columns)
+    assert out.returncode == 0, out.stderr
+    return out.stdout.splitlines()
 
 
 @pytest.mark.parametrize("columns", [80, 120])
@@ -61,8 +52,48 @@ def test_every_scenario_is_one_line(kernel: str) -> None:
     assert len(lines) > first + 2
 
 
+def test_ls_and_the_list_of_trees_fit() -> None:
+    for command, columns in ((("ls",), 80), (("heuristics", "show"), 80), (("ls",), 120)):
+        lines = show_on_terminal(columns, *command, "--store", SHIPPED)
+        assert max(map(len, lines)) <= columns
+        kernels = [line.split()[0] for line in lines if "_kernel" in line]
+        assert len(kernels) == (5 if command == ("ls",) else 4)
+        assert len({name.rpartition(".")[2] for name in kernels}) == len(kernels)
+
+
+def test_ls_sorts_and_selects(small: Path) -> None:
+    out = run_cli("ls", "*segmented.*", "--store", SHIPPED, "--sort=-scenarios", "--json")
+    assert [row["scenarios"] for row in json.loads(out.stdout)] == [93, 1]
+    out = run_cli("ls", "--store", small, "--sort=-tuning_seconds", "--limit", "1", "--json")
+    (first,) = json.loads(out.stdout)
+    assert first["tuning_seconds"] == 20.3
+    assert "no records of Triton 1.0" in run_cli("ls", "--store", SHIPPED, "--triton", "1.0").stdout
+
+
+def test_show_prices_a_config_by_the_best() -> None:
+    options = ("qblock_kernel", "--store", SHIPPED, "--cost", "num_stages=2", "--cost", "TILE=64")
+    out = run_cli("show", *options, "--sort=-cost", "--limit", "9")
+    header, *rows = (line.split("\t") for line in out.stdout.splitlines()[-10:])
+    costs = [float(row[header.index("cost")].removesuffix("x")) for row in rows]
+    assert costs == sorted(costs, reverse=True)
+    assert costs[0] > 1
+    (best,) = json.loads(run_cli("show", *options, "--sort=-cost", "--limit", "1", "--json").stdout)
+    timed = {
+        tuple(sorted({**item["config"]["params"], **item["config"]["options"]}.items())): item
+        for item in best["record"]["measurements"]
+        if item["median"] is not None
+    }
+    fits = [
+        item["median"]
+        for config, item in timed.items()
+        if {("num_stages", 2), ("TILE", 64)} <= set(config)
+    ]
+    assert costs[0] == round(min(fits) / min(item["median"] for item in timed.values()), 2)
+    assert run_cli("show", *options, "--cost", "num_stages=77").returncode == 1
+
+
 def test_conditions_order_and_limit() -> None:
-    out = dejavu(
+    out = run_cli(
         "show", "qblock_kernel", "--store", SHIPPED, "--sort=-ms", "--limit", "5",
         "--where", "num_seqs>=64", "--where", "avg_query==1", "--device", "h200",
     )  # fmt: skip
@@ -87,7 +118,7 @@ def test_conditions_order_and_limit() -> None:
     ],
 )
 def test_what_selects_nothing_is_an_error(arguments: tuple[str, ...], code: int, said: str) -> None:
-    out = dejavu("show", "segment_kernel", "--store", SHIPPED, *arguments)
+    out = run_cli("show", "segment_kernel", "--store", SHIPPED, *arguments)
     assert (out.returncode, said in out.stderr) == (code, True), out.stderr
 
 
@@ -116,7 +147,7 @@ def test_a_text_without_an_operator_is_no_condition() -> None:
         conditions.parse_conditions(["M"])
 
 
-def test_json_has_snake_case_names_and_nothing_else(tmp_path: Path) -> None:
+def test_json_has_snake_case_names_and_nothing_else(tmp_path: Path, small: Path) -> None:
     def names(value: object) -> set[str]:
         if isinstance(value, dict):
             return {*value, *(name for part in value.values() for name in names(part))}
@@ -124,7 +155,7 @@ def test_json_has_snake_case_names_and_nothing_else(tmp_path: Path) -> None:
             {name for part in value for name in names(part)} if isinstance(value, list) else set()
         )
 
-    for command in (("ls",), ("heuristics", "show"), ("diff", SHIPPED), ("doctor",)):
-        store = (tmp_path,) if command[0] == "diff" else ("--store", SHIPPED)
-        out = dejavu(*command, *store, "--json")
+    for command in (("ls",), ("heuristics", "show"), ("diff", small), ("doctor",)):
+        store = (tmp_path,) if command[0] == "diff" else ("--store", small)
+        out = run_cli(*command, *store, "--json")
         assert not [name for name in names(json.loads(out.stdout)) if " " in name or "-" in name]

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from dejavu_cache.errors import SettingsError
 from dejavu_cache.model.scenario import Scenario
 
-__all__ = ["Condition", "parse_conditions", "scenario_values"]
+__all__ = ["Condition", "parse_conditions", "parse_conditions_on", "scenario_values"]
 
 _OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
     "=": operator.eq,
@@ -58,6 +58,22 @@ def parse_conditions(texts: Iterable[str]) -> list[Condition]:
         if not match:
             raise SettingsError(f"{text!r}: write NAME=VALUE, NAME>=NUMBER, NAME!=VALUE, …")
         conditions.append(Condition(*match.groups()))
+    return conditions
+
+
+def parse_conditions_on(texts: Iterable[str], scenarios: Iterable[Scenario]) -> list[Condition]:
+    """Parse conditions on the arguments of some scenarios.
+
+    Raises:
+        SettingsError: a text is no condition, or no scenario has the argument that it names.
+    """
+    conditions = parse_conditions(texts)
+    names = {name for scenario in scenarios for name in scenario_values(scenario)}
+    unknown = [condition.name for condition in conditions if condition.name not in names]
+    if names and unknown:
+        raise SettingsError(
+            f"{', '.join(unknown)}: no such argument; scenarios have {', '.join(sorted(names))}"
+        )
     return conditions
 
 

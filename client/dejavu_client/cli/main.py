@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from importlib.metadata import entry_points
 from typing import Annotated
@@ -31,7 +32,7 @@ from .commands import (
 )
 from .output import fail, note, say
 
-__all__ = ["all_commands", "app", "main"]
+__all__ = ["all_commands", "app", "main", "run_command"]
 
 COMMANDS = "dejavu_cache.commands"
 """Entry-point group of further commands: functions that take the app and add commands to it."""
@@ -93,8 +94,17 @@ def options(
 
 
 def main() -> None:
-    """Run the command line and exit with its code; print expected errors as one line."""
-    sys.exit(_run(all_commands()))
+    """Run the command line and exit with its code."""
+    sys.exit(run_command())
+
+
+def run_command(arguments: Sequence[str] | None = None) -> int:
+    """Run a command line and return its exit code; print expected errors as one line.
+
+    Args:
+        arguments: the words after the program's name; None for those of this process.
+    """
+    return _run(all_commands(), arguments)
 
 
 def all_commands() -> typer.Typer:
@@ -118,15 +128,18 @@ _mounted: set[str] = set()
 """Entry points whose commands the application has."""
 
 
-def _run(commands: typer.Typer) -> int:
+def _run(commands: typer.Typer, arguments: Sequence[str] | None) -> int:
     try:
-        code = commands(standalone_mode=False)
+        code = commands(arguments, standalone_mode=False, prog_name="dejavu-cache")
         sys.stdout.flush()
         return code or ExitCode.SUCCESS
     except DejavuError as error:
         fail(error)
         return error.exit_code
-    except typer.Abort:
+    except typer.Abort as error:
+        if isinstance(error.__cause__, KeyboardInterrupt):
+            fail("interrupted")
+            return ExitCode.INTERRUPTED
         fail("stopped; nothing was changed")
         return ExitCode.NEGATIVE
     except ModuleNotFoundError as error:

@@ -15,8 +15,10 @@ __all__ = [
     "JsonOption",
     "KernelArgument",
     "KernelOption",
+    "LimitOption",
     "PresetOption",
     "ScenarioOption",
+    "SortOption",
     "StoreOption",
     "SuiteArgument",
     "SuiteOption",
@@ -59,6 +61,12 @@ DeviceOption = Annotated[
 ]
 TritonOption = Annotated[
     str, typer.Option("--triton", metavar="VERSION", help="Only this version of Triton.")
+]
+SortOption = Annotated[
+    str, typer.Option("--sort", metavar="COLUMN", help="Sort by it; -COLUMN: descending.")
+]
+LimitOption = Annotated[
+    int, typer.Option("--limit", min=0, help="How many lines at most; 0 is all.")
 ]
 SuiteArgument = Annotated[
     str, typer.Argument(metavar="MODULE[:SUITE]", help="The suite, or FILE.py[:SUITE].")

@@ -7,10 +7,15 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-__all__ = ["fail", "note", "say", "say_indented", "show_json", "show_table"]
+from .kernel_names import shorten_kernels
+
+__all__ = ["Shorten", "fail", "note", "say", "say_indented", "show_json", "show_table"]
+
+Shorten = Callable[[Sequence[str]], list[str]]
+"""Function that shortens the cells of a column."""
 
 
 def say(text: str) -> None:
@@ -18,10 +23,20 @@ def say(text: str) -> None:
     sys.stdout.write(f"{text}\n")
 
 
-def say_indented(text: str) -> None:
-    """Print a line indented by two; on a terminal, as many lines as its width asks for."""
+def say_indented(text: str, indent: int = 2) -> None:
+    """Print a line indented by some columns; on a terminal, as many lines as its width asks for."""
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize
-    say(textwrap.fill(text, width, initial_indent="  ", subsequent_indent="    "))
+    margin = " " * indent
+    say(
+        textwrap.fill(
+            text,
+            width,
+            initial_indent=margin,
+            subsequent_indent=margin + "  ",
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+    )
 
 
 def fail(text: object) -> None:
@@ -40,52 +55,89 @@ def show_json(value: Any) -> None:
 
 
 def show_table(
-    columns: Sequence[str], rows: Iterable[Sequence[Any]], optional: Sequence[str] = ()
+    columns: Sequence[str],
+    rows: Iterable[Sequence[Any]],
+    optional: Sequence[str] = (),
+    shorter: Mapping[str, Shorten] | None = None,
+    constant: Sequence[str] = (),
 ) -> None:
     """Print a table; in a pipe, print columns separated by tabs under a line of names.
 
     Where a terminal is too narrow, columns move together, their names are stacked at underscores
-    and spaces, and then optional columns are left out.
+    and spaces, cells are shortened, and then optional columns are left out.
 
     Args:
         columns: the names of the columns.
         rows: the cells of each row; None is an empty cell.
         optional: columns that a narrow terminal does without, the least important one first.
+        shorter: functions by column that shorten its cells, for a narrow terminal; kernels are
+            named by their ends in any case.
+        constant: columns that a terminal shows above the table if all rows have one value there.
     """
-    texts = [["" if cell is None else str(cell) for cell in row] for row in rows]
+    lines = [list(map(_text, row)) for row in rows]
+    table = {name: [line[index] for line in lines] for index, name in enumerate(columns)}
     if not sys.stdout.isatty():
-        for line in ([*columns], *texts):
+        for line in (columns, *zip(*table.values(), strict=True)):
             say("\t".join(line))
         return
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
+    _print_constants(table, constant)
+    width = shutil.get_terminal_size().columns
+    gap = 2 if _width(table, 2) <= width else 1
+    if gap == 1:
+        table = {
+            name.replace("_", "_\n").replace(" ", "\n"): cells for name, cells in table.items()
+        }
+        _narrow(table, width, optional, {"kernel": shorten_kernels, **(shorter or {})})
+    _print_table(table, gap)
 
-    console = Console(highlight=False)
-    names, gap = list(columns), 2
-    if _width(names, texts, gap) > console.width:
-        gap = 1
-        names = [name.replace("_", "_\n").replace(" ", "\n") for name in names]
-        for name in optional:
-            if _width(names, texts, gap) > console.width:
-                index = list(columns).index(name)
-                columns = [*columns[:index], *columns[index + 1 :]]
-                names.pop(index)
-                texts = [[*row[:index], *row[index + 1 :]] for row in texts]
-    table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="bold")
-    for index, name in enumerate(names):
-        numeric = all(_NUMBER.fullmatch(row[index]) for row in texts)
-        table.add_column(escape(name), justify="right" if numeric else "left", overflow="fold")
-    for row in texts:
-        table.add_row(*map(escape, row))
-    console.print(table)
 
+Table = dict[str, list[str]]
+"""Cells by column."""
 
 _NUMBER = re.compile(r"-|(-?[0-9][0-9.,e+-]*[x%]?)?")
 
 
-def _width(names: Sequence[str], rows: Sequence[Sequence[str]], gap: int) -> int:
+def _text(cell: Any) -> str:
+    return "" if cell is None else str(cell)
+
+
+def _print_constants(table: Table, names: Sequence[str]) -> None:
+    """Print what is the same in all of several rows, and leave these columns out."""
+    same = [name for name in names if len(table[name]) > 1 and len({*table[name]}) == 1]
+    if same:
+        say(f"all: {', '.join(f'{name} {table.pop(name)[0]}' for name in same)}")
+
+
+def _narrow(
+    table: Table, width: int, optional: Sequence[str], shorter: Mapping[str, Shorten]
+) -> None:
+    """Shorten cells and leave out columns until a table, whose names are stacked, fits."""
+    stacked = {re.sub(r"_\n", "_", name).replace("\n", " "): name for name in table}
+    for name, shorten in shorter.items():
+        if name in stacked and _width(table, 1) > width:
+            table[stacked[name]] = shorten(table[stacked[name]])
+    for name in optional:
+        if name in stacked and _width(table, 1) > width:
+            del table[stacked[name]]
+
+
+def _print_table(table: Table, gap: int) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table as RichTable
+
+    printed = RichTable(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="bold")
+    for name, cells in table.items():
+        numeric = all(map(_NUMBER.fullmatch, cells))
+        printed.add_column(escape(name), justify="right" if numeric else "left", overflow="fold")
+    for row in zip(*table.values(), strict=True):
+        printed.add_row(*map(escape, row))
+    Console(highlight=False).print(printed)
+
+
+def _width(table: Table, gap: int) -> int:
     """Return the width of a table with a gap between its columns, in characters."""
-    header = [max(map(len, name.split("\n"))) for name in names]
-    cells = [max((len(row[index]) for row in rows), default=0) for index in range(len(names))]
-    return sum(map(max, header, cells)) + gap * (len(names) - 1)
+    widths = [
+        max(len(text) for text in (*name.split("\n"), *cells)) for name, cells in table.items()
+    ]
+    return sum(widths) + gap * (len(widths) - 1)

@@ -2,80 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from difflib import get_close_matches
-from fnmatch import fnmatchcase
 
-from dejavu_cache.errors import SettingsError
 from dejavu_cache.model.record import Measurement, Record, RecordSet
-from dejavu_cache.model.scenario import Context, canonical_json
+from dejavu_cache.model.scenario import Config, Context, canonical_json
 from dejavu_cache.model.selection import winner
 from dejavu_cache.stores import Store
 
-from .conditions import parse_conditions, scenario_values
+from .conditions import parse_conditions_on
 from .errors import NothingFoundError
+from .kernel_names import kernel_matches, matching_kernels
 
 __all__ = [
     "context_matches",
     "contexts_of",
-    "kernel_matches",
+    "has_settings",
     "kernels_of",
     "last_measured",
-    "matching_kernels",
     "matching_records",
     "newest_record_sets",
     "record_sets_of",
     "winning_measurement",
 ]
-
-
-def kernel_matches(name: str, pattern: str) -> bool:
-    """Return whether a kernel's name is the pattern or ends with it, by whole components.
-
-    Args:
-        name: the kernel's module and qualified name.
-        pattern: a name, the end of one, or a glob such as `*attention*`; empty matches all.
-    """
-    if not pattern:
-        return True
-    return fnmatchcase(name, pattern) or fnmatchcase(name, f"*.{pattern}")
-
-
-def matching_kernels(names: Iterable[str], pattern: str, url: str) -> list[str]:
-    """Return the kernels that a pattern names, sorted; an exact name matches no other kernel.
-
-    Args:
-        names: all kernels.
-        pattern: as for `kernel_matches`.
-        url: where the kernels are, for the error message.
-
-    Raises:
-        NothingFoundError: no kernel matches; the message suggests similar names.
-    """
-    names = sorted(set(names))
-    if pattern in names:
-        return [pattern]
-    matches = [name for name in names if kernel_matches(name, pattern)]
-    if not matches:
-        raise NothingFoundError(_explain_no_kernel(names, pattern, url))
-    return matches
-
-
-def _explain_no_kernel(names: list[str], pattern: str, url: str) -> str:
-    if not names:
-        return f"{url} holds no records"
-    ends = {name.rpartition(".")[2]: name for name in names}
-    candidates = [*names, *ends]
-    close = get_close_matches(pattern.strip("*"), candidates, n=3, cutoff=0.6)
-    close += [name for end, name in ends.items() if pattern.strip("*").lower() in name.lower()]
-    suggestions = list(dict.fromkeys(ends.get(name, name) for name in close))[:3]
-    remedy = (
-        f"did you mean {' or '.join(suggestions)}?"
-        if suggestions
-        else "`dejavu-cache ls` lists the kernels"
-    )
-    return f"{url} has no kernel {pattern!r}; {remedy}"
 
 
 def kernels_of(store: Store, pattern: str) -> list[str]:
@@ -114,7 +63,7 @@ def context_matches(context: Context, kernel: str, device: str, triton: str) -> 
 
 
 def matching_records(
-    store: Store, kernel: str, conditions: Sequence[str], device: str = ""
+    store: Store, kernel: str, conditions: Sequence[str], device: str = "", triton: str = ""
 ) -> list[tuple[Context, Record]]:
     """Return a kernel's records whose scenarios satisfy all conditions.
 
@@ -123,35 +72,37 @@ def matching_records(
         kernel: as for `kernel_matches`.
         conditions: the texts of `--scenario` and `--where`.
         device: part of the GPU's name, in any case.
+        triton: the version of Triton; empty for all.
 
     Raises:
         NothingFoundError: no kernel matches, or no scenario satisfies the conditions.
         SettingsError: a condition is about an argument that no scenario has.
     """
-    parsed = parse_conditions(conditions)
     records = [
         (context, record)
         for context in contexts_of(store, kernel)
-        if context_matches(context, "", device, "")
+        if context_matches(context, "", device, triton)
         for record in store.records(context)
     ]
-    names = {name for _, record in records for name in scenario_values(record.scenario)}
-    unknown = [condition.name for condition in parsed if condition.name not in names]
-    if records and unknown:
-        raise SettingsError(
-            f"{', '.join(unknown)}: no such argument; scenarios have {', '.join(sorted(names))}"
-        )
+    parsed = parse_conditions_on(conditions, (record.scenario for _, record in records))
     matches = [
         (context, record)
         for context, record in records
         if all(condition.matches(record.scenario) for condition in parsed)
     ]
     if not matches:
-        filters = [*conditions, *([f"a device {device!r}"] if device else [])]
+        filters = [*conditions, device and f"a device {device!r}", triton and f"Triton {triton}"]
+        wanted = " and ".join(filter(None, filters))
         raise NothingFoundError(
-            f"{store.url} has no scenario of {kernel} with {' and '.join(filters)}"
+            f"{store.url} has no scenario of {kernel}{f' with {wanted}' if wanted else ''}"
         )
     return matches
+
+
+def has_settings(config: Config, values: Mapping[str, str]) -> bool:
+    """Return whether a config has all of some values, which are compared by their text."""
+    settings = {**config.params, **config.options}
+    return all(name in settings and str(settings[name]) == value for name, value in values.items())
 
 
 def winning_measurement(record: Record) -> Measurement | None:

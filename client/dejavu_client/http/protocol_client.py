@@ -251,9 +251,10 @@ class ProtocolClient:
         ]
         self._json("POST", "/misses", content=json.dumps({"misses": rows}))
 
-    def misses(self, kernel: str | None = None) -> list[dict[str, Any]]:
+    def misses(self, kernel: str | None = None, limit: int = 100) -> list[dict[str, Any]]:
         """Return the worklist: scenarios that are not tuned, the most frequently missed first."""
-        answer = self._json("GET", "/misses", params={"kernel": kernel} if kernel else {})
+        params = {"limit": limit, **({"kernel": kernel} if kernel else {})}
+        answer = self._json("GET", "/misses", params=params)
         misses: list[dict[str, Any]] = validate(list[dict[str, Any]], answer.get("misses", []))
         return misses
 

@@ -16,6 +16,7 @@ from dejavu_cache.stores import FoundTree
 
 from ..chosen_store import open_chosen_store, open_existing_store
 from ..errors import NoSuchStoreError, NothingFoundError
+from ..kernel_names import matching_kernels
 from ..options import (
     DeviceOption,
     JsonOption,
@@ -24,7 +25,7 @@ from ..options import (
     TritonOption,
 )
 from ..output import fail, say, show_json, show_table
-from ..record_queries import context_matches, matching_kernels, newest_record_sets
+from ..record_queries import context_matches, newest_record_sets
 
 __all__ = ["register"]
 

@@ -7,29 +7,36 @@ from typing import Annotated, Any
 
 import typer
 
-from dejavu_cache.model.buckets import Bucket
 from dejavu_cache.model.record import Measurement, Record
 from dejavu_cache.model.scenario import Context
 from dejavu_cache.stores import Store
 
 from ..chosen_store import open_complete_store, open_existing_store
+from ..context_heading import say_context
 from ..errors import NothingFoundError
+from ..kernel_table import show_kernels, sort_kernels, summarize_context
 from ..options import (
+    KERNEL_HELP,
     DeviceOption,
     JsonOption,
     KernelArgument,
+    LimitOption,
     ScenarioOption,
+    SortOption,
     StoreOption,
+    TritonOption,
     WhereOption,
+    parse_assignments,
 )
-from ..output import say, say_indented, show_json, show_table
+from ..output import say, show_json, show_table
 from ..record_queries import (
     context_matches,
-    last_measured,
+    contexts_of,
+    has_settings,
     matching_records,
     winning_measurement,
 )
-from ..scenario_table import show_scenarios
+from ..scenario_table import scenario_rows, show_scenarios
 
 __all__ = ["register"]
 
@@ -42,31 +49,31 @@ def register(app: typer.Typer) -> None:
 
 
 def list_kernels(
-    store: StoreOption = "", device: DeviceOption = "", as_json: JsonOption = False
+    kernel: Annotated[str, typer.Argument(help=f"{KERNEL_HELP} Else all.")] = "",
+    device: DeviceOption = "",
+    triton: TritonOption = "",
+    sort: SortOption = "",
+    limit: LimitOption = 0,
+    store: StoreOption = "",
+    as_json: JsonOption = False,
 ) -> None:
-    """List the kernels, and where each is tuned."""
+    """List the kernels, where each is tuned, and how many seconds of measuring that took."""
     with open_existing_store(store) as source:
-        contexts = [
-            context for context in source.contexts() if context_matches(context, "", device, "")
+        contexts = contexts_of(source, kernel) if kernel else list(source.contexts())
+        rows = [
+            summarize_context(source, context)
+            for context in contexts
+            if context_matches(context, "", device, triton)
         ]
-        rows = [_summary(source, context) for context in contexts]
+    rows = sort_kernels(rows, sort)
     if as_json:
-        show_json(rows)
+        show_json(rows[:limit] if limit else rows)
     elif not rows:
-        say(f"{source.url} holds no records{f' of {device}' if device else ''}")
+        filters = [device, triton and f"Triton {triton}"]
+        wanted = " and ".join(filter(None, filters))
+        say(f"{source.url} holds no records{f' of {wanted}' if wanted else ''}")
     else:
-        columns = [
-            "kernel",
-            "source",
-            "device",
-            "triton",
-            "method",
-            "scenarios",
-            "configs",
-            "last_tuned",
-        ]
-        cells = [[row[column] for column in columns] for row in rows]
-        show_table(columns, cells, optional=["source", "method", "configs", "last_tuned"])
+        show_kernels(rows, limit)
 
 
 def show(
@@ -74,39 +81,55 @@ def show(
     scenario: ScenarioOption = None,
     where: WhereOption = None,
     device: DeviceOption = "",
-    sort: Annotated[
-        str, typer.Option("--sort", metavar="COLUMN", help="Sort by it; -COLUMN: descending.")
-    ] = "",
-    limit: Annotated[
-        int, typer.Option("--limit", min=0, help="Lines for each GPU and Triton; 0 is all.")
-    ] = 0,
+    triton: TritonOption = "",
+    sort: SortOption = "",
+    limit: LimitOption = 0,
+    cost: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--cost",
+            metavar="NAME=VALUE",
+            help="Of a config: adds what it costs, as a multiple of the best; may repeat.",
+        ),
+    ] = None,
     store: StoreOption = "",
     as_json: JsonOption = False,
 ) -> None:
     """Show a kernel's scenarios: the winner, its time, and how much slower the runner-up is.
 
-    What is the same in all scenarios stands above them. --json has all measurements.
+    What is the same in all scenarios stands above them. --limit counts for each GPU and Triton.
+    --json has all measurements.
     """
     conditions = [*(scenario or []), *(where or [])]
+    priced = parse_assignments(cost, "--cost")
     with open_existing_store(store) as source:
-        matches = matching_records(source, kernel, conditions, device)
+        matches = matching_records(source, kernel, conditions, device, triton)
+    configs = {config for _, record in matches for config in record.by_config}
+    if priced and not any(has_settings(config, priced) for config in configs):
+        texts = " ".join(cost or ())
+        raise NothingFoundError(f"--cost {texts}: no measured config has these values")
+    records_by_context: dict[Context, list[Record]] = {}
+    for context, record in matches:
+        records_by_context.setdefault(context, []).append(record)
+    tables = [
+        (context, scenario_rows(records, context.problem.keys, sort, priced))
+        for context, records in records_by_context.items()
+    ]
     if as_json:
         show_json(
             [
                 {
                     "context": context.model_dump(mode="json"),
-                    "record": record.model_dump(mode="json"),
+                    "record": row.record.model_dump(mode="json"),
                 }
-                for context, record in matches
+                for context, rows in tables
+                for row in (rows[:limit] if limit else rows)
             ]
         )
         return
-    records_by_context: dict[Context, list[Record]] = {}
-    for context, record in matches:
-        records_by_context.setdefault(context, []).append(record)
-    for context, records in records_by_context.items():
-        _say_context(context)
-        show_scenarios(records, context.problem.keys, sort, limit)
+    for context, rows in tables:
+        say_context(context)
+        show_scenarios(rows, limit)
 
 
 def diff(
@@ -135,43 +158,6 @@ def diff(
         say("no differences")
     if rows:
         raise typer.Exit(1)
-
-
-def _summary(store: Store, context: Context) -> dict[str, Any]:
-    records = list(store.records(context))
-    configs = {measurement.config for record in records for measurement in record.measurements}
-    last = last_measured(records)
-    return {
-        "kernel": context.kernel.name,
-        "source": context.kernel.source[:8],
-        "device": context.environment.device.name,
-        "triton": context.environment.triton,
-        "method": context.problem.method,
-        "scenarios": len(records),
-        "configs": len(configs),
-        "last_tuned": last.isoformat(timespec="seconds") if last else None,
-        "context": context.digest,
-    }
-
-
-def _say_context(context: Context) -> None:
-    environment = context.environment
-    say(f"{context.kernel.name} (source {context.kernel.source[:8]})")
-    device = f"{environment.device.name}, {environment.device.arch}"
-    toolchain = f"Triton {environment.triton}, {environment.codegen}"
-    say_indented(f"on {device}, {toolchain}, {context.problem.method}")
-    buckets = [
-        f"{name}: {_bucket_text(bucket)}" for name, bucket in context.problem.buckets.items()
-    ]
-    if buckets:
-        say_indented(f"buckets: {'; '.join(buckets)}")
-
-
-def _bucket_text(bucket: Bucket) -> str:
-    values = vars(bucket).items()
-    options = [f"{key}={value}" for key, value in values if key != "kind" and value is not None]
-    name = type(bucket).__name__
-    return f"{name}({', '.join(options)})" if options else name
 
 
 def _differences(left: Store, right: Store) -> Iterator[dict[str, Any]]:

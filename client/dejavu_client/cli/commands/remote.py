@@ -9,7 +9,7 @@ import typer
 
 from dejavu_cache.errors import SettingsError, StoreError
 from dejavu_cache.model.record import Pin, Record
-from dejavu_cache.model.scenario import Config, Context, Scalar, Scenario, now
+from dejavu_cache.model.scenario import Config, Context, now
 from dejavu_cache.provenance import whoami
 from dejavu_cache.settings import current_settings
 from dejavu_cache.stores import Store
@@ -22,19 +22,26 @@ from ..chosen_store import (
     require_records,
     split_urls,
 )
+from ..conditions import parse_conditions_on
 from ..copy_recall import recall_copies
 from ..errors import PartlyDoneError
+from ..kernel_names import matching_kernels
+from ..miss_table import parse_misses, select_misses, show_misses
 from ..options import (
+    DeviceOption,
     JsonOption,
     KernelArgument,
     KernelOption,
+    LimitOption,
     ScenarioOption,
+    SortOption,
     StoreOption,
+    WhereOption,
     parse_assignments,
 )
-from ..output import say, show_json, show_table
+from ..output import say, show_json
 from ..record_copy import merge_acknowledged
-from ..record_queries import kernels_of, matching_kernels, matching_records, record_sets_of
+from ..record_queries import has_settings, kernels_of, matching_records, record_sets_of
 from ..spool_summary import send_waiting
 
 if TYPE_CHECKING:
@@ -50,6 +57,9 @@ ServerOption = Annotated[
         help="The server; else the first https:// or http:// in DEJAVU_CACHE_URL.",
     ),
 ]
+
+MOST_MISSES = 1000
+"""Misses that a server lists at once."""
 
 
 def register(app: typer.Typer) -> None:
@@ -100,30 +110,31 @@ def promote(
 
 
 def misses(
-    server: ServerOption = "", kernel: KernelOption = "", as_json: JsonOption = False
+    server: ServerOption = "",
+    kernel: KernelOption = "",
+    where: WhereOption = None,
+    device: DeviceOption = "",
+    sort: SortOption = "",
+    limit: LimitOption = 0,
+    as_json: JsonOption = False,
 ) -> None:
-    """List what programs wanted and nobody has tuned, the most wanted first."""
-    rows = worklist(server, kernel)
+    """List what programs wanted and nobody has tuned, the most wanted first.
+
+    Without --limit, the 1000 most wanted.
+    """
+    listed = parse_misses(worklist(server, kernel))
+    conditions = parse_conditions_on(where or (), (miss.scenario for miss in listed))
+    chosen = select_misses(listed, conditions, device, sort)
     if as_json:
-        show_json(rows)
-        return
-    if not rows:
-        say("nothing was missed")
-        return
-    cells = [
-        (
-            row["count"],
-            row["context"]["kernel"]["name"],
-            row["context"]["environment"]["device"]["name"],
-            str(Scenario.model_validate(row["scenario"])),
-        )
-        for row in rows
-    ]
-    show_table(["count", "kernel", "device", "scenario"], cells, optional=["device"])
+        show_json([miss.answer for miss in (chosen[:limit] if limit else chosen)])
+    elif not chosen:
+        say("nothing was missed" if not listed else "nothing that was missed fits")
+    else:
+        show_misses(chosen, limit)
 
 
 def worklist(server: str, kernel: str = "") -> list[dict[str, Any]]:
-    """Return a server's misses in the protocol's form.
+    """Return a server's misses in the protocol's form, at most `MOST_MISSES` of a kernel.
 
     Args:
         server: a store's URL, of which the first server counts; empty for the configured server.
@@ -133,12 +144,15 @@ def worklist(server: str, kernel: str = "") -> list[dict[str, Any]]:
         NothingFoundError: the kernel has neither records nor misses.
     """
     remote = open_server(_first_server(server))
-    rows = remote.client.misses()
+    rows = remote.client.misses(limit=MOST_MISSES)
     if not kernel:
         return rows
     names = {str(row["context"]["kernel"]["name"]) for row in rows}
     tuned = {context.kernel.name for context in remote.contexts()}
     chosen = matching_kernels(names | tuned, kernel, remote.url)
+    if len(rows) == MOST_MISSES:  # other kernels' misses may have left some of these out
+        rows = [row for name in chosen for row in remote.client.misses(name, MOST_MISSES)]
+        rows.sort(key=lambda row: -int(row["count"]))
     return [row for row in rows if row["context"]["kernel"]["name"] in chosen]
 
 
@@ -155,7 +169,9 @@ def pin(
     with open_existing_store(store, write=True) as target:
         pins = []
         for context, record in matching_records(target, kernel, scenario or ()):
-            candidates = [measured for measured in record.by_config if _has(measured, values)]
+            candidates = [
+                measured for measured in record.by_config if has_settings(measured, values)
+            ]
             if len(candidates) != 1:
                 raise SettingsError(
                     f"{record.scenario}: {len(candidates)} measured configs have "
@@ -192,11 +208,6 @@ def _set_pins(store: Store, pins: Sequence[tuple[Context, Record, Config | None]
             ) from None
         state = f"pinned to {config}" if config else "no longer pinned"
         say(f"{context.kernel.name}{record.scenario}: {state}")
-
-
-def _has(config: Config, values: dict[str, str]) -> bool:
-    settings: dict[str, Scalar] = {**config.params, **config.options}
-    return all(name in settings and str(settings[name]) == value for name, value in values.items())
 
 
 def _first_server(urls: str) -> str:

@@ -15,9 +15,9 @@ from dejavu_cache.stores.kernel_rename import (
 )
 
 from ..chosen_store import open_existing_store, tiers_of
+from ..kernel_names import matching_kernels
 from ..options import StoreOption
 from ..output import say
-from ..record_queries import matching_kernels
 
 __all__ = ["register"]
 

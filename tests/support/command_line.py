@@ -1,0 +1,57 @@
+"""The command line in this process, which starts faster than a process of its own."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+from contextlib import redirect_stderr, redirect_stdout
+from typing import NamedTuple
+from unittest.mock import patch
+
+from dejavu_client.cli.main import run_command
+
+from dejavu_cache.settings import current_settings
+
+__all__ = ["CommandResult", "Terminal", "run_cli", "without_colours"]
+
+
+class CommandResult(NamedTuple):
+    """Exit code and output of a command; colours are left out."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+class Terminal(io.StringIO):
+    """Text output that calls itself a terminal."""
+
+    def isatty(self) -> bool:
+        """Return True."""
+        return True
+
+
+def run_cli(*arguments: object, columns: int = 0, **env: str) -> CommandResult:
+    """Run a command, as a user would.
+
+    Args:
+        *arguments: its words.
+        columns: the width of the terminal that it writes to; 0: it writes to a pipe.
+        **env: environment variables.
+    """
+    out, err = (Terminal(), Terminal()) if columns else (io.StringIO(), io.StringIO())
+    if columns:
+        env |= {"COLUMNS": str(columns), "TERM": "xterm"}
+    current_settings.cache_clear()
+    try:
+        with patch.dict(os.environ, env), redirect_stdout(out), redirect_stderr(err):
+            code = run_command([str(argument) for argument in arguments])
+    finally:
+        current_settings.cache_clear()
+    return CommandResult(int(code), *(without_colours(text.getvalue()) for text in (out, err)))
+
+
+def without_colours(text: str) -> str:
+    """Return text without a terminal's escape sequences."""
+    return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text)
