@@ -8,12 +8,18 @@ from collections.abc import Collection
 from .record import Measurement, Pin, Record
 from .scenario import canonical_json
 
-__all__ = ["part_digest", "without_parts"]
+__all__ = ["part_digest", "part_digests", "without_parts"]
 
 
 def part_digest(part: Measurement | Pin) -> str:
     """Return the digest of a measurement or a pin, which is equal on all machines."""
     return hashlib.sha256(canonical_json(part).encode()).hexdigest()
+
+
+def part_digests(record: Record) -> set[str]:
+    """Return the digests of all of a record's parts."""
+    parts = [*record.measurements, record.pin]
+    return {part_digest(part) for part in parts if part is not None}
 
 
 def without_parts(record: Record, parts: Collection[str]) -> Record | None:

@@ -10,6 +10,7 @@ from .bulk_read.single_flight import SingleFlight
 from .metrics import Metrics
 from .middleware.json_body import BodyGate
 from .middleware.principal_cache import PrincipalCache
+from .services.read_through import ReadThrough
 from .settings import ServerSettings
 from .storage.database import Database
 from .storage.schema import SchemaState
@@ -26,6 +27,7 @@ class Server:
         database: The database and its connections.
         principals: The cache of tokens' principals.
         bodies: The bounds of what requests with bodies take.
+        read_through: The namespaces beneath others.
         reader: The reads of records and their cache.
         metrics: The counters for Prometheus.
         readiness: The look-up of the schema's state that concurrent requests share.
@@ -36,6 +38,7 @@ class Server:
     database: Database
     principals: PrincipalCache
     bodies: BodyGate
+    read_through: ReadThrough
     reader: RecordReader
     metrics: Metrics
     readiness: SingleFlight[None, SchemaState]
@@ -43,13 +46,18 @@ class Server:
 
     @classmethod
     def open(cls, settings: ServerSettings) -> Server:
-        """Create the server's objects without connecting to the database."""
+        """Create the server's objects without connecting to the database.
+
+        Raises:
+            SettingsError: The rules of which namespaces read through are wrong.
+        """
         database = Database(settings.database, settings.pool)
         return cls(
             settings=settings,
             database=database,
             principals=PrincipalCache(database, settings.token_ttl),
             bodies=BodyGate(settings.max_body, settings.max_records, settings.pool),
+            read_through=ReadThrough.parse(settings.read_through),
             reader=RecordReader(database, settings.cache_bytes),
             metrics=Metrics(database),
             readiness=SingleFlight(),

@@ -18,7 +18,8 @@ from dejavu_client.http.spool import Spool
 from dejavu_service.bulk_read.answer_cache import Answer
 from dejavu_service.bulk_read.long_polls import LongPolls
 from dejavu_service.problems import ProblemError
-from dejavu_service.storage.contexts import ContextKey, Revision
+from dejavu_service.services.read_through import RecordView
+from dejavu_service.storage.contexts import Revision
 from support.service import body, context, record, record_set, running_server, scenario
 
 from dejavu_cache.model.record import Record
@@ -105,10 +106,10 @@ def test_requests_that_wait_are_answered_when_the_server_stops(
 
 
 def test_only_so_many_requests_of_a_caller_wait() -> None:
-    async def revision(key: ContextKey) -> Revision | None:
+    async def revision(view: RecordView) -> Revision | None:
         return None
 
-    async def load(key: ContextKey, revision: Revision, scenario: str) -> Answer:
+    async def load(view: RecordView, revision: Revision, scenario: str) -> Answer:
         raise AssertionError
 
     async def is_gone() -> bool:
@@ -118,15 +119,15 @@ def test_only_so_many_requests_of_a_caller_wait() -> None:
         polls = LongPolls(revision, load, most=3)
         async with anyio.create_task_group() as tasks:
             for _ in range(3):
-                tasks.start_soon(polls.wait, "fleet", ("main", "c"), "s", 60.0, is_gone)
+                tasks.start_soon(polls.wait, "fleet", RecordView("main", "c"), "s", 60.0, is_gone)
             await anyio.sleep(0.01)
             with pytest.raises(ProblemError) as refusal:
-                await polls.wait("fleet", ("main", "c"), "s", 60.0, is_gone)
+                await polls.wait("fleet", RecordView("main", "c"), "s", 60.0, is_gone)
             assert refusal.value.status_code == 429
             assert refusal.value.headers == {"Retry-After": "2"}
-            assert await polls.wait("another", ("main", "c"), "s", 0.01, is_gone) is None
+            assert await polls.wait("another", RecordView("main", "c"), "s", 0.01, is_gone) is None
             polls.close()
-        assert await polls.wait("fleet", ("main", "c"), "s", 60.0, is_gone) is None
+        assert await polls.wait("fleet", RecordView("main", "c"), "s", 60.0, is_gone) is None
 
     anyio.run(check)
 
@@ -141,7 +142,7 @@ def test_a_request_whose_client_has_gone_waits_no_longer() -> None:
     async def check() -> None:
         with anyio.fail_after(10):
             polls = LongPolls(none, none, most=3)  # type: ignore[arg-type]
-            assert await polls.wait("fleet", ("main", "c"), "s", 60.0, is_gone) is None
+            assert await polls.wait("fleet", RecordView("main", "c"), "s", 60.0, is_gone) is None
 
     anyio.run(check)
 

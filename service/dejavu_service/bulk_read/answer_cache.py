@@ -8,7 +8,7 @@ from typing import NamedTuple
 __all__ = ["Answer", "AnswerCache", "AnswerKey"]
 
 AnswerKey = tuple[str, str, str]
-"""A namespace, the digest of a context, and the part of the context that is read."""
+"""The names of a view, the digest of its context, and the part of it that is read."""
 
 _OVERHEAD = 400
 """Bytes that an entry takes besides its body, about."""

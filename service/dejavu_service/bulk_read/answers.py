@@ -10,9 +10,11 @@ from collections.abc import Callable
 from sqlalchemy import Connection
 from starlette.concurrency import run_in_threadpool
 
+from ..services import layers
+from ..services.read_through import RecordView
 from ..services.transfer import render
-from ..storage import contexts, records
-from ..storage.contexts import ContextKey, Revision
+from ..storage import contexts
+from ..storage.contexts import Revision
 from ..storage.database import Database
 from .answer_cache import Answer, AnswerCache
 from .long_polls import LongPolls
@@ -26,7 +28,7 @@ _GZIP_LEVEL = 4
 _PLAIN_BYTES = 1000
 """Length up to which a record is not worth compressing."""
 
-_Render = Callable[[Connection, ContextKey], Answer | None]
+_Render = Callable[[Connection, RecordView], Answer | None]
 
 
 class RecordReader:
@@ -43,53 +45,66 @@ class RecordReader:
         self._database = database
         self._revisions = open_revisions(database)
         self._cache = AnswerCache(cache_bytes)
-        self._rendering: SingleFlight[tuple[ContextKey, str, str], Answer | None] = SingleFlight()
+        self._rendering: SingleFlight[tuple[RecordView, str, str], Answer | None] = SingleFlight()
         self.used: set[int] = set()
         self.fetches: Counter[int] = Counter()
-        self.long_polls = LongPolls(self._revisions.get, self.record)
+        self.long_polls = LongPolls(self._current, self.record)
 
-    async def revision(self, key: ContextKey) -> Revision | None:
-        """Return the current revision of a context, or None if it has no records."""
-        revision = await self._revisions.get(key)
-        if revision is None or revision.records <= 0:
-            return None
-        self.used.add(revision.id)
-        return revision
+    async def revision(self, view: RecordView) -> Revision | None:
+        """Return the current revision of a view, or None if it has no records."""
+        revision = await self._current(view, used=True)
+        return None if revision is None or revision.records <= 0 else revision
 
-    async def record_set(self, key: ContextKey, revision: Revision) -> Answer:
+    async def _current(self, view: RecordView, *, used: bool = False) -> Revision | None:
+        """Return the revision of a view, joined from those of its namespaces; None without any."""
+        revisions = [
+            await self._revisions.get((namespace, view.context)) for namespace in view.namespaces
+        ]
+        present = [revision for revision in revisions if revision is not None]
+        if used:
+            self.used.update(revision.id for revision in present if revision.records > 0)
+        if not present or view.beneath is None:
+            return present[0] if present else None
+        # A context without records counts as none, as it does where the answer is rendered.
+        joined = layers.join_revisions(
+            [revision.revision if revision and revision.records else None for revision in revisions]
+        )
+        return Revision(present[0].id, joined, sum(revision.records for revision in present))
+
+    async def record_set(self, view: RecordView, revision: Revision) -> Answer:
         """Return all records at `revision` or a later one."""
-        return await self._answer(key, revision, "records", _render_record_set)
+        return await self._answer(view, revision, "records", _render_record_set)
 
-    async def scenarios(self, key: ContextKey, revision: Revision) -> Answer:
+    async def scenarios(self, view: RecordView, revision: Revision) -> Answer:
         """Return the scenarios that have records, at `revision` or a later one."""
-        return await self._answer(key, revision, "scenarios", _render_scenarios)
+        return await self._answer(view, revision, "scenarios", _render_scenarios)
 
-    async def record(self, key: ContextKey, revision: Revision, scenario: str) -> Answer:
+    async def record(self, view: RecordView, revision: Revision, scenario: str) -> Answer:
         """Return one record by the digest of its scenario, at `revision` or a later one."""
 
-        def render_one(connection: Connection, key: ContextKey) -> Answer | None:
-            return _render_record(connection, key, scenario)
+        def render_one(connection: Connection, view: RecordView) -> Answer | None:
+            return _render_record(connection, view, scenario)
 
-        return await self._answer(key, revision, scenario, render_one)
+        return await self._answer(view, revision, scenario, render_one)
 
     async def _answer(
-        self, key: ContextKey, revision: Revision, part: str, render_part: _Render
+        self, view: RecordView, revision: Revision, part: str, render_part: _Render
     ) -> Answer:
-        cached = self._cache.get((*key, part), etag(revision))
+        cached = self._cache.get((*_names(view), part), etag(revision))
         if cached is not None:
             return cached
         answer = await self._rendering.get(
-            (key, part, revision.revision),
-            lambda: run_in_threadpool(self._render, key, render_part),
+            (view, part, revision.revision),
+            lambda: run_in_threadpool(self._render, view, render_part),
         )
         if answer is None:  # the context was deleted since `revision` was read
             return Answer(etag(revision), None)
-        self._cache.put((*key, part), answer)
+        self._cache.put((*_names(view), part), answer)
         return answer
 
-    def _render(self, key: ContextKey, render_part: _Render) -> Answer | None:
+    def _render(self, view: RecordView, render_part: _Render) -> Answer | None:
         with self._database.read() as connection:
-            return render_part(connection, key)
+            return render_part(connection, view)
 
     def flush(self) -> None:
         """Record in the database which contexts were read since the last call, and how often."""
@@ -105,21 +120,26 @@ class RecordReader:
         await self._revisions.close()
 
 
-def _render_record_set(connection: Connection, key: ContextKey) -> Answer | None:
-    stored = records.load_record_set(connection, *key)
+def _names(view: RecordView) -> tuple[str, str]:
+    """Return what tells a view from others; no namespace has a `>` in its name."""
+    return ">".join(view.namespaces), view.context
+
+
+def _render_record_set(connection: Connection, view: RecordView) -> Answer | None:
+    stored = layers.load_record_set(connection, view)
     return None if stored is None else _compressed(stored.revision, render(stored))
 
 
-def _render_scenarios(connection: Connection, key: ContextKey) -> Answer | None:
-    stored = records.load_scenario_texts(connection, *key)
+def _render_scenarios(connection: Connection, view: RecordView) -> Answer | None:
+    stored = layers.load_scenario_texts(connection, view)
     if stored is None:
         return None
     revision, texts = stored
     return _compressed(revision, f'{{"scenarios": [{", ".join(texts)}]}}')
 
 
-def _render_record(connection: Connection, key: ContextKey, scenario: str) -> Answer | None:
-    stored = records.load_text(connection, *key, scenario)
+def _render_record(connection: Connection, view: RecordView, scenario: str) -> Answer | None:
+    stored = layers.load_text(connection, view, scenario)
     if stored is None:
         return None
     revision, text = stored

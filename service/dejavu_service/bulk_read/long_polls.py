@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 
 from ..problems import ProblemError
-from ..storage.contexts import ContextKey, Revision
+from ..services.read_through import RecordView
+from ..storage.contexts import Revision
 from .answer_cache import Answer
 from .single_flight import SingleFlight
 
@@ -31,15 +32,15 @@ class LongPolls:
 
     def __init__(
         self,
-        revision: Callable[[ContextKey], Awaitable[Revision | None]],
-        load: Callable[[ContextKey, Revision, str], Awaitable[Answer]],
+        revision: Callable[[RecordView], Awaitable[Revision | None]],
+        load: Callable[[RecordView, Revision, str], Awaitable[Answer]],
         most: int = _MOST_OF_A_CALLER,
     ) -> None:
         """Begin without waiting requests."""
         self._revision = revision
         self._load = load
         self._most = most
-        self._looks: SingleFlight[ContextKey, Revision | None] = SingleFlight()
+        self._looks: SingleFlight[RecordView, Revision | None] = SingleFlight()
         self._waiting: Counter[str] = Counter()
         self._is_closed = False
 
@@ -50,7 +51,7 @@ class LongPolls:
     async def wait(
         self,
         caller: str,
-        key: ContextKey,
+        view: RecordView,
         scenario: str,
         seconds: float,
         is_gone: Callable[[], Awaitable[bool]],
@@ -59,7 +60,7 @@ class LongPolls:
 
         Args:
             caller: The principal whose requests are counted.
-            key: The namespace and the context.
+            view: The namespaces and the context.
             scenario: The digest of the scenario.
             seconds: How long to wait.
             is_gone: Tells whether the client has hung up.
@@ -78,7 +79,7 @@ class LongPolls:
             )
         self._waiting[caller] += 1
         try:
-            return await self._wait(key, scenario, seconds, is_gone)
+            return await self._wait(view, scenario, seconds, is_gone)
         finally:
             self._waiting[caller] -= 1
             if not self._waiting[caller]:
@@ -86,24 +87,24 @@ class LongPolls:
 
     async def _wait(
         self,
-        key: ContextKey,
+        view: RecordView,
         scenario: str,
         seconds: float,
         is_gone: Callable[[], Awaitable[bool]],
     ) -> Answer | None:
         loop = asyncio.get_running_loop()
         deadline, seen = loop.time() + seconds, ""
-        revision = await self._revision(key)
+        revision = await self._revision(view)
         while True:
             if revision is not None and revision.revision != seen:
                 seen = revision.revision
-                answer = await self._load(key, revision, scenario)
+                answer = await self._load(view, revision, scenario)
                 if answer.has_winner:
                     return answer
             if loop.time() >= deadline or self._is_closed or await is_gone():
                 return None
-            revision = await self._looks.get(key, lambda: self._look_later(key))
+            revision = await self._looks.get(view, lambda: self._look_later(view))
 
-    async def _look_later(self, key: ContextKey) -> Revision | None:
+    async def _look_later(self, view: RecordView) -> Revision | None:
         await asyncio.sleep(_INTERVAL)
-        return await self._revision(key)
+        return await self._revision(view)

@@ -17,6 +17,7 @@ from ..errors import NotFoundError
 from ..middleware.asgi_scope import header
 from ..server import Server
 from ..services.access import NAMESPACE
+from ..services.read_through import RecordView
 from ..storage.contexts import Revision
 from .common import Call
 
@@ -27,7 +28,7 @@ _NAMESPACE = re.compile(NAMESPACE)
 _DIGEST = re.compile(r"[0-9a-f]{24}")
 _NO_SCENARIOS = Answer("", b'{"scenarios": []}', is_gzipped=False)
 
-_Load = Callable[[RecordReader, Revision], Awaitable[Answer]]
+_Load = Callable[[RecordReader, RecordView, Revision], Awaitable[Answer]]
 
 
 async def bulk_read(call: Call, namespace: str, context: str, request: Request) -> Response:
@@ -37,13 +38,12 @@ async def bulk_read(call: Call, namespace: str, context: str, request: Request) 
         AccessDeniedError: The principal lacks the role `read`.
         NotFoundError: The context has no records.
     """
-    key = (namespace, context)
     return await _read(
         call,
         namespace,
         context,
         request,
-        lambda reader, revision: reader.record_set(key, revision),
+        lambda reader, view, revision: reader.record_set(view, revision),
         "nothing is known of this context here: post records, or ask another namespace",
     )
 
@@ -57,13 +57,12 @@ async def keyed_read(
         AccessDeniedError: The principal lacks the role `read`.
         NotFoundError: There is no record.
     """
-    key = (namespace, context)
     return await _read(
         call,
         namespace,
         context,
         request,
-        lambda reader, revision: reader.record(key, revision, scenario),
+        lambda reader, view, revision: reader.record(view, revision, scenario),
         "there is no record of this scenario",
     )
 
@@ -74,13 +73,12 @@ async def read_scenarios(call: Call, namespace: str, context: str, request: Requ
     Raises:
         AccessDeniedError: The principal lacks the role `read`.
     """
-    key = (namespace, context)
     return await _read(
         call,
         namespace,
         context,
         request,
-        lambda reader, revision: reader.scenarios(key, revision),
+        lambda reader, view, revision: reader.scenarios(view, revision),
         None,
     )
 
@@ -89,14 +87,14 @@ async def _read(
     call: Call, namespace: str, context: str, request: Request, load: _Load, missing: str | None
 ) -> Response:
     """Answer with a part of a context; `missing` is said of one that is not there."""
-    call.principal.require("read", namespace)
+    view = call.server.read_through.view(call.principal, namespace, context)
     reader, metrics = call.server.reader, call.server.metrics
-    revision = await reader.revision((namespace, context))
+    revision = await reader.revision(view)
     copy = header(request.scope, b"if-none-match")
     if revision is not None and _matches(copy, etag(revision)):
         metrics.unchanged.inc()
         return Response(status_code=304, headers=_headers(etag(revision)))
-    answer = await load(reader, revision) if revision is not None else None
+    answer = await load(reader, view, revision) if revision is not None else None
     if answer is None or answer.body is None:
         metrics.misses.inc()
         if missing is None:

@@ -103,9 +103,9 @@ async def read_record(
     """Return one record; with `wait`, as soon as it has a winner."""
     if wait <= 0:
         return await bulk.keyed_read(call, namespace, context, scenario, request)
-    call.principal.require("read", namespace)
+    view = call.server.read_through.view(call.principal, namespace, context)
     answer = await call.server.reader.long_polls.wait(
-        call.principal.name, (namespace, context), scenario, wait, request.is_disconnected
+        call.principal.name, view, scenario, wait, request.is_disconnected
     )
     (call.server.metrics.hits if answer else call.server.metrics.misses).inc()
     if answer is None:
@@ -126,7 +126,9 @@ def post_records(namespace: Namespace, sent: RecordSet, call: CurrentCall) -> re
 def revalidate_copies(namespace: Namespace, copies: Copies, call: CurrentCall) -> Response:
     """Return what has changed of the records that a client has copies of."""
     limit = call.server.settings.max_records
-    return json_response(revalidate(call.database, call.principal, namespace, copies, limit))
+    rules = call.server.read_through
+    views = [rules.view(call.principal, namespace, context) for context in copies.contexts]
+    return json_response(revalidate(call.database, views, copies, limit))
 
 
 @router.delete("/{namespace}/contexts/{context}/records")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -32,7 +32,7 @@ NAMESPACE_PATTERN = r"^(\*|[A-Za-z0-9][A-Za-z0-9._-]{0,63}|[A-Za-z0-9][A-Za-z0-9
 """Pattern of what names namespaces: `*`, a name, or the beginning of names and one star."""
 
 
-def most_specific(patterns: Mapping[str, Role], namespace: str) -> str | None:
+def most_specific(patterns: Collection[str], namespace: str) -> str | None:
     """Return the pattern that decides about a namespace: its name, else the longest beginning."""
     if namespace in patterns:
         return namespace

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection
 
+from dejavu_cache.model.recall import part_digests
+from dejavu_cache.model.record import Record
+
 from ..errors import TooLargeError
-from ..storage import contexts, recalls, records
+from ..storage import contexts, recalls
 from ..storage.database import Database
-from .access import Principal
+from . import layers
+from .read_through import RecordView
 
 __all__ = ["ContextCopy", "Copies", "revalidate", "tag_of"]
 
@@ -48,15 +53,12 @@ def tag_of(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def revalidate(
-    database: Database, principal: Principal, namespace: str, copies: Copies, limit: int
-) -> str:
+def revalidate(database: Database, views: Sequence[RecordView], copies: Copies, limit: int) -> str:
     """Compare copies with the records.
 
     Args:
         database: The server's database.
-        principal: Who asks; needs the role `read`.
-        namespace: The namespace of the records.
+        views: What whoever asks may read of the contexts of `copies`, in the same namespaces.
         copies: What the client has.
         limit: The largest number of copies.
 
@@ -65,34 +67,49 @@ def revalidate(
         differs, the scenarios that have no record, and the recalled parts of the scenarios.
 
     Raises:
-        AccessDeniedError: The principal lacks the role `read`.
         TooLargeError: There are more than `limit` copies.
     """
-    principal.require("read", namespace)
     count = sum(len(copy.scenarios) for copy in copies.contexts.values())
     if count > limit:
         raise TooLargeError(f"{count} copies in one request: send at most {limit} at a time")
     changes = []
     with database.read() as connection:
-        revisions = contexts.load_revisions(connection, namespace, list(copies.contexts))
-        for digest, copy in copies.contexts.items():
-            revision = revisions.get(digest, "")
+        revisions = _revisions(connection, views)
+        for view in views:
+            copy, revision = copies.contexts[view.context], revisions[view]
             if not revision or revision != copy.revision:
-                change = _changes(connection, namespace, digest, revision, copy)
-                changes.append(f'"{digest}": {change}')
+                change = _changes(connection, view, revision, copy)
+                changes.append(f'"{view.context}": {change}')
     return f'{{"contexts": {{{", ".join(changes)}}}}}'
 
 
-def _changes(
-    connection: Connection, namespace: str, context: str, revision: str, copy: ContextCopy
-) -> str:
+def _revisions(connection: Connection, views: Sequence[RecordView]) -> dict[RecordView, str]:
+    """Return the revision of each view; empty if its context does not exist."""
+    by_namespace: dict[str, dict[str, str]] = {}
+    for namespace in {namespace for view in views for namespace in view.namespaces}:
+        digests = [view.context for view in views]
+        by_namespace[namespace] = contexts.load_revisions(connection, namespace, digests)
+    joined = {}
+    for view in views:
+        revisions = [by_namespace[name].get(view.context) for name in view.namespaces]
+        joined[view] = layers.join_revisions(revisions) if any(revisions) else ""
+    return joined
+
+
+def _changes(connection: Connection, view: RecordView, revision: str, copy: ContextCopy) -> str:
     wanted = sorted(copy.scenarios)
-    texts = records.load_texts(connection, namespace, context, wanted)
-    recalled = recalls.load(connection, namespace, context, wanted)
-    parts = {digest: sorted(recall.parts) for digest, recall in recalled.items() if recall.parts}
+    texts = layers.load_texts(connection, view, wanted)
+    parts: dict[str, set[str]] = {}
+    for namespace in view.namespaces:
+        for digest, recall in recalls.load(connection, namespace, view.context, wanted).items():
+            parts.setdefault(digest, set()).update(recall.parts)
+    for digest in parts.keys() & texts.keys():
+        # What one namespace has recalled may stand in the other.
+        parts[digest] -= part_digests(Record.model_validate_json(texts[digest]))
+    recalled = {digest: sorted(gone) for digest, gone in sorted(parts.items()) if gone}
     gone = [digest for digest in wanted if digest not in texts]
     changed = [text for digest, text in texts.items() if tag_of(text) != copy.scenarios[digest]]
     return (
         f'{{"revision": {json.dumps(revision)}, "records": [{", ".join(changed)}], '
-        f'"gone": {json.dumps(gone)}, "recalls": {json.dumps(parts)}}}'
+        f'"gone": {json.dumps(gone)}, "recalls": {json.dumps(recalled)}}}'
     )

@@ -34,11 +34,12 @@ _CHUNK = 500
 
 
 class StoredRecordSet(NamedTuple):
-    """All records of a context at one revision; context and records are JSON texts."""
+    """All records of a context at one revision, with their scenarios, as JSON texts."""
 
     context: str
     revision: str
     records: list[str]
+    scenarios: list[str]
 
 
 class Claim(NamedTuple):
@@ -68,8 +69,9 @@ def load_record_set(connection: Connection, namespace: str, digest: str) -> Stor
     if not rows:
         return None
     # Sorted in Python, because SQLite and Postgres collate text differently.
-    texts = [text for _, text in sorted((row[2], row[3]) for row in rows)]
-    return StoredRecordSet(rows[0][0], rows[0][1], texts)
+    ordered = sorted((row[2], row[3]) for row in rows)
+    scenarios, texts = [scenario for scenario, _ in ordered], [text for _, text in ordered]
+    return StoredRecordSet(rows[0][0], rows[0][1], texts, scenarios)
 
 
 def load_scenario_texts(
@@ -88,11 +90,13 @@ def load_scenario_texts(
 def load_text(
     connection: Connection, namespace: str, digest: str, scenario: str
 ) -> tuple[str, str | None] | None:
-    """Load a context's revision and the JSON text of one record; None if there is no context."""
+    """Load a context's revision and the JSON text of one record; None if it has no records."""
     on = and_(records.c.context_id == contexts.c.id, records.c.scenario == scenario)
     query = select(contexts.c.revision, records.c.text).outerjoin_from(contexts, records, on)
     row = connection.execute(
-        query.where(contexts.c.namespace == namespace, contexts.c.digest == digest)
+        query.where(
+            contexts.c.namespace == namespace, contexts.c.digest == digest, contexts.c.records > 0
+        )
     ).one_or_none()
     return None if row is None else (row[0], row[1])
 

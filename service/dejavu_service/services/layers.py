@@ -1,0 +1,100 @@
+"""Loading of records as readers of a namespace get them, with those of the namespace beneath it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlalchemy import Connection
+
+from dejavu_cache.model.record import Record
+from dejavu_cache.model.scenario import canonical_json
+
+from ..storage import records
+from ..storage.records import StoredRecordSet
+from .merging import add
+from .read_through import RecordView
+
+__all__ = [
+    "join_revisions",
+    "load_record_set",
+    "load_scenario_texts",
+    "load_text",
+    "load_texts",
+]
+
+
+def join_revisions(revisions: Sequence[str | None]) -> str:
+    """Return the revision of a view, which changes with each of its namespaces'."""
+    return ".".join(revision or "-" for revision in revisions)
+
+
+def load_record_set(connection: Connection, view: RecordView) -> StoredRecordSet | None:
+    """Load all records of a view, ordered by their scenario's text; None if it has none."""
+    layers = [
+        records.load_record_set(connection, namespace, view.context)
+        for namespace in view.namespaces
+    ]
+    revision = join_revisions([layer and layer.revision for layer in layers])
+    texts: dict[str, str] = {}
+    for layer in filter(None, layers):
+        for scenario, text in zip(layer.scenarios, layer.records, strict=True):
+            texts[scenario] = _layer(texts.get(scenario), text)
+    first = next(filter(None, layers), None)
+    if first is None:
+        return None
+    return StoredRecordSet(
+        first.context, revision, [texts[scenario] for scenario in sorted(texts)], sorted(texts)
+    )
+
+
+def load_scenario_texts(connection: Connection, view: RecordView) -> tuple[str, list[str]] | None:
+    """Load the revision and the sorted scenarios of a view; None if it has no records."""
+    layers = [
+        records.load_scenario_texts(connection, namespace, view.context)
+        for namespace in view.namespaces
+    ]
+    if not any(layers):
+        return None
+    texts = {text for layer in filter(None, layers) for text in layer[1]}
+    return join_revisions([layer and layer[0] for layer in layers]), sorted(texts)
+
+
+def load_text(
+    connection: Connection, view: RecordView, scenario: str
+) -> tuple[str, str | None] | None:
+    """Load a view's revision and the JSON text of one record; None if there is no context."""
+    layers = [
+        records.load_text(connection, namespace, view.context, scenario)
+        for namespace in view.namespaces
+    ]
+    if not any(layers):
+        return None
+    merged: str | None = None
+    for _, text in filter(None, layers):
+        merged = merged if text is None else _layer(merged, text)
+    return join_revisions([layer and layer[0] for layer in layers]), merged
+
+
+def load_texts(
+    connection: Connection, view: RecordView, scenarios: Sequence[str]
+) -> dict[str, str]:
+    """Load the JSON texts of records by their scenario's digest, without those not there."""
+    texts: dict[str, str] = {}
+    for namespace in view.namespaces:
+        layer = records.load_texts(connection, namespace, view.context, scenarios)
+        for scenario, text in layer.items():
+            texts[scenario] = _layer(texts.get(scenario), text)
+    return texts
+
+
+def _layer(own: str | None, beneath: str) -> str:
+    """Add to a record what it does not have of the record beneath it; both are JSON.
+
+    A process that tunes where it reads through measures only what is missing, and writes no more.
+    """
+    if own is None or own == beneath:
+        return beneath
+    record, below = (Record.model_validate_json(text) for text in (own, beneath))
+    if record.pin is not None:
+        below = below.model_copy(update={"pin": None})
+    return canonical_json(add(record, below, pins=True).record)
