@@ -18,9 +18,11 @@ from ..stores import MemoryStore
 from ..stores.default import as_tiers
 from ..stores.tiered import TieredStore
 from ..triton_internals.autotune_cache import launch_key
+from ..triton_internals.config_names import describe
 from ..triton_internals.environment import current_environment
 from ..triton_internals.scenario_key import RawKey
 from ..triton_internals.versions import is_covered
+from ..tuning.config_failures import failure_of
 from .activity_report import report_resolution, report_triton_activity
 from .config_cache import ConfigCache
 from .consensus import agree
@@ -194,8 +196,35 @@ class CachedAutotuner(DeclaredAutotuner):
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ChosenConfig]:
         """Launch through Triton; return its result and the config that was chosen."""
-        chosen = self._choose(args, kwargs)
-        return self._run_config(chosen, args, kwargs), chosen
+        while True:
+            chosen = self._choose(args, kwargs)
+            try:
+                return self._run_config(chosen, args, kwargs), chosen
+            except Exception as error:
+                if not self._reject(chosen, error, args, kwargs):
+                    raise
+
+    def _reject(
+        self, chosen: ChosenConfig, error: Exception, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> bool:
+        """Leave out a recorded config that cannot run here; return whether another one is left.
+
+        Compiling and loading a kernel fail before it runs, so the launch can be tried again. Ranks
+        that choose together would not notice that one of them chose again.
+        """
+        failure = failure_of(error)
+        if failure is None or failure.kind == "skipped" or self._consensus != "none":
+            return False
+        if chosen.resolution is None or not isinstance(self._cache, ConfigCache):
+            return False
+        device = self._device()
+        raw, configs = self._raw_key(device, args, kwargs)
+        request = self._request(device, args, kwargs, configs)
+        if not self._resolver.reject(request, describe(chosen.config), failure.reason):
+            return False
+        self._ready.pop(raw, None)
+        self._fallen_back.pop(raw, None)
+        return True
 
     def _run_config(
         self, chosen: ChosenConfig, args: tuple[Any, ...], kwargs: dict[str, Any]

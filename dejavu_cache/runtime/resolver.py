@@ -8,8 +8,10 @@ from dataclasses import replace
 from ..errors import ScenarioNotTuned
 from ..model.resolution import Resolution
 from ..model.scenario import Config, Context, Scenario
+from ..notices import warn_once
 from ..settings import Mode, Settings
 from ..stores import Found, TieredStore
+from ..triton_internals.config_names import describe
 from ..triton_internals.environment import is_capturing_graph
 from ..tuning.measurement_marks import find_suspects
 from .fallbacks import FallbackLimits, fall_back, nearest_differences
@@ -17,13 +19,16 @@ from .foreign_results import record_from_triton_cache
 from .record_lookup import ignored_pin, note_timings, resolve_from_record
 from .request import Request
 from .scenario_tuner import ScenarioTuner
-from .suspects import leave_out_suspects
+from .suspects import leave_out, leave_out_suspects
 from .tolerant_store import TolerantStore
 
 __all__ = ["Resolver"]
 
 RACE_WAIT = 1.0
 """Seconds to wait for a process that only races what is recorded: the record serves meanwhile."""
+
+MOST_REJECTIONS = 3
+"""Configs of a scenario that may fail at launches before only the default is left."""
 
 
 class Resolver:
@@ -68,6 +73,7 @@ class Resolver:
             other_gpus=settings.family,
         )
         self._noted_misses: set[tuple[Context, Scenario]] = set()
+        self._rejected: dict[tuple[Context, Scenario], set[Config]] = {}
 
     def resolve(self, request: Request, *, wait: float) -> tuple[Resolution, int]:
         """Return the resolution that a launch runs, and how many configs were benchmarked for it.
@@ -81,7 +87,7 @@ class Resolver:
             NoValidConfigError: every config failed.
         """
         found = self._look_up(request) or self._adopt_triton_timings(request)
-        request = self._without_suspects(request, found)
+        request = self._without_unusable(request, found)
         resolution = resolve_from_record(request, found)
         if found:
             note_timings(request, found.record)
@@ -94,7 +100,7 @@ class Resolver:
             tuned, benchmarked = self._tuner.tune(request, wait)
             if tuned is None:
                 # The process that was tuning may have died or hung while this one waited.
-                tuned = self._fall_back(self._without_suspects(request, found))
+                tuned = self._fall_back(self._without_unusable(request, found))
             return tuned, benchmarked
         self.note_miss(request)
         if self.mode is Mode.STRICT:
@@ -123,7 +129,7 @@ class Resolver:
         if request.has_no_choice:
             return self.only_config(request)
         found = self._look_up(request)
-        request = self._without_suspects(request, found)
+        request = self._without_unusable(request, found)
         resolution = resolve_from_record(request, found)
         if resolution is not None:
             return resolution
@@ -135,8 +141,33 @@ class Resolver:
             ignored_pin=None if (pin := ignored_pin(request, found)) is None else str(pin),
         )
 
-    def _without_suspects(self, request: Request, found: Found | None) -> Request:
-        """Leave out the configs of which processes have died, unless this one may."""
+    def reject(self, request: Request, config: Config, reason: str) -> bool:
+        """Leave a config that failed at a launch out of its scenario's later launches.
+
+        Returns:
+            Whether another config is left: False for the default, which is the last resort.
+        """
+        default = describe(request.default)
+        if config == default or config not in request.declared:
+            return False
+        rejected = self._rejected.setdefault((request.context, request.scenario), set())
+        rejected.add(config)
+        if len(rejected) >= MOST_REJECTIONS:
+            rejected.update(other for other in request.declared if other != default)
+        name = request.context.kernel.name
+        warn_once(
+            f"rejected {name}{request.scenario} {config}",
+            f"{name}{request.scenario}: the recorded config ({config}) cannot run here, and "
+            f"another one does: {reason}",
+        )
+        return True
+
+    def _without_unusable(self, request: Request, found: Found | None) -> Request:
+        """Leave out the configs that cannot run here, and those of which processes have died.
+
+        A process that may die measures the latter.
+        """
+        request = leave_out(request, self._rejected.get((request.context, request.scenario), ()))
         if self._expendable:
             return request
         suspects = find_suspects(request.context, request.scenario)

@@ -1,8 +1,8 @@
-"""Leave configs out of a launch of which a process has died, or in which one hangs."""
+"""Leave configs out of a launch: processes have died or hung in them, or they cannot run here."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 
 from ..model.record import Record
@@ -12,7 +12,22 @@ from ..triton_internals.config_names import DeclaredConfigs, describe
 from ..tuning.measurement_marks import Suspect
 from .request import Request
 
-__all__ = ["leave_out_suspects"]
+__all__ = ["leave_out", "leave_out_suspects"]
+
+
+def leave_out(request: Request, configs: Collection[Config]) -> Request:
+    """Return a request without some of its configs; another default is taken if it is among them.
+
+    If no other config is left, none is declared.
+    """
+    if not any(config in request.declared for config in configs):
+        return request
+    remaining = [request.declared[config] for config in request.declared if config not in configs]
+    default = request.default
+    if remaining and describe(default) in configs:
+        default = remaining[0]
+    declared = DeclaredConfigs(request.context.kernel.name, remaining)
+    return replace(request, declared=declared, default=default)
 
 
 def leave_out_suspects(
@@ -20,8 +35,7 @@ def leave_out_suspects(
 ) -> Request:
     """Return a request without the configs that may end or block this process.
 
-    If no other config is left, none is declared. A config that a person pinned stays. Nothing is
-    said of those whose failure is recorded.
+    A config that a person pinned stays. Nothing is said of those whose failure is recorded.
 
     Args:
         request: the launch's request.
@@ -46,11 +60,7 @@ def leave_out_suspects(
             f"{name}{request.scenario}: ({config}) is not run for a day: {reason}; to clear or "
             "convict it, measure it with `dejavu-cache sweep`, where a crash costs only a worker",
         )
-    remaining = [request.declared[config] for config in request.declared if config not in reasons]
-    default = request.default
-    if remaining and describe(default) in reasons:
-        default = remaining[0]
-    return replace(request, declared=DeclaredConfigs(name, remaining), default=default)
+    return leave_out(request, reasons)
 
 
 def _failed_configs(record: Record) -> Iterator[Config]:

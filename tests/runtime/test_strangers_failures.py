@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 import torch
+import triton
 from support.addition import CONFIGS, add_one
 from support.kernels import launch
+from triton.runtime.errors import OutOfResources
 
 from dejavu_cache import NoValidConfigError, cached_autotune, open_store
 from dejavu_cache.model.merge import merge_records
-from dejavu_cache.model.record import Failure, Measurement, Record, Winner
+from dejavu_cache.model.record import Failure, Measurement, Pin, Record, Winner
 from dejavu_cache.model.scenario import Config, now
 from dejavu_cache.provenance import whoami
 from dejavu_cache.triton_internals.config_names import describe
@@ -25,21 +27,22 @@ FUTURE = datetime(9999, 12, 31, 23, 59, 59, 999999, tzinfo=timezone.utc)
 LAUNCHED: list[int] = []
 
 
+class MissingResourcesError(Exception):
+    """An error that a launch raises by itself."""
+
+
 class Spy:
     """A kernel that notes the blocks it is launched with, and fails with some of them."""
 
     def __init__(self, failing: Sequence[int] = ()) -> None:
         self.fn, self.arg_names, self.failing = add_one, add_one.arg_names, failing
+        self.error: Exception = MissingResourcesError()
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         LAUNCHED.append(kwargs["BLOCK"])
         if kwargs["BLOCK"] in self.failing:
-            raise MissingResourcesError
+            raise self.error
         return add_one.run(*args, **kwargs)
-
-
-class MissingResourcesError(Exception):
-    """An error that a launch raises by itself."""
 
 
 def bench(kernel_call: Callable[[], Any], quantiles: Sequence[float]) -> list[float]:
@@ -197,3 +200,34 @@ def test_a_record_from_the_future_gives_way_to_later_ones(tmp_path: Path) -> Non
     for merged in (merge_records(forged, honest), merge_records(honest, forged)):
         assert merged.winner == honest.winner
         assert merged.measurements == honest.measurements
+
+
+@pytest.mark.parametrize("mode", ["reuse", "tune"])
+@pytest.mark.parametrize("pinned", [False, True])
+def test_a_recorded_config_that_does_not_fit_here_gives_way_to_another(
+    tmp_path: Path, mode: str, pinned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    fastest = timing(DECLARED[2], 0.1)
+    plant(tmp_path, [timing(DECLARED[0], 3.0), timing(DECLARED[1], 2.0), fastest])
+    if pinned:
+        (context,) = open_store(str(tmp_path)).contexts()
+        (record,) = open_store(str(tmp_path)).records(context)
+        pin = Pin(config=DECLARED[2], at=now(), by=STRANGER)
+        open_store(str(tmp_path)).put(context, [record.model_copy(update={"pin": pin})])
+    kernel = start_process(tmp_path, mode=mode)
+    kernel.fn.failing, kernel.fn.error = (64,), OutOfResources(300_000, 232_448, "shared memory")
+    x = torch.zeros(100)
+    for _ in range(2):
+        kernel[lambda meta: (triton.cdiv(100, meta["BLOCK"]),)](x, x, 100)
+    assert LAUNCHED == [64, 32, 32]
+    assert x.eq(2).all()
+    assert caplog.text.count("cannot run here") == 1
+
+
+def test_when_the_default_does_not_fit_either_the_program_sees_its_error(tmp_path: Path) -> None:
+    plant(tmp_path, [timing(config, 1.0 / rank) for rank, config in enumerate(DECLARED, start=1)])
+    kernel = start_process(tmp_path, mode="reuse")
+    kernel.fn.failing, kernel.fn.error = (16, 32, 64), OutOfResources(3, 2, "shared memory")
+    with pytest.raises(OutOfResources):
+        launch(kernel, 100)
+    assert LAUNCHED == [64, 32, 16]
