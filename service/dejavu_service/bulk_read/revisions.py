@@ -17,7 +17,6 @@ __all__ = ["GroupedRevisions", "Revisions", "SqliteRevisions", "open_revisions"]
 
 _COLUMNS = "namespace, digest, id, revision, records"
 _SQLITE_QUERY = f"SELECT {_COLUMNS} FROM contexts WHERE namespace = ? AND digest = ?"
-_STATEMENT = b"dejavu_revisions"
 _POSTGRES_QUERY = f"""
     SELECT {_COLUMNS} FROM contexts JOIN unnest($1::text[], $2::text[]) AS wanted (n, d)
     ON namespace = wanted.n AND digest = wanted.d
@@ -147,10 +146,11 @@ class _QueryTimeoutError(psycopg.OperationalError):
 
 
 class _QueryConnection:
-    """A connection for one prepared statement, sent by libpq, one query at a time.
+    """A connection for one statement, sent by libpq, one query at a time.
 
     A psycopg cursor takes five times the processor time for the same query, which on a busy server
-    is most of the time of a revalidation.
+    is most of the time of a revalidation. The statement is not prepared: that takes as long, and a
+    pooler may send each query over another session.
     """
 
     def __init__(self, connection: psycopg.AsyncConnection[Any]) -> None:
@@ -166,18 +166,12 @@ class _QueryConnection:
 
     @classmethod
     async def connect(cls, arguments: dict[str, Any]) -> _QueryConnection:
-        """Connect to Postgres and prepare the statement.
+        """Connect to Postgres.
 
         Raises:
-            psycopg.Error: Postgres does not answer, or its schema lacks the table.
+            psycopg.Error: Postgres does not answer.
         """
-        opened = cls(await psycopg.AsyncConnection.connect(**arguments, autocommit=True))
-        try:
-            await opened._execute(lambda: opened._pg.send_prepare(_STATEMENT, _POSTGRES_QUERY))
-        except BaseException:
-            await opened.close()
-            raise
-        return opened
+        return cls(await psycopg.AsyncConnection.connect(**arguments, autocommit=True))
 
     async def query(self, keys: list[ContextKey]) -> dict[ContextKey, Revision]:
         """Look up the revisions of those contexts that exist.
@@ -189,7 +183,7 @@ class _QueryConnection:
             _text_array(namespace for namespace, _ in keys),
             _text_array(digest for _, digest in keys),
         ]
-        result = await self._execute(lambda: self._pg.send_query_prepared(_STATEMENT, arrays))
+        result = await self._execute(lambda: self._pg.send_query_params(_POSTGRES_QUERY, arrays))
         revisions = {}
         for row in range(result.ntuples):
             # Values in libpq's text format; all columns are NOT NULL.

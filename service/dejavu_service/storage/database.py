@@ -22,9 +22,13 @@ _POSTGRES = {
     "keepalives_idle": 10,
     "keepalives_interval": 5,
     "keepalives_count": 3,
-    "options": "-c statement_timeout=60000 -c lock_timeout=15000"
-    " -c idle_in_transaction_session_timeout=60000",
 }
+# A pooler such as PgBouncer gives every transaction another session: whatever belongs to a session,
+# as prepared statements do and settings at the connection, is not there or is somebody else's.
+_BEGIN_POSTGRES = (
+    "BEGIN; SET LOCAL statement_timeout = 60000; SET LOCAL lock_timeout = 15000; "
+    "SET LOCAL idle_in_transaction_session_timeout = 60000"
+)
 
 
 def parse_url(text: str) -> URL:
@@ -106,15 +110,27 @@ class Database:
 
 
 def _postgres(url: URL, pool: int) -> Engine:
-    return create_engine(
+    engine = create_engine(
         url,
         pool_size=pool,
         max_overflow=pool,
         pool_timeout=5,
         pool_pre_ping=True,
         pool_use_lifo=True,
-        connect_args=_POSTGRES,
+        connect_args={**_POSTGRES, "prepare_threshold": None},
     )
+    event.listen(engine, "connect", _prepare_postgres)
+    event.listen(engine, "begin", _begin_postgres)
+    return engine
+
+
+def _prepare_postgres(connection: Any, _: Any) -> None:
+    connection.autocommit = True  # `_begin_postgres` begins transactions, not the driver
+
+
+def _begin_postgres(connection: Connection) -> None:
+    driver: Any = connection.connection.driver_connection
+    driver.execute(_BEGIN_POSTGRES)  # all of it in one round trip
 
 
 def _sqlite(url: URL, pool: int) -> Engine:
