@@ -2,6 +2,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 JOBS ?= 4
+STEPS ?= 20000
+SOAK_SECONDS ?= 3600
 RUN_TESTS := $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal
 TRITON ?= 3.4.0 3.6.0 3.9.0
 LOWEST_PYTHON ?= 3.10
@@ -12,7 +14,7 @@ INSTALL_TORCH := -m pip install --quiet --retries 1 $(if $(TORCH_INDEX),--extra-
 UV_COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.10 --generate-hashes --no-header \
   --no-annotate --no-emit-package dejavu-cache --excludes requirements/by-machine.txt --constraint constraints.txt
 
-.PHONY: help demo test check slow-list lint format coverage gpu-test bench matrix lowest lock shipped clean
+.PHONY: help demo test check slow-list lint format coverage gpu-test bench identity store-model soak matrix lowest lock shipped clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -61,6 +63,13 @@ bench: $(VENV)/.installed  ## what can be measured without a GPU, into benchmark
 
 identity: $(VENV)/.installed  ## compile thousands of edited kernels: equal identity must mean equal code
 	TRITON_DISABLE_LINE_INFO=1 TRITON_ALWAYS_COMPILE=1 $(BIN)/python benchmarks/identity.py --rounds 5 --out benchmarks/results/identity.json
+
+store-model: $(VENV)/.installed  ## random calls of every kind of store against a dictionary; STEPS=20000 for each
+	STEPS=$(STEPS) $(BIN)/python -m pytest -q -o timeout=0 tests/stores/test_store_model.py tests/service/test_store_model.py
+
+soak: $(VENV)/.installed  ## an hour of work and faults on both databases, into benchmarks/results; SOAK_SECONDS=600
+	$(BIN)/python benchmarks/soak.py --seconds $(SOAK_SECONDS)
+	$(BIN)/uv run --quiet --no-project --with matplotlib python benchmarks/soak_test/report.py
 
 matrix: $(VENV)/.installed  ## the library's tests on the oldest, a middle and the newest Triton
 	for version in $(TRITON); do \

@@ -144,6 +144,13 @@ class StoreContract:
         store.close()
         assert list(self.reopen(store).records(_context())) == [_record(1), _record(2)]
 
+    def test_records_of_one_scenario_are_merged_in_one_put(self, store: Store) -> None:
+        """Lose nothing of two records of one scenario that one `put` gets."""
+        store.put(_context(), [_record(1, _measurement(16)), _record(1, _measurement(32))])
+        found = store.get(_context(), _record(1).scenario, fresh=True)
+        assert found is not None
+        assert found.record == _record(1, _measurement(16), _measurement(32))
+
     def test_of_two_timings_the_rule_decides(self, store: Store) -> None:
         """Keep the newest timing of a config; on an append-only store, the first."""
         first, second = (

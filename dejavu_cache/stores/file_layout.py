@@ -40,7 +40,7 @@ from pydantic import ValidationError
 
 from ..errors import DamagedRecordsError, NewerFormatError
 from ..model.damaged_records import first_problem, read_record
-from ..model.merge import OnConflict, merge_records
+from ..model.merge import OnConflict, merge_into, merge_records
 from ..model.recall import without_parts
 from ..model.record import FORMAT, Record, RecordSet, required_format
 from ..model.scenario import Context, Scenario, canonical_json
@@ -68,7 +68,8 @@ class Page:
         """Format the records of a context."""
         self.context = context
         self.displaced: list[str] = []
-        self._cuts = {record.scenario.text: _write_record(record) for record in records}
+        merged = merge_into({}, records)
+        self._cuts = {scenario.text: _write_record(record) for scenario, record in merged.items()}
         # Texts that begin like no record, or like one that is there already, to be written again.
         self._fragments: list[str] = []
 
@@ -158,16 +159,20 @@ class Page:
 
     def merge(self, records: Iterable[Record], on_conflict: OnConflict, where: str) -> bool:
         """Merge records into the page, and return whether that changed anything."""
+        merged: dict[Scenario, Record] = {}
         changed = {}
-        for record in records:
-            earlier = self.get(record.scenario, where)
-            merged = record if earlier is None else merge_records(earlier, record, on_conflict)
-            if merged != earlier:
-                changed[record.scenario.text] = _write_record(merged)
+        for record in records:  # several may be of one scenario
+            scenario = record.scenario
+            earlier = merged.get(scenario) or self.get(scenario, where)
+            merged[scenario] = (
+                record if earlier is None else merge_records(earlier, record, on_conflict)
+            )
+            if merged[scenario] != earlier:
+                changed[scenario.text] = _write_record(merged[scenario])
         self.displaced += [
             cut
-            for scenario in changed
-            if (cut := self._cuts.get(scenario)) and read_record(_json_of(cut)).problem
+            for text in changed
+            if (cut := self._cuts.get(text)) and read_record(_json_of(cut)).problem
         ]
         self._cuts = {**self._cuts, **changed}
         return bool(changed)

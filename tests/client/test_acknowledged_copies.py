@@ -19,7 +19,7 @@ from support.records import MOMENT, config, context, measurement, record
 from support.service import Running, running_server
 
 from dejavu_cache.errors import ExitCode
-from dejavu_cache.model.record import Pin, Record, RecordSet
+from dejavu_cache.model.record import Failure, Measurement, Pin, Record, RecordSet
 from dejavu_cache.model.scenario import canonical_json
 from dejavu_cache.stores import FileStore
 
@@ -61,7 +61,10 @@ def kernels_on(server: Running) -> list[str]:
 def test_records_that_a_server_took_are_counted_as_new_or_known(
     server: Running, export: Callable[..., Path]
 ) -> None:
-    file = export((record(16), record(32)), (record(16),))
+    skipped = Measurement(  # which no server stores
+        config=config(256), failure=Failure(kind="skipped", reason="memory"), at=MOMENT
+    )
+    file = export((record(16), record(32, measurement(64), skipped)), (record(16),))
     for expected in ("3 new, 0 known", "0 new, 3 known"):
         out = dejavu("import", file, "--store", server.base)
         assert (out.returncode, out.stdout) == (0, f"{expected} in {server.base}?namespace=main\n")

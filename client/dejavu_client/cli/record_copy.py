@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from dejavu_cache.errors import MergeConflictError, ReadOnlyStoreError, StoreError
 from dejavu_cache.model.merge import OnConflict, merge_records
 from dejavu_cache.model.record import Record, RecordSet
-from dejavu_cache.model.scenario import Context
+from dejavu_cache.model.scenario import Config, Context
 from dejavu_cache.stores import Store
 
 from .errors import PartlyDoneError
@@ -121,10 +121,15 @@ def _acknowledged_records(part: RecordSet, store: Store, report: CopyReport) -> 
     acknowledged = tuple(
         record
         for record in part.records
-        if record.scenario in now and record.by_config.keys() <= now[record.scenario]
+        if record.scenario in now and _storable_configs(record) <= now[record.scenario]
     )
     report.passed_over += len(part.records) - len(acknowledged)
     return acknowledged
+
+
+def _storable_configs(record: Record) -> set[Config]:
+    """Return the configs whose measurements a server stores: not those that were skipped."""
+    return {measurement.config for measurement in record.measurements if not measurement.skipped}
 
 
 def _set_pins(context: Context, records: list[Record], store: Store, report: CopyReport) -> None:
@@ -162,7 +167,7 @@ def _adds(before: Record | None, record: Record, store: Store, rule: OnConflict)
     if before is None:
         return True
     if store.remote:  # a server keeps the first measurement of a config, whatever the rule
-        return not record.by_config.keys() <= before.by_config.keys()
+        return not _storable_configs(record) <= before.by_config.keys()
     return merge_records(before, record, rule) != before
 
 

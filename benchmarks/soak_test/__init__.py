@@ -1,0 +1,1 @@
+"""Parts of the soak test, which `benchmarks/soak.py` runs."""

@@ -1,0 +1,168 @@
+"""A server answers any sequence of calls of two clients as a dictionary would."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from typing import cast
+
+from dejavu_client.http.errors import RefusedError
+from dejavu_client.http.protocol_client import ProtocolClient
+from dejavu_client.http.remote_store import RemoteStore
+from dejavu_client.http.spool import Spool
+from hypothesis import strategies as st
+from hypothesis.stateful import rule
+from support.service import Running
+from support.store_machine import CONFIGS, CONTEXTS, HANDLES, SCENARIOS, StoreMachine, run_steps
+from support.store_model import LocalModel, ServerModel
+
+from dejavu_cache.model.merge import OnConflict
+from dejavu_cache.model.record import Pin, Record
+from dejavu_cache.model.scenario import Config, Context, Scenario, now
+from dejavu_cache.stores import MemoryStore, Store
+from dejavu_cache.stores.copies import take_over
+
+CLOCK = 0.002
+"""Seconds that a database's clock may round away: two calls less apart have no order."""
+
+_numbers = itertools.count()
+
+
+class ServerMachine(StoreMachine):
+    """Two clients of a namespace of its own, and copies that one of them revalidates."""
+
+    base = ""
+
+    def __init__(self) -> None:
+        self.namespace = f"model{next(_numbers)}"
+        super().__init__()
+        self.copies = MemoryStore()
+        self.server_model = cast(ServerModel, self.model)
+
+    def make_model(self) -> LocalModel:
+        return ServerModel()
+
+    def open(self, number: int) -> Store:
+        client = ProtocolClient(self.base, namespace=self.namespace)
+        return RemoteStore(client, wait=30, spool=Spool(f"{number}", self.path / "spool"))
+
+    def use(self, number: int) -> Store:
+        for store in self.stores:
+            assert isinstance(store, RemoteStore)
+            assert store.sender.flush(30)
+            assert len(store.spool) == 0
+        return self.stores[number]
+
+    def check_revision(
+        self, store: Store, home: Context, before: list[Record], revision: object
+    ) -> None:
+        """Check nothing: a server's revision changes with the next listing."""
+
+    @rule(number=HANDLES, home=st.sampled_from(CONTEXTS), scenario=st.sampled_from(SCENARIOS),
+          pinned=st.none() | st.sampled_from(CONFIGS))  # fmt: skip
+    def pin(self, number: int, home: Context, scenario: Scenario, pinned: Config | None) -> None:
+        record = Record(scenario=scenario, pin=Pin(config=pinned, at=now(), by="a@b"))
+        before = self.model.record(home, scenario)
+        try:
+            self.use(number).put(home, [record])
+        except RefusedError:
+            assert before is None
+            return
+        assert before is not None
+        self.take_pin(home, scenario, pinned, before.pin)
+
+    def take_pin(
+        self, home: Context, scenario: Scenario, pinned: Config | None, earlier: Pin | None
+    ) -> None:
+        """Check the pin that the server has, and expect it with the moment that it was given."""
+        hit = self.use(0).get(home, scenario, fresh=True)
+        pin = hit.record.pin if hit else None
+        if pinned is None and (earlier is None or earlier.config is None):
+            assert pin == earlier
+            return
+        assert pin is not None
+        assert pin.config == pinned
+        assert earlier is None or pin.at > earlier.at
+        self.server_model.pin(home, scenario, pin)
+
+    def delete_from(self, store: Store, home: Context, scenarios: list[Scenario] | None) -> int:
+        time.sleep(CLOCK)
+        deleted = store.delete(home, scenarios)
+        time.sleep(CLOCK)
+        return deleted
+
+    def forget(self, home: Context, scenarios: list[Scenario] | None) -> int:
+        return self.server_model.forget(home, scenarios, now())
+
+    def expect_copies(
+        self, store: Store, home: Context, copied: list[Record], on_conflict: OnConflict
+    ) -> None:
+        before = {record.scenario: record.pin for record in self.model.all_records(home)}
+        for record in copied:
+            self.model.put(home, record, on_conflict)
+        for record in copied:
+            present = self.model.record(home, record.scenario)
+            earlier = before.get(record.scenario)
+            sent = {item.config for item in record.measurements if not item.skipped}
+            if record.pin is None or present is None or not sent <= present.by_config.keys():
+                continue
+            if earlier is None or (
+                earlier.config != record.pin.config and record.pin.at > earlier.at
+            ):
+                self.take_pin(home, record.scenario, record.pin.config, earlier)
+
+    @rule(number=HANDLES, home=st.sampled_from(CONTEXTS))
+    def list_scenarios(self, number: int, home: Context) -> None:
+        """Ask the server itself: a store answers as it last listed."""
+        store = self.use(number)
+        assert isinstance(store, RemoteStore)
+        listing = store.client.scenario_texts(home)
+        expected = [record.scenario.text for record in self.model.all_records(home)]
+        assert listing is not None
+        assert sorted(listing[1]) == expected
+
+    @rule(number=HANDLES, home=st.sampled_from(CONTEXTS), scenario=st.sampled_from(SCENARIOS))
+    def miss(self, number: int, home: Context, scenario: Scenario) -> None:
+        self.use(number).miss(home, scenario)
+        self.server_model.missed.add((home, scenario))
+
+    @rule(number=HANDLES)
+    def list_misses(self, number: int) -> None:
+        store = self.use(number)
+        assert isinstance(store, RemoteStore)
+        listed = {
+            (
+                Context.model_validate(entry["context"], strict=False),
+                Scenario.model_validate(entry["scenario"]),
+            )
+            for entry in store.client.misses()
+        }
+        assert listed == self.server_model.missed - self.model.records.keys()
+
+    @rule()
+    def revalidate_copies(self) -> None:
+        """Bring copies up to date by what has changed alone, as a launching process does."""
+        changes = self.use(0).revalidate(dict.fromkeys(CONTEXTS, SCENARIOS))
+        for home, changed in changes.items():
+            take_over(self.copies, home, SCENARIOS, changed)
+        for home in CONTEXTS:
+            for scenario in SCENARIOS:
+                self.check_copy(home, scenario)
+
+    def check_copy(self, home: Context, scenario: Scenario) -> None:
+        hit, expected = self.copies.get(home, scenario), self.model.record(home, scenario)
+        if expected is None:  # launches alone may stay: nothing is chosen by them
+            assert hit is None or not (hit.record.measurements or hit.record.pinned)
+            return
+        assert hit is not None
+        assert hit.record.pinned == expected.pinned
+        assert hit.record.by_config.keys() == expected.by_config.keys()
+        for config, measurement in expected.by_config.items():
+            copy = hit.record.by_config[config]
+            # A machine's later failure may be its own, and outlasts another machine's timing.
+            assert copy == measurement or (copy.failure and copy.at >= measurement.at)
+
+
+def test_any_sequence_of_calls(shared_server: Running) -> None:
+    ServerMachine.base = shared_server.base
+    run_steps(ServerMachine, 60)

@@ -1,0 +1,161 @@
+"""A store as a dictionary: the contract of put, pin, delete and copy, without any storage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from dejavu_cache.model.merge import OnConflict
+from dejavu_cache.model.record import Measurement, Pin, Record, RecordedLaunch, Winner
+from dejavu_cache.model.scenario import Config, Context, Scenario, canonical_json
+
+__all__ = ["ExpectedRecord", "LocalModel", "ServerModel"]
+
+Key = tuple[Context, Scenario]
+
+
+@dataclass
+class ExpectedRecord:
+    """A record whose parts can be changed."""
+
+    measurements: dict[Config, Measurement] = field(default_factory=dict)
+    winner: Winner | None = None
+    pin: Pin | None = None
+    launches: set[RecordedLaunch] = field(default_factory=set)
+
+    def freeze(self, scenario: Scenario) -> Record:
+        return Record(
+            scenario=scenario,
+            measurements=tuple(self.measurements.values()),
+            winner=self.winner,
+            pin=self.pin,
+            launches=tuple(self.launches) or None,
+        )
+
+    def may_win(self, config: Config) -> bool:
+        measurement = self.measurements.get(config)
+        return measurement is None or not measurement.is_wrong
+
+
+class LocalModel:
+    """The newest measurement of a config stands, unless another rule is asked for."""
+
+    def __init__(self) -> None:
+        self.records: dict[Key, ExpectedRecord] = {}
+
+    def record(self, context: Context, scenario: Scenario) -> Record | None:
+        expected = self.records.get((context, scenario))
+        return expected.freeze(scenario) if expected else None
+
+    def all_records(self, context: Context) -> list[Record]:
+        records = [
+            expected.freeze(scenario)
+            for (home, scenario), expected in self.records.items()
+            if home == context
+        ]
+        return sorted(records, key=lambda record: record.scenario.text)
+
+    def contexts(self) -> list[Context]:
+        return sorted({context for context, _ in self.records}, key=lambda context: context.text)
+
+    def conflicts(self, context: Context, record: Record) -> bool:
+        """Return whether the rule `fail` refuses a record."""
+        expected = self.records.get((context, record.scenario), ExpectedRecord())
+        return any(
+            (ours := expected.measurements.get(theirs.config)) is not None
+            and ours != theirs
+            and ours.skipped == theirs.skipped
+            and ours.is_wrong == theirs.is_wrong
+            for theirs in record.measurements
+        )
+
+    def put(self, context: Context, record: Record, rule: OnConflict = "newest") -> None:
+        expected = self.records.setdefault((context, record.scenario), ExpectedRecord())
+        for theirs in record.measurements:
+            ours = expected.measurements.get(theirs.config, theirs)
+            expected.measurements[theirs.config] = _choose(ours, theirs, rule)
+        expected.winner = _later(expected.winner, record.winner)
+        expected.pin = _later(expected.pin, record.pin)
+        expected.launches |= set(record.launches or ())
+
+    def delete(self, context: Context, scenarios: Iterable[Scenario] | None) -> int:
+        doomed = [
+            key
+            for key in self.records
+            if key[0] == context and (scenarios is None or key[1] in scenarios)
+        ]
+        for key in doomed:
+            del self.records[key]
+        return len(doomed)
+
+
+class ServerModel(LocalModel):
+    """The first measurement of a config stands; what was deleted does not come back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.deleted_at: dict[Key, datetime] = {}
+        self.missed: set[Key] = set()
+
+    def put(self, context: Context, record: Record, rule: OnConflict = "newest") -> None:
+        key = context, record.scenario
+        deleted_at = self.deleted_at.get(key)
+        measurements = [
+            measurement
+            for measurement in record.measurements
+            if deleted_at is None or measurement.at > deleted_at
+        ]
+        winner = record.winner
+        if deleted_at is not None:
+            if winner is not None and winner.at <= deleted_at:
+                winner = None
+            if key not in self.records and not measurements and winner is None:
+                return
+        expected = self.records.setdefault(key, ExpectedRecord())
+        self.missed.discard(key)
+        for theirs in measurements:
+            ours = expected.measurements.get(theirs.config)
+            if not theirs.skipped and (ours is None or _overrules(theirs, ours)):
+                expected.measurements[theirs.config] = theirs
+        winners = [entry for entry in (expected.winner, winner) if entry is not None]
+        expected.winner = next((entry for entry in winners if expected.may_win(entry.config)), None)
+        expected.launches |= set(record.launches or ())
+
+    def forget(self, context: Context, scenarios: Iterable[Scenario] | None, at: datetime) -> int:
+        """Delete records at a moment before which nothing of them is taken again."""
+        before = list(self.records)
+        deleted = self.delete(context, scenarios)
+        self.deleted_at.update((key, at) for key in before if key not in self.records)
+        return deleted
+
+    def pin(self, context: Context, scenario: Scenario, pin: Pin) -> None:
+        self.records[context, scenario].pin = pin
+
+
+def _choose(ours: Measurement, theirs: Measurement, rule: OnConflict) -> Measurement:
+    if ours.skipped != theirs.skipped:
+        return theirs if ours.skipped else ours
+    if ours.is_wrong != theirs.is_wrong:
+        return ours if ours.is_wrong else theirs
+    if rule == "fastest":
+        return min(ours, theirs, key=_slowness)
+    return max(ours, theirs, key=lambda measurement: (measurement.at, canonical_json(measurement)))
+
+
+def _slowness(measurement: Measurement) -> tuple[float, str]:
+    median = float("inf") if measurement.median is None else measurement.median
+    return median, canonical_json(measurement)
+
+
+def _overrules(theirs: Measurement, ours: Measurement) -> bool:
+    """Return whether a server lets `theirs` stand instead of the first measurement."""
+    if ours.is_wrong or theirs.is_wrong:
+        return theirs.is_wrong and not ours.is_wrong
+    return theirs.failure is None and ours.failure is not None
+
+
+def _later(ours: Any, theirs: Any) -> Any:
+    present = [entry for entry in (ours, theirs) if entry is not None]
+    return max(present, key=lambda entry: (entry.at, canonical_json(entry)), default=None)
