@@ -1,11 +1,12 @@
-"""Warnings through `logging`, each given once per process."""
+"""The library's log: warnings once per process, and on request all of it on standard error."""
 
 from __future__ import annotations
 
 import logging
 import threading
+from functools import cache
 
-__all__ = ["logger", "warn_once"]
+__all__ = ["logger", "show_log", "warn_once"]
 
 logger = logging.getLogger("dejavu_cache")
 
@@ -20,3 +21,19 @@ def warn_once(about: str, message: str) -> None:
             return
         _said.add(about)
     logger.warning(message)
+
+
+@cache
+def show_log(level: str) -> None:
+    """Write the log to standard error from a level on, once per process.
+
+    Args:
+        level: a level of `logging`, in lower case; empty: the program's own handlers decide.
+    """
+    if not level:
+        return
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logger.addHandler(handler)
+    logger.setLevel(level.upper())
+    logger.propagate = False  # else a program that logs too would print each line twice

@@ -64,7 +64,9 @@ class Settings(BaseModel):
     family: bool = False
     """Whether records of another GPU of the same architecture may be a labelled fallback."""
     progress: bool = True
-    """Whether tuning for over two seconds shows a progress bar if standard error is a terminal."""
+    """Whether a tune of over two seconds shows a bar on a terminal, or lines in the log."""
+    log: Literal["", "debug", "info", "warning", "error"] = ""
+    """Level from which on the library logs to standard error; empty: as the program's `logging`."""
     shipped: bool = True
     """Whether records shipped inside installed packages are read."""
     report: str = ""
@@ -75,7 +77,7 @@ class Settings(BaseModel):
     install: bool = False
     """Whether this package's plugins in other programs, such as vLLM, replace `triton.autotune`."""
 
-    @field_validator("mode", "toolchain", "consensus", mode="before")
+    @field_validator("mode", "toolchain", "consensus", "log", mode="before")
     @classmethod
     def _lower(cls, value: Any) -> Any:
         return (

@@ -12,7 +12,7 @@ from typing import Any
 from ..model.buckets import Exact
 from ..model.resolution import Resolution
 from ..model.scenario import Context
-from ..notices import warn_once
+from ..notices import show_log, warn_once
 from ..settings import Mode, current_settings
 from ..stores import MemoryStore
 from ..stores.default import as_tiers
@@ -28,6 +28,7 @@ from .config_cache import ConfigCache
 from .consensus import agree
 from .declared_autotuner import DeclaredAutotuner
 from .hot_path import ChosenConfig, HotPath
+from .launch_log import log_resolution
 from .launch_recorder import record_launches
 from .prewarmed_binaries import use_prewarmed_binaries
 from .request import Request
@@ -117,6 +118,7 @@ class CachedAutotuner(DeclaredAutotuner):
     @cached_property
     def _resolver(self) -> Resolver:
         settings = current_settings()
+        show_log(settings.log)
         limits = (
             self._options.get("max_distance"),
             self._policy.max_distance,
@@ -345,6 +347,8 @@ class CachedAutotuner(DeclaredAutotuner):
             )
         report_to_triton(self, request, resolution, benchmarked)
         report_resolution(self._name, request.scenario, resolution, benchmarked)
+        before = fallen_back.resolution if fallen_back else None
+        log_resolution(request, resolution, benchmarked, time.perf_counter() - start, before)
         until = math.inf if resolution.final else time.monotonic() + RETRY_AFTER
         ready = ChosenConfig(resolution.config, resolution.config.all_kwargs(), until, resolution)
         if choices is not self._ready:  # the record has changed since it was read

@@ -1,4 +1,4 @@
-"""A progress bar for tunes that take more than two seconds."""
+"""Progress of tunes that take more than two seconds: a bar on a terminal, else lines in the log."""
 
 from __future__ import annotations
 
@@ -8,27 +8,55 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from ..notices import logger
+
 __all__ = ["progress"]
 
 SHOWN_AFTER = 2.0
 """Seconds until the bar appears."""
 
 
+LINE_EVERY = 10.0
+"""Seconds between two lines in the log."""
+
+
 @contextmanager
 def progress(title: str, total: int, *, wanted: bool = True) -> Iterator[Callable[[], None]]:
-    """Show a bar on standard error, if it is a terminal, once two seconds are over.
+    """Show a bar on standard error once two seconds are over; log lines if that is no terminal.
 
     Args:
         title: the text beside the bar.
         total: the number of steps.
-        wanted: whether to show a bar at all.
+        wanted: whether to show progress at all.
 
     Yields:
         A function to call after each step.
     """
-    if not (wanted and sys.stderr.isatty()):
+    if not wanted:
         yield lambda: None
-        return
+    elif not sys.stderr.isatty():
+        yield _log_steps(title, total)
+    else:
+        with _bar_of_steps(title, total) as advance:
+            yield advance
+
+
+def _log_steps(title: str, total: int) -> Callable[[], None]:
+    start, done, logged = time.monotonic(), 0, 0
+
+    def advance() -> None:
+        nonlocal done, logged
+        done += 1
+        seconds = time.monotonic() - start
+        if seconds // LINE_EVERY > logged:
+            logged = int(seconds // LINE_EVERY)
+            logger.info("tuning %s: %d of %d configs after %.0f s", title, done, total, seconds)
+
+    return advance
+
+
+@contextmanager
+def _bar_of_steps(title: str, total: int) -> Iterator[Callable[[], None]]:
     start, done, bar = time.monotonic(), 0, None
 
     def advance() -> None:

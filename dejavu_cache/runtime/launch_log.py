@@ -1,0 +1,97 @@
+"""Lines in the log about launches: one for a tune, a fallback and an answer that came late.
+
+The logger is `dejavu_cache.launches`, the level INFO. A launch whose record is there says nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+
+from ..model.resolution import Resolution
+from ..triton_internals.config_names import describe
+from .request import Request
+
+__all__ = ["LATE", "log_resolution"]
+
+LATE = 1.0
+"""Seconds from which on the wait for a recorded config is worth a line."""
+
+_logger = logging.getLogger("dejavu_cache.launches")
+
+
+def log_resolution(
+    request: Request,
+    resolution: Resolution,
+    benchmarked: int,
+    seconds: float,
+    before: Resolution | None,
+) -> None:
+    """Log how a launch came by its config, unless its record was there at once.
+
+    Args:
+        request: the launch's scenario.
+        resolution: the config that it runs.
+        benchmarked: the number of configs that were benchmarked for it.
+        seconds: how long that took.
+        before: the fallback that earlier launches of the scenario ran, or None.
+    """
+    if not _logger.isEnabledFor(logging.INFO):
+        return
+    launch = f"{request.context.kernel.name}{request.scenario}"
+    config = describe(resolution.config)
+    source = f" in {resolution.store}" if resolution.store else ""
+    if benchmarked:
+        _logger.info(
+            "tuned %s: %d configs%s in %.1f s; winner (%s)%s, %s%s",
+            launch,
+            benchmarked,
+            _failures_text(request),
+            seconds,
+            config,
+            _time_text(request, resolution),
+            resolution.how,
+            source,
+        )
+    elif not resolution.final:
+        if before is None or (before.how, before.config) != (resolution.how, resolution.config):
+            distance = f" at distance {resolution.distance:g}" if resolution.distance else ""
+            _logger.info(
+                "fell back for %s: (%s), %s%s%s, after %.2f s",
+                launch,
+                config,
+                resolution.how,
+                distance,
+                source,
+                seconds,
+            )
+    elif before is not None:
+        _logger.info(
+            "late answer for %s: (%s), %s%s, in place of the fallback %s",
+            launch,
+            config,
+            resolution.how,
+            source,
+            before.how,
+        )
+    elif seconds >= LATE:
+        _logger.info(
+            "late answer for %s: (%s), %s%s, after %.1f s",
+            launch,
+            config,
+            resolution.how,
+            source,
+            seconds,
+        )
+
+
+def _failures_text(request: Request) -> str:
+    timings = getattr(request.autotuner, "configs_timings", None) or {}
+    failures = sum(math.isinf(timing[0]) for timing in timings.values())
+    return f" ({failures} of {len(timings)} failed)" if failures else ""
+
+
+def _time_text(request: Request, resolution: Resolution) -> str:
+    timings = getattr(request.autotuner, "configs_timings", None) or {}
+    timing = timings.get(resolution.config)
+    return f" {timing[0]:.4g} ms" if timing and math.isfinite(timing[0]) else ""

@@ -1,0 +1,108 @@
+"""The log says what a launch did: one line per tune, fallback and late answer, none for a hit."""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from support.addition import CONFIGS, add_one
+from support.kernels import launch
+
+from dejavu_cache import cached_autotune
+from dejavu_cache.notices import show_log
+from dejavu_cache.runtime import launch_log
+from dejavu_cache.tuning import progress_bar
+
+
+def bench(kernel_call: Any, quantiles: Any) -> list[float]:
+    kernel_call()
+    return [1.0, 1.0, 1.0]
+
+
+def make(store: Path, mode: Literal["tune", "reuse"] = "tune") -> Any:
+    return cached_autotune(
+        configs=CONFIGS, key=["n"], buckets={"n": "pow2"}, do_bench=bench, store=store, mode=mode
+    )(add_one)
+
+
+@pytest.fixture
+def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    caplog.set_level(logging.INFO, "dejavu_cache")
+    return caplog
+
+
+def test_a_tune_a_fallback_and_a_late_answer_are_one_line_each(
+    tmp_path: Path, log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dejavu_cache.runtime.cached_autotuner.RETRY_AFTER", 0.0)
+    tuning, reusing = make(tmp_path), make(tmp_path, "reuse")
+    launch(tuning, 128)
+    (line,) = log.messages
+    assert "tuned " in line
+    assert "(n=128; x_ptr: float32" in line
+    assert f": {len(CONFIGS)} configs in " in line
+    assert f"winner (BLOCK={tuning.best_config.kwargs['BLOCK']}" in line
+    assert line.endswith(f" 1 ms, tuned in {tmp_path.as_uri()}")
+    log.clear()
+    for _ in range(3):
+        launch(reusing, 256)
+    (line,) = log.messages
+    assert "fell back for " in line
+    assert f"nearest at distance 1 in {tmp_path.as_uri()}" in line
+    launch(tuning, 256)
+    log.clear()
+    for _ in range(2):
+        launch(reusing, 256)
+    (line,) = log.messages
+    assert line.startswith("late answer for ")
+    assert line.endswith(f"exact in {tmp_path.as_uri()}, in place of the fallback nearest")
+
+
+def test_a_hit_says_nothing_and_a_slow_one_says_so(
+    tmp_path: Path, log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launch(make(tmp_path), 128)
+    log.clear()
+    launch(make(tmp_path), 128)
+    assert not log.messages
+    monkeypatch.setattr(launch_log, "LATE", 0.0)
+    launch(make(tmp_path), 128)
+    (line,) = log.messages
+    assert line.startswith("late answer for ")
+
+
+def test_a_long_tune_logs_lines_where_there_is_no_terminal(
+    log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress_bar, "LINE_EVERY", 0.05)
+    with progress_bar.progress("kernel(n=1)", 4) as advance:
+        for _ in range(4):
+            time.sleep(0.03)
+            advance()
+    assert 1 <= len(log.messages) <= 3
+    assert log.messages[0].startswith("tuning kernel(n=1): 2 of 4 configs after ")
+    log.clear()
+    with progress_bar.progress("kernel(n=1)", 1, wanted=False) as advance:
+        time.sleep(0.06)
+        advance()
+    assert not log.messages
+
+
+def test_a_setting_writes_the_log_to_standard_error(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = logging.getLogger("dejavu_cache")
+    monkeypatch.setattr(root, "propagate", True)
+    monkeypatch.setattr(root, "handlers", [])
+    monkeypatch.setattr(root, "level", logging.NOTSET)
+    show_log.cache_clear()
+    show_log("info")
+    show_log("info")
+    logging.getLogger("dejavu_cache.launches").info("tuned it")
+    logging.getLogger("dejavu_cache.launches").debug("hidden")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith("INFO dejavu_cache.launches: tuned it")
+    show_log.cache_clear()
