@@ -25,6 +25,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt requirements/dev.txt
 	$(BIN)/python -m pip install --quiet --require-hashes --requirement requirements/dev.txt
 	$(BIN)/python $(INSTALL_TORCH) --constraint constraints.txt
 	$(BIN)/python -m pip install --quiet --no-deps --editable .
+	$(BIN)/python -m compileall -q dejavu_cache client service  # processes of the tests write no bytecode
 	touch $@
 
 demo: $(VENV)/.installed  ## one process tunes, others over its folder and over a server benchmark nothing

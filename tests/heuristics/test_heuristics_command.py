@@ -35,7 +35,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> FileStore:
 def dejavu(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> Dejavu:
     """Return a function that runs the command line."""
     folder = tmp_path_factory.mktemp("output")
-    return lambda *arguments: nursery.start(COMMAND, *arguments, folder=folder).wait()
+    return lambda *arguments: nursery.start(COMMAND, *arguments, folder=folder).complete()
 
 
 @pytest.fixture(scope="module")

@@ -1,30 +1,28 @@
-"""Fork a process for each task on the standard input, after Torch and others were imported.
+"""Fork a process for each task on the standard input, after modules were imported.
 
-A task is a line of JSON: the code, arguments, environment and output files of a child, or the id
-of a child to wait for. The answer is the child's id, or its exit code.
+The arguments are the modules' names. A task is a line of JSON: what a child runs, its arguments,
+environment, folder and output files; or the id of a child to ask after. The answer is a line with
+the child's id, or with its exit code, empty while it runs.
 """
 
 from __future__ import annotations
 
 import gc
+import importlib
 import json
 import os
+import runpy
 import sys
 
-import filelock  # noqa: F401
-import httpx  # noqa: F401
-import pydantic  # noqa: F401
-import sklearn.tree  # noqa: F401
-import stamina  # noqa: F401
-import torch  # noqa: F401
-import triton  # noqa: F401
-
+for module in sys.argv[1:]:
+    importlib.import_module(module)
 gc.freeze()  # else the children's collections copy its memory
 
 for line in sys.stdin:
     task = json.loads(line)
-    if "wait" in task:
-        print(os.waitstatus_to_exitcode(os.waitpid(task["wait"], 0)[1]), flush=True)
+    if "poll" in task:
+        pid, status = os.waitpid(task["poll"], 0 if task["wait"] else os.WNOHANG)
+        print(os.waitstatus_to_exitcode(status) if pid else "", flush=True)
     elif pid := os.fork():
         print(pid, flush=True)
     else:
@@ -33,9 +31,17 @@ else:
     sys.exit()
 # From here on this is a child, which ends as every program does.
 for number, path in enumerate((os.devnull, task["out"], task["err"])):
-    mode = os.O_RDONLY if number == 0 else os.O_WRONLY | os.O_CREAT
-    os.dup2(os.open(path, mode, 0o644), number)
+    mode = os.O_RDONLY if number == 0 else os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    opened = os.open(path, mode, 0o644)
+    os.dup2(opened, number)
+    os.close(opened)
 os.environ.clear()
 os.environ.update(task["env"])
-sys.argv = ["-c", *task["arguments"]]
-exec(compile(task["code"], "<program>", "exec"), {"__name__": "__main__"})
+os.chdir(task["folder"])
+if "module" in task:
+    sys.path[0] = task["folder"]
+    sys.argv = ["-m", *task["arguments"]]
+    runpy.run_module(task["module"], run_name="__main__", alter_sys=True)
+else:
+    sys.argv = ["-c", *task["arguments"]]
+    exec(compile(task["code"], "<program>", "exec"), {"__name__": "__main__"})

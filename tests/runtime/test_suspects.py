@@ -44,7 +44,7 @@ class Processes:
 
     def run(self, block: int = 0, way: str = "nothing", **more: str) -> tuple[int, str, str]:
         """Return the exit code and what the process wrote."""
-        done = self.start(block, way, **more).wait()
+        done = self.start(block, way, **more).complete()
         return done.returncode, done.stdout, done.stderr
 
     def sweep(self) -> str:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import textwrap
-from pathlib import Path
+
+from support.checkout import PROGRAMS, ROOT, environment
+from support.fork_server import run_module
 
 __all__ = ["PROGRAMS", "ROOT", "dejavu", "environment", "run_program", "run_python"]
-
-ROOT = Path(__file__).parents[2]
-PROGRAMS = ROOT / "tests" / "programs"
 
 
 def run_python(
@@ -42,22 +40,13 @@ def _run(
 
 
 def dejavu(*arguments: object, **env: str) -> subprocess.CompletedProcess[str]:
-    """Run the command line as a user would."""
+    """Run the command line as a user would.
+
+    An interpreter's own settings are read at its start, so they get a new one.
+    """
+    if not any(name.startswith("PYTHON") for name in env):
+        return run_module("dejavu_client", *arguments, env=environment(**env))
     command = [sys.executable, "-m", "dejavu_client", *map(str, arguments)]
     return subprocess.run(
         command, env=environment(**env), capture_output=True, text=True, timeout=240, check=False
     )
-
-
-def environment(**more: str) -> dict[str, str]:
-    """Return this process's environment with the checkout's packages on the path."""
-    more_path = more.pop("PYTHONPATH", "")
-    ours = map(str, (ROOT, ROOT / "client", ROOT / "service", ROOT / "tests"))
-    path = [*ours, more_path, os.environ.get("PYTHONPATH", "")]
-    return {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(filter(None, path)),
-        # A file that is edited twice within a second would be read from its bytecode.
-        "PYTHONDONTWRITEBYTECODE": "1",
-        **more,
-    }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -29,6 +28,7 @@ from dejavu_cache.model.scenario import (
     Problem,
     Scenario,
 )
+from support.fork_server import light_nursery
 
 START = datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc)
 
@@ -157,10 +157,10 @@ class Running:
         self.start()
 
     def start(self) -> None:
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                command("serve", "--port", str(self.port)), env=self._environ, stderr=log
-            )
+        self.process = light_nursery().start_module(
+            "dejavu_service", "serve", "--port", self.port,
+            out=Path(os.devnull), err=self.log, env=self._environ,
+        )  # fmt: skip
         deadline = time.monotonic() + 30
         while time.monotonic() < deadline:
             try:
@@ -170,11 +170,11 @@ class Running:
                 pass
             assert self.process.poll() is None, self.log.read_text()
             time.sleep(0.05)
+        self.kill()
         raise TimeoutError(self.log.read_text())
 
     def kill(self) -> None:
-        self.process.send_signal(signal.SIGKILL)
-        self.process.wait()
+        self.process.kill()
 
     def stop(self) -> None:
         if self.process.poll() is None:
