@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import httpx
+import pytest
 from dejavu_service.services.retention import Pruned, prune
+from dejavu_service.storage import contexts as contexts_storage
 from dejavu_service.storage.database import Database
 from dejavu_service.storage.tables import contexts, epoch, measurements, misses
 from fastapi import FastAPI
 from sqlalchemy import func, select, update
+from sqlalchemy.exc import DBAPIError
 from support.service import body, config, context, record, record_set, scenario
 
 HOME = f"/v1/main/contexts/{context().digest}/records"
@@ -31,12 +34,55 @@ def test_unused_records_go_with_their_measurements(
         assert connection.execute(select(func.count()).select_from(measurements)).scalar() == 0
 
 
-def test_what_was_read_stays(app: FastAPI, client: httpx.Client, database: Database) -> None:
+READS = {
+    "bulk": ("GET", HOME, None),
+    "key": ("GET", f"{HOME}/{scenario().digest}", None),
+    "waiting": ("GET", f"{HOME}/{scenario().digest}?wait=1", None),
+    "scenarios": ("GET", f"/v1/main/contexts/{context().digest}/scenarios", None),
+    "export": ("GET", "/v1/main/export", None),
+    "export of a kernel": ("GET", f"/v1/main/export?kernel={context().kernel.name}", None),
+    "revalidation": (
+        "POST",
+        "/v1/main/revalidation",
+        {"contexts": {context().digest: {"scenarios": {scenario().digest: ""}}}},
+    ),
+    "page": ("GET", f"/pages/main/contexts/{context().digest}", None),
+}
+
+
+def test_what_was_read_by_any_route_stays(
+    app: FastAPI, client: httpx.Client, database: Database
+) -> None:
+    client.post("/v1/main/records", json=body(record_set()))
+    for name, (method, path, sent) in READS.items():
+        age(database, 31)
+        answer = client.request(method, path, json=sent)
+        assert answer.status_code == 200, name
+        app.state.server.reader.flush()
+        assert prune(database, 30, 30).records == 0, name
+    tag = client.get(HOME).headers["etag"]
+    app.state.server.reader.flush()
+    age(database, 31)
+    assert client.get(HOME, headers={"If-None-Match": tag}).status_code == 304
+    app.state.server.reader.flush()
+    assert prune(database, 30, 30).records == 0
+
+
+def test_marks_of_use_outlast_a_failure(
+    app: FastAPI, client: httpx.Client, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
     client.post("/v1/main/records", json=body(record_set()))
     age(database, 31)
-    tag = client.get(HOME).headers["etag"]
-    client.get(HOME, headers={"If-None-Match": tag})
-    app.state.server.reader.flush()
+    client.get(HOME)
+    reader = app.state.server.reader
+    reader.used |= {("main", f"{number:024}") for number in range(3000)}
+    with monkeypatch.context() as patched:
+        patched.setattr(contexts_storage, "epoch", func.no_such_function)
+        with pytest.raises(DBAPIError):
+            reader.flush()
+    assert len(reader.used) == 3001
+    reader.flush()
+    assert reader.used == set()
     assert prune(database, 30, 30).records == 0
 
 

@@ -14,7 +14,7 @@ from ..services import layers
 from ..services.read_through import RecordView
 from ..services.transfer import render
 from ..storage import contexts
-from ..storage.contexts import Revision
+from ..storage.contexts import ContextKey, Revision
 from ..storage.database import Database
 from .answer_cache import Answer, AnswerCache
 from .long_polls import LongPolls
@@ -28,6 +28,9 @@ _GZIP_LEVEL = 4
 _PLAIN_BYTES = 1000
 """Length up to which a record is not worth compressing."""
 
+_TOUCHED_AT_ONCE = 1000
+"""Contexts in one transaction of `flush`, so that it keeps no writer waiting for long."""
+
 _Render = Callable[[Connection, RecordView], Answer | None]
 
 
@@ -35,7 +38,7 @@ class RecordReader:
     """Reads of records, with a cache of answers that each request revalidates.
 
     Attributes:
-        used: The ids of contexts that were read since the last `flush`.
+        used: The contexts that were read since the last `flush`.
         fetches: How often machines that had nothing of a context fetched from it, by its id.
         long_polls: The requests that wait for a record.
     """
@@ -46,23 +49,24 @@ class RecordReader:
         self._revisions = open_revisions(database)
         self._cache = AnswerCache(cache_bytes)
         self._rendering: SingleFlight[tuple[RecordView, str, str], Answer | None] = SingleFlight()
-        self.used: set[int] = set()
+        self.used: set[ContextKey] = set()
         self.fetches: Counter[int] = Counter()
         self.long_polls = LongPolls(self._current, self.record)
 
     async def revision(self, view: RecordView) -> Revision | None:
         """Return the current revision of a view, or None if it has no records."""
-        revision = await self._current(view, used=True)
+        revision = await self._current(view)
         return None if revision is None or revision.records <= 0 else revision
 
-    async def _current(self, view: RecordView, *, used: bool = False) -> Revision | None:
+    async def _current(self, view: RecordView) -> Revision | None:
         """Return the revision of a view, joined from those of its namespaces; None without any."""
         revisions = [
             await self._revisions.get((namespace, view.context)) for namespace in view.namespaces
         ]
         present = [revision for revision in revisions if revision is not None]
-        if used:
-            self.used.update(revision.id for revision in present if revision.records > 0)
+        for namespace, revision in zip(view.namespaces, revisions, strict=True):
+            if revision is not None and revision.records > 0:
+                self.used.add((namespace, view.context))
         if not present or view.beneath is None:
             return present[0] if present else None
         # A context without records counts as none, as it does where the answer is rendered.
@@ -110,10 +114,18 @@ class RecordReader:
         """Record in the database which contexts were read since the last call, and how often."""
         used, self.used = self.used, set()
         fetches, self.fetches = self.fetches, Counter()
-        if used:
-            with self._database.write() as connection:
-                contexts.touch(connection, used)
-                contexts.add_fetches(connection, fetches)
+        try:
+            keys = sorted(used)
+            for start in range(0, len(keys), _TOUCHED_AT_ONCE):
+                with self._database.write() as connection:
+                    contexts.touch(connection, keys[start : start + _TOUCHED_AT_ONCE])
+            if fetches:
+                with self._database.write() as connection:
+                    contexts.add_fetches(connection, fetches)
+        except BaseException:
+            self.used |= used
+            self.fetches += fetches
+            raise
 
     async def close(self) -> None:
         """Close the connection for revisions."""

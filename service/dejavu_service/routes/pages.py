@@ -102,6 +102,7 @@ def kernel(
     shown = queries.kernel(call.database, call.principal, namespace, context, start, _PAGE_SIZE)
     if shown is None:
         raise NotFoundError("nothing is known of this context here")
+    call.server.reader.used.add((namespace, context))
     pages = -(-shown.total // _PAGE_SIZE)
     return _render("kernel.html", call, namespace, shown=shown, page=page, pages=pages)
 

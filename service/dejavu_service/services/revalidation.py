@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -53,7 +53,13 @@ def tag_of(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def revalidate(database: Database, views: Sequence[RecordView], copies: Copies, limit: int) -> str:
+def revalidate(
+    database: Database,
+    views: Sequence[RecordView],
+    copies: Copies,
+    limit: int,
+    note_use: Callable[[contexts.ContextKey], None],
+) -> str:
     """Compare copies with the records.
 
     Args:
@@ -61,6 +67,7 @@ def revalidate(database: Database, views: Sequence[RecordView], copies: Copies, 
         views: What whoever asks may read of the contexts of `copies`, in the same namespaces.
         copies: What the client has.
         limit: The largest number of copies.
+        note_use: Called with each context that the client uses.
 
     Returns:
         JSON with the contexts that have changed: for each its revision, the records whose tag
@@ -77,6 +84,8 @@ def revalidate(database: Database, views: Sequence[RecordView], copies: Copies, 
         revisions = _revisions(connection, views)
         for view in views:
             copy, revision = copies.contexts[view.context], revisions[view]
+            for namespace in view.namespaces if revision else ():
+                note_use((namespace, view.context))
             if not revision or revision != copy.revision:
                 change = _changes(connection, view, revision, copy)
                 changes.append(f'"{view.context}": {change}')

@@ -47,6 +47,7 @@ def export_lines(
     principal.require("read", namespace)
     with database.write() as connection:
         write_log(connection, principal, "export", namespace, kernel or "")
+        contexts.touch_all(connection, namespace, kernel)
     return _lines(database, namespace, kernel)
 
 

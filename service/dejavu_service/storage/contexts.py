@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, func, select, update
+from sqlalchemy import ColumnElement, Connection, func, select, update
 
 from dejavu_cache.model.scenario import Context
 
@@ -28,6 +28,7 @@ __all__ = [
     "lock",
     "lock_existing",
     "touch",
+    "touch_all",
 ]
 
 ContextKey = tuple[str, str]
@@ -201,12 +202,26 @@ def iter_digests(
         after = page[-1][0]
 
 
-def touch(connection: Connection, ids: Iterable[int]) -> None:
+def touch(connection: Connection, keys: Iterable[ContextKey]) -> None:
     """Record that contexts were read, at most once a day for each."""
+    digests: dict[str, list[str]] = {}
+    for namespace, digest in keys:
+        digests.setdefault(namespace, []).append(digest)
+    for namespace, named in sorted(digests.items()):
+        for start in range(0, len(named), _CHUNK):
+            chunk = contexts.c.digest.in_(named[start : start + _CHUNK])
+            _touch(connection, contexts.c.namespace == namespace, chunk)
+
+
+def touch_all(connection: Connection, namespace: str, kernel: str | None) -> None:
+    """Record that all contexts of a namespace, or of a kernel in it, were read."""
+    wanted = [contexts.c.namespace == namespace]
+    _touch(connection, *wanted, *([] if kernel is None else [contexts.c.kernel == kernel]))
+
+
+def _touch(connection: Connection, *wanted: ColumnElement[bool]) -> None:
     stale = contexts.c.used_at < epoch() - _DAY
-    connection.execute(
-        update(contexts).where(contexts.c.id.in_(sorted(ids)), stale).values(used_at=epoch())
-    )
+    connection.execute(update(contexts).where(*wanted, stale).values(used_at=epoch()))
 
 
 def add_fetches(connection: Connection, counts: Mapping[int, int]) -> None:
