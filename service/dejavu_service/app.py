@@ -17,7 +17,19 @@ from .middleware.authentication import AuthenticationMiddleware
 from .middleware.request_log import RequestLogMiddleware
 from .openapi import complete_openapi
 from .problems import install_handlers
-from .routes import bulk, health, leases, log, misses, pages, pins, records, tokens, transfer
+from .routes import (
+    bulk,
+    health,
+    leases,
+    log,
+    misses,
+    pages,
+    pins,
+    quarantines,
+    records,
+    tokens,
+    transfer,
+)
 from .server import Server
 from .settings import ServerSettings
 
@@ -44,7 +56,18 @@ def create_app(settings: ServerSettings) -> FastAPI:
     app.state.server = server
     install_handlers(app)
     # Tokens come first: otherwise `/v1/tokens` would match the routes of a namespace.
-    for module in (tokens, records, leases, misses, pins, transfer, log, health, pages):
+    for module in (
+        tokens,
+        records,
+        leases,
+        misses,
+        pins,
+        quarantines,
+        transfer,
+        log,
+        health,
+        pages,
+    ):
         app.include_router(module.router)
     app.router.routes[:0] = bulk.quick_routes(server)
     app.add_middleware(AuthenticationMiddleware, principals=server.principals, settings=settings)

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl, quote, urlsplit
 
 import httpx
 
@@ -257,6 +257,26 @@ class ProtocolClient:
         answer = self._json("GET", "/misses", params=params)
         misses: list[dict[str, Any]] = validate(list[dict[str, Any]], answer.get("misses", []))
         return misses
+
+    def list_writers(self) -> list[dict[str, Any]]:
+        """Return the tokens and hosts that wrote measurements, as the server lists them."""
+        answer = self._json("GET", "/writers")
+        writers: list[dict[str, Any]] = validate(list[dict[str, Any]], answer.get("writers", []))
+        return writers
+
+    def quarantine(self, wish: Mapping[str, Any]) -> dict[str, Any]:
+        """Take back what a token or a host wrote, or count it; the wish is the protocol's body."""
+        return self._json("POST", "/quarantines", content=json.dumps(wish))
+
+    def list_quarantines(self) -> list[dict[str, Any]]:
+        """Return the quarantines of the namespace, the latest first, as the server lists them."""
+        answer = self._json("GET", "/quarantines")
+        listed: list[dict[str, Any]] = validate(list[dict[str, Any]], answer.get("quarantines", []))
+        return listed
+
+    def undo_quarantine(self, identity: str) -> dict[str, Any]:
+        """Give back what a quarantine took, and return the counts."""
+        return self._json("DELETE", f"/quarantines/{quote(identity, safe='')}")
 
     def log_entries(
         self, filters: Mapping[str, str], limit: int, all_namespaces: bool

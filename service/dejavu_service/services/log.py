@@ -16,7 +16,16 @@ from .access import EVERYWHERE, Principal
 __all__ = ["Action", "LogEntry", "LogPage", "read_log", "write_log"]
 
 Action = Literal[
-    "pin", "unpin", "promote", "delete", "import", "export", "create token", "revoke token"
+    "pin",
+    "unpin",
+    "promote",
+    "delete",
+    "import",
+    "export",
+    "create token",
+    "revoke token",
+    "quarantine",
+    "undo quarantine",
 ]
 
 

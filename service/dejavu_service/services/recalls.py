@@ -74,7 +74,12 @@ def _without_recalled(record: Record, recall: Recall, exists: bool) -> Record | 
     pin, winner = record.pin, record.winner
     if pin and (pin.at.timestamp() <= deleted_at or part_digest(pin) in recall.parts):
         pin = None
-    if winner and winner.at.timestamp() <= deleted_at:
+    remaining = {measurement.config for measurement in measurements}
+    if winner and (
+        winner.at.timestamp() <= deleted_at
+        or part_digest(winner) in recall.parts
+        or (winner.config in record.by_config and winner.config not in remaining)
+    ):
         winner = None
     if not (exists or measurements or pin or winner):
         return None

@@ -7,8 +7,8 @@ from collections.abc import Collection, Sequence
 from pydantic import BaseModel
 from sqlalchemy import Connection
 
-from dejavu_cache.model.recall import part_digest
-from dejavu_cache.model.record import FORMAT, Record, RecordSet
+from dejavu_cache.model.recall import part_digests
+from dejavu_cache.model.record import FORMAT, Record, RecordSet, Winner
 
 from ..errors import InvalidRequestError, TooLargeError
 from ..storage import contexts, misses, recalls, records
@@ -119,7 +119,12 @@ def merge_record_set(
         replacing += merged.replacing
         refused += merged.refused
     changed = [record for digest, record in after.items() if before.get(digest) != record]
-    records.save(connection, context_id, changed)
+    winner_senders = {
+        record.scenario.digest: principal.name
+        for record in changed
+        if record.winner != _winner_of(before.get(record.scenario.digest))
+    }
+    records.save(connection, context_id, changed, winner_senders=winner_senders)
     standing, beside = records.add_claims(connection, context_id, claims, principal.name)
     for claim in replacing:
         replacement = (claim.measurement.config.digest, claim.digest)
@@ -129,6 +134,10 @@ def merge_record_set(
         added = len(after) - len(before)
         contexts.bump_revision(connection, context_id, added=added, by=principal.name)
     return Merged(records=len(sent.records), measurements=standing, beside=beside, refused=refused)
+
+
+def _winner_of(record: Record | None) -> Winner | None:
+    return record.winner if record else None
 
 
 def _welcome(
@@ -144,11 +153,11 @@ def _welcome(
     recalled = recalls.load(connection, namespace, context, scenarios)
     if not restore:
         return withhold(sent.records, recalled, existing)
-    parts = {
-        record.scenario.digest: [part_digest(part) for part in record.measurements]
-        for record in sent.records
-        if record.scenario.digest in recalled
-    }
+    parts: dict[str, set[str]] = {}
+    for record in sent.records:
+        if record.scenario.digest in recalled:
+            without_pin = record.model_copy(update={"pin": None})
+            parts.setdefault(record.scenario.digest, set()).update(part_digests(without_pin))
     recalls.lift(connection, namespace, context, parts)
     return sent.records, 0
 

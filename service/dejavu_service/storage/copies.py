@@ -112,6 +112,7 @@ def add_records(connection: Connection, route: Route) -> int:
         false(),
         true(),
         epoch(),
+        _source_records.c.winner_sender,
     ).where(missing)
     statement = insert(connection, records).from_select([*records.columns], rows)
     added = _count_inserted(connection, statement.on_conflict_do_nothing())

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from sqlalchemy import Connection, and_, delete, select, update
+from sqlalchemy import Connection, and_, delete, func, select, update
 
 from dejavu_cache.model.record import Measurement, Record
 from dejavu_cache.model.scenario import canonical_json
@@ -152,9 +152,22 @@ def load_pinned(
 
 
 def save(
-    connection: Connection, context_id: int, changed: Iterable[Record], *, promoted: bool = False
+    connection: Connection,
+    context_id: int,
+    changed: Iterable[Record],
+    *,
+    promoted: bool = False,
+    winner_senders: Mapping[str, str] | None = None,
 ) -> None:
-    """Insert or replace records; a record that was promoted once stays marked as promoted."""
+    """Insert or replace records.
+
+    Args:
+        connection: A write transaction.
+        context_id: The context.
+        changed: The records.
+        promoted: Whether they are promoted; a record that was promoted once stays marked so.
+        winner_senders: Who sent the winners that are new, by the digest of their scenario.
+    """
     changed = list(changed)
     rows = [
         {
@@ -164,6 +177,7 @@ def save(
             "text": canonical_json(record),
             "pinned": record.pinned is not None,
             "promoted": promoted,
+            "winner_sender": (winner_senders or {}).get(record.scenario.digest),
         }
         for record in changed
     ]
@@ -178,6 +192,7 @@ def save(
             "pinned": new.pinned,
             "promoted": records.c.promoted | new.promoted if promoted else records.c.promoted,
             "updated_at": epoch(),
+            "winner_sender": func.coalesce(new.winner_sender, records.c.winner_sender),
         },
     )
     connection.execute(statement, rows)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import Connection, delete, select
 
-from .tables import contexts, epoch, misses, records
+from .tables import contexts, epoch, misses, quarantined, records
 
 __all__ = ["delete_empty", "delete_unpinned", "is_unused", "list_unused"]
 
@@ -34,7 +34,7 @@ def delete_unpinned(connection: Connection, context_id: int) -> int:
 
 
 def delete_empty(connection: Connection, seconds: float) -> int:
-    """Delete contexts without records and misses that were last used more than `seconds` ago.
+    """Delete contexts of which there is nothing and that were last used `seconds` ago or earlier.
 
     Returns:
         The number of contexts deleted.
@@ -43,6 +43,7 @@ def delete_empty(connection: Connection, seconds: float) -> int:
         contexts.c.records == 0,
         contexts.c.used_at < epoch() - seconds,
         ~select(misses.c.scenario).where(misses.c.context_id == contexts.c.id).exists(),
+        ~select(quarantined.c.id).where(quarantined.c.context_id == contexts.c.id).exists(),
         ~select(records.c.scenario).where(records.c.context_id == contexts.c.id).exists(),
     )
     return connection.execute(query).rowcount

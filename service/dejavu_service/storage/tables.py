@@ -29,9 +29,12 @@ __all__ = [
     "epoch",
     "leases",
     "log_entries",
+    "measured_by",
     "measurements",
     "metadata",
     "misses",
+    "quarantined",
+    "quarantines",
     "recalls",
     "records",
     "summaries",
@@ -66,6 +69,23 @@ def _postgres_epoch(element: epoch, compiler: SQLCompiler, **_: Any) -> str:
 @compiles(epoch, "sqlite")
 def _sqlite_epoch(element: epoch, compiler: SQLCompiler, **_: Any) -> str:
     return "((julianday('now') - 2440587.5) * 86400.0)"
+
+
+class measured_by(FunctionElement[str]):  # noqa: N801 - reads like an SQL function
+    """SQL expression for who measured, of the JSON text of a measurement; null if it is absent."""
+
+    type = Text()
+    inherit_cache = True
+
+
+@compiles(measured_by, "postgresql")
+def _postgres_measured_by(element: measured_by, compiler: SQLCompiler, **options: Any) -> str:
+    return f"(CAST({compiler.process(element.clauses, **options)} AS json) ->> 'by')"
+
+
+@compiles(measured_by, "sqlite")
+def _sqlite_measured_by(element: measured_by, compiler: SQLCompiler, **options: Any) -> str:
+    return f"json_extract({compiler.process(element.clauses, **options)}, '$.by')"
 
 
 contexts = Table(
@@ -104,6 +124,8 @@ records = Table(
     Column("pinned", Boolean, nullable=False),
     Column("promoted", Boolean, nullable=False),
     Column("updated_at", Double, nullable=False),
+    # Who sent the winner; null where nobody knows.
+    Column("winner_sender", Text),
 )
 
 # What the pages list of a record, so that they need not parse its text.
@@ -203,6 +225,35 @@ recalls = Table(
     Column("part", String(64), primary_key=True),
     Column("recalled_at", Double, nullable=False),
     Index(None, "recalled_at"),
+)
+
+quarantines = Table(
+    "quarantines",
+    metadata,
+    Column("id", String(16), primary_key=True),
+    Column("namespace", String(64), nullable=False),
+    Column("actor", Text, nullable=False),
+    # Whose measurements and winners it took, as JSON.
+    Column("wanted", Text, nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("undone_at", Double),
+    Index(None, "namespace"),
+)
+
+quarantined = Table(
+    "quarantined",
+    metadata,
+    Column("id", _Identity, primary_key=True),
+    Column("quarantine", ForeignKey("quarantines.id", ondelete="CASCADE"), nullable=False),
+    Column("context_id", ForeignKey("contexts.id", ondelete="CASCADE"), nullable=False),
+    Column("scenario_text", Text, nullable=False),
+    # Whether it is a record's winner; a measurement otherwise.
+    Column("is_winner", Boolean, nullable=False),
+    Column("text", Text, nullable=False),
+    Column("sender", Text, nullable=False),
+    Index(None, "quarantine"),
+    Index(None, "context_id"),
+    sqlite_autoincrement=True,
 )
 
 log_entries = Table(

@@ -1,0 +1,95 @@
+"""`quarantine`: list, take back and restore what one token or one host wrote to a server."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from ..errors import NothingFoundError
+from ..options import JsonOption
+from ..output import say, show_json, show_table
+from .remote import ServerOption, open_server
+
+__all__ = ["register"]
+
+quarantine_app = typer.Typer(
+    no_args_is_help=True,
+    help="What one token or host wrote to a server: list it, take it back.",
+)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.add_typer(quarantine_app, name="quarantine")
+
+
+@quarantine_app.command("writers")
+def list_writers(server: ServerOption = "", as_json: JsonOption = False) -> None:
+    """List the tokens and hosts that wrote measurements, the latest first."""
+    writers = open_server(server).client.list_writers()
+    if as_json:
+        show_json(writers)
+        return
+    rows = [
+        (item["sender"], item["by"], item["measurements"], item["standing"], item["last"])
+        for item in writers
+    ]
+    show_table(["token", "user and host", "measurements", "standing", "last"], rows)
+
+
+@quarantine_app.command("add")
+def add(
+    server: ServerOption = "",
+    token: Annotated[str, typer.Option(help="A token's id, or the name of tokens.")] = "",
+    host: Annotated[str, typer.Option(help="A host, or user@host.")] = "",
+    since: Annotated[str, typer.Option(help="What came from this time on.")] = "",
+    until: Annotated[str, typer.Option(help="What came before this time.")] = "",
+    yes: Annotated[bool, typer.Option("--yes", help="Do it; else it is only counted.")] = False,
+) -> None:
+    """Take back from all readers and copies what a token or a host wrote to the namespace."""
+    remote = open_server(server)
+    wish: dict[str, Any] = {"token": token, "host": host, "since": since, "until": until}
+    wanted = {name: value for name, value in wish.items() if value}
+    counted = remote.client.quarantine({**wanted, "preview": not yes})
+    if not counted["records"]:
+        raise NothingFoundError(f"{remote.url} has nothing of that token or host")
+    content = _describe(counted)
+    if yes:
+        say(f"{content} quarantined: restore them with  quarantine undo {counted['id']}")
+    else:
+        say(f"{content} would be quarantined: repeat with --yes")
+
+
+@quarantine_app.command("list")
+def list_quarantines(server: ServerOption = "", as_json: JsonOption = False) -> None:
+    """List the quarantines of the namespace, the latest first."""
+    quarantines = open_server(server).client.list_quarantines()
+    if as_json:
+        show_json(quarantines)
+        return
+    rows = [
+        (
+            item["id"],
+            item["created"],
+            item["actor"],
+            "  ".join(f"{name}={value}" for name, value in item["wanted"].items()),
+            item["parts"],
+            item["undone"] or "",
+        )
+        for item in quarantines
+    ]
+    show_table(["id", "time", "actor", "of", "parts", "undone"], rows)
+
+
+@quarantine_app.command("undo")
+def undo(identity: Annotated[str, typer.Argument(metavar="ID")], server: ServerOption = "") -> None:
+    """Give back to readers what a quarantine took."""
+    say(f"{_describe(open_server(server).client.undo_quarantine(identity))} restored")
+
+
+def _describe(counted: dict[str, Any]) -> str:
+    return (
+        f"{counted['measurements']} measurements and {counted['winners']} winners "
+        f"in {counted['records']} records of {counted['contexts']} contexts"
+    )

@@ -1,0 +1,93 @@
+"""Routes of `/v1/{namespace}/writers` and `/v1/{namespace}/quarantines`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import Path, Query, Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from dejavu_cache.model.scenario import Moment
+
+from ..middleware.json_body import accepts
+from ..services import quarantine
+from ..storage.quarantine import WriterFilter
+from .common import CurrentCall, Namespace, versioned_router
+
+__all__ = ["router"]
+
+router = versioned_router()
+
+_Text = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$")]
+_QuarantineId = Annotated[str, Path(pattern=r"^[0-9a-f]{16}$")]
+
+
+class QuarantineWish(BaseModel):
+    """Whose measurements and winners shall go from readers; with both, what came from both."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    token: _Text | None = None
+    """The id of a token, or the name of tokens."""
+    host: _Text | None = None
+    """A host, or a user and a host, as measurements name them."""
+    since: Moment | None = None
+    until: Moment | None = None
+    preview: bool = False
+    """Whether to count only."""
+
+
+class Writers(BaseModel):
+    """Who wrote the measurements of a namespace."""
+
+    writers: list[quarantine.Writer]
+
+
+class Quarantines(BaseModel):
+    """The quarantines of a namespace, the latest first."""
+
+    quarantines: list[quarantine.Quarantine]
+
+
+@router.get("/{namespace}/writers")
+def list_writers(
+    namespace: Namespace,
+    call: CurrentCall,
+    limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
+) -> Writers:
+    """List the tokens and the hosts that wrote measurements, the latest first."""
+    writers = quarantine.list_writers(call.database, call.principal, namespace, limit)
+    return Writers(writers=writers)
+
+
+@router.post("/{namespace}/quarantines")
+@accepts("admin")
+def create_quarantine(
+    namespace: Namespace, wish: QuarantineWish, call: CurrentCall, response: Response
+) -> quarantine.Quarantined:
+    """Take from readers what a token or a host wrote, or count what that would be."""
+    wanted = WriterFilter(
+        wish.token,
+        wish.host,
+        wish.since.timestamp() if wish.since else None,
+        wish.until.timestamp() if wish.until else None,
+    )
+    response.status_code = 200 if wish.preview else 201
+    return quarantine.quarantine_writer(
+        call.database, call.principal, namespace, wanted, preview=wish.preview
+    )
+
+
+@router.get("/{namespace}/quarantines")
+def list_quarantines(namespace: Namespace, call: CurrentCall) -> Quarantines:
+    """List the quarantines, also those that are undone."""
+    listed = quarantine.list_quarantines(call.database, call.principal, namespace)
+    return Quarantines(quarantines=listed)
+
+
+@router.delete("/{namespace}/quarantines/{quarantine_id}")
+def undo_quarantine(
+    namespace: Namespace, quarantine_id: _QuarantineId, call: CurrentCall
+) -> quarantine.Quarantined:
+    """Give back to readers what a quarantine took."""
+    return quarantine.undo_quarantine(call.database, call.principal, namespace, quarantine_id)

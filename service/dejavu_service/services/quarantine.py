@@ -1,0 +1,278 @@
+"""Quarantine: what one token or one host wrote is taken from readers, and can be given back."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel
+from sqlalchemy import Connection
+
+from dejavu_cache.model.recall import part_digest
+from dejavu_cache.model.record import Measurement, Record, RecordSet, Winner
+from dejavu_cache.model.scenario import Context, Scenario, canonical_json
+
+from ..errors import InvalidRequestError, NotFoundError
+from ..storage import contexts, quarantine, recalls, records
+from ..storage.database import Database
+from ..storage.quarantine import Part, SentRow, WriterFilter
+from .access import Principal
+from .log import write_log
+from .merging import add
+from .records import merge_record_set
+
+__all__ = [
+    "Quarantine",
+    "Quarantined",
+    "Writer",
+    "list_quarantines",
+    "list_writers",
+    "quarantine_writer",
+    "undo_quarantine",
+]
+
+
+class Writer(BaseModel):
+    """A token and a host, and the measurements that came from them."""
+
+    sender: str
+    by: str
+    measurements: int
+    standing: int
+    """Those that readers get."""
+    first: datetime
+    last: datetime
+
+
+class Quarantined(BaseModel):
+    """What a quarantine took from readers, or would take; the id is null for a preview."""
+
+    id: str | None
+    contexts: int = 0
+    records: int = 0
+    measurements: int = 0
+    winners: int = 0
+
+
+class Quarantine(BaseModel):
+    """A quarantine, and whom it concerned."""
+
+    id: str
+    actor: str
+    wanted: dict[str, Any]
+    parts: int
+    created: datetime
+    undone: datetime | None = None
+
+
+def list_writers(
+    database: Database, principal: Principal, namespace: str, limit: int
+) -> list[Writer]:
+    """List who wrote the measurements of a namespace, the latest first; needs the role `admin`."""
+    principal.require("admin", namespace)
+    with database.read() as connection:
+        rows = quarantine.list_writers(connection, namespace, limit)
+    return [
+        Writer(**{**row._asdict(), "first": _datetime(row.first), "last": _datetime(row.last)})
+        for row in rows
+    ]
+
+
+def quarantine_writer(
+    database: Database, principal: Principal, namespace: str, wanted: WriterFilter, *, preview: bool
+) -> Quarantined:
+    """Take from readers what a writer wrote, and recall it from all copies.
+
+    Measurements that others sent of the same configs, and that were kept beside, stand instead.
+
+    Args:
+        database: The server's database.
+        principal: Who asks; needs the role `admin`.
+        namespace: The namespace of the records.
+        wanted: Whose measurements and winners are meant.
+        preview: Whether to count only.
+
+    Raises:
+        AccessDeniedError: The principal lacks the role `admin`.
+        InvalidRequestError: Neither a token nor a host is named.
+    """
+    principal.require("admin", namespace)
+    if wanted.token is None and wanted.host is None:
+        raise InvalidRequestError("name the token or the host that wrote what is to go")
+    counted = Quarantined(id=None if preview else secrets.token_hex(8))
+    with database.read() as connection:
+        affected = quarantine.list_contexts(connection, namespace, wanted)
+    if counted.id is not None:
+        with database.write() as connection:
+            quarantine.create(connection, counted.id, namespace, principal.name, wanted)
+            detail = {name: value for name, value in wanted._asdict().items() if value is not None}
+            write_log(connection, principal, "quarantine", namespace, id=counted.id, **detail)
+    for context_id, digest in affected:
+        with database.read() if preview else database.write() as connection:
+            if counted.id is not None and not contexts.lock_existing(connection, namespace, digest):
+                continue
+            withdrawal = _withdraw(connection, context_id, wanted)
+            if counted.id is not None:
+                _apply(connection, (namespace, digest), context_id, withdrawal, principal)
+                quarantine.add(connection, counted.id, withdrawal.parts)
+        counted.contexts += 1
+        counted.records += len(withdrawal.records)
+        counted.winners += sum(part.is_winner for part in withdrawal.parts)
+        counted.measurements += sum(not part.is_winner for part in withdrawal.parts)
+    return counted
+
+
+class _Withdrawal(NamedTuple):
+    """What goes of one context.
+
+    Attributes:
+        records: What is left of each record, by the digest of its scenario; None if nothing.
+        rows: The measurements that go.
+        parts: The same measurements, and winners, to be kept in quarantine.
+        recalled: Digests of what no copy may keep, by the digest of its scenario.
+    """
+
+    records: dict[str, Record | None]
+    rows: list[SentRow]
+    parts: list[Part]
+    recalled: dict[str, list[str]]
+
+
+def _withdraw(connection: Connection, context_id: int, wanted: WriterFilter) -> _Withdrawal:
+    rows = quarantine.load_sent(connection, context_id, wanted)
+    winners = quarantine.load_winner_scenarios(connection, context_id, wanted)
+    scenarios = sorted({row.scenario for row in rows} | winners.keys())
+    before = records.load(connection, context_id, scenarios)
+    remaining: dict[str, Record | None] = {}
+    parts: list[Part] = []
+    recalled: dict[str, list[str]] = {}
+    for scenario, record in before.items():
+        sent = [row for row in rows if row.scenario == scenario]
+        others = quarantine.load_others(connection, context_id, scenario, [row.id for row in sent])
+        left = _without(record, sent, others)
+        text = record.scenario.text
+        parts += [Part(context_id, text, False, row.text, row.sender) for row in sent]
+        recalled[scenario] = [row.digest for row in sent]
+        lost = {row.config for row in sent if row.stands}
+        winner = record.winner
+        if winner is not None and (scenario in winners or winner.config.digest in lost):
+            sender = winners.get(scenario) or next(
+                row.sender for row in sent if row.config == winner.config.digest
+            )
+            parts.append(Part(context_id, text, True, canonical_json(winner), sender))
+            left = left.model_copy(update={"winner": None})
+            if scenario in winners:  # another one is recalled with its measurement alone
+                recalled[scenario].append(part_digest(winner))
+        is_empty = not (left.measurements or left.winner or left.pin)
+        remaining[scenario] = None if is_empty else left
+    return _Withdrawal(remaining, rows, parts, recalled)
+
+
+def _without(record: Record, sent: Sequence[SentRow], others: Sequence[SentRow]) -> Record:
+    """Return a record as it would be if a writer's measurements had never come."""
+    lost = {row.config for row in sent if row.stands}
+    kept = tuple(
+        measurement for measurement in record.measurements if measurement.config.digest not in lost
+    )
+    left = record.model_copy(update={"measurements": kept})
+    for row in others:
+        if row.config in lost:
+            measurement = Measurement.model_validate_json(row.text)
+            again = Record(scenario=record.scenario, measurements=(measurement,))
+            left = add(left, again, pins=False).record
+    return left
+
+
+def _apply(
+    connection: Connection,
+    key: tuple[str, str],
+    context_id: int,
+    withdrawal: _Withdrawal,
+    principal: Principal,
+) -> None:
+    left = {digest: record for digest, record in withdrawal.records.items() if record is not None}
+    empty = [digest for digest in withdrawal.records if digest not in left]
+    quarantine.delete_measurements(connection, withdrawal.rows)
+    records.save(connection, context_id, left.values())
+    lost = {(row.scenario, row.config) for row in withdrawal.rows if row.stands}
+    for scenario, record in left.items():
+        standing = [
+            (measurement.config.digest, part_digest(measurement))
+            for measurement in record.measurements
+            if (scenario, measurement.config.digest) in lost
+        ]
+        records.replace_standing(connection, context_id, scenario, standing)
+        # What a promotion had replaced was recalled, and stands again.
+        recalls.lift(connection, *key, {scenario: [digest for _, digest in standing]})
+    deleted = records.delete_records(connection, context_id, empty)
+    recalls.add_parts(connection, *key, withdrawal.recalled)
+    contexts.bump_revision(connection, context_id, added=-deleted, by=principal.name)
+
+
+def _parse(part: Part) -> Measurement | Winner:
+    model = Winner if part.is_winner else Measurement
+    return model.model_validate_json(part.text)
+
+
+def list_quarantines(database: Database, principal: Principal, namespace: str) -> list[Quarantine]:
+    """List the quarantines of a namespace, the latest first; needs the role `admin`."""
+    principal.require("admin", namespace)
+    with database.read() as connection:
+        rows = quarantine.list_quarantines(connection, namespace)
+    return [
+        Quarantine(
+            id=row.id,
+            actor=row.actor,
+            wanted=json.loads(row.wanted),
+            parts=row.parts,
+            created=_datetime(row.created_at),
+            undone=None if row.undone_at is None else _datetime(row.undone_at),
+        )
+        for row in rows
+    ]
+
+
+def undo_quarantine(
+    database: Database, principal: Principal, namespace: str, identity: str
+) -> Quarantined:
+    """Give back to readers what a quarantine took, beside what has come since.
+
+    Raises:
+        AccessDeniedError: The principal lacks the role `admin`.
+        NotFoundError: There is no such quarantine, or it is undone already.
+    """
+    principal.require("admin", namespace)
+    restored = Quarantined(id=identity)
+    with database.write() as connection:
+        if not quarantine.mark_undone(connection, namespace, identity):
+            raise NotFoundError(f"there is no quarantine {identity!r} that could be undone")
+        parts = quarantine.load_parts(connection, identity)
+        touched = set()
+        for text, part in parts:
+            scenario = Scenario.model_validate_json(part.scenario_text)
+            touched.add((text, scenario))
+            restored.winners += part.is_winner
+            restored.measurements += not part.is_winner
+            sent = RecordSet(
+                context=Context.model_validate_json(text), records=(_record(scenario, part),)
+            )
+            writer = Principal(part.sender, {})
+            merge_record_set(connection, writer, namespace, sent, restore=True)
+        restored.contexts = len({text for text, _ in touched})
+        restored.records = len(touched)
+        write_log(connection, principal, "undo quarantine", namespace, id=identity)
+    return restored
+
+
+def _record(scenario: Scenario, part: Part) -> Record:
+    parsed = _parse(part)
+    if isinstance(parsed, Winner):
+        return Record(scenario=scenario, winner=parsed)
+    return Record(scenario=scenario, measurements=(parsed,))
+
+
+def _datetime(seconds: float) -> datetime:
+    return datetime.fromtimestamp(seconds, timezone.utc)

@@ -1,0 +1,251 @@
+"""Who wrote what, and the measurements and winners that are quarantined."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from sqlalchemy import ColumnElement, Connection, and_, delete, false, func, or_, select, update
+
+from dejavu_cache.model.scenario import canonical_json
+
+from .tables import contexts, epoch, measured_by, measurements, quarantined, quarantines, records
+
+__all__ = [
+    "Part",
+    "SentRow",
+    "WriterFilter",
+    "WriterRow",
+    "add",
+    "create",
+    "delete_measurements",
+    "list_contexts",
+    "list_quarantines",
+    "list_writers",
+    "load_others",
+    "load_parts",
+    "load_sent",
+    "load_winner_scenarios",
+    "mark_undone",
+]
+
+
+class WriterFilter(NamedTuple):
+    """Whose measurements and winners are meant; None stands for any.
+
+    Attributes:
+        token: The id of a token, or the name of tokens.
+        host: A host, or a user and a host (`ann@h200-1`), as measurements name them.
+        since: The earliest time at which they came, in seconds since 1970.
+        until: The time before which they came, in seconds since 1970.
+    """
+
+    token: str | None = None
+    host: str | None = None
+    since: float | None = None
+    until: float | None = None
+
+
+class WriterRow(NamedTuple):
+    """A token and a host, with what came from them; times in seconds since 1970."""
+
+    sender: str
+    by: str
+    measurements: int
+    standing: int
+    first: float
+    last: float
+
+
+class SentRow(NamedTuple):
+    """A stored measurement."""
+
+    id: int
+    scenario: str
+    config: str
+    digest: str
+    text: str
+    stands: bool
+    sender: str
+
+
+class Part(NamedTuple):
+    """A measurement or a winner in quarantine, as JSON, with its scenario and who sent it."""
+
+    context_id: int
+    scenario_text: str
+    is_winner: bool
+    text: str
+    sender: str
+
+
+def list_writers(connection: Connection, namespace: str, limit: int) -> list[WriterRow]:
+    """List tokens and hosts, those with the latest measurement first."""
+    by = measured_by(measurements.c.text)
+    query = (
+        select(
+            measurements.c.sender,
+            by,
+            func.count(),
+            func.count().filter(measurements.c.stands),
+            func.min(measurements.c.received_at),
+            func.max(measurements.c.received_at).label("last"),
+        )
+        .join(contexts, contexts.c.id == measurements.c.context_id)
+        .where(contexts.c.namespace == namespace)
+        .group_by(measurements.c.sender, by)
+        .order_by(func.max(measurements.c.received_at).desc(), measurements.c.sender)
+        .limit(limit)
+    )
+    rows = map(WriterRow._make, connection.execute(query))
+    return [row._replace(by=row.by or "") for row in rows]
+
+
+def list_contexts(
+    connection: Connection, namespace: str, wanted: WriterFilter
+) -> list[tuple[int, str]]:
+    """List ids and digests of the contexts that have something of a writer."""
+    sent = select(measurements.c.context_id).where(_sent_by(wanted))
+    won = select(records.c.context_id).where(_won_by(wanted))
+    query = (
+        select(contexts.c.id, contexts.c.digest)
+        .where(contexts.c.namespace == namespace)
+        .where(or_(contexts.c.id.in_(sent), contexts.c.id.in_(won)))
+        .order_by(contexts.c.digest)
+    )
+    return [(identity, digest) for identity, digest in connection.execute(query)]
+
+
+def load_sent(connection: Connection, context_id: int, wanted: WriterFilter) -> list[SentRow]:
+    """Load a writer's measurements of a context, in the order in which they came."""
+    query = _measurements(context_id).where(_sent_by(wanted))
+    return [SentRow(*row) for row in connection.execute(query)]
+
+
+def load_others(
+    connection: Connection, context_id: int, scenario: str, without: Iterable[int]
+) -> list[SentRow]:
+    """Load the measurements of a scenario except some, in the order in which they came."""
+    excluded = set(without)
+    query = _measurements(context_id).where(measurements.c.scenario == scenario)
+    return [row for row in map(SentRow._make, connection.execute(query)) if row.id not in excluded]
+
+
+def load_winner_scenarios(
+    connection: Connection, context_id: int, wanted: WriterFilter
+) -> dict[str, str]:
+    """Load, by the digest of their scenario, who sent the winners that a writer sent."""
+    query = select(records.c.scenario, records.c.winner_sender).where(
+        records.c.context_id == context_id, _won_by(wanted)
+    )
+    return {row.scenario: row.winner_sender for row in connection.execute(query)}
+
+
+def _measurements(context_id: int) -> Any:
+    columns = [measurements.c[name] for name in SentRow._fields]
+    return (
+        select(*columns).where(measurements.c.context_id == context_id).order_by(measurements.c.id)
+    )
+
+
+def _sent_by(wanted: WriterFilter) -> ColumnElement[bool]:
+    clauses: list[ColumnElement[bool]] = []
+    if wanted.token is not None:
+        clauses.append(_token_matches(measurements.c.sender, wanted.token))
+    if wanted.host is not None:
+        by = measured_by(measurements.c.text)
+        clauses.append(or_(by == wanted.host, by.endswith(f"@{wanted.host}", autoescape=True)))
+    return and_(*clauses, _came_within(measurements.c.received_at, wanted))
+
+
+def _won_by(wanted: WriterFilter) -> ColumnElement[bool]:
+    # A winner does not say which host it is of: it goes with its measurement.
+    if wanted.token is None or wanted.host is not None:
+        return false()
+    return and_(
+        _token_matches(records.c.winner_sender, wanted.token),
+        _came_within(records.c.updated_at, wanted),
+    )
+
+
+def _token_matches(sender: ColumnElement[Any], token: str) -> ColumnElement[bool]:
+    """Compare with `name (id)`, or what a promotion by that token writes behind it."""
+    identity = f" ({token})"
+    return or_(
+        sender.startswith(f"{token} (", autoescape=True),
+        sender.endswith(identity, autoescape=True),
+        sender.contains(f"{identity} from ", autoescape=True),
+    )
+
+
+def _came_within(moment: ColumnElement[Any], wanted: WriterFilter) -> ColumnElement[bool]:
+    since = moment >= (wanted.since if wanted.since is not None else 0.0)
+    return since if wanted.until is None else and_(since, moment < wanted.until)
+
+
+def delete_measurements(connection: Connection, rows: Sequence[SentRow]) -> None:
+    """Delete stored measurements."""
+    for row in rows:
+        connection.execute(delete(measurements).where(measurements.c.id == row.id))
+
+
+def create(
+    connection: Connection, identity: str, namespace: str, actor: str, wanted: WriterFilter
+) -> None:
+    """Insert a quarantine without parts."""
+    content = {name: value for name, value in wanted._asdict().items() if value is not None}
+    connection.execute(
+        quarantines.insert().values(
+            id=identity,
+            namespace=namespace,
+            actor=actor,
+            wanted=canonical_json(content),
+            created_at=epoch(),
+        )
+    )
+
+
+def add(connection: Connection, identity: str, parts: Iterable[Part]) -> None:
+    """Insert parts of a quarantine."""
+    rows = [{"quarantine": identity, **part._asdict()} for part in parts]
+    if rows:
+        connection.execute(quarantined.insert(), rows)
+
+
+def load_parts(connection: Connection, identity: str) -> list[tuple[str, Part]]:
+    """Load the parts of a quarantine with the text of their context, in their order."""
+    columns = [quarantined.c[name] for name in Part._fields]
+    query = (
+        select(contexts.c.text, *columns)
+        .join(contexts, contexts.c.id == quarantined.c.context_id)
+        .where(quarantined.c.quarantine == identity)
+        .order_by(quarantined.c.id)
+    )
+    return [(row[0], Part(*row[1:])) for row in connection.execute(query)]
+
+
+def list_quarantines(connection: Connection, namespace: str) -> list[Any]:
+    """List the quarantines of a namespace with their number of parts, the latest first."""
+    parts = (
+        select(func.count())
+        .select_from(quarantined)
+        .where(quarantined.c.quarantine == quarantines.c.id)
+        .scalar_subquery()
+    )
+    query = (
+        select(quarantines, parts.label("parts"))
+        .where(quarantines.c.namespace == namespace)
+        .order_by(quarantines.c.created_at.desc(), quarantines.c.id)
+    )
+    return list(connection.execute(query))
+
+
+def mark_undone(connection: Connection, namespace: str, identity: str) -> bool:
+    """Mark a quarantine as undone; return False if there is none, or it is undone already."""
+    live = and_(
+        quarantines.c.id == identity,
+        quarantines.c.namespace == namespace,
+        quarantines.c.undone_at.is_(None),
+    )
+    undone = connection.execute(update(quarantines).where(live).values(undone_at=epoch()))
+    return undone.rowcount > 0

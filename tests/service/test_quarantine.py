@@ -1,0 +1,207 @@
+"""What one token or one host wrote is listed, taken from readers, and given back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+from dejavu_service.services import retention, tokens
+from dejavu_service.services.access import ANYBODY
+from dejavu_service.storage.database import Database
+from dejavu_service.storage.tables import contexts
+from sqlalchemy import update
+from support.service import START, body, config, context, measurement, record, record_set, scenario
+
+from dejavu_cache.model.recall import part_digest, part_digests, without_parts
+from dejavu_cache.model.record import Record, RecordSet, Winner
+from dejavu_cache.model.scenario import now
+
+WHERE = f"contexts/{context().digest}/records"
+
+
+class Token:
+    """A token, by its id and its headers."""
+
+    def __init__(self, database: Database, name: str, role: Any = "write") -> None:
+        issued = tokens.issue(database, ANYBODY, name, role, ["*"], None)
+        self.id = issued.id
+        self.headers = {"Authorization": f"Bearer {issued.token}"}
+
+
+@pytest.fixture
+def admin(database: Database) -> Token:
+    return Token(database, "ops", "admin")
+
+
+@pytest.fixture
+def fleet(database: Database) -> Token:
+    return Token(database, "fleet")
+
+
+@pytest.fixture
+def evil(database: Database) -> Token:
+    return Token(database, "evil")
+
+
+def post(client: httpx.Client, token: Token, *records: Record, at: str = "main") -> dict[str, Any]:
+    sent = client.post(f"/v1/{at}/records", json=body(record_set(*records)), headers=token.headers)
+    assert sent.status_code == 200, sent.text
+    counted: dict[str, Any] = sent.json()
+    return counted
+
+
+def read(client: httpx.Client, token: Token, at: str = "main") -> list[Record]:
+    answer = client.get(f"/v1/{at}/{WHERE}", headers=token.headers)
+    if answer.status_code == 404:
+        return []
+    return list(RecordSet.model_validate_json(answer.content).records)
+
+
+def quarantine(client: httpx.Client, admin: Token, at: str = "main", **wish: Any) -> dict[str, Any]:
+    answer = client.post(f"/v1/{at}/quarantines", json=wish, headers=admin.headers)
+    assert answer.status_code == (200 if wish.get("preview") else 201), answer.text
+    counted: dict[str, Any] = answer.json()
+    return counted
+
+
+def undo(client: httpx.Client, admin: Token, identity: str) -> httpx.Response:
+    return client.delete(f"/v1/main/quarantines/{identity}", headers=admin.headers)
+
+
+def test_readers_get_what_they_would_have_got_without_a_token(
+    client: httpx.Client, admin: Token, fleet: Token, evil: Token
+) -> None:
+    honest = record(1, median=0.5, configs=2, after=60)
+    claims = record(1, median=0.001, configs=3)
+    post(client, evil, claims, record(2))
+    post(client, fleet, honest, record(3))
+    poisoned = read(client, admin)
+    assert poisoned[0].by_config[config(16)].median == 0.001
+    preview = quarantine(client, admin, token=evil.id, preview=True)
+    assert read(client, admin) == poisoned
+    done = quarantine(client, admin, token=evil.id)
+    assert done == {**preview, "id": done["id"]}
+    assert preview == {"id": None, "contexts": 1, "records": 2, "measurements": 6, "winners": 2}
+    left = read(client, admin)
+    assert [item.scenario for item in left] == [scenario(1), scenario(3)]
+    assert left[0].measurements == honest.measurements, "what lay beside stands"
+    assert left[0].winner is None
+    assert left[1] == record(3)
+    # No copy brings it back, and who sends its own again gets its own winner.
+    assert post(client, fleet, claims, record(2))["refused"] == 6
+    assert read(client, admin) == left
+    post(client, fleet, honest)
+    assert read(client, admin)[0].winner == honest.winner
+    assert undo(client, admin, done["id"]).json() == done
+    again = {item.scenario: item for item in read(client, admin)}
+    assert again[scenario(2)] == record(2)
+    assert again[scenario(1)].by_config[config(16)].median == 0.5, "beside what came since"
+    assert again[scenario(1)].winner == honest.winner
+    assert undo(client, admin, done["id"]).status_code == 404
+
+
+def test_an_undone_quarantine_leaves_everything_as_it_was(
+    client: httpx.Client, admin: Token, evil: Token
+) -> None:
+    post(client, evil, record(1), record(2, configs=5))
+    before = read(client, admin)
+    writers = client.get("/v1/main/writers", headers=admin.headers).json()["writers"]
+    for _ in range(2):
+        undo(client, admin, quarantine(client, admin, token=evil.id)["id"])
+        assert read(client, admin) == before
+    after = client.get("/v1/main/writers", headers=admin.headers).json()["writers"]
+    assert [(item["sender"], item["measurements"], item["standing"]) for item in after] == [
+        (item["sender"], item["measurements"], item["standing"]) for item in writers
+    ]
+    assert post(client, evil, record(1))["measurements"] == 0
+
+
+def test_a_host_is_found_behind_every_token(
+    client: httpx.Client, admin: Token, fleet: Token
+) -> None:
+    post(client, fleet, record(1, by="ann@h200-1"), record(2, by="bob@h200-10"))
+    post(client, fleet, record(3, by="bob@h200-1"), record(4, by="eve@x@h200-1%"))
+    listed = client.get("/v1/main/writers", headers=admin.headers).json()["writers"]
+    assert {(item["sender"], item["by"], item["measurements"]) for item in listed} == {
+        (f"fleet ({fleet.id})", by, 3)
+        for by in ("ann@h200-1", "bob@h200-10", "bob@h200-1", "eve@x@h200-1%")
+    }
+    for host, count in (("h200-1", 2), ("ann@h200-1", 1), ("h200-1%", 1), ("%", 0), ("200-1", 0)):
+        assert quarantine(client, admin, host=host, preview=True)["records"] == count, host
+    later = now().isoformat()
+    assert quarantine(client, admin, host="h200-1", since=later, preview=True)["records"] == 0
+    assert quarantine(client, admin, host="h200-1", until=later, preview=True)["records"] == 2
+    quarantine(client, admin, host="h200-1")
+    assert [item.scenario for item in read(client, admin)] == [scenario(2), scenario(4)]
+
+
+def test_a_winner_alone_is_taken_too_and_told_to_copies(
+    client: httpx.Client, admin: Token, fleet: Token, evil: Token
+) -> None:
+    honest = record(1).model_copy(update={"winner": None})
+    slowest = Winner(config=config(64), at=START)
+    post(client, fleet, honest)
+    post(client, evil, Record(scenario=scenario(1), winner=slowest))
+    copy = read(client, admin)[0]
+    assert copy.winner == slowest
+    assert quarantine(client, admin, token="evil")["winners"] == 1
+    assert read(client, admin) == [honest]
+    asked = {"revision": "", "scenarios": {scenario(1).digest: ""}}
+    changed = client.post(
+        "/v1/main/revalidation", json={"contexts": {context().digest: asked}}, headers=fleet.headers
+    ).json()["contexts"][context().digest]
+    assert changed["recalls"] == {scenario(1).digest: [part_digest(slowest)]}
+    assert without_parts(copy, changed["recalls"][scenario(1).digest]) == honest
+    post(client, fleet, copy)
+    assert read(client, admin) == [honest]
+
+
+def test_what_was_promoted_of_it_goes_from_there(
+    client: httpx.Client, admin: Token, fleet: Token, evil: Token
+) -> None:
+    post(client, fleet, record(1, median=0.5, after=60))
+    post(client, evil, record(1), record(2), at="pr-1")
+    client.post("/v1/pr-1/promote", json={"to": "main"}, headers=admin.headers).raise_for_status()
+    assert read(client, admin)[0].by_config[config(16)].median == 0.1
+    assert quarantine(client, admin, token=admin.id)["measurements"] == 6
+    left = read(client, admin)
+    assert [item.measurements for item in left] == [record(1, median=0.5, after=60).measurements]
+    assert post(client, fleet, record(1, median=0.5, after=60))["measurements"] == 0
+    assert read(client, admin)[0].winner is not None
+    assert len(read(client, admin, "pr-1")) == 2
+
+
+def test_the_context_of_a_quarantine_is_not_pruned(
+    client: httpx.Client, admin: Token, evil: Token, database: Database
+) -> None:
+    post(client, evil, record(1))
+    identity = quarantine(client, admin, token=evil.id)["id"]
+    with database.write() as connection:
+        connection.execute(update(contexts).values(used_at=0.0))
+    assert retention.prune(database, 1, 1).contexts == 0
+    assert undo(client, admin, identity).status_code == 200
+    assert read(client, admin) == [record(1)]
+
+
+def test_it_is_an_admins_listed_and_logged(client: httpx.Client, admin: Token, evil: Token) -> None:
+    post(client, evil, record(1))
+    identity = quarantine(client, admin, token=evil.id)["id"]
+    assert quarantine(client, admin, token="nobody", preview=True)["records"] == 0
+    undo(client, admin, identity)
+    listed = client.get("/v1/main/quarantines", headers=admin.headers).json()["quarantines"]
+    assert [(item["id"], item["wanted"]) for item in listed] == [(identity, {"token": evil.id})]
+    assert listed[0]["undone"] is not None
+    logged = client.get("/v1/main/log", headers=admin.headers).json()["entries"]
+    assert [entry["action"] for entry in logged] == ["undo quarantine", "quarantine"]
+    assert logged[1]["detail"] == {"id": identity, "token": evil.id}
+    assert client.post("/v1/main/quarantines", json={}, headers=admin.headers).status_code == 422
+    assert undo(client, admin, "0" * 16).status_code == 404
+    elsewhere = client.delete(f"/v1/pr-1/quarantines/{identity}", headers=admin.headers)
+    assert elsewhere.status_code == 404
+
+
+def test_the_digests_of_a_record_are_those_of_all_its_parts() -> None:
+    whole = record(1)
+    assert without_parts(whole, part_digests(whole)) is None
+    assert without_parts(whole, [part_digest(measurement(config(16), 9.0))]) is whole
