@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Hashable
 from typing import TypeVar
 
@@ -17,12 +19,15 @@ __all__ = ["TolerantStore"]
 
 T = TypeVar("T")
 
+CONTEXTS_AGE = 60.0
+"""Seconds for which the list of a kernel's contexts is used before it is read again."""
+
 
 class TolerantStore:
     """Reads and writes a store; a failure is warned about once and counts as a miss.
 
-    Decision trees and other tools' results are read once: a launch that falls back asks for them
-    again every few seconds.
+    Decision trees and other tools' results are read once, and a kernel's contexts once a minute: a
+    launch that falls back asks for them again every few seconds.
 
     Attributes:
         tiers: the store itself.
@@ -43,6 +48,7 @@ class TolerantStore:
         self._scenarios: dict[Context, tuple[Hashable | None, NearbyScenarios]] = {}
         self._trees: dict[Context, list[FoundTree]] = {}
         self._imports: dict[str, list[ForeignResult]] = {}
+        self._contexts: dict[str, tuple[float, list[Context]]] = {}
 
     def get(self, context: Context, scenario: Scenario, *, fresh: bool = False) -> Found | None:
         """Return the record of a scenario, or None.
@@ -71,9 +77,11 @@ class TolerantStore:
 
     def other_contexts(self, context: Context) -> list[Context]:
         """Return the other contexts in which the same kernel has records."""
-        contexts: list[Context] = self._attempt(
-            lambda: list(self.tiers.contexts(context.kernel.name)), []
-        )
+        kernel = context.kernel.name
+        read_at, contexts = self._contexts.get(kernel, (-math.inf, []))
+        if time.monotonic() - read_at > CONTEXTS_AGE:
+            contexts = self._attempt(lambda: list(self.tiers.contexts(kernel)), [])
+            self._contexts[kernel] = time.monotonic(), contexts
         return [other for other in contexts if other != context]
 
     def trees(self, context: Context) -> list[FoundTree]:
