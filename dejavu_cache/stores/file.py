@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-import threading
 import time
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from mmap import ACCESS_READ, mmap
 from pathlib import Path
 
 from filelock import Timeout
@@ -24,8 +22,8 @@ from ..notices import warn_once
 from ..safe_files import open_folder, open_regular
 from .base import Found, FoundTree, Store
 from .file_access import acquire_lock, describe_failure, read_text, write_text
-from .file_layout import Page, find, read_context
-from .index_files import WORTHWHILE, IndexFiles, Signature
+from .file_layout import Page, read_context
+from .page_cache import PageCache, signature_of
 
 __all__ = ["FileStore"]
 
@@ -57,9 +55,7 @@ class FileStore(Store):
         self.root = Path(root).expanduser().absolute()
         self.read_only = read_only
         self.url = self.root.as_uri() + ("?read_only=1" if read_only else "")
-        self._pages: dict[Path, tuple[Signature, Page]] = {}
-        self._indexes = IndexFiles()
-        self._lock = threading.RLock()
+        self._pages = PageCache(self.root)
 
     def path(self, context: Context) -> Path:
         """Return the path of a context's records."""
@@ -72,10 +68,7 @@ class FileStore(Store):
         """Return a scenario's record; a file that was not read before is bisected."""
         path = self.path(context)
         try:
-            record = self._bisect(path, context, scenario)
-            if record is None and not self._is_surely_absent(path, scenario):
-                page = self._page(path, context)
-                record = page.get(scenario, str(path)) if page else None
+            record = self._pages.find(path, context, scenario)
         except DamagedRecordsError as error:
             self._set_aside(path, str(error))
             return None
@@ -85,7 +78,7 @@ class FileStore(Store):
         """Return a context's records; a damaged file counts as empty."""
         path = self.path(context)
         try:
-            page = self._page(path, context)
+            page = self._pages.get(path, context)
             return iter(list(page.records(str(path))) if page else ())
         except DamagedRecordsError as error:
             self._set_aside(path, str(error))
@@ -95,7 +88,7 @@ class FileStore(Store):
         """Return the scenarios of a context's file without parsing its records."""
         path = self.path(context)
         try:
-            page = self._page(path, context)
+            page = self._pages.get(path, context)
             return iter(page.scenario_texts() if page else ())
         except DamagedRecordsError as error:
             self._set_aside(path, str(error))
@@ -104,31 +97,16 @@ class FileStore(Store):
     def scenario_index(self, context: Context) -> NearbyScenarios:
         """Return the index of a context's file; that of a large file comes from the disk."""
         path = self.path(context)
-        index = self._index(path)
-        if index is not None:
-            return index
-        texts = list(self.scenario_texts(context))
-        with self._lock:
-            page = self._pages.get(path)
-            return self._indexes.add(path, page[0], texts) if page else ScenarioIndex(texts)
-
-    def _index(self, path: Path) -> ScenarioIndex | None:
         try:
-            return self._indexes.get(path, _signature(path))
-        except OSError:
-            return None
-
-    def _is_surely_absent(self, path: Path, scenario: Scenario) -> bool:
-        """Return whether an index shows, without reading the file, that it lacks a scenario."""
-        if path in self._pages:
-            return False
-        index = self._index(path)
-        return index is not None and scenario not in index
+            return self._pages.index(path, context)
+        except DamagedRecordsError as error:
+            self._set_aside(path, str(error))
+            return ScenarioIndex()
 
     def revision(self, context: Context) -> Hashable | None:
         """Return what tells a context's file from its earlier states; `()` if there is none."""
         try:
-            return _signature(self.path(context))
+            return signature_of(self.path(context))
         except (FileNotFoundError, NotADirectoryError):
             return ()
         except OSError:
@@ -156,7 +134,7 @@ class FileStore(Store):
         if isinstance(context, Exception):
             return str(context)
         try:
-            page = self._page(path, context)
+            page = self._pages.get(path, context)
             list(page.records(str(path)) if page else ())
         except StoreError as error:
             return str(error)
@@ -166,7 +144,7 @@ class FileStore(Store):
         """Return what is wrong with records that are damaged in files that can be read."""
         damages = {}
         for path, context in self._files():
-            page = None if isinstance(context, Exception) else self._page(path, context)
+            page = None if isinstance(context, Exception) else self._pages.get(path, context)
             if page is not None and (problems := page.damages()):
                 damages[path] = problems
         return damages
@@ -279,7 +257,7 @@ class FileStore(Store):
         else:
             self._keep_displaced(path, page)
             self._unlink(path)
-            self._pages.pop(path, None)
+            self._pages.forget(path)
 
     @contextmanager
     def lease(self, context: Context, scenario: Scenario, *, wait: float) -> Iterator[bool]:
@@ -320,46 +298,6 @@ class FileStore(Store):
             path.unlink(missing_ok=True)
         return len(old)
 
-    def _bisect(self, path: Path, context: Context, scenario: Scenario) -> Record | None:
-        """Return a record by bisection of its file, or None; a file in memory is not bisected."""
-        if path in self._pages:
-            return None
-        try:
-            with (
-                open(open_regular(self.root, path), "rb") as file,
-                mmap(file.fileno(), 0, access=ACCESS_READ) as content,
-            ):
-                return find(content, context, scenario, str(path))
-        except (OSError, ValueError):
-            # The file is absent, empty or unreadable; the caller reads it next and reports which.
-            return None
-
-    def _page(self, path: Path, context: Context) -> Page | None:
-        """Return the file's content, read again only if the file has changed."""
-        with self._lock:
-            try:
-                signature = _signature(path)
-            except (FileNotFoundError, NotADirectoryError):
-                self._pages.pop(path, None)
-                return None
-            except OSError as error:
-                raise describe_failure(error, path, "read") from error
-            cached = self._pages.get(path)
-            if cached is None or cached[0] != signature:
-                self._pages[path] = cached = (signature, self._read(path, context))
-            return cached[1]
-
-    def _read(self, path: Path, context: Context) -> Page:
-        try:
-            page = Page.parse(read_text(path, self.root), str(path))
-        except OSError as error:
-            raise describe_failure(error, path, "read") from error
-        if page.context != context:
-            raise DamagedRecordsError(
-                f"{path} holds records of another context: {page.context.kernel.name}"
-            )
-        return page
-
     @contextmanager
     def _locked_page(self, context: Context) -> Iterator[tuple[Path, Page]]:
         """Hold a file's lock, and yield the file's path and content."""
@@ -372,11 +310,11 @@ class FileStore(Store):
             ) from None
         except OSError as error:
             raise describe_failure(error, self.root, "written") from error
-        with self._lock:
+        with self._pages.lock:
             try:
                 yield path, self._page_to_write(path, context)
             except BaseException:
-                self._pages.pop(path, None)
+                self._pages.forget(path)
                 raise
             finally:
                 lock.release()
@@ -387,7 +325,7 @@ class FileStore(Store):
     def _page_to_write(self, path: Path, context: Context) -> Page:
         """Return a file's content, or an empty page if there is no file or a damaged one."""
         try:
-            return self._page(path, context) or Page(context)
+            return self._pages.get(path, context) or Page(context)
         except DamagedRecordsError as error:
             self._set_aside(path, str(error))
             return Page(context)
@@ -395,9 +333,7 @@ class FileStore(Store):
     def _replace(self, path: Path, page: Page) -> None:
         self._keep_displaced(path, page)
         write_text(path, page.text, self.root)
-        self._pages[path] = signature, page = _signature(path), page
-        if len(page) >= WORTHWHILE:
-            self._indexes.add(path, signature, page.scenario_texts())
+        self._pages.put(path, page)
 
     def _keep_displaced(self, path: Path, page: Page) -> None:
         """Write the texts of damaged records that leave a file to one beside it."""
@@ -408,8 +344,8 @@ class FileStore(Store):
 
     def _set_aside(self, path: Path, why: str) -> None:
         """Rename a damaged file, and warn once; in a read-only store, only warn."""
-        with self._lock:
-            self._pages.pop(path, None)
+        with self._pages.lock:
+            self._pages.forget(path)
             if self.read_only:
                 warn_once(
                     f"{path}",
@@ -430,8 +366,3 @@ class FileStore(Store):
 def _slug(name: str) -> str:
     """Return a name as a folder's name that people recognise and every file system accepts."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[:120] or "_"
-
-
-def _signature(path: Path) -> Signature:
-    stat = path.lstat()
-    return stat.st_mtime_ns, stat.st_size, stat.st_ino

@@ -23,6 +23,7 @@ from dejavu_cache.errors import NewerFormatError, ReadOnlyStoreError, StoreError
 from dejavu_cache.model.record import Record, RecordSet
 from dejavu_cache.stores import FileStore, open_store
 from dejavu_cache.stores.file_layout import Page
+from dejavu_cache.stores.page_cache import PageCache
 
 
 @pytest.fixture
@@ -86,13 +87,13 @@ class TestTheFile:
         """Bisect for the first, the last and any record; only a missing one costs a full read."""
         store.put(context(), [record(m) for m in range(100, 150)])
         read: list[Path] = []
-        read_file = FileStore._read
+        read_file = PageCache._read
 
         def recorded_read(*args: Any) -> Any:
             read.append(args[1])
             return read_file(*args)
 
-        monkeypatch.setattr(FileStore, "_read", recorded_read)
+        monkeypatch.setattr(PageCache, "_read", recorded_read)
         for m in (16, 32, *range(100, 150)):
             stored = reopen(store).get(context(), record(m).scenario)
             assert stored is not None
