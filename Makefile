@@ -14,7 +14,7 @@ INSTALL_TORCH := -m pip install --quiet --retries 1 $(if $(TORCH_INDEX),--extra-
 UV_COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.10 --generate-hashes --no-header \
   --no-annotate --no-emit-package dejavu-cache --excludes requirements/by-machine.txt --constraint constraints.txt
 
-.PHONY: help demo test check slow-list lint format coverage gpu-test bench identity store-model soak matrix lowest lock shipped clean
+.PHONY: help demo test check slow-list lint format coverage gpu-test bench identity store-model soak matrix lowest lock shipped docs clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -86,12 +86,22 @@ lowest: $(VENV)/.installed  ## the tests with the lowest versions that pyproject
 	$(BIN)/uv pip install --quiet --python $(VENV)-lowest/bin/python --resolution lowest-direct --editable '.[dev]'
 	$(VENV)-lowest/bin/python -m pytest -m "not gpu"
 
-lock: $(VENV)/.installed  ## pin development and the server's image anew, with hashes
+lock: $(VENV)/.installed  ## pin development, documentation and the server's image anew, with hashes
 	$(UV_COMPILE) pyproject.toml --upgrade --extra dev --output-file requirements/dev.txt
 	$(UV_COMPILE) pyproject.toml --upgrade --extra server --output-file requirements/server.txt
+	$(UV_COMPILE) pyproject.toml --upgrade --extra docs --output-file requirements/docs.txt
 
 shipped:  ## sweep attention on this GPU, fit its trees, write both into the package; SHIPPED=--dry-run
 	$(PYTHON) tools/ship_attention_records.py $(SHIPPED)
 
+$(VENV)-docs/.installed: pyproject.toml requirements/docs.txt
+	$(PYTHON) -m venv $(VENV)-docs
+	$(VENV)-docs/bin/python -m pip install --quiet --require-hashes --requirement requirements/docs.txt
+	$(VENV)-docs/bin/python -m pip install --quiet --no-deps --editable .
+	touch $@
+
+docs: $(VENV)-docs/.installed  ## the site, into site/; a warning is an error
+	$(VENV)-docs/bin/mkdocs build --strict --clean
+
 clean:  ## remove the environments and what the demo made
-	rm -rf $(VENV) $(VENV)-* .demo htmlcov .coverage*
+	rm -rf $(VENV) $(VENV)-* .demo site htmlcov .coverage*
