@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import os
 import threading
@@ -11,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from ..errors import NoValidConfigError
-from ..model.credibility import is_credible
 from ..model.merge import merge_records
 from ..model.record import Failure, Measurement, Record, Winner
 from ..model.resolution import How, Resolution
@@ -26,7 +24,7 @@ from ..tuning.config_failures import device_failure_of
 from ..tuning.measurement_marks import MeasurementMark, find_suspects
 from ..tuning.measurement_writer import MeasurementWriter
 from ..tuning.progress_bar import progress
-from ..tuning.search import Exhaustive, OptunaSearch, Search
+from ..tuning.search import Exhaustive, Search
 from ..tuning.tuner import CandidateLaunch, Tuner
 from .launch_recorder import pause_recording
 from .own_trials import OwnTrials
@@ -34,6 +32,7 @@ from .record_lookup import best_config, note_timings, resolve_from_record, winne
 from .request import Request
 from .suspects import leave_out_suspects
 from .tolerant_store import TolerantStore
+from .tune_search import earlier_measurements, make_search, may_launch_default
 from .winner_check import WinnerCheck
 
 __all__ = ["ScenarioTuner"]
@@ -175,11 +174,11 @@ class ScenarioTuner:
         def measure(search: Search, total: int, earlier: Sequence[Measurement] = ()) -> int:
             return self._run_search(request, write, search, total, earlier, check, mark)
 
-        options = request.check if _may_launch_default(request, record) else None
+        options = request.check if may_launch_default(request, record) else None
         check = WinnerCheck(request, options, mark.around)
-        search = _make_search(request, record, due)
+        search = make_search(request, record, due)
         loaded = LoadedKernels(find_jit_function(request.autotuner))
-        measured = measure(search, len(due), _earlier_measurements(request, record))
+        measured = measure(search, len(due), earlier_measurements(request, record))
         if best_config(request, record) is None:
             retried = self._untried_failures(request, record)
             measured += measure(Exhaustive(retried), len(retried)) if retried else 0
@@ -349,48 +348,6 @@ def _check_results(check: WinnerCheck, request: Request, best: Config) -> Measur
 
 def _has_crashed(measurement: Measurement) -> bool:
     return measurement.failure is not None and measurement.failure.kind == "crash"
-
-
-def _make_search(request: Request, record: Record, due: list[Config]) -> Search:
-    limit = request.budgeted_count(len(due))
-    if request.budget.strategy != "optuna" or not _has_optuna():
-        return Exhaustive(due[:limit])
-    unmeasured = {*request.unmeasured_configs(record)}
-    measured = [entry for entry in record.measurements if entry.config not in unmeasured]
-    default = describe(request.default)
-    return OptunaSearch(
-        request.declared, measured, [default] if due[:1] == [default] else [], limit
-    )
-
-
-def _may_launch_default(request: Request, record: Record) -> bool:
-    """Return whether nothing says that the default config's launch fails here, or ends programs."""
-    default = record.by_config.get(describe(request.default))
-    if default is None or default.failure is None or default.skipped:
-        return True
-    return default.by != whoami() and default.failure.kind != "crash"
-
-
-def _earlier_measurements(request: Request, record: Record) -> list[Measurement]:
-    """Return this machine's timings of a scenario that was not raced yet: they join the race."""
-    if record.winner is not None:
-        return []
-    return [
-        measurement
-        for measurement in record.measurements
-        if measurement.by == whoami() and is_credible(measurement, request.shortest_timing)
-    ]
-
-
-def _has_optuna() -> bool:
-    is_installed = importlib.util.find_spec("optuna") is not None
-    if not is_installed:
-        warn_once(
-            "optuna",
-            "optuna is not installed, so the first configs are measured: "
-            "pip install 'dejavu-cache[sweep]'",
-        )
-    return is_installed
 
 
 def _out_of_memory_text(request: Request) -> str:
