@@ -47,16 +47,32 @@ def test_the_overview_has_kernels_by_devices(client: httpx.Client) -> None:
     assert client.get("/style.css").headers["content-type"].startswith("text/css")
 
 
-def test_a_kernel_shows_scenarios_timings_and_pins(client: httpx.Client) -> None:
-    fill(client)
-    pin = f"/v1/main/contexts/{context().digest}/pins/{scenario(1).digest}"
-    client.put(pin, json={"config": body(config(32)), "by": "ann"})
-    page = client.get(f"/pages/main/contexts/{context().digest}").text
-    assert page.count("<details>") == 2
-    assert "pinned" in page
-    assert "110 µs" not in page
-    assert "0.11 ms" in page
+def test_a_context_shows_scenarios_in_numeric_order_and_loud_pins(client: httpx.Client) -> None:
+    sizes = (2, 100, 16, 1024)
+    client.post("/v1/main/records", json=body(record_set(*map(record, sizes))))
+    where = f"contexts/{context().digest}"
+    for m, block in ((2, 64), (16, 16)):
+        pin = f"/v1/main/{where}/pins/{scenario(m).digest}"
+        client.put(pin, json={"config": body(config(block)), "by": "ann"})
+    page = client.get(f"/pages/main/{where}").text
+    rows = re.findall(r'<tr>\s*<td class="number">(\d+)</td>', page)
+    assert rows == ["2", "16", "100", "1024"]
+    assert page.count("<b>4096</b>") == 2, "what all scenarios share stands above the table, once"
+    shown = " ".join(page.split())
+    assert "<strong>1 pinned config costs 5% or more</strong>" in shown
+    assert '<td class="number bad">+20.0%</td>' in shown
     assert client.get(f"/pages/main/contexts/{'0' * 24}").status_code == 404
+    costly = client.get(f"/pages/main/{where}", params={"sort": "excess"}).text
+    assert re.findall(r'<tr>\s*<td class="number">(\d+)</td>', costly)[0] == "2"
+
+
+def test_a_context_compares_all_configs_with_a_default(client: httpx.Client) -> None:
+    client.post("/v1/main/records", json=body(record_set(record(1), record(2))))
+    path = f"/pages/main/contexts/{context().digest}"
+    page = " ".join(client.get(path, params={"reference": config(64).digest}).text.split())
+    assert "Compared with <strong>BLOCK_M=64</strong>: on average 1.20" in page
+    assert "-16.7%" in page
+    assert "-8.3%" in page
 
 
 def test_many_scenarios_come_in_pages(client: httpx.Client) -> None:
@@ -66,9 +82,44 @@ def test_many_scenarios_come_in_pages(client: httpx.Client) -> None:
             json=body(record_set(*(record(m, configs=1) for m in range(start, start + 40)))),
         )
     path = f"/pages/main/contexts/{context().digest}"
-    assert client.get(path).text.count("<details>") == 50
-    assert "Page 2 of 2" in client.get(f"{path}?page=2").text
-    assert client.get(f"{path}?page=2").text.count("<details>") == 30
+    first, second = client.get(path).text, client.get(f"{path}?page=2").text
+    assert first.count("/scenarios/") == 50
+    assert "Page 2 of 2" in second
+    assert second.count("/scenarios/") == 30
+
+
+def test_a_kernel_is_shown_across_gpus(client: httpx.Client) -> None:
+    client.post("/v1/main/records", json=body(record_set(record(1), record(2))))
+    other = record_set(record(1), of=context(device="AMD Instinct MI300X"))
+    client.post("/v1/main/records", json=body(other))
+    page = client.get("/pages/main/kernel", params={"name": "shop.kernels.matmul"}).text
+    shown = " ".join(page.split())
+    assert "2 scenarios over 2 GPUs and Tritons" in shown
+    assert page.count("not tuned") == 1
+    assert '<td class="number">1 of 1</td><td class="number">2 of 2</td>' in shown
+    assert client.get("/pages/main/kernel", params={"name": "matmul"}).status_code == 404
+
+
+def test_a_scenario_tells_why_its_config_runs(
+    client: httpx.Client, token: Callable[..., dict[str, str]]
+) -> None:
+    admin, reader = token("admin"), token("read")
+    client.post("/v1/main/records", json=body(record_set(record(1), record(2))), headers=admin)
+    again = body(record_set(record(1, median=0.3)))
+    client.post("/v1/main/records", json=again, headers=admin)
+    path = f"/pages/main/contexts/{context().digest}/scenarios/{scenario(1).digest}"
+    page = " ".join(client.get(path, headers=reader).text.split())
+    assert "it won when the scenario was tuned" in page
+    assert "The runner-up, BLOCK_M=32, is 10.0% slower" in page
+    assert "M=2" in page, "its neighbour"
+    assert page.count("no: an earlier one stands") == 3
+    assert "An admin of this namespace also sees here" in page
+    pin = f"/v1/main/contexts/{context().digest}/pins/{scenario(1).digest}"
+    client.put(pin, json={"config": body(config(64)), "by": "ann"}, headers=admin)
+    page = " ".join(client.get(path, headers=admin).text.split())
+    assert "<strong>This pin costs 20.0%.</strong>" in page
+    assert "<strong>ann</strong> pinned" in page
+    assert re.search(r"<td>a admin \(\w+\)</td><td>pin BLOCK_M=64", page)
 
 
 def test_the_worklist(client: httpx.Client) -> None:

@@ -25,7 +25,7 @@ __all__ = [
     "overview",
 ]
 
-PAGE_SIZE = 50
+PAGE_SIZE = 25
 """Kernels on one page."""
 _DAY = 86400.0
 
@@ -102,7 +102,7 @@ class KernelRow(NamedTuple):
         return max(self.all, key=lambda covered: covered.changed_at)
 
     @property
-    def missing(self) -> int:
+    def misses(self) -> int:
         """Number of scenarios that were missed."""
         return sum(covered.missing for covered in self.all)
 
@@ -112,7 +112,7 @@ class KernelRow(NamedTuple):
         return sum(covered.seconds for covered in self.all)
 
     @property
-    def saved(self) -> float:
+    def savings(self) -> float:
         """Estimated time that reuse saved, in seconds."""
         return sum(covered.saved for covered in self.all)
 
@@ -162,7 +162,7 @@ def overview(
         matching=len(kernels),
         records=sum(kernel.records for kernel in kernels),
         seconds=sum(kernel.seconds for kernel in kernels),
-        saved=sum(kernel.saved for kernel in kernels),
+        saved=sum(kernel.savings for kernel in kernels),
         devices=sorted({entry.device for entry in covered}),
         tritons=sorted({entry.triton for entry in covered}),
         pages=max(-(-len(kernels) // PAGE_SIZE), 1),
@@ -230,8 +230,8 @@ def _comparable(kernel: KernelRow) -> list[int]:
 _ORDER: dict[SortKey, Callable[[KernelRow], Any]] = {
     "kernel": lambda kernel: kernel.name,
     "records": lambda kernel: (-kernel.records, kernel.name),
-    "missing": lambda kernel: (-kernel.missing, kernel.name),
+    "missing": lambda kernel: (-kernel.misses, kernel.name),
     "tuning": lambda kernel: (-kernel.seconds, kernel.name),
-    "saved": lambda kernel: (-kernel.saved, kernel.name),
+    "saved": lambda kernel: (-kernel.savings, kernel.name),
     "changed": lambda kernel: (-kernel.latest.changed_at, kernel.name),
 }

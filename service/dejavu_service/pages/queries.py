@@ -4,25 +4,15 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from dejavu_cache.model.record import Record
 from dejavu_cache.model.scenario import Context, Scenario
 
 from ..services.access import Principal
-from ..storage import coverage, misses, records
+from ..storage import coverage, misses
 from ..storage.database import Database
-from .views import ScenarioRow, scenario_row
 
-__all__ = ["ContextPageView", "MissView", "NamespaceRow", "kernel", "list_namespaces", "worklist"]
+__all__ = ["MissView", "NamespaceRow", "list_namespaces", "worklist"]
 
 _MAX_ROWS = 1000
-
-
-class ContextPageView(NamedTuple):
-    """A context, the number of its records, and the rows of one page of them."""
-
-    context: Context
-    total: int
-    rows: list[ScenarioRow]
 
 
 class MissView(NamedTuple):
@@ -72,24 +62,3 @@ def worklist(database: Database, principal: Principal, namespace: str) -> list[M
         )
         for row in rows
     ]
-
-
-def kernel(
-    database: Database, principal: Principal, namespace: str, digest: str, start: int, limit: int
-) -> ContextPageView | None:
-    """Load a context and up to `limit` of its records from position `start` on.
-
-    Returns:
-        None if the context has no records.
-    """
-    principal.require("read", namespace)
-    with database.read() as connection:
-        stored = records.load_record_set(connection, namespace, digest)
-    if stored is None:
-        return None
-    page = stored.records[start : start + limit]
-    return ContextPageView(
-        context=Context.model_validate_json(stored.context),
-        total=len(stored.records),
-        rows=[scenario_row(Record.model_validate_json(text)) for text in page],
-    )

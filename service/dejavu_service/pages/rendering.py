@@ -51,6 +51,10 @@ def _format_minute(seconds: float) -> str:
     return f"{datetime.fromtimestamp(seconds, timezone.utc):%Y-%m-%d %H:%M}"
 
 
+def _format_moment(moment: datetime) -> str:
+    return f"{moment:%Y-%m-%d %H:%M}"
+
+
 def _format_duration(seconds: float) -> str:
     if seconds <= 0:
         return "-"
@@ -79,6 +83,7 @@ _environment = Environment(
 _environment.filters |= {
     "ms": _format_milliseconds,
     "minute": _format_minute,
+    "moment": _format_moment,
     "dotted": _break_after_dots,
     "duration": _format_duration,
     "with_query": _change_query,

@@ -8,19 +8,22 @@ from urllib.parse import urlencode
 from fastapi import APIRouter, Depends, Query, Response
 from fastapi.responses import HTMLResponse, RedirectResponse
 
-from ..errors import NotFoundError
 from ..pages import queries, rendering
+from ..pages.context import PAGE_SIZE, ContextFilter, context_page
+from ..pages.kernel import KernelFilter, kernel_across
 from ..pages.overview import OverviewFilter, SortKey, overview
-from .common import Call, ContextDigest, CurrentCall, Namespace
+from ..pages.scenario import scenario_page
+from .common import Call, ContextDigest, CurrentCall, Namespace, ScenarioDigest
 
 __all__ = ["router"]
 
 router = APIRouter(default_response_class=HTMLResponse, include_in_schema=False)
 
-_PAGE_SIZE = 50
-
 
 _Text = Annotated[str, Query(max_length=500)]
+_Page = Annotated[int, Query(ge=1, le=100_000)]
+_MOST_CONFIGS = 30
+"""Configs whose costs are listed."""
 
 
 @router.get("/style.css")
@@ -60,7 +63,7 @@ def _filter(
     triton: _Text = "",
     days: Annotated[str, Query(pattern=r"^\d{0,5}$")] = "",
     sort: SortKey = "kernel",
-    page: Annotated[int, Query(ge=1, le=100_000)] = 1,
+    page: _Page = 1,
 ) -> OverviewFilter:
     return OverviewFilter(q, device, triton, int(days) if days else None, sort, page)
 
@@ -90,21 +93,58 @@ def worklist(namespace: Namespace, call: CurrentCall) -> Response:
     return _render("misses.html", call, namespace, misses=misses)
 
 
+@router.get("/pages/{namespace}/kernel")
+def show_kernel(
+    namespace: Namespace,
+    call: CurrentCall,
+    name: Annotated[str, Query(min_length=1, max_length=500)],
+    source: Annotated[str, Query(pattern=r"^[0-9a-f]{0,64}$")] = "",
+    sort: _Text = "",
+    page: _Page = 1,
+) -> Response:
+    """Show a kernel on all GPUs: which config readers get where."""
+    wanted = KernelFilter(source, sort, page)
+    seen = kernel_across(call.database, call.principal, namespace, name, wanted)
+    query = urlencode({"name": name, "source": source, "sort": sort})
+    pages = -(-seen.total // PAGE_SIZE)
+    return _render(
+        "kernel.html", call, namespace, seen=seen, wanted=wanted, query=query, pages=pages
+    )
+
+
 @router.get("/pages/{namespace}/contexts/{context}")
-def kernel(
+def show_context(
     namespace: Namespace,
     context: ContextDigest,
     call: CurrentCall,
-    page: Annotated[int, Query(ge=1, le=100_000)] = 1,
+    sort: _Text = "",
+    page: _Page = 1,
+    reference: Annotated[str, Query(pattern=r"^[0-9a-f]{0,24}$")] = "",
 ) -> Response:
-    """Show a kernel on a device: scenarios, winners, timings, near-ties and pins."""
-    start = (page - 1) * _PAGE_SIZE
-    shown = queries.kernel(call.database, call.principal, namespace, context, start, _PAGE_SIZE)
-    if shown is None:
-        raise NotFoundError("nothing is known of this context here")
+    """Show a kernel on a GPU: its scenarios, a map of the winners, and the costs of its configs."""
+    wanted = ContextFilter(sort, page, reference)
+    seen = context_page(call.database, call.principal, namespace, context, wanted)
     call.server.reader.used.add((namespace, context))
-    pages = -(-shown.total // _PAGE_SIZE)
-    return _render("kernel.html", call, namespace, shown=shown, page=page, pages=pages)
+    return _render(
+        "context.html",
+        call,
+        namespace,
+        seen=seen,
+        wanted=wanted,
+        query=urlencode({"sort": sort, "reference": reference}),
+        pages=-(-seen.total // PAGE_SIZE),
+        most=_MOST_CONFIGS,
+    )
+
+
+@router.get("/pages/{namespace}/contexts/{context}/scenarios/{scenario}")
+def show_scenario(
+    namespace: Namespace, context: ContextDigest, scenario: ScenarioDigest, call: CurrentCall
+) -> Response:
+    """Show why a scenario's config runs, all its measurements, neighbours and history."""
+    seen = scenario_page(call.database, call.principal, namespace, context, scenario)
+    call.server.reader.used.add((namespace, context))
+    return _render("scenario.html", call, namespace, seen=seen)
 
 
 def _render(template: str, call: Call, namespace: str, **values: object) -> Response:

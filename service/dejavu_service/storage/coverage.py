@@ -72,8 +72,10 @@ def load_contexts(
     return [ContextRow(*row) for row in rows]
 
 
-def load_costs(connection: Connection, namespace: str) -> dict[int, TuningCost]:
-    """Load the tuning costs of a namespace's contexts by their id."""
+def load_costs(
+    connection: Connection, namespace: str, context_id: int | None = None
+) -> dict[int, TuningCost]:
+    """Load the tuning costs of a namespace's contexts by their id, of all or one."""
     query = (
         select(
             summaries.c.context_id, func.sum(summaries.c.seconds), func.max(summaries.c.changed_at)
@@ -82,6 +84,8 @@ def load_costs(connection: Connection, namespace: str) -> dict[int, TuningCost]:
         .where(contexts.c.namespace == namespace)
         .group_by(summaries.c.context_id)
     )
+    if context_id is not None:
+        query = query.where(contexts.c.id == context_id)
     return {identity: TuningCost(*cost) for identity, *cost in connection.execute(query)}
 
 
@@ -116,10 +120,11 @@ def count_known(connection: Connection, groups: Mapping[str, Sequence[int]]) -> 
     return counts
 
 
-def load_scenarios(connection: Connection, ids: Sequence[int]) -> dict[str, str]:
-    """Load the texts of the scenarios that are tuned in any of some contexts, by their digest."""
-    query = select(records.c.scenario, records.c.scenario_text).where(records.c.context_id.in_(ids))
-    return {row.scenario: row.scenario_text for row in connection.execute(query)}
+def load_scenarios(connection: Connection, context_id: int) -> dict[str, str]:
+    """Load the texts of the scenarios that are tuned in a context, by their digest."""
+    query = select(records.c.scenario, records.c.scenario_text)
+    rows = connection.execute(query.where(records.c.context_id == context_id))
+    return {row.scenario: row.scenario_text for row in rows}
 
 
 def count_changed(connection: Connection, namespace: str, since: float) -> dict[int, int]:

@@ -1,0 +1,89 @@
+"""Columns of tables: values that all rows share are listed once, those that differ get a column."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from dejavu_cache.model.scenario import Config, Scenario, canonical_json
+
+__all__ = ["ConfigNames", "ScenarioColumns", "scenario_values"]
+
+
+def scenario_values(scenario: Scenario) -> dict[str, Any]:
+    """Return the arguments and dtypes of a scenario by name."""
+    return {**scenario.args, **scenario.dtypes}
+
+
+class ScenarioColumns:
+    """The arguments of scenarios, divided into those that vary and those that do not.
+
+    Attributes:
+        shared: The values that all scenarios have, by argument.
+        varying: The arguments that differ, in the kernel's order.
+        ticks: The values of the varying arguments, numbers in numeric order.
+    """
+
+    def __init__(self, scenarios: Iterable[Scenario]) -> None:
+        """Divide the arguments of some scenarios."""
+        rows = [scenario_values(scenario) for scenario in scenarios]
+        names = dict.fromkeys(name for row in rows for name in row)
+        distinct = {
+            name: {canonical_json(row.get(name)): row.get(name) for row in rows} for name in names
+        }
+        self.shared = {
+            name: next(iter(values.values()))
+            for name, values in distinct.items()
+            if len(values) == 1
+        }
+        self.varying = [name for name, values in distinct.items() if len(values) > 1]
+        self.ticks = {name: sorted(distinct[name].values(), key=_sort_key) for name in self.varying}
+
+    def cells(self, scenario: Scenario) -> list[Any]:
+        """Return a scenario's values of the varying arguments."""
+        values = scenario_values(scenario)
+        return [values.get(name, "") for name in self.varying]
+
+    def order(self, scenario: Scenario, first: str = "") -> list[Any]:
+        """Return a key that sorts scenarios by one argument first and then by all from the left."""
+        values = scenario_values(scenario)
+        names = [first] if first in self.varying else []
+        return [_sort_key(values.get(name)) for name in (*names, *self.varying)]
+
+
+def _distinct(values: Iterable[Any]) -> dict[str, Any]:
+    return {canonical_json(value): value for value in values}
+
+
+def _sort_key(value: Any) -> tuple[bool, float, str]:
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return False, float(value), ""
+    return True, 0.0, canonical_json(value)
+
+
+class ConfigNames:
+    """Short names of configs: the values that not all of them share.
+
+    Attributes:
+        shared: The values that all configs share.
+    """
+
+    def __init__(self, configs: Sequence[Config]) -> None:
+        """Find what some configs share; a config alone keeps its full name."""
+        rows = [_config_values(config) for config in configs]
+        first: Mapping[str, Any] = rows[0] if len(set(configs)) > 1 else {}
+        self.shared = {
+            name: value
+            for name, value in first.items()
+            if all(name in row and row[name] == value for row in rows)
+        }
+
+    def name(self, config: Config) -> str:
+        """Return a config's values without the shared ones."""
+        values = _config_values(config)
+        differing = [f"{name}={value}" for name, value in values.items() if name not in self.shared]
+        return ", ".join(differing) or str(config)
+
+
+def _config_values(config: Config) -> dict[str, Any]:
+    return {**config.params, **config.options}
