@@ -4,6 +4,7 @@ BIN := $(VENV)/bin
 JOBS ?= 4
 STEPS ?= 20000
 SOAK_SECONDS ?= 3600
+FUZZ_MINUTES ?= 30
 RUN_TESTS := $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal
 TRITON ?= 3.4.0 3.6.0 3.9.0
 LOWEST_PYTHON ?= 3.10
@@ -14,7 +15,7 @@ INSTALL_TORCH := -m pip install --quiet --retries 1 $(if $(TORCH_INDEX),--extra-
 UV_COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.10 --generate-hashes --no-header \
   --no-annotate --no-emit-package dejavu-cache --excludes requirements/by-machine.txt --constraint constraints.txt
 
-.PHONY: help demo test check slow-list lint format coverage gpu-test bench identity store-model soak matrix lowest lock shipped docs clean
+.PHONY: help demo test check slow-list lint format coverage gpu-test bench identity store-model soak exits fuzz matrix lowest lock shipped docs clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -71,6 +72,13 @@ store-model: $(VENV)/.installed  ## random calls of every kind of store against 
 soak: $(VENV)/.installed  ## an hour of work and faults on both databases, into benchmarks/results; SOAK_SECONDS=600
 	$(BIN)/python benchmarks/soak.py --seconds $(SOAK_SECONDS)
 	$(BIN)/uv run --quiet --no-project --with matplotlib python benchmarks/soak_test/report.py
+
+exits: $(VENV)/.installed  ## how programs end beside a full spool, into benchmarks/results
+	$(BIN)/python benchmarks/exits.py
+
+fuzz: $(VENV)/.installed  ## change files, bundles and answers at random for FUZZ_MINUTES=30, then made-up requests to a server
+	PYTHONPATH=tests $(BIN)/python tests/programs/fuzz_artefacts.py $(FUZZ_MINUTES)
+	FUZZ_EXAMPLES=300 $(BIN)/python -m pytest -q -o timeout=0 tests/service/test_fuzz.py
 
 matrix: $(VENV)/.installed  ## the library's tests on the oldest, a middle and the newest Triton
 	for version in $(TRITON); do \

@@ -127,6 +127,8 @@ class HostileServer(http.server.ThreadingHTTPServer):
 
     answer = b""
     kind = "application/json"
+    raw = b""
+    """Bytes that are sent instead of an answer's head and body, if there are any."""
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -135,7 +137,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
     server: HostileServer
 
     def answer(self) -> None:
-        """Send the answer."""
+        """Send the answer, and close the connection after bytes that may be no answer."""
+        if self.server.raw:
+            self.wfile.write(self.server.raw)
+            self.close_connection = True
+            return
         self.send_response(200)
         self.send_header("Content-Type", self.server.kind)
         self.send_header("ETag", '"x"')
@@ -177,7 +183,12 @@ def read_all(folder: Path, server: HostileServer) -> None:
     spool = Spool("https://server", folder / "spool")
     ignore_own_errors(lambda: deliver_spool(spool, lambda text, records: None, in_hand=0))
     server.answer = (folder / "answer").read_bytes() if (folder / "answer").is_file() else b""
-    for kind in ("application/json", "application/x-ndjson"):
+    raw = (folder / "raw-answer").read_bytes() if (folder / "raw-answer").is_file() else b""
+    for kind, server.raw in (
+        ("application/json", b""),
+        ("application/x-ndjson", b""),
+        ("application/json", raw),
+    ):
         server.kind = kind
         url = f"http://127.0.0.1:{server.server_address[1]}"
         client = ProtocolClient(url, token="", namespace="main")
