@@ -71,7 +71,9 @@ def test_pieces_are_what_the_parser_reads(
 def test_a_record_set_is_the_same() -> None:
     sent = record_set(*(record(m) for m in range(20)))
     text = sent.model_dump_json(exclude_none=True).encode()
-    assert validate_json(text, RecordSet, "records", 20) == sent
+    validated = validate_json(text, RecordSet, "records", 20)
+    assert validated.model_copy(update={"records": tuple(validated.records)}) == sent
+    assert list(validated.records[3:5]) == list(sent.records[3:5])
     with pytest.raises(TooLargeError, match="over 19 records"):
         validate_json(text, RecordSet, "records", 19)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import NamedTuple
 
 from pydantic import BaseModel
 from sqlalchemy import Connection
@@ -26,6 +27,9 @@ __all__ = [
     "merge_record_set",
     "post_records",
 ]
+
+_PART = 100
+"""Records that are merged at a time."""
 
 
 class Merged(BaseModel):
@@ -102,16 +106,59 @@ def merge_record_set(
         sent: The record set.
         restore: Whether it brings back what was deleted.
     """
+    total = Merged(records=len(sent.records), measurements=0, beside=0)
     if not sent.records:
-        return Merged(records=0, measurements=0, beside=0)
+        return total
     context_id = contexts.lock(connection, namespace, sent.context)
-    scenarios = sorted({record.scenario.digest for record in sent.records})
-    before = records.load(connection, context_id, scenarios)
-    welcome, refused = _welcome(connection, namespace, sent, before, restore)
+    into = _Target(context_id, namespace, sent.context.digest)
+    changed, added = False, 0
+    # A part at a time, because the records of a large set do not fit into the memory together.
+    for start in range(0, len(sent.records), _PART):
+        part = list(sent.records[start : start + _PART])
+        merged = _merge_part(connection, principal, into, part, restore=restore)
+        total.measurements += merged.measurements
+        total.beside += merged.beside
+        total.refused += merged.refused
+        changed, added = changed or merged.changed, added + merged.added
+    if changed:
+        contexts.bump_revision(connection, context_id, added=added, by=principal.name)
+    return total
+
+
+class _Target(NamedTuple):
+    """The context to merge into, by its id and by its names."""
+
+    id: int
+    namespace: str
+    context: str
+
+
+class _MergedPart(NamedTuple):
+    """Counts as in `Merged`, whether a record changed, and the number of new records."""
+
+    measurements: int
+    beside: int
+    refused: int
+    changed: bool
+    added: int
+
+
+def _merge_part(
+    connection: Connection,
+    principal: Principal,
+    into: _Target,
+    sent: Sequence[Record],
+    *,
+    restore: bool,
+) -> _MergedPart:
+    """Merge some of a record set's records into a locked context."""
+    scenarios = sorted({record.scenario.digest for record in sent})
+    before = records.load(connection, into.id, scenarios)
+    welcome, refused = _welcome(connection, into, sent, before, restore)
     after: dict[str, Record] = dict(before)
     claims: list[records.Claim] = []
     replacing: list[records.Claim] = []
-    pins = principal.may("admin", namespace)
+    pins = principal.may("admin", into.namespace)
     for record in welcome:
         merged = add(after.get(record.scenario.digest), record, pins=pins)
         after[record.scenario.digest] = merged.record
@@ -124,16 +171,14 @@ def merge_record_set(
         for record in changed
         if record.winner != _winner_of(before.get(record.scenario.digest))
     }
-    records.save(connection, context_id, changed, winner_senders=winner_senders)
-    standing, beside = records.add_claims(connection, context_id, claims, principal.name)
+    records.save(connection, into.id, changed, winner_senders=winner_senders)
+    standing, beside = records.add_claims(connection, into.id, claims, principal.name)
     for claim in replacing:
         replacement = (claim.measurement.config.digest, claim.digest)
-        records.replace_standing(connection, context_id, claim.scenario, [replacement])
-    misses.drop_tuned(connection, context_id, sorted(after))
-    if changed:
-        added = len(after) - len(before)
-        contexts.bump_revision(connection, context_id, added=added, by=principal.name)
-    return Merged(records=len(sent.records), measurements=standing, beside=beside, refused=refused)
+        records.replace_standing(connection, into.id, claim.scenario, [replacement])
+    misses.drop_tuned(connection, into.id, sorted(after))
+    added = len(after) - len(before)
+    return _MergedPart(standing, beside, refused, changed=bool(changed), added=added)
 
 
 def _winner_of(record: Record | None) -> Winner | None:
@@ -142,24 +187,23 @@ def _winner_of(record: Record | None) -> Winner | None:
 
 def _welcome(
     connection: Connection,
-    namespace: str,
-    sent: RecordSet,
+    into: _Target,
+    sent: Sequence[Record],
     existing: Collection[str],
     restore: bool,
 ) -> tuple[Sequence[Record], int]:
-    """Return what of a record set is not recalled, and the number of measurements left out."""
-    context = sent.context.digest
-    scenarios = {record.scenario.digest for record in sent.records}
-    recalled = recalls.load(connection, namespace, context, scenarios)
+    """Return what of some records is not recalled, and the number of measurements left out."""
+    scenarios = {record.scenario.digest for record in sent}
+    recalled = recalls.load(connection, into.namespace, into.context, scenarios)
     if not restore:
-        return withhold(sent.records, recalled, existing)
+        return withhold(sent, recalled, existing)
     parts: dict[str, set[str]] = {}
-    for record in sent.records:
+    for record in sent:
         if record.scenario.digest in recalled:
             without_pin = record.model_copy(update={"pin": None})
             parts.setdefault(record.scenario.digest, set()).update(part_digests(without_pin))
-    recalls.lift(connection, namespace, context, parts)
-    return sent.records, 0
+    recalls.lift(connection, into.namespace, into.context, parts)
+    return sent, 0
 
 
 def delete_records(
