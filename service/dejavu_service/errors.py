@@ -2,9 +2,11 @@
 
 DejavuError
 ├── ServiceError              an operation was refused; the message says what to change
+│   ├── UnauthenticatedError  an identity token is not valid here
 │   ├── AccessDeniedError     the principal lacks the role or the namespace
 │   ├── NotFoundError         there is no such context, record, lease or token
 │   ├── InvalidRequestError   the request is well-formed and cannot be carried out
+│   ├── IssuerUnavailableError  an issuer's keys cannot be read now
 │   └── TooLargeError         the request has more records, misses or bytes than allowed
 ├── SchemaError               the database's schema does not fit this version
 └── MissingDatabaseError      a SQLite file that must exist does not
@@ -17,11 +19,13 @@ from dejavu_cache.errors import DejavuError, ExitCode
 __all__ = [
     "AccessDeniedError",
     "InvalidRequestError",
+    "IssuerUnavailableError",
     "MissingDatabaseError",
     "NotFoundError",
     "SchemaError",
     "ServiceError",
     "TooLargeError",
+    "UnauthenticatedError",
 ]
 
 
@@ -33,6 +37,16 @@ class AccessDeniedError(ServiceError):
     """The principal lacks the role or the namespace that the operation needs."""
 
     exit_code = ExitCode.REFUSED
+
+
+class UnauthenticatedError(ServiceError):
+    """An identity token is malformed, expired, forged, or for somebody else."""
+
+    exit_code = ExitCode.REFUSED
+
+
+class IssuerUnavailableError(ServiceError):
+    """The keys of an issuer of identity tokens cannot be read now."""
 
 
 class NotFoundError(ServiceError):

@@ -21,9 +21,11 @@ from starlette.responses import Response
 from .errors import (
     AccessDeniedError,
     InvalidRequestError,
+    IssuerUnavailableError,
     NotFoundError,
     ServiceError,
     TooLargeError,
+    UnauthenticatedError,
 )
 
 __all__ = [
@@ -42,10 +44,12 @@ _MAX_ERRORS = 20
 """Validation errors of one body that are listed."""
 
 _STATUS: dict[type[ServiceError], int] = {
+    UnauthenticatedError: 401,
     AccessDeniedError: 403,
     NotFoundError: 404,
     TooLargeError: 413,
     InvalidRequestError: 422,
+    IssuerUnavailableError: 503,
 }
 
 DATABASE_ERRORS: tuple[type[Exception], ...] = (

@@ -7,9 +7,12 @@ from dataclasses import dataclass
 
 from .bulk_read.answers import RecordReader
 from .bulk_read.single_flight import SingleFlight
+from .issuer_keys import IssuerKeys
 from .metrics import Metrics
 from .middleware.json_body import BodyGate
 from .middleware.principal_cache import PrincipalCache
+from .services.identity_rules import read_issuers
+from .services.identity_tokens import IdentityExchange
 from .services.read_through import ReadThrough
 from .settings import ServerSettings
 from .storage.database import Database
@@ -27,6 +30,7 @@ class Server:
         database: The database and its connections.
         principals: The cache of tokens' principals.
         bodies: The bounds of what requests with bodies take.
+        identities: The exchange of other issuers' tokens; None if there is none.
         read_through: The namespaces beneath others.
         reader: The reads of records and their cache.
         metrics: The counters for Prometheus.
@@ -38,6 +42,7 @@ class Server:
     database: Database
     principals: PrincipalCache
     bodies: BodyGate
+    identities: IdentityExchange | None
     read_through: ReadThrough
     reader: RecordReader
     metrics: Metrics
@@ -49,7 +54,7 @@ class Server:
         """Create the server's objects without connecting to the database.
 
         Raises:
-            SettingsError: The rules of which namespaces read through are wrong.
+            SettingsError: The rules of which namespaces read through, or of issuers, are wrong.
         """
         database = Database(settings.database, settings.pool)
         return cls(
@@ -57,6 +62,7 @@ class Server:
             database=database,
             principals=PrincipalCache(database, settings.token_ttl),
             bodies=BodyGate(settings.max_body, settings.max_records, settings.pool),
+            identities=_open_exchange(settings),
             read_through=ReadThrough.parse(settings.read_through),
             reader=RecordReader(database, settings.cache_bytes),
             metrics=Metrics(database),
@@ -68,3 +74,9 @@ class Server:
         """Close all connections to the database."""
         await self.reader.close()
         self.database.close()
+
+
+def _open_exchange(settings: ServerSettings) -> IdentityExchange | None:
+    if settings.oidc is None:
+        return None
+    return IdentityExchange(read_issuers(settings.oidc), IssuerKeys().find)

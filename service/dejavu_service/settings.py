@@ -47,6 +47,8 @@ class ServerSettings(BaseModel):
     """File for the token that the first start makes; None for one beside the database."""
     open_read: bool = False
     """Whether requests without a token may read records, pages and metrics."""
+    oidc: Path | None = None
+    """TOML file of the issuers whose identity tokens are exchanged, with rules; None for none."""
     read_through: str = ""
     """Namespaces that answer from another one what they do not have: `pr-*=main`, by commas."""
     max_body: int = Field(default=32 * 2**20, ge=1024)

@@ -11,14 +11,17 @@ from contextlib import nullcontext
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..problems import DATABASE_ERRORS, ProblemError, database_unavailable, problem
-from ..services.access import ANYBODY, READER, Principal
+from ..services.access import ANYBODY, NOBODY, READER, Principal
 from ..settings import ServerSettings
 from .asgi_scope import client_address, header
 from .browser_guard import refuse_foreign_page, refuse_proxied
 from .limits import RateLimiter
 from .principal_cache import PrincipalCache
 
-__all__ = ["AuthenticationMiddleware", "is_loopback"]
+__all__ = ["EXCHANGE_PATH", "AuthenticationMiddleware", "is_loopback"]
+
+EXCHANGE_PATH = "/v1/token-exchange"
+"""Where a token is got; its route verifies the identity token in the body."""
 
 _PUBLIC_PATHS = {"/livez", "/readyz", "/v1/openapi.json", "/style.css"}
 _PUBLIC_PATHS |= {"/favicon.svg", "/favicon.ico"}
@@ -65,6 +68,9 @@ class AuthenticationMiddleware:
         await self._app(scope, receive, send)
 
     async def _authenticate(self, scope: Scope) -> Principal:
+        if scope["path"] == EXCHANGE_PATH:
+            self._rate_limiter.take(client_address(scope))
+            return NOBODY
         token = _presented_token(scope)
         cached = None if token is None else self._principals.cached_principal(token)
         if cached is not None:

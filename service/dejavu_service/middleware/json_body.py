@@ -22,7 +22,7 @@ from ..services.json_items import InvalidJsonError, InvalidValueError, validate_
 from .request_body import BodyBudget, read_body
 from .write_queue import WriteQueue
 
-__all__ = ["BodyGate", "StrictRoute", "accepts"]
+__all__ = ["BodyGate", "StrictRoute", "accepts", "check_media_type"]
 
 _Endpoint = TypeVar("_Endpoint", bound=Callable[..., Any])
 
@@ -139,7 +139,7 @@ class StrictRoute(APIRoute):
             principal.require(rule.role, request.path_params.get("namespace", EVERYWHERE))
             if rule.writes and principal is READER:
                 raise AccessDeniedError("without a token you may only read here: send one")
-            _check_media_type(request)
+            check_media_type(request)
             gate: BodyGate = request.app.state.server.bodies
             with gate.budget.reserve(principal.name) as take:
                 body = await read_body(
@@ -191,7 +191,12 @@ async def _validate(
         raise RequestValidationError(errors) from None
 
 
-def _check_media_type(request: Request) -> None:
+def check_media_type(request: Request) -> None:
+    """Check that a body is JSON, which no page of another site can send unasked.
+
+    Raises:
+        ProblemError: 415.
+    """
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json":
         raise ProblemError(415, "the body must be JSON: send  Content-Type: application/json")

@@ -13,6 +13,7 @@ __all__ = [
     "EVERYWHERE",
     "NAMESPACE",
     "NAMESPACE_PATTERN",
+    "NOBODY",
     "READER",
     "ROLES",
     "Principal",
@@ -86,6 +87,9 @@ class Principal:
 
 ANYBODY = Principal("anybody", {EVERYWHERE: "admin"})
 """Everyone, as long as no token was ever issued."""
+
+NOBODY = Principal("nobody", {})
+"""Everyone who has yet to get a token."""
 
 READER = Principal("a reader without a token", {EVERYWHERE: "read"})
 """Everyone without a token, where the settings open the server for reading."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Connection, Row, select, update
+from sqlalchemy import Connection, Row, delete, or_, select, update
 
 from .tables import epoch, tokens
 
-__all__ = ["add", "any_issued", "get", "list_tokens", "now", "revoke"]
+__all__ = ["add", "any_issued", "drop_expired", "get", "list_tokens", "now", "revoke"]
 
 
 def add(
@@ -56,6 +56,20 @@ def revoke(connection: Connection, identity: str) -> bool:
     """Revoke a token; return False if it does not exist or is revoked already."""
     live = (tokens.c.id == identity) & tokens.c.revoked_at.is_(None)
     return connection.execute(update(tokens).where(live).values(revoked_at=epoch())).rowcount > 0
+
+
+def drop_expired(connection: Connection, seconds: float) -> int:
+    """Delete tokens that expired more than `seconds` ago, if others remain; return their number.
+
+    A server whose last token is gone would answer without one.
+    """
+    limit = epoch() - seconds
+    others = tokens.alias()
+    remaining = select(others.c.id).where(
+        or_(others.c.expires_at.is_(None), others.c.expires_at >= limit)
+    )
+    expired = delete(tokens).where(tokens.c.expires_at < limit, remaining.exists())
+    return connection.execute(expired).rowcount
 
 
 def now(connection: Connection) -> float:

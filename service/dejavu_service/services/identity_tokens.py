@@ -1,0 +1,105 @@
+"""Exchange of identity tokens (OpenID Connect) for short-lived tokens of this server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from dejavu_cache.errors import SettingsError
+
+from ..errors import AccessDeniedError, UnauthenticatedError
+from ..storage.database import Database
+from . import tokens
+from .access import EVERYWHERE, Principal
+from .identity_rules import TrustedIssuer
+from .tokens import Issued
+
+__all__ = ["ALGORITHMS", "IdentityExchange"]
+
+ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "EdDSA")
+"""Signatures by a private key; with a shared secret, whoever can check one can also make one."""
+_LEEWAY = 30.0
+"""Seconds by which clocks may differ."""
+_LONGEST = 16 * 1024
+"""Characters of an identity token."""
+
+
+class IdentityExchange:
+    """Verification of identity tokens, and the issue of tokens by the rules.
+
+    Args:
+        issuers: The trusted issuers by name.
+        find_key: Returns an issuer's public key by its id, as `jwt.PyJWK`; None if it has none.
+    """
+
+    def __init__(
+        self,
+        issuers: Mapping[str, TrustedIssuer],
+        find_key: Callable[[TrustedIssuer, str], Any],
+    ) -> None:
+        """Trust these issuers.
+
+        Raises:
+            SettingsError: The library that verifies signatures is not installed.
+        """
+        try:
+            import jwt
+        except ImportError:
+            raise SettingsError(
+                "identity tokens need PyJWT: run  pip install 'dejavu-cache[server]'"
+            ) from None
+        self._jwt = jwt
+        self._issuers = issuers
+        self._find_key = find_key
+
+    def exchange(self, database: Database, presented: str) -> Issued:
+        """Issue a token for an identity token.
+
+        Raises:
+            AccessDeniedError: No rule matches the claims.
+            UnauthenticatedError: The token is not valid here; the message does not repeat it.
+        """
+        claims, issuer = self._verify(presented)
+        subject = str(claims["sub"])
+        for rule in issuer.rules:
+            if rule.matches(claims):
+                name = "".join(char if char.isprintable() else "?" for char in subject)[:200]
+                granter = Principal(f"issuer {issuer.issuer}", {EVERYWHERE: "admin"})
+                return tokens.issue(
+                    database, granter, name, "read", (), rule.minutes * 60, rule.grants
+                )
+        raise AccessDeniedError(
+            f"no rule of this server matches the claims of {subject[:200]!r}: ask its admin"
+        )
+
+    def _verify(self, presented: str) -> tuple[Mapping[str, Any], TrustedIssuer]:
+        if len(presented) > _LONGEST or not presented.isascii():
+            raise UnauthenticatedError("this is no identity token")
+        try:
+            header = self._jwt.get_unverified_header(presented)
+            unverified = self._jwt.decode(presented, options={"verify_signature": False})
+        except (self._jwt.PyJWTError, ValueError, RecursionError):
+            raise UnauthenticatedError("this is no identity token") from None
+        name, key_id = unverified.get("iss"), header.get("kid")
+        issuer = self._issuers.get(name) if isinstance(name, str) else None
+        if issuer is None:
+            raise UnauthenticatedError("this server does not trust the issuer of the token")
+        if header.get("alg") not in ALGORITHMS or not isinstance(key_id, str):
+            raise UnauthenticatedError("the token is not signed by a key of its issuer")
+        key = self._find_key(issuer, key_id)
+        if key is None or key.algorithm_name not in ALGORITHMS:
+            raise UnauthenticatedError("the token is not signed by a key of its issuer")
+        try:
+            claims = self._jwt.decode(
+                presented,
+                key,
+                algorithms=[key.algorithm_name],
+                audience=issuer.audience,
+                issuer=issuer.issuer,
+                leeway=_LEEWAY,
+                options={"require": ["exp", "iat", "iss", "aud", "sub"]},
+            )
+        except (self._jwt.PyJWTError, ValueError, OverflowError) as error:
+            # The errors of PyJWT name a claim and not the token.
+            raise UnauthenticatedError(f"the identity token is not valid: {error}") from None
+        return claims, issuer

@@ -1,0 +1,309 @@
+"""Identity tokens of other issuers, exchanged for short-lived tokens of this server."""
+
+from __future__ import annotations
+
+import base64
+import json
+import threading
+import time
+from collections.abc import Iterator
+from datetime import datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from dejavu_service import issuer_keys
+from dejavu_service.app import create_app
+from dejavu_service.services import retention
+from dejavu_service.services.identity_rules import read_issuers
+from dejavu_service.settings import ServerSettings
+from dejavu_service.storage.database import Database
+from dejavu_service.storage.tables import tokens as token_table
+from sqlalchemy import func, select, update
+from support.service import body, client_of, record_set
+
+from dejavu_cache.errors import SettingsError
+
+jwt = pytest.importorskip("jwt")
+rsa = pytest.importorskip("cryptography.hazmat.primitives.asymmetric.rsa")
+
+AUDIENCE = "https://tune.example.com"
+SUBJECT = "repo:acme/kernels:pull_request"
+
+
+class Issuer:
+    """An issuer with keys of its own, which it publishes over HTTP as GitHub does."""
+
+    def __init__(self) -> None:
+        self.keys: dict[str, Any] = {}
+        self.fetches = 0
+        self.broken = False
+        issuer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                issuer.fetches += self.path == "/keys"
+                answers = {
+                    "/.well-known/openid-configuration": issuer.description,
+                    "/keys": {"keys": [issuer.public(name) for name in issuer.keys]},
+                }
+                text = json.dumps(answers.get(self.path)).encode()
+                self.send_response(500 if issuer.broken else 200)
+                self.send_header("Content-Length", str(len(text)))
+                self.end_headers()
+                self.wfile.write(text)
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+        self.description = {"issuer": self.url, "jwks_uri": f"{self.url}/keys"}
+        threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True).start()
+
+    def make_key(self, name: str) -> None:
+        self.keys[name] = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+
+    def public(self, name: str) -> dict[str, Any]:
+        described = jwt.algorithms.RSAAlgorithm.to_jwk(self.keys[name].public_key(), as_dict=True)
+        return {**described, "kid": name, "use": "sig", "alg": "RS256"}
+
+    def token(self, key: str = "first", header: Any = None, **claims: Any) -> str:
+        content = {
+            "iss": self.url,
+            "aud": AUDIENCE,
+            "sub": SUBJECT,
+            "iat": int(time.time()),
+            "exp": int(time.time()) + 300,
+            "repository": "acme/kernels",
+            "ref": "refs/pull/7/merge",
+            **claims,
+        }
+        content = {name: value for name, value in content.items() if value is not None}
+        headers = {"kid": key, **(header or {})}
+        signed: str = jwt.encode(content, self.keys[key], algorithm="RS256", headers=headers)
+        return signed
+
+
+@pytest.fixture(scope="module")
+def issuer() -> Iterator[Issuer]:
+    opened = Issuer()
+    opened.make_key("first")
+    yield opened
+    opened.server.shutdown()
+    opened.server.server_close()
+
+
+def write_rules(path: Path, issuer: Issuer) -> Path:
+    path.write_text(f"""
+[[issuers]]
+issuer = "{issuer.url}"
+audience = "{AUDIENCE}"
+
+[[issuers.rules]]
+claims = {{ repository = "acme/kernels", ref = "refs/heads/main" }}
+grants = {{ main = "write" }}
+minutes = 30
+
+[[issuers.rules]]
+claims = {{ repository = "acme/kernels", ref = "refs/pull/*" }}
+grants = {{ "pr-*" = "write", main = "read" }}
+""")
+    return path
+
+
+@pytest.fixture
+def client(sqlite_url: str, issuer: Issuer, tmp_path: Path) -> Iterator[httpx.Client]:
+    rules = write_rules(tmp_path / "oidc.toml", issuer)
+    with client_of(create_app(ServerSettings(database=sqlite_url, oidc=rules))) as opened:
+        yield opened
+
+
+def exchange(client: httpx.Client, token: str) -> httpx.Response:
+    return client.post("/v1/token-exchange", json={"token": token})
+
+
+def test_a_job_gets_what_its_rule_says(client: httpx.Client, issuer: Issuer) -> None:
+    answer = exchange(client, issuer.token())
+    assert answer.status_code == 201, answer.text
+    made = answer.json()
+    assert made["grants"] == {"pr-*": "write", "main": "read"}
+    assert made["name"] == SUBJECT
+    mine = {"Authorization": f"Bearer {made['token']}"}
+    sent = body(record_set())
+    assert client.post("/v1/pr-7/records", json=sent, headers=mine).status_code == 200
+    assert client.post("/v1/main/records", json=sent, headers=mine).status_code == 403
+    assert client.get("/v1/tokens", headers=mine).status_code == 403
+    main = exchange(client, issuer.token(ref="refs/heads/main")).json()
+    assert main["grants"] == {"main": "write"}
+    lives = [
+        datetime.fromisoformat(item["expires"]).timestamp() - time.time() for item in (made, main)
+    ]
+    assert [round(seconds / 60) for seconds in lives] == [60, 30]
+
+
+UNFIT: list[tuple[dict[str, Any], int]] = [
+    ({"aud": "https://other.example.com"}, 401),
+    ({"aud": None}, 401),
+    ({"exp": int(time.time()) - 60}, 401),
+    ({"exp": None}, 401),
+    ({"exp": "soon"}, 401),
+    ({"iat": int(time.time()) + 3600}, 401),
+    ({"nbf": int(time.time()) + 3600}, 401),
+    ({"iss": "https://token.actions.githubusercontent.com"}, 401),
+    ({"sub": None}, 401),
+    ({"repository": "acme/other"}, 403),
+    ({"repository": "acme/kernels-evil"}, 403),
+    ({"repository": ["acme/kernels"]}, 403),
+    ({"repository": None}, 403),
+    ({"ref": "refs/heads/mains"}, 403),
+    ({"ref": "refs/tags/refs/pull/"}, 403),
+]
+
+
+def test_what_does_not_fit_gets_nothing(client: httpx.Client, issuer: Issuer) -> None:
+    for claims, status in UNFIT:
+        answer = exchange(client, issuer.token(**claims))
+        assert answer.status_code == status, (claims, answer.text)
+        assert answer.headers["content-type"] == "application/problem+json"
+        assert "token" not in answer.json()
+
+
+def test_no_token_is_forged(client: httpx.Client, issuer: Issuer) -> None:
+    stranger = Issuer()
+    stranger.make_key("first")
+    stranger.url = issuer.url
+    good = issuer.token()
+    head, content, signature = good.split(".")
+
+    def encoded(value: Any) -> str:
+        return base64.urlsafe_b64encode(json.dumps(value).encode()).decode().rstrip("=")
+
+    claims = jwt.decode(good, options={"verify_signature": False})
+    shared = jwt.encode(claims, "x" * 64, algorithm="HS256", headers={"kid": "first"})
+    forged = [
+        stranger.token(),
+        f"{encoded({'alg': 'none', 'kid': 'first'})}.{content}.",
+        f"{encoded({'alg': 'None', 'kid': 'first'})}.{content}.{signature}",
+        shared,
+        f"{head}.{encoded({**claims, 'ref': 'refs/heads/main'})}.{signature}",
+        f"{head}.{content}.",
+        jwt.encode(claims, issuer.keys["first"], algorithm="RS256"),
+        issuer.token(header={"kid": "../first"}),
+        issuer.token(header={"jku": stranger.description["jwks_uri"], "kid": "stranger"}),
+        *("", "a.b.c", "...", "é.é.é", "\x00", f"{head}.{encoded([1])}.{signature}"),
+        f"{head}.{'A' * 20_000}.{signature}",
+        f"{encoded({'alg': 'RS256', 'kid': 'first', 'crit': ['x']})}.{content}.{signature}",
+        f"{head}.{base64.urlsafe_b64encode(b'[' * 9000).decode().rstrip('=')}.{signature}",
+    ]
+    for token in forged:
+        answer = exchange(client, token)
+        assert answer.status_code in (400, 401), (token[:80], answer.text)
+    huge = exchange(client, "A" * 1_000_000)
+    assert huge.status_code == 413
+    assert exchange(client, good).status_code == 201
+    stranger.server.shutdown()
+    stranger.server.server_close()
+
+
+def test_keys_are_cached_and_followed_when_they_change(
+    client: httpx.Client, issuer: Issuer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = issuer.fetches
+    for _ in range(3):
+        assert exchange(client, issuer.token()).status_code == 201
+    assert issuer.fetches == before + 1
+    issuer.make_key("second")
+    assert exchange(client, issuer.token("second")).status_code == 401, "asked a moment ago"
+    assert issuer.fetches == before + 1
+    monkeypatch.setattr(issuer_keys, "_PAUSE", 0.0)
+    assert exchange(client, issuer.token("second")).status_code == 201
+    retired = issuer.keys.pop("second")
+    issuer.broken = True
+    monkeypatch.setattr(issuer_keys, "_FRESH", 0.0)
+    assert exchange(client, issuer.token()).status_code == 201, "the issuer is away for a while"
+    monkeypatch.setattr(issuer_keys, "_STALE", 0.0)
+    assert exchange(client, issuer.token()).status_code == 503
+    issuer.broken = False
+    monkeypatch.setattr(issuer_keys, "_STALE", 60.0)
+    issuer.keys["second"] = retired
+    withdrawn = issuer.token("second")
+    del issuer.keys["second"]
+    assert exchange(client, withdrawn).status_code == 401
+    assert exchange(client, issuer.token()).status_code == 201
+
+
+def test_an_issuer_describes_itself_and_no_other(
+    client: httpx.Client, issuer: Issuer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = {**issuer.description, "issuer": "https://other.example.com"}
+    plain = {**issuer.description, "jwks_uri": "http://keys.example.com/keys"}
+    local = {**issuer.description, "jwks_uri": "file:///etc/passwd"}
+    monkeypatch.setattr(issuer_keys, "_PAUSE", 0.0)
+    for description in (other, plain, local, {}):
+        monkeypatch.setattr(issuer, "description", description)
+        assert exchange(client, issuer.token()).status_code == 503
+
+
+def test_keys_come_from_a_file_too(sqlite_url: str, issuer: Issuer, tmp_path: Path) -> None:
+    rules = write_rules(tmp_path / "oidc.toml", issuer)
+    file = tmp_path / "keys.json"
+    file.write_text(json.dumps({"keys": [issuer.public("first"), {"kty": "oct", "kid": "x"}, 1]}))
+    text = rules.read_text().replace("audience =", f'jwks = "{file}"\naudience =')
+    rules.write_text(text)
+    before = issuer.fetches
+    with client_of(create_app(ServerSettings(database=sqlite_url, oidc=rules))) as client:
+        assert exchange(client, issuer.token()).status_code == 201
+    assert issuer.fetches == before
+
+
+def test_without_rules_nothing_is_exchanged(sqlite_url: str, issuer: Issuer) -> None:
+    with client_of(create_app(ServerSettings(database=sqlite_url))) as client:
+        assert exchange(client, issuer.token()).status_code == 404
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ('"write"', '"owner"'),
+        ('"pr-*"', '"*-pr"'),
+        ("minutes = 30", "minutes = 10_000"),
+        ("claims = { repository", "claim = { repository"),
+        ('claims = { repository = "acme/kernels", ref = "refs/heads/main" }', "claims = {}"),
+        ("audience", "audiences"),
+        ("[[issuers]]", "[[issuer]]"),
+        ("minutes = 30", "minutes = "),
+    ],
+    ids=str,
+)
+def test_rules_that_are_not_understood_stop_the_server(
+    issuer: Issuer, tmp_path: Path, change: tuple[str, str]
+) -> None:
+    rules = write_rules(tmp_path / "oidc.toml", issuer)
+    assert read_issuers(rules)
+    rules.write_text(rules.read_text().replace(*change, 1))
+    with pytest.raises(SettingsError, match=r"oidc\.toml"):
+        read_issuers(rules)
+
+
+def test_tokens_that_expired_long_ago_are_pruned_but_never_all(
+    client: httpx.Client, issuer: Issuer, sqlite_url: str
+) -> None:
+    for _ in range(3):
+        exchange(client, issuer.token()).raise_for_status()
+    database = Database(sqlite_url)
+
+    def count() -> int:
+        retention.prune(database, 90, 30)
+        with database.read() as connection:
+            return connection.execute(select(func.count()).select_from(token_table)).scalar_one()
+
+    assert count() == 3
+    with database.write() as connection:
+        connection.execute(update(token_table).values(expires_at=1.0))
+    assert count() == 3, "without any token, the server would answer without one"
+    exchange(client, issuer.token()).raise_for_status()
+    assert count() == 1
+    database.close()
