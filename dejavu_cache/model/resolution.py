@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from .evidence import ChoiceEvidence
 from .merge import Difference
 from .scenario import Context, Environment, Scenario
 
@@ -22,6 +23,7 @@ How = Literal[
     "agreed",
     "imported",
     "default",
+    "off",
 ]
 """The provenance of a config.
 
@@ -29,7 +31,7 @@ How = Literal[
 scenario. `tree`: a decision tree's choice. `family`: recorded on another GPU of the architecture.
 `toolchain`: recorded with another Triton. `pinned`: chosen by a person. `agreed`: chosen by another
 rank of the job. `imported`: found by another tool. `default`: none of these, or a kernel with one
-config."""
+config. `off`: Triton's own autotuner decides, and nothing is looked up or recorded."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class Resolution:
 
     Attributes:
         how: the provenance.
-        config: the `triton.Config` that a launch runs.
+        config: the `triton.Config` that a launch runs; None if Triton has yet to choose it.
         scenario: the bucketed values and dtypes.
         context: kernel, environment and problem.
         store: URL of the record's store or of the tree's file, name of another tool, or None.
@@ -50,6 +52,11 @@ class Resolution:
         only: whether pruning left the launch no other config.
         ignored_pin: the config that a person chose and the launch may not run, or None.
         not_stored: why the kernel's timings stay in this process, or None if they are stored.
+        recorded_in: the context of the record that stands in, if it is another one.
+        recorded_for: the scenario of the record that stands in, if it is another one.
+        nearest: on a miss, the distance of the nearest record of the context, however far; filled
+            by `explain`.
+        evidence: what the record says about the config and the others; filled by `explain`.
     """
 
     how: How
@@ -65,6 +72,10 @@ class Resolution:
     only: bool = False
     not_stored: str | None = None
     ignored_pin: str | None = None
+    recorded_in: Context | None = None
+    recorded_for: Scenario | None = None
+    nearest: float | None = None
+    evidence: ChoiceEvidence | None = None
 
     @property
     def environment(self) -> Environment:
@@ -74,15 +85,23 @@ class Resolution:
     @property
     def final(self) -> bool:
         """Return whether a later lookup cannot find better; fallbacks are looked up again."""
-        return self.agreed or self.only or self.how in ("exact", "tuned", "pinned")
+        return self.agreed or self.only or self.how in ("exact", "tuned", "pinned", "off")
 
     def __str__(self) -> str:
         """Describe the resolution in several lines, for `explain`."""
+        config = "Triton chooses it at the first launch" if self.config is None else self.config
+        distance = f" at distance {self.distance:g}" if self.distance else ""
         lines = [
             f"{self.context.kernel.name}{self.scenario}",
-            f"  config: {self.config}",
-            f"  found:  {self.how}" + (f" in {self.store}" if self.store else ""),
+            f"  config: {config}",
+            f"  found:  {self.how}{distance}" + (f" in {self.store}" if self.store else ""),
         ]
+        if self.how == "off":
+            lines.append("  Triton's own autotuner decides; nothing is looked up or recorded")
+        if self.evidence is not None:
+            lines += [f"  {line}" for line in self.evidence.lines()]
+        if self.nearest is not None:
+            lines.append(f"  the nearest record is at distance {self.nearest:g}")
         if self.missing:
             lines.append(f"  unmeasured configs: {self.missing}")
         lines += [f"  wrong results: {evidence}" for evidence in self.wrong]

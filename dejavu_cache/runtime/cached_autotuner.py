@@ -291,6 +291,12 @@ class CachedAutotuner(DeclaredAutotuner):
 
         Nothing is launched, benchmarked or written.
         """
+        if self._is_left_to_triton:
+            return self._explain_off(args, kwargs)
+        request = self.request(*args, **kwargs)
+        return self._resolver.add_evidence(request, self._explain_now(args, kwargs))
+
+    def _explain_now(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Resolution:
         device = self._device()
         raw, configs = self._raw_key(device, args, kwargs)
         ready = self._ready.get(raw)
@@ -300,7 +306,9 @@ class CachedAutotuner(DeclaredAutotuner):
 
     def look_up(self, *args: Any, **kwargs: Any) -> Resolution:
         """Return what `explain` returns, and put a miss on the worklist of the store."""
-        resolution = self.explain(*args, **kwargs)
+        if self._is_left_to_triton:
+            return self._explain_off(args, kwargs)
+        resolution = self._explain_now(args, kwargs)
         if not resolution.final:
             self._resolver.note_miss(self.request(*args, **kwargs))
         return resolution

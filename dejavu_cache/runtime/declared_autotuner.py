@@ -10,10 +10,12 @@ from typing import Any
 
 from ..errors import UnreadableKernelError
 from ..model.buckets import Bucket, Exact
+from ..model.resolution import Resolution
 from ..model.scenario import Context, Kernel, Problem
 from ..notices import warn_once
 from ..policy import current_policy
 from ..settings import Mode, current_settings
+from ..triton_internals.autotune_cache import launch_key
 from ..triton_internals.config_names import DeclaredConfigs, can_be_recorded, describe
 from ..triton_internals.environment import (
     INTERPRETER_INDEX,
@@ -233,6 +235,17 @@ class DeclaredAutotuner(Autotuner):  # type: ignore[misc]
                 problem=Problem(keys=self._scenario_key.keys, buckets=buckets, method=self.method),
             )
         return context
+
+    def _explain_off(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Resolution:
+        """Return what Triton's own autotuner runs; without a config until it has benchmarked."""
+        key = launch_key(self, args, kwargs)
+        only = self.configs[0] if len(self.configs) == 1 else None
+        return Resolution(
+            "off",
+            self.cache[key] if key in self.cache else only,  # noqa: SIM401 - it may have no `get`
+            self._scenario_key.scenario(self._arguments_by_name(args, kwargs)),
+            self._context(self._device()),
+        )
 
     def _request(
         self,

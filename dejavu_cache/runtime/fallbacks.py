@@ -78,6 +78,7 @@ def use_nearest_scenario(
                 resolution,
                 how="nearest",
                 distance=distance,
+                recorded_for=scenario,
                 differences=differences(request.scenario.model_dump(), scenario.model_dump()),
             )
     return None
@@ -161,7 +162,7 @@ def _from_other_context(
             continue
         resolution = resolve_from_record(request, store.get(context, request.scenario))
         if resolution is not None:
-            return replace(resolution, how=how, differences=differing)
+            return replace(resolution, how=how, differences=differing, recorded_in=context)
     return None
 
 

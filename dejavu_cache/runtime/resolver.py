@@ -6,6 +6,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import replace
 
 from ..errors import ScenarioNotTuned
+from ..model.evidence import gather_evidence
 from ..model.resolution import Resolution
 from ..model.scenario import Config, Context, Scenario
 from ..notices import warn_once
@@ -172,6 +173,21 @@ class Resolver:
             return request
         suspects = find_suspects(request.context, request.scenario)
         return leave_out_suspects(request, found.record if found else None, suspects)
+
+    def add_evidence(self, request: Request, resolution: Resolution) -> Resolution:
+        """Return a resolution with what its record says, or how far the nearest record is."""
+        config = describe(resolution.config)
+        found = self._store.get(
+            resolution.recorded_in or request.context, resolution.recorded_for or request.scenario
+        )
+        if found is not None and config in found.record.by_config and resolution.how != "default":
+            default = describe(request.default)
+            evidence = gather_evidence(found.record, config, {*request.declared}, default)
+            return replace(resolution, evidence=evidence)
+        if resolution.final:
+            return resolution
+        near = next(self._store.scenarios(request.context).near(request.scenario), None)
+        return replace(resolution, nearest=near[0]) if near is not None else resolution
 
     def _look_up(self, request: Request) -> Found | None:
         return self._tuner.look_up(request)
