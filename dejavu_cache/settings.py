@@ -71,6 +71,8 @@ class Settings(BaseModel):
     """Whether records shipped inside installed packages are read."""
     report: str = ""
     """Folder for reports on benchmarks, compilations and misses; `dejavu-cache verify` sets it."""
+    fingerprint: str = ""
+    """Folder in which every process writes which config each kernel ran, for `compare`."""
 
     policy: str = ""
     """Policy file; empty: `dejavu.toml` in the working directory, if there is one."""

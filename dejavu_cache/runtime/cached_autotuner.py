@@ -23,6 +23,7 @@ from ..triton_internals.environment import current_environment
 from ..triton_internals.scenario_key import RawKey
 from ..triton_internals.versions import is_covered
 from ..tuning.config_failures import failure_of
+from . import fingerprint
 from .activity_report import report_resolution, report_triton_activity
 from .config_cache import ConfigCache
 from .consensus import agree
@@ -357,6 +358,8 @@ class CachedAutotuner(DeclaredAutotuner):
         report_resolution(self._name, request.scenario, resolution, benchmarked)
         before = fallen_back.resolution if fallen_back else None
         log_resolution(request, resolution, benchmarked, time.perf_counter() - start, before)
+        if fingerprint.is_written():
+            fingerprint.write_choice(request, self._resolver.add_evidence(request, resolution))
         until = math.inf if resolution.final else time.monotonic() + RETRY_AFTER
         ready = ChosenConfig(resolution.config, resolution.config.all_kwargs(), until, resolution)
         if choices is not self._ready:  # the record has changed since it was read

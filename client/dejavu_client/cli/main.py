@@ -17,6 +17,7 @@ from dejavu_cache.errors import DejavuError, ExitCode
 from .commands import (
     audit,
     bundle,
+    compare,
     doctor,
     heuristics,
     inspection,
@@ -31,6 +32,7 @@ from .commands import (
     transfer,
     upkeep,
 )
+from .help_texts import GroupedCommands, add_examples
 from .output import fail, note, say
 
 __all__ = ["all_commands", "app", "main", "run_command"]
@@ -52,7 +54,7 @@ EXTRAS = {
 
 app = typer.Typer(
     name="dejavu-cache",
-    add_completion=False,
+    cls=GroupedCommands,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -73,6 +75,7 @@ for family in (
     prewarm,
     bundle,
     doctor,
+    compare,
 ):
     family.register(app)
 
@@ -123,6 +126,7 @@ def all_commands() -> typer.Typer:
                 raise
         except Exception as error:
             note(f"the commands of {point.value} are left out: {error}")
+    add_examples(app)
     return app
 
 
@@ -138,10 +142,7 @@ def _run(commands: typer.Typer, arguments: Sequence[str] | None) -> int:
     except DejavuError as error:
         fail(error)
         return error.exit_code
-    except typer.Abort as error:
-        if isinstance(error.__cause__, KeyboardInterrupt):
-            fail("interrupted")
-            return ExitCode.INTERRUPTED
+    except typer.Abort:
         fail("stopped; nothing was changed")
         return ExitCode.NEGATIVE
     except ModuleNotFoundError as error:

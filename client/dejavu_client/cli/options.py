@@ -9,6 +9,8 @@ import typer
 
 from dejavu_cache.errors import SettingsError
 
+from .completion import complete_devices, complete_kernels
+
 __all__ = [
     "KERNEL_HELP",
     "DeviceOption",
@@ -16,6 +18,7 @@ __all__ = [
     "KernelArgument",
     "KernelOption",
     "LimitOption",
+    "OptionalKernelArgument",
     "PresetOption",
     "ScenarioOption",
     "SortOption",
@@ -30,9 +33,18 @@ __all__ = [
 
 KERNEL_HELP = "A kernel: its full name, the end of it, or a glob such as '*attention*'."
 
-KernelArgument = Annotated[str, typer.Argument(help=KERNEL_HELP)]
+KernelArgument = Annotated[str, typer.Argument(help=KERNEL_HELP, autocompletion=complete_kernels)]
+OptionalKernelArgument = Annotated[
+    str, typer.Argument(help=f"{KERNEL_HELP} Else all.", autocompletion=complete_kernels)
+]
 KernelOption = Annotated[
-    str, typer.Option("--kernel", metavar="NAME", help="Only this kernel, or a glob.")
+    str,
+    typer.Option(
+        "--kernel",
+        metavar="NAME",
+        help="Only this kernel, or a glob.",
+        autocompletion=complete_kernels,
+    ),
 ]
 StoreOption = Annotated[
     str,
@@ -57,7 +69,13 @@ WhereOption = Annotated[
     ),
 ]
 DeviceOption = Annotated[
-    str, typer.Option("--device", metavar="TEXT", help="Only GPUs whose name contains this.")
+    str,
+    typer.Option(
+        "--device",
+        metavar="TEXT",
+        help="Only GPUs whose name contains this.",
+        autocompletion=complete_devices,
+    ),
 ]
 TritonOption = Annotated[
     str, typer.Option("--triton", metavar="VERSION", help="Only this version of Triton.")

@@ -16,11 +16,11 @@ from ..context_heading import say_context
 from ..errors import NothingFoundError
 from ..kernel_table import show_kernels, sort_kernels, summarize_context
 from ..options import (
-    KERNEL_HELP,
     DeviceOption,
     JsonOption,
     KernelArgument,
     LimitOption,
+    OptionalKernelArgument,
     ScenarioOption,
     SortOption,
     StoreOption,
@@ -49,7 +49,7 @@ def register(app: typer.Typer) -> None:
 
 
 def list_kernels(
-    kernel: Annotated[str, typer.Argument(help=f"{KERNEL_HELP} Else all.")] = "",
+    kernel: OptionalKernelArgument = "",
     device: DeviceOption = "",
     triton: TritonOption = "",
     sort: SortOption = "",

@@ -18,6 +18,7 @@ from dejavu_cache.errors import PrewarmError, SettingsError
 from dejavu_cache.settings import PREFIX, current_settings
 
 from ..chosen_store import open_existing_store
+from ..completion import complete_devices
 from ..options import JsonOption
 from ..output import note, say, show_json
 
@@ -34,7 +35,12 @@ ModulesArgument = Annotated[
 ]
 GpuNamesOption = Annotated[
     list[str],
-    typer.Option("--device", metavar="NAME", help="A GPU as records name it; may repeat."),
+    typer.Option(
+        "--device",
+        metavar="NAME",
+        help="A GPU as records name it; may repeat.",
+        autocompletion=complete_devices,
+    ),
 ]
 SourceOption = Annotated[
     str,

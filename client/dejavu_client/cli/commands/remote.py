@@ -22,6 +22,7 @@ from ..chosen_store import (
     require_records,
     split_urls,
 )
+from ..completion import complete_namespaces
 from ..conditions import parse_conditions_on
 from ..copy_recall import recall_copies
 from ..errors import PartlyDoneError
@@ -96,7 +97,13 @@ def sync(server: ServerOption = "", kernel: KernelOption = "", store: StoreOptio
 
 def promote(
     to: Annotated[
-        str, typer.Option("--to", metavar="NAMESPACE", help="The namespace that gets them.")
+        str,
+        typer.Option(
+            "--to",
+            metavar="NAMESPACE",
+            help="The namespace that gets them.",
+            autocompletion=complete_namespaces,
+        ),
     ],
     server: ServerOption = "",
     kernel: KernelOption = "",

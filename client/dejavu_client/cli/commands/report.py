@@ -10,7 +10,13 @@ import typer
 from dejavu_cache.errors import SettingsError
 
 from ..chosen_store import open_existing_store
-from ..options import KERNEL_HELP, DeviceOption, StoreOption, TritonOption, parse_assignments
+from ..options import (
+    DeviceOption,
+    OptionalKernelArgument,
+    StoreOption,
+    TritonOption,
+    parse_assignments,
+)
 from ..output import say
 from ..output_file import open_output
 from ..record_queries import newest_record_sets
@@ -24,7 +30,7 @@ def register(app: typer.Typer) -> None:
 
 
 def report(
-    kernel: Annotated[str, typer.Argument(help=f"{KERNEL_HELP} Else all.")] = "",
+    kernel: OptionalKernelArgument = "",
     to: Annotated[Path, typer.Option("--to", metavar="FILE", help="The page.")] = Path(
         "report.html"
     ),

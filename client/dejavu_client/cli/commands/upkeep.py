@@ -11,7 +11,7 @@ from dejavu_cache.model.scenario import Context, now
 from dejavu_cache.stores import FileStore, Store
 
 from ..chosen_store import open_existing_store
-from ..options import KERNEL_HELP, StoreOption
+from ..options import OptionalKernelArgument, StoreOption
 from ..output import say
 from ..record_queries import contexts_of, last_measured
 
@@ -48,7 +48,7 @@ def collect_garbage(
 
 
 def clear(
-    kernel: Annotated[str, typer.Argument(help=f"{KERNEL_HELP} Else all.")] = "",
+    kernel: OptionalKernelArgument = "",
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     store: StoreOption = "",
 ) -> None:

@@ -1,0 +1,57 @@
+"""Completion of kernels, GPUs and namespaces in shells, from the stores that a command would ask.
+
+Nothing is printed but candidates: a store that does not answer completes nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+import typer
+
+from dejavu_cache.model.scenario import Context
+from dejavu_cache.settings import current_settings
+
+from .kernel_names import shorten_kernels
+
+__all__ = ["complete_devices", "complete_kernels", "complete_namespaces"]
+
+
+def complete_kernels(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Return the kernels whose name or shortest end begins as the word does."""
+    names = sorted({context.kernel.name for context in _contexts(ctx)})
+    ends = [end for end in shorten_kernels(names) if end.startswith(incomplete)]
+    return ends or [name for name in names if name.startswith(incomplete)]
+
+
+def complete_devices(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Return the GPUs whose name contains the word."""
+    names = {context.environment.device.name for context in _contexts(ctx)}
+    return sorted(name for name in names if incomplete.lower() in name.lower())
+
+
+def complete_namespaces(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Return `main` and the namespaces that the settings name, if they begin as the word does."""
+    from urllib.parse import parse_qs, urlsplit
+
+    settings = current_settings()
+    urls = [*settings.url.split(","), str(ctx.params.get("server") or "")]
+    named = (name for url in urls for name in parse_qs(urlsplit(url).query).get("namespace", ()))
+    names = {"main", settings.namespace, *named}
+    return sorted(name for name in names if name.startswith(incomplete))
+
+
+def _contexts(ctx: typer.Context) -> Iterable[Context]:
+    from dejavu_cache.stores import open_store
+
+    logging.disable()  # a warning would stand among the candidates
+    try:
+        settings = current_settings()
+        named = ctx.params.get("server") or ctx.params.get("store") or ctx.params.get("source")
+        with open_store(str(named or settings.url or settings.default_url)) as store:
+            return list(store.contexts())
+    except Exception:  # whatever is wrong, the command itself will say it
+        return []
+    finally:
+        logging.disable(logging.NOTSET)

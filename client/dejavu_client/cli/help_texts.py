@@ -1,0 +1,118 @@
+"""Groups of commands in the help, and examples for each command."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+__all__ = ["EXAMPLES", "GROUPS", "GroupedCommands", "add_examples"]
+
+GROUPS: dict[str, tuple[str, ...]] = {
+    "Look": ("ls", "show", "diff", "compare", "misses", "log", "report", "doctor"),
+    "Tune": ("run", "sweep", "audit", "heuristics"),
+    "Choose and clean up": ("pin", "unpin", "quarantine", "rename", "gc", "clear"),
+    "Move records": (
+        "export",
+        "import",
+        "merge",
+        "freeze",
+        "push",
+        "pull",
+        "sync",
+        "promote",
+    ),
+    "Ship": ("prewarm", "bundle", "verify"),
+    "Server": ("serve", "db", "token"),
+}
+"""Commands by the title under which the help lists them."""
+
+EXAMPLES: dict[str, tuple[str, ...]] = {
+    "ls": ("ls", "ls '*attention*' --sort=-tuning_seconds"),
+    "show": (
+        "show add --where 'M>=64' --sort=-ms --limit 10",
+        "show add --device H200 --cost num_warps=4",
+    ),
+    "diff": ("diff /var/cache/dejavu https://tune.example.com",),
+    "compare": ("compare /runs/monday /runs/tuesday",),
+    "misses": ("misses --device H200 --where 'num_seqs>=64'",),
+    "log": ("log --actor anna --since 2026-01-31T12:00:00Z",),
+    "report": ("report add --to add.html --default num_warps=4",),
+    "doctor": ("doctor", "doctor --store https://tune.example.com"),
+    "run": ("run --mode reuse -- python serve.py --port 8000",),
+    "sweep": ("sweep shop.suites:matmul --budget 20m", "sweep shop.suites --from-misses"),
+    "audit": ("audit shop.suites:matmul",),
+    "heuristics fit": ("heuristics fit add --bound 3 --dry-run",),
+    "heuristics show": ("heuristics show", "heuristics show add --device H200"),
+    "heuristics export": ("heuristics export add --as python",),
+    "pin": ("pin add --config BLOCK=64 --config num_warps=4 --scenario M=64",),
+    "unpin": ("unpin add",),
+    "quarantine writers": ("quarantine writers",),
+    "quarantine add": ("quarantine add --token ci-runner-7",),
+    "quarantine list": ("quarantine list",),
+    "quarantine undo": ("quarantine undo 12",),
+    "rename": ("rename 'pkg.old.*' 'pkg.new.*' --yes",),
+    "gc": ("gc --dry-run --days 90",),
+    "clear": ("clear add --yes",),
+    "export": ("export records.jsonl --kernel add",),
+    "import": ("import records.jsonl", "import --triton-cache ~/.triton/cache"),
+    "merge": ("merge /node1 /node2 --into /shared --on-conflict fastest",),
+    "freeze": ("freeze /snapshots",),
+    "push": ("push --server https://tune.example.com",),
+    "pull": ("pull --kernel add",),
+    "sync": ("sync",),
+    "promote": ("promote --to main --server 'https://tune.corp?namespace=pr-7'",),
+    "prewarm": ("prewarm shop.kernels --device 'NVIDIA H200' --out /opt/dejavu",),
+    "verify": ("verify --expect-hits -- python serve.py",),
+    "bundle create": ("bundle create /opt/dejavu dejavu.tar.zst",),
+    "bundle inspect": ("bundle inspect dejavu.tar.zst",),
+    "bundle verify": ("bundle verify dejavu.tar.zst --no-device",),
+    "bundle extract": ("bundle extract dejavu.tar.zst /opt/dejavu",),
+    "serve": ("serve --database postgresql://db/dejavu --host 0.0.0.0",),
+    "db upgrade": ("db upgrade --database postgresql://db/dejavu",),
+    "db check": ("db check",),
+    "db prune": ("db prune --unused-days 90",),
+    "token create": ("token create --name ci --role write --namespace pr-7",),
+    "token list": ("token list",),
+    "token revoke": ("token revoke 1f3c",),
+}
+"""Command lines by command, without the program's name."""
+
+
+class GroupedCommands(TyperGroup):
+    """Application whose help lists commands by subject, each with its first sentence."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write a section for each group of commands; those of other packages come last."""
+        listed = {name for names in GROUPS.values() for name in names}
+        others = tuple(name for name in self.commands if name not in listed)
+        for title, names in {**GROUPS, "Other commands": others}.items():
+            commands = [self.commands[name] for name in names if name in self.commands]
+            rows = [
+                (str(command.name), _first_sentence(command.help or ""))
+                for command in commands
+                if not command.hidden
+            ]
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows, col_max=12)
+
+
+def add_examples(app: typer.Typer, prefix: str = "") -> None:
+    """Give each command of an application its examples, which its help shows at the end."""
+    for command in app.registered_commands:
+        function = command.callback.__name__ if command.callback else ""
+        examples = EXAMPLES.get(prefix + (command.name or function.replace("_", "-")), ())
+        if examples:
+            lines = "\n".join(f"  dejavu-cache {example}" for example in examples)
+            command.epilog = f"\b\nExamples:\n{lines}"
+    for group in app.registered_groups:
+        if group.typer_instance is not None:
+            add_examples(group.typer_instance, f"{group.name} ")
+
+
+def _first_sentence(text: str) -> str:
+    """Return a help text's first sentence without its full stop."""
+    paragraph = " ".join(text.strip().split("\n\n")[0].split())
+    return paragraph.partition(". ")[0].removesuffix(".")

@@ -1,0 +1,126 @@
+"""A run's fingerprint tells two boots of one program apart in a line per difference."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.addition import CONFIGS, add_one
+from support.command_line import run_cli
+from support.kernels import launch
+
+from dejavu_cache import cached_autotune
+from dejavu_cache.model.record import Pin, Record
+from dejavu_cache.model.scenario import now
+from dejavu_cache.runtime import fingerprint
+from dejavu_cache.settings import current_settings
+from dejavu_cache.stores import FileStore
+from dejavu_cache.triton_internals.config_names import describe
+
+
+def bench(kernel_call: Any, quantiles: Any) -> list[float]:
+    kernel_call()
+    return [1.0, 1.0, 1.0]
+
+
+@pytest.fixture(autouse=True)
+def _settings() -> Iterator[None]:
+    yield
+    current_settings.cache_clear()
+    fingerprint._file.cache_clear()
+
+
+class Program:
+    """A program that launches one kernel with some sizes."""
+
+    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.store, self.root, self.monkeypatch = root / "store", root, monkeypatch
+
+    def boot(self, name: str, *sizes: int, mode: Any = "reuse", configs: Any = CONFIGS) -> Path:
+        """Run once, as a process of its own would, and return the folder of its fingerprint."""
+        self.monkeypatch.setenv("DEJAVU_CACHE_FINGERPRINT", str(self.root / name))
+        current_settings.cache_clear()
+        fingerprint._file.cache_clear()
+        kernel = cached_autotune(
+            configs=configs,
+            key=["n"],
+            buckets={"n": "pow2"},
+            do_bench=bench,
+            store=self.store,
+            mode=mode,
+        )(add_one)
+        for size in sizes:
+            launch(kernel, size)
+            launch(kernel, size)
+        return self.root / name
+
+
+@pytest.fixture
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Program:
+    made = Program(tmp_path, monkeypatch)
+    made.boot("first", 128, 4096, mode="tune")
+    return made
+
+
+def test_two_equal_boots_do_not_differ(program: Program) -> None:
+    runs = [program.boot(name, 128, 4096) for name in ("a", "b")]
+    out = run_cli("compare", *runs)
+    assert (out.returncode, out.stdout) == (0, "no differences in 2 scenarios\n")
+    (file,) = runs[0].glob("*.jsonl")
+    entries = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [next(iter(entry)) for entry in entries] == ["process", "run", "run"]
+    assert entries[1]["run"]["store"] == program.store.as_uri()
+    assert entries[1]["run"]["measured_at"]
+
+
+def test_a_pin_between_two_boots_is_one_line(program: Program) -> None:
+    before = program.boot("a", 128, 4096)
+    store = FileStore(program.store)
+    (context,) = store.contexts()
+    record = next(item for item in store.records(context) if item.scenario.args["n"] == 128)
+    pin = Pin(config=describe(CONFIGS[2]), at=now(), by="anna@desk")
+    store.put_now(context, [Record(scenario=record.scenario, pin=pin)])
+    after = program.boot("b", 128, 4096)
+    out = run_cli("compare", before, after)
+    (line,) = out.stdout.splitlines()
+    assert out.returncode == 1
+    assert "(n=128; x_ptr: float32" in line
+    assert ": config: (BLOCK=" in line
+    assert line.endswith(f"({describe(CONFIGS[2])}) pinned")
+
+
+def test_another_record_of_the_same_config_is_told(program: Program) -> None:
+    before = program.boot("a", 256)
+    program.boot("tuned", 256, mode="tune")
+    after = program.boot("b", 256, 4096)
+    lines = run_cli("compare", before, after).stdout.splitlines()
+    assert len(lines) == 2
+    assert any("n=4096" in line and ": not run | " in line for line in lines)
+    changed = next(line for line in lines if "n=256" in line)
+    assert "nearest" in changed.partition(" | ")[0]
+    assert "exact" in changed.partition(" | ")[2]
+
+
+def test_processes_and_settings_are_compared(program: Program) -> None:
+    before = program.boot("a", 128)
+    program.monkeypatch.setenv("DEJAVU_CACHE_MODE", "strict")
+    after = program.boot("b", 128)
+    (difference,) = json.loads(run_cli("compare", before, after, "--json").stdout)
+    assert difference == {"subject": "all processes", "what": "mode", "a": "tune", "b": "strict"}
+
+
+def test_a_line_that_was_cut_short_costs_itself_alone(program: Program) -> None:
+    runs = [program.boot(name, 128) for name in ("a", "b")]
+    (file,) = runs[1].glob("*.jsonl")
+    with file.open("a") as broken:
+        broken.write('{"run": {"kernel": "x"\n[1]\n{"run": 3}\n')
+    assert run_cli("compare", *runs).returncode == 0
+
+
+def test_a_folder_without_a_fingerprint_is_an_error(tmp_path: Path) -> None:
+    out = run_cli("compare", tmp_path, tmp_path)
+    assert (out.returncode, out.stdout) == (1, "")
+    assert "DEJAVU_CACHE_FINGERPRINT" in out.stderr
