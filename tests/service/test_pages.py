@@ -125,7 +125,15 @@ def test_a_scenario_tells_why_its_config_runs(
 def test_the_worklist(client: httpx.Client) -> None:
     assert "Nothing is missing" in client.get("/pages/main/misses").text
     fill(client)
-    assert "shop.<wbr>kernels.<wbr>matmul" in client.get("/pages/main/misses").text
+    page = client.get("/pages/main/misses").text
+    assert "shop.<wbr>kernels.<wbr>matmul" in page
+    assert "<td>nobody</td>" in page
+    lease = {"context": body(context()), "scenario": body(scenario(7)), "holder": "node7", "ttl": 9}
+    client.post("/v1/main/leases", json=lease)
+    query = {"device": "NVIDIA H200", "kernel": "shop.kernels.matmul"}
+    assert "<td>node7</td>" in client.get("/pages/main/misses", params=query).text
+    elsewhere = client.get("/pages/main/misses", params={"device": "NVIDIA B200"}).text
+    assert "node7" not in elsewhere
 
 
 def tuned_again(of: Context) -> Context:
@@ -189,6 +197,27 @@ def test_icons_need_no_token(client: httpx.Client, token: Callable[..., dict[str
     token("admin")
     for path in ("/favicon.svg", "/favicon.ico"):
         assert client.get(path).headers["content-type"] == "image/svg+xml"
+
+
+def test_activity_names_who_changed_what(
+    client: httpx.Client, token: Callable[..., dict[str, str]]
+) -> None:
+    admin, reader, writer = token("admin"), token("read"), token("write")
+    client.post("/v1/main/records", json=body(record_set()), headers=writer)
+    pin = f"/v1/main/contexts/{context().digest}/pins/{scenario(1).digest}"
+    page = client.get("/pages/main/activity", headers=reader).text
+    assert "a write (" in page
+    assert "An admin of this namespace sees here" in page
+    client.put(pin, json={"config": body(config(64))}, headers=admin)
+    page = client.get("/pages/main/activity", headers=admin).text
+    assert re.search(r"<td>a admin \(\w+\)</td><td>pin</td>", page)
+    nobody = client.get("/pages/main/activity", params={"actor": "zoe"}, headers=admin).text
+    assert "<td>pin</td>" not in nobody
+
+
+def test_pages_answer_head(client: httpx.Client) -> None:
+    for path in ("/pages/main", "/pages/main/misses", "/favicon.ico", "/style.css", "/namespaces"):
+        assert client.head(path).status_code == 200, path
 
 
 def test_near_ties_and_failures_are_counted() -> None:

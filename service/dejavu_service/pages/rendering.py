@@ -88,4 +88,4 @@ _environment.filters |= {
     "duration": _format_duration,
     "with_query": _change_query,
 }
-_environment.globals |= {"version": __version__, "tabs": ("overview", "misses")}
+_environment.globals["version"] = __version__

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated
 from urllib.parse import urlencode
 
 from fastapi import APIRouter, Depends, Query, Response
 from fastapi.responses import HTMLResponse, RedirectResponse
 
-from ..pages import queries, rendering
+from ..pages import rendering
+from ..pages.activity import activity
 from ..pages.context import PAGE_SIZE, ContextFilter, context_page
 from ..pages.kernel import KernelFilter, kernel_across
+from ..pages.namespaces import list_namespaces
 from ..pages.overview import OverviewFilter, SortKey, overview
 from ..pages.scenario import scenario_page
+from ..pages.worklist import WorklistFilter, worklist
 from .common import Call, ContextDigest, CurrentCall, Namespace, ScenarioDigest
 
 __all__ = ["router"]
@@ -20,38 +24,39 @@ __all__ = ["router"]
 router = APIRouter(default_response_class=HTMLResponse, include_in_schema=False)
 
 
+_page = partial(router.api_route, methods=["GET", "HEAD"])
 _Text = Annotated[str, Query(max_length=500)]
 _Page = Annotated[int, Query(ge=1, le=100_000)]
 _MOST_CONFIGS = 30
 """Configs whose costs are listed."""
 
 
-@router.get("/style.css")
+@_page("/style.css")
 def style() -> Response:
     """Return the stylesheet of the pages."""
     return Response(rendering.stylesheet(), media_type="text/css")
 
 
-@router.get("/favicon.svg")
-@router.get("/favicon.ico")
+@_page("/favicon.svg")
+@_page("/favicon.ico")
 def icon() -> Response:
     """Return the icon of the pages."""
     headers = {"Cache-Control": "public, max-age=86400"}
     return Response(rendering.icon(), media_type="image/svg+xml", headers=headers)
 
 
-@router.get("/")
+@_page("/")
 def front(call: CurrentCall) -> Response:
     """Redirect to the namespace with the most records."""
-    rows = queries.list_namespaces(call.database, call.principal)
+    rows = list_namespaces(call.database, call.principal)
     largest = max(rows, key=lambda row: row.records).name if rows else "main"
     return RedirectResponse(f"/pages/{largest}")
 
 
-@router.get("/namespaces")
+@_page("/namespaces")
 def namespaces(call: CurrentCall, q: _Text = "", open: _Text = "") -> Response:  # noqa: A002
     """List the namespaces whose name contains a text, or go to one."""
-    listed = queries.list_namespaces(call.database, call.principal, open or q)
+    listed = list_namespaces(call.database, call.principal, open or q)
     if open in {row.name for row in listed}:
         return RedirectResponse(f"/pages/{open}", 303)
     return _render("namespaces.html", call, "", listed=listed, search=open or q)
@@ -68,7 +73,7 @@ def _filter(
     return OverviewFilter(q, device, triton, int(days) if days else None, sort, page)
 
 
-@router.get("/pages/{namespace}")
+@_page("/pages/{namespace}")
 def show_overview(
     namespace: Namespace, call: CurrentCall, wanted: Annotated[OverviewFilter, Depends(_filter)]
 ) -> Response:
@@ -86,14 +91,35 @@ def show_overview(
     return _render("overview.html", call, namespace, seen=seen, wanted=wanted, query=query)
 
 
-@router.get("/pages/{namespace}/misses")
-def worklist(namespace: Namespace, call: CurrentCall) -> Response:
-    """Show the scenarios that were looked up and have no record."""
-    misses = queries.worklist(call.database, call.principal, namespace)
-    return _render("misses.html", call, namespace, misses=misses)
+@_page("/pages/{namespace}/misses")
+def show_worklist(
+    namespace: Namespace, call: CurrentCall, kernel: _Text = "", device: _Text = "", page: _Page = 1
+) -> Response:
+    """Show the scenarios that were looked up and have no record, and who is tuning them."""
+    wanted = WorklistFilter(kernel, device, page)
+    seen = worklist(call.database, call.principal, namespace, wanted)
+    query = urlencode({"kernel": kernel, "device": device})
+    pages = -(-seen.total // PAGE_SIZE)
+    return _render(
+        "misses.html", call, namespace, seen=seen, wanted=wanted, query=query, pages=pages
+    )
 
 
-@router.get("/pages/{namespace}/kernel")
+@_page("/pages/{namespace}/activity")
+def show_activity(
+    namespace: Namespace,
+    call: CurrentCall,
+    days: Annotated[int, Query(ge=1, le=3650)] = 7,
+    actor: Annotated[str, Query(max_length=300)] = "",
+    before: Annotated[int | None, Query(ge=1, le=2**62)] = None,
+) -> Response:
+    """Show what people changed, and what was tuned."""
+    seen = activity(call.database, call.principal, namespace, days, actor, before)
+    query = urlencode({"days": days, "actor": actor})
+    return _render("activity.html", call, namespace, seen=seen, days=days, actor=actor, query=query)
+
+
+@_page("/pages/{namespace}/kernel")
 def show_kernel(
     namespace: Namespace,
     call: CurrentCall,
@@ -112,7 +138,7 @@ def show_kernel(
     )
 
 
-@router.get("/pages/{namespace}/contexts/{context}")
+@_page("/pages/{namespace}/contexts/{context}")
 def show_context(
     namespace: Namespace,
     context: ContextDigest,
@@ -137,7 +163,7 @@ def show_context(
     )
 
 
-@router.get("/pages/{namespace}/contexts/{context}/scenarios/{scenario}")
+@_page("/pages/{namespace}/contexts/{context}/scenarios/{scenario}")
 def show_scenario(
     namespace: Namespace, context: ContextDigest, scenario: ScenarioDigest, call: CurrentCall
 ) -> Response:
@@ -148,7 +174,7 @@ def show_scenario(
 
 
 def _render(template: str, call: Call, namespace: str, **values: object) -> Response:
-    rows = queries.list_namespaces(call.database, call.principal)
+    rows = list_namespaces(call.database, call.principal)
     html = rendering.render(
         template,
         namespace=namespace,

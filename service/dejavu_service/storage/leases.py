@@ -7,7 +7,15 @@ from sqlalchemy import Connection, and_, case, delete, func, or_, select, update
 from .tables import epoch, leases
 from .upserts import insert
 
-__all__ = ["count_held", "drop_expired", "grant", "release", "renew", "seconds_until_free"]
+__all__ = [
+    "count_held",
+    "drop_expired",
+    "grant",
+    "list_holders",
+    "release",
+    "renew",
+    "seconds_until_free",
+]
 
 
 def grant(
@@ -81,6 +89,14 @@ def release(connection: Connection, namespace: str, identity: str) -> None:
     connection.execute(
         delete(leases).where(leases.c.id == identity, leases.c.namespace == namespace)
     )
+
+
+def list_holders(connection: Connection, namespace: str) -> dict[tuple[str, str], str]:
+    """List the holders of a namespace's leases by the digests of context and scenario."""
+    query = select(leases.c.context, leases.c.scenario, leases.c.holder).where(
+        leases.c.namespace == namespace, leases.c.expires_at > epoch()
+    )
+    return {(row.context, row.scenario): row.holder for row in connection.execute(query)}
 
 
 def count_held(connection: Connection) -> int:

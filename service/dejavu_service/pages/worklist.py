@@ -1,0 +1,87 @@
+"""The worklist: what is missing, by demand and by GPU, and who is tuning it now."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import NamedTuple
+
+from dejavu_cache.model.scenario import Context, Scenario
+
+from ..services.access import Principal
+from ..storage import leases, misses
+from ..storage.database import Database
+
+__all__ = ["PAGE_SIZE", "WorklistFilter", "WorklistView", "worklist"]
+
+PAGE_SIZE = 50
+"""Scenarios on one page."""
+_MAX_ROWS = 1000
+
+
+class WorklistFilter(NamedTuple):
+    """What to list: a kernel by its full name and a GPU, empty for any, and the page."""
+
+    kernel: str = ""
+    device: str = ""
+    page: int = 1
+
+
+class MissView(NamedTuple):
+    """A scenario that was missed; times are seconds since 1970.
+
+    Attributes:
+        holder: The process that holds the lease on it, and so tunes it now; empty if none does.
+    """
+
+    context: Context
+    scenario: Scenario
+    times: int
+    first_seen: float
+    last_seen: float
+    holder: str
+
+
+class WorklistView(NamedTuple):
+    """A page of the most wanted scenarios, how many match, and misses and demand by GPU."""
+
+    rows: list[MissView]
+    total: int
+    devices: list[tuple[str, int, int]]
+    is_cut: bool
+    """Whether there are more misses than are looked at."""
+
+
+def worklist(
+    database: Database, principal: Principal, namespace: str, wanted: WorklistFilter
+) -> WorklistView:
+    """Load a page of the worklist, the most frequent misses first.
+
+    Raises:
+        AccessDeniedError: The principal may not read the namespace.
+    """
+    principal.require("read", namespace)
+    with database.read() as connection:
+        rows = misses.list_misses(connection, namespace, wanted.kernel or None, _MAX_ROWS)
+        holders = leases.list_holders(connection, namespace)
+    views = []
+    for row in rows:
+        context = Context.model_validate_json(row.context)
+        scenario = Scenario.model_validate_json(row.scenario)
+        holder = holders.get((context.digest, scenario.digest), "")
+        times = (row.times, row.first_seen, row.last_seen)
+        views.append(MissView(context, scenario, *times, holder))
+    count: Counter[str] = Counter()
+    demand: Counter[str] = Counter()
+    for view in views:
+        count[view.context.environment.device.name] += 1
+        demand[view.context.environment.device.name] += view.times
+    matching = [
+        view for view in views if wanted.device in ("", view.context.environment.device.name)
+    ]
+    start = (wanted.page - 1) * PAGE_SIZE
+    return WorklistView(
+        rows=matching[start : start + PAGE_SIZE],
+        total=len(matching),
+        devices=[(name, count[name], times) for name, times in demand.most_common()],
+        is_cut=len(rows) == _MAX_ROWS,
+    )
