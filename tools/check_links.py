@@ -1,6 +1,7 @@
-"""Check the relative links of the Markdown files; `make lint` runs this.
+"""Check the links of the Markdown files into this repository; `make lint` runs this.
 
-Each must lead to a file, and to a heading of it where it names one.
+Each must lead to a file, and to a heading of it where it names one. Links to the repository's own
+address are checked as files of this checkout.
 """
 
 from __future__ import annotations
@@ -15,6 +16,10 @@ DOCUMENTS = ("*.md", "docs/**/*.md", "benchmarks/**/*.md", ".github/**/*.md", "e
 
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 CODE = re.compile(r"^```.*?^```|`[^`\n]*`", re.MULTILINE | re.DOTALL)
+OWN_ADDRESS = re.compile(
+    r"https://(github\.com/dejavu-cache/dejavu-cache/blob"
+    r"|raw\.githubusercontent\.com/dejavu-cache/dejavu-cache)/main/"
+)
 HEADING = re.compile(r"^#+ +(.+?) *$", re.MULTILINE)
 
 
@@ -25,12 +30,13 @@ def anchors(document: Path) -> set[str]:
 
 
 def broken_links(document: Path) -> Iterator[str]:
-    """Yield the targets of a document's relative links that do not exist."""
+    """Yield the targets of a document's links into the repository that do not exist."""
     for target in LINK.findall(CODE.sub("", document.read_text(encoding="utf-8"))):
-        if re.match(r"[a-z]+:", target):
+        own = OWN_ADDRESS.match(target)
+        if re.match(r"[a-z]+:", target) and not own:
             continue
-        path, _, anchor = target.partition("#")
-        file = document.parent / path if path else document
+        path, _, anchor = target[own.end() if own else 0 :].partition("#")
+        file = (ROOT if own else document.parent) / path if path else document
         if not file.exists() or (anchor and anchor not in anchors(file)):
             yield target
 
@@ -43,7 +49,7 @@ def main() -> int:
         for document in sorted(ROOT.glob(pattern))
         for target in broken_links(document)
     ]
-    print("\n".join(broken) or "every relative link leads somewhere")
+    print("\n".join(broken) or "every link into the repository leads somewhere")
     return 1 if broken else 0
 
 
