@@ -79,6 +79,32 @@ def test_diff_tells_what_the_others_winner_costs(store: FileStore, tmp_path: Pat
     ]
 
 
+def test_diff_compares_gpus_and_tritons_by_their_winners(tmp_path: Path) -> None:
+    store = FileStore(tmp_path)
+    slow, fast = measurement(32, 1.0), measurement(64, 2.0)
+    store.put_now(context(), [record(16, slow, fast), record(32, slow, fast), record(64)])
+    b200 = context(device="NVIDIA B200", triton="3.7.0")
+    faster = measurement(64, 0.5)
+    store.put_now(b200, [record(16, slow, faster), record(32, measurement(32, 0.1))])
+    for options in (
+        ("--device", "H200", "--device", "B200"),
+        ("--triton", "3.6.0", "--triton", "3.7.0"),
+    ):
+        out = run_cli("diff", tmp_path, *options, "--json")
+        rows = json.loads(out.stdout)
+        assert out.returncode == 1
+        assert [(row["what"], row["cost"]) for row in rows] == [
+            ("winner", 2.0),
+            ("only in A", None),
+        ]
+        assert rows[0]["device"] == "NVIDIA H200, Triton 3.6.0 | NVIDIA B200, Triton 3.7.0"
+    same = run_cli("diff", tmp_path, "--device", "H200", "--device", "H200")
+    assert (same.returncode, same.stdout) == (0, "no differences\n")
+    assert run_cli("diff", tmp_path, "--device", "H200", "--device", "L4").returncode == 1
+    assert run_cli("diff", tmp_path, "--device", "H200").returncode == 2
+    assert run_cli("diff", tmp_path).returncode == 2
+
+
 def test_an_export_imports_to_the_same_files(store: FileStore, tmp_path: Path) -> None:
     exported = run_cli("export", "--store", store.root)
     assert exported.stdout == run_cli("export", "--store", store.root).stdout

@@ -34,7 +34,10 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "show add --where 'M>=64' --sort=-ms --limit 10",
         "show add --device H200 --cost num_warps=4",
     ),
-    "diff": ("diff /var/cache/dejavu https://tune.example.com",),
+    "diff": (
+        "diff /var/cache/dejavu https://tune.example.com",
+        "diff /var/cache/dejavu --device H100 --device H200 --kernel add",
+    ),
     "compare": ("compare /runs/monday /runs/tuesday",),
     "misses": ("misses --device H200 --where 'num_seqs>=64'",),
     "log": ("log --actor anna --since 2026-01-31T12:00:00Z",),

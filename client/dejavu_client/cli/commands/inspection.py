@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from dejavu_cache.model.record import Measurement, Record
+from dejavu_cache.errors import SettingsError
+from dejavu_cache.model.record import Record
 from dejavu_cache.model.scenario import Context
-from dejavu_cache.stores import Store
 
 from ..chosen_store import open_complete_store, open_existing_store
+from ..completion import complete_devices
 from ..context_heading import say_context
 from ..errors import NothingFoundError
 from ..kernel_table import show_kernels, sort_kernels, summarize_context
@@ -19,6 +19,7 @@ from ..options import (
     DeviceOption,
     JsonOption,
     KernelArgument,
+    KernelOption,
     LimitOption,
     OptionalKernelArgument,
     ScenarioOption,
@@ -34,9 +35,9 @@ from ..record_queries import (
     contexts_of,
     has_settings,
     matching_records,
-    winning_measurement,
 )
 from ..scenario_table import scenario_rows, show_scenarios
+from ..store_differences import ComparedSide, differences, environment_differences
 
 __all__ = ["register"]
 
@@ -134,18 +135,49 @@ def show(
 
 def diff(
     left_url: Annotated[str, typer.Argument(metavar="A", help="A store's URL or folder.")],
-    right_url: Annotated[str, typer.Argument(metavar="B", help="Another store's.")],
+    right_url: Annotated[str, typer.Argument(metavar="B", help="Another store's; else A.")] = "",
+    kernel: KernelOption = "",
+    device: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--device",
+            metavar="TEXT",
+            help="Give it twice: a GPU of A, and the one of B to compare it with.",
+            autocompletion=complete_devices,
+        ),
+    ] = None,
+    triton: Annotated[
+        list[str] | None,
+        typer.Option("--triton", metavar="VERSION", help="Give it twice, as --device."),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Compare two stores; exits 1 if they differ.
+    """Compare two stores, two GPUs or two versions of Triton; exits 1 if they differ.
 
     For scenarios in both, `cost` is what B's winner costs by A's measurements, as a multiple of
-    A's winner.
+    A's winner. GPUs and Tritons are compared by their winners, not by their timings.
     """
-    with open_complete_store(left_url) as left, open_complete_store(right_url) as right:
+    devices, tritons = _two_values(device, "--device"), _two_values(triton, "--triton")
+    if not (right_url or device or triton):
+        raise SettingsError("name another store to compare with, or two GPUs or Tritons")
+    with (
+        open_complete_store(left_url) as left,
+        open_complete_store(right_url or left_url) as right,
+    ):
         if not any(next(store.contexts(), None) for store in (left, right)):
             raise NothingFoundError(f"neither {left.url} nor {right.url} holds records")
-        rows = list(_differences(left, right))
+        if device or triton:
+            sides = [
+                ComparedSide(store, *values)
+                for store, *values in zip((left, right), devices, tritons, strict=True)
+            ]
+            for side in sides:
+                if not side.contexts(kernel):
+                    wanted = " and ".join(filter(None, (side.device, side.triton)))
+                    raise NothingFoundError(f"{side.store.url} has no such records of {wanted}")
+            rows = list(environment_differences(sides[0], sides[1], kernel))
+        else:
+            rows = list(differences(left, right, kernel))
     if as_json:
         show_json(rows)
     elif rows:
@@ -160,52 +192,10 @@ def diff(
         raise typer.Exit(1)
 
 
-def _differences(left: Store, right: Store) -> Iterator[dict[str, Any]]:
-    for context in sorted({*left.contexts(), *right.contexts()}, key=lambda context: context.text):
-        left_records = {record.scenario: record for record in left.records(context)}
-        right_records = {record.scenario: record for record in right.records(context)}
-        scenarios = {*left_records, *right_records}
-        for scenario in sorted(scenarios, key=lambda scenario: scenario.text):
-            row = _difference(context, left_records.get(scenario), right_records.get(scenario))
-            if row:
-                yield row
-
-
-def _difference(
-    context: Context, left: Record | None, right: Record | None
-) -> dict[str, Any] | None:
-    if left == right:
-        return None
-    left_winner = winning_measurement(left) if left else None
-    right_winner = winning_measurement(right) if right else None
-    if left is None or right is None:
-        what = "only in A" if left else "only in B"
-    elif left_winner and right_winner and left_winner.config != right_winner.config:
-        what = "winner"
-    elif left.by_config.keys() != right.by_config.keys():
-        what = "configs measured"
-    elif left.by_config != right.by_config:
-        what = "timings"
-    else:
-        what = "pin" if left.pin != right.pin else "winner's date or launches"
-    return {
-        "kernel": context.kernel.name,
-        "device": context.environment.device.name,
-        "scenario": str((left or right).scenario),  # type: ignore[union-attr]
-        "what": what,
-        "a": str(left_winner.config) if left_winner else None,
-        "b": str(right_winner.config) if right_winner else None,
-        "cost": _cost(left, left_winner, right_winner) if what == "winner" else None,
-    }
-
-
-def _cost(
-    left: Record | None, left_winner: Measurement | None, right_winner: Measurement | None
-) -> float | None:
-    """Return the time of B's winner by A's measurements, as a multiple of A's winner's time."""
-    if left is None or left_winner is None or right_winner is None:
-        return None
-    measured = left.by_config.get(right_winner.config)
-    if measured is None or measured.median is None or not left_winner.median:
-        return None
-    return round(measured.median / left_winner.median, 3)
+def _two_values(values: list[str] | None, option: str) -> tuple[str, str]:
+    """Return the value of either side; none is empty."""
+    if not values:
+        return "", ""
+    if len(values) != 2:
+        raise SettingsError(f"{option}: give it twice, for A and for B")
+    return values[0], values[1]
