@@ -1,0 +1,99 @@
+"""Settings, commands, options and messages agree with the documentation; the quick start runs."""
+
+from __future__ import annotations
+
+import ast
+import re
+import runpy
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import typer
+from dejavu_client.cli.main import all_commands, run_command
+from dejavu_service.settings import ServerSettings
+from support.checkout import ROOT
+
+from dejavu_cache.settings import Settings, current_settings
+from dejavu_cache.stores.default import default_store
+
+PAGES = {path: path.read_text(encoding="utf-8") for path in sorted(ROOT.glob("docs/**/*.md"))}
+TEXT = "\n".join(PAGES.values())
+QUICKSTART = PAGES[ROOT / "docs/quickstart.md"]
+
+
+def commands(command: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the commands that do something, with their full names."""
+    for child, below in getattr(command, "commands", {}).items():
+        yield from commands(below, f"{name} {child}".strip())
+    if not hasattr(command, "commands"):
+        yield name, command
+
+
+COMMANDS = dict(commands(typer.main.get_command(all_commands())))
+
+
+def is_documented(word: str) -> bool:
+    """Return whether a page has a word that is not part of a longer one."""
+    return re.search(rf"(?<![\w-]){re.escape(word)}(?![\w-])", TEXT) is not None
+
+
+@pytest.mark.parametrize(
+    ("prefix", "settings"), [("DEJAVU_CACHE_", Settings), ("DEJAVU_SERVER_", ServerSettings)]
+)
+def test_every_setting_is_in_a_table(
+    prefix: str, settings: type[Settings] | type[ServerSettings]
+) -> None:
+    rows = [line.split("|")[1] for line in TEXT.splitlines() if line.startswith(f"| `{prefix}")]
+    # A row may name several, the others by their ends: `DEJAVU_SERVER_HOST`, `_PORT`.
+    names = [name for row in rows for name in re.findall(r"`([A-Z_]+)`", row)]
+    documented = {prefix + name.removeprefix(prefix).removeprefix("_") for name in names}
+    assert not {prefix + field.upper() for field in settings.model_fields} - documented
+
+
+def test_every_command_is_documented() -> None:
+    assert len(COMMANDS) > 30
+    groups = {name.split()[0] for name in COMMANDS}
+    assert not [name for name in groups if f"`{name}" not in TEXT]
+    assert not [name for name in COMMANDS if not is_documented(name.split()[-1])]
+
+
+def test_every_option_is_documented_and_has_a_help_text() -> None:
+    options = [
+        (name, parameter)
+        for name, command in COMMANDS.items()
+        for parameter in command.params
+        if parameter.param_type_name == "option"
+    ]
+    assert len(options) > 100
+    assert not [(name, item.name) for name, item in options if not item.help]
+    spellings = [(name, [*item.opts, *item.secondary_opts]) for name, item in options]
+    assert not [(name, words) for name, words in spellings if not any(map(is_documented, words))]
+
+
+def test_the_quoted_messages_are_in_the_source() -> None:
+    quoted = re.findall(r"^\| `([^`]+)` \|", PAGES[ROOT / "docs/troubleshooting.md"], re.MULTILINE)
+    assert len(quoted) > 30
+    texts = "\0".join(
+        node.value
+        for package in ("dejavu_cache", "client/dejavu_client", "service/dejavu_service")
+        for path in ROOT.glob(f"{package}/**/*.py")
+        for node in ast.walk(ast.parse(path.read_bytes()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    )
+    assert not [message for message in quoted if message not in texts]
+
+
+def test_the_quick_start_does_what_its_page_says(capsys: pytest.CaptureFixture[str]) -> None:
+    script = str(ROOT / "examples/quickstart.py")
+    for printed in ("benchmarked 6 configs", "benchmarked 0 configs"):
+        assert printed in QUICKSTART
+        runpy.run_path(script, run_name="__main__")
+        assert capsys.readouterr().out == printed + "\n"
+        current_settings.cache_clear()
+        default_store.cache_clear()  # a second process has read nothing yet
+    lines = re.findall(r"^dejavu-cache (.+)$", QUICKSTART, re.MULTILINE)
+    assert len(lines) >= 2
+    for line in lines:
+        assert run_command(line.split()) == 0, line
+    assert "quickstart.add_kernel" in capsys.readouterr().out
