@@ -9,21 +9,39 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
+from dejavu_service import serving
 from dejavu_service.serving import StoppingServer, make_server
 from dejavu_service.settings import ServerSettings
 from dejavu_service.storage.database import Database
 from sqlalchemy import text
 from support.service import body, context, free_port, record, record_set, scenario
 
-DRAIN = 0.6
+DRAIN = 10.0
+
+
+class Clock:
+    """The clock by which servers drain; it stands until a test moves it."""
+
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    standing = Clock()
+    monkeypatch.setattr(serving, "time", standing)
+    return standing
 
 
 class Replica:
     """A server in a thread, on a socket of its own."""
 
-    def __init__(self, url: str, drain: float = DRAIN) -> None:
+    def __init__(self, url: str, clock: Clock) -> None:
+        self._clock = clock
         self._settings = ServerSettings(
-            database=url, port=free_port(), without_tokens=True, drain=drain
+            database=url, port=free_port(), without_tokens=True, drain=DRAIN
         )
         self.base = f"http://127.0.0.1:{self._settings.port}"
         self.start()
@@ -35,19 +53,29 @@ class Replica:
         while not self.server.started:
             time.sleep(0.01)
 
-    def stop(self) -> None:
-        """End as a signal does."""
+    def begin_to_stop(self) -> None:
+        """Drain, as after a signal."""
         self.server.should_exit = True
-        self._thread.join(20)
-        assert not self._thread.is_alive()
+        while not self.server._server.stopping.is_set():
+            time.sleep(0.01)
+        time.sleep(0.05)
+
+    def end(self) -> None:
+        """Let the time to drain pass until the server has ended."""
+        deadline = time.monotonic() + 60
+        while self._thread.is_alive():
+            assert time.monotonic() < deadline
+            self._clock.now += 2 * DRAIN
+            self._thread.join(0.2)
 
 
 @pytest.fixture
-def pair(postgres_url: str) -> Iterator[list[Replica]]:
-    started = [Replica(postgres_url) for _ in range(2)]
+def pair(postgres_url: str, clock: Clock) -> Iterator[list[Replica]]:
+    started = [Replica(postgres_url, clock) for _ in range(2)]
     yield started
     for replica in started:
-        replica.stop()
+        replica.begin_to_stop()
+        replica.end()
 
 
 class Load:
@@ -59,6 +87,7 @@ class Load:
         self._ends = threading.Event()
         self.failures: list[str] = []
         self.answers = 0
+        self.rounds = [0, 0, 0]
 
     def balance(self) -> None:
         while not self._ends.wait(0.05):
@@ -69,6 +98,7 @@ class Load:
             m = number * 10_000
             while not self._ends.is_set():
                 m += 1
+                self.rounds[number] += 1
                 ready = self._ready
                 if not ready:
                     self.failures.append("no replica was ready")
@@ -86,6 +116,14 @@ class Load:
             return
         self.failures += [answer.text for answer in (posted, read) if answer.status_code != 200]
         self.answers += 2
+
+    def wait_until_left(self, replica: Replica) -> None:
+        """Wait until no request is on its way to a replica that is not ready."""
+        while replica in self._ready:
+            time.sleep(0.01)
+        before = list(self.rounds)
+        while any(now < was + 2 for now, was in zip(self.rounds, before, strict=True)):
+            time.sleep(0.01)
 
     def stop(self) -> None:
         self._ends.set()
@@ -111,7 +149,9 @@ def test_no_request_fails_while_schema_and_replicas_change(
             connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
             connection.execute(text("UPDATE compatibility SET revision = '9999'"))
         for replica in pair:
-            replica.stop()
+            replica.begin_to_stop()
+            load.wait_until_left(replica)
+            replica.end()
             replica.start()
             time.sleep(0.3)
         load.stop()
@@ -122,18 +162,16 @@ def test_no_request_fails_while_schema_and_replicas_change(
     assert load.answers > 20
 
 
-def test_a_stopping_server_serves_and_is_not_ready(postgres_url: str) -> None:
-    replica = Replica(postgres_url, drain=2)
+def test_a_stopping_server_serves_and_is_not_ready(postgres_url: str, clock: Clock) -> None:
+    replica = Replica(postgres_url, clock)
     waiting = f"{replica.base}/v1/main/contexts/{context().digest}/records/{scenario().digest}"
     with ThreadPoolExecutor() as pool, httpx.Client(base_url=replica.base) as client:
         poll = pool.submit(httpx.get, f"{waiting}?wait=30", timeout=20)
         assert client.get("/readyz").status_code == 200
-        stopping = pool.submit(replica.stop)
-        while client.get("/readyz").status_code == 200:
-            time.sleep(0.01)
+        replica.begin_to_stop()
         assert "stopping" in client.get("/readyz").json()["detail"]
         posted = client.post("/v1/main/records", json=body(record_set(record(7))))
         assert (posted.status_code, posted.headers["connection"]) == (200, "close")
         assert not poll.done(), "it waits until the time to drain is over"
+        replica.end()
         assert poll.result(20).status_code == 404
-        stopping.result(20)
