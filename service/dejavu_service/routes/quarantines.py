@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import Path, Query, Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, StrictBool
 
 from dejavu_cache.model.scenario import Moment
 
@@ -33,7 +33,7 @@ class QuarantineWish(BaseModel):
     """A host, or a user and a host, as measurements name them."""
     since: Moment | None = None
     until: Moment | None = None
-    preview: bool = False
+    preview: StrictBool = False
     """Whether to count only."""
 
 
@@ -60,7 +60,11 @@ def list_writers(
     return Writers(writers=writers)
 
 
-@router.post("/{namespace}/quarantines")
+@router.post(
+    "/{namespace}/quarantines",
+    status_code=201,
+    responses={200: {"model": quarantine.Quarantined, "description": "Counted"}},
+)
 @accepts("admin")
 def create_quarantine(
     namespace: Namespace, wish: QuarantineWish, call: CurrentCall, response: Response
@@ -72,7 +76,8 @@ def create_quarantine(
         wish.since.timestamp() if wish.since else None,
         wish.until.timestamp() if wish.until else None,
     )
-    response.status_code = 200 if wish.preview else 201
+    if wish.preview:
+        response.status_code = 200
     return quarantine.quarantine_writer(
         call.database, call.principal, namespace, wanted, preview=wish.preview
     )

@@ -39,8 +39,10 @@ def grant(
     """
     principal.require("write", namespace)
     scenario_key = (namespace, context.digest, scenario.digest)
+    # Whoever only says the same name, with another token, is another holder.
+    owner = f"{holder} by {principal.name}"
     with database.write() as connection:
-        lease = leases.grant(connection, *scenario_key, holder, ttl, secrets.token_hex(16))
+        lease = leases.grant(connection, *scenario_key, owner, ttl, secrets.token_hex(16))
         if lease is not None:
             return lease, ttl
         return None, leases.seconds_until_free(connection, *scenario_key)
