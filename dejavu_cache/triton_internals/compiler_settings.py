@@ -126,12 +126,19 @@ def _is_method(member: Any) -> bool:
 def _is_default(name: str, value: Any, descriptor: Any) -> bool:
     if descriptor is None:  # read from a variable when Triton was imported, or a hook
         return value is None or value is False or value == ""
+    default = _default_of(descriptor)
     if name in _TOOLS:
-        default = descriptor.default_path
         return value.path == default or _file_digest(value.path) == _file_digest(default)
-    if hasattr(descriptor, "default_factory"):
-        return bool(value == descriptor.default_factory())
-    return bool(value == getattr(descriptor, "default", None))
+    return bool(value == default)
+
+
+def _default_of(descriptor: Any) -> Any:
+    """Return a knob's value where no variable sets it; that of a tool is its path."""
+    for name in ("default_path", "default_factory", "default"):
+        if hasattr(descriptor, name):
+            default = getattr(descriptor, name)
+            return default() if callable(default) else default  # Triton 3.4 has functions only
+    return None
 
 
 def _text(name: str, value: Any) -> str:
