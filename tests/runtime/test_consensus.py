@@ -59,4 +59,6 @@ def test_versions_of_one_kernel_agree_separately(tmp_path: Path) -> None:
         TRITON_INTERPRET="1",
         DEJAVU_CACHE_URL=str(tmp_path / "store"),
     )
-    assert done.stdout.split() == ["16", "64"]
+    # Some versions of Gloo print that ranks have connected.
+    lines = [line for line in done.stdout.splitlines() if not line.startswith("[Gloo]")]
+    assert lines == ["16", "64"]

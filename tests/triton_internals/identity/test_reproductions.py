@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import triton
 from support.identity_corpus import CORPUS
 from support.kernels import load
 
@@ -15,7 +16,12 @@ from dejavu_cache.triton_internals.environment import nominal_memory
 from dejavu_cache.triton_internals.source_hash import source_hash
 from dejavu_cache.tuning.benchmark_methods import method_name
 
+NEEDS_TRITON_3_5 = pytest.mark.skipif(
+    not hasattr(triton, "constexpr_function"), reason="the kernels need Triton 3.5"
+)
 
+
+@NEEDS_TRITON_3_5
 @pytest.mark.parametrize(
     ("name", "old", "new"),
     [
@@ -118,5 +124,6 @@ def test_debug_and_instrumentation_count(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(knobs.runtime, "debug", True)
     monkeypatch.setattr(knobs.compilation, "instrumentation_mode", "consan", raising=False)
     settings = compiler_settings()
-    assert settings["runtime.debug"] == "true"
+    # In Triton 3.4 the variable still sets this knob after the import.
+    assert settings.get("runtime.debug", settings.get("TRITON_DEBUG")) == "true"
     assert settings["compilation.instrumentation_mode"] == "consan"
