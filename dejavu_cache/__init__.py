@@ -10,7 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from . import errors as errors
-from .deprecated_modules import LIBRARY_MOVES, redirect_modules
+from .system.deprecated_modules import LIBRARY_MOVES, redirect_modules
 
 if TYPE_CHECKING:
     from .errors import DejavuError as DejavuError

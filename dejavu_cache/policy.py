@@ -24,8 +24,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from .model.buckets import Bucket, expand_bucket
-from .notices import logger, warn_once
 from .settings import Mode, policy_file
+from .system.notices import logger, warn_once
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -54,9 +54,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Every test starts with an empty default store and user's cache, and unread settings."""
-    from dejavu_cache import notices
     from dejavu_cache.settings import current_settings
     from dejavu_cache.stores import default as process
+    from dejavu_cache.system import notices
 
     # Marks of measurements, journals and spools are there.
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user-cache"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dejavu_cache.deprecated_modules import redirect_modules
+from dejavu_cache.system.deprecated_modules import redirect_modules
 
 _MOVES = {
     "circuit": "http.circuit_breaker",

@@ -11,11 +11,11 @@ from functools import cached_property
 from typing import Any
 
 from ..errors import DejavuError, ScenarioNotTuned
-from ..notices import logger, warn_once
 from ..policy import current_policy
 from ..runtime.autotuner import CachedAutotuner
 from ..runtime.config_cache import ConfigCache
 from ..runtime.hot_path import ChosenConfig
+from ..system.notices import logger, warn_once
 from ..triton_internals.hooks import is_autotune_replaced_by, replace_autotune
 from ..triton_internals.source_hash import kernel_name
 from ..triton_internals.upstream import Autotuner, autotune

@@ -14,9 +14,9 @@ from typing import Any
 
 from .. import __version__
 from ..model.buckets import Exact
-from ..notices import warn_once
 from ..runtime.autotuner import CachedAutotuner
 from ..settings import current_settings
+from ..system.notices import warn_once
 from ..triton_internals.upstream import Autotuner
 
 __all__ = ["install_inductor_pass", "uninstall_inductor_pass"]

@@ -16,7 +16,6 @@ from filelock import FileLock, Timeout
 
 from .. import __version__
 from ..errors import DejavuError, PrewarmError
-from ..safe_files import replace_file
 from ..stores import FileStore, Store
 from ..stores.manifest import (
     BINARIES,
@@ -28,6 +27,7 @@ from ..stores.manifest import (
     is_prewarmed,
     read_manifest,
 )
+from ..system.safe_files import replace_file
 from ..triton_internals.compilation import target_of
 from ..triton_internals.distribution import triton_version
 from .messages import BuildPlan, CompileJob, CompileResult, PrewarmSpec

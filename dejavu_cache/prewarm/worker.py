@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 
 from ..errors import DejavuError, PrewarmError
+from ..system.worker_connection import ParentConnection
 from ..triton_internals.compilation import recreate_compilation, target_of_arch
 from ..triton_internals.hooks import set_target, store_binaries_in, wrap_cache_manager
-from ..workers.connection import ParentConnection
 from .messages import BuildPlan, CompileJob, CompileResult, PrewarmRequest, PrewarmSpec
 
 __all__ = ["main"]

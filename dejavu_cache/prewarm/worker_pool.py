@@ -13,7 +13,7 @@ from typing import TypeVar
 from pydantic import BaseModel
 
 from ..errors import PrewarmError
-from ..workers.process import WorkerLostError, WorkerProcess
+from ..system.worker_process import WorkerLostError, WorkerProcess
 from .messages import BuildPlan, CompileJob, CompileResult, PrewarmRequest, PrewarmSpec
 
 __all__ = ["CompileProcess", "compile_all"]

@@ -21,9 +21,9 @@ from pydantic import BaseModel, ValidationError
 
 from ..errors import DejavuError
 from ..model.resolution import Resolution
-from ..notices import warn_once
-from ..safe_files import open_to_append, read_file
 from ..settings import current_settings
+from ..system.notices import warn_once
+from ..system.safe_files import open_to_append, read_file
 from ..triton_internals.cache_managers import reporting_cache
 from ..triton_internals.hooks import add_compilation_listener, wrap_bench, wrap_cache_manager
 

@@ -12,11 +12,11 @@ from typing import Any
 from ..model.buckets import Exact
 from ..model.resolution import Resolution
 from ..model.scenario import Context
-from ..notices import show_log, warn_once
 from ..settings import Mode, current_settings
 from ..stores import MemoryStore
 from ..stores.default import as_tiers
 from ..stores.tiered import TieredStore
+from ..system.notices import show_log, warn_once
 from ..triton_internals.autotune_cache import launch_key
 from ..triton_internals.config_names import describe
 from ..triton_internals.environment import current_environment

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from ..model.resolution import Resolution
 from ..model.scenario import Config, canonical_json
-from ..notices import warn_once
+from ..system.notices import warn_once
 from ..triton_internals.config_names import describe
 from ..triton_internals.environment import is_capturing_graph
 from .request import Request

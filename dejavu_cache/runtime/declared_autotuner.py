@@ -12,9 +12,9 @@ from ..errors import UnreadableKernelError
 from ..model.buckets import Bucket, Exact
 from ..model.resolution import Resolution
 from ..model.scenario import Context, Kernel, Problem
-from ..notices import warn_once
 from ..policy import current_policy
 from ..settings import Mode, current_settings
+from ..system.notices import warn_once
 from ..triton_internals.autotune_cache import launch_key
 from ..triton_internals.config_names import DeclaredConfigs, can_be_recorded, describe
 from ..triton_internals.environment import (

@@ -21,10 +21,10 @@ from pydantic import BaseModel, ValidationError
 from ..errors import DejavuError
 from ..model.resolution import Resolution
 from ..model.scenario import now
-from ..notices import warn_once
-from ..provenance import whoami
-from ..safe_files import open_to_append, read_file
 from ..settings import current_settings
+from ..system.notices import warn_once
+from ..system.provenance import whoami
+from ..system.safe_files import open_to_append, read_file
 from ..triton_internals.config_names import describe
 from .request import Request
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from ..model.buckets import Bucket
 from ..model.resolution import Resolution
-from ..notices import logger
+from ..system.notices import logger
 from ..triton_internals.binder import Binder, binder_for
 from ..triton_internals.upstream import driver, knobs
 from ..triton_internals.versions import (

@@ -12,10 +12,10 @@ from pydantic import ValidationError
 
 from ..errors import SettingsError
 from ..model.buckets import Bucket, BucketSpec, parse_bucket
-from ..notices import warn_once
 from ..policy import Rule
 from ..settings import Mode, current_settings
 from ..stores import Store
+from ..system.notices import warn_once
 from ..triton_internals.config_names import describe
 from ..tuning.benchmark_methods import METHODS, Method
 from ..tuning.config_space import ConfigSpace

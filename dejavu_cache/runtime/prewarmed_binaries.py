@@ -14,10 +14,10 @@ from functools import cache
 from pathlib import Path
 
 from ..errors import DejavuError
-from ..notices import warn_once
 from ..settings import current_settings
 from ..stores import prewarmed_folders
 from ..stores.manifest import BINARIES, MANIFEST, Manifest, read_manifest
+from ..system.notices import warn_once
 from ..triton_internals.cache_managers import serve_binaries
 
 __all__ = ["SealedBinaries", "use_prewarmed_binaries", "writable_by_others"]

@@ -8,9 +8,9 @@ from ..model.record import Record
 from ..model.resolution import Resolution
 from ..model.scenario import Config
 from ..model.selection import winner
-from ..notices import warn_once
-from ..provenance import whoami
 from ..stores import Found
+from ..system.notices import warn_once
+from ..system.provenance import whoami
 from ..triton_internals.config_names import describe
 from .request import Request
 

@@ -11,7 +11,7 @@ from ..model.merge import Difference
 from ..model.record import Measurement, Record
 from ..model.resolution import How, Resolution
 from ..model.scenario import Config, Context, Scenario
-from ..provenance import whoami
+from ..system.provenance import whoami
 from ..triton_internals.config_names import DeclaredConfigs, describe
 from ..tuning.config_space import Strategy
 from ..tuning.result_check import CheckOptions

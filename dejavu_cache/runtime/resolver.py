@@ -9,9 +9,9 @@ from ..errors import ScenarioNotTuned
 from ..model.evidence import gather_evidence
 from ..model.resolution import Resolution
 from ..model.scenario import Config, Context, Scenario
-from ..notices import warn_once
 from ..settings import Mode, Settings
 from ..stores import Found, TieredStore
+from ..system.notices import warn_once
 from ..triton_internals.config_names import describe
 from ..triton_internals.environment import is_capturing_graph
 from ..tuning.measurement_marks import find_suspects

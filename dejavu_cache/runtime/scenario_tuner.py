@@ -14,9 +14,9 @@ from ..model.merge import merge_records
 from ..model.record import Failure, Measurement, Record, Winner
 from ..model.resolution import How, Resolution
 from ..model.scenario import Config, now
-from ..notices import warn_once
-from ..provenance import whoami
 from ..stores import Found
+from ..system.notices import warn_once
+from ..system.provenance import whoami
 from ..triton_internals.compilation import find_jit_function, tuned_launches
 from ..triton_internals.config_names import describe
 from ..triton_internals.loaded_kernels import LoadedKernels, compile_config

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ..model.record import Record
 from ..model.scenario import Config
-from ..notices import warn_once
+from ..system.notices import warn_once
 from ..triton_internals.config_names import DeclaredConfigs, describe
 from ..tuning.measurement_marks import Suspect
 from .request import Request

@@ -12,8 +12,8 @@ from ..model.foreign_result import ForeignResult
 from ..model.record import Record
 from ..model.scenario import Context, Scenario
 from ..model.scenario_index import NearbyScenarios, ScenarioIndex
-from ..notices import warn_once
 from ..stores import Found, FoundTree, MemoryStore, TieredStore
+from ..system.notices import warn_once
 
 __all__ = ["TolerantStore"]
 

@@ -7,8 +7,8 @@ import importlib.util
 from ..model.credibility import is_credible
 from ..model.record import Measurement, Record
 from ..model.scenario import Config
-from ..notices import warn_once
-from ..provenance import whoami
+from ..system.notices import warn_once
+from ..system.provenance import whoami
 from ..triton_internals.config_names import describe
 from ..tuning.search import Exhaustive, OptunaSearch, Search
 from .request import Request

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from ..model.scenario import Config
-from ..notices import logger
+from ..system.notices import logger
 from ..triton_internals.config_names import describe
 from ..tuning.config_failures import device_failure_of
 from ..tuning.result_check import CheckOptions, ResultChecker, Verdict

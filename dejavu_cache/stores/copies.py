@@ -13,13 +13,13 @@ import threading
 import weakref
 from collections.abc import Callable, Collection, Iterable, Sequence
 
-from ..background_threads import at_program_end, start_thread, uninterrupted
 from ..errors import StoreError
 from ..model.merge import merge_into
 from ..model.record import Record
 from ..model.scenario import Context, Scenario
-from ..notices import logger
 from ..settings import current_settings
+from ..system.background_threads import at_program_end, start_thread, uninterrupted
+from ..system.notices import logger
 from .base import CopyChanges, Store
 
 __all__ = ["LocalCopies", "take_over"]

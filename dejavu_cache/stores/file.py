@@ -18,8 +18,8 @@ from ..model.merge import OnConflict
 from ..model.record import Record
 from ..model.scenario import Context, Scenario
 from ..model.scenario_index import NearbyScenarios, ScenarioIndex
-from ..notices import warn_once
-from ..safe_files import open_folder, open_regular
+from ..system.notices import warn_once
+from ..system.safe_files import open_folder, open_regular
 from .base import Found, FoundTree, Store
 from .file_access import acquire_lock, describe_failure, read_text, write_text
 from .file_layout import Page, read_context

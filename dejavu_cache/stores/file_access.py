@@ -8,7 +8,7 @@ from pathlib import Path
 from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 
 from ..errors import DamagedRecordsError, StoreError
-from ..safe_files import open_folder, read_file, replace_file
+from ..system.safe_files import open_folder, read_file, replace_file
 
 __all__ = ["acquire_lock", "describe_failure", "read_text", "write_text"]
 

@@ -44,7 +44,7 @@ from ..model.merge import OnConflict, merge_into, merge_records
 from ..model.recall import without_parts
 from ..model.record import FORMAT, Record, RecordSet, required_format
 from ..model.scenario import Context, Scenario, canonical_json
-from ..notices import warn_once
+from ..system.notices import warn_once
 
 __all__ = ["Page", "find", "read_context", "read_set"]
 

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ..model.scenario_index import ScenarioIndex
-from ..safe_files import read_file, replace_file
+from ..system.safe_files import read_file, replace_file
 
 __all__ = ["WORTHWHILE", "IndexFiles", "Signature"]
 

@@ -10,7 +10,7 @@ from ..errors import DamagedRecordsError
 from ..model.record import Record
 from ..model.scenario import Context, Scenario
 from ..model.scenario_index import NearbyScenarios, ScenarioIndex
-from ..safe_files import open_regular
+from ..system.safe_files import open_regular
 from .file_access import describe_failure, read_text
 from .file_layout import Page, find
 from .index_files import WORTHWHILE, IndexFiles, Signature

@@ -12,7 +12,7 @@ from ..errors import DamagedRecordsError, NewerFormatError, StoreError
 from ..model.merge import OnConflict
 from ..model.record import FORMAT, Record, RecordSet
 from ..model.scenario import Context, Scenario, canonical_json
-from ..safe_files import replace_file
+from ..system.safe_files import replace_file
 from .base import Store
 from .memory import MemoryStore
 

@@ -15,8 +15,8 @@ from ..model.merge import OnConflict, merge_into
 from ..model.record import Record
 from ..model.scenario import Context, Scenario
 from ..model.scenario_index import MergedIndexes, NearbyScenarios, ScenarioIndex
-from ..notices import warn_once
 from ..settings import current_settings
+from ..system.notices import warn_once
 from .base import Found, FoundTree, Store
 from .copies import LocalCopies
 

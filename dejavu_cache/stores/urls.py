@@ -10,7 +10,7 @@ from pathlib import Path
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from ..errors import SettingsError
-from ..notices import warn_once
+from ..system.notices import warn_once
 from .base import Store
 from .file import FileStore
 from .manifest import RECORDS, is_prewarmed

@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 from ..model.record import Failure, Measurement, Record
 from ..model.scenario import now
-from ..provenance import whoami
 from ..runtime.record_lookup import best_config
 from ..runtime.request import Request
 from ..runtime.winner_check import WinnerCheck
 from ..stores import Store
+from ..system.provenance import whoami
 from ..tuning.result_check import CheckOptions, Verdict
 from .requests import make_request
 from .suite import Case

@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol
 
 from ..errors import DejavuError, SettingsError, StoreError
 from ..model.scenario import Config
-from ..workers.process import WorkerLostError, WorkerProcess
+from ..system.worker_process import WorkerLostError, WorkerProcess
 from .journal import abandoned_journals
 from .messages import CaseJob, CaseOutcome, SweepSpec
 

@@ -18,10 +18,10 @@ from ..errors import DamagedRecordsError, NewerFormatError, StoreError
 from ..model.merge import OnConflict, merge_into, merge_records
 from ..model.record import Record, RecordSet
 from ..model.scenario import Context, Scenario, canonical_json
-from ..notices import warn_once
-from ..safe_files import open_to_append, read_file
 from ..stores import Found, Store
 from ..stores.file_layout import read_set
+from ..system.notices import warn_once
+from ..system.safe_files import open_to_append, read_file
 
 __all__ = ["Journal", "abandoned_journals", "journal_folder"]
 

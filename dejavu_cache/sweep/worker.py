@@ -21,15 +21,15 @@ from ..errors import DejavuError, NoValidConfigError, StoreError
 from ..model.record import Failure, Measurement, Record
 from ..model.scenario import Config, now
 from ..model.selection import winner
-from ..provenance import whoami
 from ..runtime.request import Request
 from ..runtime.resolver import Resolver
 from ..settings import Mode, current_settings
 from ..stores import Store, TieredStore, open_store
+from ..system.provenance import whoami
+from ..system.worker_connection import ParentConnection
 from ..triton_internals.config_names import describe
 from ..tuning.config_failures import is_out_of_memory
 from ..tuning.tuner import CandidateLaunch, Tuner
-from ..workers.connection import ParentConnection
 from .journal import Journal
 from .messages import CaseJob, CaseOutcome, ConfigCrash, MissedScenario, SweepSpec
 from .requests import cases_of_misses, make_request, requested_scenario

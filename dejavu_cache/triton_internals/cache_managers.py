@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
-from ..notices import warn_once
+from ..system.notices import warn_once
 from .hooks import set_cache_folder, set_platform_key, wrap_cache_manager
 
 __all__ = [

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from ..model.scenario import Config, Scalar
-from ..notices import warn_once
+from ..system.notices import warn_once
 from .scenario_key import dtype_name, function_text
 
 __all__ = ["TUNING_OPTIONS", "DeclaredConfigs", "can_be_recorded", "describe"]

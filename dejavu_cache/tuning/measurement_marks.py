@@ -20,8 +20,8 @@ from typing import NamedTuple
 from pydantic import ValidationError
 
 from ..model.scenario import Config, Context, FrozenModel, Scenario
-from ..notices import logger
-from ..safe_files import open_folder
+from ..system.notices import logger
+from ..system.safe_files import open_folder
 from .config_failures import device_failure_of
 
 __all__ = ["MeasurementMark", "Suspect", "find_suspects"]

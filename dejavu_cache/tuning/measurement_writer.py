@@ -6,8 +6,8 @@ import threading
 from collections.abc import Callable, Sequence
 from types import TracebackType
 
-from ..background_threads import start_thread, uninterrupted
 from ..model.record import Measurement
+from ..system.background_threads import start_thread, uninterrupted
 
 __all__ = ["MeasurementWriter"]
 

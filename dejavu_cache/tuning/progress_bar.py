@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ..notices import logger
+from ..system.notices import logger
 
 __all__ = ["progress"]
 

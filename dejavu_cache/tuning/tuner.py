@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from ..model.record import Failure, Measurement
 from ..model.scenario import Config, now
-from ..notices import warn_once
-from ..provenance import whoami
+from ..system.notices import warn_once
+from ..system.provenance import whoami
 from ..triton_internals.config_names import DeclaredConfigs
 from .benchmark_methods import quantiles_of
 from .compile_ahead import Candidate, compile_ahead, threads_for

@@ -17,7 +17,6 @@ import triton.language as tl
 from support.kernels import load
 from support.processes import PROGRAMS, environment
 
-from dejavu_cache import provenance
 from dejavu_cache.errors import ScenarioNotTuned
 from dejavu_cache.installation.autotune_replacement import (
     _TRITON_AUTOTUNE,
@@ -26,6 +25,7 @@ from dejavu_cache.installation.autotune_replacement import (
     uninstall,
 )
 from dejavu_cache.runtime import cached_autotuner, triton_report
+from dejavu_cache.system import provenance
 from dejavu_cache.triton_internals.upstream import Autotuner
 
 X = torch.ones(64)

@@ -26,7 +26,7 @@ from dejavu_cache import (
     open_store,
 )
 from dejavu_cache.errors import SettingsError
-from dejavu_cache.provenance import whoami
+from dejavu_cache.system.provenance import whoami
 from dejavu_cache.triton_internals.config_names import describe
 
 

@@ -12,8 +12,8 @@ from support.addition import CONFIGS, add_one
 from support.kernels import launch
 
 from dejavu_cache import cached_autotune
-from dejavu_cache.notices import show_log
 from dejavu_cache.runtime import launch_log
+from dejavu_cache.system.notices import show_log
 from dejavu_cache.tuning import progress_bar
 
 

@@ -200,7 +200,7 @@ def test_a_damaged_or_newer_tree_is_passed_over_with_a_warning(
             ]
         assert said in caplog.text
         assert path.read_text() == text
-        from dejavu_cache import notices
+        from dejavu_cache.system import notices
 
         notices._said.clear()
 

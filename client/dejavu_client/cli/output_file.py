@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, TextIO
 
 from dejavu_cache.errors import StoreError
-from dejavu_cache.safe_files import open_replacement, open_to_write
+from dejavu_cache.system.safe_files import open_replacement, open_to_write
 
 __all__ = ["open_output"]
 

@@ -10,9 +10,9 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from dejavu_cache.background_threads import uninterrupted
 from dejavu_cache.model.record import FORMAT, RecordSet
 from dejavu_cache.model.scenario import ValueModel, canonical_json
+from dejavu_cache.system.background_threads import uninterrupted
 
 from .errors import NonsenseError
 

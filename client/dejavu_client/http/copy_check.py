@@ -7,10 +7,10 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from dejavu_cache.background_threads import uninterrupted
 from dejavu_cache.model.record import Record
 from dejavu_cache.model.scenario import Context, Scenario, canonical_json
 from dejavu_cache.stores.base import CopyChanges
+from dejavu_cache.system.background_threads import uninterrupted
 
 from .answers import validate
 from .errors import RefusedError

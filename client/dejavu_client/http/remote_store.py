@@ -9,14 +9,14 @@ from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 
-from dejavu_cache.background_threads import FLUSH_SECONDS
 from dejavu_cache.model.merge import OnConflict, merge_into, merge_records
 from dejavu_cache.model.record import Record, RecordSet
 from dejavu_cache.model.scenario import Context, Scenario
-from dejavu_cache.provenance import whoami
 from dejavu_cache.settings import current_settings
 from dejavu_cache.stores import Found, Store
 from dejavu_cache.stores.base import CopyChanges
+from dejavu_cache.system.background_threads import FLUSH_SECONDS
+from dejavu_cache.system.provenance import whoami
 
 from .circuit_breaker import CircuitBreaker
 from .copy_check import CopyCheck

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-from dejavu_cache.background_threads import start_thread
 from dejavu_cache.model.scenario import Context
+from dejavu_cache.system.background_threads import start_thread
 
 from .errors import RemoteError
 from .protocol_client import ProtocolClient

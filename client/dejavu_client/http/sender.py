@@ -11,10 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from dejavu_cache.background_threads import at_program_end, program_is_ending, start_thread
 from dejavu_cache.model.record import Record, RecordSet
 from dejavu_cache.model.scenario import Context, Scenario, canonical_json
-from dejavu_cache.notices import warn_once
+from dejavu_cache.system.background_threads import at_program_end, program_is_ending, start_thread
+from dejavu_cache.system.notices import warn_once
 
 from .circuit_breaker import CircuitBreaker
 from .errors import BusyError, RefusedError, RemoteError, ServerFaultError
@@ -51,7 +51,7 @@ class Sender:
     unreachable server until it answers, and then sends what waits, also what other processes left.
 
     The thread handles encoded records only. It never parses one into its model, which would be
-    unsafe at the program's end: see `dejavu_cache.background_threads`.
+    unsafe at the program's end: see `dejavu_cache.system.background_threads`.
 
     Args:
         client: the connection to the server.

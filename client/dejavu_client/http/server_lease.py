@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 
-from dejavu_cache.background_threads import program_is_ending, start_thread
 from dejavu_cache.model.scenario import Context, Scenario
-from dejavu_cache.provenance import whoami
+from dejavu_cache.system.background_threads import program_is_ending, start_thread
+from dejavu_cache.system.provenance import whoami
 
 from .errors import RefusedError, RemoteError, UnreachableError
 from .protocol_client import ProtocolClient

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
-from dejavu_cache.background_threads import program_is_ending, start_thread
+from dejavu_cache.system.background_threads import program_is_ending, start_thread
 
 from .errors import UnreachableError
 

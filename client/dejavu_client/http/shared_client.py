@@ -17,7 +17,7 @@ import certifi  # noqa: F401
 import httpcore  # noqa: F401
 import httpx
 
-from dejavu_cache.background_threads import uninterrupted
+from dejavu_cache.system.background_threads import uninterrupted
 
 __all__ = ["SharedHttpClient"]
 

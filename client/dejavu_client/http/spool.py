@@ -14,8 +14,8 @@ from platformdirs import user_cache_dir
 
 from dejavu_cache.model.record import RecordSet
 from dejavu_cache.model.scenario import canonical_json
-from dejavu_cache.notices import warn_once
-from dejavu_cache.safe_files import read_file, replace_file
+from dejavu_cache.system.notices import warn_once
+from dejavu_cache.system.safe_files import read_file, replace_file
 
 __all__ = ["SetAside", "Spool", "SpooledFile", "all_spools"]
 

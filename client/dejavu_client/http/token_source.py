@@ -6,7 +6,7 @@ import os
 import re
 from pathlib import Path
 
-from dejavu_cache.notices import warn_once
+from dejavu_cache.system.notices import warn_once
 
 __all__ = ["TokenSource"]
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import BundleError
-from ...safe_files import open_regular, read_file
 from ...stores.manifest import Manifest, verify_folder
+from ...system.safe_files import open_regular, read_file
 from .archive import write
 
 __all__ = ["bundle_in", "write_layout"]

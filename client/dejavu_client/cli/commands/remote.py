@@ -10,9 +10,9 @@ import typer
 from dejavu_cache.errors import SettingsError, StoreError
 from dejavu_cache.model.record import Pin, Record
 from dejavu_cache.model.scenario import Config, Context, now
-from dejavu_cache.provenance import whoami
 from dejavu_cache.settings import current_settings
 from dejavu_cache.stores import Store
+from dejavu_cache.system.provenance import whoami
 
 from ..chosen_store import (
     is_server_url,

@@ -13,7 +13,7 @@ import dejavu_service
 import pytest
 from support.processes import run_python
 
-from dejavu_cache.deprecated_modules import LIBRARY_MOVES, RENAMED_NAMES
+from dejavu_cache.system.deprecated_modules import LIBRARY_MOVES, RENAMED_NAMES
 
 MOVES = [
     (f"{package}.{former}", [f"{package}.{target}" for target in targets.split()])

@@ -8,8 +8,8 @@ import pytest
 from support.processes import run_python
 from support.records import measurement
 
-from dejavu_cache import background_threads
 from dejavu_cache.model.record import Measurement
+from dejavu_cache.system import background_threads
 from dejavu_cache.tuning.measurement_writer import MeasurementWriter
 
 
@@ -20,7 +20,7 @@ def test_no_thread_is_inside_pydantic_when_the_program_ends(starter: str) -> Non
     """CPython would abort the process; 8 threads of one process make that all but certain."""
     code = f"""
         import sys, threading, time
-        from dejavu_cache.background_threads import start_thread, uninterrupted
+        from dejavu_cache.system.background_threads import start_thread, uninterrupted
         from dejavu_cache.model.record import RecordSet
         from support.records import context, record
 
@@ -47,7 +47,11 @@ def test_the_thread_that_ends_the_program_may_still_use_the_library() -> None:
     code = """
         import atexit
         atexit.register(lambda: late())
-        from dejavu_cache.background_threads import program_is_ending, start_thread, uninterrupted
+        from dejavu_cache.system.background_threads import (
+            program_is_ending,
+            start_thread,
+            uninterrupted,
+        )
 
         def late():
             with uninterrupted(), uninterrupted():
@@ -59,7 +63,7 @@ def test_the_thread_that_ends_the_program_may_still_use_the_library() -> None:
 def test_ctrl_c_during_the_flush_ends_the_program_in_order() -> None:
     code = """
         import signal, sys, time
-        from dejavu_cache.background_threads import at_program_end, start_thread
+        from dejavu_cache.system.background_threads import at_program_end, start_thread
 
         class Slow:
             def finish(self, seconds):

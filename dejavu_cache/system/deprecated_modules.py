@@ -41,6 +41,7 @@ LIBRARY_MOVES = {
     "bundle.oci": "prewarm.bundle.oci_image",
     "configs": "triton_internals.config_names",
     "consensus": "runtime.consensus",
+    "deprecated_modules": "system.deprecated_modules",
     "environment": "triton_internals.environment",
     "graphs": "runtime.graphs",
     "imported": "model.foreign_result integrations.foreign_files",
@@ -50,6 +51,7 @@ LIBRARY_MOVES = {
     "launch_versions": "triton_internals.versions",
     "launches": "triton_internals.compilation",
     "manifest": "stores.manifest",
+    "notices": "system.notices",
     "noting": "runtime.launch_recorder",
     "prewarm.host": "prewarm.host_modules",
     "prewarm.kernels": "prewarm.kernel_discovery",
@@ -57,6 +59,7 @@ LIBRARY_MOVES = {
     "prewarm.source": "prewarm.record_source",
     "prewarmed": "runtime.prewarmed_binaries triton_internals.cache_managers",
     "process": "stores.default",
+    "provenance": "system.provenance",
     "records": "model.scenario model.record model.merge",
     "resolution": "model.resolution",
     "resolver": "runtime.resolver runtime.request",
@@ -86,6 +89,9 @@ LIBRARY_MOVES = {
     "tuning.progress": "tuning.progress_bar",
     "tuning.timing": "tuning.device_timer",
     "watch": "runtime.activity_report triton_internals.cache_managers",
+    "workers": "system.worker_connection system.worker_process",
+    "workers.connection": "system.worker_connection",
+    "workers.process": "system.worker_process",
 }
 """Former module to the modules, separated by spaces, that now hold its names."""
 

@@ -1,1 +1,0 @@
-"""Child processes that exchange JSON lines with their parent."""
