@@ -7,7 +7,8 @@ DejavuError
 │   ├── NotFoundError         there is no such context, record, lease or token
 │   ├── InvalidRequestError   the request is well-formed and cannot be carried out
 │   ├── IssuerUnavailableError  an issuer's keys cannot be read now
-│   └── TooLargeError         the request has more records, misses or bytes than allowed
+│   ├── TooLargeError         the request has more records, misses or bytes than allowed
+│   └── TooManyLeasesError    the principal holds as many leases as it may
 ├── SchemaError               the database's schema does not fit this version
 └── MissingDatabaseError      a SQLite file that must exist does not
 """
@@ -25,6 +26,7 @@ __all__ = [
     "SchemaError",
     "ServiceError",
     "TooLargeError",
+    "TooManyLeasesError",
     "UnauthenticatedError",
 ]
 
@@ -63,6 +65,10 @@ class InvalidRequestError(ServiceError):
 
 class TooLargeError(ServiceError):
     """The request has more records, misses or bytes than the settings allow."""
+
+
+class TooManyLeasesError(ServiceError):
+    """The principal holds as many leases as it may; some of them end sooner or later."""
 
 
 class SchemaError(DejavuError):

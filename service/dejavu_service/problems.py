@@ -25,6 +25,7 @@ from .errors import (
     NotFoundError,
     ServiceError,
     TooLargeError,
+    TooManyLeasesError,
     UnauthenticatedError,
 )
 
@@ -49,6 +50,7 @@ _STATUS: dict[type[ServiceError], int] = {
     NotFoundError: 404,
     TooLargeError: 413,
     InvalidRequestError: 422,
+    TooManyLeasesError: 429,
     IssuerUnavailableError: 503,
 }
 
@@ -144,7 +146,8 @@ def install_handlers(app: FastAPI) -> None:
 async def _handle_service_error(_: Request, error: Exception) -> Response:
     assert isinstance(error, ServiceError)
     status = next(status for kind, status in _STATUS.items() if isinstance(error, kind))
-    return problem(status, str(error))
+    headers = {"Retry-After": "10"} if status == 429 else None
+    return problem(status, str(error), headers=headers)
 
 
 async def _handle_http_exception(_: Request, error: Exception) -> Response:

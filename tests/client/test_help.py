@@ -127,3 +127,10 @@ def test_an_interrupted_command_exits_with_130(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr("dejavu_client.cli.commands.inspection.open_existing_store", interrupt)
     assert run_cli("ls").returncode == 130
+
+
+@pytest.mark.parametrize("words", [[], ["heuristics"]])
+def test_without_a_command_the_help_is_no_error_message(words: list[str]) -> None:
+    done = run_cli(*words)
+    assert done.returncode == 2
+    assert done.stderr.startswith("Usage: dejavu-cache")

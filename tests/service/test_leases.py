@@ -8,6 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
+import pytest
+from dejavu_service.services import leases as lease_rules
 from dejavu_service.storage.database import Database
 from dejavu_service.storage.tables import epoch, leases
 from sqlalchemy import update
@@ -109,3 +111,16 @@ def test_who_waits_in_vain_gets_404(client: httpx.Client) -> None:
     started = time.monotonic()
     assert client.get(f"{HOME}/{scenario().digest}?wait=0.5").status_code == 404
     assert 0.4 < time.monotonic() - started < 3
+
+
+def test_a_token_holds_a_limited_number_of_leases(
+    client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease_rules, "MOST_LEASES", 3)
+    granted = [grant(client, f"process {m}", m=m)["lease"] for m in range(3)]
+    wish = {"context": body(context()), "scenario": body(scenario(9)), "holder": "x", "ttl": 30}
+    refused = client.post("/v1/main/leases", json=wish)
+    assert (refused.status_code, refused.headers["Retry-After"]) == (429, "10")
+    assert client.post("/v1/pr-1/leases", json=wish).json()["lease"]
+    client.delete(f"/v1/main/leases/{granted[0]}")
+    assert client.post("/v1/main/leases", json=wish).json()["lease"]

@@ -154,6 +154,9 @@ def _run(commands: typer.Typer, arguments: Sequence[str] | None) -> int:
         if not hasattr(error, "format_message"):
             raise
         context = getattr(error, "ctx", None)
+        if type(error).__name__ == "NoArgsIsHelpError":
+            sys.stderr.write(f"{error.format_message()}\n")
+            return ExitCode.USAGE
         command = context.command_path if context else "dejavu-cache"
         fail(f"{error.format_message()} (see `{command} --help`)")
         return ExitCode.USAGE

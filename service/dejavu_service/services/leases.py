@@ -6,12 +6,15 @@ import secrets
 
 from dejavu_cache.model.scenario import Context, Scenario
 
-from ..errors import NotFoundError
+from ..errors import NotFoundError, TooManyLeasesError
 from ..storage import leases
 from ..storage.database import Database
 from .access import Principal
 
-__all__ = ["grant", "release", "renew"]
+__all__ = ["MOST_LEASES", "grant", "release", "renew"]
+
+MOST_LEASES = 2000
+"""Leases of a namespace that a principal may hold; a process that tunes holds one at a time."""
 
 
 def grant(
@@ -36,12 +39,21 @@ def grant(
 
     Returns:
         The lease's id and `ttl`, or None and the seconds until the other holder's lease expires.
+
+    Raises:
+        AccessDeniedError: The principal lacks the role `write`.
+        TooManyLeasesError: The principal holds `MOST_LEASES` leases already.
     """
     principal.require("write", namespace)
     scenario_key = (namespace, context.digest, scenario.digest)
     # Whoever only says the same name, with another token, is another holder.
-    owner = f"{holder} by {principal.name}"
+    ending = f" by {principal.name}"
+    owner = f"{holder}{ending}"
     with database.write() as connection:
+        if leases.count_of_owner(connection, namespace, ending) >= MOST_LEASES:
+            raise TooManyLeasesError(
+                f"{principal.name} holds {MOST_LEASES} leases in {namespace!r}: release some"
+            )
         lease = leases.grant(connection, *scenario_key, owner, ttl, secrets.token_hex(16))
         if lease is not None:
             return lease, ttl

@@ -9,6 +9,7 @@ from .upserts import insert
 
 __all__ = [
     "count_held",
+    "count_of_owner",
     "drop_expired",
     "grant",
     "list_holders",
@@ -97,6 +98,16 @@ def list_holders(connection: Connection, namespace: str) -> dict[tuple[str, str]
         leases.c.namespace == namespace, leases.c.expires_at > epoch()
     )
     return {(row.context, row.scenario): row.holder for row in connection.execute(query)}
+
+
+def count_of_owner(connection: Connection, namespace: str, ending: str) -> int:
+    """Count the leases of a namespace that have not expired and whose holder ends with a text."""
+    query = select(func.count()).where(
+        leases.c.namespace == namespace,
+        leases.c.expires_at > epoch(),
+        leases.c.holder.endswith(ending, autoescape=True),
+    )
+    return connection.execute(query).scalar() or 0
 
 
 def count_held(connection: Connection) -> int:
