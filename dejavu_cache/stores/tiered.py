@@ -94,7 +94,10 @@ class TieredStore(Store):
             if tier.url == hit.store:
                 return
             if not (tier.read_only or tier.remote):
-                self._ask(tier, partial(tier.put, context, [hit.record]), None)
+                try:
+                    tier.put(context, [hit.record])
+                except (StoreError, OSError) as error:
+                    _warn_of_unwritable(tier, error)
 
     def records(self, context: Context) -> Iterator[Record]:
         """Return a context's records, merged from all tiers."""
@@ -187,7 +190,7 @@ class TieredStore(Store):
                 raise
             except StoreError as error:
                 failures.append(error)
-                warn_once(f"put {tier.url}", f"nothing is written to {tier.url}: {error}")
+                _warn_of_unwritable(tier, error)
         return failures
 
     def delete(self, context: Context, scenarios: Iterable[Scenario] | None = None) -> int:
@@ -252,6 +255,10 @@ class TieredStore(Store):
                 raise
             warn_once(tier.url, f"{tier.url} is passed over: {error}")
             return otherwise
+
+
+def _warn_of_unwritable(tier: Store, error: Exception) -> None:
+    warn_once(f"put {tier.url}", f"nothing is written to {tier.url}: {error}")
 
 
 def _collect(question: Callable[[U], Iterable[T]], about: U) -> list[T]:

@@ -17,7 +17,7 @@ _MOVES = {
     "rules.leases": "services.leases",
     "rules.merging": "services.merging",
     "rules.misses": "services.misses",
-    "rules.pages": "pages.queries",
+    "rules.pages": "pages.overview pages.worklist pages.namespaces",
     "rules.pins": "services.pins",
     "rules.records": "services.records",
     "rules.retention": "services.retention",

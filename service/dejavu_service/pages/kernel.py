@@ -13,12 +13,11 @@ from ..storage import coverage, summaries
 from ..storage.database import Database
 from ..storage.summaries import Summary
 from .columns import ConfigNames, ScenarioColumns
+from .context import PAGE_SIZE
 from .overview import CoveredContext, contexts_of, current_source
 
 __all__ = ["KernelFilter", "KernelView", "kernel_across"]
 
-PAGE_SIZE = 50
-"""Scenarios on one page."""
 _MOST_CONTEXTS = 8
 _MOST_CONFIGS = 12
 

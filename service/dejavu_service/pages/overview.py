@@ -14,7 +14,6 @@ from ..storage.database import Database
 from ..storage.tokens import now
 
 __all__ = [
-    "PAGE_SIZE",
     "CoveredContext",
     "KernelRow",
     "Overview",
@@ -25,7 +24,7 @@ __all__ = [
     "overview",
 ]
 
-PAGE_SIZE = 25
+_PAGE_SIZE = 25
 """Kernels on one page."""
 _DAY = 86400.0
 
@@ -153,8 +152,8 @@ def overview(
         since = None if wanted.days is None else now(connection) - wanted.days * _DAY
         kernels = [kernel for kernel in _by_kernel(covered) if _is_wanted(kernel, wanted, since)]
         kernels.sort(key=_ORDER[wanted.sort])
-        start = (wanted.page - 1) * PAGE_SIZE
-        page = kernels[start : start + PAGE_SIZE]
+        start = (wanted.page - 1) * _PAGE_SIZE
+        page = kernels[start : start + _PAGE_SIZE]
         groups = {kernel.name: _comparable(kernel) for kernel in page}
         known = coverage.count_known(connection, groups)
     return Overview(
@@ -165,7 +164,7 @@ def overview(
         saved=sum(kernel.savings for kernel in kernels),
         devices=sorted({entry.device for entry in covered}),
         tritons=sorted({entry.triton for entry in covered}),
-        pages=max(-(-len(kernels) // PAGE_SIZE), 1),
+        pages=max(-(-len(kernels) // _PAGE_SIZE), 1),
     )
 
 

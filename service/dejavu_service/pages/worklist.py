@@ -10,11 +10,10 @@ from dejavu_cache.model.scenario import Context, Scenario
 from ..services.access import Principal
 from ..storage import leases, misses
 from ..storage.database import Database
+from .context import PAGE_SIZE
 
-__all__ = ["PAGE_SIZE", "WorklistFilter", "WorklistView", "worklist"]
+__all__ = ["WorklistFilter", "WorklistView", "worklist"]
 
-PAGE_SIZE = 50
-"""Scenarios on one page."""
 _MAX_ROWS = 1000
 
 
