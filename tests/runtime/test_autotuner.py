@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 import threading
 from collections.abc import Callable, Sequence
@@ -593,3 +594,9 @@ def test_what_tuning_found_is_printed_as_upstream_prints_it(
     monkeypatch.setattr(triton.knobs.autotuning, "print", True)
     launch(make(), 100)
     assert "Triton autotuning for function add_one" in capsys.readouterr().out
+
+
+def test_a_tune_draws_none_of_the_programs_random_numbers(tmp_path: Path) -> None:
+    state = random.getstate()
+    launch(cached_autotune(CONFIGS, ["n"], store=tmp_path)(add_one), 100)
+    assert random.getstate() == state

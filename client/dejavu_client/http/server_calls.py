@@ -126,4 +126,8 @@ class ServerCalls:
 def _pause(error: UnreachableError) -> float:
     """Return the seconds to wait after an error; the processes of a fleet must differ."""
     seconds = error.retry_after if isinstance(error, BusyError) else 0.7
-    return seconds * random.uniform(1.0, 1.5)
+    return seconds * _jitter.uniform(1.0, 1.5)
+
+
+_jitter = random.SystemRandom()
+"""Random numbers of its own: those of the program's `random` module may be seeded."""

@@ -21,6 +21,8 @@ _logger = logging.getLogger("dejavu_service.requests")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _LONGEST_PATH = 500
 _METHODS = {"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS"}
+_ids = random.SystemRandom()
+"""Random numbers of its own: those of `random` may be of a program that embeds the app."""
 
 
 class RequestLogMiddleware:
@@ -38,7 +40,7 @@ class RequestLogMiddleware:
             return
         started, status = time.perf_counter(), 0
         sent_id = header(scope, b"x-request-id") or ""
-        request_id = sent_id if _REQUEST_ID.fullmatch(sent_id) else f"{random.getrandbits(64):016x}"
+        request_id = sent_id if _REQUEST_ID.fullmatch(sent_id) else f"{_ids.getrandbits(64):016x}"
 
         async def send_with_id(message: Message) -> None:
             nonlocal status
