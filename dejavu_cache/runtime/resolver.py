@@ -146,12 +146,13 @@ class Resolver:
         """Leave a config that failed at a launch out of its scenario's later launches.
 
         Returns:
-            Whether another config is left: False for the default, which is the last resort.
+            Whether another config is left: False for the default, which is the last resort, and for
+            a config that was chosen although it had failed before.
         """
         default = describe(request.default)
-        if config == default or config not in request.declared:
-            return False
         rejected = self._rejected.setdefault((request.context, request.scenario), set())
+        if config == default or config in rejected or config not in request.declared:
+            return False
         rejected.add(config)
         if len(rejected) >= MOST_REJECTIONS:
             rejected.update(other for other in request.declared if other != default)

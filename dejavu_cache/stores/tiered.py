@@ -97,6 +97,8 @@ class TieredStore(Store):
                 try:
                     tier.put(context, [hit.record])
                 except (StoreError, OSError) as error:
+                    if self.strict:
+                        raise
                     _warn_of_unwritable(tier, error)
 
     def records(self, context: Context) -> Iterator[Record]:
