@@ -14,6 +14,7 @@ from starlette.concurrency import run_in_threadpool
 from dejavu_cache import __version__
 
 from .middleware.authentication import AuthenticationMiddleware
+from .middleware.error_pages import ErrorPagesMiddleware
 from .middleware.request_log import RequestLogMiddleware
 from .openapi import complete_openapi
 from .problems import install_handlers
@@ -22,12 +23,15 @@ from .routes import (
     health,
     leases,
     log,
+    login,
     misses,
+    page_actions,
     pages,
     pins,
     quarantines,
     records,
     token_exchange,
+    token_pages,
     tokens,
     transfer,
 )
@@ -69,11 +73,15 @@ def create_app(settings: ServerSettings) -> FastAPI:
         log,
         health,
         pages,
+        page_actions,
+        login,
+        token_pages,
     ):
         app.include_router(module.router)
     app.router.routes[:0] = bulk.quick_routes(server)
     app.add_middleware(AuthenticationMiddleware, principals=server.principals, settings=settings)
     app.add_middleware(RequestLogMiddleware, metrics=server.metrics)
+    app.add_middleware(ErrorPagesMiddleware)
     complete_openapi(app)
     return app
 

@@ -2,36 +2,83 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
-from support.browser import CHROMIUM, open_browser
+from dejavu_service.services import tokens
+from dejavu_service.services.access import ANYBODY
+from dejavu_service.storage.database import Database
+from support.browser import CHROMIUM, Browser, open_browser
 from support.service import body, config, context, record, record_set, running_server, scenario
 
 pytestmark = pytest.mark.skipif(not CHROMIUM, reason="there is no chromium here")
 
+SCENARIO = f"/pages/main/contexts/{context().digest}/scenarios/{scenario(3).digest}"
 
-def test_a_reader_walks_from_a_kernel_to_a_costly_pin(sqlite_url: str, tmp_path: Path) -> None:
-    with running_server(sqlite_url, tmp_path / "log") as server, open_browser() as browser:
+
+@pytest.fixture
+def base(sqlite_url: str, tmp_path: Path) -> Iterator[str]:
+    """Yield the URL of a server with records, a miss, a costly pin and one token, an admin's."""
+    with running_server(sqlite_url, tmp_path / "log") as server:
         sent = body(record_set(*map(record, range(1, 5))))
-        httpx.post(f"{server.base}/v1/main/records", json=sent)
+        for namespace in ("main", "pr-7"):
+            httpx.post(f"{server.base}/v1/{namespace}/records", json=sent)
+        more = body(record_set(record(8)))
+        httpx.post(f"{server.base}/v1/pr-7/records", json=more)
         pin = f"{server.base}/v1/main/contexts/{context().digest}/pins/{scenario(3).digest}"
         httpx.put(pin, json={"config": body(config(64)), "by": "ann"})
         miss = {"context": body(context()), "scenario": body(scenario(9))}
         httpx.post(f"{server.base}/v1/main/misses", json={"misses": [miss]})
+        yield server.base
+
+
+def test_people_log_in_look_for_a_costly_pin_and_act(base: str, sqlite_url: str) -> None:
+    database = Database(sqlite_url)
+    token = tokens.issue(database, ANYBODY, "ann", "admin", ["*"], None).token
+    database.close()
+    with open_browser() as browser:
+        assert "Token" in browser.open(f"{base}/pages/main?sort=tuning")
+        browser.fill("#token", token)
+        assert "4 of 5" in browser.click("main button")
+        assert browser.path == "/pages/main?sort=tuning"
         for width, dark in ((390, False), (1920, True)):
             browser.show(width, dark=dark)
-            assert "4 of 5" in browser.open(f"{server.base}/pages/main?sort=tuning")
-            browser.fill("input[name=q]", "matmul")
-            assert "4 of 5" in browser.click(".filters button")
-            assert "Which config wins where" in browser.click("tbody th a")
-            assert "1 pinned config costs 5% or more" in browser.click("thead a")
-            browser.click(".loud a")
-            assert "sort=excess" in browser.path
-            assert "This pin costs 20.0%" in browser.click("td a")
-            for path in ("", "/misses", "/activity"):
-                browser.open(f"{server.base}/pages/main{path}")
-                width_needed = browser.run("document.documentElement.scrollWidth")
-                assert width_needed <= width, f"{path} is wider than {width} pixels"
+            walk_to_the_pin(browser, base, width)
+        act(browser, base)
+        assert "Token" in browser.click("footer button")
+        assert "Token" in browser.open(f"{base}/pages/main"), "logged out"
+        # The browser itself reports every answer with an error's status.
         assert browser.complaints == []
+
+
+def walk_to_the_pin(browser: Browser, base: str, width: int) -> None:
+    browser.open(f"{base}/pages/main?sort=tuning")
+    browser.fill("input[name=q]", "matmul")
+    assert "4 of 5" in browser.click(".filters button")
+    assert "Which config wins where" in browser.click("tbody th a")
+    assert "1 pinned config costs 5% or more" in browser.click("thead a")
+    browser.click(".loud a")
+    assert "sort=excess" in browser.path
+    assert "This pin costs 20.0%" in browser.click("td a")
+    home = f"/pages/main/contexts/{context().digest}"
+    others = ("/pages/main/misses", "/pages/main/activity", "/pages/pr-7/compare?to=main")
+    for path in ("/pages/main", home, SCENARIO, f"{home}/compare?to=pr-7", "/tokens", *others):
+        browser.open(f"{base}{path}")
+        width_needed = browser.run("document.documentElement.scrollWidth")
+        assert width_needed <= width, f"{path} is wider than {width} pixels"
+
+
+def act(browser: Browser, base: str) -> None:
+    browser.open(f"{base}{SCENARIO}")
+    assert "This pin costs" not in browser.click("form[action$=unpin] button")
+    assert "This pin costs 10.0%" in browser.click("tr:nth-child(2) form[action$=pin] button")
+    browser.open(f"{base}/pages/main/misses")
+    assert "since" in browser.click("form[action$=claim] button")
+    assert "Nothing is missing" in browser.click("form[action$=dismiss] button")
+    assert "main lacks 1" in browser.open(f"{base}/pages/pr-7/compare?to=main")
+    assert "main lacks 0" in browser.click("form[action$=promote] button")
+    activity = browser.open(f"{base}/pages/main/activity")
+    for action in ("unpin", "claim miss", "dismiss miss", "promote"):
+        assert action in activity

@@ -16,12 +16,14 @@ from ..settings import ServerSettings
 from .asgi_scope import client_address, header
 from .browser_guard import refuse_foreign_page, refuse_proxied
 from .limits import RateLimiter
+from .login_cookie import read_cookie
 from .principal_cache import PrincipalCache
 
-__all__ = ["EXCHANGE_PATH", "AuthenticationMiddleware", "is_loopback"]
+__all__ = ["EXCHANGE_PATH", "AuthenticationMiddleware", "is_loopback", "is_page"]
 
 EXCHANGE_PATH = "/v1/token-exchange"
-"""Where a token is got; its route verifies the identity token in the body."""
+_WITHOUT_TOKEN = {EXCHANGE_PATH, "/login", "/logout"}
+"""Where somebody gets a token, or presents one; the routes verify what is in the body."""
 
 _PUBLIC_PATHS = {"/livez", "/readyz", "/v1/openapi.json", "/style.css"}
 _PUBLIC_PATHS |= {"/favicon.svg", "/favicon.ico"}
@@ -68,10 +70,11 @@ class AuthenticationMiddleware:
         await self._app(scope, receive, send)
 
     async def _authenticate(self, scope: Scope) -> Principal:
-        if scope["path"] == EXCHANGE_PATH:
+        if scope["path"] in _WITHOUT_TOKEN:
             self._rate_limiter.take(client_address(scope))
             return NOBODY
         token = _presented_token(scope)
+        scope["credential"] = token or ""
         cached = None if token is None else self._principals.cached_principal(token)
         if cached is not None:
             self._rate_limiter.take(cached.name)
@@ -116,12 +119,13 @@ def _refuse_compression(scope: Scope) -> None:
         raise ProblemError(415, "compressed bodies are not accepted: leave out Content-Encoding")
 
 
-def _is_page(scope: Scope) -> bool:
+def is_page(scope: Scope) -> bool:
+    """Return whether a request is for a page, and not for the protocol."""
     return not scope["path"].startswith("/v1/")
 
 
 def _challenge(scope: Scope) -> str:
-    if _is_page(scope):
+    if is_page(scope):
         return 'Basic realm="dejavu-cache: any user, the token as password"'
     return "Bearer"
 
@@ -129,13 +133,13 @@ def _challenge(scope: Scope) -> str:
 def _presented_token(scope: Scope) -> str | None:
     authorization = header(scope, b"authorization")
     if authorization is None:
-        return None
+        return read_cookie(scope) if is_page(scope) else None
     scheme, _, value = authorization.partition(" ")
     if scheme.lower() == "bearer":
         return value.strip()
-    # Browsers offer only Basic. It is accepted for pages alone, which only read: another site's
-    # page could otherwise write with the credentials that the browser adds.
-    if scheme.lower() == "basic" and _is_page(scope):
+    # Browsers send Basic and cookies unasked. Both are accepted for pages alone, whose forms carry
+    # a proof that this server made them: another site's page could otherwise write with them.
+    if scheme.lower() == "basic" and is_page(scope):
         try:
             return base64.b64decode(value, validate=True).decode().partition(":")[2]
         except (binascii.Error, UnicodeDecodeError):

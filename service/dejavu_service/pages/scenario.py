@@ -20,7 +20,7 @@ from .columns import ConfigNames, ScenarioColumns
 from .context import LOUD
 from .views import ScenarioRow, TimingBar, scenario_row
 
-__all__ = ["ScenarioView", "scenario_page"]
+__all__ = ["ScenarioView", "find_config", "scenario_page"]
 
 _NEIGHBOURS = 8
 _MOST_ARRIVALS = 500
@@ -144,6 +144,23 @@ def scenario_page(
         ],
         log=_log(database, principal, namespace, context, record),
     )
+
+
+def find_config(
+    database: Database, namespace: str, context: str, scenario: str, digest: str
+) -> Config:
+    """Return the measured config of a record that has a digest.
+
+    Raises:
+        NotFoundError: There is no record of the scenario, or it has no such config.
+    """
+    with database.read() as connection:
+        stored = records.load_text(connection, namespace, context, scenario)
+    if stored is not None and stored[1] is not None:
+        for measurement in Record.model_validate_json(stored[1]).measurements:
+            if measurement.config.digest == digest:
+                return measurement.config
+    raise NotFoundError("this config was not measured in this scenario: reload the page")
 
 
 def _nearest(scenario: Scenario, texts: Mapping[str, str]) -> list[tuple[Scenario, float]]:

@@ -29,6 +29,8 @@ class MissView(NamedTuple):
     """A scenario that was missed; times are seconds since 1970.
 
     Attributes:
+        claimed_by: Who said that they would tune it; None if nobody did.
+        claimed_at: When they said so.
         holder: The process that holds the lease on it, and so tunes it now; empty if none does.
     """
 
@@ -37,6 +39,8 @@ class MissView(NamedTuple):
     times: int
     first_seen: float
     last_seen: float
+    claimed_by: str | None
+    claimed_at: float | None
     holder: str
 
 
@@ -67,8 +71,7 @@ def worklist(
         context = Context.model_validate_json(row.context)
         scenario = Scenario.model_validate_json(row.scenario)
         holder = holders.get((context.digest, scenario.digest), "")
-        times = (row.times, row.first_seen, row.last_seen)
-        views.append(MissView(context, scenario, *times, holder))
+        views.append(MissView(context, scenario, *row[2:], holder))
     count: Counter[str] = Counter()
     demand: Counter[str] = Counter()
     for view in views:

@@ -44,10 +44,15 @@ KernelName = Annotated[
 
 
 class Call(NamedTuple):
-    """The principal who makes a request, and the server that answers it."""
+    """The principal who makes a request, and the server that answers it.
+
+    Attributes:
+        credential: The token that the request presented; empty if it presented none.
+    """
 
     principal: Principal
     server: Server
+    credential: str = ""
 
     @property
     def database(self) -> Database:
@@ -56,7 +61,11 @@ class Call(NamedTuple):
 
 
 async def _current_call(request: Request) -> Call:
-    return Call(request.scope["principal"], request.app.state.server)
+    return Call(
+        request.scope["principal"],
+        request.app.state.server,
+        request.scope.get("credential", ""),
+    )
 
 
 CurrentCall = Annotated[Call, Depends(_current_call)]

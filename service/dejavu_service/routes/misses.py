@@ -14,9 +14,11 @@ from ..middleware.json_body import accepts
 from ..services import misses
 from ..storage.misses import CountedMiss
 from .common import (
+    ContextDigest,
     CurrentCall,
     KernelName,
     Namespace,
+    ScenarioDigest,
     json_response,
     responds_with,
     versioned_router,
@@ -71,6 +73,30 @@ def list_misses(
     """List the worklist, the most frequent misses first."""
     listed = misses.list_misses(call.database, call.principal, namespace, kernel, limit)
     return json_response(f'{{"misses": [{", ".join(map(_render, listed))}]}}')
+
+
+@router.put("/{namespace}/contexts/{context}/misses/{scenario}/claim", status_code=204)
+def claim_miss(
+    namespace: Namespace, context: ContextDigest, scenario: ScenarioDigest, call: CurrentCall
+) -> None:
+    """Note that the caller will tune a missed scenario."""
+    misses.claim_miss(call.database, call.principal, namespace, context, scenario)
+
+
+@router.delete("/{namespace}/contexts/{context}/misses/{scenario}/claim", status_code=204)
+def release_miss(
+    namespace: Namespace, context: ContextDigest, scenario: ScenarioDigest, call: CurrentCall
+) -> None:
+    """Note that nobody will tune a missed scenario."""
+    misses.claim_miss(call.database, call.principal, namespace, context, scenario, release=True)
+
+
+@router.delete("/{namespace}/contexts/{context}/misses/{scenario}", status_code=204)
+def dismiss_miss(
+    namespace: Namespace, context: ContextDigest, scenario: ScenarioDigest, call: CurrentCall
+) -> None:
+    """Take a scenario off the worklist, until it is missed again."""
+    misses.dismiss_miss(call.database, call.principal, namespace, context, scenario)
 
 
 def _render(miss: CountedMiss) -> str:

@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
+import re
+from datetime import date
 from functools import partial
 from typing import Annotated
 from urllib.parse import urlencode
 
-from fastapi import APIRouter, Depends, Query, Response
-from fastapi.responses import HTMLResponse, RedirectResponse
+from fastapi import Depends, Query, Response
+from fastapi.responses import RedirectResponse
 
+from ..errors import InvalidRequestError
 from ..pages import rendering
 from ..pages.activity import activity
+from ..pages.compare import ContextSide, compare_contexts, compare_with_namespace
 from ..pages.context import PAGE_SIZE, ContextFilter, context_page
 from ..pages.kernel import KernelFilter, kernel_across
 from ..pages.namespaces import list_namespaces
 from ..pages.overview import OverviewFilter, SortKey, overview
 from ..pages.scenario import scenario_page
 from ..pages.worklist import WorklistFilter, worklist
-from .common import Call, ContextDigest, CurrentCall, Namespace, ScenarioDigest
+from ..services.access import NAMESPACE
+from .common import ContextDigest, CurrentCall, Namespace, ScenarioDigest
+from .page_response import PAGE_METHODS, pages_router, render_page
 
 __all__ = ["router"]
 
-router = APIRouter(default_response_class=HTMLResponse, include_in_schema=False)
-
-
-_page = partial(router.api_route, methods=["GET", "HEAD"])
+router = pages_router()
+_page = partial(router.api_route, methods=PAGE_METHODS)
 _Text = Annotated[str, Query(max_length=500)]
 _Page = Annotated[int, Query(ge=1, le=100_000)]
 _MOST_CONFIGS = 30
@@ -59,7 +63,7 @@ def namespaces(call: CurrentCall, q: _Text = "", open: _Text = "") -> Response: 
     listed = list_namespaces(call.database, call.principal, open or q)
     if open in {row.name for row in listed}:
         return RedirectResponse(f"/pages/{open}", 303)
-    return _render("namespaces.html", call, "", listed=listed, search=open or q)
+    return render_page("namespaces.html", call, "", listed=listed, search=open or q)
 
 
 def _filter(
@@ -88,7 +92,7 @@ def show_overview(
             "sort": wanted.sort,
         }
     )
-    return _render("overview.html", call, namespace, seen=seen, wanted=wanted, query=query)
+    return render_page("overview.html", call, namespace, seen=seen, wanted=wanted, query=query)
 
 
 @_page("/pages/{namespace}/misses")
@@ -100,7 +104,7 @@ def show_worklist(
     seen = worklist(call.database, call.principal, namespace, wanted)
     query = urlencode({"kernel": kernel, "device": device})
     pages = -(-seen.total // PAGE_SIZE)
-    return _render(
+    return render_page(
         "misses.html", call, namespace, seen=seen, wanted=wanted, query=query, pages=pages
     )
 
@@ -116,7 +120,9 @@ def show_activity(
     """Show what people changed, and what was tuned."""
     seen = activity(call.database, call.principal, namespace, days, actor, before)
     query = urlencode({"days": days, "actor": actor})
-    return _render("activity.html", call, namespace, seen=seen, days=days, actor=actor, query=query)
+    return render_page(
+        "activity.html", call, namespace, seen=seen, days=days, actor=actor, query=query
+    )
 
 
 @_page("/pages/{namespace}/kernel")
@@ -133,7 +139,7 @@ def show_kernel(
     seen = kernel_across(call.database, call.principal, namespace, name, wanted)
     query = urlencode({"name": name, "source": source, "sort": sort})
     pages = -(-seen.total // PAGE_SIZE)
-    return _render(
+    return render_page(
         "kernel.html", call, namespace, seen=seen, wanted=wanted, query=query, pages=pages
     )
 
@@ -151,7 +157,7 @@ def show_context(
     wanted = ContextFilter(sort, page, reference)
     seen = context_page(call.database, call.principal, namespace, context, wanted)
     call.server.reader.used.add((namespace, context))
-    return _render(
+    return render_page(
         "context.html",
         call,
         namespace,
@@ -170,16 +176,62 @@ def show_scenario(
     """Show why a scenario's config runs, all its measurements, neighbours and history."""
     seen = scenario_page(call.database, call.principal, namespace, context, scenario)
     call.server.reader.used.add((namespace, context))
-    return _render("scenario.html", call, namespace, seen=seen)
+    return render_page("scenario.html", call, namespace, seen=seen)
 
 
-def _render(template: str, call: Call, namespace: str, **values: object) -> Response:
-    rows = list_namespaces(call.database, call.principal)
-    html = rendering.render(
-        template,
-        namespace=namespace,
-        namespaces=[row.name for row in rows],
-        principal=call.principal.name,
-        **values,
+@_page("/pages/{namespace}/compare")
+def show_comparison(
+    namespace: Namespace, call: CurrentCall, to: _Text = "", kernel: _Text = ""
+) -> Response:
+    """Compare two namespaces; for an admin of both, the preview of a promotion."""
+    readable = {row.name for row in list_namespaces(call.database, call.principal)}
+    other = to if re.fullmatch(NAMESPACE, to) else ""
+    seen = None
+    if other and other != namespace:
+        seen = compare_with_namespace(call.database, call.principal, namespace, other, kernel)
+    return render_page(
+        "compare.html",
+        call,
+        namespace,
+        seen=seen,
+        to=other,
+        kernel=kernel,
+        others=sorted(readable - {namespace}),
+        may_promote=bool(other) and call.principal.may("admin", other),
     )
-    return HTMLResponse(html, headers=rendering.HEADERS)
+
+
+@_page("/pages/{namespace}/contexts/{context}/compare")
+def show_context_comparison(
+    namespace: Namespace,
+    context: ContextDigest,
+    call: CurrentCall,
+    other: Annotated[str, Query(pattern=r"^[0-9a-f]{0,24}$")] = "",
+    to: _Text = "",
+    until: Annotated[str, Query(pattern=r"^(\d{4}-\d{2}-\d{2})?$")] = "",
+    page: _Page = 1,
+) -> Response:
+    """Compare a context with another GPU or Triton, namespace or date."""
+    theirs = ContextSide(
+        to if re.fullmatch(NAMESPACE, to) else namespace, other or context, _date(until)
+    )
+    ours = ContextSide(namespace, context)
+    seen = compare_contexts(call.database, call.principal, ours, theirs, page)
+    return render_page(
+        "compare_context.html",
+        call,
+        namespace,
+        seen=seen,
+        ours=ours,
+        theirs=theirs,
+        page=page,
+        pages=-(-seen.total // PAGE_SIZE),
+        query=urlencode({"other": other, "to": to, "until": until}),
+    )
+
+
+def _date(text: str) -> date | None:
+    try:
+        return date.fromisoformat(text) if text else None
+    except ValueError:
+        raise InvalidRequestError(f"until: {text} is no day: write it as 2026-11-30") from None

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+
+from sqlalchemy import Connection
 
 from dejavu_cache.model.scenario import Context, Scenario
 
-from ..errors import TooLargeError
+from ..errors import NotFoundError, TooLargeError
 from ..storage import contexts, misses
 from ..storage.database import Database
 from .access import Principal
+from .log import Action, write_log
 
-__all__ = ["count_misses", "list_misses"]
+__all__ = ["claim_miss", "count_misses", "dismiss_miss", "list_misses"]
 
 
 def count_misses(
@@ -61,3 +64,70 @@ def list_misses(
     principal.require("read", namespace)
     with database.read() as connection:
         return misses.list_misses(connection, namespace, kernel, limit)
+
+
+def claim_miss(
+    database: Database,
+    principal: Principal,
+    namespace: str,
+    context: str,
+    scenario: str,
+    *,
+    release: bool = False,
+) -> None:
+    """Note that the principal will tune a missed scenario, or with `release`, that nobody will.
+
+    Args:
+        database: The server's database.
+        principal: Who asks; needs the role `write`.
+        namespace: The namespace of the worklist.
+        context: The digest of the context.
+        scenario: The digest of the scenario.
+        release: Whether to remove a claim, whoever made it.
+
+    Raises:
+        AccessDeniedError: The principal lacks the role `write`.
+        NotFoundError: The scenario is not on the worklist.
+    """
+    by = None if release else principal.name
+    action: Action = "release miss" if release else "claim miss"
+    _change(
+        database, principal, namespace, context, scenario, action,
+        lambda connection, context_id: misses.claim(connection, context_id, scenario, by),
+    )  # fmt: skip
+
+
+def dismiss_miss(
+    database: Database, principal: Principal, namespace: str, context: str, scenario: str
+) -> None:
+    """Take a scenario off the worklist, until it is missed again.
+
+    Raises:
+        AccessDeniedError: The principal lacks the role `write`.
+        NotFoundError: The scenario is not on the worklist.
+    """
+    _change(
+        database, principal, namespace, context, scenario, "dismiss miss",
+        lambda connection, context_id: misses.dismiss(connection, context_id, scenario),
+    )  # fmt: skip
+
+
+def _change(
+    database: Database,
+    principal: Principal,
+    namespace: str,
+    context: str,
+    scenario: str,
+    action: Action,
+    change: Callable[[Connection, int], bool],
+) -> None:
+    principal.require("write", namespace)
+    with database.write() as connection:
+        context_id = contexts.lock_existing(connection, namespace, context)
+        if context_id is None or not change(connection, context_id):
+            raise NotFoundError(
+                "this scenario is not on the worklist: it was tuned or dismissed meanwhile"
+            )
+        kernel = contexts.kernel_of(connection, context_id)
+        detail = {"context": context, "scenario": scenario}
+        write_log(connection, principal, action, namespace, kernel, **detail)

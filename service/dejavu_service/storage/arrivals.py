@@ -8,7 +8,7 @@ from sqlalchemy import Connection, select
 
 from .tables import contexts, measurements
 
-__all__ = ["Arrival", "list_arrivals"]
+__all__ = ["Arrival", "list_arrivals", "list_until"]
 
 
 class Arrival(NamedTuple):
@@ -37,3 +37,15 @@ def list_arrivals(
         .limit(limit)
     )
     return [Arrival(*row) for row in connection.execute(query)]
+
+
+def list_until(connection: Connection, context_id: int, moment: float) -> list[tuple[str, str]]:
+    """List the measurements that arrived until a time, in seconds since 1970.
+
+    Returns:
+        Pairs of the scenario's digest and the measurement as JSON.
+    """
+    query = select(measurements.c.scenario, measurements.c.text).where(
+        measurements.c.context_id == context_id, measurements.c.received_at <= moment
+    )
+    return [(scenario, text) for scenario, text in connection.execute(query)]

@@ -62,10 +62,12 @@ _CONTEXT = [contexts.c[name] for name in ContextRow._fields]
 
 
 def load_contexts(
-    connection: Connection, namespace: str, kernel: str | None = None
+    connection: Connection, namespace: str, kernel: str | None = None, digest: str | None = None
 ) -> list[ContextRow]:
-    """Load the contexts of a namespace, of all kernels or one, ordered by kernel."""
+    """Load the contexts of a namespace, all, a kernel's or a single one, ordered by kernel."""
     query = select(*_CONTEXT).where(contexts.c.namespace == namespace)
+    if digest is not None:
+        query = query.where(contexts.c.digest == digest)
     if kernel is not None:
         query = query.where(contexts.c.kernel == kernel)
     rows = connection.execute(query.order_by(contexts.c.kernel, contexts.c.digest))

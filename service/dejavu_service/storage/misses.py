@@ -5,27 +5,42 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from sqlalchemy import Connection, delete, select
+from sqlalchemy import ColumnElement, Connection, delete, select, update
 
 from dejavu_cache.model.scenario import Scenario
 
 from .tables import contexts, epoch, misses, records
 from .upserts import insert
 
-__all__ = ["CountedMiss", "add_counts", "drop_all_tuned", "drop_old", "drop_tuned", "list_misses"]
+__all__ = [
+    "CountedMiss",
+    "add_counts",
+    "claim",
+    "dismiss",
+    "drop_all_tuned",
+    "drop_old",
+    "drop_tuned",
+    "list_misses",
+]
 
 _CHUNK = 500
 """Values in one IN list; databases limit their number."""
 
 
 class CountedMiss(NamedTuple):
-    """A line of the worklist; context and scenario are JSON texts, times seconds since 1970."""
+    """A line of the worklist; context and scenario are JSON texts, times seconds since 1970.
+
+    Attributes:
+        claimed_by: Who said that they would tune it; None if nobody did.
+    """
 
     context: str
     scenario: str
     times: int
     first_seen: float
     last_seen: float
+    claimed_by: str | None
+    claimed_at: float | None
 
 
 def add_counts(connection: Connection, counts: Mapping[tuple[int, Scenario], int]) -> None:
@@ -74,6 +89,22 @@ def drop_old(connection: Connection, seconds: float) -> int:
     return connection.execute(delete(misses).where(misses.c.last_seen < epoch() - seconds)).rowcount
 
 
+def claim(connection: Connection, context_id: int, scenario: str, by: str | None) -> bool:
+    """Note who will tune a missed scenario, or nobody if None; return False if it is not missed."""
+    values = {"claimed_by": by, "claimed_at": None if by is None else epoch()}
+    statement = update(misses).where(_is_miss(context_id, scenario)).values(values)
+    return connection.execute(statement).rowcount > 0
+
+
+def dismiss(connection: Connection, context_id: int, scenario: str) -> bool:
+    """Delete a missed scenario from the worklist; return False if it is not missed."""
+    return connection.execute(delete(misses).where(_is_miss(context_id, scenario))).rowcount > 0
+
+
+def _is_miss(context_id: int, scenario: str) -> ColumnElement[bool]:
+    return (misses.c.context_id == context_id) & (misses.c.scenario == scenario)
+
+
 def list_misses(
     connection: Connection, namespace: str, kernel: str | None, limit: int
 ) -> list[CountedMiss]:
@@ -90,6 +121,8 @@ def list_misses(
             misses.c.count,
             misses.c.first_seen,
             misses.c.last_seen,
+            misses.c.claimed_by,
+            misses.c.claimed_at,
         )
         .join(contexts, contexts.c.id == misses.c.context_id)
         .where(contexts.c.namespace == namespace, ~tuned)

@@ -1,0 +1,96 @@
+"""Forms of the pages: their fields, and the proof that a page of this server sent them."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from collections.abc import Callable, Coroutine
+from typing import Annotated, Any, NamedTuple
+from urllib.parse import parse_qsl
+
+from fastapi import Depends, Request
+
+from ..errors import InvalidRequestError
+from ..middleware.request_body import read_body
+from ..problems import ProblemError
+from ..services.access import EVERYWHERE, Role
+from .common import Call, CurrentCall
+
+__all__ = ["AdminForm", "Form", "WriterForm", "form_proof", "read_fields"]
+
+_MOST_BYTES = 16 * 1024
+_MOST_FIELDS = 50
+_MEDIA_TYPE = "application/x-www-form-urlencoded"
+_OWN_KEY = secrets.token_bytes(32)
+"""Key of the proofs where requests need no token, which only this machine's can do."""
+
+
+class Form(NamedTuple):
+    """The fields of a form, and the call that sent it."""
+
+    call: Call
+    fields: dict[str, str]
+
+    def text(self, name: str, longest: int = 500) -> str:
+        """Return a field, empty if it was left out.
+
+        Raises:
+            InvalidRequestError: The field is too long or has control characters.
+        """
+        value = self.fields.get(name, "").strip()
+        if len(value) > longest or any(ord(character) < 32 for character in value):
+            raise InvalidRequestError(f"{name}: at most {longest} characters, in one line")
+        return value
+
+
+def form_proof(call: Call) -> str:
+    """Return what the forms of a page carry, which only who knows the token can compute.
+
+    It depends on the token alone, so that a form works on every replica.
+    """
+    key = call.credential.encode() or _OWN_KEY
+    return hmac.new(key, b"dejavu-cache form", hashlib.sha256).hexdigest()
+
+
+async def read_fields(request: Request) -> dict[str, str]:
+    """Read the fields of a form.
+
+    Raises:
+        ProblemError: 415, it is no form; 413, it is too long; 408, it arrives too slowly.
+        InvalidRequestError: It has too many fields.
+    """
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != _MEDIA_TYPE:
+        raise ProblemError(415, f"this takes what a form of the pages sends: {_MEDIA_TYPE}")
+    body = await read_body(request, _MOST_BYTES, lambda size: None)
+    try:
+        pairs = parse_qsl(
+            body.decode(), keep_blank_values=True, max_num_fields=_MOST_FIELDS, errors="strict"
+        )
+    except ValueError:
+        raise InvalidRequestError("this is no form of the pages: reload the page") from None
+    return dict(pairs)
+
+
+def _form_for(role: Role) -> Callable[[Request, Call], Coroutine[Any, Any, Form]]:
+    """Return the dependency of a route that takes a form from who has a role.
+
+    The role is needed in the path's namespace, or in all if the path has none, and is checked
+    before the form is read.
+    """
+
+    async def read_form(request: Request, call: CurrentCall) -> Form:
+        call.principal.require(role, request.path_params.get("namespace", EVERYWHERE))
+        fields = await read_fields(request)
+        if not hmac.compare_digest(fields.pop("proof", "").encode(), form_proof(call).encode()):
+            raise ProblemError(
+                403, "this form is of another site or an earlier login: reload the page, try again"
+            )
+        return Form(call, fields)
+
+    return read_form
+
+
+AdminForm = Annotated[Form, Depends(_form_for("admin"))]
+WriterForm = Annotated[Form, Depends(_form_for("write"))]
