@@ -15,7 +15,7 @@ INSTALL_TORCH := -m pip install --quiet --retries 1 $(if $(TORCH_INDEX),--extra-
 UV_COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.10 --generate-hashes --no-header \
   --no-annotate --no-emit-package dejavu-cache --excludes requirements/by-machine.txt --constraint constraints.txt
 
-.PHONY: help demo test check slow-list lint format coverage gpu-test bench identity store-model soak exits fuzz matrix lowest lock shipped docs clean
+.PHONY: help demo test check slow-list lint format coverage gpu-test bench identity store-model soak exits fuzz matrix lowest lock shipped docs kit clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -110,6 +110,12 @@ $(VENV)-docs/.installed: pyproject.toml requirements/docs.txt
 
 docs: $(VENV)-docs/.installed  ## the site, into site/; a warning is an error
 	$(VENV)-docs/bin/mkdocs build --strict --clean
+
+kit: $(VENV)/.installed  ## run the proxies, Prometheus and the Action of deploy/ against real servers
+	$(BIN)/python tools/check_kit.py
+	$(BIN)/uv tool run --quiet --from kubernetes-validate kubernetes-validate --strict $(filter-out %/kustomization.yaml %/service-monitor.yaml,$(wildcard deploy/kubernetes/*.yaml))
+	$(BIN)/uv tool run --quiet check-jsonschema --builtin-schema vendor.github-workflows deploy/github/tuning.yml .github/workflows/*.yml
+	$(BIN)/uv tool run --quiet check-jsonschema --builtin-schema vendor.github-actions actions/tune/action.yml
 
 clean:  ## remove the environments and what the demo made
 	rm -rf $(VENV) $(VENV)-* .demo site htmlcov .coverage*

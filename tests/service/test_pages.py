@@ -131,7 +131,7 @@ def test_the_worklist(client: httpx.Client) -> None:
     lease = {"context": body(context()), "scenario": body(scenario(7)), "holder": "node7", "ttl": 9}
     client.post("/v1/main/leases", json=lease)
     query = {"device": "NVIDIA H200", "kernel": "shop.kernels.matmul"}
-    assert "<td>node7 by anybody</td>" in client.get("/pages/main/misses", params=query).text
+    assert "<td>node7 by anybody, now</td>" in client.get("/pages/main/misses", params=query).text
     elsewhere = client.get("/pages/main/misses", params={"device": "NVIDIA B200"}).text
     assert "node7" not in elsewhere
 

@@ -10,7 +10,18 @@ from typer.core import TyperGroup
 __all__ = ["EXAMPLES", "GROUPS", "GroupedCommands", "add_examples"]
 
 GROUPS: dict[str, tuple[str, ...]] = {
-    "Look": ("ls", "show", "diff", "compare", "misses", "log", "report", "doctor"),
+    "Look": (
+        "ls",
+        "show",
+        "diff",
+        "compare",
+        "misses",
+        "log",
+        "explain",
+        "watch",
+        "report",
+        "doctor",
+    ),
     "Tune": ("run", "sweep", "audit", "heuristics"),
     "Choose and clean up": ("pin", "unpin", "quarantine", "rename", "gc", "clear"),
     "Move records": (
@@ -38,6 +49,8 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "diff /var/cache/dejavu https://tune.example.com",
         "diff /var/cache/dejavu --device H100 --device H200 --kernel add",
     ),
+    "explain": ("explain add --scenario M=64 --device H200", "explain add --default num_warps=4"),
+    "watch": ("watch", "watch '*attention*' --store https://tune.example.com"),
     "compare": ("compare /runs/monday /runs/tuesday",),
     "misses": ("misses --device H200 --where 'num_seqs>=64'",),
     "log": ("log --actor anna --since 2026-01-31T12:00:00Z",),

@@ -19,6 +19,7 @@ from .commands import (
     bundle,
     compare,
     doctor,
+    explain,
     heuristics,
     inspection,
     log,
@@ -31,6 +32,7 @@ from .commands import (
     sweep,
     transfer,
     upkeep,
+    watch,
 )
 from .help_texts import GroupedCommands, add_examples
 from .output import fail, note, say
@@ -61,6 +63,8 @@ app = typer.Typer(
 )
 for family in (
     inspection,
+    explain,
+    watch,
     transfer,
     upkeep,
     rename,

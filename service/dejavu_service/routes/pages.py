@@ -184,6 +184,7 @@ def show_comparison(
     namespace: Namespace, call: CurrentCall, to: _Text = "", kernel: _Text = ""
 ) -> Response:
     """Compare two namespaces; for an admin of both, the preview of a promotion."""
+    call.principal.require("read", namespace)
     readable = {row.name for row in list_namespaces(call.database, call.principal)}
     other = to if re.fullmatch(NAMESPACE, to) else ""
     seen = None

@@ -1,0 +1,190 @@
+"""`explain`: why scenarios run their configs, as far as the records of a store tell."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from typing import Annotated, Any, NamedTuple
+
+import typer
+
+from dejavu_cache.errors import SettingsError
+from dejavu_cache.model.buckets import Bucket
+from dejavu_cache.model.evidence import ChoiceEvidence, gather_evidence
+from dejavu_cache.model.record import Record
+from dejavu_cache.model.scenario import Config, Context
+from dejavu_cache.model.selection import value_distance
+
+from ..chosen_store import open_existing_store
+from ..columns import ordered_values, settings_text
+from ..conditions import scenario_values
+from ..context_heading import say_context
+from ..errors import NothingFoundError
+from ..options import (
+    DeviceOption,
+    JsonOption,
+    KernelArgument,
+    LimitOption,
+    ScenarioOption,
+    StoreOption,
+    TritonOption,
+    parse_assignments,
+)
+from ..output import note, say_indented, show_json
+from ..record_queries import context_matches, contexts_of, has_settings, winning_measurement
+
+__all__ = ["register"]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(explain)
+
+
+class Explained(NamedTuple):
+    """A scenario with a record, and why it runs its config.
+
+    Attributes:
+        context: The kernel, the GPU and the toolchain.
+        record: The record.
+        distance: How many powers of two away it is from the scenario that was asked for.
+        config: The config that readers get, or None if none has run.
+        evidence: What the measurements say, or None if none has run.
+    """
+
+    context: Context
+    record: Record
+    distance: float
+    config: Config | None
+    evidence: ChoiceEvidence | None
+
+    @property
+    def json(self) -> dict[str, Any]:
+        """Return the explanation as JSON values."""
+        evidence = asdict(self.evidence) if self.evidence else {}
+        for name in ("runner_up", "default"):
+            if isinstance(config := getattr(self.evidence, name, None), Config):
+                evidence[name] = config.model_dump(mode="json")
+        return {
+            "context": self.context.model_dump(mode="json"),
+            "scenario": self.record.scenario.model_dump(mode="json"),
+            "distance": self.distance,
+            "config": self.config.model_dump(mode="json") if self.config else None,
+            **evidence,
+        }
+
+
+def explain(
+    kernel: KernelArgument,
+    scenario: ScenarioOption = None,
+    default: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--default", metavar="NAME=VALUE", help="Of the default config: adds what it costs."
+        ),
+    ] = None,
+    device: DeviceOption = "",
+    triton: TritonOption = "",
+    limit: LimitOption = 5,
+    store: StoreOption = "",
+    as_json: JsonOption = False,
+) -> None:
+    """Say why scenarios run their configs: time, runner-up, age, author, and how near they are.
+
+    Without a record of the values that --scenario names, the nearest ones are explained: a launch
+    takes one of them. `kernel.explain(*args)` in a program also knows what pruning leaves.
+    """
+    wanted = parse_assignments(scenario, "--scenario")
+    named = parse_assignments(default, "--default")
+    with open_existing_store(store) as source:
+        explained = [
+            item
+            for context in contexts_of(source, kernel)
+            if context_matches(context, "", device, triton)
+            for item in _nearest(context, list(source.records(context)), wanted, named)
+        ]
+    if not explained:
+        asked = settings_text(wanted) or "such a GPU or Triton"
+        raise NothingFoundError(f"{source.url} has no scenario of {kernel} with {asked}")
+    shown = explained[:limit] if limit else explained
+    if as_json:
+        show_json([item.json for item in shown])
+        return
+    previous = None
+    for item in shown:
+        if item.context != previous:
+            say_context(item.context)
+        previous = item.context
+        _say(item, wanted)
+    if len(shown) < len(explained):
+        note(f"{len(explained) - len(shown)} more: name values with --scenario, or raise --limit")
+
+
+def _nearest(
+    context: Context, records: list[Record], wanted: Mapping[str, str], named: Mapping[str, str]
+) -> list[Explained]:
+    """Return the records at the smallest distance from some values, in the scenarios' order."""
+    names = {name for record in records for name in scenario_values(record.scenario)}
+    if unknown := [name for name in wanted if names and name not in names]:
+        raise SettingsError(
+            f"{', '.join(unknown)}: no such argument; scenarios have {', '.join(sorted(names))}"
+        )
+    buckets = context.problem.buckets
+    asked = {name: _bucketed(text, buckets.get(name)) for name, text in wanted.items()}
+    gaps = [(_gap(scenario_values(record.scenario), asked), record) for record in records]
+    smallest = min((gap for gap, _ in gaps), default=math.inf)
+    if math.isinf(smallest):
+        return []
+    return [_explain(context, record, gap, named) for gap, record in gaps if gap == smallest]
+
+
+def _bucketed(text: str, bucket: Bucket | None) -> str:
+    """Return the text of the value that stands for a number's bucket, as a launch computes it."""
+    try:
+        return text if bucket is None else str(bucket(int(text)))
+    except ValueError:
+        return text
+
+
+def _gap(values: Mapping[str, Any], wanted: Mapping[str, str]) -> float:
+    """Return the powers of two between values and what was asked for; infinite between others."""
+    total = 0.0
+    for name, text in wanted.items():
+        value = values.get(name)
+        try:
+            number = float(text)
+        except ValueError:
+            number = math.nan
+        if str(value) == text:
+            continue
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(number):
+            return math.inf
+        total += value_distance(float(value), number, exact=False)
+    return total
+
+
+def _explain(context: Context, record: Record, gap: float, named: Mapping[str, str]) -> Explained:
+    best = winning_measurement(record)
+    config = best.config if best else record.pinned
+    if config is None:
+        return Explained(context, record, gap, None, None)
+    chosen = [own for own in record.by_config if named and has_settings(own, named)]
+    evidence = gather_evidence(
+        record, config, set(record.by_config), chosen[0] if chosen else config
+    )
+    if not chosen:
+        evidence = replace(evidence, default_cost=None)
+    return Explained(context, record, gap, config, evidence)
+
+
+def _say(item: Explained, wanted: Mapping[str, str]) -> None:
+    values = settings_text(ordered_values(item.record.scenario, item.context.problem.keys))
+    far = "" if not item.distance else f" (no record of {settings_text(wanted)}; the nearest, "
+    say_indented(values + (f"{far}{item.distance:.2g} powers of two away)" if far else ""))
+    if item.config is None:
+        say_indented("no config has run", indent=4)
+        return
+    say_indented(f"runs {item.config}", indent=4)
+    for line in item.evidence.lines() if item.evidence else ():
+        say_indented(line, indent=4)

@@ -1,0 +1,155 @@
+"""`watch`: what is tuned, changed and missed, as it happens."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Hashable, Iterator
+from datetime import datetime, timezone
+from typing import Annotated, Any, NamedTuple
+
+import typer
+
+from dejavu_cache.model.record import Record
+from dejavu_cache.model.scenario import Context
+from dejavu_cache.stores import Store
+
+from ..chosen_store import is_server_url, open_existing_store, split_urls
+from ..columns import ordered_values, settings_text
+from ..kernel_names import kernel_matches
+from ..options import DeviceOption, JsonOption, OptionalKernelArgument, StoreOption, TritonOption
+from ..output import note, say
+from ..record_queries import context_matches, winning_measurement
+from .remote import worklist
+
+__all__ = ["register"]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(watch)
+
+
+class Happening(NamedTuple):
+    """What happened to a scenario: `tuned`, `changed`, `deleted` or `missed`."""
+
+    what: str
+    context: Context
+    scenario: str
+    detail: str
+
+    def line(self, *, as_json: bool) -> str:
+        """Return the happening as a line of text or of JSON."""
+        at = datetime.now(timezone.utc)
+        values: dict[str, Any] = {
+            "at": at.isoformat(timespec="seconds"),
+            "what": self.what,
+            "kernel": self.context.kernel.name,
+            "device": self.context.environment.device.name,
+            "triton": self.context.environment.triton,
+            "scenario": self.scenario,
+            "detail": self.detail,
+        }
+        if as_json:
+            return json.dumps(values, ensure_ascii=False)
+        values["at"] = f"{at:%H:%M:%S}"
+        return "  ".join(filter(None, values.values()))
+
+
+class _Watched:
+    """The state of a store when it was last looked at."""
+
+    def __init__(self, store: Store, url: str, kernel: str, device: str, triton: str) -> None:
+        self._store, self._url = store, url
+        self._kernel, self._device, self._triton = kernel, device, triton
+        self._revisions: dict[Context, Hashable | None] = {}
+        self._records: dict[Context, dict[str, Record]] = {}
+        self._misses: dict[tuple[str, str], int] = {}
+
+    def look(self) -> Iterator[Happening]:
+        """Yield what has changed since the last look; at the first one, everything there is."""
+        contexts = [
+            context
+            for context in self._store.contexts()
+            if kernel_matches(context.kernel.name, self._kernel)
+            and context_matches(context, "", self._device, self._triton)
+        ]
+        for context in dict.fromkeys([*contexts, *self._records]):
+            yield from self._changes(context)
+        if self._url:
+            yield from self._new_misses()
+
+    def _changes(self, context: Context) -> Iterator[Happening]:
+        revision = None if self._store.remote else self._store.revision(context)
+        if revision is not None and self._revisions.get(context) == revision:
+            return
+        self._revisions[context] = revision
+        before = self._records.get(context, {})
+        now = {record.scenario.digest: record for record in self._store.records(context)}
+        self._records[context] = now
+        for digest in dict.fromkeys([*before, *now]):
+            if before.get(digest) != now.get(digest):
+                yield _happening(context, before.get(digest), now.get(digest))
+
+    def _new_misses(self) -> Iterator[Happening]:
+        for miss in worklist(self._url):
+            context = Context.model_validate(miss["context"])
+            if not kernel_matches(context.kernel.name, self._kernel):
+                continue
+            if not context_matches(context, "", self._device, self._triton):
+                continue
+            values = {**miss["scenario"].get("args", {}), **miss["scenario"].get("dtypes", {})}
+            text = settings_text(values)
+            key, count = (context.digest, text), int(miss["count"])
+            if count > self._misses.get(key, 0):
+                yield Happening("missed", context, text, f"{count} times by now")
+            self._misses[key] = count
+
+
+def watch(
+    kernel: OptionalKernelArgument = "",
+    every: Annotated[
+        float, typer.Option("--every", min=0.1, help="Seconds between two looks.")
+    ] = 2.0,
+    device: DeviceOption = "",
+    triton: TritonOption = "",
+    store: StoreOption = "",
+    as_json: JsonOption = False,
+) -> None:
+    """Print a line for each scenario that is tuned, changed, deleted or missed, until Ctrl-C.
+
+    Misses are those of the first server among the store's URLs. --json prints a document a line.
+    """
+    with open_existing_store(store) as source:
+        server = next(filter(is_server_url, split_urls(source.url)), "")
+        watched = _Watched(source, server, kernel, device, triton)
+        scenarios = sum(1 for _ in watched.look())
+        note(f"watching {scenarios} scenarios in {source.url}; Ctrl-C ends")
+        try:
+            while True:
+                time.sleep(every)
+                for happening in watched.look():
+                    say(happening.line(as_json=as_json))
+                sys.stdout.flush()  # a pipe's reader waits for it
+        except KeyboardInterrupt:
+            return
+
+
+def _happening(context: Context, before: Record | None, record: Record | None) -> Happening:
+    known = record or before
+    assert known is not None
+    scenario = settings_text(ordered_values(known.scenario, context.problem.keys))
+    if record is None:
+        return Happening("deleted", context, scenario, "")
+    best = winning_measurement(record)
+    parts = [f"{len(record.measurements)} configs"]
+    if record.pinned:
+        parts.append(f"pinned {record.pinned}")
+    elif best is not None:
+        parts.append(f"best {best.config}")
+    if best is not None and best.median is not None:
+        parts.append(f"{best.median:.4g} ms")
+    if best is not None and best.by:
+        parts.append(f"by {best.by}")
+    return Happening("changed" if before else "tuned", context, scenario, ", ".join(parts))

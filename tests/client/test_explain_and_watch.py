@@ -1,0 +1,88 @@
+"""`explain` and `watch`, in this process."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from dejavu_client.cli.main import run_command
+from support.records import config, context, measurement, record
+
+from dejavu_cache.model.record import Pin
+from dejavu_cache.model.scenario import now
+from dejavu_cache.stores import FileStore
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> FileStore:
+    filled = FileStore(tmp_path / "store")
+    pair = (measurement(64, 1.0), measurement(128, 1.5))
+    filled.put(context(), [record(m, *pair) for m in (32, 64, 256)])
+    return filled
+
+
+def test_explain_tells_time_costs_age_and_author(
+    store: FileStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where = ("--store", str(store.root))
+    values = ("--scenario", "M=60", "--default", "BLOCK=128")
+    assert run_command(["explain", "add", *values, *where]) == 0
+    out = capsys.readouterr().out
+    assert out.count("M=32") == 1, "60 is in the bucket of 32"
+    for fact in ("runs BLOCK=64", "time: 1 ms", "measured:", "default: BLOCK=128", "1.50x"):
+        assert fact in out
+    assert "no record" not in out
+    assert run_command(["explain", "add", "--scenario", "M=2048", "--json", *where]) == 0
+    (nearest,) = json.loads(capsys.readouterr().out)
+    assert nearest["scenario"]["args"]["M"] == 256
+    assert nearest["distance"] == pytest.approx(3)
+    assert nearest["median"] == 1.0
+
+
+def test_explain_refuses_what_no_scenario_has(
+    store: FileStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where = ("--store", str(store.root))
+    for words, code, message in (
+        (("add", "--scenario", "Q=1"), 2, "Q: no such argument; scenarios have"),
+        (("add", "--scenario", "M=big"), 1, "has no scenario of add with M=big"),
+        (("subtract",), 1, "subtract"),
+        (("add", "--device", "B200"), 1, "has no scenario of add"),
+    ):
+        assert run_command(["explain", *words, *where]) == code, words
+        captured = capsys.readouterr()
+        assert message in captured.err
+        assert captured.out == ""
+
+
+def test_watch_prints_what_happens_until_it_is_interrupted(
+    store: FileStore, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    slow = measurement(64, 2.0)
+    pin = Pin(config=config(128), at=now(), by="ann")
+    pinned = record(32, measurement(64, 1.0), measurement(128, 1.5), pin=pin)
+    changes: list[Callable[[], object]] = [
+        lambda: store.put(context(), [record(512, slow)]),
+        list,
+        lambda: store.put(context(), [pinned]),
+        lambda: store.delete(context(), [record(64).scenario]),
+        lambda: store.put(context(device="other"), [record(1, slow)]),
+    ]
+
+    def change_something(seconds: float) -> None:
+        if not changes:
+            raise KeyboardInterrupt
+        changes.pop(0)()
+
+    monkeypatch.setattr(time, "sleep", change_something)
+    assert run_command(["watch", "add", "--json", "--store", str(store.root)]) == 0
+    captured = capsys.readouterr()
+    assert "watching 3 scenarios" in captured.err
+    lines = [json.loads(line) for line in captured.out.splitlines()]
+    assert [line["what"] for line in lines] == ["tuned", "changed", "deleted", "tuned"]
+    assert "M=512" in lines[0]["scenario"]
+    assert "2 ms" in lines[0]["detail"]
+    assert "pinned BLOCK=128" in lines[1]["detail"]

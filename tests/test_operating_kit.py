@@ -1,0 +1,72 @@
+"""The operating kit names settings, metrics, paths and commands that the server has.
+
+`make kit` runs the kit itself.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from dejavu_service.app import create_app
+from dejavu_service.settings import ENVIRONMENT_PREFIX, ServerSettings
+from dejavu_service.storage import schema
+from dejavu_service.storage.database import Database
+from support.checkout import ROOT
+from support.service import client_of
+
+KIT = {
+    path: path.read_text(encoding="utf-8")
+    for path in (*ROOT.glob("deploy/**/*"), ROOT / "compose.yaml", ROOT / "Dockerfile")
+    if path.is_file()
+}
+MONITORING = {
+    path: text for path, text in KIT.items() if path.parent.name in ("prometheus", "grafana")
+}
+
+
+@pytest.mark.parametrize("path", KIT, ids=lambda path: path.name)
+def test_settings_exist(path: Path) -> None:
+    named = set(re.findall(rf"\b{ENVIRONMENT_PREFIX}([A-Z_]+)\b", KIT[path]))
+    assert named <= {field.upper() for field in ServerSettings.model_fields}
+
+
+def test_metrics_and_probes_exist(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'server.sqlite3'}"
+    database = Database(url)
+    schema.upgrade(database)
+    database.close()
+    probes = {
+        path for text in KIT.values() for path in re.findall(r"(?:path:|health_uri) (/\w+)", text)
+    }
+    assert probes == {"/livez", "/readyz", "/metrics"}
+    with client_of(create_app(ServerSettings(database=url, rate=0))) as client:
+        for probe in probes:
+            assert client.get(probe).status_code == 200
+        exposed = client.get("/metrics").text
+    metrics = set(re.findall(r"^# TYPE (\w+)", exposed, re.MULTILINE))
+    metrics |= {f"{name}_{part}" for name in metrics for part in ("bucket", "sum", "count")}
+    named = {
+        name for text in MONITORING.values() for name in re.findall(r"\bdejavu_[a-z_]+\b", text)
+    }
+    assert len(named) > 5
+    assert named <= metrics
+
+
+def test_every_alert_is_tested_and_explained() -> None:
+    rules = KIT[ROOT / "deploy/prometheus/alerts.yaml"]
+    tests = KIT[ROOT / "deploy/prometheus/alerts_test.yaml"]
+    page = (ROOT / "docs/operating.md").read_text(encoding="utf-8")
+    alerts = re.findall(r"- alert: (\w+)", rules)
+    assert len(alerts) == 6
+    for alert in alerts:
+        assert f"alertname: {alert}\n" in tests
+        assert f"| `{alert}` |" in page
+
+
+def test_all_manifests_are_applied_but_those_that_say_so() -> None:
+    folder = ROOT / "deploy/kubernetes"
+    listed = re.findall(r"^  - (\S+\.yaml)", (folder / "kustomization.yaml").read_text(), re.M)
+    others = {"kustomization.yaml", "first-token.yaml", "service-monitor.yaml"}
+    assert set(listed) == {path.name for path in folder.glob("*.yaml")} - others

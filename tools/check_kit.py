@@ -1,0 +1,319 @@
+"""Run the operating kit: both proxies, Prometheus and the Action against real servers.
+
+    python tools/check_kit.py
+
+Needs nginx, caddy, prometheus and promtool (Debian packages nginx, caddy and
+prometheus) and openssl on the PATH, and the extras `server`, `gpu` and `sweep`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import yaml
+
+ROOT = Path(__file__).parent.parent
+KIT = ROOT / "deploy"
+RECORDS = ROOT / "examples/container/records.jsonl"
+
+
+def main() -> None:
+    """Check each part in a folder of its own, and print what was checked."""
+    for check in (check_rules, check_dashboard, check_nginx, check_caddy, check_action):
+        with tempfile.TemporaryDirectory() as folder:
+            started = time.monotonic()
+            print(f"{check.__name__[6:]:10} {check(Path(folder))}", end="")
+            print(f"  ({time.monotonic() - started:.1f} s)")
+
+
+def check_rules(folder: Path) -> str:
+    """Check Prometheus' configuration and test the alerts."""
+    shutil.copytree(KIT / "prometheus", folder, dirs_exist_ok=True)
+    config = (folder / "prometheus.yml").read_text()
+    (folder / "token").write_text("x")
+    (folder / "prometheus.yml").write_text(
+        config.replace("/etc/prometheus/dejavu-token", str(folder / "token"))
+    )
+    execute("promtool", "check", "config", folder / "prometheus.yml")
+    execute("promtool", "test", "rules", folder / "alerts_test.yaml")
+    return "configuration and alerts pass promtool"
+
+
+def check_dashboard(folder: Path) -> str:
+    """Let Prometheus scrape a server, and ask it for every panel of the dashboard."""
+    port = free_port()
+    panels = json.loads((KIT / "grafana/dashboard.json").read_text())["panels"]
+    with servers(folder, 1) as (ports, token):
+        import_records(f"http://127.0.0.1:{ports[0]}", token)
+        (folder / "token").write_text(token)
+        config = (KIT / "prometheus/prometheus.yml").read_text()
+        config = config.replace("/etc/prometheus/dejavu-token", str(folder / "token"))
+        config = re.sub(r"targets: \[.*\]", f'targets: ["127.0.0.1:{ports[0]}"]', config)
+        config = config.replace("rule_files: [alerts.yaml]\n", "").replace("30s", "1s")
+        (folder / "prometheus.yml").write_text(config)
+        arguments = [
+            f"--config.file={folder / 'prometheus.yml'}",
+            f"--storage.tsdb.path={folder / 'data'}",
+            f"--web.listen-address=127.0.0.1:{port}",
+        ]
+        base = f"http://127.0.0.1:{port}"
+        with running("prometheus", *arguments, ready=f"{base}/-/ready"):
+            time.sleep(6)
+            for _ in range(20):
+                with suppress(httpx.HTTPStatusError):
+                    import_records(f"http://127.0.0.1:{ports[0]}", token)
+                time.sleep(0.1)
+            time.sleep(3)
+            for panel in panels:
+                for target in panel["targets"]:
+                    query = target["expr"].replace("$__rate_interval", "10s")
+                    query = query.replace("[1h]", "[10s]")
+                    answer = httpx.get(f"{base}/api/v1/query", params={"query": query}).json()
+                    assert answer["status"] == "success", (panel["title"], answer)
+                    assert answer["data"]["result"], f"{panel['title']}: no data"
+    return f"{len(panels)} panels have data in Prometheus"
+
+
+def check_nginx(folder: Path) -> str:
+    """Send requests through nginx with TLS, and stop one of two replicas meanwhile."""
+    port = free_port()
+    with servers(folder, 2) as (ports, token):
+        make_certificate(folder)
+        site = (KIT / "nginx/dejavu-cache.conf").read_text()
+        for old, new in (
+            ("127.0.0.1:8765", f"127.0.0.1:{ports[0]}"),
+            ("127.0.0.1:8766", f"127.0.0.1:{ports[1]}"),
+            ("listen 443", f"listen 127.0.0.1:{port}"),
+            ("/etc/ssl/tune.example.com.pem", str(folder / "cert.pem")),
+            ("/etc/ssl/tune.example.com.key", str(folder / "key.pem")),
+        ):
+            assert old in site, old
+            site = site.replace(old, new)
+        temporary = "\n".join(
+            f"  {kind}_temp_path {folder}/{kind};"
+            for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+        )
+        (folder / "nginx.conf").write_text(
+            f"pid {folder}/pid;\nerror_log stderr;\ndaemon off;\nevents {{}}\n"
+            f"http {{\n  access_log off;\n{temporary}\n{site}}}\n"
+        )
+        base = f"https://127.0.0.1:{port}"
+        arguments = ["-c", str(folder / "nginx.conf"), "-p", str(folder)]
+        execute("nginx", "-t", *arguments)
+        with running("nginx", *arguments, ready=f"{base}/livez"):
+            return drive(base, token, folder)
+
+
+def check_caddy(folder: Path) -> str:
+    """Send requests through Caddy, and stop one of two replicas meanwhile."""
+    port = free_port()
+    with servers(folder, 2) as (ports, token):
+        site = (KIT / "caddy/Caddyfile").read_text()
+        for old, new in (
+            ("tune.example.com {", f"http://127.0.0.1:{port} {{"),
+            ("127.0.0.1:8765", f"127.0.0.1:{ports[0]}"),
+            ("127.0.0.1:8766", f"127.0.0.1:{ports[1]}"),
+        ):
+            assert old in site, old
+            site = site.replace(old, new, 1)
+        (folder / "Caddyfile").write_text("{\n\tadmin off\n}\n" + site)
+        base = f"http://127.0.0.1:{port}"
+        arguments = ["--config", str(folder / "Caddyfile"), "--adapter", "caddyfile"]
+        execute("caddy", "validate", *arguments)
+        with running("caddy", "run", *arguments, ready=f"{base}/livez"):
+            return drive(base, token, folder)
+
+
+def drive(base: str, token: str, folder: Path) -> str:
+    """Send records, read them, log in, and go on while a replica stops."""
+    headers = {"Authorization": f"Bearer {token}"}
+    import_records(base, token)
+    with httpx.Client(base_url=base, headers=headers, verify=False) as client:
+        contexts = client.get("/v1/main/contexts").json()["contexts"]
+        assert contexts
+        form = {"token": token, "next": "/pages/main"}
+        assert client.post("/login", data=form).status_code == 303
+        assert client.get("/pages/main").status_code == 200
+        log = (folder / "server-0").read_text() + (folder / "server-1").read_text()
+        assert '"client": "127.0.0.1"' in log, log[-500:]
+        (folder / "stop-0").touch()
+        answers = []
+        for _ in range(100):
+            answers.append(client.get("/v1/main/contexts").status_code)
+            time.sleep(0.02)
+        assert set(answers) == {200}, answers
+    return "records, pages and login pass; 100 reads of 100 pass while a replica stops"
+
+
+def check_action(folder: Path) -> str:
+    """Run the Action's steps as the runner would: tune, push and check, then promote."""
+    steps = yaml.safe_load((ROOT / "actions/tune/action.yml").read_text())["runs"]["steps"]
+    with servers(folder, 1) as (ports, token):
+        server = f"http://127.0.0.1:{ports[0]}"
+        shutil.copy(ROOT / "examples/matmul.py", folder)
+        shutil.copy(ROOT / "examples/sweep_matmul.py", folder)
+        (folder / "check.py").write_text(CHECK)
+        inputs = {
+            "server": server,
+            "token": token,
+            "namespace": "pr-7",
+            "suite": "sweep_matmul",
+            "arguments": "--preset small",
+            "check": f"{sys.executable} check.py",
+            "promote-to": "",
+        }
+        run_steps(steps, inputs, folder)
+        headers = {"Authorization": f"Bearer {token}"}
+        seen = httpx.get(f"{server}/v1/pr-7/contexts", headers=headers).json()["contexts"]
+        assert seen, "nothing was pushed"
+        run_steps(steps, {**inputs, "suite": "", "promote-to": "main"}, folder)
+        assert httpx.get(f"{server}/v1/main/contexts", headers=headers).json()["contexts"] == seen
+    return "sweep, push, check and promote run; the check benchmarks nothing"
+
+
+CHECK = """
+import torch
+from matmul import matmul, matmul_kernel
+a = torch.randn(16, 64, dtype=torch.float16)
+matmul(a, torch.randn(64, 64, dtype=torch.float16))
+assert matmul_kernel.benchmarked == 0
+"""
+
+
+def run_steps(steps: list[dict[str, Any]], inputs: dict[str, str], folder: Path) -> None:
+    """Run those steps of a composite action whose condition holds."""
+
+    def fill(text: str) -> str:
+        text = text.replace("${{ runner.temp }}", str(folder))
+        return re.sub(r"\$\{\{ inputs\.([\w-]+) \}\}", lambda match: inputs[match[1]], text)
+
+    for step in steps:
+        conditions = step["if"].split(" && ")
+        if not all(inputs[re.findall(r"inputs\.([\w-]+) != ''", part)[0]] for part in conditions):
+            continue
+        values = {name: fill(value) for name, value in step["env"].items()}
+        environ = {**os.environ, **values, "TRITON_INTERPRET": "1", "HOME": str(folder)}
+        environ["PYTHONPATH"] = f"{folder}:{os.environ.get('PYTHONPATH', '')}"
+        command = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"]]
+        done = subprocess.run(command, env=environ, cwd=folder, capture_output=True, text=True)
+        assert done.returncode == 0, (step["name"], done.stdout, done.stderr)
+
+
+def import_records(base: str, token: str) -> None:
+    """Send a few real records."""
+    headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/x-ndjson"}
+    content = RECORDS.read_bytes()
+    url = f"{base}/v1/main/import"
+    httpx.post(url, content=content, headers=headers, verify=False).raise_for_status()
+
+
+@contextmanager
+def servers(folder: Path, count: int) -> Iterator[tuple[list[int], str]]:
+    """Run replicas on one SQLite file; `stop-N` in the folder stops one of them."""
+    database = f"sqlite:///{folder / 'server.sqlite3'}"
+    environ = {**os.environ, "DEJAVU_SERVER_DATABASE": database, "DEJAVU_SERVER_DRAIN": "1"}
+    environ |= {"DEJAVU_SERVER_PROXIES": "127.0.0.1", "DEJAVU_SERVER_LOG_LEVEL": "debug"}
+    service = [sys.executable, "-m", "dejavu_service"]
+    subprocess.run([*service, "db", "upgrade"], env=environ, check=True, capture_output=True)
+    create = [*service, "token", "create", "--role", "admin", "--name", "kit"]
+    made = subprocess.run(create, env=environ, check=True, capture_output=True, text=True).stdout
+    token = next(word for word in made.split() if word.startswith("dejavu_"))
+    ports = [free_port() for _ in range(count)]
+    processes = []
+    try:
+        for number, port in enumerate(ports):
+            log = (folder / f"server-{number}").open("w")
+            watcher = [sys.executable, "-c", STOPPABLE, str(folder / f"stop-{number}")]
+            command = [*watcher, *service, "serve", "--port", str(port)]
+            processes.append(subprocess.Popen(command, env=environ, stderr=log, stdout=log))
+        for port in ports:
+            wait_for(f"http://127.0.0.1:{port}/readyz")
+        yield ports, token
+    finally:
+        for number, process in enumerate(processes):
+            (folder / f"stop-{number}").touch()
+            process.wait(30)
+
+
+STOPPABLE = """
+import pathlib, subprocess, sys, time
+flag, process = pathlib.Path(sys.argv[1]), subprocess.Popen(sys.argv[2:])
+while not flag.exists() and process.poll() is None:
+    time.sleep(0.02)
+process.terminate()
+process.wait()
+"""
+
+
+@contextmanager
+def running(program: str, *arguments: str, ready: str) -> Iterator[None]:
+    """Run a program until the block ends, once a URL answers."""
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen([find(program), *arguments], stdout=log, stderr=log)
+        try:
+            wait_for(ready, lambda: process.poll() is None)
+            yield
+        except BaseException:
+            log.seek(0)
+            print(log.read()[-3000:].decode())
+            raise
+        finally:
+            process.terminate()
+            process.wait(30)
+
+
+def wait_for(url: str, is_alive: Callable[[], bool] = lambda: True) -> None:
+    """Wait until a URL answers with 200."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        assert is_alive(), f"the program behind {url} ended"
+        with suppress(httpx.TransportError):
+            if httpx.get(url, verify=False).status_code == 200:
+                return
+        time.sleep(0.1)
+    raise TimeoutError(url)
+
+
+def make_certificate(folder: Path) -> None:
+    """Make a certificate that nobody has signed."""
+    names = ["-subj", "/CN=127.0.0.1", "-keyout", folder / "key.pem", "-out", folder / "cert.pem"]
+    execute("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", *names)
+
+
+def execute(program: str, *arguments: str | Path) -> None:
+    """Run a program to its end, which must be a success."""
+    command = [find(program), *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
+
+
+def find(program: str) -> str:
+    """Return a program's path, also of those that only root has on the PATH."""
+    path = shutil.which(program) or shutil.which(program, path="/usr/sbin:/sbin")
+    assert path, f"there is no {program}: apt-get install nginx caddy prometheus openssl"
+    return path
+
+
+def free_port() -> int:
+    """Return a port that nobody listens on."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+        return port
+
+
+if __name__ == "__main__":
+    main()
