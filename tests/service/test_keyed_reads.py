@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 import threading
 import time
+from collections import Counter
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -112,11 +114,14 @@ def test_only_so_many_requests_of_a_caller_wait() -> None:
     async def load(view: RecordView, revision: Revision, scenario: str) -> Answer:
         raise AssertionError
 
+    async def find_won(view: RecordView, scenarios: Collection[str]) -> set[str]:
+        raise AssertionError
+
     async def is_gone() -> bool:
         return False
 
     async def check() -> None:
-        polls = LongPolls(revision, load, most=3)
+        polls = LongPolls(revision, load, find_won, most=3)
         async with anyio.create_task_group() as tasks:
             for _ in range(3):
                 tasks.start_soon(polls.wait, "fleet", RecordView("main", "c"), "s", 60.0, is_gone)
@@ -132,6 +137,51 @@ def test_only_so_many_requests_of_a_caller_wait() -> None:
     anyio.run(check)
 
 
+def test_a_write_is_looked_at_once_however_many_wait() -> None:
+    waiting, writes, loaded, looked = 300, 4, Counter[str](), list[int]()
+    current, won = [Revision(1, "0", 1)], set[str]()
+
+    async def revision(view: RecordView) -> Revision | None:
+        return current[0]
+
+    async def load(view: RecordView, revision: Revision, scenario: str) -> Answer:
+        loaded[scenario] += 1
+        return Answer("", b"{}", has_winner=scenario in won)
+
+    async def find_won(view: RecordView, scenarios: Collection[str]) -> set[str]:
+        looked.append(len(scenarios))
+        return won.intersection(scenarios)
+
+    async def is_gone() -> bool:
+        return False
+
+    async def check() -> None:
+        polls = LongPolls(revision, load, find_won)
+        answers = dict[str, Answer | None]()
+
+        async def wait(scenario: str) -> None:
+            answers[scenario] = await polls.wait(
+                "fleet", RecordView("main", "c"), scenario, 60.0, is_gone
+            )
+
+        with anyio.fail_after(30):
+            async with anyio.create_task_group() as tasks:
+                for number in range(waiting):
+                    tasks.start_soon(wait, str(number))
+                await anyio.sleep(0.5)
+                for number in range(writes):
+                    won.add(str(number))
+                    current[0] = Revision(1, str(number + 1), 1)
+                    while len(answers) <= number:
+                        await anyio.sleep(0.01)
+                polls.close()
+        assert {name for name, answer in answers.items() if answer} == set(map(str, range(writes)))
+        assert loaded == {str(n): 1 + (n < writes) for n in range(waiting)}
+        assert looked == [waiting, *(waiting - number for number in range(writes))]
+
+    anyio.run(check)
+
+
 def test_a_request_whose_client_has_gone_waits_no_longer() -> None:
     async def none(*_: object) -> None:
         return None
@@ -141,7 +191,7 @@ def test_a_request_whose_client_has_gone_waits_no_longer() -> None:
 
     async def check() -> None:
         with anyio.fail_after(10):
-            polls = LongPolls(none, none, most=3)  # type: ignore[arg-type]
+            polls = LongPolls(none, none, none, most=3)  # type: ignore[arg-type]
             assert await polls.wait("fleet", RecordView("main", "c"), "s", 60.0, is_gone) is None
 
     anyio.run(check)

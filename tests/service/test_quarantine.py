@@ -10,7 +10,7 @@ from dejavu_service.services import retention, tokens
 from dejavu_service.services.access import ANYBODY
 from dejavu_service.storage.database import Database
 from dejavu_service.storage.tables import contexts
-from sqlalchemy import update
+from sqlalchemy import Engine, event, update
 from support.service import START, body, config, context, measurement, record, record_set, scenario
 
 from dejavu_cache.model.recall import part_digest, part_digests, without_parts
@@ -115,6 +115,38 @@ def test_an_undone_quarantine_leaves_everything_as_it_was(
         (item["sender"], item["measurements"], item["standing"]) for item in writers
     ]
     assert post(client, evil, record(1))["measurements"] == 0
+
+
+def test_a_writer_of_many_records_is_withdrawn_in_few_statements(
+    client: httpx.Client, admin: Token, fleet: Token, evil: Token
+) -> None:
+    honest = [record(m, median=0.5, configs=2, after=60) for m in (1, 249)]
+    for start in range(1, 250, 50):
+        post(client, evil, *(record(m, configs=2) for m in range(start, min(start + 50, 250))))
+    post(client, fleet, *honest)
+    before = read(client, admin)
+    statements: list[str] = []
+
+    def note(*arguments: Any) -> None:
+        statements.append(arguments[2])
+
+    event.listen(Engine, "before_cursor_execute", note)
+    try:
+        done = quarantine(client, admin, token=evil.id)
+        withdrawn = len(statements)
+        left = read(client, admin)
+        assert undo(client, admin, done["id"]).json() == done
+    finally:
+        event.remove(Engine, "before_cursor_execute", note)
+    assert (done["records"], done["measurements"]) == (249, 498)
+    assert {item.scenario: item.measurements for item in left} == {
+        item.scenario: item.measurements for item in honest
+    }
+    assert withdrawn < 100
+    assert len(statements) < 500
+    again = read(client, admin)
+    assert [item.scenario for item in again] == [item.scenario for item in before]
+    assert [item.winner for item in again] == [item.winner for item in before]
 
 
 def test_a_host_is_found_behind_every_token(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from sqlalchemy import Connection
 from starlette.concurrency import run_in_threadpool
@@ -51,7 +51,7 @@ class RecordReader:
         self._rendering: SingleFlight[tuple[RecordView, str, str], Answer | None] = SingleFlight()
         self.used: set[ContextKey] = set()
         self.fetches: Counter[int] = Counter()
-        self.long_polls = LongPolls(self._current, self.record)
+        self.long_polls = LongPolls(self._current, self.record, self._find_won)
 
     async def revision(self, view: RecordView) -> Revision | None:
         """Return the current revision of a view, or None if it has no records."""
@@ -90,6 +90,15 @@ class RecordReader:
             return _render_record(connection, view, scenario)
 
         return await self._answer(view, revision, scenario, render_one)
+
+    async def _find_won(self, view: RecordView, scenarios: Collection[str]) -> set[str]:
+        """Return those of some scenarios whose records may have a winner."""
+
+        def query() -> set[str]:
+            with self._database.read() as connection:
+                return layers.find_won(connection, view, scenarios)
+
+        return await run_in_threadpool(query)
 
     async def _answer(
         self, view: RecordView, revision: Revision, part: str, render_part: _Render

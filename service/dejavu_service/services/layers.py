@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from sqlalchemy import Connection
 
@@ -15,6 +15,7 @@ from .merging import add
 from .read_through import RecordView
 
 __all__ = [
+    "find_won",
     "join_revisions",
     "load_record_set",
     "load_scenario_texts",
@@ -26,6 +27,16 @@ __all__ = [
 def join_revisions(revisions: Sequence[str | None]) -> str:
     """Return the revision of a view, which changes with each of its namespaces'."""
     return ".".join(revision or "-" for revision in revisions)
+
+
+def find_won(connection: Connection, view: RecordView, scenarios: Collection[str]) -> set[str]:
+    """Find those of some scenarios whose records may have a winner in one of the namespaces."""
+    wanted = sorted(scenarios)
+    return {
+        scenario
+        for namespace in view.namespaces
+        for scenario in records.find_won(connection, namespace, view.context, wanted)
+    }
 
 
 def load_record_set(connection: Connection, view: RecordView) -> StoredRecordSet | None:

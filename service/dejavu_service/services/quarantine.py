@@ -6,6 +6,7 @@ import json
 import secrets
 from collections.abc import Sequence
 from datetime import datetime, timezone
+from itertools import groupby
 from typing import Any, NamedTuple
 
 from pydantic import BaseModel
@@ -13,7 +14,7 @@ from sqlalchemy import Connection
 
 from dejavu_cache.model.recall import part_digest
 from dejavu_cache.model.record import Measurement, Record, RecordSet, Winner
-from dejavu_cache.model.scenario import Context, Scenario, canonical_json
+from dejavu_cache.model.scenario import Config, Context, Scenario, canonical_json
 
 from ..errors import InvalidRequestError, NotFoundError
 from ..storage import contexts, quarantine, recalls, records
@@ -33,6 +34,9 @@ __all__ = [
     "quarantine_writer",
     "undo_quarantine",
 ]
+
+_PAGE = 100
+"""Scenarios that are withdrawn in one transaction."""
 
 
 class Writer(BaseModel):
@@ -111,18 +115,36 @@ def quarantine_writer(
             detail = {name: value for name, value in wanted._asdict().items() if value is not None}
             write_log(connection, principal, "quarantine", namespace, id=counted.id, **detail)
     for context_id, digest in affected:
-        with database.read() if preview else database.write() as connection:
-            if counted.id is not None and not contexts.lock_existing(connection, namespace, digest):
-                continue
-            withdrawal = _withdraw(connection, context_id, wanted)
+        _withdraw_from(database, (namespace, digest), context_id, wanted, principal, counted)
+    return counted
+
+
+def _withdraw_from(
+    database: Database,
+    key: tuple[str, str],
+    context_id: int,
+    wanted: WriterFilter,
+    principal: Principal,
+    counted: Quarantined,
+) -> None:
+    """Take a writer's part of one context, or count it, some scenarios in each transaction."""
+    with database.read() as connection:
+        scenarios = quarantine.list_scenarios(connection, context_id, wanted)
+    withdrawn = 0
+    for start in range(0, len(scenarios), _PAGE):
+        page = scenarios[start : start + _PAGE]
+        with database.write() if counted.id is not None else database.read() as connection:
+            if counted.id is not None and not contexts.lock_existing(connection, *key):
+                break
+            withdrawal = _withdraw(connection, context_id, page, wanted)
             if counted.id is not None:
-                _apply(connection, (namespace, digest), context_id, withdrawal, principal)
+                _apply(connection, key, context_id, withdrawal, principal)
                 quarantine.add(connection, counted.id, withdrawal.parts)
-        counted.contexts += 1
-        counted.records += len(withdrawal.records)
+        withdrawn += len(withdrawal.records)
         counted.winners += sum(part.is_winner for part in withdrawal.parts)
         counted.measurements += sum(not part.is_winner for part in withdrawal.parts)
-    return counted
+    counted.contexts += withdrawn > 0
+    counted.records += withdrawn
 
 
 class _Withdrawal(NamedTuple):
@@ -141,17 +163,19 @@ class _Withdrawal(NamedTuple):
     recalled: dict[str, list[str]]
 
 
-def _withdraw(connection: Connection, context_id: int, wanted: WriterFilter) -> _Withdrawal:
-    rows = quarantine.load_sent(connection, context_id, wanted)
-    winners = quarantine.load_winner_scenarios(connection, context_id, wanted)
-    scenarios = sorted({row.scenario for row in rows} | winners.keys())
-    before = records.load(connection, context_id, scenarios)
+def _withdraw(
+    connection: Connection, context_id: int, scenarios: Sequence[str], wanted: WriterFilter
+) -> _Withdrawal:
+    loaded = quarantine.load_measurements(connection, context_id, scenarios, wanted)
+    winners = quarantine.load_winner_scenarios(connection, context_id, scenarios, wanted)
     remaining: dict[str, Record | None] = {}
+    rows: list[SentRow] = []
     parts: list[Part] = []
     recalled: dict[str, list[str]] = {}
-    for scenario, record in before.items():
-        sent = [row for row in rows if row.scenario == scenario]
-        others = quarantine.load_others(connection, context_id, scenario, [row.id for row in sent])
+    for scenario, record in records.load(connection, context_id, scenarios).items():
+        sent = [row for row, is_wanted in loaded[scenario] if is_wanted]
+        others = [row for row, is_wanted in loaded[scenario] if not is_wanted]
+        rows += sent
         left = _without(record, sent, others)
         text = record.scenario.text
         parts += [Part(context_id, text, False, row.text, row.sender) for row in sent]
@@ -212,11 +236,6 @@ def _apply(
     contexts.bump_revision(connection, context_id, added=-deleted, by=principal.name)
 
 
-def _parse(part: Part) -> Measurement | Winner:
-    model = Winner if part.is_winner else Measurement
-    return model.model_validate_json(part.text)
-
-
 def list_quarantines(database: Database, principal: Principal, namespace: str) -> list[Quarantine]:
     """List the quarantines of a namespace, the latest first; needs the role `admin`."""
     principal.require("admin", namespace)
@@ -249,29 +268,42 @@ def undo_quarantine(
     with database.write() as connection:
         if not quarantine.mark_undone(connection, namespace, identity):
             raise NotFoundError(f"there is no quarantine {identity!r} that could be undone")
-        parts = quarantine.load_parts(connection, identity)
         touched = set()
-        for text, part in parts:
-            scenario = Scenario.model_validate_json(part.scenario_text)
-            touched.add((text, scenario))
-            restored.winners += part.is_winner
-            restored.measurements += not part.is_winner
-            sent = RecordSet(
-                context=Context.model_validate_json(text), records=(_record(scenario, part),)
-            )
-            writer = Principal(part.sender, {})
-            merge_record_set(connection, writer, namespace, sent, restore=True)
+        for page in quarantine.iter_parts(connection, identity):
+            for (text, sender), group in groupby(page, lambda item: (item[0], item[1].sender)):
+                parts = [part for _, part in group]
+                sent = _join_records(parts)
+                touched |= {(text, record.scenario) for record in sent}
+                restored.winners += sum(part.is_winner for part in parts)
+                restored.measurements += sum(not part.is_winner for part in parts)
+                context = Context.model_validate_json(text)
+                record_set = RecordSet(context=context, records=tuple(sent))
+                writer = Principal(sender, {})
+                merge_record_set(connection, writer, namespace, record_set, restore=True)
         restored.contexts = len({text for text, _ in touched})
         restored.records = len(touched)
         write_log(connection, principal, "undo quarantine", namespace, id=identity)
     return restored
 
 
-def _record(scenario: Scenario, part: Part) -> Record:
-    parsed = _parse(part)
-    if isinstance(parsed, Winner):
-        return Record(scenario=scenario, winner=parsed)
-    return Record(scenario=scenario, measurements=(parsed,))
+def _join_records(parts: Sequence[Part]) -> list[Record]:
+    """Join parts to records; two measurements of a config are in two records, in their order."""
+    joined: list[Record] = []
+    for text, group in groupby(parts, lambda part: part.scenario_text):
+        scenario = Scenario.model_validate_json(text)
+        measurements: dict[Config, Measurement] = {}
+        for part in group:
+            if part.is_winner:
+                winner = Winner.model_validate_json(part.text)
+                joined.append(Record(scenario=scenario, winner=winner))
+                continue
+            measurement = Measurement.model_validate_json(part.text)
+            if measurement.config in measurements:
+                joined.append(Record(scenario=scenario, measurements=tuple(measurements.values())))
+                measurements = {}
+            measurements[measurement.config] = measurement
+        joined.append(Record(scenario=scenario, measurements=tuple(measurements.values())))
+    return joined
 
 
 def _datetime(seconds: float) -> datetime:

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Connection, and_, delete, false, func, or_, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    and_,
+    delete,
+    false,
+    func,
+    or_,
+    select,
+    union,
+    update,
+)
 
 from dejavu_cache.model.scenario import canonical_json
 
@@ -19,15 +30,18 @@ __all__ = [
     "add",
     "create",
     "delete_measurements",
+    "iter_parts",
     "list_contexts",
     "list_quarantines",
+    "list_scenarios",
     "list_writers",
-    "load_others",
-    "load_parts",
-    "load_sent",
+    "load_measurements",
     "load_winner_scenarios",
     "mark_undone",
 ]
+
+_CHUNK = 500
+"""Values in one IN list, which databases limit, and rows of a page."""
 
 
 class WriterFilter(NamedTuple):
@@ -116,36 +130,52 @@ def list_contexts(
     return [(identity, digest) for identity, digest in connection.execute(query)]
 
 
-def load_sent(connection: Connection, context_id: int, wanted: WriterFilter) -> list[SentRow]:
-    """Load a writer's measurements of a context, in the order in which they came."""
-    query = _measurements(context_id).where(_sent_by(wanted))
-    return [SentRow(*row) for row in connection.execute(query)]
+def list_scenarios(connection: Connection, context_id: int, wanted: WriterFilter) -> list[str]:
+    """List the digests of a context's scenarios that have something of a writer."""
+    sent = select(measurements.c.scenario).where(
+        measurements.c.context_id == context_id, _sent_by(wanted)
+    )
+    won = select(records.c.scenario).where(records.c.context_id == context_id, _won_by(wanted))
+    return sorted(connection.execute(union(sent, won)).scalars())
 
 
-def load_others(
-    connection: Connection, context_id: int, scenario: str, without: Iterable[int]
-) -> list[SentRow]:
-    """Load the measurements of a scenario except some, in the order in which they came."""
-    excluded = set(without)
-    query = _measurements(context_id).where(measurements.c.scenario == scenario)
-    return [row for row in map(SentRow._make, connection.execute(query)) if row.id not in excluded]
+def load_measurements(
+    connection: Connection, context_id: int, scenarios: Sequence[str], wanted: WriterFilter
+) -> dict[str, list[tuple[SentRow, bool]]]:
+    """Load all measurements of scenarios, and for each whether a writer sent it.
+
+    Args:
+        connection: A transaction.
+        context_id: The context.
+        scenarios: The digests of the scenarios.
+        wanted: The writer.
+
+    Returns:
+        The measurements in the order in which they came, by the digest of their scenario.
+    """
+    columns = [measurements.c[name] for name in SentRow._fields]
+    query = (
+        select(*columns, _sent_by(wanted))
+        .where(measurements.c.context_id == context_id, measurements.c.scenario.in_(scenarios))
+        .order_by(measurements.c.id)
+    )
+    loaded: dict[str, list[tuple[SentRow, bool]]] = {scenario: [] for scenario in scenarios}
+    for *values, is_wanted in connection.execute(query):
+        row = SentRow._make(values)
+        loaded[row.scenario].append((row, bool(is_wanted)))
+    return loaded
 
 
 def load_winner_scenarios(
-    connection: Connection, context_id: int, wanted: WriterFilter
+    connection: Connection, context_id: int, scenarios: Sequence[str], wanted: WriterFilter
 ) -> dict[str, str]:
-    """Load, by the digest of their scenario, who sent the winners that a writer sent."""
+    """Load, by the digest of their scenario, who sent those of some winners that a writer sent."""
     query = select(records.c.scenario, records.c.winner_sender).where(
-        records.c.context_id == context_id, _won_by(wanted)
+        records.c.context_id == context_id,
+        records.c.scenario.in_(scenarios),
+        _won_by(wanted),
     )
     return {row.scenario: row.winner_sender for row in connection.execute(query)}
-
-
-def _measurements(context_id: int) -> Any:
-    columns = [measurements.c[name] for name in SentRow._fields]
-    return (
-        select(*columns).where(measurements.c.context_id == context_id).order_by(measurements.c.id)
-    )
 
 
 def _sent_by(wanted: WriterFilter) -> ColumnElement[bool]:
@@ -185,8 +215,9 @@ def _came_within(moment: ColumnElement[Any], wanted: WriterFilter) -> ColumnElem
 
 def delete_measurements(connection: Connection, rows: Sequence[SentRow]) -> None:
     """Delete stored measurements."""
-    for row in rows:
-        connection.execute(delete(measurements).where(measurements.c.id == row.id))
+    for start in range(0, len(rows), _CHUNK):
+        identities = [row.id for row in rows[start : start + _CHUNK]]
+        connection.execute(delete(measurements).where(measurements.c.id.in_(identities)))
 
 
 def create(
@@ -212,16 +243,20 @@ def add(connection: Connection, identity: str, parts: Iterable[Part]) -> None:
         connection.execute(quarantined.insert(), rows)
 
 
-def load_parts(connection: Connection, identity: str) -> list[tuple[str, Part]]:
-    """Load the parts of a quarantine with the text of their context, in their order."""
+def iter_parts(connection: Connection, identity: str) -> Iterator[list[tuple[str, Part]]]:
+    """Iterate, page by page, over a quarantine's parts with the text of their context."""
     columns = [quarantined.c[name] for name in Part._fields]
     query = (
-        select(contexts.c.text, *columns)
+        select(quarantined.c.id, contexts.c.text, *columns)
         .join(contexts, contexts.c.id == quarantined.c.context_id)
         .where(quarantined.c.quarantine == identity)
         .order_by(quarantined.c.id)
+        .limit(_CHUNK)
     )
-    return [(row[0], Part(*row[1:])) for row in connection.execute(query)]
+    after = 0
+    while rows := connection.execute(query.where(quarantined.c.id > after)).all():
+        yield [(row[1], Part(*row[2:])) for row in rows]
+        after = rows[-1][0]
 
 
 def list_quarantines(connection: Connection, namespace: str) -> list[Any]:

@@ -19,6 +19,7 @@ __all__ = [
     "StoredRecordSet",
     "add_claims",
     "delete_records",
+    "find_won",
     "load",
     "load_pinned",
     "load_record_set",
@@ -99,6 +100,34 @@ def load_text(
         )
     ).one_or_none()
     return None if row is None else (row[0], row[1])
+
+
+def find_won(
+    connection: Connection, namespace: str, digest: str, scenarios: Sequence[str]
+) -> set[str]:
+    """Find those of a context's scenarios whose records may have a winner.
+
+    Args:
+        connection: A transaction.
+        namespace: The namespace of the context.
+        digest: The digest of the context.
+        scenarios: The digests of the scenarios.
+    """
+    query = (
+        select(records.c.scenario)
+        .join(contexts, contexts.c.id == records.c.context_id)
+        .where(
+            contexts.c.namespace == namespace,
+            contexts.c.digest == digest,
+            # The quotes of a text within the JSON are escaped.
+            records.c.text.contains('"winner": {'),
+        )
+    )
+    return {
+        scenario
+        for chunk in _chunks(scenarios)
+        for scenario in connection.execute(query.where(records.c.scenario.in_(chunk))).scalars()
+    }
 
 
 def load_texts(
