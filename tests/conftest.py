@@ -70,10 +70,8 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
 
 
 @pytest.fixture(scope="session")
-def nursery() -> Iterator[Nursery]:
-    """Start processes that need Torch and Triton."""
-    from support.fork_server import Nursery
+def nursery() -> Nursery:
+    """Return what starts processes that need Torch and Triton."""
+    from support.fork_server import kernel_nursery
 
-    made = Nursery()
-    yield made
-    made.close()
+    return kernel_nursery(os.environ.get("TRITON_INTERPRET", "0"))

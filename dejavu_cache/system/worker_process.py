@@ -56,15 +56,7 @@ class WorkerProcess:
         """Start the worker; the arguments are described at the class."""
         self._grace = grace
         self._patience = patience
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", module],
-            env=dict(environment),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            encoding="utf-8",
-            start_new_session=True,  # Ctrl-C reaches the parent alone, which then stops its workers
-        )
+        self._process = start_process(module, environment)
         self._events: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         threading.Thread(target=self._read_events, daemon=True).start()
 
@@ -121,6 +113,19 @@ class WorkerProcess:
                 with suppress(json.JSONDecodeError):  # a killed worker may leave half a line
                     self._events.put(json.loads(line))
         self._events.put(None)
+
+
+def start_process(module: str, environment: Mapping[str, str]) -> subprocess.Popen[str]:
+    """Start a module as a process that is connected through pipes."""
+    return subprocess.Popen(
+        [sys.executable, "-m", module],
+        env=dict(environment),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        encoding="utf-8",
+        start_new_session=True,  # Ctrl-C reaches the parent alone, which then stops its workers
+    )
 
 
 def _describe_exit(code: int) -> str:

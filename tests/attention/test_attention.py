@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support.attention_batches import Case, check, draw, kernels, runnable, vary
-from support.processes import run_python
+from support.processes import fork_python
 
 from dejavu_cache.attention import IMPLEMENTATIONS, paged_attention
 from dejavu_cache.attention.batch import make_batch
@@ -109,7 +109,7 @@ def test_the_kernels_are_tuned_through_the_cache(tmp_path: Path) -> None:
     """
     store = str(tmp_path)
     outputs = [
-        run_python(code, DEJAVU_CACHE_URL=store, TRITON_INTERPRET="1").stdout for _ in range(2)
+        fork_python(code, DEJAVU_CACHE_URL=store, TRITON_INTERPRET="1").stdout for _ in range(2)
     ]
     assert outputs == ["True\n", "False\n"]
 
@@ -228,7 +228,7 @@ def test_tensors_of_the_cpu_need_the_interpreter() -> None:
         except ValueError as error:
             print(error)
     """
-    said = run_python(code, TRITON_INTERPRET="0").stdout
+    said = fork_python(code, TRITON_INTERPRET="0").stdout
     assert said == "q: on cpu; expected it on a GPU, or TRITON_INTERPRET=1 in the environment\n"
 
 

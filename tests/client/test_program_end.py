@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from dejavu_client.http.spool import Spool
 from programs.end_with_records import EXIT_CODES
+from support.fork_server import light_nursery
 from support.processes import PROGRAMS, environment
 from support.records import context, measurement, record
 from support.slow_server import SlowServer, drip, hang
@@ -68,10 +69,9 @@ def check_ends(url: str, folder: Path, pauses: tuple[float, ...] = (0.0,)) -> No
     """Run programs that end in every way, and check exit codes, delays and the spool."""
     running = []
     for number, (way, pause) in enumerate((way, pause) for way in EXIT_CODES for pause in pauses):
-        arguments = [url, folder, number * RECORDS, RECORDS, way, pause]
-        process = subprocess.Popen(
-            [sys.executable, str(PROGRAMS / "end_with_records.py"), *map(str, arguments)],
-            env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        process = light_nursery().start_file(
+            PROGRAMS / "end_with_records.py", url, folder, number * RECORDS, RECORDS, way, pause,
+            folder=folder.with_name("printed"),
         )  # fmt: skip
         running.append((way, process))
     for way, process in running:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import enum
 import functools
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 from support.kernels import load
-from support.processes import PROGRAMS, environment
+from support.processes import fork_program
 
 from dejavu_cache.errors import ScenarioNotTuned
 from dejavu_cache.installation.autotune_replacement import (
@@ -297,13 +295,7 @@ ASKING = """
 
 def test_a_backend_without_identity_is_left_to_triton() -> None:
     """Neither CUDA nor HIP: nothing can be recorded, and each launch is Triton's."""
-    seen = subprocess.run(
-        [sys.executable, PROGRAMS / "launch_on_other_backend.py"],
-        env=environment(TRITON_INTERPRET="0"),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    seen = fork_program("launch_on_other_backend.py", TRITON_INTERPRET="0")
     assert seen.stdout.splitlines() == ["install 2 16", "decorator 2 16"]
     assert seen.stderr.count("kernels are tuned by Triton alone") == 1
     assert "backend 'xpu'" in seen.stderr

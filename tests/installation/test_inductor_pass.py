@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.processes import PROGRAMS, environment, run_python
+from support.processes import fork_program, run_python
 
 from dejavu_cache.installation.inductor_pass import (
     install_inductor_pass,
@@ -17,14 +15,7 @@ from dejavu_cache.installation.inductor_pass import (
 
 
 def test_a_recorded_config_takes_the_place_of_all(tmp_path: Path) -> None:
-    seen = subprocess.run(
-        [sys.executable, PROGRAMS / "compile_tuned_kernel.py"],
-        env=environment(TRITON_INTERPRET="0", DEJAVU_CACHE_SHIPPED="0"),
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=240,
-    )
+    seen = fork_program("compile_tuned_kernel.py", TRITON_INTERPRET="0", DEJAVU_CACHE_SHIPPED="0")
     assert seen.stdout.splitlines() == [
         "tuned [('128', '2')]",
         "symbolic, bucket [('128', '2')]",

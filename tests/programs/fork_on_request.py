@@ -1,8 +1,9 @@
-"""Fork a process for each task on the standard input, after modules were imported.
+"""Fork a process for each connection to a socket, after modules were imported.
 
-The arguments are the modules' names. A task is a line of JSON: what a child runs, its arguments,
-environment, folder and output files; or the id of a child to ask after. The answer is a line with
-the child's id, or with its exit code, empty while it runs.
+The arguments are the number of the listening socket and the modules' names. A client sends one
+message: what a process runs, its arguments, environment and folder as JSON, with three files, its
+standard streams. The answers are the process's id and, once it has ended, its exit code. This
+program ends when its standard input is closed.
 """
 
 from __future__ import annotations
@@ -12,33 +13,83 @@ import importlib
 import json
 import os
 import runpy
+import select
+import signal
+import socket
 import sys
+from contextlib import suppress
+from typing import Any
 
-for module in sys.argv[1:]:
+MESSAGE_BYTES = 1 << 20
+
+
+def serve(listener: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    """Answer requests, and return in each forked process its task and its standard streams."""
+    woken, waker = socket.socketpair()
+    waker.setblocking(False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(waker.fileno())
+    clients: dict[int, socket.socket] = {}
+    watched: list[Any] = [0, listener, woken]
+    while True:
+        ready, _, _ = select.select(watched, [], [])
+        if 0 in ready:
+            sys.exit()
+        if woken in ready:
+            woken.recv(4096)
+            report_exits(clients)
+        if listener in ready:
+            client, _ = listener.accept()
+            message, streams, _, _ = socket.recv_fds(client, MESSAGE_BYTES, 3)
+            pid = os.fork()
+            if not pid:
+                signal.set_wakeup_fd(-1)
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                for inherited in (listener, woken, waker, client, *clients.values()):
+                    inherited.detach()  # its number will be another file's
+                return json.loads(message), streams
+            for stream in streams:
+                os.close(stream)
+            clients[pid] = client
+            answer(client, pid)
+
+
+def report_exits(clients: dict[int, socket.socket]) -> None:
+    """Send the exit code of every process that has ended, negative if a signal ended it."""
+    while clients:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if not pid:
+            return
+        with clients.pop(pid) as client:
+            answer(client, os.waitstatus_to_exitcode(status))
+
+
+def answer(client: socket.socket, number: int) -> None:
+    with suppress(OSError):  # it does not want to know any more
+        client.send(str(number).encode())
+
+
+for module in sys.argv[2:]:
     importlib.import_module(module)
 gc.freeze()  # else the children's collections copy its memory
+task, streams = serve(socket.socket(fileno=int(sys.argv[1])))
 
-for line in sys.stdin:
-    task = json.loads(line)
-    if "poll" in task:
-        pid, status = os.waitpid(task["poll"], 0 if task["wait"] else os.WNOHANG)
-        print(os.waitstatus_to_exitcode(status) if pid else "", flush=True)
-    elif pid := os.fork():
-        print(pid, flush=True)
-    else:
-        break
-else:
-    sys.exit()
-# From here on this is a child, which ends as every program does.
-for number, path in enumerate((os.devnull, task["out"], task["err"])):
-    mode = os.O_RDONLY if number == 0 else os.O_WRONLY | os.O_CREAT | os.O_APPEND
-    opened = os.open(path, mode, 0o644)
-    os.dup2(opened, number)
-    os.close(opened)
+# From here on this is a process of its own, which ends as every program does.
+for number, stream in enumerate(streams):
+    os.dup2(stream, number)
+os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+if task["new_session"]:
+    os.setsid()
 os.environ.clear()
 os.environ.update(task["env"])
 os.chdir(task["folder"])
-if "module" in task:
+more = task["env"].get("PYTHONPATH", "").split(os.pathsep)
+sys.path[1:1] = [folder for folder in more if folder and folder not in sys.path]
+if "file" in task:
+    sys.path[0] = os.path.dirname(task["file"])
+    sys.argv = [task["file"], *task["arguments"]]
+    runpy.run_path(task["file"], run_name="__main__")
+elif "module" in task:
     sys.path[0] = task["folder"]
     sys.argv = ["-m", *task["arguments"]]
     runpy.run_module(task["module"], run_name="__main__", alter_sys=True)

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import copy
 import pickle
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 import torch
 import triton
 import triton.language as tl
-from support.processes import PROGRAMS, environment, run_python
+from support.processes import fork_program, fork_python
 
 from dejavu_cache import Pow2, cached_autotune
 from dejavu_cache.runtime.config_cache import ConfigCache
@@ -142,16 +140,10 @@ def test_launches_follow_random_changes_as_tritons_do() -> None:
         from support.mutated_autotuners import compare_at_random
         print(json.dumps([text for seed in range(12) for text in compare_at_random(seed, 60)]))
     """
-    assert run_python(code, TRITON_INTERPRET="0").stdout.splitlines()[-1] == "[]"
+    assert fork_python(code, TRITON_INTERPRET="0").stdout.splitlines()[-1] == "[]"
 
 
 def test_the_listener_gets_the_jit_function_and_the_timings() -> None:
     """Tools read the function's `cache_key` and `fn`; one config that is left is no choice."""
-    seen = subprocess.run(
-        [sys.executable, PROGRAMS / "listen_to_tuning.py"],
-        env=environment(TRITON_INTERPRET="0", DEJAVU_CACHE_CHECK="0"),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    seen = fork_program("listen_to_tuning.py", TRITON_INTERPRET="0", DEJAVU_CACHE_CHECK="0")
     assert seen.stdout.splitlines() == ["False False", "True True"]

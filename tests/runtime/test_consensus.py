@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.processes import PROGRAMS, environment, run_program
+from support.fork_server import kernel_nursery
+from support.processes import PROGRAMS, fork_program
 
 
 @pytest.fixture
@@ -21,14 +20,10 @@ def rank_outputs(tmp_path: Path) -> dict[int, tuple[Any, str]]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     master = TCPStore("127.0.0.1", port, 3, is_master=True, wait_for_workers=False)
-    command = [sys.executable, str(PROGRAMS / "agree_as_rank.py"), str(port)]
+    program = PROGRAMS / "agree_as_rank.py"
     ranks = [
-        subprocess.Popen(
-            [*command, str(rank), str(tmp_path)],
-            env=environment(TRITON_INTERPRET="1"),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
+        kernel_nursery("1").start_file(
+            program, port, rank, tmp_path, folder=tmp_path / "printed", TRITON_INTERPRET="1"
         )
         for rank in range(3)
     ]
@@ -53,7 +48,7 @@ def test_ranks_agree_without_a_collective(rank_outputs: dict[int, tuple[Any, str
 
 
 def test_versions_of_one_kernel_agree_separately(tmp_path: Path) -> None:
-    done = run_program(
+    done = fork_program(
         "agree_on_versions.py",
         str(tmp_path),
         TRITON_INTERPRET="1",

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.processes import run_python
+from support.processes import fork_python
 
 from dejavu_cache import Edges, Multiple, Pow2, ScenarioNotTuned, cached_autotune, open_store
 from dejavu_cache.model.record import Pin, Record
@@ -258,7 +258,7 @@ def test_what_ran_is_always_what_pruning_left(data: st.DataObject, tmp_path: Pat
 
 def test_the_hot_path_runs_what_pruning_leaves_each_launch() -> None:
     """Thousands of random launches through the hot path of a pretended GPU."""
-    outcome = run_python(
+    outcome = fork_python(
         """
         import json, sys
         from support.pruned_launches import launch_at_random

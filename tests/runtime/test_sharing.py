@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import textwrap
 import time
 from pathlib import Path
@@ -10,7 +12,7 @@ from pathlib import Path
 import pytest
 from support.fork_server import Child, Nursery
 from support.kernels import ADD
-from support.processes import PROGRAMS, run_program
+from support.processes import PROGRAMS, environment
 
 from dejavu_cache.stores import FileStore
 
@@ -129,7 +131,9 @@ def test_an_unwritable_home_costs_the_reuse_and_nothing_else(fleet: Fleet, tmp_p
 
 
 def test_started_workers_find_what_the_script_tuned(tmp_path: Path) -> None:
-    done = run_program(
-        "launch_in_workers.py", TRITON_INTERPRET="1", DEJAVU_CACHE_URL=str(tmp_path / "store")
-    )
+    done = subprocess.run(
+        [sys.executable, PROGRAMS / "launch_in_workers.py"],
+        env=environment(TRITON_INTERPRET="1", DEJAVU_CACHE_URL=str(tmp_path / "store")),
+        capture_output=True, text=True, check=True, timeout=240,
+    )  # fmt: skip
     assert done.stdout.splitlines() == ["main 2", "spawn 0", "forkserver 0"]

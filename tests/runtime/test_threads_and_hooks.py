@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
-from support.processes import PROGRAMS, environment
+from support.processes import fork_program
 
 
 def run_program(name: str) -> str:
-    seen = subprocess.run(
-        [sys.executable, PROGRAMS / name],
-        env=environment(TRITON_INTERPRET="0", DEJAVU_CACHE_CHECK="0"),
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=240,
-    )
-    return seen.stdout
+    return fork_program(name, TRITON_INTERPRET="0", DEJAVU_CACHE_CHECK="0").stdout
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -4,30 +4,29 @@ from __future__ import annotations
 
 import atexit
 import functools
-import json
 import os
-import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import textwrap
 import threading
-import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from support.checkout import PROGRAMS, environment
+from support.forked_processes import WORKERS_ADDRESS, ForkedProcess
 
-__all__ = ["COMMAND", "Child", "Nursery", "light_nursery"]
+__all__ = ["COMMAND", "Child", "Nursery", "kernel_nursery", "light_nursery", "start_command"]
 
 COMMAND = "from dejavu_client.cli.main import main; main()"
 """`dejavu-cache`, with the child's arguments."""
+FORKING_COMMAND = f"from support.forked_processes import fork_workers; fork_workers(); {COMMAND}"
+"""`dejavu-cache`, whose workers are forked too."""
 
 FOR_KERNELS = (
-    "filelock", "httpx", "platformdirs", "pydantic", "sklearn.tree", "stamina", "torch", "triton",
-    "typer",
+    "filelock", "httpx", "platformdirs", "pydantic", "rich", "sklearn.tree", "stamina", "torch",
+    "triton", "typer",
 )  # fmt: skip
 FOR_SERVERS = (
     "alembic.command", "alembic.script", "anyio", "fastapi", "filelock", "httpx", "jinja2",
@@ -42,58 +41,56 @@ class Nursery:
 
     Args:
         modules: what is imported before any process is forked; modules that start threads must not.
+        env: environment variables in which they are imported.
     """
 
-    def __init__(self, modules: tuple[str, ...] = FOR_KERNELS) -> None:
+    def __init__(self, modules: tuple[str, ...] = FOR_KERNELS, **env: str) -> None:
         self._started = 0
         self._lock = threading.Lock()
-        self._process = subprocess.Popen(
-            [sys.executable, str(PROGRAMS / "fork_on_request.py"), *modules],
-            # A process with threads must not fork.
-            env=environment(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1"),
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
+        self._folder = tempfile.TemporaryDirectory()
+        self.address = f"{self._folder.name}/socket"
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+            listener.bind(self.address)
+            listener.listen(100)
+            self._process = subprocess.Popen(
+                [sys.executable, PROGRAMS / "fork_on_request.py", str(listener.fileno()), *modules],
+                # A process with threads must not fork.
+                env=environment(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", **env),
+                stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, pass_fds=[listener.fileno()],
+            )  # fmt: skip
 
     def start(self, code: str, *arguments: object, folder: Path, **env: str) -> Child:
         """Start code in a new process; its output goes to files in a folder."""
-        with self._lock:
-            self._started += 1
-            name = str(self._started)
-        folder.mkdir(parents=True, exist_ok=True)
-        out, err = folder / f"{name}.out", folder / f"{name}.err"
-        return self._fork(arguments, environment(**env), out, err, code=textwrap.dedent(code))
+        return self.start_code(code, *arguments, folder=folder, env=environment(**env))
+
+    def start_code(
+        self, code: str, *arguments: object, folder: Path, env: Mapping[str, str]
+    ) -> Child:
+        """Start code in a new process of exactly this environment."""
+        out, err = self._output_files(folder)
+        return Child(self, out, err, arguments, env, code=textwrap.dedent(code))
+
+    def start_file(self, path: Path, *arguments: object, folder: Path, **env: str) -> Child:
+        """Start a program in a new process, as `start` does."""
+        out, err = self._output_files(folder)
+        return Child(self, out, err, arguments, environment(**env), file=str(path))
 
     def start_module(
         self, module: str, *arguments: object, out: Path, err: Path, env: Mapping[str, str]
     ) -> Child:
         """Start `python -m module` in a new process of exactly this environment."""
-        return self._fork(arguments, env, out, err, module=module)
+        return Child(self, out, err, arguments, env, module=module)
 
-    def _fork(
-        self, arguments: tuple[object, ...], env: Mapping[str, str], out: Path, err: Path,
-        **program: str,
-    ) -> Child:  # fmt: skip
-        texts = tuple(map(str, arguments))
-        pid = self._ask(
-            **program, arguments=texts, env=dict(env), folder=os.getcwd(), out=str(out),
-            err=str(err),
-        )  # fmt: skip
-        return Child(int(pid), texts, out, err, self)
-
-    def poll(self, pid: int) -> int | None:
-        """Return a child's exit code, negative if a signal ended it; None while it runs."""
-        code = self._ask(poll=pid, wait=False)
-        return int(code) if code else None
+    def _output_files(self, folder: Path) -> tuple[Path, Path]:
+        with self._lock:
+            self._started += 1
+            name = str(self._started)
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder / f"{name}.out", folder / f"{name}.err"
 
     def close(self) -> None:
         self._process.communicate()
-
-    def _ask(self, **task: Any) -> str:
-        assert self._process.stdin
-        assert self._process.stdout
-        with self._lock:
-            print(json.dumps(task), file=self._process.stdin, flush=True)
-            return self._process.stdout.readline().strip()
+        self._folder.cleanup()
 
 
 @functools.cache
@@ -104,33 +101,36 @@ def light_nursery() -> Nursery:
     return nursery
 
 
-@dataclass
-class Child:
-    """A process that a nursery started, with the methods of a `Popen` that tests use."""
+@functools.cache
+def kernel_nursery(interpret: str) -> Nursery:
+    """Return the nursery of this process for kernels, which runs them in the interpreter or not.
 
-    pid: int
-    arguments: tuple[str, ...]
-    out: Path
-    err: Path
-    _nursery: Nursery
-    returncode: int | None = None
+    Args:
+        interpret: the value of `TRITON_INTERPRET`, which Triton reads when it is imported.
+    """
+    nursery = Nursery(TRITON_INTERPRET=interpret)
+    atexit.register(nursery.close)
+    return nursery
 
-    def poll(self) -> int | None:
-        """Return the exit code, or None while the process runs."""
-        if self.returncode is None:
-            self.returncode = self._nursery.poll(self.pid)
-        return self.returncode
 
-    def wait(self, timeout: float = 240.0) -> int:
-        """Wait for the process to end, and return its exit code."""
-        deadline = time.monotonic() + timeout
-        pause = 0.002
-        while (code := self.poll()) is None:
-            if time.monotonic() > deadline:
-                raise subprocess.TimeoutExpired(self.arguments, timeout)
-            time.sleep(pause)
-            pause = min(pause * 1.5, 0.05)
-        return code
+class Child(ForkedProcess):
+    """A process that a nursery started, whose output goes to two files."""
+
+    def __init__(
+        self, nursery: Nursery, out: Path, err: Path, arguments: tuple[object, ...],
+        env: Mapping[str, str], **program: str,
+    ) -> None:  # fmt: skip
+        self.out, self.err = out, err
+        with open(os.devnull) as nothing, out.open("a") as output, err.open("a") as errors:
+            super().__init__(
+                nursery.address, (nothing.fileno(), output.fileno(), errors.fileno()),
+                arguments=tuple(map(str, arguments)), env=dict(env), **program,
+            )  # fmt: skip
+
+    def communicate(self, timeout: float = 240.0) -> tuple[str, str]:
+        """Wait for the process to end, and return its standard output and error."""
+        self.wait(timeout)
+        return self.out.read_text(), self.err.read_text()
 
     def complete(self) -> subprocess.CompletedProcess[str]:
         """Wait for the process to end, whatever its exit code, and return what it printed."""
@@ -149,27 +149,19 @@ class Child:
         assert done.returncode == 0, done
         return done.stdout
 
-    def send_signal(self, number: int) -> None:
-        """Send a signal, unless the process has ended."""
-        if self.poll() is None:
-            os.kill(self.pid, number)
 
-    def terminate(self) -> None:
-        """Ask the process to end."""
-        self.send_signal(signal.SIGTERM)
+def start_command(
+    *arguments: object, interpret: str, folder: Path, env: Mapping[str, str]
+) -> Child:
+    """Start `dejavu-cache` in a process of exactly this environment, and fork its workers too.
 
-    def kill(self) -> None:
-        """Kill the process, as a crash would."""
-        self.send_signal(signal.SIGKILL)
-        self.wait()
-
-
-def run_module(
-    module: str, *arguments: object, env: Mapping[str, str]
-) -> subprocess.CompletedProcess[str]:
-    """Run `python -m module` in a process forked for it, and return what it printed."""
-    with tempfile.TemporaryDirectory() as folder:
-        out, err = Path(folder, "out"), Path(folder, "err")
-        return (
-            light_nursery().start_module(module, *arguments, out=out, err=err, env=env).complete()
-        )
+    Args:
+        arguments: the arguments of the command.
+        interpret: the value of `TRITON_INTERPRET` that the workers get.
+        folder: where the output goes.
+        env: all environment variables.
+    """
+    workers = f"{kernel_nursery(interpret).address}|{interpret}"
+    return light_nursery().start_code(
+        FORKING_COMMAND, *arguments, folder=folder, env={**env, WORKERS_ADDRESS: workers}
+    )

@@ -4,12 +4,24 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tempfile
 import textwrap
+from pathlib import Path
 
 from support.checkout import PROGRAMS, ROOT, environment
-from support.fork_server import run_module
+from support.fork_server import (
+    COMMAND,
+    Child,
+    Nursery,
+    kernel_nursery,
+    light_nursery,
+    start_command,
+)
 
-__all__ = ["PROGRAMS", "ROOT", "dejavu", "environment", "run_program", "run_python"]
+__all__ = ["PROGRAMS", "ROOT", "dejavu", "environment", "fork_program", "fork_python", "run_python"]
+
+WITH_WORKERS = {"audit": "", "prewarm": "0", "sweep": ""}
+"""Commands that start workers, with the `TRITON_INTERPRET` that these get, if it is always one."""
 
 
 def run_python(
@@ -19,11 +31,27 @@ def run_python(
     return _run(["-c", textwrap.dedent(code), *argv], check, env)
 
 
-def run_program(
-    name: str, *argv: str, check: bool = True, **env: str
-) -> subprocess.CompletedProcess[str]:
-    """Run a file of `tests/programs` in a new interpreter with this checkout on its path."""
-    return _run([str(PROGRAMS / name), *argv], check, env)
+def fork_python(code: str, *argv: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run code to its success in a process that is forked with Torch and Triton."""
+    with tempfile.TemporaryDirectory() as folder:
+        return _succeed(_nursery(env).start(code, *argv, folder=Path(folder), **env))
+
+
+def fork_program(name: str, *argv: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run a file of `tests/programs` as `fork_python` runs code."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = PROGRAMS / name
+        return _succeed(_nursery(env).start_file(path, *argv, folder=Path(folder), **env))
+
+
+def _nursery(env: dict[str, str]) -> Nursery:
+    return kernel_nursery(environment(**env).get("TRITON_INTERPRET") or "0")
+
+
+def _succeed(child: Child) -> subprocess.CompletedProcess[str]:
+    done = child.complete()
+    assert done.returncode == 0, done
+    return done
 
 
 def _run(
@@ -44,9 +72,17 @@ def dejavu(*arguments: object, **env: str) -> subprocess.CompletedProcess[str]:
 
     An interpreter's own settings are read at its start, so they get a new one.
     """
-    if not any(name.startswith("PYTHON") for name in env):
-        return run_module("dejavu_client", *arguments, env=environment(**env))
-    command = [sys.executable, "-m", "dejavu_client", *map(str, arguments)]
-    return subprocess.run(
-        command, env=environment(**env), capture_output=True, text=True, timeout=240, check=False
-    )
+    environ = environment(**env)
+    if any(name.startswith("PYTHON") and name != "PYTHONPATH" for name in env):
+        return _run(["-m", "dejavu_client", *map(str, arguments)], False, env)
+    with tempfile.TemporaryDirectory() as folder:
+        if not arguments or arguments[0] not in WITH_WORKERS:
+            started = light_nursery().start_code(
+                COMMAND, *arguments, folder=Path(folder), env=environ
+            )
+        else:
+            interpret = WITH_WORKERS[str(arguments[0])] or environ.get("TRITON_INTERPRET", "0")
+            started = start_command(
+                *arguments, interpret=interpret, folder=Path(folder), env=environ
+            )
+        return started.complete()

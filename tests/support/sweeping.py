@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from dejavu_cache.stores import FileStore, Store
-from support.processes import PROGRAMS, environment
+from support.checkout import PROGRAMS, environment
+from support.fork_server import Child, start_command
 
 
 class Sweeps:
@@ -39,23 +40,26 @@ class Sweeps:
         cache = str(self.folder / "cache")
         return environment(TRITON_INTERPRET="1", LOG=str(self.log), XDG_CACHE_HOME=cache, **env)
 
-    def start(self, *arguments: str, suite: str = "", **env: str) -> subprocess.Popen[str]:
-        store = [] if "--store" in arguments else ["--store", str(self.store)]
+    def start(self, *arguments: str, suite: str = "", **env: str) -> Child:
+        """Start a sweep; it and its workers are forked."""
+        return start_command(
+            *self._arguments(suite, arguments),
+            interpret="1", folder=self.folder / "printed", env=self.environment(**env),
+        )  # fmt: skip
+
+    def start_family(self, *arguments: str, suite: str = "", **env: str) -> subprocess.Popen[str]:
+        """Start a sweep whose workers are its children, as a user would."""
         return subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "dejavu_client",
-                "sweep",
-                str(self.suite) + suite,
-                *store,
-                *arguments,
-            ],
+            [sys.executable, "-m", "dejavu_client", *self._arguments(suite, arguments)],
             env=self.environment(**env),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
+
+    def _arguments(self, suite: str, arguments: tuple[str, ...]) -> tuple[str, ...]:
+        store = () if "--store" in arguments else ("--store", str(self.store))
+        return ("sweep", str(self.suite) + suite, *store, *arguments)
 
     def run(self, *arguments: str, code: int = 0, suite: str = "", **env: str) -> str:
         """Sweeps to the end; standard output and error together."""

@@ -26,7 +26,7 @@ def test_killed_three_times_it_ends_as_one_whole_sweep(sweeps: Sweeps) -> None:
     chance = random.Random(7)
     for _ in range(3):
         before = len(sweeps.measurements_taken)
-        process = sweeps.start(BENCH_SECONDS="0.1")
+        process = sweeps.start_family(BENCH_SECONDS="0.1")
         sweeps.wait_for(before + chance.randint(1, 6))
         time.sleep(chance.random() / 5)
         kill_tree(process)
@@ -39,7 +39,7 @@ def test_killed_between_the_last_measurement_and_the_winner_it_gets_its_winner_f
     sweeps: Sweeps,
 ) -> None:
     for _ in range(2):
-        process = sweeps.start("--option", "cases=3", DIES_BEFORE_THE_WINNER="1")
+        process = sweeps.start_family("--option", "cases=3", DIES_BEFORE_THE_WINNER="1")
         process.communicate(timeout=60)
         assert process.returncode == -signal.SIGKILL
         assert len(sweeps.measurements_taken) == 4
@@ -49,7 +49,7 @@ def test_killed_between_the_last_measurement_and_the_winner_it_gets_its_winner_f
 
 
 def test_a_worker_outlives_a_killed_sweep_by_no_more_than_a_moment(sweeps: Sweeps) -> None:
-    process = sweeps.start(BENCH_SECONDS="0.2")
+    process = sweeps.start_family(BENCH_SECONDS="0.2")
     sweeps.wait_for(2)
     (worker,) = psutil.Process(process.pid).children()
     process.kill()
@@ -199,7 +199,7 @@ def test_ctrl_c_before_anything_is_measured_says_so(sweeps: Sweeps, tmp_path: Pa
 
 
 def test_a_second_ctrl_c_says_what_is_kept_too(sweeps: Sweeps) -> None:
-    process = sweeps.start(BENCH_SECONDS="2")
+    process = sweeps.start_family(BENCH_SECONDS="2")
     sweeps.wait_for(1)
     process.send_signal(signal.SIGINT)
     time.sleep(0.3)

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 import triton
-from support.processes import run_program
+from support.processes import fork_program
 
 HAS_ASYNC = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 5)
 
 
 @pytest.mark.skipif(not HAS_ASYNC, reason="this Triton compiles one after the other")
 def test_what_cannot_run_is_known_before_any_launch(tmp_path: Path) -> None:
-    done = run_program(
+    done = fork_program(
         "compile_for_absent_gpu.py",
         "5",
         TRITON_INTERPRET="0",
@@ -35,7 +35,7 @@ def test_what_cannot_run_is_known_before_any_launch(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not HAS_ASYNC, reason="this Triton compiles one after the other")
 def test_what_is_given_up_halfway_can_still_be_launched(tmp_path: Path) -> None:
-    done = run_program(
+    done = fork_program(
         "compile_for_absent_gpu.py",
         "1",
         TRITON_INTERPRET="0",

@@ -9,7 +9,7 @@ import pytest
 import triton
 from support.addition import add_one
 from support.kernels import launch
-from support.processes import run_python
+from support.processes import fork_python
 
 from dejavu_cache import cached_autotune, config_space
 from dejavu_cache.errors import SettingsError
@@ -88,7 +88,7 @@ def test_declaring_one_needs_no_gpu() -> None:
         space = config_space({"BLOCK": [16, 32]}, hip={"waves_per_eu": [0, 2]})
         print(len(space.for_vendor("hip")))
     """
-    assert run_python(code, TRITON_INTERPRET="0").stdout == "4\n"
+    assert fork_python(code, TRITON_INTERPRET="0").stdout == "4\n"
 
 
 def test_it_goes_wherever_a_list_goes() -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from support.processes import run_program
+from support.processes import fork_program
 
 
 def test_the_kernels_of_configs_that_lost_are_released(tmp_path: Path) -> None:
     """Look at all compiled kernels that are alive, when they are compiled for an absent GPU."""
-    done = run_program(
+    done = fork_program(
         "release_losers.py",
         TRITON_INTERPRET="0",
         TRITON_CACHE_DIR=str(tmp_path / "triton"),
