@@ -31,7 +31,7 @@ from ...stores.manifest import (
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["Digests", "create", "extract", "read_bundle"]
+__all__ = ["Digests", "HashingWriter", "add_file", "create", "extract", "read_bundle"]
 
 _LEVEL = 12
 """Compression level of zstd; higher ones take several times as long and save a few percent."""
@@ -97,29 +97,30 @@ def write(folder: Path, manifest: Manifest, raw: IO[bytes]) -> Digests:
     """Write the bundle of a folder that was compared with its manifest."""
     import zstandard
 
-    sealed: Any = _HashingWriter(raw)
+    sealed: Any = HashingWriter(raw)
     compressor = zstandard.ZstdCompressor(
         level=_LEVEL, write_checksum=True, write_content_size=False
     )
     with compressor.stream_writer(sealed, closefd=False) as inner:
-        plain = _HashingWriter(inner)
+        plain = HashingWriter(inner)
         with tarfile.open(fileobj=plain, mode="w|", format=tarfile.PAX_FORMAT) as tar:
-            _add(tar, MANIFEST, io.BytesIO(manifest.text.encode()), len(manifest.text.encode()))
+            add_file(tar, MANIFEST, io.BytesIO(manifest.text.encode()), len(manifest.text.encode()))
             for inside in sorted(manifest.files):
                 with (folder / inside).open("rb") as file:
-                    _add(tar, inside, file, manifest.files[inside].size)
+                    add_file(tar, inside, file, manifest.files[inside].size)
     seal = _SEAL.pack(_SKIPPED, 32, sealed.hash.digest())
     sealed.write(seal)
     return Digests(sealed.hash.hexdigest(), plain.hash.hexdigest(), sealed.size)
 
 
-def _add(tar: tarfile.TarFile, name: str, file: IO[bytes], size: int) -> None:
+def add_file(tar: tarfile.TarFile, name: str, file: IO[bytes], size: int) -> None:
+    """Add a file to an archive, with nothing that depends on where or when it was made."""
     entry = tarfile.TarInfo(name)
     entry.size, entry.mode, entry.mtime = size, 0o644, 0
     tar.addfile(entry, file)
 
 
-class _HashingWriter(io.RawIOBase):
+class HashingWriter(io.RawIOBase):
     """Writes bytes to a stream and computes their digest."""
 
     def __init__(self, out: Any) -> None:

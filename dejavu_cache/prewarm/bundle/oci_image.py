@@ -11,20 +11,37 @@ import json
 import re
 import shutil
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, NamedTuple
 
 from ...errors import BundleError
 from ...stores.manifest import Manifest, verify_folder
 from ...system.safe_files import open_regular, read_file
-from .archive import write
+from .archive import Digests, write
 
-__all__ = ["bundle_in", "write_layout"]
+__all__ = ["ImageContent", "bundle_in", "write_image", "write_layout"]
 
 _TYPES = "application/vnd.oci.image"
 _DIGEST = re.compile("[0-9a-f]{64}")
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+
+
+class ImageContent(NamedTuple):
+    """What an image is made of.
+
+    Attributes:
+        layer_type: The end of the layer's media type, such as `tar+zstd`.
+        write_layer: Writes the only layer to a file, and returns its digests.
+        labels: The labels of the image's configuration.
+        annotations: The annotations of the image's manifest.
+    """
+
+    layer_type: str
+    write_layer: Callable[[IO[bytes]], Digests]
+    labels: dict[str, str]
+    annotations: dict[str, str]
 
 
 def write_layout(folder: Path, out: Path) -> Manifest:
@@ -35,6 +52,18 @@ def write_layout(folder: Path, out: Path) -> Manifest:
             written.
     """
     manifest = verify_folder(folder)
+    labels = _labels(manifest)
+    content = ImageContent("tar+zstd", partial(write, folder, manifest), labels, labels)
+    write_image(out, manifest, content)
+    return manifest
+
+
+def write_image(out: Path, manifest: Manifest, content: ImageContent) -> None:
+    """Write an image with one layer as an image layout to a new folder.
+
+    Raises:
+        BundleError: the new folder exists or cannot be written.
+    """
     out = out.absolute()
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise BundleError(f"{out} is there already: name a new folder, or remove it")
@@ -43,17 +72,17 @@ def write_layout(folder: Path, out: Path) -> Manifest:
         blobs = work / "blobs" / "sha256"
         blobs.mkdir(parents=True)
         with (blobs / "layer").open("wb") as raw:
-            digests = write(folder, manifest, raw)
+            digests = content.write_layer(raw)
         (blobs / "layer").rename(blobs / digests.blob)
         layer = {
-            "mediaType": f"{_TYPES}.layer.v1.tar+zstd",
+            "mediaType": f"{_TYPES}.layer.v1.{content.layer_type}",
             "digest": f"sha256:{digests.blob}",
             "size": digests.size,
         }
         config = {
             "architecture": _ARCHITECTURES.get(manifest.platform.rpartition("-")[2], "amd64"),
             "os": "linux",
-            "config": {"Labels": _labels(manifest)},
+            "config": {"Labels": content.labels},
             "rootfs": {"type": "layers", "diff_ids": [f"sha256:{digests.tar}"]},
         }
         image = {
@@ -61,7 +90,7 @@ def write_layout(folder: Path, out: Path) -> Manifest:
             "mediaType": f"{_TYPES}.manifest.v1+json",
             "config": _blob(blobs, config, f"{_TYPES}.config.v1+json"),
             "layers": [layer],
-            "annotations": _labels(manifest),
+            "annotations": content.annotations,
         }
         index = {
             "schemaVersion": 2,
@@ -76,7 +105,6 @@ def write_layout(folder: Path, out: Path) -> Manifest:
         raise BundleError(f"{out} cannot be written: {error.strerror or error}") from error
     finally:
         shutil.rmtree(work, ignore_errors=True)
-    return manifest
 
 
 def _labels(manifest: Manifest) -> dict[str, str]:

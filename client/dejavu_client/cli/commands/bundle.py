@@ -37,11 +37,26 @@ def create(
     oci: Annotated[
         bool, typer.Option("--oci", help="Write an OCI image layout, for registries and cosign.")
     ] = False,
+    kernel_cache: Annotated[
+        bool,
+        typer.Option(
+            "--kernel-cache",
+            help="Write an image layout that KServe's KernelCache and MCV extract.",
+        ),
+    ] = False,
 ) -> None:
     """Pack a prewarmed folder; the same folder always gives the same bytes."""
     from dejavu_cache.prewarm.bundle import archive
     from dejavu_cache.prewarm.bundle.oci_image import bundle_in, write_layout
 
+    if oci and kernel_cache:
+        raise SettingsError("--oci and --kernel-cache are two images: name one of them")
+    if kernel_cache:
+        from dejavu_cache.prewarm.bundle.kernel_cache_image import write_kernel_cache
+
+        entries = write_kernel_cache(folder, out)
+        say(f"{out}: {entries} compiled kernels for Triton's cache")
+        return
     if oci:
         manifest = write_layout(folder, out)
         size = bundle_in(out).stat().st_size
