@@ -39,8 +39,11 @@ class Settings(BaseModel):
     url: str = ""
     """URLs of stores in lookup order, separated by commas; empty: the user's cache folder."""
     mode: Mode = Mode.TUNE
+    """Action of a launch whose scenario has no record."""
     namespace: str = Field(default="main", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
+    """Namespace on a server, unless the server's URL names one."""
     token: str = Field(default="", repr=False)
+    """Token for a server."""
     token_file: str = ""
     """File with the token, read again whenever it changes; it precedes `token`."""
     wait: float = Field(default=0.25, ge=0, allow_inf_nan=False)

@@ -11,6 +11,7 @@ import math
 from ..model.resolution import Resolution
 from ..triton_internals.config_names import describe
 from .request import Request
+from .telemetry import trace_resolution
 
 __all__ = ["LATE", "log_resolution"]
 
@@ -27,7 +28,7 @@ def log_resolution(
     seconds: float,
     before: Resolution | None,
 ) -> None:
-    """Log how a launch came by its config, unless its record was there at once.
+    """Log and trace how a launch came by its config, unless its record was there at once.
 
     Args:
         request: the launch's scenario.
@@ -36,6 +37,7 @@ def log_resolution(
         seconds: how long that took.
         before: the fallback that earlier launches of the scenario ran, or None.
     """
+    trace_resolution(request, resolution, benchmarked, seconds)
     if not _logger.isEnabledFor(logging.INFO):
         return
     launch = f"{request.context.kernel.name}{request.scenario}"

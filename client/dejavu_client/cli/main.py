@@ -45,6 +45,7 @@ COMMANDS = "dejavu_cache.commands"
 EXTRAS = {
     "jinja2": "sweep",
     "numpy": "sweep",
+    "opentelemetry": "otel",
     "optuna": "sweep",
     "ray": "ray",
     "sklearn": "sweep",
