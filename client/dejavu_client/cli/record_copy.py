@@ -13,6 +13,7 @@ from dejavu_cache.stores import Store
 
 from .errors import PartlyDoneError
 from .output import say
+from .progress_lines import ProgressLines
 
 __all__ = ["merge_acknowledged"]
 
@@ -74,7 +75,7 @@ def merge_acknowledged(
         PartlyDoneError: it took some of the records; the message names the others.
         MergeConflictError: `rule` is `fail`, and two timings differ.
     """
-    report = CopyReport()
+    report, lines = CopyReport(), ProgressLines(f"copying to {store.url}")
     stopped = False
     for record_set in record_sets:
         for part in _split(record_set, store):
@@ -83,6 +84,7 @@ def merge_acknowledged(
                 continue
             try:
                 _merge_part(part, store, rule, report)
+                lines.update(f"{report.added} new, {report.unchanged} known")
             except StoreError as error:
                 report.add_missing(part, error)
                 stopped = getattr(error, "status", None) not in (400, 413, 422)

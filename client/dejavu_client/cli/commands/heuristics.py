@@ -25,6 +25,7 @@ from ..options import (
     TritonOption,
 )
 from ..output import fail, say, show_json, show_table
+from ..progress_lines import fit_lines
 from ..record_queries import context_matches, newest_record_sets
 
 __all__ = ["register"]
@@ -85,7 +86,8 @@ def fit(
             context = record_set.context
             try:
                 title = f"{context.kernel.name} on {context.environment.device.name}"
-                with fit_bar(title) as progress:
+                bar = fit_bar if sys.stderr.isatty() else fit_lines
+                with bar(title) as progress:
                     tree = fit_tree(
                         record_set,
                         bound=bound / 100,

@@ -7,10 +7,8 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -21,6 +19,7 @@ from ..chosen_store import open_existing_store
 from ..completion import complete_devices
 from ..options import JsonOption
 from ..output import note, say, show_json
+from ..progress_lines import prewarm_lines
 
 if TYPE_CHECKING:
     from dejavu_cache.prewarm.build import PrewarmResult
@@ -109,8 +108,7 @@ def prewarm(
 
     from ..progress import prewarm_bar
 
-    progress_bar = prewarm_bar() if sys.stderr.isatty() else nullcontext(_ignore_progress)
-    with progress_bar as progress:
+    with prewarm_bar() if sys.stderr.isatty() else prewarm_lines() as progress:
         result = build(
             modules,
             source or settings.url or settings.default_url,
@@ -147,10 +145,6 @@ def _say_result(result: PrewarmResult, out: Path) -> None:
     )
     say(f"{size / 2**20:.1f} MiB by {manifest.wheel}")
     say(f"run with {PREFIX}URL=prewarmed://{out.absolute()}")
-
-
-def _ignore_progress(total: int) -> Callable[[Any, Any], None]:
-    return lambda job, result: None
 
 
 def verify(

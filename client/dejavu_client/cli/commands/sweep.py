@@ -27,6 +27,7 @@ from ..options import (
     parse_suite_options,
 )
 from ..output import show_json
+from ..progress_lines import sweep_lines
 from ..sweep_summary import (
     drift,
     report_json,
@@ -252,9 +253,11 @@ def _sample_tuned(plan: SweepReport, size: int) -> list[str]:
 
 
 def _progress(cases: int, quiet: bool) -> Any:
-    """Show a progress bar on a terminal; elsewhere, report only the cases that kill a worker."""
-    if quiet or not sys.stderr.isatty():
+    """Show a progress bar on a terminal, elsewhere a line now and then."""
+    if quiet:
         return nullcontext(_report_loss)
+    if not sys.stderr.isatty():
+        return sweep_lines(cases)
     from ..progress import sweep_bar
 
     return sweep_bar(cases)

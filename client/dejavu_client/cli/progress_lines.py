@@ -1,0 +1,73 @@
+"""Lines on standard error about the progress of long commands, where no bar can be drawn."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+__all__ = ["ProgressLines", "fit_lines", "prewarm_lines", "sweep_lines"]
+
+LINE_EVERY = 10.0
+"""Seconds between two lines."""
+
+
+class ProgressLines:
+    """Prints how far a command is, at most every ten seconds, so that short ones say nothing."""
+
+    def __init__(self, subject: str) -> None:
+        """Begin, with what the command does."""
+        self._subject = subject
+        self._started = self._printed = time.monotonic()
+
+    def update(self, state: str) -> None:
+        """Print a state unless the last line is too young."""
+        now = time.monotonic()
+        if now - self._printed >= LINE_EVERY:
+            self._printed = now
+            sys.stderr.write(f"{self._subject}: {state} after {now - self._started:.0f} s\n")
+            sys.stderr.flush()
+
+
+@contextmanager
+def sweep_lines(cases: int) -> Iterator[Callable[[Mapping[str, Any]], None]]:
+    """Yield the callback for a sweep's events; a case that ends a worker has its own line."""
+    lines = ProgressLines("sweep")
+    done = configs = 0
+
+    def on_event(event: Mapping[str, Any]) -> None:
+        nonlocal done, configs
+        done += event["event"] == "outcome"
+        configs += event["event"] == "config"
+        if event["event"] == "lost":
+            sys.stderr.write(f"{event['case']}: {event['reason']}; another process takes it over\n")
+        lines.update(f"{done} of {cases} cases, {configs} configs")
+
+    yield on_event
+
+
+@contextmanager
+def fit_lines(title: str) -> Iterator[Callable[[float], None]]:
+    """Yield the callback for the share of a fit that is done, from 0 to 1."""
+    lines = ProgressLines(title)
+    yield lambda share: lines.update(f"{share:.0%}")
+
+
+@contextmanager
+def prewarm_lines() -> Iterator[Callable[[int], Callable[[Any, Any], None]]]:
+    """Yield a function that takes the number of binaries and returns the callback for each."""
+    lines = ProgressLines("prewarm")
+
+    def begin(total: int) -> Callable[[Any, Any], None]:
+        built = 0
+
+        def count(job: Any, result: Any) -> None:
+            nonlocal built
+            built += 1
+            lines.update(f"{built} of {total} binaries")
+
+        return count
+
+    yield begin

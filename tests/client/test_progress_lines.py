@@ -1,0 +1,48 @@
+"""Progress without a terminal: a line now and then on standard error."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from dejavu_client.cli import progress_lines
+from dejavu_client.cli.main import run_command
+from dejavu_client.cli.progress_lines import fit_lines, prewarm_lines, sweep_lines
+from support.records import context, record
+
+from dejavu_cache.stores import FileStore
+
+
+def test_long_commands_say_how_far_they_are(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress_lines, "LINE_EVERY", 0.0)
+    with sweep_lines(3) as on_event:
+        for event in ("config", "config", "outcome"):
+            on_event({"event": event})
+        on_event({"event": "lost", "case": "64x64", "reason": "it was killed"})
+    with fit_lines("add on H200") as progress:
+        progress(0.25)
+    with prewarm_lines() as begin:
+        begin(8)(None, None)
+    written = capsys.readouterr().err
+    for line in (
+        "sweep: 1 of 3 cases, 2 configs after 0 s",
+        "64x64: it was killed; another process takes it over",
+        "add on H200: 25% after 0 s",
+        "prewarm: 1 of 8 binaries after 0 s",
+    ):
+        assert line in written
+
+
+def test_a_short_copy_says_nothing_and_a_long_one_how_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = FileStore(tmp_path / "source")
+    source.put(context(), [record(32), record(64)])
+    words = ["merge", str(source.root), "--into", str(tmp_path / "target")]
+    assert run_command(words) == 0
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(progress_lines, "LINE_EVERY", 0.0)
+    assert run_command(words) == 0
+    assert "target: 0 new, 2 known after 0 s" in capsys.readouterr().err
