@@ -15,7 +15,7 @@ INSTALL_TORCH := -m pip install --quiet --retries 1 $(if $(TORCH_INDEX),--extra-
 UV_COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.10 --generate-hashes --no-header \
   --no-annotate --no-emit-package dejavu-cache --excludes requirements/by-machine.txt --constraint constraints.txt
 
-.PHONY: help demo test check slow-list lint format coverage gpu-test bench identity store-model soak exits fuzz matrix lowest lock shipped docs kit clean
+.PHONY: help demo test check slow-list lint format coverage gpu-test bench identity store-model soak exits fuzz matrix lowest lock shipped reference pictures docs kit clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -107,6 +107,12 @@ $(VENV)-docs/.installed: pyproject.toml requirements/docs.txt
 	$(VENV)-docs/bin/python -m pip install --quiet --require-hashes --requirement requirements/docs.txt
 	$(VENV)-docs/bin/python -m pip install --quiet --no-deps --editable .
 	touch $@
+
+reference: $(VENV)/.installed  ## write the reference of commands, settings and routes from the code
+	$(BIN)/python tools/write_reference.py
+
+pictures: $(VENV)/.installed  ## take the documentation's pictures of the server's pages; needs chromium
+	$(BIN)/python tools/page_pictures.py
 
 docs: $(VENV)-docs/.installed  ## the site, into site/; a warning is an error
 	$(VENV)-docs/bin/mkdocs build --strict --clean

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 import runpy
+import shlex
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,12 +14,23 @@ import pytest
 import typer
 from dejavu_client.cli.main import all_commands, run_command
 from dejavu_service.settings import ServerSettings
+from pydantic import TypeAdapter
 from support.checkout import ROOT
 
+import dejavu_cache
+from dejavu_cache.model.record import RecordSet
+from dejavu_cache.policy import Rule
 from dejavu_cache.settings import Settings, current_settings
 from dejavu_cache.stores.default import default_store
 
-PAGES = {path: path.read_text(encoding="utf-8") for path in sorted(ROOT.glob("docs/**/*.md"))}
+REFERENCE = ROOT / "docs/reference"
+GENERATED = {REFERENCE / name for name in ("api.md", "commands.md", "settings.md", "http.md")}
+"""Pages that are written from the code, which say nothing about whether people are told."""
+PAGES = {
+    path: path.read_text(encoding="utf-8")
+    for path in sorted(ROOT.glob("docs/**/*.md"))
+    if path not in GENERATED
+}
 TEXT = "\n".join(PAGES.values())
 QUICKSTART = PAGES[ROOT / "docs/quickstart.md"]
 
@@ -71,6 +84,40 @@ def test_every_option_is_documented_and_has_a_help_text() -> None:
     assert not [(name, words) for name, words in spellings if not any(map(is_documented, words))]
 
 
+def test_the_reference_is_written_from_this_code() -> None:
+    remedy = "run `make reference`"
+    listed = (REFERENCE / "commands.md").read_text(encoding="utf-8")
+    for name, command in COMMANDS.items():
+        assert f"### {name}\n" in listed, remedy
+        section = listed.partition(f"### {name}\n")[2].partition("\n### ")[0]
+        for parameter in command.params:
+            if parameter.param_type_name == "option" and parameter.name != "help":
+                assert parameter.opts[0] in section, (name, remedy)
+                assert " ".join((parameter.help or "").split())[:40] in section, (name, remedy)
+    names = re.findall(r"^## (\w+)$", (REFERENCE / "api.md").read_text(), re.MULTILINE)
+    assert sorted(names) == sorted({*dejavu_cache.__all__} - {"__version__", "errors"}), remedy
+    text = (REFERENCE / "settings.md").read_text(encoding="utf-8")
+    fields = [f"DEJAVU_CACHE_{name.upper()}" for name in Settings.model_fields]
+    fields += [f"DEJAVU_SERVER_{name.upper()}" for name in ServerSettings.model_fields]
+    assert re.findall(r"^\| `([A-Z_]+)` ", text, re.MULTILINE) == fields, remedy
+    for file, model in (
+        ("records.schema.json", TypeAdapter(RecordSet)),
+        ("policy.schema.json", TypeAdapter(dict[str, list[Rule]])),
+    ):
+        written = json.loads((REFERENCE / file).read_text(encoding="utf-8"))
+        assert property_names(written) == property_names(model.json_schema()), remedy
+
+
+def property_names(schema: Any) -> set[str]:
+    """Return the names of all fields in a JSON Schema, whatever version of pydantic wrote it."""
+    if isinstance(schema, list):
+        return set().union(*map(property_names, schema))
+    if not isinstance(schema, dict):
+        return set()
+    names = set(schema.get("properties", {}))
+    return names.union(*map(property_names, schema.values()))
+
+
 def test_the_quoted_messages_are_in_the_source() -> None:
     quoted = re.findall(r"^\| `([^`]+)` \|", PAGES[ROOT / "docs/troubleshooting.md"], re.MULTILINE)
     assert len(quoted) > 30
@@ -82,6 +129,32 @@ def test_the_quoted_messages_are_in_the_source() -> None:
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     )
     assert not [message for message in quoted if message not in texts]
+
+
+def test_every_command_line_in_the_documentation_parses() -> None:
+    lines = {
+        (path.name, line.partition("  #")[0].strip())
+        for path, text in PAGES.items()
+        for kind, block in re.findall(r"^```(\w*)\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+        if kind in ("", "sh")
+        for line in re.sub(r"\\\n\s*", "", block).splitlines()
+        if line.startswith(("dejavu-cache ", "$ dejavu-cache "))
+    }
+    assert len(lines) > 30
+    application: Any = typer.main.get_command(all_commands())
+    for page, line in sorted(lines):
+        if "…" in line or "<" in line:
+            continue
+        words = shlex.split(line.removeprefix("$ ").split(" && ")[0].split(" | ")[0], comments=True)
+        context = application.make_context("dejavu-cache", words[1:], resilient_parsing=False)
+        command, name, rest = application, "dejavu-cache", words[1:]
+        while hasattr(command, "commands"):
+            name, command, rest = command.resolve_command(context, rest)
+            assert command is not None, (page, line)
+        try:
+            command.make_context(name, rest, parent=context)
+        except Exception as error:
+            raise AssertionError(f"{page}: {line}: {error}") from error
 
 
 def test_the_quick_start_does_what_its_page_says(capsys: pytest.CaptureFixture[str]) -> None:

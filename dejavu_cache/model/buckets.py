@@ -93,8 +93,9 @@ class Pow2:
 class Edges:
     """Round down to an edge; a value below the first edge goes to the first.
 
-    >>> [Edges([1, 16, 256])(v) for v in (0, 15, 16, 9999)]
-    [1, 1, 16, 256]
+    Examples:
+        >>> [Edges([1, 16, 256])(v) for v in (0, 15, 16, 9999)]
+        [1, 1, 16, 256]
     """
 
     edges: tuple[StrictInt | FiniteFloat, ...] = Field(min_length=1)
@@ -122,8 +123,9 @@ class Edges:
 class Multiple:
     """Round down to a multiple of `n`; a value below `n` goes to `n`.
 
-    >>> [Multiple(16)(v) for v in (1, 16, 31, 32)]
-    [16, 16, 16, 32]
+    Examples:
+        >>> [Multiple(16)(v) for v in (1, 16, 31, 32)]
+        [16, 16, 16, 32]
     """
 
     n: StrictInt = Field(ge=1)

@@ -242,6 +242,7 @@ def test_errors_are_pages_for_browsers_alone(client: httpx.Client, admin: Visito
     assert admin.answer.headers["content-type"].startswith("text/html")
     assert "default-src 'none'" in admin.answer.headers["content-security-policy"]
     assert "Nothing is known of this context here." in page
+    assert "Log out" in page
     assert "<script>" not in admin.get("/pages/main", sort="<script>alert(1)</script>")
     assert admin.answer.status_code == 422
     plain = client.get("/v1/main/log?limit=x", headers=admin.headers)

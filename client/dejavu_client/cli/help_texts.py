@@ -81,7 +81,10 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "promote": ("promote --to main --server 'https://tune.corp?namespace=pr-7'",),
     "prewarm": ("prewarm shop.kernels --device 'NVIDIA H200' --out /opt/dejavu",),
     "verify": ("verify --expect-hits -- python serve.py",),
-    "bundle create": ("bundle create /opt/dejavu dejavu.tar.zst",),
+    "bundle create": (
+        "bundle create /opt/dejavu dejavu.tar.zst",
+        "bundle create /opt/dejavu kernels --kernel-cache",
+    ),
     "bundle inspect": ("bundle inspect dejavu.tar.zst",),
     "bundle verify": ("bundle verify dejavu.tar.zst --no-device",),
     "bundle extract": ("bundle extract dejavu.tar.zst /opt/dejavu",),

@@ -75,6 +75,7 @@ def _page(scope: Scope, start: Message, problem: dict[str, str]) -> Response:
         namespace="",
         namespaces=[],
         principal=getattr(principal, "name", "nobody"),
+        is_logged_in=bool(scope.get("credential")),
     )
     dropped = (b"content-type", b"content-length")
     response = HTMLResponse(html, status, headers=rendering.HEADERS)

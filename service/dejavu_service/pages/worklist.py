@@ -10,6 +10,7 @@ from dejavu_cache.model.scenario import Context, Scenario
 from ..services.access import Principal
 from ..storage import leases, misses
 from ..storage.database import Database
+from .columns import ScenarioColumns
 from .context import PAGE_SIZE
 
 __all__ = ["WorklistFilter", "WorklistView", "worklist"]
@@ -45,9 +46,14 @@ class MissView(NamedTuple):
 
 
 class WorklistView(NamedTuple):
-    """A page of the most wanted scenarios, how many match, and misses and demand by GPU."""
+    """A page of the most wanted scenarios, how many match, and misses and demand by GPU.
+
+    Attributes:
+        columns: The arguments of the page's scenarios, by kernel.
+    """
 
     rows: list[MissView]
+    columns: dict[str, ScenarioColumns]
     total: int
     devices: list[tuple[str, int, int]]
     is_cut: bool
@@ -64,10 +70,10 @@ def worklist(
     """
     principal.require("read", namespace)
     with database.read() as connection:
-        rows = misses.list_misses(connection, namespace, wanted.kernel or None, _MAX_ROWS)
+        listed = misses.list_misses(connection, namespace, wanted.kernel or None, _MAX_ROWS)
         holders = leases.list_holders(connection, namespace)
     views = []
-    for row in rows:
+    for row in listed:
         context = Context.model_validate_json(row.context)
         scenario = Scenario.model_validate_json(row.scenario)
         holder = holders.get((context.digest, scenario.digest), "")
@@ -81,9 +87,14 @@ def worklist(
         view for view in views if wanted.device in ("", view.context.environment.device.name)
     ]
     start = (wanted.page - 1) * PAGE_SIZE
+    rows = matching[start : start + PAGE_SIZE]
+    scenarios: dict[str, list[Scenario]] = {}
+    for view in rows:
+        scenarios.setdefault(view.context.kernel.name, []).append(view.scenario)
     return WorklistView(
-        rows=matching[start : start + PAGE_SIZE],
+        rows=rows,
+        columns={name: ScenarioColumns(missed) for name, missed in scenarios.items()},
         total=len(matching),
         devices=[(name, count[name], times) for name, times in demand.most_common()],
-        is_cut=len(rows) == _MAX_ROWS,
+        is_cut=len(listed) == _MAX_ROWS,
     )

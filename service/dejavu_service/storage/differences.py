@@ -41,24 +41,37 @@ def compare_namespaces(
 ) -> list[ContextDifference]:
     """Compare what readers get in two namespaces, for the contexts with records in the first."""
     differs = and_(_theirs.c.scenario.is_not(None), _theirs.c.chosen != _ours.c.chosen)
-    query = (
+    # Only contexts that both have are counted record by record.
+    shared = (
         select(
-            contexts.c.digest,
-            contexts.c.text,
-            func.count(),
-            func.sum(case((_theirs.c.scenario.is_(None), 1), else_=0)),
-            func.sum(case((differs, 1), else_=0)),
-            func.sum(case((and_(differs, _theirs.c.pinned), 1), else_=0)),
-            func.coalesce(_there.c.records, 0),
+            contexts.c.id,
+            func.sum(case((_theirs.c.scenario.is_(None), 1), else_=0)).label("absent"),
+            func.sum(case((differs, 1), else_=0)).label("differing"),
+            func.sum(case((and_(differs, _theirs.c.pinned), 1), else_=0)).label("pinned"),
         )
+        .join(_there, and_(_there.c.namespace == other, _there.c.digest == contexts.c.digest))
         .join(_ours, _ours.c.context_id == contexts.c.id)
-        .outerjoin(_there, and_(_there.c.namespace == other, _there.c.digest == contexts.c.digest))
         .outerjoin(
             _theirs,
             and_(_theirs.c.context_id == _there.c.id, _theirs.c.scenario == _ours.c.scenario),
         )
         .where(contexts.c.namespace == namespace)
-        .group_by(contexts.c.id, contexts.c.digest, contexts.c.text, _there.c.records)
+        .group_by(contexts.c.id)
+        .subquery()
+    )
+    query = (
+        select(
+            contexts.c.digest,
+            contexts.c.text,
+            contexts.c.records,
+            func.coalesce(shared.c.absent, contexts.c.records),
+            func.coalesce(shared.c.differing, 0),
+            func.coalesce(shared.c.pinned, 0),
+            func.coalesce(_there.c.records, 0),
+        )
+        .outerjoin(shared, shared.c.id == contexts.c.id)
+        .outerjoin(_there, and_(_there.c.namespace == other, _there.c.digest == contexts.c.digest))
+        .where(contexts.c.namespace == namespace, contexts.c.records > 0)
         .order_by(contexts.c.kernel, contexts.c.digest)
     )
     if kernel is not None:
