@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import json
 import re
 import runpy
 import shlex
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -155,6 +157,34 @@ def test_every_command_line_in_the_documentation_parses() -> None:
             command.make_context(name, rest, parent=context)
         except Exception as error:
             raise AssertionError(f"{page}: {line}: {error}") from error
+
+
+def test_every_snippet_of_python_parses_and_imports_what_there_is() -> None:
+    snippets = [
+        (path.name, block)
+        for path, text in PAGES.items()
+        for block in re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    ]
+    assert len(snippets) > 8
+    for page, block in snippets:
+        if block.startswith(">>>"):
+            block = "\n".join(re.findall(r"^>>> (.*)$", block, re.MULTILINE))
+        for node in ast.walk(parse_fragment(block, page)):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("dejavu"):
+                module = importlib.import_module(node.module or "")
+                missing = [name.name for name in node.names if not hasattr(module, name.name)]
+                assert not missing, (page, missing)
+            if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "dejavu_cache":
+                assert hasattr(dejavu_cache, node.attr), (page, node.attr)
+
+
+def parse_fragment(block: str, page: str) -> ast.Module:
+    """Parse code that may end with a decorator or a function's head, and leave out elements."""
+    text = re.sub(r"(?<=\)), …", "", block.rstrip()).replace("…", "...")
+    for rest in ("", "\ndef decorated(): ...", "\n    ..."):
+        with suppress(SyntaxError):
+            return ast.parse(text + rest)
+    raise AssertionError(f"{page} has code that is no Python:\n{block}")
 
 
 def test_the_quick_start_does_what_its_page_says(capsys: pytest.CaptureFixture[str]) -> None:
