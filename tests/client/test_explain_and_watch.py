@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from dejavu_client.cli.commands import watch
 from dejavu_client.cli.main import run_command
 from support.records import config, context, measurement, record
 
@@ -77,7 +78,8 @@ def test_watch_prints_what_happens_until_it_is_interrupted(
             raise KeyboardInterrupt
         changes.pop(0)()
 
-    monkeypatch.setattr(time, "sleep", change_something)
+    # Other threads of this process sleep as ever.
+    monkeypatch.setattr(watch, "time", SimpleNamespace(sleep=change_something))
     assert run_command(["watch", "add", "--json", "--store", str(store.root)]) == 0
     captured = capsys.readouterr()
     assert "watching 3 scenarios" in captured.err
