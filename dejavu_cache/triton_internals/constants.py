@@ -11,6 +11,7 @@ import dataclasses
 import enum
 import functools
 import inspect
+import reprlib
 import sys
 import types
 from abc import ABC, ABCMeta
@@ -342,7 +343,11 @@ def _function_of(member: Any) -> Any:
 
 def _is_generated(member: Any) -> bool:
     """Return whether a method was generated from a class's fields, as dataclasses do."""
-    code = getattr(_function_of(member), "__code__", None)
+    function = _function_of(member)
+    code = getattr(function, "__code__", None)
+    if code is not None and code.co_filename == reprlib.__file__:
+        # Newer versions of Python guard a generated `__repr__` against recursion.
+        code = getattr(getattr(function, "__wrapped__", None), "__code__", None)
     return code is not None and code.co_filename.startswith(("<", dataclasses.__file__))
 
 
