@@ -15,7 +15,7 @@ INSTALL_TORCH := -m pip install --quiet --retries 1 $(if $(TORCH_INDEX),--extra-
 UV_COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.10 --generate-hashes --no-header \
   --no-annotate --no-emit-package dejavu-cache --excludes requirements/by-machine.txt --constraint constraints.txt
 
-.PHONY: help demo test check slow-list lint format coverage gpu-test bench identity store-model soak exits fuzz matrix lowest lock shipped reference pictures docs kit clean
+.PHONY: help demo test check tests slow-list lint style types format coverage gpu-test bench identity store-model soak exits fuzz matrix lowest lock shipped reference pictures docs kit clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -32,22 +32,29 @@ $(VENV)/.installed: pyproject.toml constraints.txt requirements/dev.txt
 demo: $(VENV)/.installed  ## one process tunes, others over its folder and over a server benchmark nothing
 	$(BIN)/python examples/demo.py
 
-test: lint  ## everything that needs no GPU
-	$(RUN_TESTS) -m "not gpu" --durations=25
+test: style  ## everything that needs no GPU
+	$(MAKE) --no-print-directory --jobs 2 types tests SELECT="not gpu"
 
-check: lint  ## lint, types and the tests that are not on the list of slow ones
-	$(RUN_TESTS) -m "not gpu and not slow"
+check: style  ## lint, types and the tests that are not on the list of slow ones
+	$(MAKE) --no-print-directory --jobs 2 types tests SELECT="not gpu and not slow"
+
+tests: $(VENV)/.installed
+	$(RUN_TESTS) -m "$(SELECT)" --durations 25
 
 slow-list: $(VENV)/.installed  ## measure which tests are slow; on a machine that does nothing else
 	$(RUN_TESTS) -m "not gpu" --write-slow-list
 
-lint: $(VENV)/.installed  ## style, types, layers, names and links
+lint: style types  ## style, types, layers, names and links
+
+style: $(VENV)/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	$(BIN)/lint-imports
 	$(BIN)/python tools/check_prose.py
 	$(BIN)/python tools/check_links.py
+
+types: $(VENV)/.installed  # beside the tests, which leave a core idle while they wait
+	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 format: $(VENV)/.installed  ## rewrite the code as ruff formats it
 	$(BIN)/ruff check --fix .
