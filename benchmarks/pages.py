@@ -87,13 +87,11 @@ def contexts(kernels: int) -> list[Context]:
 def fill(database: Database, kernels: int, each: int) -> None:
     for shift, context in enumerate(contexts(kernels)):
         records = tuple(record(number, shift) for number in range(each))
-        post_records(database, ANYBODY, "main", RecordSet(context=context, records=records), 10_000)
+        for namespace in ("main", "copy"):
+            sent = RecordSet(context=context, records=records)
+            post_records(database, ANYBODY, namespace, sent, 10_000)
         missed = [(context, scenario(each + number), number + 1) for number in range(2)]
         count_misses(database, ANYBODY, "main", missed, 10)
-        if shift < 8:
-            post_records(
-                database, ANYBODY, "pr-1", RecordSet(context=context, records=records), 10_000
-            )
 
 
 def time_pages(client: httpx.Client, paths: dict[str, str], rounds: int) -> dict[str, float]:
@@ -137,7 +135,7 @@ def main() -> None:
         "scenario": f"{context}/scenarios/{scenario(0).digest}",
         "compare contexts": f"{context}/compare?other={other}",
         "compare with a date": f"{context}/compare?until=2999-12-31",
-        "compare namespaces": "/pages/main/compare?to=pr-1",
+        "compare namespaces": "/pages/main/compare?to=copy",
         "missing": "/pages/main/misses",
         "activity": "/pages/main/activity",
         "namespaces": "/namespaces",

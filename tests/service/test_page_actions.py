@@ -249,3 +249,20 @@ def test_errors_are_pages_for_browsers_alone(client: httpx.Client, admin: Visito
     assert plain.headers["content-type"] == "application/problem+json"
     answer = client.get("/pages/main", headers={"Accept": "*/*"})
     assert (answer.status_code, answer.headers["www-authenticate"][:5]) == (401, "Basic")
+
+
+def test_namespaces_are_compared_page_by_page(
+    admin: Visitor, monkeypatch: pytest.MonkeyPatch, client: httpx.Client
+) -> None:
+    monkeypatch.setattr("dejavu_service.pages.compare._MOST_CONTEXTS", 2)
+    for number in range(3):
+        of = context(f"shop.kernels.kernel{number}")
+        client.post("/v1/pr-7/records", json=body(record_set(of=of)), headers=admin.bearer)
+    first = admin.get("/pages/pr-7/compare", to="main")
+    assert "Of the 2 records on this page, main lacks <strong>2</strong>" in first
+    assert "Promoting copies all 3 records. Of those on this page, it adds 2" in first
+    second = admin.get("/pages/pr-7/compare", to="main", page="2")
+    assert "shop.<wbr>kernels.<wbr>kernel2" in second
+    assert "Page 2 of 2, 3 records" in second
+    assert "shop.<wbr>kernels.<wbr>matmul" in second, "what main alone has comes last"
+    assert "shop.<wbr>kernels.<wbr>matmul" not in first

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from datetime import date, datetime, timezone
 from typing import NamedTuple
 
@@ -12,30 +13,42 @@ from dejavu_cache.model.scenario import Config, Context, Scenario
 
 from ..errors import NotFoundError
 from ..services.access import Principal
-from ..storage import arrivals, coverage, differences, records, summaries
+from ..storage import arrivals, coverage, records, summaries
 from ..storage.coverage import ContextRow
 from ..storage.database import Database
-from ..storage.differences import ContextDifference
+from ..storage.differences import Difference, count_differences
 from .columns import ConfigNames, ScenarioColumns
 from .context import PAGE_SIZE
 
 __all__ = ["ContextComparison", "ContextSide", "compare_contexts", "compare_with_namespace"]
 
 
-class ComparedContext(NamedTuple):
-    """A context with its difference from the other namespace."""
+_MOST_CONTEXTS = 50
+_MOST_RECORDS = 20_000
+"""Records that are compared for one page."""
+_MOST_OTHERS = 100
+"""Contexts that are listed of those that only the other namespace has."""
 
+
+class ComparedContext(NamedTuple):
+    """A context, the number of its records in both namespaces, and how they differ."""
+
+    digest: str
     context: Context
-    difference: ContextDifference
+    records: int
+    theirs: int
+    difference: Difference
 
 
 class NamespaceComparison(NamedTuple):
-    """Two namespaces, context by context.
+    """A page of the contexts of two namespaces.
 
     Attributes:
         rows: The contexts of the first namespace.
-        only_there: The contexts that the other one alone has, with their numbers of records.
-        records: The number of records in the first namespace.
+        only_there: Contexts that the other one alone has, with their numbers of records.
+        total: The number of records in the first namespace.
+        pages: The number of pages.
+        records: The number of records of the page's contexts.
         absent: How many of them the other one lacks.
         differing: How many of them have another config in the other one.
         pinned: How many of those are pinned there.
@@ -43,6 +56,8 @@ class NamespaceComparison(NamedTuple):
 
     rows: list[ComparedContext]
     only_there: list[tuple[Context, int]]
+    total: int
+    pages: int
     records: int
     absent: int
     differing: int
@@ -50,7 +65,7 @@ class NamespaceComparison(NamedTuple):
 
 
 def compare_with_namespace(
-    database: Database, principal: Principal, namespace: str, other: str, kernel: str
+    database: Database, principal: Principal, namespace: str, other: str, kernel: str, page: int
 ) -> NamespaceComparison:
     """Compare what readers get in two namespaces, of a kernel by its full name or of all.
 
@@ -60,21 +75,51 @@ def compare_with_namespace(
     principal.require("read", namespace)
     principal.require("read", other)
     with database.read() as connection:
-        found = differences.compare_namespaces(connection, namespace, other, kernel or None)
-        theirs = coverage.load_contexts(connection, other, kernel or None)
-    shared = {row.digest for row in found}
+        ours, theirs = (
+            [row for row in coverage.load_contexts(connection, name, kernel or None) if row.records]
+            for name in (namespace, other)
+        )
+        pages = _paginate(ours)
+        shown = pages[page - 1] if page <= len(pages) else []
+        counted = count_differences(connection, [row.id for row in shown], other)
+    there = {row.digest: row.records for row in theirs}
+    here = {row.digest for row in ours}
+    rows = [
+        ComparedContext(
+            row.digest,
+            Context.model_validate_json(row.text),
+            row.records,
+            there.get(row.digest, 0),
+            counted.get(row.id, Difference(row.records, 0, 0)),
+        )
+        for row in shown
+    ]
+    others = [row for row in theirs if row.digest not in here] if page >= len(pages) else []
     return NamespaceComparison(
-        rows=[ComparedContext(Context.model_validate_json(row.text), row) for row in found],
+        rows=rows,
         only_there=[
-            (Context.model_validate_json(row.text), row.records)
-            for row in theirs
-            if row.records and row.digest not in shared
+            (Context.model_validate_json(row.text), row.records) for row in others[:_MOST_OTHERS]
         ],
-        records=sum(row.records for row in found),
-        absent=sum(row.absent for row in found),
-        differing=sum(row.differing for row in found),
-        pinned=sum(row.pinned for row in found),
+        total=sum(row.records for row in ours),
+        pages=max(len(pages), 1),
+        records=sum(row.records for row in rows),
+        absent=sum(row.difference.absent for row in rows),
+        differing=sum(row.difference.differing for row in rows),
+        pinned=sum(row.difference.pinned for row in rows),
     )
+
+
+def _paginate(rows: Sequence[ContextRow]) -> list[list[ContextRow]]:
+    """Divide contexts into pages of a bounded number of contexts and records, of one at least."""
+    pages: list[list[ContextRow]] = []
+    records = _MOST_RECORDS
+    for row in rows:
+        records += row.records
+        if records > _MOST_RECORDS or len(pages[-1]) == _MOST_CONTEXTS:
+            pages.append([])
+            records = row.records
+        pages[-1].append(row)
+    return pages
 
 
 class ContextSide(NamedTuple):

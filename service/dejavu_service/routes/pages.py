@@ -181,7 +181,7 @@ def show_scenario(
 
 @_page("/pages/{namespace}/compare")
 def show_comparison(
-    namespace: Namespace, call: CurrentCall, to: _Text = "", kernel: _Text = ""
+    namespace: Namespace, call: CurrentCall, to: _Text = "", kernel: _Text = "", page: _Page = 1
 ) -> Response:
     """Compare two namespaces; for an admin of both, the preview of a promotion."""
     call.principal.require("read", namespace)
@@ -189,7 +189,7 @@ def show_comparison(
     other = to if re.fullmatch(NAMESPACE, to) else ""
     seen = None
     if other and other != namespace:
-        seen = compare_with_namespace(call.database, call.principal, namespace, other, kernel)
+        seen = compare_with_namespace(call.database, call.principal, namespace, other, kernel, page)
     return render_page(
         "compare.html",
         call,
@@ -197,6 +197,8 @@ def show_comparison(
         seen=seen,
         to=other,
         kernel=kernel,
+        page=page,
+        query=urlencode({"to": other, "kernel": kernel}),
         others=sorted(readable - {namespace}),
         may_promote=bool(other) and call.principal.may("admin", other),
     )
