@@ -236,6 +236,14 @@ def test_a_page_shows_and_takes_what_a_role_allows(
             assert "this needs a token with role" in answer.text.lower()
 
 
+def test_a_server_without_tokens_says_so_instead_of_asking_for_one(client: httpx.Client) -> None:
+    for named in ({"Host": "tune.example.com"}, {"X-Forwarded-For": "10.0.0.1"}):
+        answer = client.get("/pages/main", headers={**HTML, **named})
+        assert answer.status_code == 401
+        assert "Without tokens, " in answer.text
+        assert "create a token" in answer.text
+
+
 def test_errors_are_pages_for_browsers_alone(client: httpx.Client, admin: Visitor) -> None:
     page = admin.get("/pages/main/contexts/" + "0" * 24)
     assert admin.answer.status_code == 404

@@ -14,7 +14,7 @@ from ..problems import DATABASE_ERRORS, ProblemError, database_unavailable, prob
 from ..services.access import ANYBODY, NOBODY, READER, Principal
 from ..settings import ServerSettings
 from .asgi_scope import client_address, header
-from .browser_guard import refuse_foreign_page, refuse_proxied
+from .browser_guard import NO_TOKENS, refuse_foreign_page, refuse_proxied
 from .limits import RateLimiter
 from .login_cookie import read_cookie
 from .principal_cache import PrincipalCache
@@ -108,7 +108,7 @@ class AuthenticationMiddleware:
         # from a browser here, but its requests still carry that name.
         if not is_loopback(_without_port(header(scope, b"host") or "")):
             raise ProblemError(
-                401, "without tokens, only requests to localhost are answered: create a token"
+                401, f"{NO_TOKENS}only requests to localhost are answered: create a token"
             )
         refuse_proxied(scope)
         return ANYBODY

@@ -9,7 +9,10 @@ from starlette.types import Scope
 from ..problems import ProblemError
 from .asgi_scope import header
 
-__all__ = ["refuse_foreign_page", "refuse_proxied"]
+__all__ = ["NO_TOKENS", "refuse_foreign_page", "refuse_proxied"]
+
+NO_TOKENS = "without tokens, "
+"""Beginning of what is said to those whom a server without tokens does not answer."""
 
 _READS = {"GET", "HEAD"}
 _FOREIGN_SITES = {"cross-site", "same-site"}
@@ -40,7 +43,7 @@ def refuse_proxied(scope: Scope) -> None:
     """
     if any(header(scope, name) is not None for name in _PROXY_HEADERS):
         raise ProblemError(
-            401, "without tokens, no request that came through a proxy is answered: create a token"
+            401, f"{NO_TOKENS}no request that came through a proxy is answered: create a token"
         )
 
 

@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ..pages import rendering
 from .asgi_scope import header
 from .authentication import is_page
+from .browser_guard import NO_TOKENS
 
 __all__ = ["ErrorPagesMiddleware"]
 
@@ -58,7 +59,8 @@ def _is_problem(message: Message) -> bool:
 
 def _page(scope: Scope, start: Message, problem: dict[str, str]) -> Response:
     status = start["status"]
-    if status == 401:
+    # A token would not help where the server has none, and the page then says what does.
+    if status == 401 and not problem["detail"].startswith(NO_TOKENS):
         where = scope["path"]
         if scope["query_string"]:
             where += f"?{scope['query_string'].decode('latin-1')}"
