@@ -1,8 +1,6 @@
-"""Time of the server's pages over 100,000 records, on SQLite, by the client's clock.
+"""Time of the server's pages over 100,000 records and a copy of them, by the client's clock.
 
-    python benchmarks/pages.py --out benchmarks/results/pages.json
-
-A database that `--database` names is filled only if it has no records.
+python benchmarks/pages.py --out benchmarks/results/pages.json
 """
 
 from __future__ import annotations
@@ -17,6 +15,7 @@ import tempfile
 import time
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 import httpx
 from dejavu_service.services.access import ANYBODY
@@ -24,7 +23,7 @@ from dejavu_service.services.misses import count_misses
 from dejavu_service.services.records import post_records
 from dejavu_service.storage import coverage
 from dejavu_service.storage.database import Database
-from server_benchmark.databases import prepare
+from server_benchmark.databases import database_makers, prepare
 from server_benchmark.processes import run_server
 
 from dejavu_cache.model.record import Measurement, Record, RecordSet, Winner
@@ -107,26 +106,15 @@ def time_pages(client: httpx.Client, paths: dict[str, str], rounds: int) -> dict
     return seconds
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kernels", type=int, default=50)
-    parser.add_argument("--records", type=int, default=250, help="of each context")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--database", type=Path)
-    parser.add_argument("--out", type=Path)
-    arguments = parser.parse_args()
-    file = arguments.database or Path(tempfile.mkdtemp()) / "pages.sqlite3"
-    url = f"sqlite:///{file}"
+def measure(url: str, kernels: int, each: int, rounds: int) -> dict[str, Any]:
     database, token = prepare(url)
+    fill(database, kernels, each)
     with database.read() as connection:
         rows = coverage.load_contexts(connection, "main")
-    if not rows:
-        fill(database, arguments.kernels, arguments.records)
-        with database.read() as connection:
-            rows = coverage.load_contexts(connection, "main")
+    database.close()
     digest, other = rows[0].digest, rows[1].digest
-    kernel = Context.model_validate_json(rows[0].text).kernel.name
     context = f"/pages/main/contexts/{digest}"
+    kernel = Context.model_validate_json(rows[0].text).kernel.name
     paths = {
         "overview": "/pages/main",
         "overview, searched and sorted": "/pages/main?q=kernel_1&sort=tuning&days=7",
@@ -146,13 +134,32 @@ def main() -> None:
         run_server(url) as (port, _),
         httpx.Client(base_url=f"http://127.0.0.1:{port}", headers=headers, timeout=60) as client,
     ):
-        result = {
-            "at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            "machine": f"{platform.machine()}, {os.cpu_count()} CPUs, Python {sys.version[:6]}",
+        return {
             "contexts": len(rows),
             "records": sum(row.records for row in rows),
-            "median_seconds": time_pages(client, paths, arguments.rounds),
+            "median_seconds": time_pages(client, paths, rounds),
         }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kernels", type=int, default=50)
+    parser.add_argument("--records", type=int, default=250, help="of each context")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--databases", nargs="+", default=["sqlite", "postgres"])
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        database_makers(arguments.databases, Path(folder)) as makers,
+    ):
+        result: dict[str, Any] = {
+            "at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "machine": f"{platform.machine()}, {os.cpu_count()} CPUs, Python {sys.version[:6]}",
+        }
+        for kind, make in makers.items():
+            size = (arguments.kernels, arguments.records, arguments.rounds)
+            result[kind] = measure(make("pages"), *size)
     text = json.dumps(result, indent=1)
     print(text)
     if arguments.out:
