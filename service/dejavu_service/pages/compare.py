@@ -16,7 +16,7 @@ from ..services.access import Principal
 from ..storage import arrivals, coverage, records, summaries
 from ..storage.coverage import ContextRow
 from ..storage.database import Database
-from ..storage.differences import Difference, count_differences
+from ..storage.differences import DifferenceCounts, count_differences
 from .columns import ConfigNames, ScenarioColumns
 from .context import PAGE_SIZE
 
@@ -37,7 +37,7 @@ class ComparedContext(NamedTuple):
     context: Context
     records: int
     theirs: int
-    difference: Difference
+    difference: DifferenceCounts
 
 
 class NamespaceComparison(NamedTuple):
@@ -90,7 +90,7 @@ def compare_with_namespace(
             Context.model_validate_json(row.text),
             row.records,
             there.get(row.digest, 0),
-            counted.get(row.id, Difference(row.records, 0, 0)),
+            counted.get(row.id, DifferenceCounts(row.records, 0, 0)),
         )
         for row in shown
     ]

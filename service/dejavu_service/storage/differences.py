@@ -9,13 +9,13 @@ from sqlalchemy import Connection, and_, case, func, select
 
 from .tables import contexts, summaries
 
-__all__ = ["Difference", "count_differences"]
+__all__ = ["DifferenceCounts", "count_differences"]
 
 _ours, _theirs = summaries.alias("ours"), summaries.alias("theirs")
 _there = contexts.alias("there")
 
 
-class Difference(NamedTuple):
+class DifferenceCounts(NamedTuple):
     """Numbers of a context's records that differ from those of another namespace.
 
     Attributes:
@@ -31,7 +31,7 @@ class Difference(NamedTuple):
 
 def count_differences(
     connection: Connection, ids: Sequence[int], other: str
-) -> dict[int, Difference]:
+) -> dict[int, DifferenceCounts]:
     """Compare contexts with the same ones of another namespace; those that it lacks are left out.
 
     Args:
@@ -56,4 +56,4 @@ def count_differences(
         .where(contexts.c.id.in_(ids))
         .group_by(contexts.c.id)
     )
-    return {identity: Difference(*counts) for identity, *counts in connection.execute(query)}
+    return {identity: DifferenceCounts(*counts) for identity, *counts in connection.execute(query)}
