@@ -6,6 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime
 
+from .case_scores import CaseScores
 from .record import Measurement, Record
 from .scenario import Config, now
 
@@ -18,6 +19,8 @@ class ChoiceEvidence:
 
     Attributes:
         median: the config's time in milliseconds; None if it was not timed.
+        cases: the number of cases over which it was measured; 0 for a single batch.
+        worst: its largest slowdown against the best of a case, or None.
         p20: its time's quantile at 20%, or None.
         p80: its time's quantile at 80%, or None.
         at: when it was measured or, if `pinned_by` is set, when it was pinned.
@@ -32,6 +35,8 @@ class ChoiceEvidence:
     """
 
     median: float | None
+    cases: int
+    worst: float | None
     p20: float | None
     p80: float | None
     at: datetime | None
@@ -50,6 +55,10 @@ class ChoiceEvidence:
         if self.median is not None:
             spread = "" if self.p20 is None else f" ({self.p20:.4g} to {self.p80:.4g})"
             lines.append(f"time: {self.median:.4g} ms{spread}")
+        if self.worst is not None:
+            lines.append(
+                f"cases: the mean of {self.cases}, at most {self.worst:.2f}x the best of any"
+            )
         if self.at is not None:
             verb = "measured" if self.pinned_by is None else "pinned"
             author = self.by if self.pinned_by is None else self.pinned_by
@@ -83,9 +92,12 @@ def gather_evidence(
     choice = measured.get(config)
     others = [measurement for own, measurement in timed.items() if own != config]
     runner_up = min(others, key=lambda measurement: measurement.median or 0.0, default=None)
+    scores = CaseScores(record.times_by_case)
     is_pinned = record.pin is not None and record.pinned == config
     return ChoiceEvidence(
         median=choice.median if choice else None,
+        cases=choice.case_count if choice else 0,
+        worst=scores.worst(config) if choice and choice.cases else None,
         p20=choice.p20 if choice else None,
         p80=choice.p80 if choice else None,
         at=record.pin.at if is_pinned and record.pin else choice.at if choice else None,

@@ -29,7 +29,8 @@ def merge_records(left: Record, right: Record, on_conflict: OnConflict = "newest
     """Return the union of two records of one scenario.
 
     The order does not matter and a repeated merge changes nothing. Where both measured one config,
-    `on_conflict` decides; the later winner and the later pin stand, except those from the future.
+    `on_conflict` decides, unless one measured more cases; the later winner and the later pin stand,
+    except those from the future.
 
     Raises:
         MergeConflictError: `on_conflict="fail"`, and two timings of one config differ.
@@ -81,6 +82,8 @@ def _merge_measurements(
             f"two measurements of ({ours.config}): {ours.median} ms at {ours.at} "
             f"and {theirs.median} ms at {theirs.at}"
         )
+    if ours.case_count != theirs.case_count:
+        return max(ours, theirs, key=lambda measurement: measurement.case_count)
     if on_conflict == "fastest":
         return min(ours, theirs, key=lambda measurement: measurement._slowness)
     return max(ours, theirs, key=lambda measurement: measurement._age)

@@ -44,7 +44,8 @@ __all__ = [
 FORMAT = 2
 """The newest format version; this code reads every version up to it.
 
-Version 2 has failures of the kind `wrong`. A record set without them is written as version 1.
+Version 2 has failures of the kind `wrong` and timings over several cases. A record set without them
+is written as version 1.
 """
 
 
@@ -81,11 +82,24 @@ class Measurement(FrozenModel):
     """User and host."""
     seconds: Annotated[StrictFloat, Field(ge=0, allow_inf_nan=False)] = 0.0
     """The cost of the measurement, compilation included."""
+    cases: Annotated[dict[Text, Milliseconds], Field(min_length=1, max_length=256)] | None = None
+    """Medians by case where a sweep measured several cases of the scenario.
+
+    `median` is then the score over all of them as `model.case_scores` defines it, in milliseconds.
+    A failure has the cases that the config ran before it failed.
+    """
 
     def model_post_init(self, _: Any) -> None:
-        """Check that there is either a timing or a failure."""
+        """Check that there is either a timing or a failure; sort the cases by name."""
         if (self.median is None) == (self.failure is None):
             raise ValueError("a measurement has either a median or a failure")
+        if self.cases is not None:
+            object.__setattr__(self, "cases", dict(sorted(self.cases.items())))
+
+    @property
+    def case_count(self) -> int:
+        """Return the number of named cases over which the config was measured."""
+        return len(self.cases or ())
 
     @property
     def skipped(self) -> bool:
@@ -204,6 +218,18 @@ class Record(FrozenModel):
         """Return the measurements by config."""
         return {measurement.config: measurement for measurement in self.measurements}
 
+    @property
+    def times_by_case(self) -> dict[Config, dict[str, float]]:
+        """Return the medians by case of the configs that were timed in named cases."""
+        times = {
+            measurement.config: {
+                case: time for case, time in (measurement.cases or {}).items() if time > 0
+            }
+            for measurement in self.measurements
+            if measurement.failure is None
+        }
+        return {config: by_case for config, by_case in times.items() if by_case}
+
 
 class RecordSet(FrozenModel):
     """A context and its records: the content of a file and of a message to the server."""
@@ -215,16 +241,18 @@ class RecordSet(FrozenModel):
     @field_serializer("format")
     def _written_format(self, version: int) -> int:
         """Write the format that the records need."""
-        failures = (
-            measurement.is_wrong for record in self.records for measurement in record.measurements
+        needs_second = (
+            measurement.is_wrong or measurement.cases is not None
+            for record in self.records
+            for measurement in record.measurements
         )
-        return max(version, 2) if any(failures) else version
+        return max(version, 2) if any(needs_second) else version
 
 
 def required_format(records: Iterable[str]) -> int:
     """Return the oldest format version that can hold records, given as JSON text."""
-    return 2 if any(_WRONG in text for text in records) else 1
+    return 2 if any(mark in text for text in records for mark in _SECOND_FORMAT) else 1
 
 
-_WRONG = '"kind": "wrong"'
-"""The JSON of a failure; a string cannot contain it, since its quotation marks are escaped."""
+_SECOND_FORMAT = ('"kind": "wrong"', '"cases": {')
+"""The JSON of version 2; a string cannot contain it, since its quotation marks are escaped."""

@@ -41,7 +41,8 @@ def winner(
     The record's winner stands as long as nothing was measured since that speaks against it, and
     while it ties with the best, so that near-ties do not flip from one tune to the next; but never
     a config slower than the default. The default wins where it ties with the best. Timings that
-    `credibility` does not believe take no part.
+    `credibility` does not believe take no part, nor, where a sweep measured several cases of the
+    scenario, do those of fewer cases: what is fast on one batch may be slow on most.
 
     Args:
         record: the timings and the previous winner.
@@ -81,7 +82,9 @@ def _believed_timings(
     unconfirmed = unconfirmed_configs(timed.values(), trusted)
     if record.winner is not None:  # it won a tune, which has compared it
         unconfirmed.discard(record.winner.config)
-    return {config: timing for config, timing in timed.items() if config not in unconfirmed}
+    believed = {config: timing for config, timing in timed.items() if config not in unconfirmed}
+    most = max((timing.case_count for timing in believed.values()), default=0)
+    return {config: timing for config, timing in believed.items() if timing.case_count == most}
 
 
 def contends(measurement: Measurement, best: Measurement) -> bool:

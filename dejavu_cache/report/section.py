@@ -180,11 +180,12 @@ class Section:
         config = self.winners.get(record.scenario)
         if config is None:
             return PlotCell("✗", "hole", f"{record.scenario}: nothing runs")
-        median = record.by_config[config].median
+        measurement = record.by_config[config]
+        cases = f" over {measurement.case_count} cases" if measurement.case_count else ""
         return PlotCell(
             self.mark(config),
             self.colour(config),
-            f"{record.scenario}: {self.name(config)}, {median:.4g} ms",
+            f"{record.scenario}: {self.name(config)}, {measurement.median:.4g} ms{cases}",
         )
 
     def mark(self, config: Config) -> str:

@@ -6,12 +6,12 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from ..errors import NoValidConfigError
 from ..model.merge import merge_records
-from ..model.record import Failure, Measurement, Record, Winner
+from ..model.record import Measurement, Record, Winner
 from ..model.resolution import How, Resolution
 from ..model.scenario import Config, now
 from ..stores import Found
@@ -20,7 +20,6 @@ from ..system.provenance import whoami
 from ..triton_internals.compilation import find_jit_function, tuned_launches
 from ..triton_internals.config_names import describe
 from ..triton_internals.loaded_kernels import LoadedKernels, compile_config
-from ..tuning.config_failures import device_failure_of
 from ..tuning.measurement_marks import MeasurementMark, find_suspects
 from ..tuning.measurement_writer import MeasurementWriter
 from ..tuning.progress_bar import progress
@@ -33,7 +32,7 @@ from .request import Request
 from .suspects import leave_out_suspects
 from .tolerant_store import TolerantStore
 from .tune_search import earlier_measurements, make_search, may_launch_default
-from .winner_check import WinnerCheck
+from .winner_check import WinnerCheck, find_wrong_results, recording_crash
 
 __all__ = ["ScenarioTuner"]
 
@@ -189,8 +188,8 @@ class ScenarioTuner:
                 confirmed.add(best)
                 measured += measure(Exhaustive([best]), 1)
                 continue
-            with _recording_crash(best, lambda crash: write([crash])):
-                wrong = _check_results(check, request, best)
+            with recording_crash(best, lambda crash: write([crash])):
+                wrong = find_wrong_results(check, request, best)
             if wrong is None:
                 break
             write([wrong])
@@ -273,7 +272,7 @@ class ScenarioTuner:
                 advance()
 
             def announce(config: Config) -> None:
-                with _recording_crash(launch.default, writer):
+                with recording_crash(launch.default, writer):
                     check.prepare()
                 if self._before is not None:
                     writer.drain()
@@ -312,38 +311,6 @@ def _is_hung(request: Request) -> bool:
     """Return whether a process hangs while it tunes a scenario."""
     suspects = find_suspects(request.context, request.scenario)
     return any(suspect.is_hung for suspect in suspects)
-
-
-@contextmanager
-def _recording_crash(config: Config, write: Callable[[Measurement], None]) -> Iterator[None]:
-    """Record an error that leaves the device unusable as a config's, and raise it."""
-    try:
-        yield
-    except Exception as error:
-        crash = device_failure_of(error)
-        if crash is not None:
-            write(Measurement(config=config, failure=crash, at=now(), by=whoami()))
-        raise
-
-
-def _check_results(check: WinnerCheck, request: Request, best: Config) -> Measurement | None:
-    """Return the failure of a config whose results are wrong, or None."""
-    start = time.perf_counter()
-    verdict = check.check(request.declared[best])
-    if verdict.outcome != "wrong":
-        return None
-    warn_once(
-        f"wrong {request.context.kernel.name} {best}",
-        f"{request.context.kernel.name}{request.scenario}: ({best}) is fast but wrong, and is not "
-        f"used: {verdict.evidence}",
-    )
-    return Measurement(
-        config=best,
-        failure=Failure(kind="wrong", reason=verdict.evidence),
-        at=now(),
-        by=whoami(),
-        seconds=round(time.perf_counter() - start, 3),
-    )
 
 
 def _has_crashed(measurement: Measurement) -> bool:

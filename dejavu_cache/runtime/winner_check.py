@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
-from ..model.scenario import Config
-from ..system.notices import logger
+from ..model.record import Failure, Measurement
+from ..model.scenario import Config, now
+from ..system.notices import logger, warn_once
+from ..system.provenance import whoami
 from ..triton_internals.config_names import describe
 from ..tuning.config_failures import device_failure_of
 from ..tuning.result_check import CheckOptions, ResultChecker, Verdict
 from .request import Request
 
-__all__ = ["WinnerCheck"]
+__all__ = ["WinnerCheck", "find_wrong_results", "recording_crash"]
 
 
 class WinnerCheck:
@@ -102,3 +105,35 @@ class WinnerCheck:
         finally:
             if autotuner.restore_value:
                 autotuner.post_hook(arguments, exception=None)
+
+
+@contextmanager
+def recording_crash(config: Config, write: Callable[[Measurement], None]) -> Iterator[None]:
+    """Record an error that leaves the device unusable as a config's, and raise it."""
+    try:
+        yield
+    except Exception as error:
+        crash = device_failure_of(error)
+        if crash is not None:
+            write(Measurement(config=config, failure=crash, at=now(), by=whoami()))
+        raise
+
+
+def find_wrong_results(check: WinnerCheck, request: Request, best: Config) -> Measurement | None:
+    """Return the failure of a config whose results are wrong, or None."""
+    start = time.perf_counter()
+    verdict = check.check(request.declared[best])
+    if verdict.outcome != "wrong":
+        return None
+    warn_once(
+        f"wrong {request.context.kernel.name} {best}",
+        f"{request.context.kernel.name}{request.scenario}: ({best}) is fast but wrong, and is not "
+        f"used: {verdict.evidence}",
+    )
+    return Measurement(
+        config=best,
+        failure=Failure(kind="wrong", reason=verdict.evidence),
+        at=now(),
+        by=whoami(),
+        seconds=round(time.perf_counter() - start, 3),
+    )

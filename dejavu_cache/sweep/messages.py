@@ -11,8 +11,11 @@ from ..model.scenario import Config, FrozenModel, Scenario
 
 __all__ = ["CaseJob", "CaseOutcome", "ConfigCrash", "MissedScenario", "SweepSpec", "Task"]
 
-Task = Literal["measure", "plan", "verify"]
-"""What a sweep does with its cases: tune them, count what is left to tune, or remeasure winners."""
+Task = Literal["measure", "plan", "verify", "identify"]
+"""What a sweep does with its cases: tune them, count what is left to tune, or remeasure winners.
+
+To `identify` a case is to tell its scenario, and whether it has work.
+"""
 
 
 class MissedScenario(FrozenModel):
@@ -50,6 +53,7 @@ class CaseJob(FrozenModel):
     """A task for one case.
 
     Attributes:
+        group: names of all cases of the case's scenario, in order, if they are several.
         wait: seconds to wait for another process that tunes the case.
         seconds: time limit; None is without limit.
         crashes: configs of the case that are not to be tried again.
@@ -57,6 +61,7 @@ class CaseJob(FrozenModel):
 
     do: Task
     case: str
+    group: tuple[str, ...] = ()
     wait: float = 0.0
     seconds: float | None = None
     crashes: tuple[ConfigCrash, ...] = ()
@@ -66,6 +71,8 @@ class CaseOutcome(FrozenModel):
     """The outcome of a job.
 
     Attributes:
+        key: identifies the context and the scenario; empty if the case failed before.
+        cases: number of cases of the scenario that were measured together.
         scenario, kernel, device: what the case launches; empty if the case failed before that was
             clear.
         status: `tuned`; `known`, if nothing was left to measure; `partial`, if time ran out;
@@ -83,6 +90,8 @@ class CaseOutcome(FrozenModel):
 
     case: str
     status: str
+    key: str = ""
+    cases: int = 1
     scenario: str = ""
     kernel: str = ""
     device: str = ""

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from ..errors import SettingsError
+from ..model.scenario import Context, Scenario
 from ..runtime.autotuner import CachedAutotuner
 from ..runtime.request import Request
 from ..triton_internals.environment import (
@@ -45,13 +46,10 @@ def make_request(case: Case) -> Request:
     return autotuner.request(*positional, grid=case.grid, warmup=False, **arguments)
 
 
-def requested_scenario(request: Request) -> MissedScenario:
+def requested_scenario(context: Context, scenario: Scenario) -> MissedScenario:
     """Return a request's scenario as a program that missed it would report it."""
-    context = request.context
     return MissedScenario(
-        kernel=context.kernel.name,
-        device=context.environment.device.name,
-        scenario=request.scenario,
+        kernel=context.kernel.name, device=context.environment.device.name, scenario=scenario
     )
 
 
@@ -74,10 +72,10 @@ def cases_of_misses(
         if miss.kernel not in kernels or miss.device != device:
             continue
         try:
-            case = suite.case_for(miss.kernel, miss.scenario)
+            made = suite.cases_for(miss.kernel, miss.scenario)
         except Exception as error:
-            case = Case(f"{miss.kernel}{miss.scenario}", None, None, partial(_raise, error))
-        if case is not None:
+            made = [Case(f"{miss.kernel}{miss.scenario}", None, None, partial(_raise, error))]
+        for case in made:
             yield case, miss
 
 

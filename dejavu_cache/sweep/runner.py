@@ -96,6 +96,9 @@ class SweepReport:
 class Sweep:
     """Hands cases to hosts, with one thread per host.
 
+    The hosts first tell the cases' scenarios. Cases of one scenario are a group, which goes to one
+    host as one case.
+
     A case whose host is lost is tried again. A config that takes down two workers, or whose worker
     reported the crash itself, is recorded as a crash and not tried again. A case that another sweep
     measures is tried again at the end.
@@ -108,6 +111,7 @@ class Sweep:
         hosts: the hosts; the sweep closes them.
         cases: names of the cases, in order.
         do: the task for each case.
+        shard: `i/n` for the i-th of n parts of the groups; empty for all of them.
         budget: seconds for the whole sweep; None is without limit.
         on_event: receives the events `case`, `config`, `outcome` and `lost`, from any thread. If it
             raises, the sweep stops.
@@ -119,13 +123,20 @@ class Sweep:
         cases: Sequence[str],
         *,
         do: Task = "measure",
+        shard: str = "",
         budget: float | None = None,
         on_event: OnEvent = lambda event: None,
     ) -> None:
         """Set up the run; the arguments are described at the class."""
+        if shard:
+            shard_of((), shard)
         self._hosts = hosts
         self._cases = cases
         self._do = do
+        self._shard = shard
+        self._identified: dict[str, CaseOutcome] = {}
+        self._groups: dict[str, tuple[str, ...]] = {}
+        self._is_identifying = do != "verify" and (len(cases) > 1 or bool(shard))
         self._on_event = on_event
         self._deadline = math.inf if budget is None else time.monotonic() + budget
         self._parts = [deque(part) for part in _split_evenly(cases, len(hosts))]
@@ -167,7 +178,8 @@ class Sweep:
                 host.close()
         if self._errors and not self.report.outcomes:
             raise self._errors[0]
-        if time.monotonic() > self._deadline and (self._waiting_cases or self._busy_elsewhere):
+        is_unfinished = self._waiting_cases or self._busy_elsewhere or self._is_identifying
+        if time.monotonic() > self._deadline and is_unfinished:
             self.report.stopped = self.report.stopped or "the budget is used up"
         if self._errors:
             self.report.stopped = self.report.stopped or _describe(self._errors[0])
@@ -186,7 +198,9 @@ class Sweep:
     def _is_done(self) -> bool:
         """Whether no case is left, even if a host is still starting its worker."""
         with self._changed:
-            return not (self._waiting_cases or self._busy_elsewhere or self._running)
+            return not (
+                self._waiting_cases or self._busy_elsewhere or self._running or self._is_identifying
+            )
 
     def _serve_host(self, host: SweepHost, own_part: deque[str]) -> None:
         """Hand cases to one host until none is left."""
@@ -223,7 +237,10 @@ class Sweep:
                     self._running += 1
                     return self._busy_elsewhere.popleft(), LEASE_WAIT
                 if not self._running:
-                    return None
+                    if not self._is_identifying:
+                        return None
+                    self._form_groups()
+                    continue
                 self._changed.wait(0.2)  # a lost host returns its case
             return None
 
@@ -232,8 +249,9 @@ class Sweep:
         seconds_left = max(self._deadline - time.monotonic(), 0.001)
         try:
             job = CaseJob(
-                do=self._do,
+                do=self._identifying_task if self._is_identifying else self._do,
                 case=case,
+                group=self._groups.get(case, ()),
                 wait=wait,
                 seconds=None if math.isinf(seconds_left) else seconds_left,
                 crashes=tuple(self._crashes.get(case, ())),
@@ -245,6 +263,9 @@ class Sweep:
             self._emit({"event": "lost", "case": case, "reason": error.reason})
             return self._after_loss(case, error)
         except Exception as error:
+            if self._is_identifying and self._do == "measure":
+                # Its measurement will fail likewise, after those of the other cases.
+                return CaseOutcome.model_construct(case=case, status="due")
             return CaseOutcome(
                 case=case, status="failed", message=f"{type(error).__name__}: {error}"[:2000]
             )
@@ -265,7 +286,7 @@ class Sweep:
         to_blame = error.blame == "config" or self._losses[case, str(error.config)] >= LIVES
         if not to_blame:
             return None
-        if error.config is None or self._do != "measure":
+        if error.config is None or self._do != "measure" or self._is_identifying:
             return CaseOutcome(
                 case=case, status="failed", message=f"it took down its worker: {error.reason}"
             )
@@ -279,18 +300,66 @@ class Sweep:
             self._running -= 1
             if outcome is None:
                 own_part.appendleft(case)
+            elif self._is_identifying:
+                self._identified[case] = outcome
+                outcome = None
             elif outcome.status == "busy":
                 self._busy_elsewhere.append(case)
-                self.report.outcomes[case] = outcome
+                self._note_outcome(case, outcome)
             else:
                 self._last_progress = time.monotonic()
-                previous = self.report.outcomes.pop(case, None)
+                previous = self.report.outcomes.get(case)
                 if previous is not None and previous.status == "busy" and outcome.status == "known":
                     outcome = outcome.model_copy(update={"message": "measured by another sweep"})
-                self.report.outcomes[case] = outcome
+                self._note_outcome(case, outcome)
             self._changed.notify_all()
         if outcome is not None and outcome.status != "busy":
-            self._emit({"event": "outcome", "outcome": outcome})
+            self._emit_outcomes(case)
+
+    @property
+    def _identifying_task(self) -> Task:
+        """The first task for each case: a plan of a case alone needs no second one."""
+        return "plan" if self._do == "plan" else "identify"
+
+    def _form_groups(self) -> None:
+        """Divide the identified cases into groups, and hand out those with work."""
+        names_by_key: dict[str, list[str]] = {}
+        for case in self._cases:
+            outcome = self._identified[case]
+            has_scenario = bool(outcome.key) and outcome.status in ("due", "known")
+            key = outcome.key if has_scenario else f"case {case}"
+            names_by_key.setdefault(key, []).append(case)
+        groups = {names[0]: tuple(names) for names in names_by_key.values()}
+        if self._shard:
+            groups = {name: groups[name] for name in shard_of(list(groups), self._shard)}
+        chosen = {case for group in groups.values() for case in group}
+        self._cases = [case for case in self._cases if case in chosen]
+        self._groups = {name: group for name, group in groups.items() if len(group) > 1}
+        waiting = []
+        for name in groups:
+            outcome = self._identified[name]
+            is_due = self._do == "measure" and outcome.status == "due"
+            if name in self._groups or is_due:
+                waiting.append(name)
+            else:
+                self._note_outcome(name, outcome)
+                self._emit_outcomes(name)
+        for part, names in zip(self._parts, _split_evenly(waiting, len(self._parts)), strict=True):
+            part.extend(names)
+        self._is_identifying = False
+
+    def _note_outcome(self, case: str, outcome: CaseOutcome) -> None:
+        """Put an outcome into the report for each case of its group; the first has its counts."""
+        for name in self._groups.get(case, (case,)):
+            update: dict[str, Any] = {"case": name}
+            if name != case:
+                update.update(measured=0, due=0, seconds=0.0, estimate=None)
+            self.report.outcomes.pop(name, None)
+            self.report.outcomes[name] = outcome.model_copy(update=update)
+
+    def _emit_outcomes(self, case: str) -> None:
+        for name in self._groups.get(case, (case,)):
+            self._emit({"event": "outcome", "outcome": self.report.outcomes[name]})
 
 
 def _describe(error: Exception) -> str:

@@ -46,12 +46,14 @@ class Suite:
         cases: function that returns all cases. It may take options as keyword arguments of type str
             (`--preset llama3-8b`, `--option tp=4`).
         for_scenario: function that returns the case for a kernel's name and a scenario that
-            programs missed, or None; used by `--from-misses`. It is only called for kernels that
-            the cases have.
+            programs missed, or several, or None; used by `--from-misses`. It is only called for
+            kernels that the cases have.
+
+    Cases of one scenario are measured together: see `case_scores` for what wins.
     """
 
     cases: Callable[..., Iterable[Case]]
-    for_scenario: Callable[[str, Scenario], Case | None] | None = None
+    for_scenario: Callable[[str, Scenario], Case | Iterable[Case] | None] | None = None
 
     def load_cases(self, options: Mapping[str, str]) -> list[Case]:
         """Return the cases in order.
@@ -74,17 +76,20 @@ class Suite:
             raise SettingsError(f"the suite has several cases of the name {sorted(repeated)[0]!r}")
         return cases
 
-    def case_for(self, kernel: str, scenario: Scenario) -> Case | None:
-        """Return the case that the suite makes for a scenario, or None.
+    def cases_for(self, kernel: str, scenario: Scenario) -> list[Case]:
+        """Return the cases that the suite makes for a scenario.
 
         Raises:
             SettingsError: the suite returned something else.
             Exception: any error of the suite.
         """
-        case = self.for_scenario(kernel, scenario) if self.for_scenario else None
-        if case is not None:
+        made = self.for_scenario(kernel, scenario) if self.for_scenario else None
+        if made is None:
+            return []
+        cases = [made] if isinstance(made, Case) or not isinstance(made, Iterable) else list(made)
+        for case in cases:
             _check_case(case)
-        return case
+        return cases
 
 
 def _check_case(case: Any) -> None:

@@ -12,26 +12,24 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import replace
 from typing import IO, Any
 
 from ..errors import DejavuError, NoValidConfigError, StoreError
-from ..model.record import Failure, Measurement, Record
-from ..model.scenario import Config, now
+from ..model.record import Measurement
+from ..model.scenario import Context
 from ..model.selection import winner
 from ..runtime.request import Request
-from ..runtime.resolver import Resolver
-from ..settings import Mode, current_settings
 from ..stores import Store, TieredStore, open_store
-from ..system.provenance import whoami
 from ..system.worker_connection import ParentConnection
 from ..triton_internals.config_names import describe
 from ..tuning.config_failures import is_out_of_memory
 from ..tuning.tuner import CandidateLaunch, Tuner
+from .case_group import CaseGroup
+from .case_tuner import CaseTuner, current_record
 from .journal import Journal
-from .messages import CaseJob, CaseOutcome, ConfigCrash, MissedScenario, SweepSpec
+from .messages import CaseJob, CaseOutcome, MissedScenario, SweepSpec, Task
 from .requests import cases_of_misses, make_request, requested_scenario
 from .suite import load_suite
 
@@ -66,6 +64,12 @@ class SweepWorker:
         self._miss_of_case = {case.name: miss for case, miss in made_cases}
         self.cases = {case.name: case for case in [*(case for case, _ in made_cases), *cases]}
         self.journal = Journal(_with_patience(open_store(spec.store)))
+        self._tasks: dict[Task, Callable[[CaseJob, Request], dict[str, Any]]] = {
+            "identify": self._identify,
+            "measure": self._measure,
+            "plan": self._plan,
+            "verify": self._verify,
+        }
 
     def run(self, job: CaseJob) -> CaseOutcome:
         """Run a job.
@@ -78,17 +82,16 @@ class SweepWorker:
         if miss is not None:
             outcome = _with_scenario(outcome, miss)
         try:
-            request = make_request(self.cases[job.case])
-            miss = requested_scenario(request)
-            outcome = _with_scenario(outcome, miss)
+            subject = self._subject(job)
+            miss = requested_scenario(subject.context, subject.scenario)
+            key = f"{subject.context.digest}/{subject.scenario.digest}"
+            outcome = _with_scenario(outcome, miss).model_copy(update={"key": key})
             if self._misses is not None and miss not in self._misses:
                 changes: dict[str, Any] = {"status": "unwanted"}
-            elif job.do == "plan":
-                changes = self._plan(request)
-            elif job.do == "verify":
-                changes = self._verify(request)
+            elif isinstance(subject, CaseGroup):
+                changes = self._run_group(job, subject)
             else:
-                changes = self._measure(job, request)
+                changes = self._tasks[job.do](job, subject)
         except NoValidConfigError as error:
             changes = {"message": str(error)}
         except Exception as error:
@@ -99,34 +102,37 @@ class SweepWorker:
         seconds = round(time.perf_counter() - start, 3)
         return outcome.model_copy(update={**changes, "seconds": seconds})
 
-    def _plan(self, request: Request) -> dict[str, Any]:
-        due = request.budgeted_count(len(request.due_configs(self._current_record(request))))
+    def _subject(self, job: CaseJob) -> Request | CaseGroup:
+        if job.group:
+            return CaseGroup([self.cases[name] for name in job.group], self.journal)
+        return make_request(self.cases[job.case])
+
+    def _run_group(self, job: CaseJob, group: CaseGroup) -> dict[str, Any]:
+        if job.do == "measure":
+            changes = group.measure(CaseTuner(job, self._parent), job.wait)
+        else:
+            status = "known" if group.is_known else "due"
+            estimate = self._estimate_seconds(group.context, group.due)
+            changes = {"status": status, "due": group.due, "estimate": estimate}
+        return {**changes, "cases": len(job.group)}
+
+    def _identify(self, job: CaseJob, request: Request) -> dict[str, Any]:
+        has_work = request.has_work(current_record(request, self.journal))
+        return {"status": "due" if has_work else "known"}
+
+    def _plan(self, job: CaseJob, request: Request) -> dict[str, Any]:
+        record = current_record(request, self.journal)
+        due = request.budgeted_count(len(request.due_configs(record)))
         return {
             "status": "due" if due else "known",
             "due": due,
-            "estimate": self._estimate_seconds(request, due),
+            "estimate": self._estimate_seconds(request.context, due),
         }
 
     def _measure(self, job: CaseJob, request: Request) -> dict[str, Any]:
-        self._record_crashes(request, job.crashes)
-        record = self._current_record(request)
-        # A config that has a timing and still took a process down did so in the final race of the
-        # best configs, and would do so again.
-        timed = {entry.config for entry in record.measurements if entry.median is not None}
-        race = timed.isdisjoint(crash.config for crash in job.crashes)
-        seconds = job.seconds or request.budget.seconds
-        request = replace(request, budget=replace(request.budget, seconds=seconds, race=race))
-        self._parent.send("case", case=job.case, due=len(request.due_configs(record)))
-        resolver = Resolver(
-            TieredStore([self.journal]),
-            Mode.TUNE,
-            0.0,
-            current_settings(),
-            before=self._announce_config,
-            expendable=True,
-        )
-        resolution, measured = resolver.resolve(request, wait=job.wait)
-        record = self._current_record(request)
+        tuner = CaseTuner(job, self._parent)
+        resolution, measured = tuner.tune(job.case, request, self.journal)
+        record = current_record(request, self.journal)
         pinned = resolution.how == "pinned"
         due = 0 if pinned else len(request.due_configs(record))
         if resolution.how == "default" and not due:
@@ -139,17 +145,19 @@ class SweepWorker:
             status = "partial"
         return {"status": status, "measured": measured, "due": due}
 
-    def _verify(self, request: Request) -> dict[str, Any]:
+    def _verify(self, job: CaseJob, request: Request) -> dict[str, Any]:
         """Measure the winner again without recording the result."""
-        record = self._current_record(request)
+        record = current_record(request, self.journal)
         best = winner(record, set(request.declared), describe(request.default))
-        if best is None:
+        recorded = None if best is None else _time_in_case(record.by_config[best], job.case)
+        if best is None or recorded is None:
             return {"status": "due", "due": len(request.declared)}
         measurements: list[Measurement] = []
         launch = CandidateLaunch(
             request.autotuner, request.declared, best, request.args, request.kwargs
         )
-        Tuner(launch, measurements.append, before=self._announce_config).remeasure(best)
+        before = CaseTuner(job, self._parent).announce
+        Tuner(launch, measurements.append, before=before).remeasure(best)
         measurement = measurements[-1]
         if measurement.failure is not None:
             return {
@@ -158,49 +166,31 @@ class SweepWorker:
             }
         return {
             "status": "verified",
-            "recorded": record.by_config[best].median,
+            "recorded": recorded,
             "again": measurement.median,
             "message": str(best),
         }
 
-    def _current_record(self, request: Request) -> Record:
-        stored = self.journal.get(request.context, request.scenario, fresh=True)
-        return stored.record if stored else Record(scenario=request.scenario)
-
-    def _announce_config(self, config: Config) -> None:
-        self._parent.send("config", config=config.model_dump())
-
-    def _estimate_seconds(self, request: Request, due: int) -> float | None:
+    def _estimate_seconds(self, context: Context, due: int) -> float | None:
         """Return the time that some configs will take if they take the mean of those measured."""
         seconds = [
             measurement.seconds
-            for record in self.journal.records(request.context)
+            for record in self.journal.records(context)
             for measurement in record.measurements
             if not measurement.skipped
         ]
         return due * sum(seconds) / len(seconds) if seconds else None
-
-    def _record_crashes(self, request: Request, crashes: tuple[ConfigCrash, ...]) -> None:
-        due = set(request.due_configs(self._current_record(request)))
-        failures = tuple(
-            Measurement(
-                config=crash.config,
-                failure=Failure(kind="crash", reason=crash.reason),
-                at=now(),
-                by=whoami(),
-            )
-            for crash in crashes
-            if crash.config in due
-        )
-        if failures:
-            record = Record(scenario=request.scenario, measurements=failures)
-            self.journal.put(request.context, [record])
 
 
 def _with_scenario(outcome: CaseOutcome, miss: MissedScenario) -> CaseOutcome:
     return outcome.model_copy(
         update={"kernel": miss.kernel, "device": miss.device, "scenario": str(miss.scenario)}
     )
+
+
+def _time_in_case(measurement: Measurement, case: str) -> float | None:
+    """Return the time that a record has of a config in a case, or None."""
+    return measurement.median if measurement.cases is None else measurement.cases.get(case)
 
 
 def _with_patience(store: Store) -> Store:

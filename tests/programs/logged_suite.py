@@ -59,6 +59,43 @@ few = cached_autotune(configs=CONFIGS, key=["n"], do_bench=bench, tune_configs=2
 few.fn = Logged(few.fn)
 
 
+DRAWN = {
+    100: {16: 10.0, 32: 11.0, 64: 20.0, 128: 12.0},
+    101: {16: 40.0, 32: 11.0, 64: 20.0, 128: 10.0},
+    102: {16: 10.0, 32: 12.0, 64: 20.0, 128: 11.0},
+}
+"""Milliseconds by batch and block, for three cases of one scenario that have different bests."""
+
+
+class LoggedDraw(Logged):
+    def run(self, *args, **kwargs):
+        global latest
+        latest = f"{args[0].numel()} {kwargs['BLOCK']}"
+        if os.environ.get("STOP") == latest:
+            raise KeyboardInterrupt
+        result = self.fn.run(*args, **kwargs)
+        if os.environ.get("WRONG") == latest:
+            args[1].add_(1)
+        return result
+
+
+def bench_draw(kernel_call, quantiles):
+    kernel_call()
+    with open(os.environ["LOG"], "a") as log:
+        log.write(f"{latest}\n")
+    batch, block = map(int, latest.split())
+    return [DRAWN[batch][block]] * 3
+
+
+draw = cached_autotune(
+    configs=[triton.Config({"BLOCK": block}) for block in (32, 16, 64, 128)],
+    key=["n"],
+    do_bench=bench_draw,
+    check=True,
+)(add_one)
+draw.fn = LoggedDraw(draw.fn)
+
+
 def _report_making():
     with open(os.environ["MAKING"], "a") as making:
         making.write("x")
@@ -73,6 +110,24 @@ def arguments(n):
 
 def case(n):
     return Case(f"n={n}", add, lambda meta: (triton.cdiv(n, meta["BLOCK"]),), partial(arguments, n))
+
+
+def drawn_arguments(batch):
+    return {"x_ptr": torch.zeros(batch), "y_ptr": torch.zeros(batch), "n": 100}
+
+
+def drawn():
+    """Return three cases of one scenario, and between them one of another."""
+    cases = [
+        Case(
+            f"draw {b}",
+            draw,
+            lambda meta: (triton.cdiv(100, meta["BLOCK"]),),
+            partial(drawn_arguments, b),
+        )
+        for b in DRAWN
+    ]
+    return [cases[0], case(500), *cases[1:]]
 
 
 def suite(cases="8", bad=""):

@@ -56,6 +56,23 @@ def failure(of: Config, kind: Any = "ptxas_error") -> Measurement:
     return Measurement(config=of, failure=reason, at=START, by="root@broken-node")
 
 
+def test_a_timing_of_more_cases_stands_against_one_of_some_of_them(client: httpx.Client) -> None:
+    def timing(median: float, *cases: str) -> Measurement:
+        by_case = dict.fromkeys(cases, median) or None
+        return measurement(config(16), median).model_copy(update={"cases": by_case})
+
+    for sent, stands in (
+        (timing(1.0), 1.0),
+        (timing(2.0, "a"), 2.0),
+        (timing(3.0, "b"), 2.0),
+        (timing(4.0), 2.0),
+        (timing(5.0, "a", "b"), 5.0),
+        (timing(6.0, "a"), 5.0),
+    ):
+        post(client, Record(scenario=scenario(), measurements=(sent,)))
+        assert [entry.median for entry in read(client).measurements] == [stands]
+
+
 @pytest.mark.parametrize("kind", ["ptxas_error", "compile_error", "out_of_resources", "crash"])
 def test_a_timing_stands_against_an_earlier_failure(client: httpx.Client, kind: str) -> None:
     broken = Record(scenario=scenario(1), measurements=(failure(config(16), kind),))

@@ -139,6 +139,8 @@ def _choose(ours: Measurement, theirs: Measurement, rule: OnConflict) -> Measure
         return theirs if ours.skipped else ours
     if ours.is_wrong != theirs.is_wrong:
         return ours if ours.is_wrong else theirs
+    if len(ours.cases or ()) != len(theirs.cases or ()):
+        return max(ours, theirs, key=lambda measurement: len(measurement.cases or ()))
     if rule == "fastest":
         return min(ours, theirs, key=_slowness)
     return max(ours, theirs, key=lambda measurement: (measurement.at, canonical_json(measurement)))
@@ -153,7 +155,9 @@ def _overrules(theirs: Measurement, ours: Measurement) -> bool:
     """Return whether a server lets `theirs` stand instead of the first measurement."""
     if ours.is_wrong or theirs.is_wrong:
         return theirs.is_wrong and not ours.is_wrong
-    return theirs.failure is None and ours.failure is not None
+    if theirs.failure is not None:
+        return False
+    return ours.failure is not None or {*(theirs.cases or ())} > {*(ours.cases or ())}
 
 
 def _later(ours: Any, theirs: Any) -> Any:

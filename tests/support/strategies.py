@@ -26,8 +26,15 @@ SCENARIOS = st.builds(
     dtypes=st.dictionaries(TEXT, TEXT, max_size=3),
 )
 MOMENTS = st.integers(0, 5).map(lambda hours: MOMENT + timedelta(hours=hours))
+CASES = st.none() | st.dictionaries(
+    st.sampled_from(["a", "b"]), st.floats(0, 1e6), min_size=1, max_size=2
+)
 TIMINGS = st.builds(
-    measurement, block=st.sampled_from([16, 32, 64]), median=st.floats(0, 1e6), at=MOMENTS
+    lambda cases, **fields: measurement(**fields).model_copy(update={"cases": cases}),
+    CASES,
+    block=st.sampled_from([16, 32, 64]),
+    median=st.floats(0, 1e6),
+    at=MOMENTS,
 )
 FAILURES = st.builds(
     lambda timing, kind: Measurement(

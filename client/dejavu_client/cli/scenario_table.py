@@ -21,7 +21,7 @@ from .record_queries import has_settings, winning_measurement
 
 __all__ = ["ScenarioLine", "scenario_rows", "show_scenarios"]
 
-TIMES = ("ms", "slower", "cost", "failed", "pinned")
+TIMES = ("ms", "cases", "slower", "cost", "failed", "pinned")
 """Columns after those of the scenario and the winner."""
 
 
@@ -97,6 +97,8 @@ def _row(record: Record, keys: Sequence[str], cost: Mapping[str, str]) -> Scenar
     times: dict[str, Any] = {}
     if best and best.median is not None:
         times["ms"] = f"{best.median:.4g}"
+    if best and best.case_count:
+        times["cases"] = best.case_count
     if second and best and best.median:
         times["slower"] = f"{(second.median or 0) / best.median:.2f}x"
     chosen = (item for item in timed if cost and has_settings(item.config, cost))

@@ -46,9 +46,10 @@ def add(current: Record | None, sent: Record, *, pins: bool) -> Merge:
     """Merge a record that a client sent; measurements and the winner of `current` stand.
 
     Measurements of `sent` that contradict `current` become claims that do not stand, except that
-    wrong results stand against any timing, and a timing against a failure, which may be one
-    machine's. Left out are measurements that were skipped for want of memory, that no launch can
-    have, that are dated ahead, and those of new configs for which a record has no room.
+    wrong results stand against any timing, a timing against a failure, which may be one machine's,
+    and a timing of more cases against one of some of them. Left out are measurements that were
+    skipped for want of memory, that no launch can have, that are dated ahead, and those of new
+    configs for which a record has no room.
 
     Args:
         current: The stored record, if there is one.
@@ -101,7 +102,14 @@ def _overrules(measurement: Measurement, standing: Measurement) -> bool:
     """Return whether a measurement replaces the one that stands, which came first."""
     if measurement.is_wrong or standing.is_wrong:
         return measurement.is_wrong and not standing.is_wrong
-    return is_credible(measurement) and not is_credible(standing)
+    return is_credible(measurement) and (
+        not is_credible(standing) or _extends(measurement, standing)
+    )
+
+
+def _extends(measurement: Measurement, standing: Measurement) -> bool:
+    """Return whether a timing is over all cases of another one, and over more."""
+    return set(measurement.cases or ()) > set(standing.cases or ())
 
 
 def _fit_into(

@@ -148,19 +148,19 @@ def _run(
     seconds: float | None,
     quiet: bool,
 ) -> SweepReport:
-    from dejavu_cache.sweep.runner import Sweep, shard_of
+    from dejavu_cache.sweep.runner import Sweep
 
     hosts = new_hosts()
     try:
         cases = hosts[0].cases()
-        cases = shard_of(cases, shard) if shard else cases
         if sample:
-            report = Sweep(hosts, cases, do="plan").run()
+            report = Sweep(hosts, cases, do="plan", shard=shard).run()
             if report.stopped:
                 return report
-            cases, hosts = _sample_tuned(report, sample), new_hosts()  # a sweep closes its hosts
+            cases, shard = _sample_tuned(report, sample), ""
+            hosts = new_hosts()  # a sweep closes its hosts
         with _progress(len(cases), quiet) as on_event:
-            return Sweep(hosts, cases, do=do, budget=seconds, on_event=on_event).run()
+            return Sweep(hosts, cases, do=do, shard=shard, budget=seconds, on_event=on_event).run()
     finally:
         for host in hosts:
             host.close()

@@ -1,0 +1,223 @@
+"""Measure the configs of a scenario over several cases, and select what is good in all of them.
+
+The cases are taken one by one, since the arguments of one may fill the device. A config that is far
+behind after some cases, as `case_scores.BEHIND` says, is left out of the next. If the leader turns
+out to be slower than it seemed, configs that were left out are measured after all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from pydantic import ValidationError
+
+from ..errors import NoValidConfigError, SettingsError
+from ..model.record import Measurement
+from ..model.scenario import Config, now
+from ..model.selection import winner
+from ..runtime.request import Request
+from ..runtime.suspects import leave_out
+from ..runtime.tune_search import may_launch_default
+from ..runtime.winner_check import WinnerCheck, find_wrong_results, recording_crash
+from ..system.provenance import whoami
+from ..triton_internals.config_names import describe
+from ..tuning.measurement_marks import MeasurementMark
+from .case_store import CaseStore, GroupRecord
+from .case_tuner import CaseTuner
+from .journal import Journal
+from .requests import make_request
+from .suite import Case
+
+__all__ = ["CaseGroup"]
+
+
+class CaseGroup:
+    """Cases of one scenario.
+
+    Args:
+        cases: the cases, in the order in which they are measured; two at least.
+        store: the store of the record.
+
+    Raises:
+        SettingsError: the cases' names cannot be recorded.
+        Exception: any error of the first case's arguments.
+    """
+
+    def __init__(self, cases: Sequence[Case], store: Journal) -> None:
+        """Make the arguments of the first case, which has to tell the scenario."""
+        self._cases = cases
+        self._names = [case.name for case in cases]
+        _check_names(self._names)
+        self._store = store
+        self._first: Request | None = make_request(cases[0])
+        self._describe(self._first)
+        self._attempted: set[tuple[str, Config]] = set()
+        self._tuned: set[str] = set()
+        self._group = GroupRecord(store, self.context, self.scenario)
+
+    def _describe(self, request: Request) -> None:
+        """Note what a request says of all cases; the request itself holds the arguments."""
+        self.context, self.scenario = request.context, request.scenario
+        self._default = describe(request.default)
+        self._shortest = request.shortest_timing
+        self._declared = list(request.declared)
+        configs = map(describe, request.autotuner.configs) if request.prunes else ()
+        self._selectable = {*self._declared, *configs}
+
+    @property
+    def due(self) -> int:
+        """Number of measurements that are left, as far as that is clear now."""
+        return sum(len(self._undecided(name, self._declared)) for name in self._names)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether a winner over all cases is recorded or pinned, and no config is left."""
+        record = self._group.record
+        if record.pinned is not None and record.pinned in self._selectable:
+            return True
+        return record.winner is not None and not self.due
+
+    def measure(self, tuner: CaseTuner, wait: float) -> dict[str, Any]:
+        """Measure the cases, record the winner, and return the outcome.
+
+        Args:
+            tuner: tunes one case.
+            wait: seconds to wait for another process that tunes the scenario.
+
+        Raises:
+            NoValidConfigError: every config failed in some case.
+        """
+        with self._store.lease(self.context, self.scenario, wait=wait) as is_leased:
+            self._group = GroupRecord(self._store, self.context, self.scenario)
+            if self.is_known:
+                return {"status": "known"}
+            if not is_leased:
+                return {"status": "busy"}
+            measured = self._search(tuner)
+            while (best := self._best()) is not None:
+                wrong = self._find_wrong(best, tuner)
+                if wrong is None:
+                    break
+                self._group.put_measurements([wrong])
+                measured += self._search(tuner)
+            if best is not None:
+                self._group.write_winner(best)
+            elif not tuner.is_over:
+                raise NoValidConfigError(
+                    self.context.kernel.name, str(self.scenario), self._failures()
+                )
+        due = self.due
+        is_partial = tuner.is_over and (due or best is None)
+        status = "partial" if is_partial else "tuned" if measured else "known"
+        return {"status": status, "measured": measured, "due": due}
+
+    def _undecided(self, case: str, declared: Sequence[Config]) -> list[Config]:
+        return self._group.undecided_configs(declared, self._default, self._names, case)
+
+    def _has_work(self, case: str) -> bool:
+        """Return whether a case has configs to time, or was never tuned to the end."""
+        undecided = self._undecided(case, self._declared)
+        if any((case, config) not in self._attempted for config in undecided):
+            return True
+        return self._group.record.winner is None and case not in self._tuned
+
+    def _search(self, tuner: CaseTuner) -> int:
+        """Tune case after case until no config may still win; return how many were measured."""
+        measured = 0
+        while not tuner.is_over and any(map(self._has_work, self._names)):
+            for case in self._cases:
+                if self._has_work(case.name) and not (tuner.is_over and measured):
+                    measured += self._tune(case, tuner)
+        self._group.write_scores()
+        return measured
+
+    def _tune(self, case: Case, tuner: CaseTuner) -> int:
+        request = self._request(case)
+        undecided = self._undecided(case.name, list(request.declared))
+        self._tuned.add(case.name)
+        self._attempted.update((case.name, config) for config in undecided)
+        if case is not self._cases[0]:  # A search of its own chose the configs in the first case.
+            budget = replace(request.budget, strategy="exhaustive", configs=None)
+            request = replace(request, budget=budget)
+        settled = self._group.settled_configs(case.name)
+        rest = [c for c in request.declared if c not in undecided and c not in settled]
+        store = CaseStore(self._group, case.name)
+        try:
+            return tuner.tune(case.name, leave_out(request, rest), store)[1]
+        except NoValidConfigError:  # Configs that were left out before may run here.
+            return 0
+
+    def _request(self, case: Case) -> Request:
+        """Make a case's arguments; those of the first case are there already at first.
+
+        Raises:
+            SettingsError: the case has another scenario than before.
+        """
+        first, self._first = self._first, None
+        request = first if first is not None and case is self._cases[0] else make_request(case)
+        if (request.context, request.scenario) != (self.context, self.scenario):
+            raise SettingsError(
+                f"case {case.name}: its scenario changes from call to call: seed what is drawn"
+            )
+        return request
+
+    def _best(self) -> Config | None:
+        return winner(
+            self._group.record,
+            self._selectable,
+            self._default,
+            shortest=self._shortest,
+            trusted=whoami(),
+        )
+
+    def _find_wrong(self, best: Config, tuner: CaseTuner) -> Measurement | None:
+        """Return the failure of a config whose results in the first or last case are wrong.
+
+        The winner of a case has passed this check there already.
+        """
+        for case in (self._cases[0], self._cases[-1]):
+            if self._group.right.get(case.name) == best:
+                continue
+            request = self._request(case)
+            if request.check is None or best not in request.declared:
+                continue
+            wrong = self._compare(case.name, request, best, tuner)
+            if wrong is not None:
+                return wrong
+        return None
+
+    def _compare(
+        self, case: str, request: Request, best: Config, tuner: CaseTuner
+    ) -> Measurement | None:
+        options = request.check if may_launch_default(request, self._group.record) else None
+        mark = MeasurementMark(self.context, self.scenario)
+        try:
+            check = WinnerCheck(request, options, mark.around)
+            tuner.announce(self._default)
+            check.prepare()
+            tuner.announce(best)
+            with recording_crash(best, lambda crash: self._group.put_measurements([crash])):
+                wrong = find_wrong_results(check, request, best)
+            return None if wrong is None else self._group.with_case(case, wrong)
+        finally:
+            mark.close()
+
+    def _failures(self) -> dict[str, str]:
+        return {
+            str(measurement.config): f"{measurement.failure.kind}: {measurement.failure.reason}"
+            for measurement in self._group.record.measurements
+            if measurement.failure is not None
+        }
+
+
+def _check_names(names: Sequence[str]) -> None:
+    """Raise if a record cannot hold timings by these names, since it could not be read again."""
+    try:
+        Measurement(config=Config(), median=1.0, at=now(), cases=dict.fromkeys(names, 1.0))
+    except ValidationError:
+        raise SettingsError(
+            f"{names[0][:80]!r} and {len(names) - 1} more cases have one scenario: a record holds "
+            "at most 256 cases, with names of 1 to 500 printable characters"
+        ) from None

@@ -1,0 +1,197 @@
+"""The record of a scenario of several cases, and each case's part of it as a store.
+
+A tune of one case reads and writes plain timings; in the record they are that case's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from ..model.case_scores import CaseScores
+from ..model.credibility import SHORTEST_TIMING
+from ..model.merge import OnConflict, merge_records
+from ..model.record import Measurement, Record, Winner
+from ..model.scenario import Config, Context, Scenario, now
+from ..stores import Found, Store
+
+__all__ = ["CaseStore", "GroupRecord"]
+
+
+class GroupRecord:
+    """The record of a scenario whose configs are measured over several cases.
+
+    Attributes:
+        record: the record as far as it is measured.
+        right: configs that won a case, and whose results were right there, by case.
+    """
+
+    def __init__(self, store: Store, context: Context, scenario: Scenario) -> None:
+        """Read the record; the caller holds the scenario's lease."""
+        self.store = store
+        self.context = context
+        stored = store.get(context, scenario, fresh=True)
+        self.record = stored.record if stored else Record(scenario=scenario)
+        self.right: dict[str, Config] = {}
+
+    @property
+    def scores(self) -> CaseScores[Config]:
+        """Scores of the configs that were timed in some case."""
+        return CaseScores(self.record.times_by_case)
+
+    def undecided_configs(
+        self, declared: Collection[Config], default: Config, cases: Sequence[str], case: str
+    ) -> list[Config]:
+        """Return the configs that a case has to time.
+
+        They are those without any timing, if it is the first case, and those that may still win and
+        were not timed in it. The default is timed in all cases.
+
+        Args:
+            declared: the configs that may run in the case.
+            default: the config of last resort.
+            cases: names of all cases, in order.
+            case: the case in question.
+        """
+        scores, times = self.scores, self.record.times_by_case
+        settled = self.settled_configs(case)
+        return [
+            config
+            for config in declared
+            if config not in settled
+            and (
+                (config == default or scores.may_win(config, len(cases)))
+                if config in times
+                else case == cases[0]
+            )
+        ]
+
+    def settled_configs(self, case: str) -> set[Config]:
+        """Return the configs that a case has timed, and those that failed in any."""
+        return {
+            measurement.config
+            for measurement in self.record.measurements
+            if not measurement.skipped
+            and (measurement.failure is not None or case in (measurement.cases or ()))
+        }
+
+    def put(self, addition: Record) -> None:
+        """Write an addition to the record."""
+        self.record = merge_records(self.record, addition)
+        self.store.put(self.context, [addition])
+
+    def put_measurements(self, measurements: Iterable[Measurement]) -> None:
+        """Write measurements, which replace earlier ones of their configs."""
+        scenario = self.record.scenario
+        self.put(Record(scenario=scenario, measurements=tuple(measurements)))
+
+    def with_case(self, case: str, measurement: Measurement) -> Measurement:
+        """Return a case's measurement as one of the record: with those of the other cases."""
+        before = self.record.by_config.get(measurement.config)
+        cases = dict(before.cases or {}) if before and before.failure is None else {}
+        if before is None or not cases:
+            before = measurement
+        if measurement.median is None:
+            return measurement.model_copy(update={"cases": cases or None})
+        cases[case] = measurement.median
+        logs = [math.log(max(time, SHORTEST_TIMING)) for time in cases.values()]
+        median = math.exp(math.fsum(logs) / len(logs))
+        update = _scaled_quantiles(median, [before, measurement])
+        seconds = measurement.seconds + (0.0 if before is measurement else before.seconds)
+        return measurement.model_copy(update={**update, "cases": cases, "seconds": seconds})
+
+    def write_scores(self) -> None:
+        """Write the score of each config as its median, in which the configs are comparable."""
+        scores = self.scores
+        rescaled = []
+        for config, measurement in self.record.by_config.items():
+            if config in scores and measurement.median is not None:
+                update = _scaled_quantiles(scores.equivalent(config), [measurement])
+                if update["median"] != measurement.median:
+                    rescaled.append(measurement.model_copy(update={**update, "at": now()}))
+        if rescaled:
+            self.put_measurements(rescaled)
+
+    def write_winner(self, config: Config) -> None:
+        """Write the config that was selected over all cases."""
+        winner = Winner(config=config, at=now())
+        self.put(Record(scenario=self.record.scenario, winner=winner))
+
+
+class CaseStore(Store):
+    """One case's part of a group's record, as a store of plain timings.
+
+    It has no winner, so that a tune races the close configs. The lease is the group's.
+    """
+
+    def __init__(self, group: GroupRecord, case: str) -> None:
+        """Set up the view of a group's record that one case has."""
+        self.url = group.store.url
+        self._group = group
+        self._case = case
+
+    def get(self, context: Context, scenario: Scenario, *, fresh: bool = False) -> Found | None:
+        """Return the record as the case alone would have it."""
+        record = self._group.record
+        measurements = tuple(
+            measurement
+            for measurement in map(self._of_case, record.measurements)
+            if measurement is not None
+        )
+        update = {"measurements": measurements, "winner": None, "pin": None}
+        return Found(record.model_copy(update=update), self.url)
+
+    def _of_case(self, measurement: Measurement) -> Measurement | None:
+        if measurement.failure is not None:
+            return measurement.model_copy(update={"cases": None})
+        median = (measurement.cases or {}).get(self._case)
+        if median is None:
+            return None
+        update = _scaled_quantiles(median, [measurement])
+        return measurement.model_copy(update={**update, "cases": None})
+
+    def put(
+        self, context: Context, records: Iterable[Record], on_conflict: OnConflict = "newest"
+    ) -> None:
+        """Write measurements and launches as the group's; remember the winner of the case."""
+        for record in records:
+            measurements = tuple(
+                self._group.with_case(self._case, measurement)
+                for measurement in record.measurements
+            )
+            if record.winner is not None:
+                self._group.right[self._case] = record.winner.config
+            self._group.put(
+                record.model_copy(update={"measurements": measurements, "winner": None})
+            )
+
+    @contextmanager
+    def lease(self, context: Context, scenario: Scenario, *, wait: float) -> Iterator[bool]:
+        """Yield True, since the group holds the lease."""
+        yield True
+
+    def records(self, context: Context) -> Iterator[Record]:
+        """Return nothing: no other scenario is part of the case."""
+        return iter(())
+
+    def contexts(self, kernel: str | None = None) -> Iterator[Context]:
+        """Return nothing: no other context is part of the case."""
+        return iter(())
+
+    def delete(self, context: Context, scenarios: Iterable[Scenario] | None = None) -> int:
+        """Delete nothing: a tune only adds."""
+        return 0
+
+
+def _scaled_quantiles(
+    median: float, measurements: Sequence[Measurement]
+) -> Mapping[str, float | None]:
+    """Return a median with quantiles whose spread is the widest of some measurements'."""
+    low = [item.p20 / item.median for item in measurements if item.median and item.p20 is not None]
+    high = [item.p80 / item.median for item in measurements if item.median and item.p80 is not None]
+    return {
+        "median": median,
+        "p20": median * min(low) if low else None,
+        "p80": median * max(high) if high else None,
+    }

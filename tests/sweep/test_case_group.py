@@ -1,0 +1,226 @@
+"""Cases of one scenario are measured together, and one config wins over all of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import math
+import random
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from support.processes import PROGRAMS
+from support.records import context
+from support.sweeping import Sweeps
+
+from dejavu_cache.errors import SettingsError
+from dejavu_cache.model.case_scores import CaseScores
+from dejavu_cache.model.evidence import gather_evidence
+from dejavu_cache.model.record import FORMAT, Measurement, Record
+from dejavu_cache.model.scenario import Config, Scenario, now
+from dejavu_cache.stores import FileStore, MemoryStore, Store, open_store
+from dejavu_cache.sweep.case_group import CaseGroup
+from dejavu_cache.sweep.case_store import GroupRecord
+from dejavu_cache.sweep.case_tuner import CaseTuner
+from dejavu_cache.sweep.hosts import LocalHost
+from dejavu_cache.sweep.journal import Journal
+from dejavu_cache.sweep.messages import CaseJob, ConfigCrash, MissedScenario, SweepSpec
+from dejavu_cache.sweep.runner import Sweep
+from dejavu_cache.sweep.suite import Suite, load_suite
+from dejavu_cache.system.worker_connection import ParentConnection
+
+SUITE = load_suite(f"{PROGRAMS / 'logged_suite.py'}:drawn")
+DRAWS = [case for case in SUITE.load_cases({}) if case.name.startswith("draw")]
+EXPECTED = ["100 32", "100 16", "100 64", "100 128", "101 32", "101 16", "101 128", "102 32"]
+"""What is measured: block 64 is far behind after one case, block 16 after two."""
+
+
+@pytest.fixture
+def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "log"
+    path.touch()
+    monkeypatch.setenv("LOG", str(path))
+    return path
+
+
+def measure(folder: Path, *crashes: ConfigCrash, cases: int = 3) -> dict[str, object]:
+    """Measure the first draws in this process, as a worker does."""
+    journal = Journal(open_store(str(folder)), folder / "journal")
+    with journal:
+        job = CaseJob(do="measure", case=DRAWS[0].name, crashes=crashes)
+        tuner = CaseTuner(job, ParentConnection(io.StringIO(), io.StringIO()))
+        return CaseGroup(DRAWS[:cases], journal).measure(tuner, 0.0)
+
+
+def only_record(folder: Path) -> Record:
+    store = FileStore(folder)
+    (found,) = store.contexts()
+    (record,) = store.records(found)
+    return record
+
+
+def of_block(record: Record, block: int) -> Measurement:
+    (found,) = (m for m in record.measurements if m.config.params["BLOCK"] == block)
+    return found
+
+
+def winning_block(record: Record) -> object:
+    return record.winner and record.winner.config.params["BLOCK"]
+
+
+def test_what_wins_is_good_in_all_cases(tmp_path: Path, log: Path) -> None:
+    store = tmp_path / "store"
+    outcome = measure(store)
+    assert log.read_text().splitlines() == [*EXPECTED, "102 128"]
+    assert outcome == {"status": "tuned", "measured": 9, "due": 0}
+    record = only_record(store)
+    assert winning_block(record) == 128
+    winner = of_block(record, 128)
+    assert winner.cases == {"draw 100": 12.0, "draw 101": 10.0, "draw 102": 11.0}
+    assert winner.median == pytest.approx((12 * 10 * 11) ** (1 / 3))
+    assert of_block(record, 64).cases == {"draw 100": 20.0}
+    evidence = gather_evidence(record, winner.config, record.by_config, winner.config)
+    assert "cases: the mean of 3, at most 1.20x the best of any" in evidence.lines()
+    medians = sorted(record.measurements, key=lambda m: m.median or 0)
+    assert [m.config.params["BLOCK"] for m in medians] == [128, 32, 64, 16]
+    (path,) = store.rglob("*.json")
+    assert json.loads(path.read_text())["format"] == FORMAT
+    assert measure(store) == {"status": "known"}
+    assert len(log.read_text().splitlines()) == 9
+
+
+def test_further_cases_extend_a_record(tmp_path: Path, log: Path) -> None:
+    assert measure(tmp_path, cases=2)["measured"] == 7
+    assert measure(tmp_path)["measured"] == 2
+    assert log.read_text().splitlines() == [*EXPECTED, "102 128"]
+    assert of_block(only_record(tmp_path), 128).case_count == 3
+
+
+def test_an_interrupted_group_goes_on_where_it_stopped(
+    tmp_path: Path, log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STOP", "101 16")
+    with pytest.raises(KeyboardInterrupt):
+        measure(tmp_path)
+    monkeypatch.delenv("STOP")
+    crash = ConfigCrash(config=of_block(only_record(tmp_path), 128).config, reason="mine")
+    assert measure(tmp_path, crash)["measured"] == 2
+    assert log.read_text().splitlines() == [*EXPECTED[:5], "101 16", "102 32"]
+    record = only_record(tmp_path)
+    failed = of_block(record, 128)
+    assert failed.failure is not None
+    assert (failed.failure.kind, failed.cases) == ("crash", {"draw 100": 12.0})
+    assert winning_block(record) == 32
+
+
+@pytest.mark.parametrize("batch", [100, 102])
+def test_results_are_checked_in_the_first_and_last_case(
+    tmp_path: Path, log: Path, monkeypatch: pytest.MonkeyPatch, batch: int
+) -> None:
+    monkeypatch.setenv("WRONG", f"{batch} 128")
+    measure(tmp_path)
+    record = only_record(tmp_path)
+    failure = of_block(record, 128).failure
+    assert failure is not None
+    assert failure.kind == "wrong"
+    assert winning_block(record) == 32
+
+
+def test_a_launch_never_prefers_a_timing_of_one_batch(tmp_path: Path, log: Path) -> None:
+    measure(tmp_path)
+    store, record = FileStore(tmp_path), only_record(tmp_path)
+    (found,) = store.contexts()
+    alone = of_block(record, 16).model_copy(update={"median": 1e-3, "cases": None, "at": now()})
+    store.put(found, [Record(scenario=record.scenario, measurements=(alone,))])
+    assert of_block(only_record(tmp_path), 16) == of_block(record, 16)
+
+
+def test_names_that_no_record_holds_are_refused(tmp_path: Path) -> None:
+    for names in (["a\nb", "c"], [f"{n}" for n in range(257)]):
+        cases = [dataclasses.replace(DRAWS[0], name=name) for name in names]
+        with pytest.raises(SettingsError, match="have one scenario: a record holds at most 256"):
+            CaseGroup(cases, Journal(open_store(str(tmp_path)), tmp_path / "journal"))
+
+
+def test_two_workers_measure_a_group_once(sweeps: Sweeps, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in sweeps.environment().items():
+        monkeypatch.setenv(name, value)
+    spec = SweepSpec(suite=f"{sweeps.suite}:drawn", store=sweeps.store.as_uri())
+    hosts = [LocalHost(spec), LocalHost(spec)]
+    report = Sweep(hosts, hosts[0].cases()).run()
+    assert report.complete, report
+    assert {name: outcome.cases for name, outcome in report.outcomes.items()} == {
+        "draw 100": 3,
+        "draw 101": 3,
+        "draw 102": 3,
+        "n=500": 1,
+    }
+    assert report.measured == 9 + 4
+    lines = sweeps.measurements_taken
+    assert sorted(line for line in lines if not line.startswith("500")) == sorted(
+        [*EXPECTED, "102 128"]
+    )
+
+
+def test_a_suite_may_make_several_cases_for_a_miss() -> None:
+    suite = Suite(SUITE.cases, lambda kernel, scenario: DRAWS)
+    miss = MissedScenario(
+        kernel="logged_suite.add_one", device="interpreter", scenario=Scenario(args={"n": 100})
+    )
+    assert suite.cases_for(miss.kernel, miss.scenario) == DRAWS
+
+
+Times = Mapping[Config, Mapping[str, float]]
+
+
+def drawn_times(seed: int, cases: int) -> dict[Config, dict[str, float]]:
+    """Draw times of 40 configs: each has a speed, and cases that suit it more and less."""
+    rng = random.Random(seed)
+    sizes = {f"{case}": math.exp(rng.gauss(0, 1)) for case in range(cases)}
+    traits = {case: [rng.gauss(0, 1) for _ in range(4)] for case in sizes}
+    times: dict[Config, dict[str, float]] = {}
+    for block in range(40):
+        speed = rng.expovariate(1 / 0.25)
+        likes = [rng.gauss(0, 0.03) for _ in range(4)]
+        times[Config(params={"BLOCK": block})] = {
+            case: size
+            * math.exp(
+                speed
+                + sum(like * trait for like, trait in zip(likes, traits[case], strict=True))
+                + rng.gauss(0, 0.005)
+            )
+            for case, size in sizes.items()
+        }
+    return times
+
+
+def search(times: Times, store: Store) -> tuple[Config, int]:
+    """Return the leader that a group finds among drawn times, and how many it measured."""
+    group = GroupRecord(store, context(), Scenario(args={"M": 1}))
+    default, *_ = times
+    cases = list(times[default])
+    measured = 0
+    while any(group.undecided_configs(list(times), default, cases, case) for case in cases):
+        for case in cases:
+            due = group.undecided_configs(list(times), default, cases, case)
+            measured += len(due)
+            group.put_measurements(
+                group.with_case(case, Measurement(config=c, median=times[c][case], at=now()))
+                for c in due
+            )
+    return group.scores.leaders[0], measured
+
+
+def test_the_search_costs_less_than_one_percent() -> None:
+    losses, shares = [], []
+    for seed in range(20):
+        times = drawn_times(seed, cases=2 + seed % 5)
+        chosen, measured = search(times, MemoryStore())
+        scores = CaseScores(times)
+        losses.append(scores.score(chosen) / scores.score(scores.leaders[0]))
+        shares.append(measured / sum(map(len, times.values())))
+    assert math.exp(sum(map(math.log, losses)) / 20) <= 1.01
+    assert max(losses) <= 1.05
+    assert sum(shares) / 20 < 0.75
