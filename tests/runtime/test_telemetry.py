@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -10,7 +9,6 @@ from typing import Any, Literal
 
 import pytest
 from support.addition import CONFIGS, add_one
-from support.checkout import environment
 from support.kernels import launch
 
 from dejavu_cache import cached_autotune
@@ -100,9 +98,10 @@ def test_the_api_takes_every_span_and_metric_and_a_broken_one_fails_no_launch(
     assert "OpenTelemetry took no span or metric: no exporter" in caplog.text
 
 
-def test_a_program_without_telemetry_does_not_import_it() -> None:
-    code = "import sys, dejavu_cache.runtime.launch_log; print('opentelemetry' in sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True
-    )
-    assert done.stdout.strip() == "False"
+def test_a_program_without_telemetry_does_not_import_it(
+    tmp_path: Path, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "opentelemetry")
+    launch(make(tmp_path), 128)
+    assert "opentelemetry" not in sys.modules
+    assert not recorder.spans

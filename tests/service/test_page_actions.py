@@ -110,17 +110,13 @@ def test_an_admin_pins_and_unpins(admin: Visitor) -> None:
     assert "<td>unpin BLOCK_M=64" in page, "the log has it"
 
 
-def test_the_worklist_is_claimed_by_the_protocol_too(client: httpx.Client, admin: Visitor) -> None:
-    miss = f"/v1/main/contexts/{context().digest}/misses/{scenario(7).digest}"
-    for method, path, shown in (("PUT", "/claim", True), ("DELETE", "/claim", False)):
-        assert client.request(method, miss + path, headers=admin.bearer).status_code == 204
+def test_the_worklist_is_claimed_released_and_dismissed(
+    client: httpx.Client, admin: Visitor
+) -> None:
+    path = f"/v1/main/contexts/{context().digest}/misses/{scenario(7).digest}"
+    for method, end, shown in (("PUT", "/claim", True), ("DELETE", "/claim", False)):
+        assert client.request(method, path + end, headers=admin.bearer).status_code == 204
         assert ("<small>since" in admin.get("/pages/main/misses")) == shown
-    assert client.delete(miss, headers=admin.bearer).status_code == 204
-    for method, path in (("PUT", "/claim"), ("DELETE", "/claim"), ("DELETE", "")):
-        assert client.request(method, miss + path, headers=admin.bearer).status_code == 404
-
-
-def test_the_worklist_is_claimed_released_and_dismissed(admin: Visitor) -> None:
     proof = admin.proof("/pages/main/misses")
     miss = {"context": context().digest, "scenario": scenario(7).digest, "device": "NVIDIA H200"}
     claimed = admin.send("/pages/main/misses/claim", proof, **miss)
@@ -132,6 +128,8 @@ def test_the_worklist_is_claimed_released_and_dismissed(admin: Visitor) -> None:
     assert "Nothing is missing" in admin.get("/pages/main/misses")
     assert "dismissed meanwhile" in admin.send("/pages/main/misses/claim", proof, **miss).text
     assert admin.send("/pages/main/misses/claim", proof, context="x").status_code == 404
+    for method, end in (("PUT", "/claim"), ("DELETE", "/claim"), ("DELETE", "")):
+        assert client.request(method, path + end, headers=admin.bearer).status_code == 404
     for action in ("claim", "release", "dismiss"):
         assert f"<td>{action} miss</td>" in admin.get("/pages/main/activity")
 
