@@ -7,9 +7,11 @@ lives, so that any process can tell whether the other one is gone, whatever its 
 
 from __future__ import annotations
 
+import faulthandler
 import fcntl
 import os
 import secrets
+import signal
 import socket
 import time
 from collections.abc import Iterator
@@ -32,6 +34,15 @@ HUNG_AFTER = 600.0
 FORGOTTEN_AFTER = 86_400.0
 """Seconds for which a mark counts: the process may have been ended by somebody else."""
 
+_ORDINARY_END = 60.0
+"""Seconds on one config up to which a signal that asks a process to end is no sign against it."""
+
+_ENDING = (signal.SIGTERM, signal.SIGHUP)
+"""Signals by which people and schedulers end programs."""
+
+_TRACE = b"Stack (most recent call first):"
+"""Beginning of what `faulthandler` writes when one of these signals comes."""
+
 _MOST_BYTES = 1 << 16
 
 _OPEN = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -43,6 +54,8 @@ class _Mark(FrozenModel):
     config: Config
     pid: int
     host: str
+    since: float = 0.0
+    """Time at which the measurement began, in seconds since 1970."""
 
 
 class Suspect(NamedTuple):
@@ -88,10 +101,11 @@ class MeasurementMark:
         An error that leaves the device unusable keeps the mark: what is recorded of it may get lost
         with the process.
         """
-        mark = _Mark(config=config, pid=os.getpid(), host=socket.gethostname())
+        mark = _Mark(config=config, pid=os.getpid(), host=socket.gethostname(), since=time.time())
         self._write(mark.model_dump_json())
         try:
-            yield
+            with _trace_end(self._handle):
+                yield
         except BaseException as error:
             self._stays = self._stays or device_failure_of(error) is not None
             raise
@@ -110,13 +124,16 @@ class MeasurementMark:
         self._handle = None
 
     def _write(self, line: str) -> None:
-        """Replace the file's first line; what follows it does not count."""
+        """Replace the file's content; a trace would be written behind it."""
         try:
             if self._handle is None:
                 if not line:
                     return
                 self._handle = self._create()
-            os.pwrite(self._handle, f"{line}\n".encode(), 0)
+            content = f"{line}\n".encode()
+            os.pwrite(self._handle, content, 0)
+            os.ftruncate(self._handle, len(content))
+            os.lseek(self._handle, len(content), os.SEEK_SET)
         except OSError as error:
             logger.debug("%s cannot be written: %s", self._path, error)
 
@@ -131,10 +148,30 @@ class MeasurementMark:
         return handle
 
 
+@contextmanager
+def _trace_end(handle: int | None) -> Iterator[None]:
+    """Have a trace written to a file if a signal asks this process to end meanwhile.
+
+    The signal then does what it would have done. Python's own handlers would not run while a
+    kernel hangs, and the process could not be ended.
+    """
+    before = {number: signal.getsignal(number) for number in _ENDING if handle is not None}
+    for number, handler in before.items():
+        if handler == signal.SIG_DFL and handle is not None:
+            faulthandler.register(number, handle, all_threads=False, chain=True)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            # Where the program has set a handler meanwhile, unregistering would remove that one.
+            if handler == signal.SIG_DFL == signal.getsignal(number):
+                faulthandler.unregister(number)
+
+
 def find_suspects(context: Context, scenario: Scenario) -> list[Suspect]:
     """Return the configs of a scenario that processes of this user died of or hang in.
 
-    A process that was ended for another reason looks the same, so a suspicion ends after a day.
+    A process that was killed for another reason looks the same, so a suspicion ends after a day.
     """
     prefix, suspects = _prefix(context, scenario), []
     for path in _marks():
@@ -152,7 +189,7 @@ def _read(path: Path) -> Suspect | None:
     try:
         age = time.time() - os.fstat(handle).st_mtime
         is_alive = _is_locked(handle)
-        line = os.pread(handle, _MOST_BYTES, 0).partition(b"\n")[0]
+        line, _, trace = os.pread(handle, _MOST_BYTES, 0).partition(b"\n")
     finally:
         os.close(handle)
     if not line or age > FORGOTTEN_AFTER or (is_alive and age <= HUNG_AFTER):
@@ -160,6 +197,9 @@ def _read(path: Path) -> Suspect | None:
     try:
         mark = _Mark.model_validate_json(line)
     except ValidationError:
+        return None
+    lasted = time.time() - mark.since - age
+    if trace.startswith(_TRACE) and not is_alive and lasted <= _ORDINARY_END:
         return None
     end = f"has been measuring it for {age:.0f} s" if is_alive else "ended while it measured it"
     return Suspect(mark.config, f"process {mark.pid} on {mark.host} {end}", is_alive, path)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import signal
 import time
 from pathlib import Path
 
@@ -143,6 +145,33 @@ def test_a_process_that_hangs_does_not_stop_the_next_one(processes: Processes) -
         assert processes.recorded == {16: "timed", 64: "timed"}
     finally:
         hanging.kill()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_process_that_was_asked_to_end_casts_no_suspicion(
+    processes: Processes, number: signal.Signals
+) -> None:
+    asked = processes.start(32, "hang")
+    _wait_until_measuring(processes, b'"BLOCK":32')
+    asked.send_signal(number)
+    assert asked.complete().returncode == -number, "the signal ends the process as ever"
+    code, out, error = processes.run()
+    assert (code, out, "is not run" in error) == (0, "64\n", False)
+    assert processes.recorded == {16: "timed", 32: "timed", 64: "timed"}
+
+
+def test_a_process_that_was_asked_to_end_after_long_leaves_a_suspicion(
+    processes: Processes,
+) -> None:
+    hanging = processes.start(32, "hang")
+    _wait_until_measuring(processes, b'"BLOCK":32')
+    (mark,) = processes.marks.iterdir()
+    content = re.sub(rb'"since":[0-9.]+', b'"since":%f' % (time.time() - 120), mark.read_bytes())
+    hanging.send_signal(signal.SIGTERM)
+    assert hanging.complete().returncode == -signal.SIGTERM
+    mark.write_bytes(content + mark.read_bytes().partition(b"\n")[2])
+    code, out, error = processes.run(32, "hang")
+    assert (code, out, error.count("is not run for a day")) == (0, "64\n", 1)
 
 
 def test_a_process_that_measures_is_no_reason_to_suspect_its_config(processes: Processes) -> None:
