@@ -3,15 +3,18 @@ ARG BASE=python:3.12-slim
 
 FROM ${BASE} AS build
 WORKDIR /src
-COPY requirements/server.txt requirements/server.txt
+COPY requirements/server.txt requirements/build.txt requirements/
 RUN python3 -m venv /opt/dejavu \
-    && /opt/dejavu/bin/python -m pip install --no-cache-dir --require-hashes --requirement requirements/server.txt
+    && /opt/dejavu/bin/python -m pip install --no-cache-dir --require-hashes --requirement requirements/server.txt \
+    && python3 -m venv /build \
+    && /build/bin/python -m pip install --no-cache-dir --require-hashes --requirement requirements/build.txt
 COPY pyproject.toml README.md LICENSE ./
 COPY dejavu_cache dejavu_cache
 COPY client client
 COPY service service
 COPY migrations migrations
-RUN /opt/dejavu/bin/python -m pip install --no-cache-dir --no-deps .
+RUN /build/bin/python -m pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /wheels . \
+    && /opt/dejavu/bin/python -m pip install --no-cache-dir --no-deps --no-index /wheels/*.whl
 
 FROM ${BASE}
 LABEL org.opencontainers.image.title="dejavu-cache server" \

@@ -15,7 +15,7 @@ INSTALL_TORCH := -m pip install --quiet --retries 1 $(if $(TORCH_INDEX),--extra-
 UV_COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.10 --generate-hashes --no-header \
   --no-annotate --no-emit-package dejavu-cache --excludes requirements/by-machine.txt --constraint constraints.txt
 
-.PHONY: help demo test check tests slow-list lint style types format coverage gpu-test bench identity store-model soak exits fuzz matrix lowest lock shipped reference pictures docs kit clean
+.PHONY: help demo test check tests slow-list lint style types format coverage gpu-test bench identity store-model soak fleet-start exits fuzz matrix lowest lock shipped reference pictures docs kit clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -80,6 +80,10 @@ soak: $(VENV)/.installed  ## an hour of work and faults on both databases, into 
 	$(BIN)/python benchmarks/soak.py --seconds $(SOAK_SECONDS)
 	$(BIN)/uv run --quiet --no-project --with matplotlib python benchmarks/soak_test/report.py
 
+fleet-start: $(VENV)/.installed  ## a fleet's first look-ups at three replicas, into benchmarks/results; on an idle machine
+	$(BIN)/python benchmarks/fleet_start.py
+	$(BIN)/uv run --quiet --no-project --with matplotlib python benchmarks/fleet_start.py --plot
+
 exits: $(VENV)/.installed  ## how programs end beside a full spool, into benchmarks/results
 	$(BIN)/python benchmarks/exits.py
 
@@ -104,6 +108,7 @@ lowest: $(VENV)/.installed  ## the tests with the lowest versions that pyproject
 lock: $(VENV)/.installed  ## pin development, documentation and the server's image anew, with hashes
 	$(UV_COMPILE) pyproject.toml --upgrade --extra dev --output-file requirements/dev.txt
 	$(UV_COMPILE) pyproject.toml --upgrade --extra server --output-file requirements/server.txt
+	$(UV_COMPILE) requirements/build.in --upgrade --output-file requirements/build.txt
 	$(UV_COMPILE) pyproject.toml --upgrade --extra docs --output-file requirements/docs.txt
 
 shipped:  ## sweep attention on this GPU, fit its trees, write both into the package; SHIPPED=--dry-run

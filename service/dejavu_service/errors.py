@@ -7,6 +7,7 @@ DejavuError
 │   ├── NotFoundError         there is no such context, record, lease or token
 │   ├── InvalidRequestError   the request is well-formed and cannot be carried out
 │   ├── IssuerUnavailableError  an issuer's keys cannot be read now
+│   ├── ServerStoppingError   a long request ends early; what it did so far stays
 │   ├── TooLargeError         the request has more records, misses or bytes than allowed
 │   └── TooManyLeasesError    the principal holds as many leases as it may
 ├── SchemaError               the database's schema does not fit this version
@@ -24,6 +25,7 @@ __all__ = [
     "MissingDatabaseError",
     "NotFoundError",
     "SchemaError",
+    "ServerStoppingError",
     "ServiceError",
     "TooLargeError",
     "TooManyLeasesError",
@@ -49,6 +51,10 @@ class UnauthenticatedError(ServiceError):
 
 class IssuerUnavailableError(ServiceError):
     """The keys of an issuer of identity tokens cannot be read now."""
+
+
+class ServerStoppingError(ServiceError):
+    """A long request ends early because the server stops; what it did so far stays."""
 
 
 class NotFoundError(ServiceError):

@@ -23,6 +23,7 @@ from .errors import (
     InvalidRequestError,
     IssuerUnavailableError,
     NotFoundError,
+    ServerStoppingError,
     ServiceError,
     TooLargeError,
     TooManyLeasesError,
@@ -52,6 +53,7 @@ _STATUS: dict[type[ServiceError], int] = {
     InvalidRequestError: 422,
     TooManyLeasesError: 429,
     IssuerUnavailableError: 503,
+    ServerStoppingError: 503,
 }
 
 DATABASE_ERRORS: tuple[type[Exception], ...] = (
@@ -146,7 +148,8 @@ def install_handlers(app: FastAPI) -> None:
 async def _handle_service_error(_: Request, error: Exception) -> Response:
     assert isinstance(error, ServiceError)
     status = next(status for kind, status in _STATUS.items() if isinstance(error, kind))
-    headers = {"Retry-After": "10"} if status == 429 else None
+    seconds = "10" if status == 429 else "2" if isinstance(error, ServerStoppingError) else None
+    headers = {"Retry-After": seconds} if seconds else None
     return problem(status, str(error), headers=headers)
 
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import httpx
+import pytest
+from dejavu_service.services.records import merge_record_set
 from dejavu_service.storage.database import Database
 from dejavu_service.storage.tables import measurements
+from fastapi import FastAPI
 from sqlalchemy import select
 from support.service import body, config, context, measurement, record, record_set, scenario
 
@@ -127,6 +130,25 @@ def test_an_export_is_an_import(client: httpx.Client) -> None:
     assert again.json() == {"sets": 2, "records": 4, "measurements": 0, "beside": 0}
     (line,) = client.get("/v1/main/export?kernel=one").text.splitlines(keepends=True)
     assert line in exported.text.splitlines(keepends=True)
+
+
+def test_an_import_ends_when_the_server_stops_and_can_be_sent_again(
+    app: FastAPI, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = [record_set(of=context(name)).model_dump_json(exclude_none=True) for name in "abc"]
+
+    def merge_and_stop(*arguments: Any, **options: Any) -> Any:
+        app.state.server.stopping.set()
+        return merge_record_set(*arguments, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("dejavu_service.services.transfer.merge_record_set", merge_and_stop)
+        cut = client.post("/v1/main/import", content="\n".join(lines))
+    assert (cut.status_code, cut.headers["retry-after"]) == (503, "2")
+    assert "has imported 1 of 3 contexts" in cut.json()["detail"]
+    app.state.server.stopping.clear()
+    again = client.post("/v1/main/import", content="\n".join(lines)).json()
+    assert again == {"sets": 3, "records": 3, "measurements": 6, "beside": 0}
 
 
 def test_a_bad_line_imports_nothing(client: httpx.Client) -> None:

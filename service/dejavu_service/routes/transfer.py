@@ -83,6 +83,7 @@ async def import_records(
             lines,
             settings.max_records,
             settings.max_body,
+            call.server.stopping.is_set,
         )
 
 

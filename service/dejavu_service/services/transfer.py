@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import IO
 
 from pydantic import BaseModel
 
 from dejavu_cache.model.record import RecordSet, required_format
 
-from ..errors import InvalidRequestError, TooLargeError
+from ..errors import InvalidRequestError, ServerStoppingError, TooLargeError
 from ..storage import contexts, records
 from ..storage.database import Database
 from .access import Principal
@@ -68,8 +68,11 @@ def import_lines(
     lines: IO[bytes],
     max_records: int,
     max_line: int,
+    is_stopping: Callable[[], bool],
 ) -> Imported:
     """Merge an export, after every line has been checked.
+
+    Each line is a transaction: an import of thousands would otherwise keep all writers waiting.
 
     Args:
         database: The server's database.
@@ -78,10 +81,12 @@ def import_lines(
         lines: A seekable file with a record set on each line.
         max_records: The largest number of records on a line.
         max_line: The largest number of bytes of a line.
+        is_stopping: Tells whether the server stops.
 
     Raises:
         AccessDeniedError: The principal lacks the role `admin`.
         InvalidRequestError: A line is malformed; nothing was written.
+        ServerStoppingError: The server stops; the lines before stay, and can be sent again.
         TooLargeError: A line is too long; nothing was written.
     """
     principal.require("admin", namespace)
@@ -94,6 +99,11 @@ def import_lines(
         write_log(connection, principal, "import", namespace, **content)
     imported = Imported()
     for record_set in _parse_lines(lines, max_records, max_line):
+        if is_stopping():
+            raise ServerStoppingError(
+                f"the server stops and has imported {imported.sets} of {checked.sets} contexts: "
+                "send the same again, which changes nothing of these"
+            )
         with database.write() as connection:
             merged = merge_record_set(connection, principal, namespace, record_set, restore=True)
         imported.sets += 1

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, delete, literal, select
 from .tables import contexts, epoch, measurements, recalls, records
 from .upserts import insert
 
-__all__ = ["Recall", "add_parts", "add_records", "drop_old", "lift", "load"]
+__all__ = ["Recall", "add_parts", "add_records", "lift", "load"]
 
 _CHUNK = 500
 """Values in one IN list; databases limit their number."""
@@ -111,12 +111,6 @@ def lift(
                     recalls.c.part.in_(chunk),
                 )
             )
-
-
-def drop_old(connection: Connection, seconds: float) -> int:
-    """Delete recalls that are more than `seconds` old and return their number."""
-    old = delete(recalls).where(recalls.c.recalled_at < epoch() - seconds)
-    return connection.execute(old).rowcount
 
 
 def _chunks(values: Sequence[str]) -> Iterable[Sequence[str]]:
