@@ -56,12 +56,12 @@ class Processes:
         return swept.stdout
 
     @property
-    def launched(self) -> set[int]:
+    def launched_blocks(self) -> set[int]:
         """Blocks that the last process launched."""
         return set(map(int, self._log.read_text().split()))
 
     @property
-    def recorded(self) -> dict[object, str]:
+    def outcomes(self) -> dict[object, str]:
         """Outcomes in the only record, by block."""
         store = FileStore(self.store)
         (context,) = store.contexts()
@@ -82,16 +82,16 @@ def processes(tmp_path: Path, nursery: Nursery) -> Processes:
 
 def test_a_config_that_kills_its_process_is_met_once(processes: Processes) -> None:
     assert processes.run(32, "kill")[0] == -9
-    assert 32 in processes.launched
+    assert 32 in processes.launched_blocks
     code, out, error = processes.run(32, "kill")
     assert (code, out) == (0, "64\n"), "the best of the others runs"
-    assert 32 not in processes.launched
+    assert 32 not in processes.launched_blocks
     assert error.count("(BLOCK=32, num_ctas=1") == 1
     assert "is not run for a day: process" in error
     assert "`dejavu-cache sweep`" in error
-    assert processes.recorded == {16: "timed", 64: "timed"}, "a suspicion is no failure"
+    assert processes.outcomes == {16: "timed", 64: "timed"}, "a suspicion is no failure"
     assert processes.run(32, "kill")[:2] == (0, "64\n")
-    assert processes.launched == {64}
+    assert processes.launched_blocks == {64}
 
 
 def test_the_default_config_may_be_the_one_that_kills(processes: Processes) -> None:
@@ -100,7 +100,7 @@ def test_the_default_config_may_be_the_one_that_kills(processes: Processes) -> N
         code, out, _ = processes.run(16, "kill", DEJAVU_CACHE_MODE=mode)
         assert code == 0
         assert out in ("32\n", "64\n")
-        assert 16 not in processes.launched
+        assert 16 not in processes.launched_blocks
 
 
 def test_a_program_of_which_every_config_kills_ends_with_the_reasons(processes: Processes) -> None:
@@ -110,15 +110,15 @@ def test_a_program_of_which_every_config_kills_ends_with_the_reasons(processes: 
     assert code == 1
     assert "NoValidConfigError" in error
     assert "ended while it measured it" in error
-    assert processes.launched == set()
+    assert processes.launched_blocks == set()
 
 
 def test_a_sweep_clears_a_config_that_did_not_kill(processes: Processes) -> None:
     assert processes.run(64, "kill")[0] == -9, "somebody else killed the process"
     assert processes.run()[1] == "32\n"
     processes.sweep()
-    assert 64 in processes.launched
-    assert processes.recorded == {16: "timed", 32: "timed", 64: "timed"}
+    assert 64 in processes.launched_blocks
+    assert processes.outcomes == {16: "timed", 32: "timed", 64: "timed"}
     assert list(processes.marks.iterdir()) == []
     assert processes.run()[:2] == (0, "64\n")
 
@@ -140,9 +140,9 @@ def test_a_process_that_hangs_does_not_stop_the_next_one(processes: Processes) -
         os.utime(mark, (time.time() - 700,) * 2)
         code, out, error = processes.run(32, "hang")
         assert (code, out) == (0, "64\n")
-        assert 32 not in processes.launched
+        assert 32 not in processes.launched_blocks
         assert "has been measuring it for 7" in error
-        assert processes.recorded == {16: "timed", 64: "timed"}
+        assert processes.outcomes == {16: "timed", 64: "timed"}
     finally:
         hanging.kill()
 
@@ -157,7 +157,7 @@ def test_a_process_that_was_asked_to_end_casts_no_suspicion(
     assert asked.complete().returncode == -number, "the signal ends the process as ever"
     code, out, error = processes.run()
     assert (code, out, "is not run" in error) == (0, "64\n", False)
-    assert processes.recorded == {16: "timed", 32: "timed", 64: "timed"}
+    assert processes.outcomes == {16: "timed", 32: "timed", 64: "timed"}
 
 
 def test_a_process_that_was_asked_to_end_after_long_leaves_a_suspicion(

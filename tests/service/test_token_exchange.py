@@ -178,24 +178,24 @@ def test_no_token_is_forged(client: httpx.Client, issuer: Issuer) -> None:
     good = issuer.token()
     head, content, signature = good.split(".")
 
-    def encoded(value: Any) -> str:
+    def encode(value: Any) -> str:
         return base64.urlsafe_b64encode(json.dumps(value).encode()).decode().rstrip("=")
 
     claims = jwt.decode(good, options={"verify_signature": False})
     shared = jwt.encode(claims, "x" * 64, algorithm="HS256", headers={"kid": "first"})
     forged = [
         stranger.token(),
-        f"{encoded({'alg': 'none', 'kid': 'first'})}.{content}.",
-        f"{encoded({'alg': 'None', 'kid': 'first'})}.{content}.{signature}",
+        f"{encode({'alg': 'none', 'kid': 'first'})}.{content}.",
+        f"{encode({'alg': 'None', 'kid': 'first'})}.{content}.{signature}",
         shared,
-        f"{head}.{encoded({**claims, 'ref': 'refs/heads/main'})}.{signature}",
+        f"{head}.{encode({**claims, 'ref': 'refs/heads/main'})}.{signature}",
         f"{head}.{content}.",
         jwt.encode(claims, issuer.keys["first"], algorithm="RS256"),
         issuer.token(header={"kid": "../first"}),
         issuer.token(header={"jku": stranger.description["jwks_uri"], "kid": "stranger"}),
-        *("", "a.b.c", "...", "é.é.é", "\x00", f"{head}.{encoded([1])}.{signature}"),
+        *("", "a.b.c", "...", "é.é.é", "\x00", f"{head}.{encode([1])}.{signature}"),
         f"{head}.{'A' * 20_000}.{signature}",
-        f"{encoded({'alg': 'RS256', 'kid': 'first', 'crit': ['x']})}.{content}.{signature}",
+        f"{encode({'alg': 'RS256', 'kid': 'first', 'crit': ['x']})}.{content}.{signature}",
         f"{head}.{base64.urlsafe_b64encode(b'[' * 9000).decode().rstrip('=')}.{signature}",
     ]
     for token in forged:

@@ -37,21 +37,22 @@ def harmless_edits(source: str, seed: int) -> Iterator[Edit]:
     for index in code:
         indent = lines[index][: len(lines[index]) - len(lines[index].lstrip())]
         comment = f"{indent}# {chance.random()}"
-        yield Edit("comment above", _joined(lines[:index], [comment], lines[index:]))
+        yield Edit("comment above", _join_lines(lines[:index], [comment], lines[index:]))
         yield Edit(
-            "comment behind", _joined(lines[:index], [lines[index] + "  # new"], lines[index + 1 :])
+            "comment behind",
+            _join_lines(lines[:index], [lines[index] + "  # new"], lines[index + 1 :]),
         )
         yield Edit(
-            "blank lines", _joined(lines[:index], [""] * chance.randint(1, 3), lines[index:])
+            "blank lines", _join_lines(lines[:index], [""] * chance.randint(1, 3), lines[index:])
         )
         if lines[index].lstrip().startswith("def "):
             doc = f'{indent}    """Say {chance.random()}."""'
-            yield Edit("docstring", _joined(lines[: index + 1], [doc], lines[index + 1 :]))
+            yield Edit("docstring", _join_lines(lines[: index + 1], [doc], lines[index + 1 :]))
         if " = " in lines[index] and "(" not in lines[index].split(" = ")[0]:
             left, right = lines[index].split(" = ", 1)
             if right.count("(") == right.count(")") and "#" not in right:
                 edited = [f"{left} = ({right})"]
-                yield Edit("parentheses", _joined(lines[:index], edited, lines[index + 1 :]))
+                yield Edit("parentheses", _join_lines(lines[:index], edited, lines[index + 1 :]))
     yield Edit("lines above", f"UNUSED = {chance.random()}\n\n\n{source}")
     yield Edit(
         "an unrelated function", f"{source}\ndef unrelated():\n    return {chance.random()}\n"
@@ -61,7 +62,7 @@ def harmless_edits(source: str, seed: int) -> Iterator[Edit]:
     yield Edit("unparsed", ast.unparse(ast.parse(source)))
 
 
-def _joined(*parts: list[str]) -> str:
+def _join_lines(*parts: list[str]) -> str:
     return "\n".join(line for part in parts for line in part) + "\n"
 
 

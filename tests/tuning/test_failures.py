@@ -64,7 +64,7 @@ def start_process(fault: Fault, *, check: bool = False) -> tuple[Any, Faulty]:
     return kernel, faulty
 
 
-def recorded() -> dict[Any, str]:
+def recorded_outcomes() -> dict[Any, str]:
     """Return the outcomes in the only record, by block."""
     (context,) = default_store().contexts()
     record: Record
@@ -106,19 +106,19 @@ def no_fault(block: int) -> None:
 def test_a_compiler_that_the_machine_stops_costs_a_config_one_tune(error: Exception) -> None:
     kernel, _ = start_process(fail_times(64, 9, error))
     launch(kernel, 100)
-    assert recorded() == {16: "timed", 32: "timed", 64: "skipped"}
+    assert recorded_outcomes() == {16: "timed", 32: "timed", 64: "skipped"}
     assert kernel.best_config.kwargs == {"BLOCK": 32}
     again, faulty = start_process(no_fault)
     launch(again, 100)
     assert set(faulty.launched) == {64}, "only what was skipped is measured"
-    assert recorded()[64] == "timed"
+    assert recorded_outcomes()[64] == "timed"
     assert again.best_config.kwargs == {"BLOCK": 64}
 
 
 def test_a_failure_that_does_not_repeat_is_not_recorded() -> None:
     kernel, _ = start_process(fail_times(64, 1, PTXASError("`ptxas` failed with error code 1")))
     launch(kernel, 100)
-    assert recorded()[64] == "timed"
+    assert recorded_outcomes()[64] == "timed"
     assert kernel.best_config.kwargs == {"BLOCK": 64}
 
 
@@ -127,7 +127,7 @@ def test_a_failure_that_repeats_is_recorded_and_never_met_again() -> None:
     kernel, faulty = start_process(fail_times(64, 9, error))
     launch(kernel, 100)
     assert faulty.launched.count(64) == 2
-    assert recorded()[64] == "ptxas_error"
+    assert recorded_outcomes()[64] == "ptxas_error"
     _, faulty = start_process(no_fault)
     launch(start_process(no_fault)[0], 100)
     assert not faulty.launched
@@ -137,7 +137,7 @@ def test_a_lack_of_resources_needs_no_second_attempt() -> None:
     kernel, faulty = start_process(fail_times(64, 9, OutOfResources(300000, 200000, "shared")))
     launch(kernel, 100)
     assert faulty.launched.count(64) == 1
-    assert recorded()[64] == "out_of_resources"
+    assert recorded_outcomes()[64] == "out_of_resources"
 
 
 @pytest.mark.parametrize(
@@ -155,11 +155,11 @@ def test_a_config_that_loses_the_device_is_met_once_in_all_processes(message: st
     kernel, _ = start_process(fault)
     with pytest.raises(RuntimeError, match=message[-16:]):
         launch(kernel, 100)
-    assert recorded() == {16: "timed", FATAL: "crash"}
+    assert recorded_outcomes() == {16: "timed", FATAL: "crash"}
     again, faulty = start_process(fault)
     launch(again, 100)
     assert FATAL not in faulty.launched
-    assert recorded() == {16: "timed", FATAL: "crash", 64: "timed"}
+    assert recorded_outcomes() == {16: "timed", FATAL: "crash", 64: "timed"}
     assert again.best_config.kwargs == {"BLOCK": 64}
 
 
@@ -167,7 +167,7 @@ def test_a_default_config_that_loses_the_device_is_not_launched_to_compare_resul
     fault = fail_times(16, 9, RuntimeError("CUDA error: an illegal memory access was encountered"))
     with pytest.raises(RuntimeError, match="illegal memory access"):
         launch(start_process(fault, check=True)[0], 100)
-    assert recorded() == {16: "crash"}
+    assert recorded_outcomes() == {16: "crash"}
     again, faulty = start_process(fault, check=True)
     launch(again, 100)
     assert 16 not in faulty.launched
@@ -183,7 +183,7 @@ def test_a_config_that_loses_the_device_while_results_are_compared_is_recorded()
             ],
             100,
         )
-    assert recorded() == {16: "timed", 32: "timed", 64: "crash"}
+    assert recorded_outcomes() == {16: "timed", 32: "timed", 64: "crash"}
     again, faulty = start_process(no_fault, check=True)
     launch(again, 100)
     assert 64 not in faulty.launched
@@ -194,7 +194,7 @@ def test_an_error_that_is_not_understood_is_raised_and_not_recorded() -> None:
     kernel, _ = start_process(fail_times(FATAL, 9, RuntimeError("uncorrectable ECC error")))
     with pytest.raises(RuntimeError, match="ECC"):
         launch(kernel, 100)
-    assert FATAL not in recorded()
+    assert FATAL not in recorded_outcomes()
 
 
 def test_errors_are_classified_by_whose_fault_they_are() -> None:
