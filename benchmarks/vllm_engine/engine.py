@@ -1,0 +1,227 @@
+"""One vLLM engine in this process, driven by lines of JSON: [command, argument, ...].
+
+    engine.py NAME BACKEND MODEL '{"more": "arguments of vllm.LLM"}'
+
+The answers are lines `RESULT {...}`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import time
+import traceback
+from itertools import pairwise
+from typing import Any
+
+BEGIN = time.perf_counter()
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+
+import launch_counts  # noqa: E402
+import torch  # noqa: E402
+from drawn_day import draw_day  # noqa: E402
+
+NAME, BACKEND, MODEL = sys.argv[1:4]
+MORE = json.loads(sys.argv[4]) if len(sys.argv) > 4 else {}
+LENGTHS = (7, 130, 517, 2049, 8000)
+
+
+def answer(kind: str, **content: Any) -> None:
+    print("RESULT " + json.dumps({"kind": kind, "name": NAME, **content}), flush=True)
+
+
+def start() -> Any:
+    import vllm
+
+    options: dict[str, Any] = {
+        "model": MODEL,
+        "skip_tokenizer_init": True,
+        "load_format": "dummy",
+        "dtype": "bfloat16",
+        "max_model_len": 16384,
+        "kv_cache_memory_bytes": 11 << 30,
+        "gpu_memory_utilization": 0.2,
+        "enable_prefix_caching": False,
+        "max_num_batched_tokens": 8192,
+        "max_num_seqs": 64,
+        "seed": 0,
+        "disable_log_stats": True,
+        "compilation_config": {
+            "mode": 0,
+            "cudagraph_mode": "FULL_DECODE_ONLY",
+            "cudagraph_capture_sizes": [1, 2, 4, 8, 16, 32, 64],
+        },
+        **({"attention_config": {"backend": BACKEND}} if BACKEND != "none" else {}),
+        **MORE,
+    }
+    llm = vllm.LLM(**options)
+    torch.cuda.synchronize()
+    layers = llm.llm_engine.vllm_config.compilation_config.static_forward_context.values()
+    answer(
+        "start",
+        seconds=round(time.perf_counter() - BEGIN, 2),
+        counts=launch_counts.counts(),
+        gpu=torch.cuda.get_device_name(),
+        versions={"vllm": vllm.__version__, "torch": torch.__version__},
+        backend=sorted({type(getattr(layer, "impl", layer)).__name__ for layer in layers}),
+        graphs=str(llm.llm_engine.vllm_config.compilation_config.cudagraph_mode),
+    )
+    return llm
+
+
+def fill_weights(model: Any) -> int:
+    """Draw the same Gaussian weights in every engine; the dummy ones give logits of about 0."""
+    generator = torch.Generator(device="cuda").manual_seed(1234)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "norm" in name:
+                weight.fill_(1.0)
+            elif weight.dim() >= 2:
+                scale = 1.0 if "embed" in name else weight.shape[-1] ** -0.5
+                for part in weight.split(max(1, (1 << 28) // weight[0].numel())):
+                    noise = torch.randn(part.shape, generator=generator, device="cuda")
+                    part.copy_((noise * scale).to(weight.dtype))
+    torch.cuda.empty_cache()
+    return sum(weight.numel() for weight in model.parameters())
+
+
+def prompt_of(count: int, seed: int) -> list[int]:
+    generator = torch.Generator().manual_seed(seed)
+    tokens: list[int] = torch.randint(1000, 100000, (count,), generator=generator).tolist()
+    return tokens
+
+
+class Requests:
+    """Requests to an engine that is stepped by hand."""
+
+    def __init__(self, llm: Any) -> None:
+        self.engine, self.count, self.day = llm.llm_engine, 0, None
+
+    def add(self, prompt: list[int], tokens: int, **options: Any) -> None:
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        self.count += 1
+        params = SamplingParams(
+            temperature=0.0,
+            max_tokens=tokens,
+            ignore_eos=True,
+            detokenize=False,
+            output_kind=RequestOutputKind.DELTA,
+            **options,
+        )
+        self.engine.add_request(str(self.count), {"prompt_token_ids": prompt}, params)
+
+    def step(self) -> list[Any]:
+        return [output.outputs[0] for output in self.engine.step()]
+
+    def drain(self) -> list[tuple[float, list[Any]]]:
+        """Step to the end; return when each step's tokens came, and its outputs."""
+        steps = []
+        while self.engine.has_unfinished_requests():
+            outputs = self.step()
+            if outputs:
+                steps.append((time.perf_counter(), outputs))
+        return steps
+
+    def agree(self) -> dict[str, Any]:
+        """Return greedy tokens and the likeliest log probabilities after prompts."""
+        found = {}
+        for length in LENGTHS:
+            self.add(prompt_of(length, length), 24, logprobs=5)
+            tokens, tops = [], []
+            for _, outputs in self.drain():
+                for output in outputs:
+                    tokens += output.token_ids
+                    for likely in output.logprobs or []:
+                        pairs = [[token, round(prob.logprob, 4)] for token, prob in likely.items()]
+                        tops.append(sorted(pairs, key=lambda pair: -pair[1])[:5])
+            found[str(length)] = {"tokens": tokens, "tops": tops}
+        return found
+
+    def decode(self, count: int, prompt: int, tokens: int) -> dict[str, Any]:
+        """Return milliseconds per step of a batch that decodes."""
+        for seed in range(count):
+            self.add(prompt_of(prompt, seed), tokens)
+        whens = [
+            when
+            for when, outputs in self.drain()
+            if sum(len(output.token_ids) for output in outputs) == count
+        ]
+        gaps = [1e3 * (after - before) for before, after in pairwise(whens)]
+        gaps = gaps[-(tokens - 20) : -4]
+        return {"ms": round(statistics.median(gaps), 4), "mean_ms": round(statistics.mean(gaps), 4)}
+
+    def prefill(self, count: int, prompt: int, repeats: int = 7) -> dict[str, Any]:
+        """Return milliseconds from requests to the last first token."""
+        times = []
+        for repeat in range(repeats + 1):
+            prompts = [prompt_of(prompt, 100 * repeat + seed) for seed in range(count)]
+            torch.cuda.synchronize()
+            begin = time.perf_counter()
+            for tokens in prompts:
+                self.add(tokens, 1)
+            self.drain()
+            torch.cuda.synchronize()
+            times.append(1e3 * (time.perf_counter() - begin))
+        return {"ms": round(statistics.median(times[1:]), 3), "first_ms": round(times[0], 2)}
+
+    def long(self, tokens: int) -> dict[str, Any]:
+        """Decode one request further; return seconds, and when it has to be begun, begin it."""
+        if not self.engine.has_unfinished_requests():
+            self.add(prompt_of(500, 0), 13000)
+            while not any(output.token_ids for output in self.step()):
+                pass
+        produced, begin = 0, time.perf_counter()
+        while produced < tokens:
+            produced += sum(len(output.token_ids) for output in self.step())
+        torch.cuda.synchronize()
+        return {"tokens": produced, "seconds": round(time.perf_counter() - begin, 5)}
+
+    def run_day(self, steps: int, of: int, seed: int = 11) -> dict[str, Any]:
+        """Run the next steps of a drawn day; return tokens, and seconds of each step."""
+        if self.day is None:
+            self.day = [0, draw_day(seed, of)]
+        times, tokens = [], 0
+        for _ in range(steps):
+            number, waiting = self.day
+            while waiting and waiting[0].step <= number:
+                request = waiting.pop(0)
+                self.add(prompt_of(request.prompt, request.step), request.answer)
+            self.day[0] += 1
+            if not self.engine.has_unfinished_requests():
+                continue
+            begin = time.perf_counter()
+            tokens += sum(len(output.token_ids) for output in self.step())
+            times.append(round(time.perf_counter() - begin, 6))
+        return {"tokens": tokens, "times": times}
+
+
+def main() -> None:
+    llm = start()
+    requests = Requests(llm)
+    commands = {
+        "weights": lambda: llm.apply_model(fill_weights)[0],
+        "counts": launch_counts.counts,
+        "agree": requests.agree,
+        "decode": requests.decode,
+        "prefill": requests.prefill,
+        "long": requests.long,
+        "day": requests.run_day,
+    }
+    for line in sys.stdin:
+        name, *arguments = json.loads(line)
+        if name == "end":
+            break
+        try:
+            answer(name, answer=commands[name](*arguments))
+        except Exception as error:
+            traceback.print_exc()
+            answer(name, error=repr(error)[:600])
+    sys.stdout.flush()
+    os._exit(0)
+
+
+main()

@@ -1,0 +1,284 @@
+"""Run vLLM engines side by side, in turns: with this project's attention, FA3's, and Triton's.
+
+    bash benchmarks/vllm_engine/go.sh PLAN [SECONDS]
+
+writes OUT/PLAN.json and a log of each engine. Plans: `speed`, `figure9`, `day`, `cold`, `starts`,
+`compiled`. Engines that are compared take turns in one run, for clocks and temperatures differ.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+VLLM = Path(os.environ["VLLM_FOLDER"])
+OUT = Path(os.environ["OUT"])
+PLAN, LIMIT = sys.argv[1], float(sys.argv[2]) if len(sys.argv) > 2 else 150.0
+BEGIN = time.monotonic()
+BACKENDS = {"fa3": "FLASH_ATTN", "ours": "CUSTOM", "triton": "TRITON_ATTN"}
+RESULTS: dict[str, Any] = {"plan": PLAN}
+
+
+def seconds_left() -> float:
+    return LIMIT - (time.monotonic() - BEGIN)
+
+
+def log(*words: Any) -> None:
+    print(f"[{time.monotonic() - BEGIN:6.1f}]", *words, flush=True)
+
+
+def keep(*path: str, value: Any) -> None:
+    place = RESULTS
+    for name in path[:-1]:
+        place = place.setdefault(name, {})
+    place[path[-1]] = value
+    (OUT / f"{PLAN}.json").write_text(json.dumps(RESULTS, indent=1))
+    log(*path, json.dumps(value)[:400])
+
+
+class Engine:
+    """A vLLM engine in a process of its own."""
+
+    def __init__(
+        self,
+        name: str,
+        backend: str,
+        model: str = "llama3-8b",
+        options: dict[str, Any] | None = None,
+        cache: str = "",
+        **variables: str,
+    ) -> None:
+        self.name, self._lines = name, queue.Queue()
+        caches = VLLM / "caches" / (cache or name)
+        caches.mkdir(parents=True, exist_ok=True)
+        environment = {
+            **os.environ,
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            "VLLM_USE_FLASHINFER_SAMPLER": "0",
+            "VLLM_NO_USAGE_STATS": "1",
+            "HF_HUB_OFFLINE": "1",
+            "TRANSFORMERS_OFFLINE": "1",
+            "VLLM_HOST_IP": "127.0.0.1",
+            "GLOO_SOCKET_IFNAME": "lo",
+            "NCCL_SOCKET_IFNAME": "lo",
+            "VLLM_USE_DEEP_GEMM": "0",
+            "VLLM_CACHE_ROOT": str(caches / "vllm"),
+            "TRITON_CACHE_DIR": str(caches / "triton"),
+            "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"),
+            "XDG_CACHE_HOME": str(caches / "xdg"),
+            "DEJAVU_CACHE_LOG": "info",
+            **variables,
+        }
+        self._log = (OUT / f"{PLAN}-{name}.log").open("w")
+        self._process = subprocess.Popen(
+            [
+                sys.executable,
+                str(HERE / "engine.py"),
+                name,
+                backend,
+                str(HERE / "models" / model),
+                json.dumps(options or {}),
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=environment,
+            cwd=caches,
+        )
+        threading.Thread(target=self._read, daemon=True).start()
+        keep("start", name, value=self._answer(seconds_left()))
+
+    def _read(self) -> None:
+        for line in self._process.stdout or ():
+            self._log.write(line)
+            self._log.flush()
+            if line.startswith("RESULT "):
+                self._lines.put(json.loads(line[7:]))
+        self._lines.put({"error": "ended"})
+
+    def _answer(self, seconds: float) -> Any:
+        try:
+            return self._lines.get(timeout=max(seconds, 1.0))
+        except queue.Empty:
+            self._process.kill()
+            return {"error": "out of time"}
+
+    def tell(self, *command: Any) -> Any:
+        if self._process.poll() is not None or self._process.stdin is None:
+            return None
+        self._process.stdin.write(json.dumps(command) + "\n")
+        self._process.stdin.flush()
+        answer = self._answer(seconds_left())
+        if "error" in answer:
+            log(self.name, command, answer)
+        return answer.get("answer")
+
+    def end(self) -> None:
+        keep("counts", self.name, value=self.tell("counts"))
+        self._process.kill()
+        self._process.wait()
+
+
+def start(*names: str, **options: Any) -> list[Engine]:
+    engines = [Engine(name, BACKENDS[name], options=options) for name in names]
+    for engine in engines:
+        engine.tell("weights")
+    return engines
+
+
+def shares(times: dict[str, Any]) -> dict[str, float]:
+    """Return each engine's speed as a share of the first one's."""
+    known = {name: value for name, value in times.items() if value}
+    first = next(iter(known.values()), None)
+    return {name: round(first / value, 4) for name, value in known.items()} if first else {}
+
+
+def compare_agreement(engines: list[Engine]) -> None:
+    """Keep how far each engine's greedy tokens and log probabilities are from the first one's."""
+    answers = {engine.name: engine.tell("agree") for engine in engines}
+    first, *others = [name for name in answers if answers[name]]
+    for name in others:
+        for length, expected in answers[first].items():
+            actual = answers[name][length]
+            pairs = list(zip(expected["tokens"], actual["tokens"], strict=False))
+            same = next((i for i, (a, b) in enumerate(pairs) if a != b), len(pairs))
+            worst = 0.0
+            for likely, other in list(zip(expected["tops"], actual["tops"], strict=False))[:same]:
+                known = dict(map(tuple, other))
+                gaps = [abs(known[token] - prob) for token, prob in likely if token in known]
+                worst = max([worst, *gaps])
+            keep("agree", name, length, value={"same": same, "of": len(pairs), "logprob": worst})
+
+
+def run_speed() -> None:
+    engines = start("fa3", "ours", "triton")
+    compare_agreement(engines)
+    for command in (
+        ("decode", 8, 4000, 100),
+        ("decode", 32, 2000, 120),
+        ("prefill", 1, 8000),
+        ("prefill", 8, 1000),
+        ("prefill", 1, 500),
+        ("decode", 1, 500, 100),
+    ):
+        rounds = [{engine.name: engine.tell(*command) for engine in engines} for _ in range(2)]
+        best = {
+            engine.name: min((turn[engine.name] or {}).get("ms", 1e9) for turn in rounds)
+            for engine in engines
+        }
+        keep("speed", " ".join(map(str, command)), value={"ms": best, "share": shares(best)})
+    for engine in engines:
+        engine.end()
+
+
+def run_figure9(tokens: int = 12800, turn: int = 100) -> None:
+    engines = start("fa3", "ours")
+    seconds = {engine.name: 0.0 for engine in engines}
+    done = 0
+    while done < tokens and seconds_left() > 10:
+        for engine in engines:
+            told = engine.tell("long", turn)
+            seconds[engine.name] += told["seconds"] if told else float("nan")
+        done += turn
+        if done in (100, 200, 400, 800, 1600, 3200, 6400, 9600) or done % 3200 == 0:
+            keep("figure9", str(done), value={"s": dict(seconds), "share": shares(seconds)})
+    for engine in engines:
+        engine.end()
+
+
+def run_day(steps: int = 2400, turn: int = 100) -> None:
+    engines = start("fa3", "ours")
+    tokens = {engine.name: 0 for engine in engines}
+    times: dict[str, list[float]] = {engine.name: [] for engine in engines}
+    done = 0
+    while done < steps and seconds_left() > 10:
+        for engine in engines:
+            told = engine.tell("day", turn, steps) or {"tokens": 0, "times": []}
+            tokens[engine.name] += told["tokens"]
+            times[engine.name] += told["times"]
+        done += turn
+    for name, steps_taken in times.items():
+        ordered = sorted(steps_taken) or [0.0]
+        keep(
+            "day",
+            name,
+            value={
+                "steps": len(ordered),
+                "tokens": tokens[name],
+                "tokens_per_s": round(tokens[name] / max(sum(ordered), 1e-9), 1),
+                "median_ms": round(1e3 * statistics.median(ordered), 3),
+                "p99_ms": round(1e3 * ordered[int(0.99 * (len(ordered) - 1))], 3),
+                "longest_ms": round(1e3 * ordered[-1], 2),
+            },
+        )
+    for engine in engines:
+        engine.end()
+
+
+def run_cold() -> None:
+    """Start with empty caches twice; what is benchmarked or compiled, and the first prompts."""
+    for number in ("first", "second"):
+        engine = Engine(f"cold-{number}", "CUSTOM", cache="cold")
+        for length in LENGTHS:
+            keep("cold", number, str(length), value=engine.tell("prefill", 1, length, 2))
+        engine.end()
+
+
+LENGTHS = (7, 130, 517, 2049, 8000)
+
+
+def run_starts() -> None:
+    """Start a Mamba2, whose kernels vLLM autotunes: plainly and with the cache, twice each."""
+    for kind, variables in (("plain", {}), ("cached", {"DEJAVU_CACHE_INSTALL": "1"})):
+        for number in ("first", "second"):
+            engine = Engine(
+                f"mamba-{kind}-{number}",
+                "none",
+                "mamba2",
+                {"kv_cache_memory_bytes": 6 << 30},
+                cache=f"mamba-{kind}",
+                **variables,
+            )
+            for command in (
+                ("prefill", 1, 500, 1),
+                ("prefill", 1, 4000, 1),
+                ("decode", 4, 300, 40),
+            ):
+                keep(
+                    "starts", engine.name, " ".join(map(str, command)), value=engine.tell(*command)
+                )
+            engine.end()
+
+
+def run_compiled() -> None:
+    """Run with vLLM's own defaults: torch.compile, piecewise and full graphs."""
+    engines = start("fa3", "ours", compilation_config=None)
+    compare_agreement(engines)
+    for command in (("decode", 32, 2000, 120), ("prefill", 1, 8000), ("prefill", 1, 500)):
+        for engine in engines:
+            keep("compiled", " ".join(map(str, command)), engine.name, value=engine.tell(*command))
+    for engine in engines:
+        engine.end()
+
+
+OUT.mkdir(parents=True, exist_ok=True)
+{
+    "speed": run_speed,
+    "figure9": run_figure9,
+    "day": run_day,
+    "cold": run_cold,
+    "starts": run_starts,
+    "compiled": run_compiled,
+}[PLAN]()
+log("done")
+os._exit(0)
