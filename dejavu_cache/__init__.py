@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from .runtime.autotuner import CachedAutotuner as CachedAutotuner
     from .runtime.autotuner import cached_autotune as cached_autotune
     from .runtime.graphs import GraphedStep as GraphedStep
+    from .runtime.service_phase import serving as serving
+    from .runtime.service_phase import warmup as warmup
     from .settings import Mode as Mode
     from .settings import Settings as Settings
     from .stores import open_store as open_store
@@ -54,7 +56,9 @@ _MODULES = {
     "config_space": "tuning.config_space",
     "install": "installation.autotune_replacement",
     "open_store": "stores",
+    "serving": "runtime.service_phase",
     "uninstall": "installation.autotune_replacement",
+    "warmup": "runtime.service_phase",
 }
 """The module that each public name is fetched from."""
 

@@ -70,10 +70,10 @@ class AdoptedAutotuner(CachedAutotuner):
         except Exception as error:
             failure = error
         else:
-            return self._run_config(chosen, args, kwargs), chosen
+            return self._launch_chosen(chosen, args, kwargs)
         # Where the kernel or its hooks are at fault, this raises what Triton raises. Otherwise it
         # leaves a config in `cache`, which later launches obey.
-        launched = Autotuner.run(self, *args, **kwargs)
+        launched = self._run_by_triton(args, kwargs)
         self._explain_fallback(failure)
         return launched, ChosenConfig(self.best_config, {}, until=0.0)
 

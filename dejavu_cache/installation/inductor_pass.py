@@ -7,7 +7,6 @@ traced graph looks the record up with the traced tensors, and puts its config in
 from __future__ import annotations
 
 import hashlib
-import importlib.machinery
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from .. import __version__
 from ..model.buckets import Exact
 from ..runtime.autotuner import CachedAutotuner
 from ..settings import current_settings
+from ..system.import_hooks import after_import, cancel
 from ..system.notices import warn_once
 from ..triton_internals.upstream import Autotuner
 
@@ -29,16 +29,12 @@ def install_inductor_pass() -> None:
 
     A pass that was set before runs after this one. A pass that is set later takes its place.
     """
-    if _CONFIG_MODULE in sys.modules:
-        _add_pass(sys.modules[_CONFIG_MODULE])
-    elif _InductorImportHook not in sys.meta_path:
-        sys.meta_path.insert(0, _InductorImportHook)
+    after_import(_CONFIG_MODULE, _add_pass)
 
 
 def uninstall_inductor_pass() -> None:
     """Have Inductor tune cached kernels itself again."""
-    if _InductorImportHook in sys.meta_path:
-        sys.meta_path.remove(_InductorImportHook)
+    cancel(_CONFIG_MODULE, _add_pass)
     config: Any = sys.modules.get(_CONFIG_MODULE)
     passes = _current_passes(config)
     if passes is not None:
@@ -58,27 +54,6 @@ def _without_ours(passes: Any) -> Any:
     if isinstance(passes, (list, tuple)):
         return [graph_pass for graph_pass in passes if not _is_ours(graph_pass)] or None
     return passes.previous if _is_ours(passes) else passes
-
-
-class _InductorImportHook:
-    """Import hook that adds the pass once Inductor's configuration is imported."""
-
-    @classmethod
-    def find_spec(cls, name: str, path: Any = None, target: Any = None) -> Any:
-        if name != _CONFIG_MODULE:
-            return None
-        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
-        if spec is not None and spec.loader is not None:
-            load = spec.loader.exec_module
-
-            def exec_module(module: Any) -> None:
-                load(module)
-                if cls in sys.meta_path:
-                    sys.meta_path.remove(cls)
-                    _add_pass(module)
-
-            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec
 
 
 def _add_pass(config: Any) -> None:

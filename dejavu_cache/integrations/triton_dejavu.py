@@ -26,10 +26,14 @@ def read_triton_dejavu(folder: Path) -> Iterator[ForeignResult]:
             timing = ForeignTiming(
                 config=parse_config(_parse_fields(config)), median=times[0] if times else None
             )
+            values = tuple(map(str, ast.literal_eval(key)))
+            names = content.get("keys") or ()
+            # Its values are the arguments' in the order of `keys`; dtypes may follow them.
             yield ForeignResult(
                 origin="triton-dejavu",
                 function=function,
-                key=tuple(map(str, ast.literal_eval(key))),
+                named=dict(zip(names, values, strict=False)),
+                key=values[len(names) :],
                 device=alphanumeric(versions.get("gpu", "")),
                 triton=versions.get("triton", ""),
                 timings=(timing,),

@@ -9,7 +9,7 @@ Such a result cannot become a `Record`; it is stored as it is and compared with 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -54,8 +54,10 @@ class ForeignResult(BaseModel):
     Attributes:
         origin: the tool.
         function: the kernel's name, without its module.
-        key: the key arguments' values, then the tensors' dtypes, as text, in the order of the call.
-        named: used in place of `key` where a file names the arguments: values by argument.
+        key: the key arguments' values, then the tensors' dtypes, as text, in the order of the call;
+            beside `named` the dtypes alone.
+        named: values by argument, where a file names the arguments. "False" and "0" also fit
+            launches of kernels that lack the argument.
         device: the GPU's name, letters and digits only; empty if the file does not state it.
         triton: the Triton version; empty if the file does not state it.
         proof: Triton's hash of kernel, configs, compiler and key; only in Triton's own results.
@@ -74,22 +76,40 @@ class ForeignResult(BaseModel):
     timings: tuple[ForeignTiming, ...] = Field(min_length=1)
 
     def fits(
-        self, keys: Sequence[Sequence[str]], named: dict[str, str], device: str, triton: str
+        self,
+        keys: Sequence[Sequence[str]],
+        named: Mapping[str, str],
+        device: str,
+        triton: str,
+        *,
+        loose: bool = False,
     ) -> bool:
         """Return whether the result applies to a launch.
 
         Args:
             keys: the launch's key with its raw values, and with its bucketed values.
-            named: the bucketed key arguments by name.
+            named: the launch's numbers, flags and texts by argument, the key's bucketed.
             device: the name of the launch's GPU.
             triton: the Triton version of the launch.
+            loose: whether results of other versions apply too.
         """
-        if self.key:
-            same_key = self.key in [tuple(key) for key in keys]
+        if self.named:
+            same_key = self._fits_by_name(keys, named)
         else:
-            same_key = self.named.items() <= named.items()
+            same_key = self.key in [tuple(key) for key in keys]
         same_device = self.device in ("", alphanumeric(device))
-        return same_key and same_device and self.triton in ("", triton)
+        return same_key and same_device and (loose or self.triton in ("", triton))
+
+    def _fits_by_name(self, keys: Sequence[Sequence[str]], named: Mapping[str, str]) -> bool:
+        if any(
+            named[name] != value if name in named else value not in _UNSET
+            for name, value in self.named.items()
+        ):
+            return False
+        return not self.key or any(tuple(key[-len(self.key) :]) == self.key for key in keys)
+
+
+_UNSET = ("False", "0")
 
 
 def alphanumeric(name: str) -> str:

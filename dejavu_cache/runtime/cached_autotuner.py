@@ -9,7 +9,6 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from ..model.buckets import Exact
 from ..model.resolution import Resolution
 from ..model.scenario import Context
 from ..settings import Mode, current_settings
@@ -23,18 +22,18 @@ from ..triton_internals.environment import current_environment
 from ..triton_internals.scenario_key import RawKey
 from ..triton_internals.versions import is_covered
 from ..tuning.config_failures import failure_of
-from . import fingerprint
-from .activity_report import report_resolution, report_triton_activity
+from .activity_report import report_triton_activity
+from .choice_report import report_choice
+from .compiled_configs import CompiledConfigs
 from .config_cache import ConfigCache
 from .consensus import agree
 from .declared_autotuner import DeclaredAutotuner
 from .hot_path import ChosenConfig, HotPath
-from .launch_log import log_resolution
 from .launch_recorder import record_launches
 from .prewarmed_binaries import use_prewarmed_binaries
 from .request import Request
 from .resolver import Resolver
-from .triton_report import report_to_triton
+from .service_phase import may_benchmark
 
 __all__ = ["CachedAutotuner"]
 
@@ -56,6 +55,7 @@ class CachedAutotuner(DeclaredAutotuner):
         """Decorate a kernel; see `DeclaredAutotuner`, which takes the same arguments."""
         super().__init__(*args, **kwargs)
         self.nargs = None
+        self._compiled = CompiledConfigs(self._name)
         use_prewarmed_binaries()
         report_triton_activity()
         record_launches(self)
@@ -157,7 +157,7 @@ class CachedAutotuner(DeclaredAutotuner):
         """Launch the kernel with its scenario's config; `triton.heuristics` calls this method."""
         if "grid" not in kwargs or kwargs.get("warmup"):
             return (
-                super().run(*args, **kwargs)
+                self._run_by_triton(args, kwargs)
                 if self._is_left_to_triton
                 else self._run(args, kwargs)[0]
             )
@@ -189,8 +189,10 @@ class CachedAutotuner(DeclaredAutotuner):
     def _launch(self) -> Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]:
         """Function that launches `(grid, args, kwargs)`, by the hot path where it applies."""
         if self._is_left_to_triton:
-            theirs = super().run
-            return lambda grid, args, kwargs: theirs(*args, grid=grid, warmup=False, **kwargs)
+            theirs = self._run_by_triton
+            return lambda grid, args, kwargs: theirs(
+                args, {"grid": grid, "warmup": False, **kwargs}
+            )
         if self._hot_path is not None:
             return self._hot_path.launcher()
         return lambda grid, args, kwargs: self._run(
@@ -202,7 +204,7 @@ class CachedAutotuner(DeclaredAutotuner):
         while True:
             chosen = self._choose(args, kwargs)
             try:
-                return self._run_config(chosen, args, kwargs), chosen
+                return self._launch_chosen(chosen, args, kwargs)
             except Exception as error:
                 if not self._reject(chosen, error, args, kwargs):
                     raise
@@ -228,6 +230,25 @@ class CachedAutotuner(DeclaredAutotuner):
         self._ready.pop(raw, None)
         self._fallen_back.pop(raw, None)
         return True
+
+    def _launch_chosen(
+        self, chosen: ChosenConfig, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, ChosenConfig]:
+        """Launch a config, or while the process serves one that is compiled; return both."""
+        # Ranks that choose together must not differ by what each of them has compiled.
+        return self._compiled.launch(
+            chosen,
+            lambda candidate: self._run_config(candidate, args, kwargs),
+            lambda: self._resolver.usable_configs(self.request(*args, **kwargs)),
+            may_compile=self._interpreted or self._consensus != "none",
+        )
+
+    def _run_by_triton(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Have Triton tune and launch; while the process serves, launch without a tune."""
+        if may_benchmark() or len(self.configs) < 2 or launch_key(self, args, kwargs) in self.cache:
+            return super().run(*args, **kwargs)
+        config = self._pruned_default(args, kwargs)
+        return self._launch_chosen(ChosenConfig(config, config.all_kwargs()), args, kwargs)[0]
 
     def _run_config(
         self, chosen: ChosenConfig, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -260,10 +281,6 @@ class CachedAutotuner(DeclaredAutotuner):
         else:
             chosen = ChosenConfig(config, config.all_kwargs())
         return chosen if is_lasting else chosen._replace(until=0.0)
-
-    @cached_property
-    def _has_buckets(self) -> bool:
-        return any(not isinstance(bucket, Exact) for bucket in self._buckets.values())
 
     def _choose_for_scenario(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> ChosenConfig:
         device = self._device()
@@ -354,12 +371,9 @@ class CachedAutotuner(DeclaredAutotuner):
                 {**request.autotuner.nargs, **kwargs, **resolution.config.all_kwargs()},
                 reset_only=True,
             )
-        report_to_triton(self, request, resolution, benchmarked)
-        report_resolution(self._name, request.scenario, resolution, benchmarked)
         before = fallen_back.resolution if fallen_back else None
-        log_resolution(request, resolution, benchmarked, time.perf_counter() - start, before)
-        if fingerprint.is_written():
-            fingerprint.write_choice(request, self._resolver.add_evidence(request, resolution))
+        seconds = time.perf_counter() - start
+        report_choice(self, request, resolution, benchmarked, seconds, before, self._resolver)
         until = math.inf if resolution.final else time.monotonic() + RETRY_AFTER
         ready = ChosenConfig(resolution.config, resolution.config.all_kwargs(), until, resolution)
         if choices is not self._ready:  # the record has changed since it was read
@@ -384,9 +398,3 @@ class CachedAutotuner(DeclaredAutotuner):
             return resolver.explain(request) if tuning else resolver.resolve(request, wait=0.0)[0]
 
         return agree(request, lambda: resolver.resolve(request, wait=wait), now, wait)
-
-    @cached_property
-    def _consensus(self) -> str:
-        if self._not_stored:  # nothing tells whether the other ranks' kernel is this one
-            return "none"
-        return self._options.get("consensus") or current_settings().consensus

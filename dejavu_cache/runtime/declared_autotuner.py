@@ -211,6 +211,16 @@ class DeclaredAutotuner(Autotuner):  # type: ignore[misc]
         per_launch = self._prunes and self._options.get("prune_per") != "scenario"
         return Pruning(self) if per_launch else None
 
+    @cached_property
+    def _has_buckets(self) -> bool:
+        return any(not isinstance(bucket, Exact) for bucket in self._buckets.values())
+
+    @cached_property
+    def _consensus(self) -> str:
+        if self._not_stored:  # nothing tells whether the other ranks' kernel is this one
+            return "none"
+        return self._options.get("consensus") or current_settings().consensus
+
     def _arguments_by_name(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         arguments = {**dict(zip(self.arg_names, args, strict=False)), **kwargs}
         return {name: value for name, value in arguments.items() if name in self.arg_names}
@@ -291,6 +301,14 @@ class DeclaredAutotuner(Autotuner):  # type: ignore[misc]
             seconds=seconds,
             configs=declared or budget or settings.tune_configs,
         )
+
+    def _pruned_default(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Return the default config of a launch, without a request to a store."""
+        autotuner = copy.copy(self)
+        autotuner.nargs = dict(zip(self.arg_names, args, strict=False))
+        configs = autotuner.prune_configs(dict(kwargs))
+        named = self._arguments_by_name(args, kwargs)
+        return self._default_config(named, DeclaredConfigs(self._name, configs))
 
     def _default_config(self, named: Mapping[str, Any], declared: DeclaredConfigs) -> Any:
         """Return the default config, or the first one left if pruning leaves the default out."""

@@ -57,7 +57,8 @@ def use_imported_result(
     request: Request, store: TolerantStore, limits: FallbackLimits
 ) -> Resolution | None:
     """Return the config that another autotuner measured as the best."""
-    match = find_foreign_config(request, store.imports(request.context))
+    results = store.imports(request.context)
+    match = find_foreign_config(request, results, loose=limits.other_toolchains)
     return request.resolution("imported", match.config, store=match.origin) if match else None
 
 

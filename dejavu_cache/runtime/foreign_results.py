@@ -54,9 +54,22 @@ def record_from_triton_cache(request: Request, results: Sequence[ForeignResult])
     )
 
 
-def find_foreign_config(request: Request, results: Sequence[ForeignResult]) -> ForeignConfig | None:
-    """Return the declared config that another autotuner found best for a launch, or None."""
-    for result in _matching_results(request, results):
+def find_foreign_config(
+    request: Request, results: Sequence[ForeignResult], *, loose: bool = False
+) -> ForeignConfig | None:
+    """Return the declared config that another autotuner found best for a launch, or None.
+
+    Args:
+        request: the launch's.
+        results: of other autotuners.
+        loose: whether results of other versions of Triton may serve, if there are none of its own.
+    """
+    matching = _matching_results(request, results)
+    if loose and not matching:
+        matching = _matching_results(request, results, loose=True)
+        # The newest version's first; of the unstamped ones nothing is known.
+        matching.sort(key=lambda result: _version(result.triton), reverse=True)
+    for result in matching:
         for config in request.declared:
             if result.timings[0].means(config):
                 return ForeignConfig(request.declared[config], result.origin)
@@ -82,10 +95,21 @@ def _proven_timings(
                     yield config, timing
 
 
-def _matching_results(request: Request, results: Sequence[ForeignResult]) -> list[ForeignResult]:
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split("+")[0].split(".") if part.isdigit())
+
+
+def _matching_results(
+    request: Request, results: Sequence[ForeignResult], *, loose: bool = False
+) -> list[ForeignResult]:
     """Return the results for a launch's key and device, with exact or with bucketed key values."""
     environment = request.context.environment
-    values = {name: str(value) for name, value in request.scenario.args.items()}
+    arguments = {**request.autotuner.nargs, **request.kwargs, **request.scenario.args}
+    values = {
+        name: str(value)
+        for name, value in arguments.items()
+        if isinstance(value, (int, float, str))
+    }
     keys = [
         [str(value) for value in launch_key(request.autotuner, request.args, request.kwargs)],
         [
@@ -98,5 +122,5 @@ def _matching_results(request: Request, results: Sequence[ForeignResult]) -> lis
     return [
         result
         for result in results
-        if result.fits(keys, values, environment.device.name, environment.triton)
+        if result.fits(keys, values, environment.device.name, environment.triton, loose=loose)
     ]

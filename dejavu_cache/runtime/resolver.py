@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import replace
+from typing import Any
 
 from ..errors import ScenarioNotTuned
 from ..model.evidence import gather_evidence
@@ -20,6 +21,7 @@ from .foreign_results import record_from_triton_cache
 from .record_lookup import ignored_pin, note_timings, resolve_from_record
 from .request import Request
 from .scenario_tuner import ScenarioTuner
+from .service_phase import may_benchmark
 from .suspects import leave_out, leave_out_suspects
 from .tolerant_store import TolerantStore
 
@@ -92,7 +94,7 @@ class Resolver:
         resolution = resolve_from_record(request, found)
         if found:
             note_timings(request, found.record)
-        may_tune = self.mode is Mode.TUNE and not is_capturing_graph()
+        may_tune = self._may_tune()
         if resolution and not (may_tune and self._tuner.has_work(request, resolution, found)):
             return resolution, 0
         if may_tune:
@@ -108,13 +110,16 @@ class Resolver:
             raise ScenarioNotTuned(self._explain_miss(request))
         return self._fall_back(request), 0
 
+    def _may_tune(self) -> bool:
+        return self.mode is Mode.TUNE and may_benchmark() and not is_capturing_graph()
+
     def revision(self, context: Context) -> Hashable | None:
         """Return a value that changes before a fallback's answer may change, or None if unknown.
 
         A fallback that tunes at the next try, or that looks at other contexts, may change any time.
         """
         looks_further = self._limits.other_toolchains or self._limits.other_gpus
-        if self.mode is not Mode.REUSE or looks_further:
+        if self.mode is Mode.STRICT or self._may_tune() or looks_further:
             return None
         return self._store.revision(context)
 
@@ -174,6 +179,17 @@ class Resolver:
             return request
         suspects = find_suspects(request.context, request.scenario)
         return leave_out_suspects(request, found.record if found else None, suspects)
+
+    def usable_configs(self, request: Request) -> list[Any]:
+        """Return the `triton.Config`s that a launch may run, without those known to fail there."""
+        found = self._look_up(request)
+        measured = found.record.by_config if found else {}
+        declared = self._without_unusable(request, found).declared
+        return [
+            declared[config]
+            for config in declared
+            if config not in measured or measured[config].failure is None
+        ]
 
     def add_evidence(self, request: Request, resolution: Resolution) -> Resolution:
         """Return a resolution with what its record says, or how far the nearest record is."""

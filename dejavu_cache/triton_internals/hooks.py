@@ -5,13 +5,16 @@ The functions import Triton when they are called, so that their callers can be i
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 __all__ = [
     "add_compilation_listener",
     "build_host_modules_with",
     "is_autotune_replaced_by",
+    "refusing_compilation",
     "replace_autotune",
     "set_cache_folder",
     "set_platform_key",
@@ -39,6 +42,35 @@ def add_compilation_listener(listener: Callable[..., None]) -> None:
         listener(**event)
 
     knobs.compilation.listener = notify
+
+
+_thread = threading.local()
+
+
+@contextmanager
+def refusing_compilation() -> Iterator[None]:
+    """Have this thread's launches launch nothing, and return None, where they would compile.
+
+    Triton asks a hook before it compiles a kernel, or loads it from its folder. A hook that a
+    program has set is asked too.
+    """
+    from triton import knobs
+
+    previous = knobs.runtime.jit_cache_hook
+    if not getattr(previous, "refuses_for_dejavu_cache", False):
+
+        def refuse(*args: Any, **kwargs: Any) -> Any:
+            if getattr(_thread, "refuses", False):
+                return True
+            return previous(*args, **kwargs) if previous is not None else None
+
+        refuse.refuses_for_dejavu_cache = True  # type: ignore[attr-defined]
+        knobs.runtime.jit_cache_hook = refuse
+    _thread.refuses = True
+    try:
+        yield
+    finally:
+        _thread.refuses = False
 
 
 def wrap_cache_manager(wrap: Callable[[Any], Any]) -> None:

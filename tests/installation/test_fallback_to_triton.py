@@ -22,7 +22,7 @@ from dejavu_cache.installation.autotune_replacement import (
     install,
     uninstall,
 )
-from dejavu_cache.runtime import cached_autotuner, triton_report
+from dejavu_cache.runtime import cached_autotuner, choice_report, triton_report
 from dejavu_cache.system import provenance
 from dejavu_cache.triton_internals.upstream import Autotuner
 
@@ -158,8 +158,8 @@ STEPS = [
     (AdoptedAutotuner, "_context"),
     (AdoptedAutotuner, "_resolve"),
     (AdoptedAutotuner, "_choose_for_scenario"),
-    (cached_autotuner, "report_to_triton"),
-    (cached_autotuner, "report_resolution"),
+    (choice_report, "report_to_triton"),
+    (choice_report, "report_resolution"),
     (cached_autotuner, "current_environment"),
     (cached_autotuner, "current_settings"),
     (cached_autotuner, "Resolver"),

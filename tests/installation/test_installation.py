@@ -15,13 +15,13 @@ import triton.language as tl
 from support.kernels import load
 from support.processes import dejavu, environment
 
+from dejavu_cache.engines.vllm.plugin import register
 from dejavu_cache.installation import autotune_replacement as installation
 from dejavu_cache.installation.autotune_replacement import (
     AdoptedAutotuner,
     install,
     uninstall,
 )
-from dejavu_cache.integrations import vllm
 
 LIBRARY = """
     import triton
@@ -189,12 +189,12 @@ def test_vllm_is_left_alone_unless_asked(monkeypatch: pytest.MonkeyPatch) -> Non
     from dejavu_cache.settings import current_settings
 
     theirs = triton.autotune
-    vllm.register()
+    register()
     assert triton.autotune is theirs
     monkeypatch.setenv("DEJAVU_CACHE_INSTALL", "1")
     current_settings.cache_clear()
     try:
-        vllm.register()
+        register()
         assert triton.autotune is not theirs
     finally:
         uninstall()

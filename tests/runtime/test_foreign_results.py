@@ -14,7 +14,9 @@ import triton.language as tl
 from support.processes import dejavu
 
 from dejavu_cache import Pow2, cached_autotune
+from dejavu_cache.errors import SettingsError
 from dejavu_cache.integrations.foreign_files import read_foreign_files
+from dejavu_cache.settings import current_settings
 from dejavu_cache.stores import FileStore
 
 CONFIGS = [
@@ -41,8 +43,13 @@ def vllm(tmp_path: Path) -> Path:
     """As in vLLM's `fused_moe/configs`: shortened."""
     config = {"BLOCK_SIZE_M": 16, "GROUP_SIZE_M": 1, "num_warps": 4, "num_stages": 3}
     other = {**config, "BLOCK_SIZE_M": 64, "GROUP_SIZE_M": 16, "num_warps": 8}
-    name = "E=128,N=192,device_name=Triton_interpreter,dtype=fp8_w8a8,block_shape=[128,128].json"
-    write(tmp_path / "vllm" / name, {"triton_version": "3.4.0", "1": config, "64": other})
+    start = "E=128,N=192,device_name=Triton_interpreter"
+    stamp = {"triton_version": triton.__version__}
+    write(tmp_path / "vllm" / f"{start}.json", {**stamp, "1": config, "64": other})
+    quantized = {**stamp, "1": config, "64": {**other, "GROUP_SIZE_M": 1}}
+    write(tmp_path / "vllm" / f"{start},dtype=fp8_w8a8.json", quantized)
+    blocks = {**stamp, "64": config}
+    write(tmp_path / "vllm" / f"{start},dtype=fp8_w8a8,block_shape=[128,128].json", blocks)
     return tmp_path / "vllm"
 
 
@@ -140,6 +147,70 @@ def test_what_was_best_stands_in(
     assert resolved_config(store, 128)[0] == "default", "another scenario"
 
 
+@triton.jit
+def quantized_kernel(
+    x, y, M, E, N, group_n, group_k, BLOCK_SIZE_M: tl.constexpr, GROUP_SIZE_M: tl.constexpr,
+    use_fp8_w8a8: tl.constexpr, use_int8_w8a16: tl.constexpr,
+):  # fmt: skip
+    pass
+
+
+def test_tables_of_vllm_are_told_apart_by_quantization_and_blocks(
+    vllm: Path, tmp_path: Path
+) -> None:
+    results = read_foreign_files("vllm", vllm)
+    renamed = [result.model_copy(update={"function": "quantized_kernel"}) for result in results]
+    store = FileStore(tmp_path / "store")
+    store.put_imported(renamed)
+    kernel = cached_autotune(CONFIGS, ["M", "E", "N"], store=store, mode="reuse")(quantized_kernel)
+
+    def config_for(group: int, **flags: bool) -> Any:
+        arguments = torch.ones(1), torch.ones(1), 64, 128, 192, group, group
+        resolution = kernel.explain(*arguments, **flags)
+        return resolution.config.kwargs if resolution.how == "imported" else None
+
+    plain, fp8 = {"use_fp8_w8a8": False}, {"use_fp8_w8a8": True}
+    other = {"use_int8_w8a16": False}
+    assert config_for(0, **plain, **other) == {"BLOCK_SIZE_M": 64, "GROUP_SIZE_M": 16}
+    assert config_for(0, **fp8, **other) == {"BLOCK_SIZE_M": 64, "GROUP_SIZE_M": 1}
+    assert config_for(128, **fp8, **other) == {"BLOCK_SIZE_M": 16, "GROUP_SIZE_M": 1}
+    assert config_for(64, **fp8, **other) is None
+    assert config_for(0, **plain, use_int8_w8a16=True) is None
+
+
+def test_every_kind_of_vllm_s_tables_is_read(tmp_path: Path) -> None:
+    config = {"BLOCK_SIZE_M": 16, "num_warps": 4}
+    scaled = "N=512,K=7168,device_name=NVIDIA_H200,dtype=fp8_w8a8,block_shape=[128,64]"
+    state = "headdim=64,dstate=128,device_name=NVIDIA_H200,cache_dtype=float32"
+    write(tmp_path / f"{scaled}.json", {"16": config})
+    write(tmp_path / "triton_3_4_0" / f"{state}.json", {"8": config})
+    matmul, update = read_foreign_files("vllm", tmp_path)
+    assert matmul.function == "_w8a8_triton_block_scaled_mm"
+    assert matmul.named == {"N": "512", "K": "7168", "group_n": "128", "group_k": "64", "M": "16"}
+    assert (update.function, update.triton) == ("_selective_scan_update_kernel", "3.4.0")
+    assert update.named["dstate"] == "128"
+    write(tmp_path / "odd=1,device_name=X.json", {"16": config})
+    with pytest.raises(SettingsError, match="odd, device_name"):
+        read_foreign_files("vllm", tmp_path)
+
+
+def test_results_of_another_triton_need_loose(
+    triton_dejavu: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Names lie in `keys`, in an order of their own, and dtypes may be missing."""
+    (result,) = read_foreign_files("triton-dejavu", triton_dejavu)
+    assert result.named == {"M": "64", "E": "128", "N": "192"}
+    assert result.key == ("torch.float16", "torch.float32")
+    store = FileStore(tmp_path / "store")
+    turned = {"named": {"N": "192", "M": "64", "E": "128"}, "key": (), "triton": "3.2.0"}
+    store.put_imported([result.model_copy(update=turned)])
+    assert resolved_config(tmp_path / "store")[0] == "default"
+    monkeypatch.setenv("DEJAVU_CACHE_TOOLCHAIN", "loose")
+    current_settings.cache_clear()
+    assert resolved_config(tmp_path / "store")[0] == "imported"
+    current_settings.cache_clear()
+
+
 def test_another_gpus_or_unknown_configs_do_not_stand_in(fla: Path, tmp_path: Path) -> None:
     (entry,) = read_foreign_files("fla", fla)
     store = FileStore(tmp_path / "store")
@@ -157,10 +228,15 @@ def test_names_can_be_translated(vllm: Path, tmp_path: Path) -> None:
     store = tmp_path / "store"
     options = ["--rename", "fused_moe_kernel=my_kernel", "--rename", "M=tokens"]
     assert dejavu("import", "--vllm", vllm, *options, "--store", store).returncode == 0
-    (first, _) = sorted(
-        FileStore(store).imported("my_kernel"), key=lambda result: int(result.named["tokens"])
-    )
-    assert first.named == {"E": "128", "N": "192", "tokens": "1"}
+    results = [
+        result
+        for result in FileStore(store).imported("my_kernel")
+        if result.named["use_fp8_w8a8"] == "False"
+    ]
+    (first, _) = sorted(results, key=lambda result: int(result.named["tokens"]))
+    sizes = {"E": "128", "N": "192", "tokens": "1"}
+    assert {name: first.named[name] for name in sizes} == sizes
+    assert "M" not in first.named
 
 
 def test_tritons_own_files_are_read(tmp_path: Path) -> None:

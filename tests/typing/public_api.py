@@ -32,7 +32,9 @@ from dejavu_cache import (
     errors,
     install,
     open_store,
+    serving,
     uninstall,
+    warmup,
 )
 
 version: str = __version__
@@ -121,3 +123,9 @@ def run() -> float:
     except (NoValidConfigError, ScenarioNotTuned, StoreError, errors.SettingsError) as error:
         root: DejavuError = error
         raise root from None
+
+
+with warmup():
+    by_position.benchmarked += 0
+with serving() as phase:
+    compiled: list[str] = phase.compiled

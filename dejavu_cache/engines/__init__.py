@@ -1,0 +1,1 @@
+"""Parts of this package that run inside inference engines."""

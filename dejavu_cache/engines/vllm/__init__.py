@@ -1,0 +1,1 @@
+"""vLLM: its plug-in, and an attention backend."""

@@ -1,0 +1,185 @@
+"""Compile a layer's attention kernels for the batches that an engine will meet.
+
+The batches are made up and tiny in memory: all requests read the same block of an empty cache.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ...system.notices import logger
+from .planned_attention import LayerFeatures, StepInputs, run_layer, split_cache
+
+__all__ = ["LayerShape", "ServingLimits", "batches_to_expect", "warm_up_attention"]
+
+SHORTEST = 128
+"""Context from which on batches are told apart by it, in tokens."""
+
+
+@dataclass(frozen=True)
+class LayerShape:
+    """Shape of a layer and its cache; `page` is the number of tokens of a block."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    page: int
+    dtype: torch.dtype
+    cache_dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class ServingLimits:
+    """Largest batches of an engine.
+
+    Attributes:
+        max_requests: requests at a time.
+        max_tokens: new tokens of a step.
+        max_context: tokens of a request.
+        decoded_at_once: new tokens of a decoding request, with those that were drafted.
+    """
+
+    max_requests: int
+    max_tokens: int
+    max_context: int
+    decoded_at_once: int = 1
+
+
+@dataclass(frozen=True)
+class ExpectedBatch:
+    """Batch by its composition: new tokens of each request, and the longest context."""
+
+    new: tuple[int, ...]
+    context: int
+
+
+def batches_to_expect(limits: ServingLimits) -> list[ExpectedBatch]:
+    """Return one batch for each region in which the kernels choose a config of its own.
+
+    The most frequent kinds come first: decoding, prompts, prompts among decoding requests, and
+    chunks of long prompts.
+    """
+    expected = [
+        *_decode_batches(limits),
+        *_prompt_batches(limits),
+        *_mixed_batches(limits),
+        *_chunk_batches(limits),
+    ]
+    return list(dict.fromkeys(expected))
+
+
+def _decode_batches(limits: ServingLimits) -> Iterator[ExpectedBatch]:
+    new = limits.decoded_at_once
+    for count in _powers(1, min(limits.max_requests, limits.max_tokens // new)):
+        for context in _powers(SHORTEST, limits.max_context):
+            yield ExpectedBatch((new,) * count, context)
+
+
+def _prompt_batches(limits: ServingLimits) -> Iterator[ExpectedBatch]:
+    for length in _powers(16, min(limits.max_context, limits.max_tokens)):
+        for count in _powers(1, min(limits.max_requests, limits.max_tokens // length)):
+            yield ExpectedBatch((length,) * count, max(length, min(SHORTEST, limits.max_context)))
+
+
+def _mixed_batches(limits: ServingLimits) -> Iterator[ExpectedBatch]:
+    """Yield one prompt among decoding requests, with half of the tokens and with all of them."""
+    new = limits.decoded_at_once
+    for count in _powers(1, limits.max_requests - 1):
+        for tokens in (limits.max_tokens, limits.max_tokens // 4):
+            prompt = min(tokens - count * new, limits.max_context)
+            if prompt > new:
+                for context in {limits.max_context, max(prompt, limits.max_context // 4)}:
+                    yield ExpectedBatch(((new,) * count) + (prompt,), context)
+
+
+def _chunk_batches(limits: ServingLimits) -> Iterator[ExpectedBatch]:
+    """Yield a chunk of a prompt that fills a step, after ever more of the prompt."""
+    chunk = min(limits.max_tokens, limits.max_context)
+    for context in _powers(chunk, limits.max_context):
+        yield ExpectedBatch((chunk,), context)
+
+
+def _powers(first: int, last: int) -> Iterator[int]:
+    """Yield `first`, its doubles up to `last`, and `last`."""
+    value = first
+    while value < last:
+        yield value
+        value *= 2
+    if last >= 1:
+        yield last
+
+
+_done: set[Any] = set()
+
+
+def warm_up_attention(shape: LayerShape, features: LayerFeatures, limits: ServingLimits) -> int:
+    """Launch attention for the batches to expect, once per process for layers alike.
+
+    Nothing is benchmarked: configs come from records and decision trees.
+
+    Args:
+        shape: the layer's.
+        features: the layer's.
+        limits: the engine's.
+
+    Returns:
+        The number of batches.
+    """
+    has = tuple(value is not None for value in features[3:])
+    key = shape, features[:3], has, limits
+    if key in _done or not torch.cuda.is_available():
+        return 0
+    _done.add(key)
+    start = time.perf_counter()
+    expected = batches_to_expect(limits)
+    device = torch.device("cuda", torch.cuda.current_device())
+    with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
+        list(pool.map(lambda batch: launch_batch(shape, features, batch, device), expected))
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()  # vLLM measures what is left for its own cache
+    logger.info(
+        "attention is ready for %d kinds of batches in %.1f s",
+        len(expected),
+        time.perf_counter() - start,
+    )
+    return len(expected)
+
+
+def launch_batch(
+    shape: LayerShape, features: LayerFeatures, batch: ExpectedBatch, device: torch.device
+) -> torch.Tensor:
+    """Launch attention for a made-up batch, and return its output."""
+
+    def empty(*sizes: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.zeros(*sizes, dtype=dtype, device=device)
+
+    tokens, page = sum(batch.new), shape.page
+    begins = torch.zeros(len(batch.new) + 1, dtype=torch.int32)
+    begins[1:] = torch.tensor(batch.new, dtype=torch.int32).cumsum(0)
+    cache = empty(1, 2, page, shape.num_kv_heads, shape.head_size, dtype=torch.uint8)
+    cache = cache.to(shape.dtype).to(shape.cache_dtype)
+    keys, values = split_cache(cache, shape.head_size)
+    if shape.cache_dtype != shape.dtype:
+        scale = torch.ones((), dtype=torch.float32, device=device)
+        features = features._replace(k_scale=scale, v_scale=scale)
+    if features.sinks is not None:
+        features = features._replace(sinks=features.sinks.to(device))
+    step = StepInputs(
+        tokens,
+        max(batch.new),
+        batch.context,
+        begins.to(device),
+        torch.full((len(batch.new),), max(batch.new), dtype=torch.int32, device=device),
+        empty(len(batch.new), -(-batch.context // page), dtype=torch.int32),
+    )
+    query = empty(tokens, shape.num_heads, shape.head_size, dtype=shape.dtype)
+    out = torch.empty_like(query)
+    run_layer(step, features, query, keys, values, out)
+    return out

@@ -1,0 +1,268 @@
+"""vLLM's attention backend `CUSTOM`: `dejavu_cache.attention` over vLLM's paged cache.
+
+It serves decoders on vLLM 0.22 to 0.33. Their interfaces differ in how a cache is shaped: up to
+0.26 the backend says so (`get_kv_cache_shape`), afterwards keys and values lie side by side.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from vllm._custom_ops import reshape_and_cache_flash
+from vllm.config import get_current_vllm_config
+from vllm.v1.attention.backend import AttentionBackend, AttentionImpl, AttentionType, MultipleOf
+
+from .attention_warmup import LayerShape, ServingLimits, warm_up_attention
+from .metadata import DejavuMetadataBuilder
+from .planned_attention import LayerFeatures, StepInputs, run_layer, split_cache
+
+__all__ = ["DejavuAttentionBackend", "DejavuAttentionImpl"]
+
+FLOAT8 = {
+    "fp8": torch.float8_e4m3fn,
+    "fp8_e4m3": torch.float8_e4m3fn,
+    "fp8_e5m2": torch.float8_e5m2,
+}
+"""Dtypes of quantized caches, by vLLM's name; scales are one number per layer."""
+
+
+class DejavuAttentionBackend(AttentionBackend):  # type: ignore[misc]
+    """What the backend takes; vLLM refuses the rest by name when it starts."""
+
+    supported_dtypes: ClassVar[list[torch.dtype]] = [
+        torch.float16,
+        torch.bfloat16,
+        torch.float32,
+    ]
+    supported_kv_cache_dtypes: ClassVar[list[Any]] = ["auto", "float16", "bfloat16", *FLOAT8]
+    forward_includes_kv_cache_update: bool = False
+
+    @staticmethod
+    def get_name() -> str:
+        """Return the name under which vLLM lists the backend."""
+        return "CUSTOM"
+
+    @staticmethod
+    def get_impl_cls() -> type[DejavuAttentionImpl]:
+        """Return the class of a layer's attention."""
+        return DejavuAttentionImpl
+
+    @staticmethod
+    def get_builder_cls() -> type[DejavuMetadataBuilder]:
+        """Return the class that makes a step's metadata."""
+        return DejavuMetadataBuilder
+
+    @staticmethod
+    def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[int | MultipleOf]:
+        """Return the sizes of a cache's blocks."""
+        return [MultipleOf(16)]
+
+    @staticmethod
+    def get_kv_cache_shape(
+        num_blocks: int,
+        block_size: int,
+        num_kv_heads: int,
+        head_size: int,
+        cache_dtype_str: str = "auto",
+    ) -> tuple[int, ...]:
+        """Return the shape of a layer's cache, up to vLLM 0.26."""
+        return (num_blocks, 2, block_size, num_kv_heads, head_size)
+
+    @staticmethod
+    def get_kv_cache_stride_order(include_num_layers_dimension: bool = False) -> tuple[int, ...]:
+        """Return the order of that shape's dimensions in memory: tokens before heads."""
+        return (1, 0, 2, 3, 4, 5) if include_num_layers_dimension else (0, 1, 2, 3, 4)
+
+    @classmethod
+    def supports_head_size(cls, head_size: int) -> bool:
+        """Return whether the kernels take a head size."""
+        return head_size <= 256 and head_size % 8 == 0
+
+    @classmethod
+    def supports_compute_capability(cls, capability: Any) -> bool:
+        """Return whether Triton's kernels run on a GPU: from Ampere on."""
+        return bool(capability.major >= 8)
+
+    @classmethod
+    def supports_sink(cls) -> bool:
+        """Return that attention sinks are supported."""
+        return True
+
+    @classmethod
+    def supports_sliding_window(cls) -> bool:
+        """Return that sliding windows are supported."""
+        return True
+
+    @classmethod
+    def supports_kv_connector(cls) -> bool:
+        """Return that caches are not handed to other engines; nobody has tried it."""
+        return False
+
+    @staticmethod
+    def use_cascade_attention(*args: Any, **kwargs: Any) -> bool:
+        """Return that shared prefixes are not treated apart."""
+        return False
+
+
+class DejavuAttentionImpl(AttentionImpl[StepInputs]):  # type: ignore[misc]
+    """Attention of one layer."""
+
+    supports_pcp: bool = False
+    supports_dcp: bool = False
+
+    def __init__(
+        self,
+        num_heads: int,
+        head_size: int,
+        scale: float,
+        num_kv_heads: int | None = None,
+        alibi_slopes: list[float] | None = None,
+        sliding_window: int | None = None,
+        kv_cache_dtype: str = "auto",
+        logits_soft_cap: float | None = None,
+        attn_type: str = AttentionType.DECODER,
+        kv_sharing_target_layer_name: str | None = None,
+        sinks: torch.Tensor | None = None,
+        **extra: Any,
+    ) -> None:
+        """Take vLLM's arguments.
+
+        Raises:
+            NotImplementedError: the layer asks for what the kernels do not do; the message names
+                it.
+        """
+        self.num_heads, self.head_size, self.scale = num_heads, head_size, float(scale)
+        self.num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+        self.kv_cache_dtype = kv_cache_dtype
+        self.attn_type = attn_type
+        self.kv_sharing_target_layer_name = kv_sharing_target_layer_name
+        self.config = get_current_vllm_config()
+        self._refuse_unsupported(extra)
+        slopes = None if alibi_slopes is None else torch.tensor(alibi_slopes, dtype=torch.float32)
+        self._features = LayerFeatures(
+            scale=self.scale,
+            window=(-1, -1) if sliding_window is None else (sliding_window - 1, 0),
+            softcap=float(logits_soft_cap or 0.0),
+            alibi_slopes=slopes,
+            sinks=sinks,
+        )
+        self._cache_dtype = FLOAT8.get(kv_cache_dtype)
+        self._cache: torch.Tensor | None = None
+        self._views: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def _refuse_unsupported(self, extra: dict[str, Any]) -> None:
+        parallel = self.config.parallel_config
+        transfer = self.config.kv_transfer_config
+        wanted = {
+            f"attention of type {self.attn_type}": self.attn_type != AttentionType.DECODER,
+            "decode context parallelism": parallel.decode_context_parallel_size > 1,
+            "prefill context parallelism": (
+                getattr(parallel, "prefill_context_parallel_size", 1) > 1
+            ),
+            "the transfer of caches between engines": (
+                transfer is not None and transfer.is_kv_transfer_instance
+            ),
+            "batch-invariant results": _is_batch_invariant(),
+        }
+        for name, value in extra.items():
+            is_default = value is None or value is False or value == -1
+            wanted[f"the option {name}={value!r}"] = not is_default
+        for feature, is_wanted in wanted.items():
+            if is_wanted:
+                raise NotImplementedError(
+                    f"dejavu-cache's attention does not do {feature}: choose another backend"
+                )
+
+    def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
+        """Compile the layer's kernels, before vLLM measures the memory that is left."""
+        scheduler, model = self.config.scheduler_config, self.config.model_config
+        speculative = self.config.speculative_config
+        drafted = getattr(speculative, "num_speculative_tokens", None) or 0
+        slopes = self._features.alibi_slopes
+        if slopes is not None and torch.cuda.is_available():
+            self._features = self._features._replace(alibi_slopes=slopes.cuda())
+        shape = LayerShape(
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            head_size=self.head_size,
+            page=self.config.cache_config.block_size or 16,
+            dtype=act_dtype,
+            cache_dtype=self._cache_dtype or act_dtype,
+        )
+        limits = ServingLimits(
+            max_requests=scheduler.max_num_seqs,
+            max_tokens=scheduler.max_num_batched_tokens,
+            max_context=model.max_model_len,
+            decoded_at_once=1 + drafted,
+        )
+        warm_up_attention(shape, self._features, limits)
+
+    def forward(
+        self,
+        layer: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kv_cache: torch.Tensor,
+        attn_metadata: StepInputs | None,
+        output: torch.Tensor,
+        output_scale: torch.Tensor | None = None,
+        output_block_scale: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Compute a step's attention into `output`, and return it.
+
+        Raises:
+            NotImplementedError: the output is to be quantized.
+        """
+        if output_scale is not None or output_block_scale is not None:
+            raise NotImplementedError("dejavu-cache's attention does not quantize its output")
+        if attn_metadata is None:  # vLLM measures the memory that the model takes
+            return output.fill_(0)
+        tokens = attn_metadata.num_tokens
+        if tokens == 0:
+            return output
+        features = self._features
+        if self._cache_dtype is not None:
+            features = features._replace(k_scale=layer._k_scale, v_scale=layer._v_scale)
+        keys, values = self._keys_and_values(kv_cache)
+        if len(query) != tokens:
+            query, out = query[:tokens], output[:tokens]
+        else:
+            out = output
+        run_layer(attn_metadata, features, query, keys, values, out)
+        return output
+
+    def do_kv_cache_update(
+        self,
+        layer: Any,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kv_cache: torch.Tensor,
+        slot_mapping: torch.Tensor,
+    ) -> None:
+        """Write a step's new keys and values into the cache, by vLLM's own kernel."""
+        keys, values = self._keys_and_values(kv_cache)
+        reshape_and_cache_flash(
+            key,
+            value,
+            keys,
+            values,
+            slot_mapping,
+            self.kv_cache_dtype,
+            layer._k_scale,
+            layer._v_scale,
+        )
+
+    def _keys_and_values(self, kv_cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return views of the cache, made once: making them takes as long as a launch."""
+        if self._views is None or self._cache is not kv_cache:
+            self._cache = kv_cache
+            self._views = split_cache(kv_cache, self.head_size, self._cache_dtype)
+        return self._views
+
+
+def _is_batch_invariant() -> bool:
+    from vllm import envs
+
+    return bool(getattr(envs, "VLLM_BATCH_INVARIANT", False))

@@ -1,0 +1,77 @@
+"""Metadata of one step of vLLM's engine for the attention backend."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from vllm.v1.attention.backend import (
+    AttentionCGSupport,
+    AttentionMetadataBuilder,
+    CommonAttentionMetadata,
+)
+
+from .planned_attention import StepInputs
+
+__all__ = ["DejavuMetadataBuilder"]
+
+
+class DejavuMetadataBuilder(AttentionMetadataBuilder[StepInputs]):  # type: ignore[misc]
+    """Makes a step's inputs from what vLLM knows of it.
+
+    Every kernel finds its sequences on the device, so that a captured graph serves any batch that
+    has no more tokens and requests than the captured one.
+    """
+
+    _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.ALWAYS
+
+    def __init__(
+        self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: Any
+    ) -> None:
+        """Take vLLM's arguments."""
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+
+    def build(
+        self,
+        common_prefix_len: int,
+        common_attn_metadata: CommonAttentionMetadata,
+        fast_build: bool = False,
+    ) -> StepInputs:
+        """Return a step's inputs.
+
+        Args:
+            common_prefix_len: tokens that all requests share; they are not treated apart.
+            common_attn_metadata: what vLLM knows of the step.
+            fast_build: makes no difference.
+
+        Raises:
+            NotImplementedError: the step is not causal.
+        """
+        common = common_attn_metadata
+        refused = {
+            "attention that is not causal": getattr(common, "causal", True) is not True,
+            "bidirectional ranges of a prefix": bool(getattr(common, "mm_req_doc_ranges", None)),
+            "a reference sliding window": getattr(common, "rswa_prefix_lens", None) is not None,
+        }
+        for feature, is_wanted in refused.items():
+            if is_wanted:
+                raise NotImplementedError(f"dejavu-cache's attention does not do {feature}")
+        return StepInputs(
+            common.num_actual_tokens,
+            common.max_query_len,
+            common.max_seq_len,
+            common.query_start_loc,
+            common.seq_lens,
+            common.block_table_tensor,
+        )
+
+    def build_for_cudagraph_capture(
+        self, common_attn_metadata: CommonAttentionMetadata
+    ) -> StepInputs:
+        """Return the inputs of a step that is captured; its requests become short ones.
+
+        The launches do not depend on the lengths in the device's memory, and short ones are quick.
+        """
+        step = self.build(0, common_attn_metadata)
+        step.is_for_capture = True
+        step.seq_lens.fill_(min(step.max_query_len, max(step.max_seq_len, 1)))
+        return step

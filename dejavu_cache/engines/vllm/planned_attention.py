@@ -1,0 +1,159 @@
+"""Paged attention of an engine's layers: views of its cache, and one plan for layers alike."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from ... import attention
+from ...attention import paged_attention
+from ...runtime.service_phase import without_benchmarks
+
+__all__ = ["LayerFeatures", "StepInputs", "run_layer", "split_cache"]
+
+
+class LayerFeatures(NamedTuple):
+    """What a layer asks of attention, beside its queries and its cache.
+
+    Layers that compare equal share one plan within a step. Tensors compare by identity.
+    """
+
+    scale: float
+    window: tuple[int, int]
+    softcap: float
+    alibi_slopes: Any = None
+    sinks: Any = None
+    k_scale: Any = None
+    v_scale: Any = None
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Return a hashable key; tensors count by identity."""
+        return (self.scale, self.window, self.softcap, *map(id, self[3:]))
+
+
+class StepInputs:
+    """Lengths and block table of one step of an engine, and the plans that were made for it.
+
+    Args:
+        num_tokens: number of new tokens, with padding.
+        max_query_len: largest number of new tokens of a request, or more.
+        max_seq_len: largest number of tokens of a request, or more.
+        query_start_loc: `cu_seqlens_q` of `paged_attention`.
+        seq_lens: its `seqused_k`.
+        block_table: its `block_table`.
+        is_for_capture: whether the step is captured into a graph. What a plan allocates has to
+            belong to the graph then, so that a plan from before the capture is of no use in it.
+    """
+
+    def __init__(
+        self,
+        num_tokens: int,
+        max_query_len: int,
+        max_seq_len: int,
+        query_start_loc: torch.Tensor,
+        seq_lens: torch.Tensor,
+        block_table: torch.Tensor,
+        *,
+        is_for_capture: bool = False,
+    ) -> None:
+        """Keep the step's inputs; the arguments are described at the class."""
+        self.num_tokens = num_tokens
+        self.max_query_len = max(min(max_query_len, num_tokens), 1)
+        self.max_seq_len = max_seq_len
+        self.query_start_loc = query_start_loc
+        self.seq_lens = seq_lens
+        self.block_table = block_table
+        self.is_for_capture = is_for_capture
+        self.plans: dict[Any, Any] = {}
+
+    def lengths(self, page: int) -> dict[str, Any]:
+        """Return the step's arguments of `paged_attention`, for a cache with pages of a size.
+
+        An engine's bounds may be anything in its warm-up, and are brought into what is possible.
+        """
+        room = self.block_table.shape[1] * page
+        max_query = min(self.max_query_len, room)
+        return {
+            "cu_seqlens_q": self.query_start_loc,
+            "seqused_k": self.seq_lens,
+            "block_table": self.block_table,
+            "max_seqlen_q": max_query,
+            "max_seqlen_k": min(max(self.max_seq_len, max_query), room),
+        }
+
+
+def split_cache(
+    kv_cache: torch.Tensor, head_size: int, dtype: torch.dtype | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the keys and values of an engine's cache, [blocks, block_size, kv_heads, head_size].
+
+    Args:
+        kv_cache: [blocks, 2, block_size, kv_heads, head_size], or with keys and values side by side
+            in the last dimension: [blocks, kv_heads, block_size, 2 * head_size]. Any strides.
+        head_size: of the layer.
+        dtype: float8 dtype of a cache whose bytes are declared as integers; None: the cache's own.
+
+    Raises:
+        ValueError: the cache has another shape.
+    """
+    if dtype is not None and kv_cache.dtype != dtype:
+        kv_cache = kv_cache.view(dtype)
+    if kv_cache.dim() == 5 and kv_cache.shape[1] == 2:
+        keys, values = kv_cache.unbind(1)
+        return keys, values
+    if kv_cache.dim() == 4 and kv_cache.shape[3] == 2 * head_size:
+        keys, values = kv_cache.transpose(1, 2).split(head_size, dim=-1)
+        return keys, values
+    raise ValueError(
+        f"kv_cache: {list(kv_cache.shape)}; expected [blocks, 2, block_size, kv_heads, "
+        f"{head_size}] or [blocks, kv_heads, block_size, {2 * head_size}]"
+    )
+
+
+def run_layer(
+    step: StepInputs,
+    features: LayerFeatures,
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    out: torch.Tensor,
+) -> None:
+    """Compute a layer's attention in a step; nothing is benchmarked for it.
+
+    Args:
+        step: the step.
+        features: the layer's.
+        query: [num_tokens, num_heads, head_size].
+        keys: of the layer's cache, from `split_cache`.
+        values: likewise.
+        out: is written.
+    """
+    with without_benchmarks():
+        if _make_plan is None:
+            paged_attention(query, keys, values, **_arguments(step, features, keys), out=out)
+            return
+        key = features.key, query.shape, query.stride(), keys.shape, keys.stride()
+        plan = step.plans.get(key)
+        if plan is None:
+            plan = _make_plan(query, keys, values, **_arguments(step, features, keys))
+            if not step.is_for_capture or torch.cuda.is_current_stream_capturing():
+                step.plans[key] = plan
+        plan.run(query, keys, values, out)
+
+
+_make_plan: Any = getattr(attention, "plan", None)
+
+
+def _arguments(step: StepInputs, features: LayerFeatures, keys: torch.Tensor) -> dict[str, Any]:
+    return {
+        **step.lengths(keys.shape[1]),
+        "softmax_scale": features.scale,
+        "window_size": features.window,
+        "softcap": features.softcap,
+        "alibi_slopes": features.alibi_slopes,
+        "sinks": features.sinks,
+        "k_scale": features.k_scale,
+        "v_scale": features.v_scale,
+    }

@@ -1,0 +1,131 @@
+"""Phases of a process that serves requests: warming up, and serving.
+
+While a process serves, no launch benchmarks a config, and none compiles where a compiled kernel
+fits. A warm-up is a block of one thread in which both are allowed again.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+
+from ..system.notices import logger
+
+__all__ = [
+    "Serving",
+    "is_serving",
+    "may_benchmark",
+    "note_compilation",
+    "serving",
+    "warmup",
+    "without_benchmarks",
+]
+
+_phases: list[Serving] = []
+"""The phases of serving that have not ended."""
+
+_thread = threading.local()
+
+
+def is_serving() -> bool:
+    """Return whether this thread's launches must neither benchmark nor compile."""
+    return bool(_phases) and not getattr(_thread, "warmups", 0)
+
+
+def may_benchmark() -> bool:
+    """Return whether this thread's launches may benchmark configs, as far as their mode lets."""
+    return not is_serving() and not getattr(_thread, "without_benchmarks", 0)
+
+
+class Serving:
+    """Time in which the process serves requests; see `serving`.
+
+    Attributes:
+        compiled: the kernels that were compiled nevertheless, since none that was compiled before
+            could stand in.
+    """
+
+    def __init__(self) -> None:
+        """Begin at once."""
+        self.compiled: list[str] = []
+        _phases.append(self)
+
+    def end(self) -> None:
+        """Let launches benchmark and compile again, as their mode says; a second call is free."""
+        if self in _phases:
+            _phases.remove(self)
+
+    def __enter__(self) -> Serving:
+        """Return the phase, which began when it was made."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """End the phase."""
+        self.end()
+
+
+def serving() -> Serving:
+    """Promise that from now on no launch of this process makes a request wait for tuning.
+
+    A scenario without a record takes a fallback and goes on the worklist of the store, in mode
+    `tune` too. Where a chosen config is not compiled for a launch's arguments, the launch takes one
+    that is. A kernel that was never compiled for such arguments has to be; a warning names it.
+
+    Returns:
+        The phase. It lasts until its `end` is called, or the block of its `with` ends, or the
+        process ends.
+
+    Example:
+        >>> with dejavu_cache.warmup():  # doctest: +SKIP
+        ...     engine.run_representative_batches()
+        >>> dejavu_cache.serving()  # doctest: +SKIP
+    """
+    return Serving()
+
+
+@contextmanager
+def warmup() -> Iterator[None]:
+    """Let this thread's launches benchmark and compile, as their mode says, also while serving.
+
+    A line in the log (`dejavu_cache`, INFO) tells how long it took. Long tunes show their progress
+    as usual.
+    """
+    start = time.perf_counter()
+    with _count("warmups"):
+        yield
+    logger.info("warmed up in %.1f s", time.perf_counter() - start)
+
+
+@contextmanager
+def without_benchmarks() -> Iterator[None]:
+    """Let this thread's launches compile, but benchmark nothing, whatever their mode."""
+    with _count("without_benchmarks"):
+        yield
+
+
+@contextmanager
+def _count(name: str) -> Iterator[None]:
+    setattr(_thread, name, getattr(_thread, name, 0) + 1)
+    try:
+        yield
+    finally:
+        setattr(_thread, name, getattr(_thread, name) - 1)
+
+
+def note_compilation(kernel: str) -> None:
+    """Note that a kernel had to be compiled while the process serves."""
+    for phase in list(_phases):
+        phase.compiled.append(kernel)
+    logger.warning(
+        "%s is compiled while requests wait: none of its kernels in memory fits these arguments; "
+        "launch it with such arguments before dejavu_cache.serving(), or inside warmup()",
+        kernel,
+    )

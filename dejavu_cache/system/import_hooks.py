@@ -1,0 +1,66 @@
+"""Call functions when a module is imported, without importing it."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import sys
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["after_import", "cancel"]
+
+_waiting: dict[str, list[Callable[[Any], None]]] = {}
+
+
+def after_import(module: str, function: Callable[[Any], None]) -> None:
+    """Call a function with a module once that is imported, or now if it is already.
+
+    Args:
+        module: the module's full name.
+        function: is called once, with the module.
+    """
+    if module in sys.modules:
+        function(sys.modules[module])
+        return
+    functions = _waiting.setdefault(module, [])
+    if function not in functions:
+        functions.append(function)
+    if _Finder not in sys.meta_path:
+        sys.meta_path.insert(0, _Finder)
+
+
+def cancel(module: str, function: Callable[[Any], None]) -> None:
+    """Take a function back that still waits for a module."""
+    functions = _waiting.get(module, [])
+    if function in functions:
+        functions.remove(function)
+    if not functions:
+        _waiting.pop(module, None)
+    _remove_if_idle()
+
+
+def _remove_if_idle() -> None:
+    if not _waiting and _Finder in sys.meta_path:
+        sys.meta_path.remove(_Finder)
+
+
+class _Finder:
+    """Finder that lets the other finders find a module, and calls the functions afterwards."""
+
+    @classmethod
+    def find_spec(cls, name: str, path: Any = None, target: Any = None) -> Any:
+        if name not in _waiting:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
+        if spec is not None and spec.loader is not None:
+            load = spec.loader.exec_module
+
+            def exec_module(module: Any) -> None:
+                load(module)
+                functions = _waiting.pop(name, [])
+                _remove_if_idle()
+                for function in functions:
+                    function(module)
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec

@@ -1,0 +1,135 @@
+"""Attention of vLLM's layers: its caches' shapes, its padding, graphs, and what is refused.
+
+The last tests need vLLM's own modules, on any machine: 0.22 to 0.33.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from support.attention_batches import Case, draw, kernels
+
+from dejavu_cache.engines.vllm.attention_warmup import (
+    ExpectedBatch,
+    LayerShape,
+    ServingLimits,
+    batches_to_expect,
+    launch_batch,
+)
+from dejavu_cache.engines.vllm.planned_attention import (
+    LayerFeatures,
+    StepInputs,
+    run_layer,
+    split_cache,
+)
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::RuntimeWarning"),
+    pytest.mark.skipif(torch.cuda.is_available(), reason="tests the host's part, interpreted"),
+]
+
+MIXED = Case(new=[1, 5], past=[40, 9], heads=(4, 2), head_size=32, padding=2)
+
+
+@pytest.fixture(autouse=True)
+def use_one_config(monkeypatch: pytest.MonkeyPatch) -> None:
+    for kernel in kernels().values():
+        monkeypatch.setattr(kernel, "configs", [kernel.configs[0]])
+
+
+def engine_cache(arguments: dict[str, Any], layout: str) -> torch.Tensor:
+    """Return a batch's cache as an engine holds it, in one of vLLM's layouts."""
+    keys, values = arguments["k_cache"], arguments["v_cache"]
+    if layout == "blocks first":
+        return torch.stack([keys, values], 1)
+    packed = torch.cat([keys, values], -1).transpose(1, 2)  # [blocks, heads, page, 2 * size]
+    if layout == "packed, heads first":
+        return packed.contiguous()
+    return packed.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+def step_of(arguments: dict[str, Any], tokens: int) -> StepInputs:
+    return StepInputs(
+        tokens,
+        arguments["max_seqlen_q"],
+        arguments["max_seqlen_k"],
+        arguments["cu_seqlens_q"],
+        arguments["seqused_k"],
+        arguments["block_table"],
+    )
+
+
+def features_of(arguments: dict[str, Any]) -> LayerFeatures:
+    return LayerFeatures(
+        scale=arguments["q"].shape[2] ** -0.5,
+        window=arguments["window_size"],
+        softcap=arguments["softcap"],
+        alibi_slopes=arguments["alibi_slopes"],
+        sinks=arguments["sinks"],
+        k_scale=torch.tensor(arguments["k_scale"]) if arguments["k_scale"] else None,
+        v_scale=torch.tensor(arguments["v_scale"]) if arguments["v_scale"] else None,
+    )
+
+
+@pytest.mark.parametrize("layout", ["blocks first", "packed, heads first", "packed"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        MIXED,
+        replace(MIXED, window=13, softcap=5.0, alibi=True, sinks=True),
+        replace(MIXED, dtype=torch.float16, cache_dtype=torch.float8_e4m3fn),
+        replace(MIXED, new=[3, 3], past=[40, 9]),  # two drafted tokens to verify each
+    ],
+    ids=["mixed", "features", "float8", "speculative"],
+)
+def test_layers_are_right_over_every_layout_of_the_cache(case: Case, layout: str) -> None:
+    batch = draw(case, "cpu")
+    arguments = batch.arguments
+    cache = engine_cache(arguments, layout)
+    declared = cache.view(torch.uint8) if case.cache_dtype else cache
+    keys, values = split_cache(declared, case.head_size, case.cache_dtype)
+    tokens = len(arguments["q"])
+    out = torch.full((tokens + 3, *arguments["q"].shape[1:]), float("nan"), dtype=case.dtype)
+    step = step_of(arguments, tokens)
+    run_layer(step, features_of(arguments), arguments["q"], keys, values, out[:tokens])
+    assert torch.allclose(out[:tokens], batch.expected, rtol=2e-3, atol=2e-3)
+    assert out[tokens:].isnan().all()
+
+
+def test_bounds_of_a_warm_up_are_brought_into_what_is_possible() -> None:
+    batch = draw(MIXED, "cpu")
+    arguments = batch.arguments
+    step = StepInputs(
+        6, 8192, 1, arguments["cu_seqlens_q"], arguments["seqused_k"], arguments["block_table"]
+    )
+    lengths = step.lengths(MIXED.page)
+    assert (lengths["max_seqlen_q"], lengths["max_seqlen_k"]) == (6, 6)
+    step.max_seq_len = 1 << 20
+    assert step.lengths(16)["max_seqlen_k"] == arguments["block_table"].shape[1] * 16
+
+
+def test_expected_batches_stay_within_the_engine_s_limits() -> None:
+    for limits in (
+        ServingLimits(64, 8192, 16384),
+        ServingLimits(256, 2048, 131072, decoded_at_once=4),
+        ServingLimits(1, 16, 100),
+    ):
+        expected = batches_to_expect(limits)
+        assert len(expected) == len(set(expected)) < 400
+        for batch in expected:
+            assert len(batch.new) <= limits.max_requests
+            assert max(batch.new) <= batch.context <= limits.max_context
+            assert sum(batch.new) <= limits.max_tokens
+        decoded = {len(batch.new) for batch in expected if set(batch.new) == {1}}
+        assert limits.decoded_at_once > 1 or limits.max_requests in decoded
+
+
+def test_an_expected_batch_is_launched_with_the_layer_s_features() -> None:
+    shape = LayerShape(4, 2, 32, 16, torch.float16, torch.float8_e4m3fn)
+    features = LayerFeatures(0.2, (15, 0), 5.0, sinks=torch.zeros(4))
+    out = launch_batch(shape, features, ExpectedBatch((1, 1, 6), 40), torch.device("cpu"))
+    assert out.shape == (8, 4, 32)
+    assert not out.any()

@@ -1,0 +1,168 @@
+"""The attention backend inside vLLM's own modules, 0.22 to 0.33; skipped where vLLM is missing."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from support.attention_batches import Case, draw, kernels
+
+vllm = pytest.importorskip("vllm")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.skipif(torch.cuda.is_available(), reason="tests the host's part, interpreted"),
+]
+
+from dejavu_cache.engines.vllm.plugin import BACKEND, register  # noqa: E402
+
+CASE = Case(new=[1, 5], past=[40, 9], heads=(4, 2), head_size=32, padding=2, window=20)
+
+
+@pytest.fixture
+def backend() -> Any:
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+    register()
+    assert AttentionBackendEnum.CUSTOM.get_path() == BACKEND
+    return AttentionBackendEnum.CUSTOM.get_class()
+
+
+def config(**parallel: int) -> Any:
+    sizes = {"decode_context_parallel_size": 1, "prefill_context_parallel_size": 1, **parallel}
+    return SimpleNamespace(
+        parallel_config=SimpleNamespace(**sizes),
+        kv_transfer_config=None,
+        scheduler_config=SimpleNamespace(max_num_seqs=8, max_num_batched_tokens=64),
+        model_config=SimpleNamespace(max_model_len=128, rswa_window=None),
+        cache_config=SimpleNamespace(block_size=16),
+        speculative_config=None,
+    )
+
+
+@pytest.fixture
+def make(backend: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    def make(settings: Any = None, **options: Any) -> Any:
+        monkeypatch.setattr(
+            "dejavu_cache.engines.vllm.backend.get_current_vllm_config",
+            lambda: settings or config(),
+        )
+        arguments = {"num_heads": 4, "head_size": 32, "scale": 32**-0.5, "num_kv_heads": 2}
+        defaults = {"alibi_slopes": None, "sliding_window": None, "kv_cache_dtype": "auto"}
+        return backend.get_impl_cls()(**{**arguments, **defaults, **options})
+
+    return make
+
+
+def common_metadata(arguments: dict[str, Any], tokens: int) -> Any:
+    from vllm.v1.attention.backend import CommonAttentionMetadata
+
+    return CommonAttentionMetadata(
+        query_start_loc=arguments["cu_seqlens_q"],
+        query_start_loc_cpu=arguments["cu_seqlens_q"],
+        seq_lens=arguments["seqused_k"],
+        num_reqs=len(arguments["seqused_k"]),
+        num_actual_tokens=tokens,
+        max_query_len=arguments["max_seqlen_q"],
+        max_seq_len=arguments["max_seqlen_k"],
+        block_table_tensor=arguments["block_table"],
+        slot_mapping=torch.zeros(tokens, dtype=torch.int64),
+    )
+
+
+def test_a_step_is_computed_through_vllm_s_interface(
+    backend: Any, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for kernel in kernels().values():
+        monkeypatch.setattr(kernel, "configs", [kernel.configs[0]])
+    layer = make(sliding_window=CASE.window + 1)
+    layer.process_weights_after_loading(torch.float32)
+    batch = draw(CASE, "cpu")
+    arguments = batch.arguments
+    caches = [arguments["k_cache"], arguments["v_cache"]]
+    if hasattr(backend, "supported_kv_cache_layouts"):  # from vLLM 0.27 on
+        cache = torch.cat(caches, -1).contiguous().transpose(1, 2)
+    else:
+        blocks = len(caches[0])
+        cache = torch.stack(caches, 1)
+        assert backend.get_kv_cache_shape(blocks, 16, 2, 32) == cache.shape
+        assert backend.get_kv_cache_stride_order() == tuple(range(5))
+    tokens = len(arguments["q"])
+    padded = torch.cat([arguments["q"], arguments["q"][:2]])
+    out = torch.full_like(padded, float("nan"))
+    builder = backend.get_builder_cls()(None, ["0"], config(), torch.device("cpu"))
+    support = builder.get_cudagraph_support(config(), None)
+    assert support.name == "ALWAYS"
+    common = common_metadata(arguments, tokens)
+    step = builder.build(0, common)
+    scales = SimpleNamespace(_k_scale=torch.ones(()), _v_scale=torch.ones(()))
+    layer.forward(scales, padded, padded, padded, cache, step, out)
+    assert torch.allclose(out[:tokens], batch.expected, rtol=1e-4, atol=1e-4)
+    assert out[tokens:].isnan().all()
+    captured = builder.build_for_cudagraph_capture(common)
+    assert captured.is_for_capture
+    assert captured.seq_lens.tolist() == [arguments["max_seqlen_q"]] * 4
+    assert not layer.forward(scales, padded, padded, padded, cache, None, out).any()
+
+
+@pytest.mark.parametrize(
+    ("options", "parallel", "name"),
+    [
+        ({"attn_type": "encoder_only"}, {}, "attention of type"),
+        ({"attn_type": "encoder_decoder"}, {}, "attention of type"),
+        ({}, {"decode_context_parallel_size": 2}, "decode context parallelism"),
+        ({}, {"prefill_context_parallel_size": 2}, "prefill context parallelism"),
+        ({"use_alibi_sqrt": True}, {}, "use_alibi_sqrt"),
+        ({"chunk_lookback": 4}, {}, "chunk_lookback"),
+    ],
+)
+def test_what_is_not_done_is_refused_by_name(
+    make: Any, options: dict[str, Any], parallel: dict[str, int], name: str
+) -> None:
+    with pytest.raises(NotImplementedError, match=name):
+        make(config(**parallel), **options)
+
+
+def test_vllm_refuses_configurations_by_the_backend_s_own_word(backend: Any) -> None:
+    from vllm.platforms.interface import DeviceCapability
+
+    accepted = {
+        "head_size": 128,
+        "dtype": torch.bfloat16,
+        "kv_cache_dtype": "fp8",
+        "block_size": 16,
+        "use_mla": False,
+        "has_sink": True,
+        "use_sparse": False,
+        "use_mm_prefix": False,
+        "use_per_head_quant_scales": False,
+        "device_capability": DeviceCapability(9, 0),
+        "attn_type": "decoder",
+    }
+    assert backend.validate_configuration(**accepted) == []
+    refused = {
+        "head_size": 512,
+        "kv_cache_dtype": "nvfp4",
+        "block_size": 8,
+        "use_mla": True,
+        "use_sparse": True,
+        "use_mm_prefix": True,
+        "use_per_head_quant_scales": True,
+        "use_non_causal": True,
+        "device_capability": DeviceCapability(7, 5),
+        "attn_type": "encoder",
+    }
+    for name, value in refused.items():
+        assert len(backend.validate_configuration(**{**accepted, name: value})) == 1, name
+
+
+@pytest.mark.parametrize("feature", [{"causal": False}, {"mm_req_doc_ranges": {0: [(0, 4)]}}])
+def test_a_step_that_is_not_causal_is_refused(backend: Any, feature: dict[str, Any]) -> None:
+    batch = draw(CASE, "cpu")
+    common = common_metadata(batch.arguments, 6)
+    builder = backend.get_builder_cls()(None, ["0"], config(), torch.device("cpu"))
+    for name, value in feature.items():
+        setattr(common, name, value)
+    with pytest.raises(NotImplementedError):
+        builder.build(0, common)
