@@ -28,7 +28,9 @@ def measure(quick: bool) -> dict[str, Any]:
     from server_benchmark.fleet import measure_cold_look_ups, measure_fleet_start
     from server_benchmark.processes import wait_until_quiet
 
-    clients, processes, scenarios, runs = (50, 4, 200, 2) if quick else (500, 16, 10_000, 10)
+    # A process takes most of a second of CPU time to import its libraries.
+    processes = 3 * (os.cpu_count() or 1)
+    clients, scenarios, runs = (50, 200, 2) if quick else (500, 10_000, 10)
     seconds = 1.0 if quick else 10.0
     with (
         tempfile.TemporaryDirectory() as folder,
