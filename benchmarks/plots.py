@@ -1,4 +1,4 @@
-"""Figures docs/attention.svg and docs/decode.svg, and the table of docs/attention.md.
+"""Figures docs/attention.svg and docs/decode.svg.
 
 pip install matplotlib; python benchmarks/plots.py
 """
@@ -14,6 +14,7 @@ import matplotlib.pyplot as plt
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
+SHAPE = "32/8 d128 p16"
 STEPS = {
     "naive": "4.3 naive",
     "qblock": "4.4 Q blocks",
@@ -34,52 +35,22 @@ def read(name: str) -> dict[str, Any]:
     return result
 
 
-def shares(row: dict[str, Any]) -> dict[str, float]:
-    """Return each implementation's share of FlashAttention 3's speed, in per cent."""
-    fa3 = row["fa3"]["microseconds"]
-    return {
-        name: 100 * fa3 / measured["microseconds"]
-        for name, measured in row.items()
-        if "microseconds" in measured
-    }
-
-
-def table(result: dict[str, Any]) -> str:
-    """Return a Markdown table: a line per batch, a column per implementation."""
-    lines = [
-        "| | FA3, us | " + " | ".join(STEPS.values()) + " |",
-        "|---|---|" + "---|" * len(STEPS),
-    ]
-    for name, row in result["rows"].items():
-        share = shares(row)
-        cells = [f"{share[step]:.0f}%" if step in share else "" for step in STEPS]
-        cells[-1] = f"**{cells[-1]}**"
-        lines.append(f"| {name} | {row['fa3']['microseconds']:.1f} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
-
-
-def attention(result: dict[str, Any]) -> None:
-    """Draw the shares as bars, a group per batch."""
-    rows = result["rows"]
-    implementations = [name for name in STEPS if name != "naive"]
+def drawn_attention(result: dict[str, Any]) -> None:
+    """Draw each drawn batch's share of FlashAttention 3's speed as a bar, coloured by its kind."""
+    rows = result["batches"][SHAPE]
+    shares = [100 * row["fa3"]["gpu"] / row["ours"]["gpu"] for row in rows.values()]
+    kinds = [name.split()[0] for name in rows]
+    colours = dict(zip(dict.fromkeys(kinds), tuple(COLOURS.values())[1:], strict=False))
     figure, axes = plt.subplots(figsize=(11, 4.6), layout="constrained")
-    width = 0.8 / len(implementations)
-    for column, name in enumerate(implementations):
-        at = [
-            index + (column - len(implementations) / 2 + 0.5) * width for index in range(len(rows))
-        ]
-        heights = [shares(row).get(name, 0.0) for row in rows.values()]
-        axes.bar(at, heights, width, label=STEPS[name], color=COLOURS[name])
+    axes.bar(range(len(rows)), shares, color=[colours[kind] for kind in kinds])
     axes.axhline(100, color="black", linewidth=0.8)
-    axes.set_xticks(range(len(rows)), list(rows), rotation=35, ha="right")
+    axes.set_xticks(range(len(rows)), list(rows), rotation=60, ha="right", fontsize="small")
     axes.set_ylabel("speed, % of FlashAttention 3")
-    versions = result["versions"]
     axes.set_title(
-        f"Paged attention, {result['preset']}, page {result['page']}, {result['dtype']}, "
-        f"{result['device']}, Triton {versions['triton']}, {result['date']}"
+        f"Drawn batches, heads {SHAPE}, {result['device']}, Triton {result['triton']}, "
+        f"{result['date']}"
     )
-    axes.legend(ncols=len(implementations), fontsize="small", loc="upper right")
-    axes.margins(x=0.01, y=0.15)
+    axes.margins(x=0.01, y=0.1)
     figure.savefig(ROOT / "docs" / "attention.svg", metadata={"Date": None})
 
 
@@ -110,10 +81,9 @@ def decode(result: dict[str, Any]) -> None:
 
 def main() -> None:
     matplotlib.rcParams["svg.hashsalt"] = "dejavu-cache"  # equal results give equal files
-    attention(read("attention.json"))
+    drawn_attention(read("attention-drawn.json"))
     if (RESULTS / "decode.json").exists():
         decode(read("decode.json"))
-    print(table(read("attention.json")))
 
 
 if __name__ == "__main__":

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from .api import IMPLEMENTATIONS, paged_attention
+from .api import IMPLEMENTATIONS, paged_attention, plan
+from .plan import Plan
 
-__all__ = ["IMPLEMENTATIONS", "paged_attention", "suite"]
+__all__ = ["IMPLEMENTATIONS", "Plan", "paged_attention", "plan", "suite"]
 
 
 def __getattr__(name: str) -> Any:

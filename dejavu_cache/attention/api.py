@@ -1,8 +1,10 @@
-"""Public function `paged_attention`: causal attention over a paged cache of keys and values."""
+"""Public functions: causal attention over a paged cache of keys and values."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 
@@ -10,8 +12,9 @@ from ..triton_internals.environment import is_interpreting
 from . import dispatch, reference
 from .batch import Batch, make_batch
 from .kernels import hopper, naive, qblock, segmented, static_grid
+from .plan import Plan
 
-__all__ = ["IMPLEMENTATIONS", "paged_attention"]
+__all__ = ["IMPLEMENTATIONS", "paged_attention", "plan"]
 
 IMPLEMENTATIONS: dict[str, Callable[[Batch], torch.Tensor]] = {
     "auto": dispatch.run,
@@ -86,16 +89,63 @@ def paged_attention(
         raise ValueError(
             f"implementation: {implementation!r}; expected one of {', '.join(IMPLEMENTATIONS)}"
         )
-    if not q.is_cuda and implementation != "reference" and not is_interpreting():
-        raise ValueError(
-            f"q: on {q.device}; expected it on a GPU, or TRITON_INTERPRET=1 in the environment"
-        )
+    _check_device(q, implementation)
     batch = make_batch(
         q, k_cache, v_cache, cu_seqlens_q, seqused_k, block_table, max_seqlen_q, max_seqlen_k,
         softmax_scale, window_size, softcap, alibi_slopes, sinks, k_scale, v_scale, out,
     )  # fmt: skip
-    run = IMPLEMENTATIONS[implementation]
+    with _on_device(q):
+        return IMPLEMENTATIONS[implementation](batch)
+
+
+def plan(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    *,
+    cu_seqlens_q: torch.Tensor,
+    seqused_k: torch.Tensor,
+    block_table: torch.Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    softmax_scale: float | None = None,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
+    k_scale: torch.Tensor | float | None = None,
+    v_scale: torch.Tensor | float | None = None,
+) -> Plan:
+    """Check and schedule once what all layers of a step share.
+
+    The arguments are those of `paged_attention`; q, k_cache and v_cache are those of any layer.
+    Nothing waits for the device. Inside a captured graph the schedule is made anew at each replay,
+    from the lengths that lie in cu_seqlens_q and seqused_k then; max_seqlen_q must still hold.
+
+    Returns:
+        A plan, whose `run(q, k_cache, v_cache, out=None)` computes one layer.
+
+    Raises:
+        ValueError: an argument does not fit, as in `paged_attention`.
+    """
+    _check_device(q, "auto")
+    batch = make_batch(
+        q, k_cache, v_cache, cu_seqlens_q, seqused_k, block_table, max_seqlen_q, max_seqlen_k,
+        softmax_scale, window_size, softcap, alibi_slopes, sinks, k_scale, v_scale, q,
+    )  # fmt: skip
+    with _on_device(q):
+        return Plan(batch)
+
+
+def _check_device(q: torch.Tensor, implementation: str) -> None:
+    if not q.is_cuda and implementation != "reference" and not is_interpreting():
+        raise ValueError(
+            f"q: on {q.device}; expected it on a GPU, or TRITON_INTERPRET=1 in the environment"
+        )
+
+
+def _on_device(q: torch.Tensor) -> AbstractContextManager[Any]:
+    """Return a context in which Triton launches on the queries' device."""
     if not q.is_cuda or q.device.index == torch.cuda.current_device():
-        return run(batch)
-    with torch.cuda.device(q.device):  # Triton launches on the current device
-        return run(batch)
+        return nullcontext()
+    return torch.cuda.device(q.device)

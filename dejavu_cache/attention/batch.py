@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from copy import copy
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import pairwise
@@ -13,7 +14,7 @@ import torch
 
 from ..triton_internals.environment import is_interpreting, supported_float8
 
-__all__ = ["Batch", "make_batch"]
+__all__ = ["Batch", "check_out", "make_batch"]
 
 FLOAT8 = {
     torch.float8_e4m3fn: "fp8e4nv",
@@ -56,6 +57,14 @@ class Batch:
     sinks: torch.Tensor | None
     k_scale: torch.Tensor | None
     v_scale: torch.Tensor | None
+
+    def with_tensors(
+        self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, out: torch.Tensor
+    ) -> Batch:
+        """Return the call with another layer's tensors, which must be of the same form."""
+        other = copy(self)
+        other.q, other.k_cache, other.v_cache, other.out = q, k_cache, v_cache, out
+        return other
 
     @cached_property
     def num_tokens(self) -> int:
@@ -164,7 +173,7 @@ def make_batch(
     if out is None:
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
     else:
-        _check_out(out, q)
+        check_out(out, q)
     scale = (
         q.shape[2] ** -0.5 if softmax_scale is None else _positive("softmax_scale", softmax_scale)
     )
@@ -272,7 +281,8 @@ def _check_per_head(name: str, values: torch.Tensor | None, q: torch.Tensor) -> 
         )
 
 
-def _check_out(out: torch.Tensor, q: torch.Tensor) -> None:
+def check_out(out: torch.Tensor, q: torch.Tensor) -> None:
+    """Raise a ValueError if a tensor cannot take the results of some queries."""
     if out.shape != q.shape or out.dtype != q.dtype or out.device != q.device or out.stride(2) != 1:
         raise ValueError(
             f"out: {_describe(out)}; expected it like q: {_describe(q)}, "

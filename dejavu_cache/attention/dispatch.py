@@ -9,22 +9,34 @@ from __future__ import annotations
 import torch
 
 from .batch import Batch
-from .kernels import hopper, qblock, segmented
+from .kernels import hopper, qblock, segmented, static_grid
 from .kernels.kernel_call import num_sms
 
-__all__ = ["run"]
+__all__ = ["choose", "run"]
+
+RUNS = {
+    "hopper": hopper.run,
+    "qblock": qblock.run,
+    "segmented": segmented.run,
+    "static_grid": static_grid.run,
+}
 
 
-def run(batch: Batch) -> torch.Tensor:
-    """Compute a batch's attention by the implementation that suits it, and return its `out`."""
+def choose(batch: Batch) -> str:
+    """Return the name of the implementation that suits a batch."""
+    if hopper.suits(batch):
+        return "hopper"
     rows = batch.max_seqlen_q * batch.group
     programs = max(batch.num_tokens * batch.group // 64, batch.num_seqs) * batch.kv_heads
     sms = num_sms(batch.q.device)
     if rows <= 16:  # decoding a few tokens per sequence: the bandwidth of reading keys decides
         full = programs >= 2 * sms - 8 and batch.max_seqlen_k <= 2 * programs
-        return qblock.run(batch) if full else segmented.run(batch)
+        return "qblock" if full else "segmented"
     if programs < sms // 2 and batch.max_seqlen_k >= 2048:
-        return segmented.run(batch)  # too few Q blocks for the GPU, with many keys each
-    if programs >= sms - 4 and batch.max_seqlen_k > 128 and hopper.suits(batch):
-        return hopper.run(batch)
-    return qblock.run(batch)
+        return "segmented"  # too few Q blocks for the GPU, with many keys each
+    return "qblock"
+
+
+def run(batch: Batch, implementation: str | None = None) -> torch.Tensor:
+    """Compute a batch's attention by an implementation, or the one that suits it; return `out`."""
+    return RUNS[implementation or choose(batch)](batch)

@@ -153,9 +153,7 @@ def is_worth_tuning(implementation: str, composition: Lengths, model: Model) -> 
     decoding = max(composition.new) == 1
     if implementation in ("segmented", "static_grid"):
         return decoding or max(composition.past) >= 2048
-    if implementation == "hopper":
-        return not decoding and model.window < 0 and hopper.available(torch.device("cuda"))
-    return implementation != "naive"
+    return implementation not in ("hopper", "naive")  # the first has one config per shape
 
 
 LAUNCHES: dict[str, Callable[[Batch], KernelCall]] = {
@@ -247,6 +245,7 @@ def for_scenario(kernel: str, scenario: Scenario) -> Case | None:
     unsupported = args.get("SOFTCAP") or {"alibi_slopes", "k_scale", "v_scale"} & set(dtypes)
     if (
         implementation not in LAUNCHES
+        or implementation == "hopper"
         or unsupported
         or dtypes["q"] != dtypes.get("k_cache", dtypes["q"])
     ):
@@ -297,7 +296,7 @@ def _meta_arguments(
             q, cache, cache, q, table[:, 0], table[:, 0], table, max(new_tokens), longest,
             1.0, model.window, 0.0, None, None, None, None,
         )  # fmt: skip
-        return LAUNCHES["qblock" if implementation == "hopper" else implementation](batch).arguments
+        return LAUNCHES[implementation](batch).arguments
 
 
 suite = Suite(cases=cases, for_scenario=for_scenario)

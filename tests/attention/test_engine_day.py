@@ -13,7 +13,7 @@ from dejavu_cache.attention.sweep_suite import PRESETS
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 import engine_day  # type: ignore[import-not-found]
-from engine_day import Day, Sequence, Step, captured, schedule, simulate
+from engine_day import Day, Sequence, Step, graph_of, schedule, simulate
 
 MODEL = PRESETS["llama3-8b"]
 
@@ -38,22 +38,30 @@ def test_a_prompt_is_cut_into_chunks_and_decodes_go_first() -> None:
 
 
 def test_a_graph_has_a_captured_size_and_the_models_length() -> None:
-    assert captured(Step((1, 1, 1), (9, 8, 7), 9), 8192) == Step((1,) * 4, (9, 8, 7, 0), 8192)
+    assert graph_of(Step((1, 1, 1), (9, 8, 7), 9), 8192) == Step((1,) * 4, (9, 8, 7, 0), 8192)
     mixed = Step((1, 40), (9, 40), 40)
-    assert captured(mixed, 8192) == mixed
+    assert graph_of(mixed, 8192) == mixed
 
 
 def test_a_step_misses_unless_its_scenario_is_shipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    day, step = Day(2048, 8192, 1.0, False), Step((1,) * 4, (3000, 20, 20, 20), 3000)
-    kernel, values = engine_day.scenario_of(step, MODEL, engine_day.PAGE)
-    scenario = engine_day.bucketed(kernel, values)
+    day, step = Day(2048, 8192, 1.0, False, covered=False), Step((1,) * 4, (3000, 20, 20, 20), 3000)
+    kernel, values = engine_day.scenario_of(step, MODEL, engine_day.PAGE, covered=False)
+    scenario = engine_day.scenario_text(kernel, values)
     assert scenario is not None
-    context, _ = engine_day.shipped()[kernel]
+    context, _ = engine_day.shipped_records()[kernel]
     for shipped, missed in ({scenario}, 0), (set[str](), 1):
-        monkeypatch.setattr(engine_day, "shipped", lambda s=shipped: {kernel: (context, s)})
+        monkeypatch.setattr(engine_day, "shipped_records", lambda s=shipped: {kernel: (context, s)})
         day.count(step, MODEL)
         assert (day.missed_steps, day.missed_work) == (missed, missed * 3060)
     assert (day.steps, day.work) == (2, 2 * 3060)
+
+
+def test_the_kernel_with_one_config_misses_nothing() -> None:
+    day = Day(2048, 131072, 20.0, True)
+    for step in islice(simulate(3, 2048, 131072, 20.0, 100), 100):
+        day.count(graph_of(step, 131072), MODEL)
+    assert {kernel for kernel, _ in day.scenarios} == {engine_day.ONE_CONFIG}
+    assert (day.steps, day.missed_steps) == (100, 0)
 
 
 def test_lengths_are_as_in_traffic() -> None:

@@ -42,7 +42,7 @@ SHARED = {
 
 PLAIN = {
     "KV_HEADS": 8, "GROUP": 4, "HEADS": 32, "HEAD": 128, "HEAD_PADDED": 128, "PAGE": 16,
-    "WINDOW": -1,
+    "WINDOW": -1, "PAIRS": 1, "BOX": 16,
     "SOFTCAP": False, "PRECISION": "ieee", "MAX_SEQS": 16, "MOST_ROWS": 128,
     "alibi_slopes": None, "sinks": None, "k_scale": None, "v_scale": None,
 }  # fmt: skip
@@ -57,7 +57,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 POINTERS = {
     **dict.fromkeys(("q", "k_cache", "v_cache", "out"), "*bf16"),
-    **dict.fromkeys(("cu_seqlens_q", "seqused_k", "block_table", "arrivals", "taken"), "*i32"),
+    **dict.fromkeys(("cu_seqlens_q", "seqused_k", "block_table", "arrivals", "units"), "*i32"),
     **dict.fromkeys(("scratch", "alibi_slopes", "sinks", "k_scale", "v_scale"), "*fp32"),
     "softmax_scale": "fp32",
     "softcap": "fp32",

@@ -1,4 +1,4 @@
-"""Host side of the Hopper kernel: Q blocks with pages loaded by TMA and multiplied by wgmma.
+"""Host side of the Hopper kernel: pages loaded by TMA, multiplied by wgmma, units from a schedule.
 
 The paper's kernels leave the choice of instructions to Triton's compiler; `hopper_kernel` chooses
 them itself. It covers the features that most models need, and `suits` checks a batch for them.
@@ -7,35 +7,34 @@ them itself. It covers the features that most models need, and `suits` checks a 
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
 
 from ...triton_internals.environment import is_interpreting
 from ..batch import Batch
+from ..schedule import Schedule, make_schedule
 from .kernel_call import KernelCall, num_sms, zeros
 
 __all__ = ["COVERED", "available", "launch", "run", "suits"]
 
 
 def suits(batch: Batch) -> bool:
-    """Check a batch for a Hopper GPU, 2-byte elements, TMA's alignment and a plain causal mask."""
-    cache, page = batch.k_cache, batch.k_cache.shape[1]
-    plain = batch.window < 0 and not batch.softcap and batch.alibi_slopes is None
+    """Check a batch for a Hopper GPU, 2-byte elements, TMA's alignment and plain features."""
+    cache = batch.k_cache
     return (
-        plain
+        batch.alibi_slopes is None
         and batch.q.element_size() == 2
         and cache.dtype == batch.q.dtype
         and batch.k_scale is None
         and batch.v_scale is None
         and batch.group <= 64
-        and page >= 8
-        and page & (page - 1) == 0
-        and cache.stride(2) == batch.q.shape[2]
+        and cache.shape[1] % 8 == 0
         and cache.stride(1) > 0
-        and cache.stride(0) % cache.stride(1) == 0
         and cache.stride(1) % 8 == 0
+        and cache.stride(0) % cache.stride(1) == 0
+        and (cache.stride(2) % cache.stride(1) == 0 or cache.stride(2) % 8 == 0)
         and cache.data_ptr() % 16 == 0
         and batch.v_cache.data_ptr() % 16 == 0
         and available(batch.q.device)
@@ -54,8 +53,12 @@ def available(device: torch.device) -> bool:
     return torch.version.hip is None and torch.cuda.get_device_capability(device)[0] == 9
 
 
-def launch(batch: Batch) -> KernelCall:
-    """Prepare a launch with a program per pair of Q blocks and KV head, or one per SM.
+def launch(batch: Batch, schedule: Schedule | None = None) -> KernelCall:
+    """Prepare a launch with one program per multiprocessor.
+
+    Args:
+        batch: the call.
+        schedule: that of the batch's lengths; made if None.
 
     Raises:
         ValueError: the kernel does not cover the batch; `auto` would choose another one.
@@ -63,27 +66,31 @@ def launch(batch: Batch) -> KernelCall:
     if not suits(batch):
         raise ValueError(
             "implementation: 'hopper' takes a Hopper GPU, Triton 3.6 to 3.8, bfloat16 or float16 "
-            "in q and caches, a block_size that is a power of two from 8 on, and no window, "
-            "softcap, ALiBi or scales; use 'auto'"
+            "in q and caches, a block_size that is a multiple of 8, and no ALiBi or scales; "
+            "use 'auto'"
         )
-    from .hopper_kernel import ROWS, hopper_kernel
+    from .hopper_kernel import hopper_kernel
 
+    schedule = schedule or make_schedule(batch)
     q, out, cache = batch.q, batch.out, batch.k_cache
-    blocks = batch.q_blocks(2 * (ROWS.value // batch.group))
-    pairs = blocks * batch.kv_heads
+    page, strides = cache.shape[1], cache.stride()
+    heads_below = strides[2] % strides[1] == 0  # a head's pages are rows of their own
     return KernelCall(
         hopper_kernel,
-        lambda meta: (min(pairs, num_sms(q.device)) if meta["PERSISTENT"] else pairs,),
+        (num_sms(q.device),),
         (
-            out, out.stride(0), out.stride(1), _describe(cache), _describe(batch.v_cache),
-            cache.stride(0) // cache.stride(1), blocks, zeros(q.device, 2),
-            q, batch.cu_seqlens_q, batch.seqused_k, batch.block_table, batch.sinks,
-            batch.softmax_scale, q.stride(0), q.stride(1), batch.block_table.stride(0),
-            *batch.composition,
+            out, out.stride(0), out.stride(1), describe(cache), describe(batch.v_cache),
+            strides[0] // strides[1],
+            strides[2] // strides[1] if heads_below else 0, 0 if heads_below else strides[2],
+            schedule.units, schedule.scratch,
+            zeros(q.device, 2 + 2 * schedule.blocks * batch.kv_heads),
+            q, batch.block_table, batch.sinks, batch.softmax_scale, batch.softcap,
+            q.stride(0), q.stride(1), batch.block_table.stride(0),
         ),
         {
-            "KV_HEADS": batch.kv_heads, "GROUP": batch.group, "HEAD": q.shape[2],
-            "HEAD_PADDED": max(64, batch.head_padded), "PAGE": cache.shape[1],
+            "PAIRS": int(schedule.pairs), "KV_HEADS": batch.kv_heads, "GROUP": batch.group,
+            "HEAD": q.shape[2], "HEAD_PADDED": max(64, batch.head_padded), "PAGE": page,
+            "BOX": box_rows(page), "WINDOW": batch.window, "SOFTCAP": batch.softcap > 0,
         },
     )  # fmt: skip
 
@@ -94,15 +101,58 @@ def run(batch: Batch) -> torch.Tensor:
     return batch.out
 
 
-def _describe(cache: torch.Tensor) -> Any:
-    """Make TMA's descriptor of a cache: a matrix [token slots, KV heads * head_size]."""
+def box_rows(page: int) -> int:
+    """Return the rows of a box of TMA, which must not cross a page: a power of two up to 64."""
+    return min(page & -page, 64)
+
+
+class Address(NamedTuple):
+    """Memory of a tensor, without keeping it alive."""
+
+    dtype: torch.dtype
+    address: int
+
+    def data_ptr(self) -> int:
+        """Return the address of the first element."""
+        return self.address
+
+
+MOST_DESCRIPTORS = 4096
+
+_descriptors: dict[Any, Any] = {}
+
+
+def descriptor_of(cache: torch.Tensor) -> Any:
+    """Return the descriptor of a cache, made once for the same memory and shape."""
+    key = cache.data_ptr(), cache.shape, cache.stride(), cache.dtype
+    descriptor = _descriptors.get(key)
+    if descriptor is None:
+        if len(_descriptors) >= MOST_DESCRIPTORS:
+            _descriptors.clear()
+        descriptor = _descriptors[key] = describe(cache)
+        descriptor.base = Address(cache.dtype, cache.data_ptr())
+    return descriptor
+
+
+def describe(cache: torch.Tensor) -> Any:
+    """Make TMA's descriptor of a cache: a matrix whose rows are one token's heads, or one of them.
+
+    Its rows are `cache.stride(1)` elements apart. Rows that belong to no token of this cache, as in
+    memory that layers or keys and values share, are never read.
+    """
     from triton.experimental.gluon.language import NVMMASharedLayout
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-    from .hopper_kernel import COLUMNS
+    from .hopper_pages import COLUMNS
 
     blocks, page, heads, head = cache.shape
-    slots = (blocks - 1) * (cache.stride(0) // cache.stride(1)) + page
+    of_blocks, of_slots, of_heads, _ = cache.stride()
+    rows = (blocks - 1) * (of_blocks // of_slots) + page
+    columns = head
+    if of_heads % of_slots == 0:
+        rows += (heads - 1) * (of_heads // of_slots)
+    else:
+        columns += (heads - 1) * of_heads
     layout = NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
-    box = [min(page, COLUMNS.value), COLUMNS.value]
-    return TensorDescriptor(cache, [slots, heads * head], [cache.stride(1), 1], box, layout)
+    box = [box_rows(page), COLUMNS.value]
+    return TensorDescriptor(cache, [rows, columns], [of_slots, 1], box, layout)

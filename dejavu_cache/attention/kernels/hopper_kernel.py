@@ -1,9 +1,11 @@
 """Hopper kernel in Gluon, Triton's language with explicit layouts, barriers and warps.
 
-A program computes two neighbouring Q blocks of 64 rows, one per four warps, which share keys and
-values; while one multiplies, the other computes exponentials. One more warp only finds the work and
-loads pages. A program computes one such pair or, if it is persistent, one pair after the other: the
-next free program takes the next pair and loads its pages while the previous output is written.
+Programs take units from the list of `schedule.py`. Two groups of four warps each compute half a
+unit. A Q block of a prompt has two halves of 64 rows, which share tiles of keys and values; while
+one multiplies, the other computes exponentials. Where the rows of a block fit one half, as in
+decoding, the halves compute two KV heads, or every other tile if the number of heads is odd. One
+more warp only takes units and loads pages, so the next unit's pages are on their way while the
+results of the previous one are written.
 """
 
 from __future__ import annotations
@@ -13,365 +15,344 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
-    tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
 
 from ...runtime.autotuner import cached_autotune
-from ..search_space import HOPPER_BUCKETS, HOPPER_KEYS, METHOD, hopper_prune_rules, hopper_space
+from ...tuning.result_check import CheckOptions
+from ..search_space import HOPPER_KEYS, METHOD, hopper_prune_rules, hopper_space
+from .hopper_pages import COLUMNS, RING, locate, produce, receive, skip, watch
+from .hopper_rows import LOG2E, ROWS, load_queries, merge_parts, softmax, store_part, store_rows
 
-__all__ = ["COLUMNS", "ROWS", "hopper_kernel"]
-
-ROWS = gl.constexpr(64)
-"""Rows of a Q block: those of one wgmma instruction."""
-
-COLUMNS = gl.constexpr(64)
-"""Columns of a box that TMA loads, and the limit of its rows.
-
-A row of swizzled shared memory has as many 2-byte elements.
-"""
-
-RING = gl.constexpr(2)
-"""Number of pairs of Q blocks that the producer may be ahead."""
-
-FACTS = gl.constexpr(4)
-"""Numbers that describe a pair: first token, number of tokens, first position and KV head."""
-
-LOG2E = gl.constexpr(1.4426950408889634)
+__all__ = ["hopper_kernel"]
 
 
 @gluon.jit
-def find_block(cu_seqlens_q, seqused_k, block, num_seqs, BLOCK_Q: gl.constexpr):
-    """`softmax_tiles.find_block`, which Gluon cannot call."""
-    low = 0
-    high = num_seqs
-    while low < high:
-        middle = (low + high) // 2
-        if gl.load(cu_seqlens_q + middle) // BLOCK_Q + middle <= block:
-            low = middle + 1
-        else:
-            high = middle
-    sequence = low - 1
-    begin = gl.load(cu_seqlens_q + sequence)
-    query_len = gl.load(cu_seqlens_q + sequence + 1) - begin
-    offset = (block - begin // BLOCK_Q - sequence) * BLOCK_Q
-    position = gl.load(seqused_k + sequence) - query_len + offset
-    return sequence, begin + offset, gl.minimum(query_len - offset, BLOCK_Q), position
-
-
-@gluon.jit
-def fetch_tile(
-    cache, boxes, full, rows, column, stage, TILE: gl.constexpr, HEAD_PADDED: gl.constexpr
-):
-    """Load a tile box by box; the barrier `full` counts its bytes."""
-    ACROSS: gl.constexpr = HEAD_PADDED // COLUMNS
-    DOWN: gl.constexpr = len(rows)
-    mbarrier.expect(full.index(stage), TILE * HEAD_PADDED * 2)
-    for down in gl.static_range(DOWN):
-        for across in gl.static_range(ACROSS):
-            box = boxes.index((stage * ACROSS + across) * DOWN + down)
-            tma.async_copy_global_to_shared(
-                cache, [rows[down], column + across * COLUMNS], full.index(stage), box
-            )
-
-
-@gluon.jit
-def announce(pairs, pair_full, pair_free, pair, first, count, position, kv_head):
-    """Send the consumers the next pair of Q blocks; a pair without tokens ends them."""
-    LAYOUT: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
-    slot = pair % RING
-    mbarrier.wait(pair_free.index(slot), ((pair // RING) & 1) ^ 1)
-    facts = (first, count, position, kv_head)
-    for fact in gl.static_range(FACTS):
-        pairs.index(slot * FACTS + fact).store(gl.full([1], facts[fact], gl.int32, LAYOUT))
-    mbarrier.arrive(pair_full.index(slot))
-
-
-@gluon.jit
-def heard(pairs, pair_full, pair_free, pair):
-    """Receive the next pair from the producer: first token, tokens, first position, KV head."""
-    LAYOUT: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
-    slot = pair % RING
-    mbarrier.wait(pair_full.index(slot), (pair // RING) & 1)
-    first = gl.max(pairs.index(slot * FACTS).load(LAYOUT), 0)
-    count = gl.max(pairs.index(slot * FACTS + 1).load(LAYOUT), 0)
-    position = gl.max(pairs.index(slot * FACTS + 2).load(LAYOUT), 0)
-    kv_head = gl.max(pairs.index(slot * FACTS + 3).load(LAYOUT), 0)
-    mbarrier.arrive(pair_free.index(slot))
-    return first, count, position, kv_head
-
-
-@gluon.jit
-def produce(keys, values, k_boxes, v_boxes, k_full, k_free, v_full, v_free, pairs, pair_full, pair_free,
-            taken, cu_seqlens_q, seqused_k, block_table, stride_table, num_seqs, blocks, rows_per_page,
-            KV_HEADS: gl.constexpr, BLOCK_Q: gl.constexpr, HEAD: gl.constexpr, PAGE: gl.constexpr,
-            TILE: gl.constexpr, STAGES: gl.constexpr, PERSISTENT: gl.constexpr,
-            HEAD_PADDED: gl.constexpr):  # fmt: skip
-    """Find the program's pairs of Q blocks and load their tiles, the last first; runs in one warp."""
-    BOX: gl.constexpr = min(PAGE, COLUMNS)
-    programs = gl.num_programs(0)
-    pair = 0
-    done = 0
-    index = gl.program_id(0)
-    while index < blocks * KV_HEADS:
-        # Heads vary fastest. Late Q blocks see the most keys and start first; short ones fill gaps.
-        kv_head = index % KV_HEADS
-        sequence, first, count, position = find_block(
-            cu_seqlens_q, seqused_k, blocks - 1 - index // KV_HEADS, num_seqs, 2 * BLOCK_Q
-        )
-        if count > 0:
-            announce(pairs, pair_full, pair_free, pair, first, count, position, kv_head)
-            pages = block_table + sequence.to(gl.int64) * stride_table
-            last_page = (position + count - 1) // PAGE
-            tiles = gl.cdiv(position + count, TILE)
-            for step in range(tiles):
-                stage = (done + step) % STAGES
-                turned = ((done + step) // STAGES) & 1
-                rows = ()
-                for box in gl.static_range(TILE // BOX):
-                    token = (tiles - 1 - step) * TILE + box * BOX
-                    page = gl.load(pages + gl.minimum(token // PAGE, last_page))
-                    rows = rows + (page * rows_per_page + token % PAGE,)  # type: ignore[assignment]
-                mbarrier.wait(k_free.index(stage), turned ^ 1)
-                fetch_tile(keys, k_boxes, k_full, rows, kv_head * HEAD, stage, TILE, HEAD_PADDED)
-                mbarrier.wait(v_free.index(stage), turned ^ 1)
-                fetch_tile(values, v_boxes, v_full, rows, kv_head * HEAD, stage, TILE, HEAD_PADDED)
-            done += tiles
-            pair += 1
-        index = programs + gl.atomic_add(taken, 1) if PERSISTENT else blocks * KV_HEADS
-    announce(pairs, pair_full, pair_free, pair, 0, 0, 0, 0)
-    if PERSISTENT:
-        if (
-            gl.atomic_add(taken + 1, 1) == programs - 1
-        ):  # the last one leaves it as the next launch must find it
-            gl.store(taken, 0)
-            gl.store(taken + 1, 0)
-
-
-@gluon.jit
-def softmax(scores, peak, total, positions, start, end, scale, MASKED: gl.constexpr, TILE: gl.constexpr,
-            LAYOUT: gl.constexpr):  # fmt: skip
-    """Return a tile's softmax weights, the factor of the output so far, and new peak and total."""
-    if MASKED:
-        tokens = start + gl.arange(0, TILE, gl.SliceLayout(0, LAYOUT))
-        last = gl.minimum(positions, end - 1)
-        scores = gl.where(tokens[None, :] <= last[:, None], scores, float("-inf"))
-    new_peak = gl.maximum(peak, gl.max(scores, 1) * scale)
-    shift = new_peak
-    if MASKED:  # a row may have seen no key yet
-        shift = gl.where(new_peak == float("-inf"), 0.0, new_peak)
-    weights = gl.exp2(scores * scale - shift[:, None])
-    fade = gl.exp2(peak - shift)
-    return weights, fade, new_peak, total * fade + gl.sum(weights, 1)
-
-
-@gluon.jit
-def load_queries(q, which: gl.constexpr, first, count, kv_head, stride_token, stride_head,
-                 GROUP: gl.constexpr, HEAD: gl.constexpr, HEAD_PADDED: gl.constexpr):  # fmt: skip
-    """Load the queries of one Q block of a pair, [ROWS, HEAD_PADDED], padded with zeros."""
-    PLAIN: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
+def load_half(which: gl.constexpr, q, first, tokens, kv_head, stride_token, stride_head, HEADS: gl.constexpr,
+              GROUP: gl.constexpr, HEAD: gl.constexpr, HEAD_PADDED: gl.constexpr):  # fmt: skip
+    """Load this half's queries of a unit: its rows of a block of two, else those of its KV head."""
     BLOCK_Q: gl.constexpr = ROWS // GROUP
-    rows = gl.arange(0, ROWS, gl.SliceLayout(1, PLAIN))
-    dims = gl.arange(0, HEAD_PADDED, gl.SliceLayout(0, PLAIN))
-    tokens = which * BLOCK_Q + rows // GROUP
-    at = (first + tokens).to(gl.int64) * stride_token + (
-        kv_head * GROUP + rows % GROUP
-    ) * stride_head
-    inside = (rows < BLOCK_Q * GROUP) & (tokens < count)
-    return gl.load(
-        q + at[:, None] + dims[None, :], mask=inside[:, None] & (dims < HEAD)[None, :], other=0.0
-    )
+    together = tokens > BLOCK_Q
+    skipped = gl.where(together, which * BLOCK_Q, 0)
+    head = kv_head + gl.where(together, 0, which * (HEADS - 1))
+    return load_queries(
+        q, first + skipped, tokens - skipped, head, stride_token, stride_head, GROUP, HEAD, HEAD_PADDED
+    )  # fmt: skip
 
 
 @gluon.jit
-def consume_tile(step, done, MASKED: gl.constexpr, acc, weights, peak, total, queries, k, v,
-                 k_full, k_free, v_full, v_free, positions, end, scale, tiles, TILE: gl.constexpr, STAGES: gl.constexpr,
+def load_early(which: gl.constexpr, q, first, tokens, kv_head, stride_token, stride_head, HEADS: gl.constexpr,
+               GROUP: gl.constexpr, HEAD: gl.constexpr, HEAD_PADDED: gl.constexpr):  # fmt: skip
+    """Load the next unit's queries beside this one's output, where registers hold both."""
+    if HEAD_PADDED <= 128:
+        queries = load_half(
+            which, q, first, tokens, kv_head, stride_token, stride_head, HEADS, GROUP, HEAD, HEAD_PADDED
+        )  # fmt: skip
+    else:
+        queries = gl.zeros([1], gl.int32, gl.BlockedLayout([1], [32], [4], [0]))
+    return queries
+
+
+@gluon.jit
+def consume_tile(step, stride, tile, MASKED: gl.constexpr, acc, weights, peak, total, queries, k, v,
+                 k_full, k_free, v_full, v_free, positions, low, end, scale, softcap,
+                 PAIRS: gl.constexpr, WINDOW: gl.constexpr, SOFTCAP: gl.constexpr, TILE: gl.constexpr, STAGES: gl.constexpr,
                  S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr, P_LAYOUT: gl.constexpr):  # fmt: skip
     """Multiply a tile's keys and the previous tile's values; the softmax overlaps the latter."""
-    stage = (done + step) % STAGES
-    before = (done + step - 1) % STAGES
-    mbarrier.wait(k_full.index(stage), ((done + step) // STAGES) & 1)
+    stage = step % STAGES
+    before = (step - stride) % STAGES
     nothing = gl.zeros([ROWS, TILE], gl.float32, S_LAYOUT)
+    watch(k_full, step, STAGES)
     scores = warpgroup_mma(
         queries, k.index(stage).permute((1, 0)), nothing, use_acc=False, is_async=True
     )
-    mbarrier.wait(v_full.index(before), ((done + step - 1) // STAGES) & 1)
+    watch(v_full, step - stride, STAGES)
     acc = warpgroup_mma(weights, v.index(before), acc, is_async=True)
+    if PAIRS == 0:
+        if stride == 2:
+            skip(k_full, k_free, v_full, v_free, step - 1, STAGES)
     scores = warpgroup_mma_wait(1, [scores])
     mbarrier.arrive(k_free.index(stage))
-    start = (tiles - 1 - step) * TILE
     new_weights, fade, peak, total = softmax(
-        scores, peak, total, positions, start, end, scale, MASKED, TILE, S_LAYOUT
+        scores, peak, total, positions, low + tile * TILE, end, scale, softcap, MASKED, WINDOW, SOFTCAP, TILE, S_LAYOUT
     )  # fmt: skip
-    acc = warpgroup_mma_wait(0, [acc])
+    # The exponentials overlap the multiplication only if the compiler leaves them before the wait:
+    # their sum is waited for too, and the branch ends the block in which ptxas may move them.
+    if PAIRS == 1:
+        if stride == 2:
+            skip(k_full, k_free, v_full, v_free, step - 1, STAGES)
+    acc, total = warpgroup_mma_wait(0, [acc, total])
     mbarrier.arrive(v_free.index(before))
     acc = acc * gl.convert_layout(fade, gl.SliceLayout(1, O_LAYOUT))[:, None]
-    return acc, gl.convert_layout(new_weights.to(queries.dtype), P_LAYOUT), peak, total
+    return acc, gl.convert_layout(new_weights, P_LAYOUT).to(queries.dtype), peak, total
 
 
 @gluon.jit
-def consume(which: gl.constexpr, out, q, sinks, q_tiles, k_boxes, v_boxes, k_full, k_free, v_full, v_free,
-            pairs, pair_full, pair_free, scale, stride_out_token, stride_out_head, stride_token, stride_head,
-            GROUP: gl.constexpr, HEAD: gl.constexpr, HEAD_PADDED: gl.constexpr, TILE: gl.constexpr,
-            STAGES: gl.constexpr):  # fmt: skip
-    """Compute one Q block of each pair over all tiles, the last first; runs in four warps."""
+def attend(which: gl.constexpr, begin, stop, stride, top, pace, acc, peak, total, queries, k, v,
+           k_full, k_free, v_full, v_free, positions, first_position, low, high, end, scale, softcap,
+           q, units, ring, ring_full, ring_free, turn, stride_token, stride_head,
+           PAIRS: gl.constexpr, KV_HEADS: gl.constexpr, HEADS: gl.constexpr, GROUP: gl.constexpr,
+           HEAD: gl.constexpr, HEAD_PADDED: gl.constexpr, WINDOW: gl.constexpr, SOFTCAP: gl.constexpr, TILE: gl.constexpr,
+           STAGES: gl.constexpr, S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr, P_LAYOUT: gl.constexpr):  # fmt: skip
+    """Compute half a unit: loaded tiles begin, begin + stride, … before stop.
+
+    These are the keys' tiles top, top - pace, …; the last keys come first.
+
+    Returns:
+        The output, its maximum and sum; and what `receive` and `load_early` return for the next
+        unit, whose queries are on their way while the last values are multiplied.
+    """
+    DTYPE: gl.constexpr = queries.dtype
+    PLAIN: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
+    count = gl.cdiv(stop - begin, stride)
+    stage = begin % STAGES
+    nothing = gl.zeros([ROWS, TILE], gl.float32, S_LAYOUT)
+    watch(k_full, begin, STAGES)
+    scores = warpgroup_mma(
+        queries, k.index(stage).permute((1, 0)), nothing, use_acc=False, is_async=True
+    )
+    if (stride == 2) & (which == 1):
+        skip(k_full, k_free, v_full, v_free, begin - 1, STAGES)
+    scores = warpgroup_mma_wait(0, [scores])
+    mbarrier.arrive(k_free.index(stage))
+    start = low + top * TILE
+    weights, _, peak, total = softmax(
+        scores, peak, total, positions, start, end, scale, softcap, True, WINDOW, SOFTCAP, TILE, S_LAYOUT
+    )  # fmt: skip
+    weights = gl.convert_layout(weights, P_LAYOUT).to(DTYPE)
+    if end < start + TILE:
+        # Values past the last token may be anything, and zero times that must be zero. Both halves
+        # write the same, so neither need wait for the other.
+        watch(v_full, begin, STAGES)
+        tokens = start + gl.arange(0, TILE, gl.SliceLayout(1, PLAIN))
+        v.index(stage).store(gl.where((tokens < end)[:, None], v.index(stage).load(PLAIN), 0.0))
+        fence_async_shared()
+    # Every row sees the tiles that end before the first row's position.
+    visible = gl.maximum(gl.minimum(first_position + 1, high) - low, 0) // TILE
+    masked = gl.minimum(gl.maximum(gl.cdiv(top + 1 - visible, pace), 1), count)
+    if WINDOW >= 0:
+        masked = count
+    for index in range(1, masked):
+        acc, weights, peak, total = consume_tile(
+            begin + index * stride, stride, top - index * pace, True, acc, weights, peak, total, queries, k, v,
+            k_full, k_free, v_full, v_free, positions, low, end, scale, softcap,
+            PAIRS, WINDOW, SOFTCAP, TILE, STAGES, S_LAYOUT, O_LAYOUT, P_LAYOUT,
+        )  # fmt: skip
+    for index in range(masked, count):
+        acc, weights, peak, total = consume_tile(
+            begin + index * stride, stride, top - index * pace, False, acc, weights, peak, total, queries, k, v,
+            k_full, k_free, v_full, v_free, positions, low, end, scale, softcap,
+            PAIRS, WINDOW, SOFTCAP, TILE, STAGES, S_LAYOUT, O_LAYOUT, P_LAYOUT,
+        )  # fmt: skip
+    last = begin + (count - 1) * stride
+    watch(v_full, last, STAGES)
+    acc = warpgroup_mma(weights, v.index(last % STAGES), acc, is_async=True)
+    unit, first, tokens, position, kv_head = receive(
+        units, ring, ring_full, ring_free, turn, KV_HEADS, HEADS
+    )
+    early_queries = load_early(
+        which, q, first, tokens, kv_head, stride_token, stride_head, HEADS, GROUP, HEAD, HEAD_PADDED
+    )
+    acc = warpgroup_mma_wait(0, [acc])
+    mbarrier.arrive(v_free.index(last % STAGES))
+    if last + 1 < stop:
+        skip(k_full, k_free, v_full, v_free, last + 1, STAGES)
+    return acc, peak, total, unit, first, tokens, position, kv_head, early_queries
+
+
+@gluon.jit
+def finish(which: gl.constexpr, out, scratch, arrivals, acc, peak, total, first, tokens, kv_head, together,
+           mine, entry, shared, stride_out_token, stride_out_head,
+           KV_HEADS: gl.constexpr, HEADS: gl.constexpr, GROUP: gl.constexpr, HEAD: gl.constexpr,
+           HEAD_PADDED: gl.constexpr, O_LAYOUT: gl.constexpr):  # fmt: skip
+    """Store half a Q block's output, or its part of it; the last part's program merges them all."""
+    count = gl.minimum(tokens, ROWS // GROUP) * GROUP
+    if not shared:
+        if mine:
+            store_rows(
+                out, acc, total, first, tokens, kv_head, stride_out_token, stride_out_head,
+                GROUP, HEAD, HEAD_PADDED, O_LAYOUT,
+            )  # fmt: skip
+    else:
+        piece = gl.load(entry + 6)
+        pieces = gl.load(entry + 7)
+        row = gl.load(entry + 8)
+        # Parts lie one behind the other: of both halves in turns, unless these have a head each.
+        size = gl.where(together, ROWS, count)
+        halves = gl.where(together, 2, 3 - HEADS)
+        half = which * (halves - 1)
+        store_part(
+            scratch, acc, peak, total, row + (halves * piece + half) * size, count, kv_head,
+            KV_HEADS, HEAD_PADDED, O_LAYOUT,
+        )  # fmt: skip
+        gl.thread_barrier()  # all threads have written before the arrival is counted
+        parts = gl.where(together, pieces, halves * pieces)
+        own = gl.where(together, which, 0)
+        counter = arrivals + (2 * gl.load(entry + 9) + own) * KV_HEADS + kv_head
+        if gl.atomic_add(counter, 1, sem="acq_rel") == parts - 1:
+            gl.store(counter, 0)  # as the next launch must find it
+            base = row + own * ROWS
+            pitch = gl.where(together, 2 * ROWS, count)
+            if count <= 4:
+                merge_parts(
+                    out, scratch, base, pitch, parts, count, first, kv_head, stride_out_token, stride_out_head,
+                    KV_HEADS, GROUP, HEAD, HEAD_PADDED, 2048 // HEAD_PADDED, 4,
+                )  # fmt: skip
+            else:
+                merge_parts(
+                    out, scratch, base, pitch, parts, count, first, kv_head, stride_out_token, stride_out_head,
+                    KV_HEADS, GROUP, HEAD, HEAD_PADDED, 8, 2048 // HEAD_PADDED,
+                )  # fmt: skip
+
+
+@gluon.jit
+def consume(which: gl.constexpr, out, q, sinks, units, scratch, arrivals, q_tiles, k_boxes, v_boxes,
+            k_full, k_free, v_full, v_free, ring, ring_full, ring_free, softmax_scale, softcap,
+            stride_out_token, stride_out_head, stride_token, stride_head,
+            PAIRS: gl.constexpr, KV_HEADS: gl.constexpr, HEADS: gl.constexpr, GROUP: gl.constexpr,
+            HEAD: gl.constexpr, HEAD_PADDED: gl.constexpr, WINDOW: gl.constexpr, SOFTCAP: gl.constexpr,
+            TILE: gl.constexpr, STAGES: gl.constexpr):  # fmt: skip
+    """Compute half of each unit; runs in four warps."""
     DTYPE: gl.constexpr = q.dtype.element_ty
     BLOCK_Q: gl.constexpr = ROWS // GROUP
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TILE, 16])
     O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_PADDED, 16])
     P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, O_LAYOUT, 2)
     SHARED: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
-    PLAIN: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
     # Boxes, first down and then across, are how swizzled shared memory holds a tile.
     k = k_boxes._reinterpret(DTYPE, [STAGES, TILE, HEAD_PADDED], SHARED)
     v = v_boxes._reinterpret(DTYPE, [STAGES, TILE, HEAD_PADDED], SHARED)
     queries = q_tiles.index(which)
-    nothing = gl.zeros([ROWS, TILE], gl.float32, S_LAYOUT)
+    scale = softmax_scale * LOG2E
+    if SOFTCAP:
+        scale = softmax_scale * (-2.0 * LOG2E) / softcap
 
-    pair = 0
-    done = 0  # tiles of the pairs before
-    first, count, position, kv_head = heard(pairs, pair_full, pair_free, pair)
-    queries.store(
-        load_queries(
-            q, which, first, count, kv_head, stride_token, stride_head, GROUP, HEAD, HEAD_PADDED
-        )
+    turn = 0
+    done = 0  # tiles loaded for the units before
+    unit, first, tokens, position, kv_head = receive(
+        units, ring, ring_full, ring_free, turn, KV_HEADS, HEADS
     )
-    fence_async_shared()
-    while count > 0:
-        end = position + count
-        tiles = gl.cdiv(end, TILE)
-        masked_tiles = gl.maximum(tiles - (position + 1) // TILE, 1)
+    next_queries = load_half(
+        which, q, first, tokens, kv_head, stride_token, stride_head, HEADS, GROUP, HEAD, HEAD_PADDED
+    )
+    while unit >= 0:
+        queries.store(next_queries)
+        fence_async_shared()
+        entry, _ = locate(units, unit, KV_HEADS, HEADS)
+        low = gl.load(entry + 4)
+        high = gl.load(entry + 5)
+        pieces = gl.load(entry + 7)
+        together = (tokens > BLOCK_Q) & (PAIRS == 1)
+        alone = (tokens <= BLOCK_Q) | (PAIRS == 0)
+        tiles = gl.cdiv(high - low, TILE)
+        top = tiles - 1
+        shared = pieces > 1
+        if HEADS == 2:
+            loaded = gl.where(alone, 2 * tiles, tiles)
+            stride = gl.where(alone, 2, 1)
+            begin = gl.where(alone, which, 0)
+            pace = 1
+            head = kv_head + begin
+        else:
+            loaded = tiles
+            stride = gl.where(alone & (pieces > 0), 2, 1)
+            begin = gl.where(alone, gl.where(pieces > 0, which, which * tiles), 0)
+            pace = stride
+            top -= begin
+            head = kv_head
+            shared = shared | (alone & (pieces > 0) & (tiles > 1))
+        skipped = gl.where(together, which * BLOCK_Q, 0)
         rows = gl.arange(0, ROWS, gl.SliceLayout(1, S_LAYOUT))
-        positions = position + which * BLOCK_Q + rows // GROUP
         peak = gl.full([ROWS], float("-inf"), gl.float32, gl.SliceLayout(1, S_LAYOUT))
         total = gl.zeros([ROWS], gl.float32, gl.SliceLayout(1, S_LAYOUT))
-        if sinks is not None:
-            peak = gl.load(sinks + kv_head * GROUP + rows % GROUP).to(gl.float32) * LOG2E
-            total = gl.full([ROWS], 1.0, gl.float32, gl.SliceLayout(1, S_LAYOUT))
+        if sinks is not None:  # one part of each row counts its head's sink
+            counts = (gl.load(entry + 6) == 0) & (together | (which == 0) | (HEADS == 2))
+            sink = gl.load(sinks + head * GROUP + rows % GROUP).to(gl.float32) * LOG2E
+            peak = gl.where(counts & (rows >= 0), sink, peak)
+            total = gl.where(counts & (rows >= 0), 1.0, total)
         acc = gl.zeros([ROWS, HEAD_PADDED], gl.float32, O_LAYOUT)
-
-        stage = done % STAGES
-        mbarrier.wait(k_full.index(stage), (done // STAGES) & 1)
-        scores = warpgroup_mma(
-            queries, k.index(stage).permute((1, 0)), nothing, use_acc=False, is_async=True
-        )
-        scores = warpgroup_mma_wait(0, [scores])
-        mbarrier.arrive(k_free.index(stage))
-        start = (tiles - 1) * TILE
-        weights, _, peak, total = softmax(
-            scores, peak, total, positions, start, end, scale, True, TILE, S_LAYOUT
-        )
-        weights = gl.convert_layout(weights.to(DTYPE), P_LAYOUT)
-        if end < start + TILE:
-            # Values past the last token may be anything, and zero times that must be zero. Both consumers write
-            # the same, so neither need wait for the other.
-            mbarrier.wait(v_full.index(stage), (done // STAGES) & 1)
-            tokens = start + gl.arange(0, TILE, gl.SliceLayout(1, PLAIN))
-            v.index(stage).store(gl.where((tokens < end)[:, None], v.index(stage).load(PLAIN), 0.0))
-            fence_async_shared()
-        for step in range(1, masked_tiles):
-            acc, weights, peak, total = consume_tile(
-                step, done, True, acc, weights, peak, total, queries, k, v, k_full, k_free, v_full, v_free,
-                positions, end, scale, tiles, TILE, STAGES, S_LAYOUT, O_LAYOUT, P_LAYOUT,
+        turn += 1
+        if begin < loaded:
+            acc, peak, total, unit, next_first, next_tokens, next_position, kv_head, early_queries = attend(
+                which, done + begin, done + loaded, stride, top, pace, acc, peak, total, queries, k, v,
+                k_full, k_free, v_full, v_free, position + skipped + rows // GROUP, position + skipped,
+                low, high, position + tokens, scale, softcap,
+                q, units, ring, ring_full, ring_free, turn, stride_token, stride_head,
+                PAIRS, KV_HEADS, HEADS, GROUP, HEAD, HEAD_PADDED,
+                WINDOW, SOFTCAP, TILE, STAGES, S_LAYOUT, O_LAYOUT, P_LAYOUT,
             )  # fmt: skip
-        for step in range(masked_tiles, tiles):
-            acc, weights, peak, total = consume_tile(
-                step, done, False, acc, weights, peak, total, queries, k, v, k_full, k_free, v_full, v_free,
-                positions, end, scale, tiles, TILE, STAGES, S_LAYOUT, O_LAYOUT, P_LAYOUT,
+        else:  # the other half has the only tile
+            unit, next_first, next_tokens, next_position, kv_head = receive(
+                units, ring, ring_full, ring_free, turn, KV_HEADS, HEADS
+            )
+            early_queries = load_early(
+                which, q, next_first, next_tokens, kv_head, stride_token, stride_head,
+                HEADS, GROUP, HEAD, HEAD_PADDED,
             )  # fmt: skip
-        last = done + tiles - 1
-        mbarrier.wait(v_full.index(last % STAGES), (last // STAGES) & 1)
-        acc = warpgroup_mma(weights, v.index(last % STAGES), acc, is_async=True)
-        # The next pair's queries are on their way while this one's last values are multiplied.
-        then_first, then_count, then_position, then_head = heard(
-            pairs, pair_full, pair_free, pair + 1
-        )
-        then_queries = load_queries(
-            q, which, then_first, then_count, then_head, stride_token, stride_head, GROUP, HEAD, HEAD_PADDED
+            for tile in range(done, done + loaded):
+                skip(k_full, k_free, v_full, v_free, tile, STAGES)
+        done += loaded
+        finish(
+            which, out, scratch, arrivals, acc, peak, total, first + skipped, tokens - skipped, head, together,
+            begin < loaded, entry, shared, stride_out_token, stride_out_head,
+            KV_HEADS, HEADS, GROUP, HEAD, HEAD_PADDED, O_LAYOUT,
         )  # fmt: skip
-        acc = warpgroup_mma_wait(0, [acc])
-        mbarrier.arrive(v_free.index(last % STAGES))
-        queries.store(then_queries)
-        fence_async_shared()
-
-        rows = gl.arange(0, ROWS, gl.SliceLayout(1, O_LAYOUT))
-        dims = gl.arange(0, HEAD_PADDED, gl.SliceLayout(0, O_LAYOUT))
-        tokens = which * BLOCK_Q + rows // GROUP
-        inside = (rows < BLOCK_Q * GROUP) & (tokens < count)
-        acc = (
-            acc
-            / gl.where(inside, gl.convert_layout(total, gl.SliceLayout(1, O_LAYOUT)), 1.0)[:, None]
-        )
-        at = (first + tokens).to(gl.int64) * stride_out_token + (
-            kv_head * GROUP + rows % GROUP
-        ) * stride_out_head
-        gl.store(
-            out + at[:, None] + dims[None, :],
-            acc.to(DTYPE),
-            mask=inside[:, None] & (dims < HEAD)[None, :],
-        )
-        first, count, position, kv_head = then_first, then_count, then_position, then_head
-        done += tiles
-        pair += 1
+        first, tokens, position = next_first, next_tokens, next_position
+        if HEAD_PADDED <= 128:
+            next_queries = early_queries
+        else:
+            next_queries = load_half(
+                which, q, first, tokens, kv_head, stride_token, stride_head, HEADS, GROUP, HEAD, HEAD_PADDED
+            )  # fmt: skip
 
 
 @cached_autotune(
-    configs=hopper_space(), key=HOPPER_KEYS, buckets=HOPPER_BUCKETS, prune_configs_by=hopper_prune_rules(),
-    method=METHOD,
-    prune_per="scenario",
+    configs=hopper_space(), key=HOPPER_KEYS, prune_configs_by=hopper_prune_rules(), method=METHOD,
+    prune_per="scenario", check=CheckOptions(ignore=("scratch",)),
 )  # fmt: skip
-@gluon.jit(
-    do_not_specialize=[
-        "stride_table",
-        "blocks",
-        "num_seqs",
-        "avg_query",
-        "max_context",
-        "decode_share",
-    ]
-)
+@gluon.jit(do_not_specialize=["stride_table", "page_rows", "head_rows", "head_columns"])
 def hopper_kernel(
-    out, stride_out_token, stride_out_head, keys, values, rows_per_page, blocks, taken,
-    q, cu_seqlens_q, seqused_k, block_table, sinks, softmax_scale, stride_token, stride_head, stride_table,
-    num_seqs, avg_query, max_context, decode_share,
-    KV_HEADS: gl.constexpr, GROUP: gl.constexpr, HEAD: gl.constexpr, HEAD_PADDED: gl.constexpr, PAGE: gl.constexpr,
-    TILE: gl.constexpr, STAGES: gl.constexpr, PERSISTENT: gl.constexpr,
+    out, stride_out_token, stride_out_head, keys, values, page_rows, head_rows, head_columns,
+    units, scratch, arrivals, q, block_table, sinks, softmax_scale, softcap, stride_token, stride_head, stride_table,
+    PAIRS: gl.constexpr, KV_HEADS: gl.constexpr, GROUP: gl.constexpr, HEAD: gl.constexpr,
+    HEAD_PADDED: gl.constexpr, PAGE: gl.constexpr, BOX: gl.constexpr, WINDOW: gl.constexpr, SOFTCAP: gl.constexpr,
+    TILE: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    BLOCK_Q: gl.constexpr = ROWS // GROUP
-    BOX: gl.constexpr = min(PAGE, COLUMNS)
+    HEADS: gl.constexpr = 2 - KV_HEADS % 2
     BOXES: gl.constexpr = STAGES * TILE // BOX * HEAD_PADDED // COLUMNS
     DTYPE: gl.constexpr = q.dtype.element_ty
     SHARED: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     q_tiles = gl.allocate_shared_memory(DTYPE, [2, ROWS, HEAD_PADDED], SHARED)
     k_boxes = gl.allocate_shared_memory(DTYPE, [BOXES, BOX, COLUMNS], SHARED)
     v_boxes = gl.allocate_shared_memory(DTYPE, [BOXES, BOX, COLUMNS], SHARED)
-    pairs = gl.allocate_shared_memory(
-        gl.int32, [RING * FACTS, 1], gl.SwizzledSharedLayout(1, 1, 1, [0])
-    )
+    ring = gl.allocate_shared_memory(gl.int32, [RING, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     k_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     k_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     v_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    pair_full = gl.allocate_shared_memory(gl.int64, [RING, 1], mbarrier.MBarrierLayout())
-    pair_free = gl.allocate_shared_memory(gl.int64, [RING, 1], mbarrier.MBarrierLayout())
+    ring_full = gl.allocate_shared_memory(gl.int64, [RING, 1], mbarrier.MBarrierLayout())
+    ring_free = gl.allocate_shared_memory(gl.int64, [RING, 1], mbarrier.MBarrierLayout())
     for stage in gl.static_range(STAGES):
         mbarrier.init(k_full.index(stage), count=1)
         mbarrier.init(v_full.index(stage), count=1)
         mbarrier.init(k_free.index(stage), count=2)
         mbarrier.init(v_free.index(stage), count=2)
     for slot in gl.static_range(RING):
-        mbarrier.init(pair_full.index(slot), count=1)
-        mbarrier.init(pair_free.index(slot), count=2)
-    scale = softmax_scale * LOG2E
+        mbarrier.init(ring_full.index(slot), count=1)
+        mbarrier.init(ring_free.index(slot), count=2)
+    taken = arrivals
+    counters = arrivals + 2
     gl.warp_specialize([
-        (consume, (gl.constexpr(0), out, q, sinks, q_tiles, k_boxes, v_boxes, k_full, k_free, v_full, v_free,
-                   pairs, pair_full, pair_free, scale, stride_out_token, stride_out_head, stride_token, stride_head,
-                   GROUP, HEAD, HEAD_PADDED, TILE, STAGES)),
-        (consume, (gl.constexpr(1), out, q, sinks, q_tiles, k_boxes, v_boxes, k_full, k_free, v_full, v_free,
-                   pairs, pair_full, pair_free, scale, stride_out_token, stride_out_head, stride_token, stride_head,
-                   GROUP, HEAD, HEAD_PADDED, TILE, STAGES)),
-        (produce, (keys, values, k_boxes, v_boxes, k_full, k_free, v_full, v_free, pairs, pair_full, pair_free,
-                   taken, cu_seqlens_q, seqused_k, block_table, stride_table, num_seqs, blocks, rows_per_page,
-                   KV_HEADS, BLOCK_Q, HEAD, PAGE, TILE, STAGES, PERSISTENT, HEAD_PADDED)),
+        (consume, (gl.constexpr(0), out, q, sinks, units, scratch, counters, q_tiles, k_boxes, v_boxes,
+                   k_full, k_free, v_full, v_free, ring, ring_full, ring_free, softmax_scale, softcap,
+                   stride_out_token, stride_out_head, stride_token, stride_head,
+                   PAIRS, KV_HEADS, HEADS, GROUP, HEAD, HEAD_PADDED, WINDOW, SOFTCAP, TILE, STAGES)),
+        (consume, (gl.constexpr(1), out, q, sinks, units, scratch, counters, q_tiles, k_boxes, v_boxes,
+                   k_full, k_free, v_full, v_free, ring, ring_full, ring_free, softmax_scale, softcap,
+                   stride_out_token, stride_out_head, stride_token, stride_head,
+                   PAIRS, KV_HEADS, HEADS, GROUP, HEAD, HEAD_PADDED, WINDOW, SOFTCAP, TILE, STAGES)),
+        (produce, (keys, values, k_boxes, v_boxes, k_full, k_free, v_full, v_free, ring, ring_full, ring_free,
+                   units, taken, block_table, stride_table, page_rows, head_rows, head_columns,
+                   ROWS // GROUP, KV_HEADS, HEADS, HEAD_PADDED, PAGE, BOX, TILE, STAGES)),
     ], [4, 1], [232, 40])  # fmt: skip

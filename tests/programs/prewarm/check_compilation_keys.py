@@ -101,13 +101,14 @@ def gluon(target: Any) -> None:
     cache = torch.empty(256, 128, dtype=torch.bfloat16)
     described = TensorDescriptor(cache, [256, 128], [128, 1], [16, 64], layout)
     values: dict[str, Any] = dict.fromkeys(fn.arg_names, 7)
-    tokens = Pointer("int32")
-    values.update(cu_seqlens_q=tokens, seqused_k=tokens, block_table=tokens, taken=tokens)
+    numbers = Pointer("int32")
+    values.update(units=numbers, arrivals=numbers, block_table=numbers, scratch=Pointer("float32"))
     values.update(
         out=cache, q=cache, keys=described, values=described, sinks=None, softmax_scale=0.1
     )
-    values.update(KV_HEADS=8, GROUP=4, HEAD=128, HEAD_PADDED=128, PAGE=16)
-    config = triton.Config({"TILE": 64, "STAGES": 2, "PERSISTENT": 1}, num_warps=4)
+    values.update(PAIRS=1, KV_HEADS=8, GROUP=4, HEAD=128, HEAD_PADDED=128, PAGE=16, BOX=16)
+    values.update(softcap=0.0, WINDOW=-1, SOFTCAP=False)
+    config = triton.Config({"TILE": 64, "STAGES": 2}, num_warps=4)
     args = tuple(values[name] for name in fn.arg_names if name not in config.kwargs)
     launch = check(fn, target, config, *args)
     assert any(type_.startswith("tensordesc") for type_ in launch.signature.values())

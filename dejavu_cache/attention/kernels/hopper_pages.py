@@ -1,0 +1,162 @@
+"""Device functions of the Hopper kernel that take units and load their pages.
+
+One warp, the producer, runs ahead of the two halves that compute. It sends them each unit through a
+ring in shared memory, and tiles of keys and values through stages, each with a barrier that it is
+full and one that it is free.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+
+from ..schedule import ENTRY, HEADER
+
+__all__ = ["COLUMNS", "RING", "UNIT", "locate", "produce", "receive", "skip", "watch"]
+
+COLUMNS = gl.constexpr(64)
+"""Columns of a box that TMA loads, and the limit of its rows.
+
+A row of swizzled shared memory has as many 2-byte elements.
+"""
+
+RING = gl.constexpr(2)
+"""Number of units that the producer may be ahead."""
+
+UNIT = gl.constexpr(ENTRY)
+FIRST_UNIT = gl.constexpr(HEADER)
+
+
+@gluon.jit
+def locate(units, unit, KV_HEADS: gl.constexpr, HEADS: gl.constexpr):
+    """Return a pointer to a unit's entry and the first of its KV heads; any for unit -1."""
+    number = gl.maximum(unit, 0)
+    entry = units + FIRST_UNIT + number // (KV_HEADS // HEADS) * UNIT
+    return entry, number % (KV_HEADS // HEADS) * HEADS + gl.load(entry + 10)
+
+
+@gluon.jit
+def announce(ring, ring_full, ring_free, turn, unit):
+    """Send both halves the next unit; -1 ends them."""
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    slot = turn % RING
+    mbarrier.wait(ring_free.index(slot), ((turn // RING) & 1) ^ 1)
+    ring.index(slot).store(gl.full([1], unit, gl.int32, LAYOUT))
+    mbarrier.arrive(ring_full.index(slot))
+
+
+@gluon.jit
+def receive(units, ring, ring_full, ring_free, turn, KV_HEADS: gl.constexpr, HEADS: gl.constexpr):
+    """Receive the next unit, and read its first token, tokens, first position and KV head.
+
+    After the last one, the unit is -1 and has no tokens.
+    """
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+    slot = turn % RING
+    mbarrier.wait(ring_full.index(slot), (turn // RING) & 1)
+    unit = gl.max(ring.index(slot).load(LAYOUT), 0)
+    mbarrier.arrive(ring_free.index(slot))
+    entry, kv_head = locate(units, unit, KV_HEADS, HEADS)
+    tokens = gl.where(unit >= 0, gl.load(entry + 2), 0)
+    return unit, gl.load(entry + 1), tokens, gl.load(entry + 3), kv_head
+
+
+@gluon.jit
+def fetch_tile(
+    cache, boxes, full, rows, column, stage, TILE: gl.constexpr, HEAD_PADDED: gl.constexpr
+):
+    """Load a tile box by box; the barrier `full` counts its bytes."""
+    ACROSS: gl.constexpr = HEAD_PADDED // COLUMNS
+    DOWN: gl.constexpr = len(rows)
+    mbarrier.expect(full.index(stage), TILE * HEAD_PADDED * 2)
+    for down in gl.static_range(DOWN):
+        for across in gl.static_range(ACROSS):
+            box = boxes.index((stage * ACROSS + across) * DOWN + down)
+            tma.async_copy_global_to_shared(
+                cache, [rows[down], column + across * COLUMNS], full.index(stage), box
+            )
+
+
+@gluon.jit
+def read_range(units, unit, KV_HEADS: gl.constexpr, HEADS: gl.constexpr):
+    """Read a unit's sequence, tokens, first position, first key, end of the keys and KV head."""
+    entry, kv_head = locate(units, unit, KV_HEADS, HEADS)
+    return (
+        gl.load(entry), gl.load(entry + 2), gl.load(entry + 3), gl.load(entry + 4), gl.load(entry + 5), kv_head
+    )  # fmt: skip
+
+
+@gluon.jit
+def produce(keys, values, k_boxes, v_boxes, k_full, k_free, v_full, v_free, ring, ring_full, ring_free,
+            units, taken, block_table, stride_table, page_rows, head_rows, head_columns, BLOCK_Q: gl.constexpr,
+            KV_HEADS: gl.constexpr, HEADS: gl.constexpr, HEAD_PADDED: gl.constexpr, PAGE: gl.constexpr,
+            BOX: gl.constexpr, TILE: gl.constexpr, STAGES: gl.constexpr):  # fmt: skip
+    """Take units and load their tiles, the last first; runs in one warp.
+
+    Tiles of a unit with two KV heads alternate between these.
+    """
+    programs = gl.num_programs(0)
+    turn = 0
+    done = 0
+    count = gl.load(units) * (KV_HEADS // HEADS)
+    unit = gl.program_id(0)
+    if unit >= count:
+        unit = -1
+    announce(ring, ring_full, ring_free, turn, unit)
+    sequence, tokens, position, low, high, kv_head = read_range(units, unit, KV_HEADS, HEADS)
+    while unit >= 0:
+        # Heads vary fastest, so that programs which run together read the same page numbers.
+        pages = block_table + sequence.to(gl.int64) * stride_table
+        last_page = (position + tokens - 1) // PAGE
+        heads = gl.where(tokens <= BLOCK_Q, HEADS, 1)
+        tiles = gl.cdiv(high - low, TILE)
+        first_key, first_head = low, kv_head
+        for step in range(tiles * heads):
+            stage = (done + step) % STAGES
+            turned = ((done + step) // STAGES) & 1
+            tile = tiles - 1 - step // heads
+            head = first_head + step % heads
+            rows = ()
+            for box in gl.static_range(TILE // BOX):
+                token = first_key + tile * TILE + box * BOX
+                page = gl.load(pages + gl.minimum(token // PAGE, last_page))
+                rows = rows + (page * page_rows + head * head_rows + token % PAGE,)  # type: ignore[assignment]
+            mbarrier.wait(k_free.index(stage), turned ^ 1)
+            fetch_tile(keys, k_boxes, k_full, rows, head * head_columns, stage, TILE, HEAD_PADDED)
+            mbarrier.wait(v_free.index(stage), turned ^ 1)
+            fetch_tile(values, v_boxes, v_full, rows, head * head_columns, stage, TILE, HEAD_PADDED)
+            # The next unit is taken while this one's tiles fly, and read, so that the L1 cache has
+            # its entry when the halves look.
+            if step == gl.minimum(tiles * heads, STAGES) - 1:
+                turn += 1
+                unit = programs + gl.atomic_add(taken, 1, sem="relaxed")
+                if unit >= count:
+                    unit = -1
+                announce(ring, ring_full, ring_free, turn, unit)
+                sequence, tokens, position, low, high, kv_head = read_range(
+                    units, unit, KV_HEADS, HEADS
+                )
+        done += tiles * heads
+    # The last program leaves the counters as the next launch must find them.
+    if gl.atomic_add(taken + 1, 1, sem="relaxed") == programs - 1:
+        gl.store(taken, 0)
+        gl.store(taken + 1, 0)
+
+
+@gluon.jit
+def watch(full, tile, STAGES: gl.constexpr):
+    """Wait until a tile is loaded."""
+    mbarrier.wait(full.index(tile % STAGES), (tile // STAGES) & 1)
+
+
+@gluon.jit
+def skip(k_full, k_free, v_full, v_free, tile, STAGES: gl.constexpr):
+    """Leave a tile to the other half.
+
+    Each half sees and releases every tile, or it could not tell a stage's tile from a later one.
+    """
+    watch(k_full, tile, STAGES)
+    mbarrier.arrive(k_free.index(tile % STAGES))
+    watch(v_full, tile, STAGES)
+    mbarrier.arrive(v_free.index(tile % STAGES))

@@ -1,0 +1,114 @@
+"""Class `Plan`: what all layers of a step share is checked, chosen and scheduled once."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from ..triton_internals.repeated_launch import RepeatedLaunch
+from . import dispatch
+from .batch import Batch, check_out
+from .kernels import hopper
+from .schedule import make_schedule
+
+__all__ = ["Plan"]
+
+
+class TensorForm(NamedTuple):
+    """What of a layer's tensor must be as planned; `aligned` is whether it begins at 16 bytes."""
+
+    shape: torch.Size
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    aligned: bool
+
+
+def form_of(tensor: torch.Tensor) -> TensorForm:
+    """Return a tensor's form."""
+    return TensorForm(
+        tensor.shape, tensor.stride(), tensor.dtype, tensor.device, not tensor.data_ptr() & 15
+    )
+
+
+class Plan:
+    """Attention of one batch in every layer of a model; `attention.plan` makes it.
+
+    Args:
+        batch: the validated call of one layer.
+    """
+
+    def __init__(self, batch: Batch) -> None:
+        """Choose an implementation and schedule the batch, which the class describes."""
+        self._batch = batch
+        self._implementation = dispatch.choose(batch)
+        self._forms = tuple(form_of(tensor) for tensor in (batch.q, batch.k_cache, batch.v_cache))
+        self._schedule = make_schedule(batch) if self._implementation == "hopper" else None
+        self._repeat: tuple[TensorForm, RepeatedLaunch] | None = None
+
+    @property
+    def implementation(self) -> str:
+        """Name of the kernel that was chosen, a key of `IMPLEMENTATIONS`."""
+        return self._implementation
+
+    def run(
+        self,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Compute one layer's attention.
+
+        Args:
+            q: the layer's queries, of the shape, strides and dtype that were planned.
+            k_cache: the layer's keys, likewise.
+            v_cache: the layer's values, likewise.
+            out: tensor to write to, with the shape and dtype of q; allocated if None.
+
+        Returns:
+            `out`, [num_tokens, num_query_heads, head_size].
+
+        Raises:
+            ValueError: a tensor is not as planned.
+        """
+        if out is None:
+            out = torch.empty_like(q, memory_format=torch.contiguous_format)
+        if (form_of(q), form_of(k_cache), form_of(v_cache)) != self._forms:
+            self._reject(q, k_cache, v_cache)
+        if self._repeat is not None and self._repeat[0] == form_of(out):
+            keys, values = hopper.descriptor_of(k_cache), hopper.descriptor_of(v_cache)
+            if self._repeat[1](out, keys, values, q):
+                return out
+        check_out(out, q)
+        if q.is_cuda and q.device.index != torch.cuda.current_device():
+            with torch.cuda.device(q.device):  # Triton launches on the current device
+                return self._launch(q, k_cache, v_cache, out)
+        return self._launch(q, k_cache, v_cache, out)
+
+    def _launch(
+        self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, out: torch.Tensor
+    ) -> torch.Tensor:
+        batch = self._batch.with_tensors(q, k_cache, v_cache, out)
+        if self._schedule is None:
+            return dispatch.run(batch, self._implementation)
+        call = hopper.launch(batch, self._schedule)
+        kernel = call.kernel[call.grid](*call.args, **call.kwargs)
+        self._keep(call, kernel, form_of(out))
+        return out
+
+    def _keep(self, call: Any, kernel: Any, form: TensorForm) -> None:
+        """Prepare later layers' launches, if the config was chosen for good."""
+        config = call.kernel.best_config
+        arguments = {**call.arguments, **config.kwargs}
+        ordered = {name: arguments[name] for name in call.kernel.arg_names}
+        repeated = RepeatedLaunch(kernel, call.grid[0], ordered, ("out", "keys", "values", "q"))
+        self._repeat = form, repeated
+
+    def _reject(self, *tensors: torch.Tensor) -> None:
+        for name, tensor, form in zip(
+            ("q", "k_cache", "v_cache"), tensors, self._forms, strict=True
+        ):
+            if form_of(tensor) != form:
+                raise ValueError(f"{name}: {form_of(tensor)}; planned was {form}")

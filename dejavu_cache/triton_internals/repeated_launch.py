@@ -1,0 +1,57 @@
+"""Repeat a launch with other pointers, as the layers of a model do, without binding it again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from triton import knobs
+from triton.runtime import driver
+
+from .versions import active_hook, c_launcher
+
+__all__ = ["RepeatedLaunch"]
+
+
+class RepeatedLaunch:
+    """A launch whose kernel, grid and numbers stay as they are.
+
+    The new values must be specialised like the first ones: tensors of the same dtypes on the same
+    device, with pointers that are aligned alike.
+
+    Args:
+        kernel: Triton's `CompiledKernel`, launched once on the current device.
+        grid: number of programs, of one dimension.
+        arguments: all of the function's arguments by name, in order, including those of a config.
+        changing: names of the arguments that later launches give.
+    """
+
+    def __init__(
+        self, kernel: Any, grid: int, arguments: Mapping[str, Any], changing: Sequence[str]
+    ) -> None:
+        """Prepare the launch; the arguments are described at the class."""
+        names = list(arguments)
+        self._arguments = list(arguments.values())
+        self._at = [names.index(name) for name in changing]
+        self._grid = grid
+        self._call = c_launcher(kernel)
+        self._device = driver.active.get_current_device()
+
+    def __call__(self, *values: Any) -> bool:
+        """Launch with new values of the changing arguments, in their order.
+
+        Returns:
+            False if nothing was launched, because a hook wants to see each launch.
+        """
+        runtime = knobs.runtime
+        if (
+            active_hook(runtime.launch_enter_hook) is not None
+            or active_hook(runtime.launch_exit_hook) is not None
+        ):
+            return False
+        arguments = self._arguments
+        for index, value in zip(self._at, values, strict=True):
+            arguments[index] = value
+        stream = driver.active.get_current_stream(self._device)
+        self._call(self._grid, 1, 1, stream, None, None, None, arguments)
+        return True

@@ -1,0 +1,53 @@
+"""A plan computes what `paged_attention` does, layer by layer, and refuses other layers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from support.attention_batches import Case, draw, relative_error, vary
+
+from dejavu_cache.attention import plan
+
+pytestmark = pytest.mark.filterwarnings(  # Triton's interpreter, where a grid is computed
+    "ignore:Conversion of an array with ndim > 0:DeprecationWarning"
+)
+
+SMALL = Case(new=[1, 5, 1], past=[40, 0, 17], heads=(4, 2), dtype=torch.float16)
+LENGTHS = ("q", "k_cache", "v_cache")
+
+
+def plan_of(arguments: dict[str, Any]) -> Any:
+    tensors = [arguments[name] for name in LENGTHS]
+    return plan(*tensors, **{k: v for k, v in arguments.items() if k not in LENGTHS})
+
+
+def test_each_layer_gets_its_own_result() -> None:
+    layers = [draw(SMALL), draw(vary(SMALL, seed=0))]
+    for name in LENGTHS:
+        layers[1].arguments[name] = layers[0].arguments[name] * 0.5
+    layers[1].expected = layers[1].run("reference")
+    step = plan_of(layers[0].arguments)
+    for layer in layers:
+        tensors = [layer.arguments[name] for name in LENGTHS]
+        out = torch.full_like(tensors[0], float("nan"))
+        assert step.run(*tensors, out=out) is out
+        assert relative_error(out, layer.expected) < 1e-3
+        assert relative_error(step.run(*tensors), layer.expected) < 1e-3
+
+
+@pytest.mark.parametrize("name", LENGTHS)
+def test_a_layer_of_another_form_is_refused(name: str) -> None:
+    arguments = draw(SMALL).arguments
+    step = plan_of(arguments)
+    tensors = {other: arguments[other] for other in LENGTHS}
+    tensors[name] = torch.cat([tensors[name], tensors[name]])
+    with pytest.raises(ValueError, match=rf"^{name}: .*; planned was "):
+        step.run(*tensors.values())
+
+
+def test_bad_arguments_are_named_by_the_plan() -> None:
+    arguments = draw(SMALL).arguments
+    with pytest.raises(ValueError, match=r"^max_seqlen_q: 0; expected"):
+        plan_of({**arguments, "max_seqlen_q": 0})

@@ -1,0 +1,177 @@
+"""The schedule's units cover a batch's keys exactly once, without more memory than was made."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from heapq import heapreplace
+from itertools import pairwise
+from typing import NamedTuple
+
+import pytest
+import torch
+
+from dejavu_cache.attention import schedule
+from dejavu_cache.attention.batch import Batch
+from dejavu_cache.attention.schedule import ENTRY, HALF, HEADER, SPANS, make_schedule
+
+pytestmark = pytest.mark.filterwarnings(  # Triton's interpreter, where a loop's end is computed
+    "ignore:Conversion of an array with ndim > 0:DeprecationWarning"
+)
+
+SMS = 132
+
+
+class Entry(NamedTuple):
+    """Units of one range of keys, in the order of their numbers."""
+
+    sequence: int
+    first: int
+    tokens: int
+    position: int
+    low: int
+    high: int
+    piece: int
+    pieces: int
+    row: int
+    block: int
+    head: int
+
+
+class Scheduled(NamedTuple):
+    """A batch with its list of units."""
+
+    batch: Batch
+    entries: list[Entry]
+    rows: int
+    span: int
+    heads: int
+
+
+def batch_of(
+    new: list[int], past: list[int], heads: tuple[int, int] = (32, 8), window: int = -1
+) -> Batch:
+    q = torch.empty(max(sum(new), 1), heads[0], 64, dtype=torch.float16)
+    cache = torch.empty(1, 16, heads[1], 64, dtype=torch.float16)
+    begins = torch.tensor([0, *new]).cumsum(0).to(torch.int32)
+    lengths = torch.tensor([a + b for a, b in zip(new, past, strict=True)], dtype=torch.int32)
+    table = torch.empty(len(new), 1, dtype=torch.int32)
+    return Batch(
+        q, cache, cache, q, begins, lengths, table, max(new), int(lengths.max()), 1.0, window, 0.0,
+        None, None, None, None,
+    )  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def h200(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schedule, "num_sms", lambda device: SMS)
+
+
+def schedule_of(batch: Batch) -> Scheduled:
+    made = make_schedule(batch)
+    end = HEADER + int(made.units[0]) * ENTRY
+    numbers = made.units[HEADER:end].view(-1, ENTRY).tolist()
+    entries = [Entry(*entry) for entry in numbers]
+    heads = schedule.heads_at_once(batch.kv_heads)
+    return Scheduled(batch, entries, made.scratch.shape[0], SPANS[made.pairs], heads)
+
+
+def check_cover(made: Scheduled) -> None:
+    """Check that each Q block's pieces follow each other from its first key to its end."""
+    half = HALF // made.batch.group
+    blocks: dict[tuple[int, int], list[Entry]] = defaultdict(list)
+    for entry in made.entries:
+        blocks[entry.block, entry.head].append(entry)
+    tokens: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for (_, head), entries in blocks.items():
+        pieces = sorted(entries, key=lambda entry: entry.piece)
+        one, window = pieces[0], made.batch.window
+        low = 0 if window < 0 else max(one.position - window, 0) // made.span * made.span
+        assert (pieces[0].low, pieces[-1].high) == (low, one.position + one.tokens)
+        assert all(before.high == after.low for before, after in pairwise(pieces))
+        assert [piece.piece for piece in pieces] == list(range(len(pieces)))
+        assert all(piece.pieces in (len(pieces), 0) for piece in pieces)
+        assert len(pieces) == 1 or one.row >= 0
+        assert one.tokens > half or head == 0
+        if head == 0:
+            tokens[one.sequence].append((one.first, one.tokens))
+        elif one.tokens > half:
+            assert (one.block, 0) in blocks
+    begins = made.batch.cu_seqlens_q.tolist()
+    for sequence, (begin, end) in enumerate(pairwise(begins)):
+        at = begin
+        for first, count in sorted(tokens[sequence]):
+            assert first == at
+            at += count
+        assert at == end
+
+
+def check_rows(made: Scheduled) -> None:
+    """Check that blocks with partial results have rows of their own, inside the scratch."""
+    half = HALF // made.batch.group
+    ranges = set()
+    for entry in made.entries:
+        single = entry.tokens <= half
+        if entry.pieces > 1 or (entry.pieces == 1 and single and made.heads == 1):
+            rows = entry.tokens * made.batch.group * (3 - made.heads) if single else 2 * HALF
+            ranges.add((entry.row, entry.row + rows * entry.pieces))
+    assert all(before[1] <= after[0] for before, after in pairwise(sorted(ranges)))
+    assert max((end for _, end in ranges), default=0) <= made.rows
+
+
+def balance(made: Scheduled) -> float:
+    """Return an equal share of the keys over the most of a multiprocessor, by list scheduling."""
+    half, times = HALF // made.batch.group, [0.0] * SMS
+    for entry in made.entries:
+        heads = made.heads if entry.tokens <= half else 1
+        for _ in range(made.batch.kv_heads // made.heads):
+            heapreplace(times, times[0] + heads * (entry.high - entry.low))
+    return sum(times) / SMS / max(times)
+
+
+BATCHES = {
+    "one token": ([1], [0]),
+    "decodes": ([1] * 9, [300, 1, 64, 0, 20000, 33, 2049, 5, 700]),
+    "padding": ([0, 1, 0, 3, 0], [0, 5, 0, 900, 0]),
+    "prompts": ([200, 1, 77, 130, 17], [0, 0, 0, 0, 4000]),
+    "drafts": ([4, 3, 8], [5000, 20000, 31]),
+    "mixed": ([1] * 30 + [900, 33], [1500] * 30 + [0, 9000]),
+}
+
+
+@pytest.mark.parametrize(
+    ("heads", "window"), [((32, 8), -1), ((7, 1), 100), ((6, 3), 5000), ((64, 8), 0)]
+)
+def test_units_cover_each_batch(heads: tuple[int, int], window: int) -> None:
+    for new, past in BATCHES.values():
+        made = schedule_of(batch_of(new, past, heads, window))
+        check_cover(made)
+        check_rows(made)
+
+
+def test_units_cover_random_batches() -> None:
+    pick = random.Random(5)
+    for _ in range(12):
+        count = pick.choice([1, 2, 7, 40])
+        longest = pick.choice([1, 4, 17, 300])
+        new = [pick.randrange(longest + 1) for _ in range(count - 1)] + [longest]
+        past = [pick.choice([0, 1, 127, 128, pick.randrange(30000)]) for _ in new]
+        made = schedule_of(batch_of(new, past, pick.choice([(32, 8), (8, 1), (28, 4)])))
+        check_cover(made)
+        check_rows(made)
+
+
+def test_one_long_sequence_does_not_hold_up_the_others() -> None:
+    pick = random.Random(1)
+    for count, mean in ((16, 2500), (128, 1200)):
+        past = [max(1, int(pick.lognormvariate(0, 0.9) * mean)) for _ in range(count - 1)]
+        made = schedule_of(batch_of([1] * count, [*past, 8 * mean]))
+        assert balance(made) > 0.6, f"{count} decodes of some {mean}"
+
+
+def test_what_finds_no_room_is_left_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schedule, "MOST_CUTS", 0)
+    for heads in (32, 8), (7, 1):
+        made = schedule_of(batch_of([1] * 12 + [100], [20000] * 13, heads))
+        check_cover(made)
+        check_rows(made)
