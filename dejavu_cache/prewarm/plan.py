@@ -9,19 +9,18 @@ from typing import Any, NamedTuple
 from ..errors import PrewarmError
 from ..model.decision_tree import Tree
 from ..model.record import Record, RecordedLaunch
-from ..model.scenario import Config, Context, Device, Environment, Scenario
+from ..model.scenario import Config, Context, Device, Scenario
 from ..model.selection import winner
 from ..runtime.launch_recorder import LAUNCH_METHOD
 from ..stores import Store
 from ..stores.manifest import PrewarmedKernel
 from ..triton_internals.compilation import target_of, wheel
-from ..triton_internals.compiler_settings import compiler_settings
 from ..triton_internals.config_names import describe
-from ..triton_internals.environment import backend_hash, describe_codegen
 from ..triton_internals.hooks import set_target
 from ..triton_internals.host_modules import platform_key
 from .kernel_discovery import DiscoveredKernel, DiscoveredKernels, default_of, python_files
 from .messages import BuildPlan, CompileJob, PrewarmSpec
+from .toolchain import builder_toolchain, installed_triton, is_alike, refuse_toolchain
 
 __all__ = ["plan"]
 
@@ -85,7 +84,7 @@ def plan(spec: PrewarmSpec, kernels: DiscoveredKernels, store: Store, own: Store
         ),
         notes=tuple(dict.fromkeys(notes)),
         wheel=wheel(),
-        triton=_triton(),
+        triton=installed_triton(),
         host_key=platform_key(),
         files=python_files([*spec.modules, *kernels.by_name]),
     )
@@ -114,17 +113,11 @@ def _select_records(
     here = builder_toolchain(device)
     for name, kernel in kernels.by_name.items():
         ours = [context for context in contexts[name] if context.environment.device == device]
-        alike = [context for context in ours if _alike(context.environment, here)]
+        alike = [context for context in ours if is_alike(context.environment, here)]
         if ours and not alike:
-            _refuse_toolchain(spec, ours[0].environment, here)
+            refuse_toolchain(spec, ours[0].environment, here)
         for context in alike or ours:
             yield _KernelRecords(kernel, context, list(store.records(context)))
-
-
-def _triton() -> str:
-    import triton
-
-    return str(triton.__version__)
 
 
 def _device(name: str, contexts: Mapping[str, list[Context]], spec: PrewarmSpec) -> Device:
@@ -182,52 +175,11 @@ def _same_family(name: str, device: Device) -> bool:
     return any(wanted & family and there & family for family in _FAMILIES)
 
 
-class _Toolchain(NamedTuple):
-    triton: str
-    codegen: str
-    variables: dict[str, str]
-
-
-def builder_toolchain(device: Device) -> _Toolchain:
-    """Return the builder's toolchain for a device."""
-    try:
-        backend = backend_hash(target_of(device))
-    except Exception as error:  # before 3.5, Triton looks for ROCm's linker
-        raise PrewarmError(
-            f"--device {device.name!r}: nothing can be compiled for it here: {error}"
-        ) from None
-    return _Toolchain(_triton(), describe_codegen(backend), compiler_settings())
-
-
-def _alike(environment: Environment, here: _Toolchain) -> bool:
-    return (environment.triton, environment.codegen, environment.variables) == here
-
-
-def _refuse_toolchain(spec: PrewarmSpec, theirs: Environment, here: _Toolchain) -> None:
-    if spec.allowed.triton:
-        return
-    if theirs.triton != here.triton:
-        remedy = f"pip install triton=={theirs.triton}"
-    elif theirs.codegen != here.codegen:
-        remedy = f"install the build of Triton that brings {theirs.codegen}"
-    else:
-        variables = (
-            " ".join(f"{name}={value}" for name, value in theirs.variables.items())
-            or "none of them"
-        )
-        remedy = f"set the variables that change what Triton generates as they were: {variables}"
-    raise PrewarmError(
-        f"the records for {theirs.device.name} were made by Triton {theirs.triton} with "
-        f"{theirs.codegen}, and this is Triton {here.triton} with {here.codegen}: {remedy}, "
-        "or take the records alone with --allow-other-triton"
-    )
-
-
 def _refuse_wheels(spec: PrewarmSpec, selected: list[_KernelRecords], own: Store) -> None:
     others = {
         launch.wheel
         for selection in selected
-        if _alike(
+        if is_alike(
             selection.context.environment, builder_toolchain(selection.context.environment.device)
         )
         for record in own.records(selection.context)
@@ -263,7 +215,7 @@ def _jobs(
 ) -> Iterator[CompileJob]:
     environment = selection.context.environment
     arch = environment.device.arch
-    if not _alike(environment, builder_toolchain(environment.device)):
+    if not is_alike(environment, builder_toolchain(environment.device)):
         notes.append(
             f"{selection.kernel.name}: records of Triton {environment.triton} only, no binaries"
         )
