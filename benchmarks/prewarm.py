@@ -56,7 +56,7 @@ def serve(out: str) -> None:
     cases = [
         (name, composition)
         for composition in lengths()
-        for name in ("segmented", "qblock", "hopper")
+        for name in ("segmented", "qblock")
         if is_worth_tuning(name, composition, model)
     ]
     spent = 0.0

@@ -131,7 +131,7 @@ def plan(
     _check_device(q, "auto")
     batch = make_batch(
         q, k_cache, v_cache, cu_seqlens_q, seqused_k, block_table, max_seqlen_q, max_seqlen_k,
-        softmax_scale, window_size, softcap, alibi_slopes, sinks, k_scale, v_scale, q,
+        softmax_scale, window_size, softcap, alibi_slopes, sinks, k_scale, v_scale, None,
     )  # fmt: skip
     with _on_device(q):
         return Plan(batch)

@@ -77,14 +77,20 @@ class Plan:
             out = torch.empty_like(q, memory_format=torch.contiguous_format)
         if (form_of(q), form_of(k_cache), form_of(v_cache)) != self._forms:
             self._reject(q, k_cache, v_cache)
+        if q.is_cuda and q.device.index != torch.cuda.current_device():
+            with torch.cuda.device(q.device):  # Triton launches on the current device
+                return self._run(q, k_cache, v_cache, out)
+        return self._run(q, k_cache, v_cache, out)
+
+    def _run(
+        self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, out: torch.Tensor
+    ) -> torch.Tensor:
+        """Compute a layer of the planned form on the current device."""
         if self._repeat is not None and self._repeat[0] == form_of(out):
             keys, values = hopper.descriptor_of(k_cache), hopper.descriptor_of(v_cache)
             if self._repeat[1](out, keys, values, q):
                 return out
         check_out(out, q)
-        if q.is_cuda and q.device.index != torch.cuda.current_device():
-            with torch.cuda.device(q.device):  # Triton launches on the current device
-                return self._launch(q, k_cache, v_cache, out)
         return self._launch(q, k_cache, v_cache, out)
 
     def _launch(
@@ -99,7 +105,7 @@ class Plan:
         return out
 
     def _keep(self, call: Any, kernel: Any, form: TensorForm) -> None:
-        """Prepare later layers' launches, if the config was chosen for good."""
+        """Prepare the launches of the layers that follow."""
         config = call.kernel.best_config
         arguments = {**call.arguments, **config.kwargs}
         ordered = {name: arguments[name] for name in call.kernel.arg_names}

@@ -49,7 +49,7 @@ class RepeatedLaunch:
             or active_hook(runtime.launch_exit_hook) is not None
         ):
             return False
-        arguments = self._arguments
+        arguments = self._arguments.copy()  # another thread may launch meanwhile
         for index, value in zip(self._at, values, strict=True):
             arguments[index] = value
         stream = driver.active.get_current_stream(self._device)

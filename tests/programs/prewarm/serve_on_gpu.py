@@ -36,11 +36,8 @@ outputs.append(half)
 BATCHES = {
     "segmented": Lengths("decode", [1] * 4, [1024, 400, 512, 1024]),
     "qblock": Lengths("mixed", [1, 64, 1, 64], [500, 0, 100, 300]),
-    "hopper": Lengths("prefill", [512, 200], [0, 0]),
 }
 for name, lengths in BATCHES.items():
-    if name == "hopper" and torch.cuda.get_device_capability()[0] != 9:
-        continue
     torch.manual_seed(len(outputs))
     batch = batch_of(lengths, PRESETS["llama3-8b"], 16, torch.bfloat16)
     if name == "segmented":
