@@ -157,7 +157,10 @@ def choose_cost(blocks, mean, most, cut, slots, least, most_cuts, CANDIDATES: tl
     return tl.sum(tl.where(best, limit, 0.0), 0), tl.sum(tl.where(best, longest, 0.0), 0)
 
 
-@triton.jit(do_not_specialize=["num_seqs", "blocks", "slots", "most_cuts", "most_rows", "entries"])
+@triton.jit(
+    do_not_specialize=["num_seqs", "blocks", "slots", "most_cuts", "most_rows", "entries"],
+    do_not_specialize_on_alignment=["cu_seqlens_q", "seqused_k"],
+)
 def schedule_kernel(
     units, cu_seqlens_q, seqused_k, num_seqs, blocks, slots, most_cuts, most_rows,
     entries, GROUP: tl.constexpr, WINDOW: tl.constexpr, MAX_SEQS: tl.constexpr, CHUNK: tl.constexpr,
@@ -184,7 +187,7 @@ def schedule_kernel(
         entries: entries if no Q block is cut, at most.
         GROUP: query heads per KV head.
         WINDOW: keys before its own position that a query sees; -1 for all.
-        MAX_SEQS: the next power of two from num_seqs on.
+        MAX_SEQS: num_seqs at most; one of few powers of two, since each is another binary.
         CHUNK: Q blocks that are scheduled at a time.
         HALF: as above.
         ENTRY: as above.
@@ -309,11 +312,13 @@ def make_schedule(batch: Batch) -> Schedule:
     )
     columns = max(64, batch.head_padded) + PART_COLUMNS
     scratch = torch.empty(most_rows, batch.kv_heads, columns, dtype=torch.float32, device=device)
-    max_seqs = max(16, 1 << (batch.num_seqs - 1).bit_length())
+    max_seqs = 16
+    while max_seqs < batch.num_seqs:
+        max_seqs *= 4
     schedule_kernel[(1,)](
         units, batch.cu_seqlens_q, batch.seqused_k, batch.num_seqs, blocks, slots, most_cuts,
         most_rows, entries, GROUP=batch.group, WINDOW=batch.window, MAX_SEQS=max_seqs,
-        CHUNK=min(max(16, 1 << (blocks - 1).bit_length()), 512), HALF=HALF, ENTRY=ENTRY,
+        CHUNK=32 if blocks <= 32 else 512, HALF=HALF, ENTRY=ENTRY,
         HEADER=HEADER, BINS=BINS, CANDIDATES=32 if max_seqs <= 256 else 16, HEADS=heads,
         SPAN=SPANS[pairs], num_warps=8,
     )  # fmt: skip
