@@ -168,7 +168,8 @@ def test_a_write_is_looked_at_once_however_many_wait() -> None:
             async with anyio.create_task_group() as tasks:
                 for number in range(waiting):
                     tasks.start_soon(wait, str(number))
-                await anyio.sleep(0.5)
+                while not looked:
+                    await anyio.sleep(0.01)
                 for number in range(writes):
                     won.add(str(number))
                     current[0] = Revision(1, str(number + 1), 1)
