@@ -11,7 +11,7 @@ import torch
 from ..triton_internals.environment import is_interpreting
 from . import dispatch, reference
 from .batch import Batch, make_batch
-from .kernels import hopper, naive, qblock, segmented, static_grid
+from .kernels import naive
 from .plan import Plan
 
 __all__ = ["IMPLEMENTATIONS", "paged_attention", "plan"]
@@ -20,10 +20,7 @@ IMPLEMENTATIONS: dict[str, Callable[[Batch], torch.Tensor]] = {
     "auto": dispatch.run,
     "reference": reference.run,
     "naive": naive.run,
-    "qblock": qblock.run,
-    "segmented": segmented.run,
-    "static_grid": static_grid.run,
-    "hopper": hopper.run,
+    **dispatch.RUNS,
 }
 
 

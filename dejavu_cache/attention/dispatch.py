@@ -12,7 +12,7 @@ from .batch import Batch
 from .kernels import hopper, qblock, segmented, static_grid
 from .kernels.kernel_call import num_sms
 
-__all__ = ["choose", "run"]
+__all__ = ["RUNS", "choose", "run"]
 
 RUNS = {
     "hopper": hopper.run,
@@ -20,6 +20,7 @@ RUNS = {
     "segmented": segmented.run,
     "static_grid": static_grid.run,
 }
+"""Implementations that a batch may be given to, by name."""
 
 
 def choose(batch: Batch) -> str:

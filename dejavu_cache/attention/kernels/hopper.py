@@ -74,6 +74,7 @@ def launch(batch: Batch, schedule: Schedule | None = None) -> KernelCall:
     schedule = schedule or make_schedule(batch)
     q, out, cache = batch.q, batch.out, batch.k_cache
     page, strides = cache.shape[1], cache.stride()
+    counters = 2 + 2 * schedule.blocks * batch.kv_heads
     heads_below = strides[2] % strides[1] == 0  # a head's pages are rows of their own
     return KernelCall(
         hopper_kernel,
@@ -83,7 +84,7 @@ def launch(batch: Batch, schedule: Schedule | None = None) -> KernelCall:
             strides[0] // strides[1],
             strides[2] // strides[1] if heads_below else 0, 0 if heads_below else strides[2],
             schedule.units, schedule.scratch,
-            zeros(q.device, 2 + 2 * schedule.blocks * batch.kv_heads),
+            zeros(q.device, 1 << (counters - 1).bit_length()),  # kept for each size: a few sizes
             q, batch.block_table, batch.sinks, batch.softmax_scale, batch.softcap,
             q.stride(0), q.stride(1), batch.block_table.stride(0),
         ),

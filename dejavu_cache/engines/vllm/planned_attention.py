@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 import torch
 
 from ... import attention
-from ...attention import paged_attention
 from ...runtime.service_phase import without_benchmarks
 
 __all__ = ["LayerFeatures", "StepInputs", "run_layer", "split_cache"]
@@ -131,19 +130,13 @@ def run_layer(
         out: is written.
     """
     with without_benchmarks():
-        if _make_plan is None:
-            paged_attention(query, keys, values, **_arguments(step, features, keys), out=out)
-            return
         key = features.key, query.shape, query.stride(), keys.shape, keys.stride()
         plan = step.plans.get(key)
         if plan is None:
-            plan = _make_plan(query, keys, values, **_arguments(step, features, keys))
+            plan = attention.plan(query, keys, values, **_arguments(step, features, keys))
             if not step.is_for_capture or torch.cuda.is_current_stream_capturing():
                 step.plans[key] = plan
         plan.run(query, keys, values, out)
-
-
-_make_plan: Any = getattr(attention, "plan", None)
 
 
 def _arguments(step: StepInputs, features: LayerFeatures, keys: torch.Tensor) -> dict[str, Any]:
