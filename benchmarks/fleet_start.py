@@ -31,7 +31,8 @@ def measure(quick: bool) -> dict[str, Any]:
     # A process takes most of a second of CPU time to import its libraries.
     processes = 3 * (os.cpu_count() or 1)
     clients, scenarios, runs = (50, 200, 2) if quick else (500, 10_000, 10)
-    seconds = 1.0 if quick else 10.0
+    # The last client starts at the end of them, and all shall be answered within ten seconds.
+    seconds = 1.0 if quick else 9.0
     with (
         tempfile.TemporaryDirectory() as folder,
         database_makers(["sqlite", "postgres"], Path(folder)) as makers,
@@ -67,11 +68,11 @@ def make_page(result: dict[str, Any]) -> str:
         f"{fleet['replicas']} replicas: {fleet['process_look_ups']['number']} look-ups by "
         f"{fleet['processes']} processes with the real client, which import their libraries "
         "meanwhile, the others by connections that send the same requests. The last answer came "
-        f"after {fleet['seconds']} s. A launch waits {WAIT_MS} ms; what is not found by then is "
-        "benchmarked.",
+        f"after {fleet['seconds']} s. A launch waits {WAIT_MS} ms; where it would tune what is not "
+        "found by then, it waits longer for a server that may only be busy.",
         "",
-        "| | look-ups | not found | median, ms | 99th percentile, ms | worst, ms |",
-        "|---|---|---|---|---|---|",
+        "| | look-ups | found late | tuned | median, ms | 99th percentile, ms | worst, ms |",
+        "|---|---|---|---|---|---|---|",
     ]
     for name, key in (("processes", "process_look_ups"), ("connections", "request_look_ups")):
         lines.append(_row(name, fleet[key]))
@@ -88,8 +89,8 @@ def make_page(result: dict[str, Any]) -> str:
         f"{result['cold'][0]['configs']} configs each. Every core runs a loop; processes start, "
         "and look up one record.",
         "",
-        "| | look-ups | not found | median, ms | 99th percentile, ms | worst, ms |",
-        "|---|---|---|---|---|---|",
+        "| | look-ups | found late | tuned | median, ms | 99th percentile, ms | worst, ms |",
+        "|---|---|---|---|---|---|---|",
     ]
     lines += [
         _row(f"{cold['database']}, {cold['at_once']} at once", cold) for cold in result["cold"]
@@ -98,9 +99,10 @@ def make_page(result: dict[str, Any]) -> str:
 
 
 def _row(name: str, summary: dict[str, Any]) -> str:
-    missing = sum(summary["not_found"].values())
+    late = summary["not_found"].get("found late", 0)
+    tuned = sum(summary["not_found"].values()) - late
     times = " | ".join(str(summary[key]) for key in ("median_ms", "p99_ms", "worst_ms"))
-    return f"| {name} | {summary['number']} | {missing} | {times} |"
+    return f"| {name} | {summary['number']} | {late} | {tuned} | {times} |"
 
 
 def plot(result: dict[str, Any], file: Path) -> None:

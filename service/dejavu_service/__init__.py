@@ -11,7 +11,7 @@ _MOVES = {
     "front": "middleware.request_log",
     "limits": "middleware.limits",
     "reads": "bulk_read.answers",
-    "revisions": "bulk_read.revisions",
+    "revisions": "bulk_read.key_lookups",
     "rules": "services",
     "rules.access": "services.access",
     "rules.leases": "services.leases",

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import math
+import threading
 import time
 from collections.abc import Callable
 
 import pytest
+from dejavu_client.http.circuit_breaker import CircuitBreaker
+from dejavu_client.http.errors import UnreachableError
+from dejavu_client.http.server_calls import ServerCalls
 from dejavu_client.http.server_silence import TICK, SilenceClock, call_within, current_clock
 
 
@@ -62,3 +67,42 @@ def test_a_tick_counts_its_nominal_length_however_late_the_machine_was() -> None
     with clock.count_wait():
         time.sleep(20 * TICK)
         assert clock.tick() == TICK
+
+
+def test_hope_ends_and_is_not_renewed_before_the_server_has_answered() -> None:
+    circuit = CircuitBreaker()
+    circuit.record_failure(hope=0.05)
+    assert not circuit.await_answer(math.inf)
+    circuit.record_failure(hope=math.inf)
+    assert not circuit.await_answer(math.inf)
+
+
+def test_a_late_answer_closes_the_circuit_for_all_who_wait() -> None:
+    circuit = CircuitBreaker()
+    calls = ServerCalls("http://server", circuit, wake=lambda: None, wait=0.05)
+    questions = iter([0.3])
+
+    def question() -> str:
+        return be_silent(next(questions, 0.0))()
+
+    assert calls.ask_patiently(question, 30) == "answer"
+    assert circuit.closed
+    with pytest.raises(UnreachableError):
+        calls.ask(be_silent(0.3))
+    assert not circuit.closed
+    assert calls.ask_patiently(question, 30) == "answer"
+
+
+def test_who_has_no_connection_is_not_hoped_for() -> None:
+    calls = ServerCalls("http://server", CircuitBreaker(), wake=lambda: None, wait=0.05)
+    released = threading.Event()
+
+    def connect() -> None:
+        current_clock().trace("connection.connect_tcp.started")
+        released.wait(60)
+
+    with pytest.raises(UnreachableError):
+        calls.ask(connect)
+    with pytest.raises(UnreachableError):
+        calls.ask_patiently(connect, math.inf)
+    released.set()

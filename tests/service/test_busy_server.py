@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -75,6 +77,25 @@ def test_a_launch_waits_for_a_server_that_has_too_many_clients(
             while ask_once(server.base):  # until nothing is left of the burst
                 pass
         assert benchmarked == [3, 0, 0]
+
+
+def test_a_launch_waits_for_a_silent_server_that_may_be_busy(
+    server: Running, stores: list[RemoteStore], tmp_path: Path
+) -> None:
+    """Several times as long as otherwise, rather than tune what the server has."""
+    remote = [open_remote(stores, server.base, wait, tmp_path) for wait in (20, 0.25)]
+    kernels = [load(tmp_path / "kernels.py").add for _ in remote]
+    for kernel, store in zip(kernels, remote, strict=True):
+        kernel._options["store"] = store
+    launch(kernels[0], 100)
+    assert remote[0].sender.flush(20)
+    pid = server.process.pid
+    os.kill(pid, signal.SIGSTOP)
+    wake = threading.Timer(0.6, os.kill, [pid, signal.SIGCONT])
+    wake.start()
+    launch(kernels[1], 100)
+    wake.join()
+    assert kernels[1].benchmarked == 0
 
 
 def ask_once(base: str) -> bool:

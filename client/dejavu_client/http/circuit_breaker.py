@@ -19,13 +19,15 @@ class CircuitBreaker:
     A failure opens the circuit. A launch only reads `closed`; the background thread that probes the
     server reads `probe_due_in` and reports each outcome with `record_success` or `record_failure`.
     A server that asks its clients to wait has not failed: `busy` tells how long to leave it alone.
+    One that has fallen silent may only be busy: `await_answer` waits for it, for a bounded time.
     """
 
     def __init__(self) -> None:
         """Close the circuit: the server may be asked."""
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
         self._pause = 0.0
         self._next_probe = 0.0
+        self._hope_until = 0.0
         self._busy_until = 0.0
         self._busy: BusyError | None = None
 
@@ -45,20 +47,38 @@ class CircuitBreaker:
         error, left = self._busy, self._busy_until - time.monotonic()
         return BusyError(str(error), error.status, left) if error and left > 0 else None
 
-    def record_failure(self) -> None:
-        """Open the circuit; if it is open, double the pause before the next probe."""
-        with self._lock:
+    def await_answer(self, until: float) -> bool:
+        """Wait while the circuit is open and there is hope; return whether it is closed.
+
+        Args:
+            until: when to give up in any case, by the monotonic clock.
+        """
+        with self._changed:
+            seconds = min(until, self._hope_until) - time.monotonic()
+            return self._changed.wait_for(lambda: self.closed, max(seconds, 0.0))
+
+    def record_failure(self, hope: float = 0.0) -> None:
+        """Open the circuit; if it is open, double the pause before the next probe.
+
+        Args:
+            hope: seconds for which `await_answer` waits, if the circuit was closed.
+        """
+        with self._changed:
+            if self.closed:
+                self._hope_until = time.monotonic() + hope
             self._pause = min(max(self._pause * 2, FIRST_PAUSE), LONGEST_PAUSE)
             self._next_probe = time.monotonic() + self._pause
 
     def record_busy(self, error: BusyError) -> None:
         """Close the circuit, since the server answered, and leave it alone as long as it asks."""
-        with self._lock:
+        with self._changed:
             self._pause = 0.0
             self._busy, self._busy_until = error, time.monotonic() + error.retry_after
+            self._changed.notify_all()
 
     def record_success(self) -> None:
         """Close the circuit."""
-        with self._lock:
+        with self._changed:
             self._pause = 0.0
             self._busy = None
+            self._changed.notify_all()

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from .circuit_breaker import CircuitBreaker
 from .errors import BusyError, NonsenseError, RemoteError, UnreachableError
-from .server_silence import OWN_WORK_SECONDS, call_within
+from .server_silence import OWN_WORK_SECONDS, SilenceError, call_within
 
 __all__ = ["BUSY_SECONDS", "ServerCalls"]
 
@@ -18,6 +18,9 @@ T = TypeVar("T")
 
 BUSY_SECONDS = 10.0
 """Seconds that a launch waits for a server that asks it to, where it would tune otherwise."""
+
+PATIENCE = 8
+"""How many times longer a launch waits for a silent server where it would tune otherwise."""
 
 
 class ServerCalls:
@@ -65,16 +68,29 @@ class ServerCalls:
         return self._ask(question, self.wait if wait is None else wait, limit)
 
     def ask_patiently(self, question: Callable[[], T], seconds: float) -> T:
-        """Call a server as `ask` does, but wait as a busy one asks for, for some seconds in all."""
+        """Call a server as `ask` does, but wait for a busy one, for some seconds in all.
+
+        A server that has taken the connection and is silent may be busy or hang. The wait for it is
+        `PATIENCE` times the usual one, and after that it must have answered, however late, to be
+        waited for again.
+
+        Args:
+            question: sends the request.
+            seconds: how long to wait for a server that answers late, or asks to be asked later.
+        """
         deadline = time.monotonic() + seconds
+        wait = max(self.wait, min(self._patience, seconds))
         while True:
             try:
-                return self.ask(question)
+                return self.ask(question, wait)
             except BusyError as error:
                 pause = _pause(error)
                 if time.monotonic() + pause > deadline:
                     raise
                 time.sleep(pause)
+            except UnreachableError:
+                if time.monotonic() > deadline or not self.circuit.await_answer(deadline):
+                    raise
 
     def ask_again(self, question: Callable[[], T], seconds: float) -> T:
         """Call a server that has answered before, and may be restarting, until it answers.
@@ -104,9 +120,9 @@ class ServerCalls:
 
     def _ask(self, question: Callable[[], T], wait: float, limit: float) -> T:
         try:
-            answer = call_within(wait, question, limit)
-        except TimeoutError:
-            self._open_circuit()
+            answer = call_within(wait, question, limit, self._note_late_end)
+        except SilenceError as error:
+            self._open_circuit(self._patience - wait if error.is_connected else 0.0)
             raise UnreachableError(f"{self._url} did not answer within {wait:g} s") from None
         except BusyError as error:
             self.circuit.record_busy(error)
@@ -118,8 +134,19 @@ class ServerCalls:
         self.circuit.record_success()
         return answer
 
-    def _open_circuit(self) -> None:
-        self.circuit.record_failure()
+    @property
+    def _patience(self) -> float:
+        return min(PATIENCE * self.wait, BUSY_SECONDS)
+
+    def _note_late_end(self, error: BaseException | None) -> None:
+        """Close the circuit if a server answers whom nobody waits for any more: it is only busy."""
+        if isinstance(error, BusyError):
+            self.circuit.record_busy(error)
+        elif error is None or hasattr(error, "status"):
+            self.circuit.record_success()
+
+    def _open_circuit(self, hope: float = 0.0) -> None:
+        self.circuit.record_failure(hope)
         self._wake()
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import gzip
-import json
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Coroutine, Sequence
+from functools import partial
+from typing import Any
 
 from sqlalchemy import Connection
 from starlette.concurrency import run_in_threadpool
@@ -16,22 +17,25 @@ from ..services.transfer import render
 from ..storage import contexts
 from ..storage.contexts import ContextKey, Revision
 from ..storage.database import Database
+from ..storage.records import has_winner
 from .answer_cache import Answer, AnswerCache
+from .key_lookups import StoredText, open_record_texts, open_revisions
 from .long_polls import LongPolls
-from .revisions import open_revisions
 from .single_flight import SingleFlight
 
 __all__ = ["RecordReader", "etag"]
 
 _GZIP_LEVEL = 4
 """Level 9 takes six times as long for an answer smaller by a tenth."""
-_PLAIN_BYTES = 1000
+_PLAIN_LENGTH = 1000
 """Length up to which a record is not worth compressing."""
+_THREAD_LENGTH = 64 * 1024
+"""Length from which compressing a record takes a thread, and not a millisecond of all requests."""
 
 _TOUCHED_AT_ONCE = 1000
 """Contexts in one transaction of `flush`, so that it keeps no writer waiting for long."""
 
-_Render = Callable[[Connection, RecordView], Answer | None]
+_RenderAll = Callable[[Connection, RecordView], Answer | None]
 
 
 class RecordReader:
@@ -47,6 +51,7 @@ class RecordReader:
         """Read from a database, keeping up to `cache_bytes` of compressed answers in memory."""
         self._database = database
         self._revisions = open_revisions(database)
+        self._texts = open_record_texts(database)
         self._cache = AnswerCache(cache_bytes)
         self._rendering: SingleFlight[tuple[RecordView, str, str], Answer | None] = SingleFlight()
         self.used: set[ContextKey] = set()
@@ -77,19 +82,18 @@ class RecordReader:
 
     async def record_set(self, view: RecordView, revision: Revision) -> Answer:
         """Return all records at `revision` or a later one."""
-        return await self._answer(view, revision, "records", _render_record_set)
+        render = partial(self._render_all, view, _render_record_set)
+        return await self._answer(view, revision, "records", render)
 
     async def scenarios(self, view: RecordView, revision: Revision) -> Answer:
         """Return the scenarios that have records, at `revision` or a later one."""
-        return await self._answer(view, revision, "scenarios", _render_scenarios)
+        render = partial(self._render_all, view, _render_scenarios)
+        return await self._answer(view, revision, "scenarios", render)
 
     async def record(self, view: RecordView, revision: Revision, scenario: str) -> Answer:
         """Return one record by the digest of its scenario, at `revision` or a later one."""
-
-        def render_one(connection: Connection, view: RecordView) -> Answer | None:
-            return _render_record(connection, view, scenario)
-
-        return await self._answer(view, revision, scenario, render_one)
+        render = partial(self._render_record, view, scenario)
+        return await self._answer(view, revision, scenario, render)
 
     async def _find_won(self, view: RecordView, scenarios: Collection[str]) -> set[str]:
         """Return those of some scenarios whose records may have a winner."""
@@ -101,23 +105,37 @@ class RecordReader:
         return await run_in_threadpool(query)
 
     async def _answer(
-        self, view: RecordView, revision: Revision, part: str, render_part: _Render
+        self,
+        view: RecordView,
+        revision: Revision,
+        part: str,
+        render: Callable[[], Coroutine[Any, Any, Answer | None]],
     ) -> Answer:
         cached = self._cache.get((*_names(view), part), etag(revision))
         if cached is not None:
             return cached
-        answer = await self._rendering.get(
-            (view, part, revision.revision),
-            lambda: run_in_threadpool(self._render, view, render_part),
-        )
+        answer = await self._rendering.get((view, part, revision.revision), render)
         if answer is None:  # the context was deleted since `revision` was read
             return Answer(etag(revision), None)
         self._cache.put((*_names(view), part), answer)
         return answer
 
-    def _render(self, view: RecordView, render_part: _Render) -> Answer | None:
-        with self._database.read() as connection:
-            return render_part(connection, view)
+    async def _render_all(self, view: RecordView, render: _RenderAll) -> Answer | None:
+        def read_and_render() -> Answer | None:
+            with self._database.read() as connection:
+                return render(connection, view)
+
+        return await run_in_threadpool(read_and_render)
+
+    async def _render_record(self, view: RecordView, scenario: str) -> Answer | None:
+        stored = [
+            await self._texts.get((namespace, view.context, scenario))
+            for namespace in view.namespaces
+        ]
+        texts = [layer.text for layer in stored if layer is not None and layer.text is not None]
+        if len(texts) > 1 or sum(map(len, texts)) > _THREAD_LENGTH:
+            return await run_in_threadpool(_render_record, stored)
+        return _render_record(stored)
 
     def flush(self) -> None:
         """Record in the database which contexts were read since the last call, and how often."""
@@ -137,8 +155,9 @@ class RecordReader:
             raise
 
     async def close(self) -> None:
-        """Close the connection for revisions."""
+        """Close the connections for look-ups."""
         await self._revisions.close()
+        await self._texts.close()
 
 
 def _names(view: RecordView) -> tuple[str, str]:
@@ -159,17 +178,17 @@ def _render_scenarios(connection: Connection, view: RecordView) -> Answer | None
     return _compressed(revision, f'{{"scenarios": [{", ".join(texts)}]}}')
 
 
-def _render_record(connection: Connection, view: RecordView, scenario: str) -> Answer | None:
-    stored = layers.load_text(connection, view, scenario)
-    if stored is None:
+def _render_record(stored: Sequence[StoredText | None]) -> Answer | None:
+    layered = layers.join_texts(stored)
+    if layered is None:
         return None
-    revision, text = stored
+    revision, text = layered
     if text is None:
         return Answer(f'"{revision}"', None)
-    has_winner = "winner" in json.loads(text)
-    if len(text) <= _PLAIN_BYTES:
-        return Answer(f'"{revision}"', text.encode(), is_gzipped=False, has_winner=has_winner)
-    return _compressed(revision, text)._replace(has_winner=has_winner)
+    winner = has_winner(text)
+    if len(text) <= _PLAIN_LENGTH:
+        return Answer(f'"{revision}"', text.encode(), is_gzipped=False, has_winner=winner)
+    return _compressed(revision, text)._replace(has_winner=winner)
 
 
 def _compressed(revision: str, text: str) -> Answer:

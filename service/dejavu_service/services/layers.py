@@ -17,9 +17,9 @@ from .read_through import RecordView
 __all__ = [
     "find_won",
     "join_revisions",
+    "join_texts",
     "load_record_set",
     "load_scenario_texts",
-    "load_text",
     "load_texts",
 ]
 
@@ -70,14 +70,10 @@ def load_scenario_texts(connection: Connection, view: RecordView) -> tuple[str, 
     return join_revisions([layer and layer[0] for layer in layers]), sorted(texts)
 
 
-def load_text(
-    connection: Connection, view: RecordView, scenario: str
+def join_texts(
+    layers: Sequence[tuple[str, str | None] | None],
 ) -> tuple[str, str | None] | None:
-    """Load a view's revision and the JSON text of one record; None if there is no context."""
-    layers = [
-        records.load_text(connection, namespace, view.context, scenario)
-        for namespace in view.namespaces
-    ]
+    """Join the namespaces' revisions and texts of one record; None if there is no context."""
     if not any(layers):
         return None
     merged: str | None = None

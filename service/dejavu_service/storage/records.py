@@ -20,6 +20,7 @@ __all__ = [
     "add_claims",
     "delete_records",
     "find_won",
+    "has_winner",
     "load",
     "load_pinned",
     "load_record_set",
@@ -32,6 +33,9 @@ __all__ = [
 
 _CHUNK = 500
 """Values in one IN list; databases limit their number."""
+_WINNER = '"winner": {'
+"""Part of the JSON texts of records with a winner: quotes within a text are escaped, and no other
+dictionary of a record has dictionaries as values."""
 
 
 class StoredRecordSet(NamedTuple):
@@ -102,6 +106,11 @@ def load_text(
     return None if row is None else (row[0], row[1])
 
 
+def has_winner(text: str) -> bool:
+    """Return whether the JSON text of a record has a winner."""
+    return _WINNER in text
+
+
 def find_won(
     connection: Connection, namespace: str, digest: str, scenarios: Sequence[str]
 ) -> set[str]:
@@ -119,8 +128,7 @@ def find_won(
         .where(
             contexts.c.namespace == namespace,
             contexts.c.digest == digest,
-            # The quotes of a text within the JSON are escaped.
-            records.c.text.contains('"winner": {'),
+            records.c.text.contains(_WINNER),
         )
     )
     return {

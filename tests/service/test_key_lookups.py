@@ -1,4 +1,4 @@
-"""Grouped look-ups of revisions on Postgres: shared, never stale, and back after a failure."""
+"""Look-ups by key; those on Postgres are shared, never stale, and back after a failure."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from collections.abc import Iterator
 
 import psycopg
 import pytest
-from dejavu_service.bulk_read import revisions
-from dejavu_service.bulk_read.revisions import GroupedRevisions
-from dejavu_service.storage import contexts
+from dejavu_service.bulk_read import grouped_queries
+from dejavu_service.bulk_read.key_lookups import open_record_texts, open_revisions
+from dejavu_service.storage import contexts, records
 from dejavu_service.storage.database import Database
 from sqlalchemy import text
+from support.records import record
 from support.service import context
+
+from dejavu_cache.model.scenario import Scenario, canonical_json
 
 KEY = ("main", context().digest)
 
@@ -36,13 +39,13 @@ def context_id(database: Database) -> int:
 def questions(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return the number of keys of each query."""
     asked: list[int] = []
-    ask = revisions._QueryConnection.query
+    ask = grouped_queries._QueryConnection.query
 
-    async def query_and_count(line, keys):  # type: ignore[no-untyped-def]
+    async def query_and_count(line, statement, keys):  # type: ignore[no-untyped-def]
         asked.append(len(keys))
-        return await ask(line, keys)
+        return await ask(line, statement, keys)
 
-    monkeypatch.setattr(revisions._QueryConnection, "query", query_and_count)
+    monkeypatch.setattr(grouped_queries._QueryConnection, "query", query_and_count)
     return asked
 
 
@@ -50,7 +53,7 @@ def test_those_who_ask_at_once_share_a_question(
     database: Database, context_id: int, questions: list[int]
 ) -> None:
     async def ask() -> None:
-        grouped = GroupedRevisions(database)
+        grouped = open_revisions(database)
         unknown = ("main", "no such context")
         *contexts, missing = await asyncio.gather(
             *(grouped.get(KEY) for _ in range(50)), grouped.get(unknown)
@@ -68,7 +71,7 @@ def test_what_was_written_while_a_question_was_out_is_in_the_answer_to_who_comes
     database: Database, context_id: int
 ) -> None:
     async def ask() -> None:
-        grouped = GroupedRevisions(database)
+        grouped = open_revisions(database)
         for _ in range(20):
             early = asyncio.create_task(grouped.get(KEY))
             await asyncio.sleep(0.001)
@@ -88,7 +91,7 @@ def test_what_was_written_while_a_question_was_out_is_in_the_answer_to_who_comes
 
 def test_a_connection_that_died_is_replaced_unnoticed(database: Database, context_id: int) -> None:
     async def ask() -> None:
-        grouped = GroupedRevisions(database)
+        grouped = open_revisions(database)
         for pause in (0.0, 0.2):  # found out by the question, and before it
             before = await grouped.get(KEY)
             with database.write() as connection:
@@ -109,17 +112,17 @@ def test_a_connection_that_died_is_replaced_unnoticed(database: Database, contex
 def test_no_answer_in_time_fails_all_who_wait_and_the_next_are_answered(
     database: Database, context_id: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(revisions, "_TIMEOUT", 0.3)
+    monkeypatch.setattr(grouped_queries, "_TIMEOUT", 0.3)
 
     async def ask() -> None:
-        grouped = GroupedRevisions(database)
+        grouped = open_revisions(database)
         await grouped.get(KEY)
         with database.write() as connection:
             connection.execute(text("LOCK TABLE contexts IN ACCESS EXCLUSIVE MODE"))
             failed = await asyncio.gather(
                 *(grouped.get(KEY) for _ in range(3)), return_exceptions=True
             )
-        assert [type(error) for error in failed] == [revisions._QueryTimeoutError] * 3
+        assert [type(error) for error in failed] == [grouped_queries._QueryTimeoutError] * 3
         assert isinstance(failed[0], psycopg.Error)
         assert await grouped.get(KEY) is not None
         await grouped.close()
@@ -129,7 +132,7 @@ def test_no_answer_in_time_fails_all_who_wait_and_the_next_are_answered(
 
 def test_who_goes_away_takes_nothing_from_the_others(database: Database, context_id: int) -> None:
     async def ask() -> None:
-        grouped = GroupedRevisions(database)
+        grouped = open_revisions(database)
         gone, stays = asyncio.create_task(grouped.get(KEY)), asyncio.create_task(grouped.get(KEY))
         await asyncio.sleep(0)
         gone.cancel()
@@ -143,9 +146,41 @@ def test_keys_are_quoted(database: Database, context_id: int) -> None:
     odd = ['"', "\\", ",", "{}", "NULL", 'a\\"b', "é", ""]
 
     async def ask() -> None:
-        grouped = GroupedRevisions(database)
+        grouped = open_revisions(database)
         assert await asyncio.gather(*(grouped.get((key, key)) for key in odd)) == [None] * len(odd)
         assert await grouped.get(KEY) is not None
         await grouped.close()
 
     asyncio.run(ask())
+
+
+def test_records_are_looked_up_by_key(url: str) -> None:
+    database = Database(url)
+    odd = record(2).model_copy(update={"scenario": Scenario(args={"M": 'é \\ "x" \U0001f600'})})
+    with database.write() as connection:
+        identity = contexts.ensure(connection, "main", [context()])[context().digest]
+        records.save(connection, identity, [record(1), odd])
+        contexts.bump_revision(connection, identity, added=2)
+        revision = contexts.load_revisions(connection, "main", [context().digest])[context().digest]
+
+    async def ask() -> None:
+        texts = open_record_texts(database)
+        stored, unusual, missing, unknown = await asyncio.gather(
+            *(
+                texts.get(("main", digest, scenario.digest))
+                for digest, scenario in (
+                    (context().digest, record(1).scenario),
+                    (context().digest, odd.scenario),
+                    (context().digest, record(3).scenario),
+                    ("0" * 24, record(1).scenario),
+                )
+            )
+        )
+        await texts.close()
+        assert stored == (revision, canonical_json(record(1)))
+        assert unusual == (revision, canonical_json(odd))
+        assert missing == (revision, None)
+        assert unknown is None
+
+    asyncio.run(ask())
+    database.close()

@@ -1,95 +1,63 @@
-"""Look-ups of contexts' current revisions, in the event loop and without an ORM."""
+"""Look-ups in Postgres that share queries, in the event loop and without an ORM."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Generic, TypeVar
 
 import psycopg
 from psycopg.pq import ExecStatus
 from psycopg.pq.abc import PGresult
 
-from ..storage.contexts import ContextKey, Revision
 from ..storage.database import Database
 
-__all__ = ["GroupedRevisions", "Revisions", "SqliteRevisions", "open_revisions"]
+__all__ = ["GroupedQueries", "Row"]
 
-_COLUMNS = "namespace, digest, id, revision, records"
-_SQLITE_QUERY = f"SELECT {_COLUMNS} FROM contexts WHERE namespace = ? AND digest = ?"
-_POSTGRES_QUERY = f"""
-    SELECT {_COLUMNS} FROM contexts JOIN unnest($1::text[], $2::text[]) AS wanted (n, d)
-    ON namespace = wanted.n AND digest = wanted.d
-""".encode()
-_BATCH = 200
-"""The largest number of contexts in one query."""
+Row = tuple[str | None, ...]
+"""The values of a row in libpq's text format."""
+
+_Key = TypeVar("_Key", bound=tuple[str, ...])
+_Value = TypeVar("_Value")
+
 _TIMEOUT = 5.0
 """Seconds that Postgres has to answer a query."""
 
 
-class Revisions(Protocol):
-    """Look-ups of current revisions in a database."""
-
-    async def get(self, key: ContextKey) -> Revision | None:
-        """Look up the current revision of a context; None if the context does not exist.
-
-        Raises:
-            SQLAlchemyError, sqlite3.Error: SQLite does not answer.
-            psycopg.Error: Postgres does not answer.
-        """
-
-    async def close(self) -> None:
-        """Close the connection."""
-
-
-def open_revisions(database: Database) -> Revisions:
-    """Return the look-ups for a kind of database; connections are opened on first use."""
-    return SqliteRevisions(database) if database.is_sqlite else GroupedRevisions(database)
-
-
-class SqliteRevisions:
-    """Look-ups in SQLite, made in the event loop.
-
-    A look-up takes some microseconds, less than handing it to a thread would, and in WAL mode a
-    reader never waits for a writer.
-    """
-
-    def __init__(self, database: Database) -> None:
-        """Use a connection of the database's pool."""
-        self._database = database
-        self._connection: Any = None
-
-    async def get(self, key: ContextKey) -> Revision | None:
-        """Look up the current revision by the index of namespace and digest."""
-        if self._connection is None:
-            self._connection = self._database.engine.raw_connection()
-        row = self._connection.driver_connection.execute(_SQLITE_QUERY, key).fetchone()
-        return None if row is None else Revision(*row[2:])
-
-    async def close(self) -> None:
-        """Return the connection to the pool."""
-        if self._connection is not None:
-            self._connection.close()
-
-
-class GroupedRevisions:
-    """Look-ups in Postgres, batched: requests that arrive during a query share the next one.
+class GroupedQueries(Generic[_Key, _Value]):
+    """Look-ups by key, batched: requests that arrive during a query share the next one.
 
     A look-up is always part of a query sent after it was requested, so its result is never older
     than the request, however many replicas write. Under load one round trip over one connection
     serves all requests that wait.
+
+    Args:
+        database: Its URL is used, over a connection beside its pool.
+        statement: Selects, of keys in one array for each of their parts, the rows that exist: the
+            parts of the key, and the columns of its value.
+        parse: Makes a value of its columns.
+        most: The largest number of keys in one query.
     """
 
-    def __init__(self, database: Database) -> None:
-        """Use a connection of its own beside the database's pool."""
+    def __init__(
+        self, database: Database, statement: str, parse: Callable[[Row], _Value], most: int
+    ) -> None:
+        """Connect with the first look-up."""
         self._arguments = database.psycopg_arguments
+        self._statement = statement.encode()
+        self._parse = parse
+        self._most = most
         self._connection: _QueryConnection | None = None
-        self._waiting: dict[ContextKey, list[asyncio.Future[Revision | None]]] = {}
+        self._waiting: dict[_Key, list[asyncio.Future[_Value | None]]] = {}
         self._querying: asyncio.Task[None] | None = None
 
-    async def get(self, key: ContextKey) -> Revision | None:
-        """Look up the current revision as part of the next query."""
-        future: asyncio.Future[Revision | None] = asyncio.get_running_loop().create_future()
+    async def get(self, key: _Key) -> _Value | None:
+        """Look up a key as part of the next query; None if it does not exist.
+
+        Raises:
+            psycopg.Error: Postgres does not answer.
+        """
+        future: asyncio.Future[_Value | None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(key, []).append(future)
         if self._querying is None or self._querying.done():
             self._querying = asyncio.create_task(self._query_waiting())
@@ -100,11 +68,11 @@ class GroupedRevisions:
             # Let the requests answered by the last query run first: those that ask again at once
             # join the next query, which makes queries fewer and larger.
             await asyncio.sleep(0)
-            batch = {key: self._waiting.pop(key) for key in list(self._waiting)[:_BATCH]}
-            revisions: dict[ContextKey, Revision] = {}
+            batch = {key: self._waiting.pop(key) for key in list(self._waiting)[: self._most]}
+            values: dict[_Key, _Value] = {}
             failure: Exception | None = None
             try:
-                revisions = await self._query(list(batch))
+                values = await self._query(list(batch))
             except Exception as error:
                 failure = error
                 await self._disconnect()
@@ -113,21 +81,26 @@ class GroupedRevisions:
                     if future.done():  # its request was cancelled
                         continue
                     if failure is None:
-                        future.set_result(revisions.get(key))
+                        future.set_result(values.get(key))
                     else:
                         future.set_exception(failure)
 
-    async def _query(self, keys: list[ContextKey]) -> dict[ContextKey, Revision]:
+    async def _query(self, keys: list[_Key]) -> dict[_Key, _Value]:
+        length = len(keys[0])
+        rows = await self._fetch(keys)
+        return {row[:length]: self._parse(row[length:]) for row in rows}  # type: ignore[misc]
+
+    async def _fetch(self, keys: Sequence[_Key]) -> list[Row]:
         if self._connection is not None:
             try:
-                return await self._connection.query(keys)
+                return await self._connection.query(self._statement, keys)
             except _QueryTimeoutError:
                 raise
             except psycopg.OperationalError:
                 # The connection may have died since its last use while the database is well.
                 await self._disconnect()
         self._connection = await _QueryConnection.connect(self._arguments)
-        return await self._connection.query(keys)
+        return await self._connection.query(self._statement, keys)
 
     async def _disconnect(self) -> None:
         connection, self._connection = self._connection, None
@@ -146,7 +119,7 @@ class _QueryTimeoutError(psycopg.OperationalError):
 
 
 class _QueryConnection:
-    """A connection for one statement, sent by libpq, one query at a time.
+    """A connection whose queries libpq sends, one at a time.
 
     A psycopg cursor takes five times the processor time for the same query, which on a busy server
     is most of the time of a revalidation. The statement is not prepared: that takes as long, and a
@@ -171,25 +144,24 @@ class _QueryConnection:
         Raises:
             psycopg.Error: Postgres does not answer.
         """
-        return cls(await psycopg.AsyncConnection.connect(**arguments, autocommit=True))
+        return cls(
+            await psycopg.AsyncConnection.connect(
+                **arguments, autocommit=True, client_encoding="UTF8"
+            )
+        )
 
-    async def query(self, keys: list[ContextKey]) -> dict[ContextKey, Revision]:
-        """Look up the revisions of those contexts that exist.
+    async def query(self, statement: bytes, keys: Sequence[tuple[str, ...]]) -> list[Row]:
+        """Run a statement with an array for each part of the keys.
 
         Raises:
             psycopg.Error: The connection cannot be used any more.
         """
-        arrays = [
-            _text_array(namespace for namespace, _ in keys),
-            _text_array(digest for _, digest in keys),
+        arrays = [_text_array(part) for part in zip(*keys, strict=True)]
+        result = await self._execute(lambda: self._pg.send_query_params(statement, arrays))
+        return [
+            tuple(_decode(result.get_value(row, column)) for column in range(result.nfields))
+            for row in range(result.ntuples)
         ]
-        result = await self._execute(lambda: self._pg.send_query_params(_POSTGRES_QUERY, arrays))
-        revisions = {}
-        for row in range(result.ntuples):
-            # Values in libpq's text format; all columns are NOT NULL.
-            fields = [(result.get_value(row, column) or b"").decode() for column in range(5)]
-            revisions[fields[0], fields[1]] = Revision(int(fields[2]), fields[3], int(fields[4]))
-        return revisions
 
     async def _execute(self, send: Callable[[], None]) -> PGresult:
         send()
@@ -240,3 +212,7 @@ def _text_array(texts: Iterable[str]) -> bytes:
     """Render a Postgres array literal of texts."""
     quoted = ('"' + text.replace("\\", r"\\").replace('"', r"\"") + '"' for text in texts)
     return f"{{{','.join(quoted)}}}".encode()
+
+
+def _decode(value: bytes | None) -> str | None:
+    return None if value is None else bytes(value).decode()
