@@ -28,8 +28,10 @@ class ChoiceEvidence:
         pinned_by: who pinned it, or None.
         runner_up: the fastest other declared config, or None.
         runner_up_cost: its time as a multiple of the config's.
+        runner_up_error: the share by which that may be off, or None if no race compared the two.
         default: the default config.
         default_cost: its time as a multiple of the config's; None if it was not timed.
+        default_error: the share by which that may be off, or None.
         timed: the number of declared configs with a timing.
         failed: the number of declared configs that failed.
     """
@@ -44,8 +46,10 @@ class ChoiceEvidence:
     pinned_by: str | None
     runner_up: Config | None
     runner_up_cost: float | None
+    runner_up_error: float | None
     default: Config
     default_cost: float | None
+    default_error: float | None
     timed: int
     failed: int
 
@@ -65,9 +69,12 @@ class ChoiceEvidence:
             moment = f"{verb}: {_age(self.at)} ago, {self.at:%Y-%m-%d %H:%M} UTC"
             lines.append(f"{moment}, by {author}" if author else moment)
         if self.runner_up is not None:
-            lines.append(f"runner-up: {self.runner_up}, {self.runner_up_cost:.2f}x")
+            cost = _cost_text(self.runner_up_cost, self.runner_up_error)
+            lines.append(f"runner-up: {self.runner_up}, {cost}")
         if self.default_cost is not None:
-            lines.append(f"default: {self.default}, {self.default_cost:.2f}x")
+            lines.append(
+                f"default: {self.default}, {_cost_text(self.default_cost, self.default_error)}"
+            )
         lines.append(f"compared: {self.timed} configs timed, {self.failed} failed")
         return lines
 
@@ -105,8 +112,10 @@ def gather_evidence(
         pinned_by=record.pin.by if is_pinned and record.pin else None,
         runner_up=runner_up.config if runner_up and _cost(runner_up, choice) else None,
         runner_up_cost=_cost(runner_up, choice),
+        runner_up_error=_error(runner_up, choice),
         default=default,
         default_cost=_cost(timed.get(default), choice),
+        default_error=_error(timed.get(default), choice),
         timed=len(timed),
         failed=sum(own in measured and measured[own].failure is not None for own in declared),
     )
@@ -117,6 +126,19 @@ def _cost(measurement: Measurement | None, choice: Measurement | None) -> float 
     if measurement is None or measurement.median is None or choice is None or not choice.median:
         return None
     return measurement.median / choice.median
+
+
+def _error(measurement: Measurement | None, choice: Measurement | None) -> float | None:
+    """Return the larger relative error of two configs' times in the race that compared them."""
+    if measurement is None or choice is None or measurement.config == choice.config:
+        return None
+    if measurement.confidence is None or choice.confidence is None:
+        return None
+    return max(measurement.confidence.error, choice.confidence.error)
+
+
+def _cost_text(cost: float | None, error: float | None) -> str:
+    return f"{cost:.2f}x" if error is None else f"{cost:.2f}x to within {error:.1%}"
 
 
 def _age(moment: datetime) -> str:

@@ -31,6 +31,7 @@ __all__ = [
     "FORMAT",
     "MOST_LAUNCHES",
     "MOST_MEASUREMENTS",
+    "Confidence",
     "Failure",
     "Measurement",
     "Pin",
@@ -44,8 +45,8 @@ __all__ = [
 FORMAT = 2
 """The newest format version; this code reads every version up to it.
 
-Version 2 has failures of the kind `wrong` and timings over several cases. A record set without them
-is written as version 1.
+Version 2 has failures of the kind `wrong`, timings over several cases, and the confidence of
+timings. A record set without them is written as version 1.
 """
 
 
@@ -69,6 +70,18 @@ class Failure(FrozenModel):
     reason: Annotated[str, Field(max_length=2000)]
 
 
+class Confidence(FrozenModel):
+    """The certainty with which a race compared a config with the fastest one.
+
+    For the fastest config itself, with the next one.
+    """
+
+    error: Annotated[StrictFloat, Field(ge=0, allow_inf_nan=False)]
+    """Half of the interval that the ratio of the two times lies in, as a share of the ratio."""
+    rounds: Annotated[StrictInt, Field(ge=1)]
+    """Rounds in which the two ran one after the other."""
+
+
 class Measurement(FrozenModel):
     """One config's timing or failure, with its provenance."""
 
@@ -88,6 +101,8 @@ class Measurement(FrozenModel):
     `median` is then the score over all of them as `model.case_scores` defines it, in milliseconds.
     A failure has the cases that the config ran before it failed.
     """
+    confidence: Confidence | None = None
+    """Certainty of the timing beside the fastest config's; None where no race compared the two."""
 
     def model_post_init(self, _: Any) -> None:
         """Check that there is either a timing or a failure; sort the cases by name."""
@@ -242,7 +257,9 @@ class RecordSet(FrozenModel):
     def _written_format(self, version: int) -> int:
         """Write the format that the records need."""
         needs_second = (
-            measurement.is_wrong or measurement.cases is not None
+            measurement.is_wrong
+            or measurement.cases is not None
+            or measurement.confidence is not None
             for record in self.records
             for measurement in record.measurements
         )
@@ -254,5 +271,5 @@ def required_format(records: Iterable[str]) -> int:
     return 2 if any(mark in text for text in records for mark in _SECOND_FORMAT) else 1
 
 
-_SECOND_FORMAT = ('"kind": "wrong"', '"cases": {')
+_SECOND_FORMAT = ('"kind": "wrong"', '"cases": {', '"confidence": {')
 """The JSON of version 2; a string cannot contain it, since its quotation marks are escaped."""

@@ -135,6 +135,17 @@ class Store(ABC):
         """
         self.put(context, records, on_conflict)
 
+    def supersede(self, context: Context, record: Record) -> None:
+        """Let a record's measurements and winner stand instead of the earlier ones of its configs.
+
+        By default, the newest measurement of a config stands in any case.
+
+        Raises:
+            ReadOnlyStoreError: the store may only be read.
+            StoreError: the store cannot set the earlier ones aside, or cannot be written.
+        """
+        self.put_now(context, [record])
+
     @abstractmethod
     def delete(self, context: Context, scenarios: Iterable[Scenario] | None = None) -> int:
         """Delete the records of some scenarios of a context, or of all; return their number."""

@@ -181,6 +181,12 @@ class TieredStore(Store):
         if failures:
             raise failures[0]
 
+    def supersede(self, context: Context, record: Record) -> None:
+        """Replace measurements in every writable tier; raise if one did not accept them."""
+        failures = self._write_to_all(lambda tier: tier.supersede(context, record))
+        if failures:
+            raise failures[0]
+
     def _write_to_all(self, put: Callable[[Store], None]) -> list[StoreError]:
         """Write to every writable tier, and return the errors of those that failed."""
         self._refuse_if_read_only()

@@ -97,9 +97,10 @@ class GroupRecord:
         cases[case] = measurement.median
         logs = [math.log(max(time, SHORTEST_TIMING)) for time in cases.values()]
         median = math.exp(math.fsum(logs) / len(logs))
-        update = _scaled_quantiles(median, [before, measurement])
+        quantiles = _scaled_quantiles(median, [before, measurement])
         seconds = measurement.seconds + (0.0 if before is measurement else before.seconds)
-        return measurement.model_copy(update={**update, "cases": cases, "seconds": seconds})
+        update = {**quantiles, "cases": cases, "seconds": seconds, "confidence": None}
+        return measurement.model_copy(update=update)
 
     def write_scores(self) -> None:
         """Write the score of each config as its median, in which the configs are comparable."""

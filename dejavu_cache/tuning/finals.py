@@ -17,6 +17,7 @@ from .race import (
     scale_measurement,
     survey,
 )
+from .race_confidence import widen_confidence
 
 __all__ = ["HOPELESS", "Finals"]
 
@@ -144,7 +145,12 @@ class Finals:
                 return results
         lead = statistics.median(leads)
         scaled = scale_measurement(results[self._default], min(lead / leads[0], 1.0))
-        return {**results, self._default: scaled}
+        error = (max(leads) - min(leads)) / (max(leads) + min(leads))
+        return {
+            **results,
+            self._default: _widen(scaled, error),
+            leader: _widen(results[leader], error),
+        }
 
     def _within(self, factor: float) -> list[Config]:
         """Return the configs that the screening found up to a factor slower than the best."""
@@ -233,7 +239,7 @@ class Finals:
             expected = max(level * surveyed[config] if config in surveyed else time, least)
             if expected != time:
                 scaled = scale_measurement(self._screened[config], expected / time)
-                corrected.append(scaled.model_copy(update={"at": now()}))
+                corrected.append(scaled.model_copy(update={"at": now(), "confidence": None}))
             elif config in self._screened_again:
                 corrected.append(self._screened[config])
         return [*results.values(), *corrected]
@@ -244,3 +250,8 @@ def _lead(results: Mapping[Config, Measurement], leader: Config, default: Config
     if leader not in results or default not in results:
         return 0.0
     return (results[default].median or 0.0) / (results[leader].median or 1.0)
+
+
+def _widen(measurement: Measurement, error: float) -> Measurement:
+    confidence = widen_confidence(measurement.confidence, error)
+    return measurement.model_copy(update={"confidence": confidence})

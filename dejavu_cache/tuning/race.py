@@ -12,6 +12,7 @@ from ..model.record import Measurement
 from ..model.scenario import Config
 from ..model.selection import CONTENDER, NOISE
 from .device_timer import FULL, SCREENING, TURN, Effort
+from .race_confidence import Times, confidences, group_rounds
 from .unsteady import Look, favourable_times, relative_times
 
 __all__ = [
@@ -86,7 +87,8 @@ def race(
         elif times:
             best = min(values[-1] for values in times.values())
             racing = [c for c in racing if times[c][-1] <= best * (1 + CONTENDER)]
-    return _summarize(turns, _ratios_by_round(turns) if turns else {}, statistics.median)
+    ratios = _ratios_by_round(turns) if turns else {}
+    return _summarize(turns, ratios, statistics.median, _times_by_round(turns))
 
 
 def race_unsteadily(
@@ -112,7 +114,8 @@ def race_unsteadily(
         if len(rounds) == SHORT_ROUNDS:
             times = relative_times(rounds)
             racing = [config for config in racing if times[config] <= 1 + SHORT_RACE_CONTENDER]
-    return _summarize(turns, relative_times(rounds), _lower_quartile)
+    times_by_group = list(map(relative_times, group_rounds(rounds)))
+    return _summarize(turns, relative_times(rounds), _lower_quartile, times_by_group)
 
 
 def survey(
@@ -202,6 +205,19 @@ def _finishers(turns: Mapping[Config, Sequence[Measurement]]) -> list[Config]:
     return [config for config in turns if len(turns[config]) == longest]
 
 
+def _times_by_round(turns: Mapping[Config, Sequence[Measurement]]) -> list[Times]:
+    """Return the times of the configs that ran, round by round."""
+    longest = max(map(len, turns.values()), default=0)
+    return [
+        {
+            config: _median(values[number])
+            for config, values in turns.items()
+            if number < len(values)
+        }
+        for number in range(longest)
+    ]
+
+
 def _ratios_by_round(turns: Mapping[Config, Sequence[Measurement]]) -> dict[Config, float]:
     """Return the configs' times relative to the leader's, in the rounds that both ran."""
     times = {config: list(map(_median, values)) for config, values in turns.items()}
@@ -218,6 +234,7 @@ def _summarize(
     turns: Mapping[Config, Sequence[Measurement]],
     ratios: Mapping[Config, float],
     level_of: Callable[[Sequence[float]], float],
+    comparisons: Sequence[Times],
 ) -> Results:
     """Measure each config by its ratio to the leader, which is the fastest that finished.
 
@@ -225,6 +242,7 @@ def _summarize(
         turns: each config's turns; the configs that finished have the most.
         ratios: the configs' times, in proportion.
         level_of: summarizes the times of the leader's turns.
+        comparisons: times of the configs, in proportion, at several moments.
     """
     finishers = _finishers(turns)
     if not finishers:
@@ -232,6 +250,7 @@ def _summarize(
     leader = min(finishers, key=ratios.__getitem__)
     level = level_of([_median(measurement) for measurement in turns[leader]])
     measurements, spread, level_spread = {}, 1.0, 1.0
+    certainty = confidences(ratios, leader, comparisons, {c: len(turns[c]) for c in turns})
     for config, values in turns.items():
         ratio = ratios[config] / ratios[leader]
         if config in finishers:
@@ -239,7 +258,7 @@ def _summarize(
             level_spread = max(level_spread, change_between(*map(_median, values)))
         else:
             ratio = max(ratio, BEHIND)
-        pooled = _pool(values)
+        pooled = _pool(values).model_copy(update={"confidence": certainty.get(config)})
         measurements[config] = scale_measurement(pooled, level * ratio / _median(pooled))
     return Results(measurements, spread, level_spread)
 

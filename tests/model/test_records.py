@@ -14,9 +14,18 @@ from support.records import MOMENT, config, context, measurement, record
 from support.strategies import RECORDS, SCENARIOS
 
 from dejavu_cache.errors import MergeConflictError
+from dejavu_cache.model.evidence import gather_evidence
 from dejavu_cache.model.merge import differences, merge_records
-from dejavu_cache.model.record import Failure, Measurement, Pin, Record, RecordSet
-from dejavu_cache.model.scenario import Config, Device, Scenario
+from dejavu_cache.model.record import (
+    Confidence,
+    Failure,
+    Measurement,
+    Pin,
+    Record,
+    RecordSet,
+    required_format,
+)
+from dejavu_cache.model.scenario import Config, Device, Scenario, canonical_json
 
 
 @given(SCENARIOS)
@@ -173,3 +182,30 @@ def test_a_skip_gives_way_to_whatever_is_known_and_counts_for_nothing() -> None:
             assert merge_records(record(32, left), record(32, right), on_conflict).measurements == (
                 timed,
             )
+
+
+def test_only_a_record_with_a_confidence_needs_the_second_format() -> None:
+    raced = measurement(16).model_copy(update={"confidence": Confidence(error=0.004, rounds=8)})
+    for measured, version in ((measurement(16), 1), (raced, 2)):
+        text = canonical_json(RecordSet(context=context(), records=(record(1, measured),)))
+        assert f'"format": {version}' in text
+        assert required_format([text]) == version
+        assert RecordSet.model_validate_json(text).records == (record(1, measured),)
+
+
+def test_the_evidence_says_how_certain_a_race_was() -> None:
+    first, second = (
+        measurement(block, median).model_copy(update={"confidence": confidence})
+        for block, median, confidence in (
+            (16, 1.0, Confidence(error=0.002, rounds=8)),
+            (32, 1.04, Confidence(error=0.006, rounds=3)),
+        )
+    )
+    measured = record(1, first, second)
+    for config_of_default in (second.config, first.config):
+        evidence = gather_evidence(
+            measured, first.config, set(measured.by_config), config_of_default
+        )
+        assert evidence.runner_up_error == 0.006
+        assert f"runner-up: {second.config}, 1.04x to within 0.6%" in evidence.lines()
+    assert f"default: {first.config}, 1.00x" in evidence.lines()

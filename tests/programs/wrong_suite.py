@@ -1,4 +1,4 @@
-"""A suite of one kernel in which the fastest config is wrong, for `sweep` and `audit`."""
+"""A suite of one kernel in which the fastest config is wrong, for `sweep`, `audit` and `verify`."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from dejavu_cache import cached_autotune
 from dejavu_cache.sweep.suite import Case
 
 MILLISECONDS = {32: 0.1, 1024: 1.0, 2048: 2.0}
+if "SLOWER" in os.environ:
+    MILLISECONDS[int(os.environ["SLOWER"])] *= 9
 CONFIGS = [triton.Config({"LIMIT": limit}) for limit in (2048, 32, 1024)]
 
 

@@ -117,6 +117,25 @@ def test_an_undone_quarantine_leaves_everything_as_it_was(
     assert post(client, evil, record(1))["measurements"] == 0
 
 
+def test_the_timings_of_one_config_go_and_come_back(
+    client: httpx.Client, admin: Token, fleet: Token
+) -> None:
+    post(client, fleet, record(1), record(2))
+    winner = record(1).winner
+    assert winner is not None
+    subject = {"context": context().digest, "scenario": scenario(1).digest}
+    done = quarantine(client, admin, **subject, config=winner.config.digest)
+    assert (done["measurements"], done["winners"]) == (1, 1)
+    left = {item.scenario: item for item in read(client, admin)}
+    assert left[scenario(2)] == record(2)
+    assert left[scenario(1)].winner is None
+    assert set(record(1).by_config) - set(left[scenario(1)].by_config) == {winner.config}
+    assert undo(client, admin, done["id"]).status_code == 200
+    assert {item.scenario: item for item in read(client, admin)}[scenario(1)] == record(1)
+    incomplete = client.post("/v1/main/quarantines", json=subject, headers=admin.headers)
+    assert incomplete.status_code == 422
+
+
 def test_a_writer_of_many_records_is_withdrawn_in_few_statements(
     client: httpx.Client, admin: Token, fleet: Token, evil: Token
 ) -> None:

@@ -299,6 +299,24 @@ def test_the_commands_move_records(server: Running, tmp_path: Path) -> None:
     assert "0 record sets that waited" in run("sync", "--server", server.base, "--store", copy.root)
 
 
+def test_later_timings_and_their_winner_take_the_place_of_earlier_ones(
+    store: RemoteStore, tmp_path: Path
+) -> None:
+    local = FileStore(tmp_path / "records")
+    tiers = TieredStore([local, store])
+    before = record(1, measurement(16), measurement(32))
+    tiers.put_now(context(), [before])
+    slow = measurement(16, 9.0, now())
+    winner = Winner(config=measurement(32).config, at=now())
+    tiers.supersede(context(), record(1, slow, winner=winner))
+    for tier in (local, store):
+        found = tier.get(context(), before.scenario, fresh=True)
+        assert found is not None
+        assert found.record == record(1, slow, measurement(32), winner=winner)
+    quarantined = store.client.list_quarantines()[0]["id"]
+    assert store.client.undo_quarantine(quarantined)["measurements"] == 1
+
+
 def test_the_server_is_killed_between_two_launches(server: Running, tmp_path: Path) -> None:
     kernel = load(tmp_path / "kernels.py").add
     kernel._options["store"] = TieredStore(

@@ -20,8 +20,8 @@ from support.fork_server import (
 
 __all__ = ["PROGRAMS", "ROOT", "dejavu", "environment", "fork_program", "fork_python", "run_python"]
 
-WITH_WORKERS = {"audit": "", "prewarm": "0", "sweep": ""}
-"""Commands that start workers, with the `TRITON_INTERPRET` that these get, if it is always one."""
+WITH_KERNELS = {"audit": "", "prewarm": "0", "sweep": "", "verify --winners": ""}
+"""Commands that need Triton, with their workers' `TRITON_INTERPRET` if it is always the same."""
 
 
 def run_python(
@@ -76,12 +76,14 @@ def dejavu(*arguments: object, **env: str) -> subprocess.CompletedProcess[str]:
     if any(name.startswith("PYTHON") and name != "PYTHONPATH" for name in env):
         return _run(["-m", "dejavu_client", *map(str, arguments)], False, env)
     with tempfile.TemporaryDirectory() as folder:
-        if not arguments or arguments[0] not in WITH_WORKERS:
+        words = [*map(str, arguments), "", ""]
+        interpret = WITH_KERNELS.get(words[0], WITH_KERNELS.get(f"{words[0]} {words[1]}"))
+        if interpret is None:
             started = light_nursery().start_code(
                 COMMAND, *arguments, folder=Path(folder), env=environ
             )
         else:
-            interpret = WITH_WORKERS[str(arguments[0])] or environ.get("TRITON_INTERPRET", "0")
+            interpret = interpret or environ.get("TRITON_INTERPRET", "0")
             started = start_command(
                 *arguments, interpret=interpret, folder=Path(folder), env=environ
             )

@@ -80,7 +80,10 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "sync": ("sync",),
     "promote": ("promote --to main --server 'https://tune.corp?namespace=pr-7'",),
     "prewarm": ("prewarm shop.kernels --device 'NVIDIA H200' --out /opt/dejavu",),
-    "verify": ("verify --expect-hits -- python serve.py",),
+    "verify": (
+        "verify --expect-hits -- python serve.py",
+        "verify --winners 20 shop.suites:matmul",
+    ),
     "bundle create": (
         "bundle create /opt/dejavu dejavu.tar.zst",
         "bundle create /opt/dejavu kernels --kernel-cache",

@@ -32,6 +32,7 @@ from .commands import (
     sweep,
     transfer,
     upkeep,
+    verify,
     watch,
 )
 from .help_texts import GroupedCommands, add_examples
@@ -79,6 +80,7 @@ for family in (
     report,
     prewarm,
     bundle,
+    verify,
     doctor,
     compare,
 ):

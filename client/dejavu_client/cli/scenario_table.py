@@ -21,7 +21,7 @@ from .record_queries import has_settings, winning_measurement
 
 __all__ = ["ScenarioLine", "scenario_rows", "show_scenarios"]
 
-TIMES = ("ms", "cases", "slower", "cost", "failed", "pinned")
+TIMES = ("ms", "cases", "slower", "error", "cost", "failed", "pinned")
 """Columns after those of the scenario and the winner."""
 
 
@@ -101,6 +101,8 @@ def _row(record: Record, keys: Sequence[str], cost: Mapping[str, str]) -> Scenar
         times["cases"] = best.case_count
     if second and best and best.median:
         times["slower"] = f"{(second.median or 0) / best.median:.2f}x"
+        if best.confidence and second.confidence:
+            times["error"] = f"{max(best.confidence.error, second.confidence.error):.1%}"
     chosen = (item for item in timed if cost and has_settings(item.config, cost))
     priced = next(chosen, None)
     if priced and timed[0].median:

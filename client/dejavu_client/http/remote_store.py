@@ -208,6 +208,24 @@ class RemoteStore(Store):
         self._calls.ask(lambda: self.client.send(record_set))
         self._forget(context)
 
+    def supersede(self, context: Context, record: Record) -> None:
+        """Quarantine earlier measurements of a record's configs, and send the record's instead.
+
+        The server lets the first measurement stand, so the earlier ones have to go before.
+
+        Raises:
+            RemoteError: the server does not answer, or the token lacks the role `admin`.
+        """
+        self.sender.flush(FLUSH_SECONDS)
+        subject = {"context": context.digest, "scenario": record.scenario.digest}
+        for config in record.by_config:
+            self.client.quarantine({**subject, "config": config.digest})
+        try:
+            self.put_now(context, [record])
+        except RemoteError:  # What replaces the quarantined ones must not be lost.
+            self.put(context, [record])
+            raise
+
     def _pin(self, context: Context, record: Record) -> None:
         """Set a pin and wait for the answer: the admin who pins must see a failure."""
         pin = record.pin

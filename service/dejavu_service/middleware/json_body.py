@@ -171,7 +171,8 @@ def _take_turns(
 def _key(request: Request, value: BaseModel | None) -> Hashable:
     """Return what a request writes to, as far as its path and its body's context tell."""
     context = getattr(value, "context", None)
-    named = {**request.path_params, **({"context": context.digest} if context else {})}
+    digest = getattr(context, "digest", context)  # Some bodies name a context by its digest.
+    named = {**request.path_params, **({"context": digest} if digest else {})}
     return (named.get("namespace"), named.get("context") or tuple(named.items()))
 
 

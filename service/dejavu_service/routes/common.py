@@ -13,6 +13,7 @@ from ..services.access import NAMESPACE, Principal
 from ..storage.database import Database
 
 __all__ = [
+    "DIGEST",
     "Call",
     "ContextDigest",
     "CurrentCall",
@@ -24,14 +25,15 @@ __all__ = [
     "versioned_router",
 ]
 
-_DIGEST = r"^[0-9a-f]{24}$"
+DIGEST = r"^[0-9a-f]{24}$"
+"""Pattern of the digests of contexts, scenarios and configs."""
 _NO_CONTROL_CHARACTERS = r"^[^\x00-\x1f\x7f]+$"
 
 Namespace = Annotated[
     str, Path(pattern=NAMESPACE, description="A namespace, such as `main` or `pr-123`")
 ]
-ContextDigest = Annotated[str, Path(pattern=_DIGEST, description="The digest of a context")]
-ScenarioDigest = Annotated[str, Path(pattern=_DIGEST, description="The digest of a scenario")]
+ContextDigest = Annotated[str, Path(pattern=DIGEST, description="The digest of a context")]
+ScenarioDigest = Annotated[str, Path(pattern=DIGEST, description="The digest of a scenario")]
 KernelName = Annotated[
     str | None,
     Query(

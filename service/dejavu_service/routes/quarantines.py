@@ -12,18 +12,22 @@ from dejavu_cache.model.scenario import Moment
 from ..middleware.json_body import accepts
 from ..services import quarantine
 from ..storage.quarantine import WriterFilter
-from .common import CurrentCall, Namespace, versioned_router
+from .common import DIGEST, CurrentCall, Namespace, versioned_router
 
 __all__ = ["router"]
 
 router = versioned_router()
 
 _Text = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$")]
+_Digest = Annotated[str, Field(pattern=DIGEST)]
 _QuarantineId = Annotated[str, Path(pattern=r"^[0-9a-f]{16}$")]
 
 
 class QuarantineWish(BaseModel):
-    """Whose measurements and winners shall go from readers; with both, what came from both."""
+    """Which measurements and winners shall go from readers: those to which all fields apply.
+
+    It names a token, a host, or the context, the scenario and the config of measurements.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
@@ -33,6 +37,10 @@ class QuarantineWish(BaseModel):
     """A host, or a user and a host, as measurements name them."""
     since: Moment | None = None
     until: Moment | None = None
+    context: _Digest | None = None
+    """The digest of a context, as are the next two of a scenario and a config."""
+    scenario: _Digest | None = None
+    config: _Digest | None = None
     preview: StrictBool = False
     """Whether to count only."""
 
@@ -69,12 +77,15 @@ def list_writers(
 def create_quarantine(
     namespace: Namespace, wish: QuarantineWish, call: CurrentCall, response: Response
 ) -> quarantine.Quarantined:
-    """Take from readers what a token or a host wrote, or count what that would be."""
+    """Take from readers what a writer wrote, or a config's timings, or count what that would be."""
     wanted = WriterFilter(
         wish.token,
         wish.host,
         wish.since.timestamp() if wish.since else None,
         wish.until.timestamp() if wish.until else None,
+        wish.context,
+        wish.scenario,
+        wish.config,
     )
     if wish.preview:
         response.status_code = 200

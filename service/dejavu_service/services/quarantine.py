@@ -88,7 +88,7 @@ def list_writers(
 def quarantine_writer(
     database: Database, principal: Principal, namespace: str, wanted: WriterFilter, *, preview: bool
 ) -> Quarantined:
-    """Take from readers what a writer wrote, and recall it from all copies.
+    """Take from readers what a writer wrote, or a config's timings, and recall it from all copies.
 
     Measurements that others sent of the same configs, and that were kept beside, stand instead.
 
@@ -101,11 +101,15 @@ def quarantine_writer(
 
     Raises:
         AccessDeniedError: The principal lacks the role `admin`.
-        InvalidRequestError: Neither a token nor a host is named.
+        InvalidRequestError: Neither a writer nor the config of a scenario is named.
     """
     principal.require("admin", namespace)
-    if wanted.token is None and wanted.host is None:
-        raise InvalidRequestError("name the token or the host that wrote what is to go")
+    is_config_named = None not in (wanted.context, wanted.scenario, wanted.config)
+    if wanted.token is None and wanted.host is None and not is_config_named:
+        raise InvalidRequestError(
+            "name the token or the host that wrote what is to go, or the context, the scenario and "
+            "the config that it is about"
+        )
     counted = Quarantined(id=None if preview else secrets.token_hex(8))
     with database.read() as connection:
         affected = quarantine.list_contexts(connection, namespace, wanted)

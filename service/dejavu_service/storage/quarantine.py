@@ -52,12 +52,18 @@ class WriterFilter(NamedTuple):
         host: A host, or a user and a host (`ann@h200-1`), as measurements name them.
         since: The earliest time at which they came, in seconds since 1970.
         until: The time before which they came, in seconds since 1970.
+        context: The digest of their context.
+        scenario: The digest of their scenario.
+        config: The digest of their config; a winner goes with the measurement of its config.
     """
 
     token: str | None = None
     host: str | None = None
     since: float | None = None
     until: float | None = None
+    context: str | None = None
+    scenario: str | None = None
+    config: str | None = None
 
 
 class WriterRow(NamedTuple):
@@ -121,9 +127,12 @@ def list_contexts(
     """List ids and digests of the contexts that have something of a writer."""
     sent = select(measurements.c.context_id).where(_sent_by(wanted))
     won = select(records.c.context_id).where(_won_by(wanted))
+    meant = [contexts.c.namespace == namespace]
+    if wanted.context is not None:
+        meant.append(contexts.c.digest == wanted.context)
     query = (
         select(contexts.c.id, contexts.c.digest)
-        .where(contexts.c.namespace == namespace)
+        .where(*meant)
         .where(or_(contexts.c.id.in_(sent), contexts.c.id.in_(won)))
         .order_by(contexts.c.digest)
     )
@@ -180,6 +189,10 @@ def load_winner_scenarios(
 
 def _sent_by(wanted: WriterFilter) -> ColumnElement[bool]:
     clauses: list[ColumnElement[bool]] = []
+    if wanted.scenario is not None:
+        clauses.append(measurements.c.scenario == wanted.scenario)
+    if wanted.config is not None:
+        clauses.append(measurements.c.config == wanted.config)
     if wanted.token is not None:
         clauses.append(_token_matches(measurements.c.sender, wanted.token))
     if wanted.host is not None:
@@ -190,12 +203,15 @@ def _sent_by(wanted: WriterFilter) -> ColumnElement[bool]:
 
 def _won_by(wanted: WriterFilter) -> ColumnElement[bool]:
     # A winner does not say which host it is of: it goes with its measurement.
-    if wanted.token is None or wanted.host is not None:
+    if wanted.token is None or wanted.host is not None or wanted.config is not None:
         return false()
-    return and_(
+    clauses = [
         _token_matches(records.c.winner_sender, wanted.token),
         _came_within(records.c.updated_at, wanted),
-    )
+    ]
+    if wanted.scenario is not None:
+        clauses.append(records.c.scenario == wanted.scenario)
+    return and_(*clauses)
 
 
 def _token_matches(sender: ColumnElement[Any], token: str) -> ColumnElement[bool]:

@@ -174,7 +174,7 @@ def _explain(context: Context, record: Record, gap: float, named: Mapping[str, s
         record, config, set(record.by_config), chosen[0] if chosen else config
     )
     if not chosen:
-        evidence = replace(evidence, default_cost=None)
+        evidence = replace(evidence, default_cost=None, default_error=None)
     return Explained(context, record, gap, config, evidence)
 
 

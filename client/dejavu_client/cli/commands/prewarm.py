@@ -1,18 +1,13 @@
-"""`prewarm` and `verify`: folders of compiled kernels, and a check that programs use them."""
+"""`prewarm`: folders of compiled kernels."""
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
-import tempfile
-from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dejavu_cache.errors import PrewarmError, SettingsError
 from dejavu_cache.settings import PREFIX, current_settings
 
 from ..chosen_store import open_existing_store
@@ -23,7 +18,6 @@ from ..progress_lines import prewarm_lines
 
 if TYPE_CHECKING:
     from dejavu_cache.prewarm.build import PrewarmResult
-    from dejavu_cache.runtime.activity_report import ActivityEvent
 
 __all__ = ["register"]
 
@@ -76,9 +70,6 @@ OtherTritonOption = Annotated[
 def register(app: typer.Typer) -> None:
     """Add the commands."""
     app.command()(prewarm)
-    app.command(
-        context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}
-    )(verify)
 
 
 def prewarm(
@@ -145,66 +136,3 @@ def _say_result(result: PrewarmResult, out: Path) -> None:
     )
     say(f"{size / 2**20:.1f} MiB by {manifest.wheel}")
     say(f"run with {PREFIX}URL=prewarmed://{out.absolute()}")
-
-
-def verify(
-    command: Annotated[
-        list[str], typer.Argument(metavar="-- COMMAND…", help="The program, with its arguments.")
-    ],
-    expect_hits: Annotated[
-        bool,
-        typer.Option("--expect-hits", help="Fail if anything was benchmarked, compiled or missed."),
-    ] = False,
-    as_json: JsonOption = False,
-) -> None:
-    """Run a program, and say what it benchmarked, compiled and missed.
-
-    The program is observed from when its first kernel is decorated.
-    """
-    from dejavu_cache.runtime.activity_report import read_events
-
-    command = command[1:] if command[:1] == ["--"] else command
-    if not command:
-        raise SettingsError("verify: name the program after --")
-    with tempfile.TemporaryDirectory(prefix="dejavu-cache-report-") as folder:
-        # The program may change to another user, who must be able to write here too.
-        Path(folder).chmod(0o1777)
-        try:
-            code = subprocess.run(
-                command, env={**os.environ, f"{PREFIX}REPORT": folder}, check=False
-            ).returncode
-        except OSError as error:
-            raise SettingsError(f"verify: {command[0]} cannot be run: {error.strerror}") from None
-        observed = read_events(Path(folder))
-    _say_events(observed, code, as_json)
-    if code:
-        raise PrewarmError(f"the program failed with exit code {code}, so nothing was shown")
-    if expect_hits and (any(event.is_unwanted for event in observed) or not observed):
-        raise typer.Exit(1)
-
-
-def _say_events(events: list[ActivityEvent], code: int, as_json: bool) -> None:
-    counts = Counter(event.what for event in events)
-    if as_json:
-        show_json(
-            {
-                "exit_code": code,
-                "counts": counts,
-                "events": [event.model_dump() for event in events],
-            }
-        )
-        return
-    unwanted = Counter(
-        (event.what, event.about, event.detail) for event in events if event.is_unwanted
-    )
-    for (what, about, detail), times in unwanted.items():
-        repetition = f" {times} times" if times > 1 else ""
-        say(f"{what}{repetition}: {about}{f' ({detail})' if detail else ''}")
-    if not events:
-        say("nothing was seen: no process decorated a kernel with cached_autotune")
-        return
-    say(
-        f"{counts['started']} processes: {counts['hit']} scenarios hit, {counts['missed']} missed, "
-        f"{counts['benchmarked']} benchmarked; {counts['loaded']} kernels loaded, "
-        f"{counts['compiled']} compiled, {counts['built']} modules built"
-    )

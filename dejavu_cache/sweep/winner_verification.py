@@ -1,0 +1,257 @@
+"""Measure recorded winners again beside their closest rivals on this machine's GPU."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from typing import Literal, NamedTuple
+
+from ..errors import NoValidConfigError
+from ..model.record import Measurement, Record, Winner
+from ..model.scenario import Config, Context, Scenario, now
+from ..model.selection import NOISE
+from ..runtime.record_lookup import best_config, winner_to_record
+from ..runtime.request import Request
+from ..runtime.winner_check import WinnerCheck, find_wrong_results
+from ..stores import Store
+from ..triton_internals.compilation import tuned_launches
+from ..triton_internals.config_names import describe
+from ..tuning.measurement_marks import MeasurementMark
+from ..tuning.search import Exhaustive
+from ..tuning.tuner import CandidateLaunch, Tuner
+from .requests import make_request
+from .suite import Case
+
+__all__ = ["VerifiedWinner", "verify_winners"]
+
+LOOKS = 2
+"""Comparisons in a row that have to contradict a winner before it is set aside."""
+
+
+class VerifiedWinner(NamedTuple):
+    """A recorded winner, and what another comparison says about it.
+
+    Attributes:
+        case: the name of the case that was launched.
+        kernel: the kernel's name.
+        scenario: the scenario as text.
+        config: the winner as text.
+        outcome: whether the winner holds, was set aside, or could not be compared.
+        recorded: its recorded time in milliseconds.
+        again: its time now, or None.
+        rival: the fastest other config as text; empty without one.
+        cost: the winner's time as a multiple of the rival's, or None.
+        error: share up to which the two times count as equal, or None.
+        winner: the config that is recorded as the winner now, as text.
+        reason: why the winner does not hold, or could not be compared.
+    """
+
+    case: str
+    kernel: str
+    scenario: str
+    config: str
+    outcome: Literal["holds", "set aside", "unchecked"]
+    recorded: float | None = None
+    again: float | None = None
+    rival: str = ""
+    cost: float | None = None
+    error: float | None = None
+    winner: str = ""
+    reason: str = ""
+
+
+def verify_winners(
+    cases: Iterable[Case], store: Store, most: int, rng: random.Random | None = None
+) -> Iterator[VerifiedWinner]:
+    """Compare winners, drawn at random, with their runner-up and the default config again.
+
+    A winner that twice in a row is slower than one of them, by more than the comparison's error, no
+    longer holds. What was measured now then stands instead of what was recorded, and what is best
+    by it is the winner, if its results are right.
+
+    Args:
+        cases: the cases to launch; those without a record of this device are left out.
+        store: the store with the records.
+        most: the number of winners to compare, at most.
+        rng: the source of the random choice.
+
+    Raises:
+        StoreError: the store cannot be read or written, or an earlier winner not set aside.
+    """
+    waiting = list(cases)
+    (rng or random.Random()).shuffle(waiting)
+    compared: set[tuple[Context, Scenario]] = set()
+    for case in waiting:
+        if len(compared) >= most:
+            return
+        request = make_request(case)
+        key = request.context, request.scenario
+        stored = store.get(*key, fresh=True)
+        best = best_config(request, stored.record) if stored else None
+        if stored is None or best is None or key in compared:
+            continue
+        compared.add(key)
+        verified = VerifiedWinner(
+            case.name,
+            request.context.kernel.name,
+            str(request.scenario),
+            str(best),
+            "unchecked",
+            recorded=stored.record.by_config[best].median,
+            winner=str(best),
+        )
+        with store.lease(*key, wait=0.0) as is_leased:
+            if is_leased:
+                with closing(_Verification(request, stored.record, best, store)) as verification:
+                    yield verification.run(verified)
+            else:
+                yield verified._replace(reason="another process tunes this scenario")
+
+
+class _Verification:
+    """Another comparison of the winner of one scenario."""
+
+    def __init__(self, request: Request, record: Record, best: Config, store: Store) -> None:
+        self._request = request
+        self._store = store
+        self._record = record
+        self._best = best
+        self._mark = MeasurementMark(request.context, request.scenario)
+
+    def close(self) -> None:
+        """Forget that this process measures."""
+        self._mark.close()
+
+    def run(self, verified: VerifiedWinner) -> VerifiedWinner:
+        """Compare, and set the winner aside if it does not hold."""
+        rivals = self._rivals()
+        if self._record.by_config[self._best].cases:
+            reason = "its time is a mean over several cases; `sweep --verify` measures it again"
+            return verified._replace(reason=reason)
+        if not rivals:
+            return verified._replace(outcome="holds", reason="no other config has a timing")
+        for _ in range(LOOKS):
+            look = self._compare([self._best, *rivals])
+            verified = _judge(verified, self._best, look)
+            if verified.outcome != "set aside":
+                return verified
+        return verified._replace(winner=str(self._replace(look)))
+
+    def _rivals(self) -> list[Config]:
+        """Return the fastest other config that the kernel declares, and the default config."""
+        others = {
+            config: item
+            for config, item in self._record.by_config.items()
+            if config != self._best and config in self._request.declared
+        }
+        default = describe(self._request.default)
+        is_timed = default in others and others[default].median is not None
+        rivals = [self._select(others), default if is_timed else None]
+        return list(dict.fromkeys(config for config in rivals if config is not None))
+
+    def _select(self, measurements: Mapping[Config, Measurement]) -> Config | None:
+        """Return the best of some measurements, whatever won before."""
+        update = {"winner": None, "measurements": tuple(measurements.values())}
+        return best_config(self._request, self._record.model_copy(update=update))
+
+    def _compare(self, configs: Sequence[Config]) -> dict[Config, Measurement]:
+        """Measure configs as a tune does."""
+        request = self._request
+        method = request.context.problem.method
+        default = describe(request.default)
+        launch = CandidateLaunch(
+            request.autotuner,
+            request.declared,
+            default if default in configs else configs[0],
+            request.args,
+            request.kwargs,
+        )
+        measured: dict[Config, Measurement] = {}
+
+        def keep(measurement: Measurement) -> None:
+            measured[measurement.config] = measurement
+            if measurement.failure is not None and measurement.failure.kind == "crash":
+                self._store.put_now(request.context, [self._new_record([measurement])])
+
+        tuner = Tuner(
+            launch,
+            keep,
+            race=not method.startswith(("custom:", "wall")),
+            mark=self._mark.around,
+        )
+        tuner.tune(Exhaustive(configs))
+        return measured
+
+    def _replace(self, look: Mapping[Config, Measurement]) -> Config:
+        """Write new measurements and the winner by them, compared and checked as in a tune.
+
+        Raises:
+            NoValidConfigError: none of the recorded configs runs any longer.
+        """
+        request, measured = self._request, dict(look)
+        check = WinnerCheck(request, request.check, self._mark.around)
+        check.prepare()
+        while True:
+            best = self._select({**self._record.by_config, **measured})
+            if best is None:
+                self._store.supersede(request.context, self._new_record(measured.values()))
+                reasons = {str(config): str(item.failure) for config, item in measured.items()}
+                kernel = request.context.kernel.name
+                raise NoValidConfigError(kernel, str(request.scenario), reasons)
+            if best not in measured:  # Its timing is of an earlier moment.
+                running = [config for config in measured if measured[config].failure is None]
+                measured.update(self._compare([*running, best]))
+                continue
+            wrong = find_wrong_results(check, request, best)
+            if wrong is None:
+                break
+            measured[best] = wrong
+        all_measured = self._new_record({**self._record.by_config, **measured}.values())
+        config = winner_to_record(request, all_measured, best)
+        update = {
+            "winner": Winner(config=config, at=now()),
+            "launches": tuned_launches(
+                request.autotuner, request.declared[best], request.args, request.kwargs
+            ),
+        }
+        addition = self._new_record(measured.values()).model_copy(update=update)
+        self._store.supersede(request.context, addition)
+        return best
+
+    def _new_record(self, measurements: Iterable[Measurement]) -> Record:
+        return Record(scenario=self._request.scenario, measurements=tuple(measurements))
+
+
+def _judge(
+    verified: VerifiedWinner, best: Config, look: Mapping[Config, Measurement]
+) -> VerifiedWinner:
+    """Return what a comparison says about a winner."""
+    own = look.get(best)
+    if own is None or own.skipped:
+        return verified._replace(outcome="unchecked", reason="the device has no memory for it")
+    if own.failure is not None:
+        return verified._replace(
+            outcome="set aside", reason=f"{own.failure.kind}: {own.failure.reason}"
+        )
+    timed = [item for config, item in look.items() if config != best and item.median]
+    rival = min(timed, key=lambda item: item.median or 0.0, default=None)
+    verified = verified._replace(outcome="holds", again=own.median)
+    if rival is None or not rival.median or not own.median:
+        return verified
+    error = max(NOISE, _error(own), _error(rival))
+    cost = own.median / rival.median
+    verified = verified._replace(rival=str(rival.config), cost=cost, error=error)
+    if cost <= 1 + error:
+        return verified
+    reason = f"it takes {cost:.2f}x the time of ({rival.config}), to within {error:.1%}"
+    return verified._replace(outcome="set aside", reason=reason)
+
+
+def _error(measurement: Measurement) -> float:
+    """Return the relative error of a timing by its race or, without one, by its quantiles."""
+    if measurement.confidence is not None:
+        return measurement.confidence.error
+    if not measurement.median or measurement.p20 is None or measurement.p80 is None:
+        return 0.0
+    return (measurement.p80 - measurement.p20) / 2 / measurement.median
