@@ -58,7 +58,8 @@ class ForeignResult(BaseModel):
             beside `named` the dtypes alone.
         named: values by argument, where a file names the arguments. "False" and "0" also fit
             launches of kernels that lack the argument.
-        device: the GPU's name, letters and digits only; empty if the file does not state it.
+        device: the GPU's name as the file has it, of which letters and digits count; empty if the
+            file does not state it.
         triton: the Triton version; empty if the file does not state it.
         proof: Triton's hash of kernel, configs, compiler and key; only in Triton's own results.
         timings: the configs, the fastest first.
@@ -97,7 +98,7 @@ class ForeignResult(BaseModel):
             same_key = self._fits_by_name(keys, named)
         else:
             same_key = self.key in [tuple(key) for key in keys]
-        same_device = self.device in ("", alphanumeric(device))
+        same_device = alphanumeric(self.device) in ("", alphanumeric(device))
         return same_key and same_device and (loose or self.triton in ("", triton))
 
     def _fits_by_name(self, keys: Sequence[Sequence[str]], named: Mapping[str, str]) -> bool:

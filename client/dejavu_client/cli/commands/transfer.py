@@ -26,6 +26,7 @@ from ..output_file import open_output
 from ..record_copy import merge_acknowledged
 from ..record_files import read_record_sets
 from ..record_queries import contexts_of, kernels_of
+from ..table_export import export_tables
 
 __all__ = ["register"]
 
@@ -53,13 +54,30 @@ def register(app: typer.Typer) -> None:
 
 def export_records(
     file: Annotated[str, typer.Argument(help="Where to; - is standard output.")] = "-",
+    vllm: Annotated[str, _folder_option("Write tables for VLLM_TUNED_CONFIG_FOLDER.")] = "",
+    sglang: Annotated[str, _folder_option("Write tables for SGLANG_MOE_CONFIG_DIR.")] = "",
+    hf: Annotated[str, _folder_option("Write tables for kernels-community/moe.")] = "",
+    triton: Annotated[
+        str,
+        typer.Option(metavar="VERSION", help="Of the tables; any: the newest. Default: installed."),
+    ] = "",
     kernel: KernelOption = "",
     store: StoreOption = "",
 ) -> None:
     """Write all records as JSON lines: a context and its records per line, in a fixed order.
 
-    An earlier FILE is replaced once the new one is complete.
+    An earlier FILE is replaced once the new one is complete. With --vllm, --sglang or --hf, the
+    winners become tuned tables in the engine's own format, also those that were imported.
     """
+    engines = {"vllm": vllm, "sglang": sglang, "hf": hf}
+    folders = {engine: Path(folder) for engine, folder in engines.items() if folder}
+    if folders:
+        if file != "-" or kernel:
+            raise SettingsError("--vllm, --sglang and --hf write all tables: leave out FILE and -k")
+        with open_complete_store(store) as source:
+            for engine, folder in folders.items():
+                export_tables(source, engine, folder, triton)
+        return
     with open_complete_store(store) as source:
         contexts = contexts_of(source, kernel)
         with open_output(file) as out:
@@ -80,7 +98,7 @@ def import_records(
     ] = "",
     triton_dejavu: Annotated[str, _folder_option("A folder of triton-dejavu.")] = "",
     fla: Annotated[str, _folder_option("flash-linear-attention's configs.")] = "",
-    vllm: Annotated[str, _folder_option("vLLM's fused-MoE configs.")] = "",
+    vllm: Annotated[str, _folder_option("Tuned tables of vLLM or SGLang.")] = "",
     rename: Annotated[
         list[str] | None,
         typer.Option(metavar="OLD=NEW", help="What your kernel calls fused_moe_kernel, E, N or M."),

@@ -1,0 +1,179 @@
+"""Tune vLLM's fused experts and compare the exported table with vLLM's own and its default.
+
+    bash benchmarks/vllm_engine/go.sh fused_moe [SECONDS]
+
+writes OUT/fused_moe.json and the tables to OUT/tables. Each layer is tuned into a fresh store, the
+store is exported, and vLLM reads the export. Configs then take turns on other tokens than those
+that they were tuned on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+OUT = Path(os.environ.get("OUT", "out"))
+LIMIT = float(sys.argv[2]) if len(sys.argv) > 2 else 280.0
+BEGIN = time.monotonic()
+COMPARING = 12.0
+"""Seconds to keep for the comparison of a layer's configs."""
+TURNS = 9
+LAYERS = ("qwen3-30b-a3b", "qwen3-30b-a3b-fp8", "experts-256x128-fp8")
+RESULTS: dict[str, Any] = {}
+
+
+def seconds_left() -> float:
+    return LIMIT - (time.monotonic() - BEGIN)
+
+
+def log(*words: Any) -> None:
+    print(f"[{time.monotonic() - BEGIN:6.1f}]", *words, flush=True)
+
+
+def write() -> None:
+    OUT.mkdir(parents=True, exist_ok=True)
+    (OUT / "fused_moe.json").write_text(json.dumps(RESULTS, indent=1) + "\n")
+
+
+def tune(layer: Any, sizes: tuple[int, ...], store: Any, seconds: float) -> dict[str, Any]:
+    """Tune a layer's batches, the largest first; each may take its share of what time is left."""
+    from dejavu_cache.engines.vllm.fused_moe_suite import layer_cases
+    from dejavu_cache.runtime.resolver import Resolver
+    from dejavu_cache.settings import Mode, current_settings
+    from dejavu_cache.stores import TieredStore
+    from dejavu_cache.sweep.requests import make_request
+
+    cases = list(layer_cases(layer, sizes))
+    until = time.monotonic() + seconds
+    counts = {"configs": len(cases[0].kernel.configs), "benchmarked": 0, "cut_short": 0}
+    start = time.monotonic()
+    for index, case in enumerate(cases):
+        request = make_request(case)
+        # The first batches compile what the later ones need too.
+        share = 3.0 * (until - time.monotonic()) / (len(cases) - index)
+        budget = replace(request.budget, seconds=max(share, 0.5))
+        resolver = Resolver(TieredStore([store]), Mode.TUNE, 0.0, current_settings())
+        began = time.monotonic()
+        resolution, benchmarked = resolver.resolve(replace(request, budget=budget), wait=0.0)
+        counts["benchmarked"] += benchmarked
+        counts["cut_short"] += bool(resolution.missing)
+        log(case.name, resolution.how, f"{benchmarked} of {len(request.declared)}",
+            f"{time.monotonic() - began:.1f} s", str(resolution.config)[:110])  # fmt: skip
+    return {**counts, "seconds": round(time.monotonic() - start, 1)}
+
+
+def read_table(layer: Any, folder: Path | None) -> dict[int, dict[str, int]] | None:
+    """Return the table that vLLM reads with a folder of ours, or without any."""
+    from vllm.model_executor.layers.fused_moe.fused_moe import get_moe_configs
+
+    os.environ.pop("VLLM_TUNED_CONFIG_FOLDER", None)
+    if folder is not None:
+        os.environ["VLLM_TUNED_CONFIG_FOLDER"] = str(folder)
+    get_moe_configs.cache_clear()
+    blocks = layer.block_shape or [0, 0]
+    table = get_moe_configs(layer.experts, layer.intermediate, layer.table_dtype, *blocks)
+    os.environ.pop("VLLM_TUNED_CONFIG_FOLDER", None)
+    get_moe_configs.cache_clear()
+    return table
+
+
+def compare(layer: Any, tokens: int, configs: Mapping[str, Mapping[str, int]]) -> dict[str, float]:
+    """Return each config's duration in ms: the median of turns, by graphs with a cold L2 cache."""
+    from dejavu_cache.engines.vllm.fused_moe import make_arguments, run_experts
+    from dejavu_cache.tuning.device_timer import TURN, DeviceTimer
+
+    timer = DeviceTimer("cudagraph-cold")
+    arguments = make_arguments(layer, tokens, seed=2)
+    times: dict[str, list[float]] = {name: [] for name in configs}
+    for turn in range(TURNS):
+        names = list(configs)[turn % len(configs) :] + list(configs)[: turn % len(configs)]
+        for name in names:
+            call = partial(run_experts, arguments, configs[name])
+            times[name].append(statistics.median(timer.sample(call, TURN).times))
+    return {name: round(statistics.median(values), 5) for name, values in times.items()}
+
+
+def run_layer(name: str, store: Any, seconds: float) -> dict[str, Any]:
+    from vllm.model_executor.layers.fused_moe.fused_moe import get_default_config
+
+    from dejavu_cache.engines.vllm.fused_moe_suite import PRESETS, SIZES
+    from dejavu_cache.integrations.table_files import TABLE_FILES, write_tables
+    from dejavu_cache.integrations.tuned_tables import collect_tables
+    from dejavu_cache.triton_internals.distribution import triton_version
+
+    layer = PRESETS[name]
+    result: dict[str, Any] = {"layer": str(layer), "tune": tune(layer, SIZES, store, seconds)}
+    tables = TABLE_FILES["vllm"](collect_tables(store), triton_version() or "")
+    paths = write_tables(tables, OUT / "tables")
+    log("tables:", *(path.name for path in paths))
+    ours, shipped = read_table(layer, OUT / "tables"), read_table(layer, None)
+    if ours is None:
+        raise SystemExit(f"vLLM reads no table for {layer} in {OUT / 'tables'}")
+    result |= {"ours": ours, "has_shipped_table": shipped is not None, "ms": {}}
+    blocks, dtype = layer.block_shape, layer.table_dtype
+    for tokens in SIZES:
+        shape = (tokens, layer.experts, layer.intermediate, layer.hidden, layer.top_k)
+        configs = {"ours": ours[tokens], "default": get_default_config(*shape, dtype, blocks)}
+        if shipped:
+            configs["shipped"] = shipped[min(shipped, key=lambda size: abs(size - tokens))]
+        result["ms"][tokens] = times = compare(layer, tokens, configs)
+        log(name, tokens, times)
+    for other in ("shipped", "default"):
+        ratios = {
+            tokens: round(times[other] / times["ours"], 4)
+            for tokens, times in result["ms"].items()
+            if other in times
+        }
+        if ratios:
+            result[f"speedup_over_{other}"] = {
+                "mean": round(statistics.geometric_mean(ratios.values()), 4),
+                "least": min(ratios.values()),
+                "by_size": ratios,
+            }
+    return result
+
+
+def main() -> None:
+    import tempfile
+
+    import torch
+    import triton
+    import vllm
+
+    from dejavu_cache.stores import open_store
+
+    RESULTS.update(
+        vllm=vllm.__version__,
+        triton=triton.__version__,
+        torch=torch.__version__,
+        device=torch.cuda.get_device_name(),
+        layers={},
+    )
+    log(*(RESULTS[name] for name in ("vllm", "triton", "torch", "device")))
+    with tempfile.TemporaryDirectory() as folder:
+        store = open_store(folder)
+        for index, name in enumerate(LAYERS):
+            seconds = seconds_left() / (len(LAYERS) - index) - COMPARING
+            RESULTS["layers"][name] = result = run_layer(name, store, seconds)
+            write()
+            log(name, {key: result[key] for key in result if key.startswith(("tune", "speedup"))})
+    RESULTS["seconds"] = round(time.monotonic() - BEGIN, 1)
+    write()
+    for name, result in RESULTS["layers"].items():
+        for key in ("speedup_over_shipped", "speedup_over_default"):
+            if key in result:
+                print(
+                    json.dumps({"layer": name, key: {k: result[key][k] for k in ("mean", "least")}})
+                )
+
+
+if __name__ == "__main__":
+    main()

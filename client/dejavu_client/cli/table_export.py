@@ -1,0 +1,47 @@
+"""Export of tuned tables for inference engines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dejavu_cache.errors import StoreError
+from dejavu_cache.integrations.table_files import ANY_VERSION, TABLE_FILES, write_tables
+from dejavu_cache.integrations.tuned_tables import collect_tables
+from dejavu_cache.stores import Store
+from dejavu_cache.triton_internals.distribution import triton_version
+
+from .errors import NothingFoundError
+from .output import note
+
+__all__ = ["export_tables"]
+
+
+def export_tables(source: Store, engine: str, folder: Path, version: str) -> None:
+    """Write a store's tuned tables into a folder, in the format of an engine.
+
+    Args:
+        source: the store.
+        engine: a key of `TABLE_FILES`.
+        folder: is made if it does not exist; other files in it stay.
+        version: of Triton, or `any`; empty for the installed one, and for all where the engine
+            keeps one folder for each.
+
+    Raises:
+        NothingFoundError: the store has no tables, or none of that version.
+        StoreError: a file cannot be written.
+    """
+    tables = collect_tables(source)
+    if not tables:
+        raise NothingFoundError(f"{source.url} has no records or imported tables for engines")
+    installed = "" if engine == "sglang" else triton_version() or ""
+    try:
+        paths = write_tables(TABLE_FILES[engine](tables, version or installed), folder)
+    except OSError as error:
+        raise StoreError(f"{folder} cannot be written: {error.strerror or error}") from None
+    if not paths:
+        versions = ", ".join(sorted({table.triton or "unknown" for table in tables}))
+        raise NothingFoundError(
+            f"no table of {source.url} is for {engine} and Triton {version or installed}, but for "
+            f"{versions}: choose one by --triton, or the newest by --triton {ANY_VERSION}"
+        )
+    note(f"{len(paths)} tables of {source.url} written to {folder}")

@@ -1,0 +1,356 @@
+"""vLLM's fused mixture of experts as an operation to tune, with the engine's own code.
+
+One config of the kernel serves both products of the experts and decides how tokens are aligned
+between them, so that it is measured by the duration of the whole. What may win is what any of the
+engine's own tables of the same quantization and GPU family has for a batch of that size, and a
+grid around the number of tokens that an expert gets.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+
+from ...integrations.table_names import parse_labels
+from ...runtime.cached_autotuner import CachedAutotuner
+from ...runtime.options import CacheOptions
+from ...tuning.result_check import CheckOptions
+from ..operation import EngineOperation
+
+__all__ = [
+    "KEYS",
+    "ExpertLayer",
+    "engine_config",
+    "experts_kernel",
+    "make_arguments",
+    "run_experts",
+]
+
+SCALARS = ("M", "N", "K", "E", "top_k", "group_n", "group_k")
+FLAGS = ("use_fp8_w8a8", "use_int8_w8a8", "use_int8_w8a16")
+KEYS = (*SCALARS, *FLAGS)
+"""Key arguments; those that name a table of the engine have the names of an imported table."""
+
+TENSORS = ("hidden_states", "w1", "w2", "out", "routing")
+PARAMS = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M", "SPLIT_K")
+
+SHARED_MEMORY = 227 * 1024
+"""Bytes of shared memory that a program of a Hopper GPU may have."""
+
+
+@dataclass(frozen=True)
+class ExpertLayer:
+    """Shape of a layer of experts on one GPU.
+
+    Attributes:
+        experts: number of experts.
+        intermediate: features between the products, those of one GPU.
+        hidden: features of a token.
+        top_k: experts of a token.
+        dtype: `bfloat16`, `float16`, or `fp8_w8a8` for float8 weights and activations.
+        block: edge of the blocks that share a scale; 0 for one scale per expert.
+    """
+
+    experts: int
+    intermediate: int
+    hidden: int
+    top_k: int
+    dtype: str = "bfloat16"
+    block: int = 0
+
+    def __post_init__(self) -> None:
+        """Check the shape.
+
+        Raises:
+            ValueError: a size is missing, or blocks are asked of a dtype without scales.
+        """
+        sizes = (self.experts, self.intermediate, self.hidden, self.top_k)
+        if min(sizes) < 1 or self.block < 0:
+            raise ValueError("name a preset, or experts, intermediate, hidden and top_k above 0")
+        if self.dtype not in ("bfloat16", "float16", "fp8_w8a8"):
+            raise ValueError(f"dtype={self.dtype}: choose bfloat16, float16 or fp8_w8a8")
+        if self.block and not self.is_float8:
+            raise ValueError("block: only the weights of fp8_w8a8 have scales")
+
+    def __str__(self) -> str:
+        """Return the layer's name in a sweep."""
+        scales = f" by {self.block}" if self.block else ""
+        return f"E={self.experts} N={self.intermediate} K={self.hidden} {self.dtype}{scales}"
+
+    def on_each_of(self, gpus: int) -> ExpertLayer:
+        """Return the share of one of several GPUs, which divide the intermediate features.
+
+        Raises:
+            ValueError: the features cannot be divided.
+        """
+        if gpus < 1 or self.intermediate % gpus:
+            raise ValueError(f"tp={gpus}: {self.intermediate} features cannot be divided")
+        return replace(self, intermediate=self.intermediate // gpus)
+
+    @property
+    def is_float8(self) -> bool:
+        """Whether weights and activations have 8 bits."""
+        return self.dtype == "fp8_w8a8"
+
+    @property
+    def block_shape(self) -> list[int] | None:
+        """The blocks as the engine names them."""
+        return [self.block, self.block] if self.block else None
+
+    @property
+    def table_dtype(self) -> str | None:
+        """The dtype in the name of the engine's table."""
+        return self.dtype if self.is_float8 else None
+
+    def key(self, tokens: int) -> dict[str, Any]:
+        """Return the key arguments for a batch."""
+        flags = dict.fromkeys(FLAGS, False) | {"use_fp8_w8a8": self.is_float8}
+        values = (tokens, self.intermediate, self.hidden, self.experts, self.top_k)
+        return {**dict(zip(SCALARS, (*values, self.block, self.block), strict=True)), **flags}
+
+
+def engine_config(layer: ExpertLayer, tokens: int) -> dict[str, Any]:
+    """Return the config that the engine takes for a batch: its table's or its default."""
+    from vllm.model_executor.layers.fused_moe.fused_moe import try_get_optimal_moe_config
+
+    shapes = (
+        (layer.experts, 2 * layer.intermediate, layer.hidden),
+        (layer.experts, layer.hidden, layer.intermediate),
+    )
+    config = try_get_optimal_moe_config(
+        *shapes, layer.top_k, layer.table_dtype, tokens, block_shape=layer.block_shape
+    )
+    return dict(config)
+
+
+def make_arguments(layer: ExpertLayer, tokens: int, seed: int = 1) -> dict[str, Any]:
+    """Return the operation's arguments for a batch of random tokens on the current device."""
+    weights = _weights(layer)
+    generator = torch.Generator(_device()).manual_seed(seed)
+    options: Any = {"device": _device(), "generator": generator}
+    dtype = torch.bfloat16 if layer.is_float8 else getattr(torch, layer.dtype)
+    hidden = torch.randn(tokens, layer.hidden, **options).to(dtype) / 8
+    gates = torch.randn(tokens, layer.experts, **options).softmax(dim=-1)
+    chosen, experts = gates.topk(layer.top_k, dim=-1)
+    return {
+        "hidden_states": hidden,
+        "w1": weights.w1,
+        "w2": weights.w2,
+        "out": torch.zeros_like(hidden),
+        "routing": (chosen.float(), experts.to(torch.int32), weights.quantization),
+        **layer.key(tokens),
+    }
+
+
+@dataclass(frozen=True)
+class _Weights:
+    w1: torch.Tensor
+    w2: torch.Tensor
+    quantization: Any
+
+
+@cache
+def _device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+_latest: dict[ExpertLayer, _Weights] = {}
+"""The weights that were made last; only one layer's, so that memory can be freed."""
+
+
+def _weights(layer: ExpertLayer) -> _Weights:
+    if layer not in _latest:
+        _latest.clear()
+        _latest[layer] = _make_weights(layer)
+    return _latest[layer]
+
+
+def _make_weights(layer: ExpertLayer) -> _Weights:
+    from vllm.model_executor.layers.fused_moe.config import fp8_w8a8_moe_quant_config
+
+    generator = torch.Generator(_device()).manual_seed(0)
+    dtype = torch.float8_e4m3fn if layer.is_float8 else getattr(torch, layer.dtype)
+
+    def draw(*shape: int) -> torch.Tensor:
+        stack = torch.empty(layer.experts, *shape, dtype=dtype, device=_device())
+        for expert in stack:  # one by one, since float32 takes four times the memory
+            expert.copy_(torch.randn(*shape, device=_device(), generator=generator) / 8)
+        return stack
+
+    w1 = draw(2 * layer.intermediate, layer.hidden)
+    w2 = draw(layer.hidden, layer.intermediate)
+    if not layer.is_float8:
+        return _Weights(w1, w2, None)
+
+    def scales(weight: torch.Tensor) -> torch.Tensor:
+        blocks = [-(-size // layer.block) for size in weight.shape[1:]] if layer.block else []
+        return torch.ones(layer.experts, *blocks, dtype=torch.float32, device=_device())
+
+    scale = None if layer.block else torch.ones(1, dtype=torch.float32, device=_device())
+    quantization = fp8_w8a8_moe_quant_config(
+        w1_scale=scales(w1),
+        w2_scale=scales(w2),
+        a1_scale=scale,
+        a2_scale=scale,
+        block_shape=layer.block_shape,
+    )
+    return _Weights(w1, w2, quantization)
+
+
+def run_experts(arguments: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+    """Run the engine's experts on arguments of `make_arguments` with a config."""
+    from vllm.model_executor.layers.fused_moe import override_config
+    from vllm.model_executor.layers.fused_moe.fused_moe import fused_experts
+
+    weights, experts, quantization = arguments["routing"]
+    tensors = [arguments[name] for name in ("hidden_states", "w1", "w2")]
+    failure = result = None
+    with override_config(dict(config)):
+        # vLLM's context does not restore its value after an exception.
+        try:
+            result = fused_experts(*tensors, weights, experts, quant_config=quantization)
+        except Exception as error:
+            failure = error
+    if failure is not None:
+        raise failure
+    if not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
+        arguments["out"].copy_(result)  # where results are compared; graphs are only timed
+
+
+@cache
+def experts_kernel(layer: ExpertLayer, sizes: tuple[int, ...]) -> CachedAutotuner:
+    """Return the operation as a kernel whose configs are those of a layer's batches.
+
+    Args:
+        layer: the layer.
+        sizes: the batches' numbers of tokens.
+    """
+    from vllm.model_executor.layers.fused_moe import fused_moe
+
+    names = (*TENSORS, *KEYS, *PARAMS)
+    operation = EngineOperation(fused_moe, "fused_moe_kernel", names, run_experts)
+    by_size = {tokens: list(_candidates(layer, tokens)) for tokens in sizes}
+    configs = {str(config): config for tokens in sizes for config in by_size[tokens]}
+
+    def prune(configs: list[Any], named: Mapping[str, Any], **_: Any) -> list[Any]:
+        declared = {str(config): config for config in configs}
+        return [declared[str(config)] for config in by_size[named["M"]]]
+
+    def default(named: Mapping[str, Any]) -> Any:
+        return configs[str(by_size[named["M"]][0])]
+
+    options: CacheOptions = {
+        "method": "cudagraph-cold",
+        "default": default,
+        "check": CheckOptions(ignore=("w1", "w2", "hidden_states")),
+    }
+    return CachedAutotuner(
+        operation,
+        operation.arg_names,
+        list(configs.values()),
+        KEYS,
+        None,
+        None,
+        prune_configs_by={"early_config_prune": prune},
+        options=options,
+    )
+
+
+def _candidates(layer: ExpertLayer, tokens: int) -> Iterator[Any]:
+    """Yield the configs for a batch, the most promising ones first, each once."""
+    seen = set()
+    sources = (
+        [engine_config(layer, tokens)],
+        _table_configs(layer, tokens),
+        _grid_configs(layer, tokens),
+    )
+    for source in sources:
+        for fields in source:
+            config = _triton_config(layer, fields)
+            if str(config) not in seen:
+                seen.add(str(config))
+                yield config
+
+
+def _triton_config(layer: ExpertLayer, fields: Mapping[str, int]) -> Any:
+    """Return an entry of a table as a `triton.Config`, with the blocks that the engine launches."""
+    values = {name: value for name, value in fields.items() if name != "SPLIT_K"}
+    options = {name: values.pop(name) for name in ("num_warps", "num_stages") if name in values}
+    if layer.block:
+        values["BLOCK_SIZE_K"] = min(values["BLOCK_SIZE_K"], layer.block)
+    return triton.Config(values, **options)
+
+
+def _table_configs(layer: ExpertLayer, tokens: int) -> Iterator[dict[str, int]]:
+    """Yield what the engine's tables for such layers on such GPUs have for a batch."""
+    for table in _tables(layer):
+        yield table[min(table, key=lambda size: abs(size - tokens))]
+
+
+@cache
+def _tables(layer: ExpertLayer) -> list[dict[int, dict[str, int]]]:
+    """Return the engine's tables of the layer's quantization, for GPUs of the present family.
+
+    They may be for other numbers of experts and features, and of GPUs with another number in their
+    name.
+    """
+    from vllm.model_executor.layers.fused_moe import fused_moe
+
+    own = fused_moe.get_config_file_name(
+        layer.experts, layer.intermediate, layer.table_dtype, layer.block_shape
+    )
+    wanted = _family(own)
+    tables = []
+    for path in sorted(Path(fused_moe.__file__).with_name("configs").glob("*.json")):
+        if _family(path.name) == wanted:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            content.pop("triton_version", None)
+            tables.append({int(size): config for size, config in content.items()})
+    return tables
+
+
+def _family(name: str) -> dict[str, str]:
+    labels = parse_labels(name.removesuffix(".json"))
+    device = re.split(r"\d", labels.get("device_name", ""))[0]
+    return {**labels, "E": "", "N": "", "device_name": device}
+
+
+def _grid_configs(layer: ExpertLayer, tokens: int) -> Iterator[dict[str, int]]:
+    """Yield a grid of configs around the number of tokens that an expert gets."""
+    share = tokens * layer.top_k / layer.experts
+    rows = next(
+        sizes
+        for limit, sizes in (
+            (4, (16,)),
+            (16, (16, 32)),
+            (32, (16, 32, 64)),
+            (96, (32, 64, 128)),
+            (float("inf"), (64, 128)),
+        )
+        if share <= limit
+    )
+    width = 1 if layer.is_float8 else 2
+    depths = [layer.block] if layer.block else [64, 128, 256] if width == 2 else [128, 256]
+    stages = (3, 4, 5) if share <= 16 else (3, 4)
+    groups = (1,) if share <= 4 else (1, 16)
+    for m, n, k, stage, group in product(rows, (64, 128, 256), depths, stages, groups):
+        if (m + n) * k * width * stage > SHARED_MEMORY or (m * n > 128 * 128 * 2):
+            continue
+        warps = 8 if m * n >= 128 * 128 else 4
+        yield {
+            "BLOCK_SIZE_M": m,
+            "BLOCK_SIZE_N": n,
+            "BLOCK_SIZE_K": k,
+            "GROUP_SIZE_M": group,
+            "num_warps": warps,
+            "num_stages": stage,
+        }

@@ -1,0 +1,119 @@
+"""Files of tuned tables, named and written as each engine reads them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..system.safe_files import open_replacement
+from .table_names import format_labels
+from .tuned_tables import TunedTable
+
+__all__ = ["ANY_VERSION", "TABLE_FILES", "TableFile", "write_tables"]
+
+ANY_VERSION = "any"
+"""Stands for a choice of the newest version of Triton that has a table."""
+
+_FIELDS = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M", "SPLIT_K")
+
+
+class TableFile(NamedTuple):
+    """A file to write: its path within an engine's folder, and its content."""
+
+    path: str
+    content: Mapping[str, Any]
+
+
+def vllm_files(tables: Iterable[TunedTable], version: str) -> Iterator[TableFile]:
+    """Yield files for the folder that `VLLM_TUNED_CONFIG_FOLDER` names."""
+    renamed = [table._replace(device=_vllm_device(table.device)) for table in tables]
+    for table in _of_version(renamed, version):
+        stamp = {"triton_version": table.triton} if table.triton else {}
+        yield TableFile(f"{_name(table)}.json", {**stamp, **_lines(table)})
+
+
+def sglang_files(tables: Iterable[TunedTable], version: str) -> Iterator[TableFile]:
+    """Yield files for the folder that `SGLANG_MOE_CONFIG_DIR` names, of all versions of Triton.
+
+    SGLang looks in the folder of its own version first, and writes blocks with a space. Tables of
+    an unknown version have no folder. Those of other kernels are read from SGLang's package alone.
+    """
+    for table in tables:
+        labels = dict(table.labels)
+        if "block_shape" in labels:
+            labels["block_shape"] = labels["block_shape"].replace(",", ", ")
+        name = _name(table._replace(labels=labels))
+        if "E" not in labels:
+            yield TableFile(f"quantization/{name}.json", _lines(table))
+        elif table.triton and version in ("", ANY_VERSION, table.triton):
+            folder = f"configs/triton_{table.triton.replace('.', '_')}"
+            yield TableFile(f"{folder}/{name}.json", _lines(table))
+
+
+def hugging_face_files(tables: Iterable[TunedTable], version: str) -> Iterator[TableFile]:
+    """Yield files for the folder `configs` of Hugging Face's kernel `kernels-community/moe`.
+
+    It has vLLM's names, and its loader takes batch sizes only.
+    """
+    for table in _of_version(tables, version):
+        if "E" in table.labels:
+            yield TableFile(f"{_name(table)}.json", _lines(table))
+
+
+TABLE_FILES = {"vllm": vllm_files, "sglang": sglang_files, "hf": hugging_face_files}
+"""The files of each engine's tables: `(tables, version of Triton)`."""
+
+
+def write_tables(files: Iterable[TableFile], folder: Path) -> list[Path]:
+    """Write files into a folder, each as a whole; other files in the folder stay.
+
+    Returns:
+        The paths of the files.
+
+    Raises:
+        OSError: a file cannot be written.
+    """
+    paths = []
+    for file in files:
+        path = folder / file.path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open_replacement(path) as out:
+            out.write((json.dumps(file.content, indent=4) + "\n").encode())
+        paths.append(path)
+    return paths
+
+
+def _of_version(tables: Iterable[TunedTable], version: str) -> list[TunedTable]:
+    """Return one table for each name: of a version of Triton, or else without one.
+
+    `ANY_VERSION` takes the newest one.
+    """
+    chosen: dict[str, TunedTable] = {}
+    for table in sorted(tables, key=lambda table: _order(table.triton)):
+        if version == ANY_VERSION or table.triton in ("", version):
+            chosen[_name(table)] = table
+    return list(chosen.values())
+
+
+def _order(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split("+")[0].split(".") if part.isdigit())
+
+
+def _name(table: TunedTable) -> str:
+    return format_labels({**table.labels, "device_name": table.device})
+
+
+def _vllm_device(device: str) -> str:
+    """Return a device's name in vLLM's tables, which has one name for all kinds of H200."""
+    return "NVIDIA_H200" if "H200" in device.split("_") else device
+
+
+def _lines(table: TunedTable) -> dict[str, dict[str, int]]:
+    return {str(size): _sort_fields(config) for size, config in table.configs.items()}
+
+
+def _sort_fields(config: Mapping[str, int]) -> dict[str, int]:
+    first = [name for name in _FIELDS if name in config]
+    return {name: config[name] for name in [*first, *sorted(config.keys() - set(first))]}

@@ -1,0 +1,261 @@
+"""Tuned tables of engines come out as they went in, and are made from records."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.command_line import run_cli
+from support.records import MOMENT, context
+
+from dejavu_cache.integrations.table_files import TABLE_FILES
+from dejavu_cache.integrations.table_names import TableEntry, format_labels, parse_labels
+from dejavu_cache.integrations.tuned_tables import collect_tables
+from dejavu_cache.model.foreign_result import ForeignResult, ForeignTiming
+from dejavu_cache.model.record import Measurement, Pin, Record, Winner
+from dejavu_cache.model.scenario import Config, Context, Scenario
+from dejavu_cache.stores import FileStore, MemoryStore
+
+FIRST = {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 64, "GROUP_SIZE_M": 1, "num_warps": 4}
+SECOND = {**FIRST, "BLOCK_SIZE_M": 64, "num_stages": 3, "num_ctas": 1, "waves_per_eu": 0}
+
+
+def write(path: Path, content: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content))
+
+
+def contents(folder: Path) -> dict[str, Any]:
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): json.loads(path.read_text()) for path in files}
+
+
+NUMBERS = st.integers(1, 1 << 14).map(str)
+DEVICES = st.sampled_from(["NVIDIA_H200", "AMD_Instinct_MI300X", "NVIDIA_H100_80GB_HBM3", "L-40.S"])
+BLOCKS = st.builds("[{},{}]".format, st.integers(1, 256), st.integers(1, 256))
+FUSED = st.fixed_dictionaries(
+    {"E": NUMBERS, "N": NUMBERS, "device_name": DEVICES},
+    optional={
+        "dtype": st.sampled_from(["fp8_w8a8", "int8_w8a8", "int8_w8a16", "int4_w4a16", "float32"]),
+        "block_shape": BLOCKS,
+        "per_channel_quant": st.just("True"),
+        "down": st.just("True"),
+    },
+)
+SCALED = st.fixed_dictionaries(
+    {
+        "N": NUMBERS,
+        "K": NUMBERS,
+        "device_name": DEVICES,
+        "dtype": st.sampled_from(["fp8_w8a8", "int8_w8a8"]),
+        "block_shape": BLOCKS,
+    }
+)
+STATES = st.fixed_dictionaries(
+    {
+        "headdim": NUMBERS,
+        "dstate": NUMBERS,
+        "device_name": DEVICES,
+        "cache_dtype": st.sampled_from(["float16", "float32"]),
+    }
+)
+
+
+@given(st.one_of(FUSED, SCALED, STATES), st.booleans())
+def test_a_table_s_name_says_for_which_launches_it_is(labels: dict[str, str], space: bool) -> None:
+    name = format_labels(labels)
+    assert parse_labels(name.replace(",", ", ") if space and "[" in name else name) == labels
+    again = TableEntry.of_labels(labels).labels()
+    assert again == {label: labels[label] for label in labels if label != "device_name"}
+    assert format_labels({**again, "device_name": labels["device_name"]}) == name
+
+
+def test_tables_of_vllm_come_out_as_they_went_in(tmp_path: Path) -> None:
+    blocks = "dtype=fp8_w8a8,block_shape=[128,128]"
+    tables: dict[str, dict[str, Any]] = {
+        "E=8,N=7168,device_name=NVIDIA_H200.json": {"1": FIRST, "4096": SECOND},
+        "E=8,N=7168,device_name=NVIDIA_H100_80GB_HBM3.json": {"1": SECOND},
+        "E=8,N=7168,device_name=NVIDIA_H200,dtype=int8_w8a8.json": {"1": SECOND},
+        f"E=8,N=7168,device_name=NVIDIA_H200,{blocks}.json": {
+            "triton_version": "3.5.0",
+            "8": FIRST,
+        },
+        f"N=512,K=7168,device_name=NVIDIA_H200,{blocks}.json": {"2": FIRST},
+        "N=512,K=7168,device_name=NVIDIA_H200,dtype=int8_w8a8,block_shape=[128,128].json": {
+            "2": SECOND
+        },
+        "headdim=64,dstate=128,device_name=NVIDIA_B200,cache_dtype=float32.json": {
+            "triton_version": "3.6.0",
+            "64": {"BLOCK_SIZE_M": 4, "num_warps": 1},
+        },
+    }
+    for name, content in tables.items():
+        write(tmp_path / "in" / name, content)
+    assert run_cli("import", "--vllm", tmp_path / "in").returncode == 0
+    seen = run_cli("export", "--vllm", tmp_path / "out", "--triton", "any")
+    assert seen.returncode == 0, seen.stderr
+    assert contents(tmp_path / "out") == tables
+    seen = run_cli("export", "--vllm", tmp_path / "new", "--triton", "3.6.0")
+    assert contents(tmp_path / "new") == {
+        name: table for name, table in tables.items() if table.get("triton_version") != "3.5.0"
+    }, "those of this version, and of an unknown one"
+    run_cli("export", "--hf", tmp_path / "hf", "--triton", "any")
+    assert {name: table for name, table in tables.items() if name[0] == "E"} == {
+        **contents(tmp_path / "hf"),
+        f"E=8,N=7168,device_name=NVIDIA_H200,{blocks}.json": {
+            "triton_version": "3.5.0",
+            "8": FIRST,
+        },
+    }, "without a stamp"
+
+
+def test_tables_of_sglang_come_out_as_they_went_in(tmp_path: Path) -> None:
+    blocks = "device_name=NVIDIA_H20,dtype=fp8_w8a8,block_shape=[128, 128]"
+    tables = {
+        f"configs/triton_3_4_0/E=8,N=7168,{blocks}.json": {"1": FIRST},
+        f"configs/triton_3_5_1/E=8,N=7168,{blocks}.json": {"1": SECOND},
+        f"configs/triton_3_5_1/E=8,N=7168,{blocks}_down.json": {"1": {**FIRST, "USE_TMA": True}},
+        "configs/triton_3_5_1/E=8,N=7168,device_name=NVIDIA_H20,per_channel_quant=True.json": {
+            "2": FIRST
+        },
+        f"quantization/N=512,K=7168,{blocks}.json": {"2": FIRST},
+    }
+    for name, content in tables.items():
+        write(tmp_path / "in" / name, content)
+    run_cli("import", "--vllm", tmp_path / "in")
+    run_cli("export", "--sglang", tmp_path / "out")
+    assert contents(tmp_path / "out") == tables
+
+
+SCENARIO = {"M": 64, "E": 128, "N": 768, "K": 2048, "top_k": 8, "group_n": 0, "group_k": 0}
+FLAGS = {"use_fp8_w8a8": False, "use_int8_w8a16": False}
+
+
+def engine_context(source: str = "a" * 32, triton: str = "3.6.0") -> Context:
+    return context(kernel="vllm.fused_moe.fused_moe_kernel", source=source, triton=triton)
+
+
+def engine_record(block: int, days: int = 0, **changes: Any) -> Record:
+    config = Config(
+        params={"BLOCK_SIZE_M": block, "GROUP_SIZE_M": 1},
+        options={"num_warps": 4, "num_stages": 3, "num_ctas": 1},
+    )
+    at = MOMENT + timedelta(days=days)
+    fields: dict[str, Any] = {
+        "scenario": Scenario(args={**SCENARIO, **FLAGS}),
+        "winner": Winner(config=config, at=at),
+        "measurements": (Measurement(config=config, median=1.0, at=at),),
+    }
+    return Record(**{**fields, **changes})
+
+
+def exported(store: MemoryStore, engine: str = "vllm", version: str = "3.6.0") -> dict[str, Any]:
+    files = TABLE_FILES[engine](collect_tables(store), version)
+    return {file.path: file.content for file in files}
+
+
+TABLE = "E=128,N=768,device_name=NVIDIA_H200.json"
+
+
+def lines(*sizes: int, block: int) -> dict[str, Any]:
+    config = {"BLOCK_SIZE_M": block, "GROUP_SIZE_M": 1, "num_warps": 4, "num_stages": 3}
+    return {str(size): config for size in sizes}
+
+
+def test_winners_become_a_table_of_their_version_of_triton() -> None:
+    store = MemoryStore()
+    quantized = {**SCENARIO, **FLAGS, "use_fp8_w8a8": True, "group_n": 128, "group_k": 128}
+    store.put(
+        engine_context(),
+        [
+            engine_record(16),
+            engine_record(32, scenario=Scenario(args={**SCENARIO, **FLAGS, "M": 4096})),
+            engine_record(64, scenario=Scenario(args=quantized)),
+        ],
+    )
+    store.put(engine_context(triton="3.4.0"), [engine_record(128, days=9)])
+    blocks = TABLE.replace(".json", ",dtype=fp8_w8a8,block_shape=[128,128].json")
+    assert exported(store) == {
+        TABLE: {"triton_version": "3.6.0", **lines(64, block=16), **lines(4096, block=32)},
+        blocks: {"triton_version": "3.6.0", **lines(64, block=64)},
+    }
+    assert set(exported(store, "sglang")) == {
+        f"configs/triton_3_6_0/{TABLE}",
+        f"configs/triton_3_6_0/{blocks.replace('128,128', '128, 128')}",
+    }
+
+
+def test_the_latest_version_of_a_kernel_and_a_pin_decide_and_imports_fill_in() -> None:
+    store = MemoryStore()
+    store.put(engine_context("a" * 32), [engine_record(16)])
+    store.put(engine_context("b" * 32), [engine_record(32, days=1)])
+    assert exported(store)[TABLE] == {"triton_version": "3.6.0", **lines(64, block=32)}
+    pinned = engine_record(64).winner
+    assert pinned is not None
+    pin = Pin(config=pinned.config, at=MOMENT + timedelta(days=2))
+    store.put(engine_context("a" * 32), [engine_record(16, pin=pin)])
+    assert exported(store)[TABLE] == {"triton_version": "3.6.0", **lines(64, block=64)}
+
+
+def test_imported_lines_fill_in_what_no_record_says(tmp_path: Path) -> None:
+    store = FileStore(tmp_path)
+    store.put(engine_context(), [engine_record(16)])
+    entry = TableEntry.of_labels({"E": "128", "N": "768"})
+    config = Config(params=lines(1, block=256)["1"])
+    store.put_imported(
+        ForeignResult(
+            origin="vllm",
+            function=entry.function,
+            named={**entry.named, "M": size},
+            device="NVIDIA_H200",
+            triton="3.6.0",
+            timings=(ForeignTiming(config=config),),
+        )
+        for size in ("64", "128")
+    )
+    (table,) = collect_tables(store)
+    assert {size: line["BLOCK_SIZE_M"] for size, line in table.configs.items()} == {
+        64: 16,
+        128: 256,
+    }
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        engine_record(16, winner=None),
+        engine_record(0 - 1),
+        engine_record(1 << 17),
+        engine_record(16, scenario=Scenario(args={**SCENARIO, "E": "../../8"})),
+        engine_record(16, scenario=Scenario(args={**SCENARIO, "M": "many"})),
+        engine_record(16, scenario=Scenario(args={"M": 64, "N": 768})),
+        engine_record(16, winner=Winner(config=Config(params={"ptx_options": 1}), at=MOMENT)),
+        engine_record(16, winner=Winner(config=Config(params={"BLOCK_SIZE_M": "16"}), at=MOMENT)),
+    ],
+)
+def test_what_an_engine_must_not_launch_is_left_out(record: Record) -> None:
+    if record.winner is not None:
+        config = record.winner.config
+        measured = Measurement(config=config, median=1.0, at=MOMENT)
+        record = record.model_copy(update={"measurements": (measured,)})
+    store = MemoryStore()
+    store.put(engine_context(), [record])
+    assert exported(store) == exported(store, "sglang") == {}
+
+
+def test_an_export_without_tables_says_which_versions_there_are(tmp_path: Path) -> None:
+    seen = run_cli("export", "--vllm", tmp_path / "out")
+    assert seen.returncode != 0
+    store = FileStore(tmp_path / "store")
+    store.put(engine_context(triton="3.4.0"), [engine_record(16)])
+    seen = run_cli("export", "--vllm", tmp_path / "out", "--store", tmp_path / "store")
+    assert "3.4.0" in seen.stderr
+    assert "--triton any" in seen.stderr
+    assert not (tmp_path / "out").exists()
+    seen = run_cli("export", "all.jsonl", "--hf", tmp_path / "out", "--store", tmp_path / "store")
+    assert seen.returncode == 2
