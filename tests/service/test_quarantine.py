@@ -6,8 +6,10 @@ from typing import Any
 
 import httpx
 import pytest
+from dejavu_service.services import quarantine as service
 from dejavu_service.services import retention, tokens
 from dejavu_service.services.access import ANYBODY
+from dejavu_service.storage import quarantine as storage
 from dejavu_service.storage.database import Database
 from dejavu_service.storage.tables import contexts
 from sqlalchemy import Engine, event, update
@@ -134,6 +136,38 @@ def test_the_timings_of_one_config_go_and_come_back(
     assert {item.scenario: item for item in read(client, admin)}[scenario(1)] == record(1)
     incomplete = client.post("/v1/main/quarantines", json=subject, headers=admin.headers)
     assert incomplete.status_code == 422
+
+
+def test_an_undo_that_was_cut_short_is_completed_by_another(
+    client: httpx.Client, admin: Token, evil: Token, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    post(client, evil, *(record(m) for m in range(1, 5)))
+    before = read(client, admin)
+    done = quarantine(client, admin, token=evil.id)
+    load, pages = storage.load_parts, iter(range(9))
+
+    def load_once(*arguments: Any) -> Any:
+        if next(pages):
+            raise OSError("cut short")
+        return load(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(service, "_MOST_SCENARIOS", 2)
+        patch.setattr(storage, "load_parts", load_once)
+        assert undo(client, admin, done["id"]).status_code == 500
+    assert read(client, admin) == before[:2]
+    assert undo(client, admin, done["id"]).json() == done
+    assert read(client, admin) == before
+
+
+def test_pages_are_bounded_by_measurements_too() -> None:
+    assert list(service._pages([3000, 3000, 100, 9000, 1], int)) == [
+        [3000],
+        [3000, 100],
+        [9000],
+        [1],
+    ]
+    assert [len(page) for page in service._pages(["x"] * 250, len)] == [100, 100, 50]
 
 
 def test_a_writer_of_many_records_is_withdrawn_in_few_statements(

@@ -78,7 +78,8 @@ class HttpExchange:
         Args:
             method: the HTTP method.
             url: the absolute URL.
-            **request: `params`, `headers` and `content` as `httpx` takes them; content is JSON.
+            **request: `params`, `headers`, `content` and `timeout` as `httpx` takes them; content
+                is JSON.
 
         Raises:
             UnreachableError: the server does not answer, or a proxy answers in its place.

@@ -29,6 +29,9 @@ from .uploads import TOO_LARGE, upload
 
 __all__ = ["Bulk", "ProtocolClient", "split_server_url"]
 
+_LONG_WORK = httpx.Timeout(3600.0, connect=5.0)
+"""Limits of calls that change as many records as a namespace has."""
+
 _LEASE_ID = re.compile(r"[0-9a-f]{32}")
 
 
@@ -266,7 +269,7 @@ class ProtocolClient:
 
     def quarantine(self, wish: Mapping[str, Any]) -> dict[str, Any]:
         """Take back what a token or a host wrote, or count it; the wish is the protocol's body."""
-        return self._json("POST", "/quarantines", content=json.dumps(wish))
+        return self._json("POST", "/quarantines", content=json.dumps(wish), timeout=_LONG_WORK)
 
     def list_quarantines(self) -> list[dict[str, Any]]:
         """Return the quarantines of the namespace, the latest first, as the server lists them."""
@@ -276,7 +279,7 @@ class ProtocolClient:
 
     def undo_quarantine(self, identity: str) -> dict[str, Any]:
         """Give back what a quarantine took, and return the counts."""
-        return self._json("DELETE", f"/quarantines/{quote(identity, safe='')}")
+        return self._json("DELETE", f"/quarantines/{quote(identity, safe='')}", timeout=_LONG_WORK)
 
     def log_entries(
         self, filters: Mapping[str, str], limit: int, all_namespaces: bool
@@ -310,7 +313,8 @@ class ProtocolClient:
 
     def promote(self, to: str, kernel: str | None = None) -> int:
         """Copy this namespace's records and winners into another; return the number of records."""
-        answer = self._json("POST", "/promote", content=json.dumps({"to": to, "kernel": kernel}))
+        content = json.dumps({"to": to, "kernel": kernel})
+        answer = self._json("POST", "/promote", content=content, timeout=_LONG_WORK)
         return _count(answer, "records")
 
     def _get(self, path: str, etag: str = "", **request: Any) -> ServerAnswer:

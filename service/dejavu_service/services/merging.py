@@ -209,5 +209,6 @@ def _latest_pin(pins: Iterable[Pin | None]) -> Pin | None:
 
 
 def _claim(record: Record, measurement: Measurement, *, stands: bool) -> Claim:
-    digest = hashlib.sha256(canonical_json(measurement).encode()).hexdigest()
-    return Claim(record.scenario.digest, measurement, digest, stands)
+    text = canonical_json(measurement)
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    return Claim(record.scenario.digest, measurement, text, digest, stands)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime, timezone
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from pydantic import BaseModel
 from sqlalchemy import Connection
@@ -35,8 +35,11 @@ __all__ = [
     "undo_quarantine",
 ]
 
-_PAGE = 100
-"""Scenarios that are withdrawn in one transaction."""
+_T = TypeVar("_T")
+
+_MOST_SCENARIOS, _MOST_MEASUREMENTS = 100, 5_000
+"""Limits of what is withdrawn or given back in one transaction, which keeps other writers waiting;
+a scenario with more measurements is a page of its own."""
 
 
 class Writer(BaseModel):
@@ -135,8 +138,7 @@ def _withdraw_from(
     with database.read() as connection:
         scenarios = quarantine.list_scenarios(connection, context_id, wanted)
     withdrawn = 0
-    for start in range(0, len(scenarios), _PAGE):
-        page = scenarios[start : start + _PAGE]
+    for page in _pages(scenarios, scenarios.__getitem__):
         with database.write() if counted.id is not None else database.read() as connection:
             if counted.id is not None and not contexts.lock_existing(connection, *key):
                 break
@@ -263,31 +265,60 @@ def undo_quarantine(
 ) -> Quarantined:
     """Give back to readers what a quarantine took, beside what has come since.
 
+    An undo that was cut short is completed by another one: nothing is given back twice.
+
     Raises:
         AccessDeniedError: The principal lacks the role `admin`.
         NotFoundError: There is no such quarantine, or it is undone already.
     """
     principal.require("admin", namespace)
     restored = Quarantined(id=identity)
+    unknown = f"there is no quarantine {identity!r} that could be undone"
+    with database.read() as connection:
+        if not quarantine.is_live(connection, namespace, identity):
+            raise NotFoundError(unknown)
+        ranges = quarantine.list_parts(connection, identity)
+    touched: set[tuple[str, str]] = set()
+    for page in _pages(ranges, lambda scenario: scenario.parts):
+        with database.write() as connection:
+            parts = quarantine.load_parts(connection, identity, page[0].first, page[-1].last)
+            touched |= _give_back(connection, namespace, parts)
+        restored.winners += sum(part.is_winner for _, part in parts)
+        restored.measurements += sum(not part.is_winner for _, part in parts)
+    restored.contexts = len({text for text, _ in touched})
+    restored.records = len(touched)
     with database.write() as connection:
         if not quarantine.mark_undone(connection, namespace, identity):
-            raise NotFoundError(f"there is no quarantine {identity!r} that could be undone")
-        touched = set()
-        for page in quarantine.iter_parts(connection, identity):
-            for (text, sender), group in groupby(page, lambda item: (item[0], item[1].sender)):
-                parts = [part for _, part in group]
-                sent = _join_records(parts)
-                touched |= {(text, record.scenario) for record in sent}
-                restored.winners += sum(part.is_winner for part in parts)
-                restored.measurements += sum(not part.is_winner for part in parts)
-                context = Context.model_validate_json(text)
-                record_set = RecordSet(context=context, records=tuple(sent))
-                writer = Principal(sender, {})
-                merge_record_set(connection, writer, namespace, record_set, restore=True)
-        restored.contexts = len({text for text, _ in touched})
-        restored.records = len(touched)
+            raise NotFoundError(unknown)
         write_log(connection, principal, "undo quarantine", namespace, id=identity)
     return restored
+
+
+def _give_back(
+    connection: Connection, namespace: str, parts: Sequence[tuple[str, Part]]
+) -> set[tuple[str, str]]:
+    """Merge parts in the names of their senders; return the texts of contexts and scenarios."""
+    touched = set()
+    for (text, sender), group in groupby(parts, lambda item: (item[0], item[1].sender)):
+        sent = _join_records([part for _, part in group])
+        touched |= {(text, record.scenario.text) for record in sent}
+        record_set = RecordSet(context=Context.model_validate_json(text), records=tuple(sent))
+        merge_record_set(connection, Principal(sender, {}), namespace, record_set, restore=True)
+    return touched
+
+
+def _pages(scenarios: Iterable[_T], size: Callable[[_T], int]) -> Iterator[list[_T]]:
+    """Divide scenarios into pages, by the number of their measurements."""
+    page: list[_T] = []
+    total = 0
+    for scenario in scenarios:
+        if page and (len(page) == _MOST_SCENARIOS or total + size(scenario) > _MOST_MEASUREMENTS):
+            yield page
+            page, total = [], 0
+        page.append(scenario)
+        total += size(scenario)
+    if page:
+        yield page
 
 
 def _join_records(parts: Sequence[Part]) -> list[Record]:
@@ -296,17 +327,19 @@ def _join_records(parts: Sequence[Part]) -> list[Record]:
     for text, group in groupby(parts, lambda part: part.scenario_text):
         scenario = Scenario.model_validate_json(text)
         measurements: dict[Config, Measurement] = {}
+        winner: Winner | None = None
         for part in group:
             if part.is_winner:
                 winner = Winner.model_validate_json(part.text)
-                joined.append(Record(scenario=scenario, winner=winner))
                 continue
             measurement = Measurement.model_validate_json(part.text)
             if measurement.config in measurements:
                 joined.append(Record(scenario=scenario, measurements=tuple(measurements.values())))
                 measurements = {}
             measurements[measurement.config] = measurement
-        joined.append(Record(scenario=scenario, measurements=tuple(measurements.values())))
+        joined.append(
+            Record(scenario=scenario, measurements=tuple(measurements.values()), winner=winner)
+        )
     return joined
 
 

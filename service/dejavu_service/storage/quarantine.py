@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from sqlalchemy import (
@@ -24,24 +24,27 @@ from .tables import contexts, epoch, measured_by, measurements, quarantined, qua
 
 __all__ = [
     "Part",
+    "PartRange",
     "SentRow",
     "WriterFilter",
     "WriterRow",
     "add",
     "create",
     "delete_measurements",
-    "iter_parts",
+    "is_live",
     "list_contexts",
+    "list_parts",
     "list_quarantines",
     "list_scenarios",
     "list_writers",
     "load_measurements",
+    "load_parts",
     "load_winner_scenarios",
     "mark_undone",
 ]
 
 _CHUNK = 500
-"""Values in one IN list, which databases limit, and rows of a page."""
+"""Values in one IN list; databases limit their number."""
 
 
 class WriterFilter(NamedTuple):
@@ -99,6 +102,14 @@ class Part(NamedTuple):
     sender: str
 
 
+class PartRange(NamedTuple):
+    """The parts of one scenario in a quarantine: the first and last ids, and how many."""
+
+    first: int
+    last: int
+    parts: int
+
+
 def list_writers(connection: Connection, namespace: str, limit: int) -> list[WriterRow]:
     """List tokens and hosts, those with the latest measurement first."""
     by = measured_by(measurements.c.text)
@@ -139,13 +150,24 @@ def list_contexts(
     return [(identity, digest) for identity, digest in connection.execute(query)]
 
 
-def list_scenarios(connection: Connection, context_id: int, wanted: WriterFilter) -> list[str]:
-    """List the digests of a context's scenarios that have something of a writer."""
+def list_scenarios(connection: Connection, context_id: int, wanted: WriterFilter) -> dict[str, int]:
+    """List the scenarios of a context that have something of a writer.
+
+    Returns:
+        The number of all measurements of each, by the digest of the scenario, sorted by it.
+    """
     sent = select(measurements.c.scenario).where(
         measurements.c.context_id == context_id, _sent_by(wanted)
     )
     won = select(records.c.scenario).where(records.c.context_id == context_id, _won_by(wanted))
-    return sorted(connection.execute(union(sent, won)).scalars())
+    sizes = (
+        select(measurements.c.scenario, func.count().label("size"))
+        .where(measurements.c.context_id == context_id)
+        .group_by(measurements.c.scenario)
+    )
+    counted = {row.scenario: row.size for row in connection.execute(sizes)}
+    found = sorted(connection.execute(union(sent, won)).scalars())
+    return {scenario: counted.get(scenario, 0) for scenario in found}
 
 
 def load_measurements(
@@ -259,20 +281,30 @@ def add(connection: Connection, identity: str, parts: Iterable[Part]) -> None:
         connection.execute(quarantined.insert(), rows)
 
 
-def iter_parts(connection: Connection, identity: str) -> Iterator[list[tuple[str, Part]]]:
-    """Iterate, page by page, over a quarantine's parts with the text of their context."""
+def list_parts(connection: Connection, identity: str) -> list[PartRange]:
+    """List the parts of a quarantine by their scenario, in the order in which they were taken."""
+    first = func.min(quarantined.c.id)
+    query = (
+        select(first, func.max(quarantined.c.id), func.count())
+        .where(quarantined.c.quarantine == identity)
+        .group_by(quarantined.c.context_id, quarantined.c.scenario_text)
+        .order_by(first)
+    )
+    return [PartRange._make(row) for row in connection.execute(query)]
+
+
+def load_parts(
+    connection: Connection, identity: str, first: int, last: int
+) -> list[tuple[str, Part]]:
+    """Load parts of a quarantine, from the first id to the last, with the text of their context."""
     columns = [quarantined.c[name] for name in Part._fields]
     query = (
-        select(quarantined.c.id, contexts.c.text, *columns)
+        select(contexts.c.text, *columns)
         .join(contexts, contexts.c.id == quarantined.c.context_id)
-        .where(quarantined.c.quarantine == identity)
+        .where(quarantined.c.quarantine == identity, quarantined.c.id.between(first, last))
         .order_by(quarantined.c.id)
-        .limit(_CHUNK)
     )
-    after = 0
-    while rows := connection.execute(query.where(quarantined.c.id > after)).all():
-        yield [(row[1], Part(*row[2:])) for row in rows]
-        after = rows[-1][0]
+    return [(row[0], Part(*row[1:])) for row in connection.execute(query)]
 
 
 def list_quarantines(connection: Connection, namespace: str) -> list[Any]:
@@ -291,12 +323,24 @@ def list_quarantines(connection: Connection, namespace: str) -> list[Any]:
     return list(connection.execute(query))
 
 
+def is_live(connection: Connection, namespace: str, identity: str) -> bool:
+    """Return whether there is a quarantine that is not undone."""
+    return (
+        connection.execute(select(quarantines.c.id).where(_live(namespace, identity))).first()
+        is not None
+    )
+
+
 def mark_undone(connection: Connection, namespace: str, identity: str) -> bool:
     """Mark a quarantine as undone; return False if there is none, or it is undone already."""
-    live = and_(
+    live = _live(namespace, identity)
+    undone = connection.execute(update(quarantines).where(live).values(undone_at=epoch()))
+    return undone.rowcount > 0
+
+
+def _live(namespace: str, identity: str) -> ColumnElement[bool]:
+    return and_(
         quarantines.c.id == identity,
         quarantines.c.namespace == namespace,
         quarantines.c.undone_at.is_(None),
     )
-    undone = connection.execute(update(quarantines).where(live).values(undone_at=epoch()))
-    return undone.rowcount > 0

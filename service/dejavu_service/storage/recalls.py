@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import Connection, delete, literal, select
+from sqlalchemy import Connection, bindparam, delete, literal, select
 
 from .tables import contexts, epoch, measurements, recalls, records
 from .upserts import insert
@@ -101,16 +101,19 @@ def lift(
     connection: Connection, namespace: str, context: str, parts: Mapping[str, Iterable[str]]
 ) -> None:
     """Forget the recalls of parts, given as in `add_parts`, that an admin brings back."""
-    for scenario, digests in parts.items():
-        for chunk in _chunks(list(digests)):
-            connection.execute(
-                delete(recalls).where(
-                    recalls.c.namespace == namespace,
-                    recalls.c.context == context,
-                    recalls.c.scenario == scenario,
-                    recalls.c.part.in_(chunk),
-                )
-            )
+    statement = delete(recalls).where(
+        recalls.c.namespace == namespace,
+        recalls.c.context == context,
+        recalls.c.scenario == bindparam("lifted_scenario"),
+        recalls.c.part == bindparam("lifted_part"),
+    )
+    rows = [
+        {"lifted_scenario": scenario, "lifted_part": part}
+        for scenario, digests in sorted(parts.items())
+        for part in sorted(digests)
+    ]
+    if rows:
+        connection.execute(statement, rows)
 
 
 def _chunks(values: Sequence[str]) -> Iterable[Sequence[str]]:

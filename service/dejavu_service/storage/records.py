@@ -53,12 +53,14 @@ class Claim(NamedTuple):
     Attributes:
         scenario: The digest of the measurement's scenario.
         measurement: The measurement.
-        digest: The digest of the measurement's JSON text.
+        text: The measurement as canonical JSON.
+        digest: The digest of that text.
         stands: Whether readers get it; one that contradicts an earlier one is only stored.
     """
 
     scenario: str
     measurement: Measurement
+    text: str
     digest: str
     stands: bool
 
@@ -250,7 +252,7 @@ def add_claims(
             "scenario": claim.scenario,
             "config": claim.measurement.config.digest,
             "digest": claim.digest,
-            "text": canonical_json(claim.measurement),
+            "text": claim.text,
             "stands": claim.stands,
             "sender": sender,
         }
