@@ -110,10 +110,10 @@ def _vllm_device(device: str) -> str:
     return "NVIDIA_H200" if "H200" in device.split("_") else device
 
 
-def _lines(table: TunedTable) -> dict[str, dict[str, int]]:
+def _lines(table: TunedTable) -> dict[str, dict[str, int | str]]:
     return {str(size): _sort_fields(config) for size, config in table.configs.items()}
 
 
-def _sort_fields(config: Mapping[str, int]) -> dict[str, int]:
+def _sort_fields(config: Mapping[str, int | str]) -> dict[str, int | str]:
     first = [name for name in _FIELDS if name in config]
     return {name: config[name] for name in [*first, *sorted(config.keys() - set(first))]}

@@ -33,10 +33,14 @@ FUNCTIONS = tuple(SIZE_NAMES)
 _FLAGS = ("fp8_w8a8", "int8_w8a8", "int8_w8a16")
 """Quantizations that the fused kernel is told by arguments `use_…`."""
 
+_UNLABELLED = frozenset({"E", "N", "K", "M", "top_k", "group_n", "group_k"})
+_FURTHER = ("backend", "per_channel_quant", "down")
+"""Labels of fused experts that stand for themselves."""
+
 _UNDERSTOOD = ("E", "N", "device_name", "dtype", "block_shape")
 _ORDER = (
     *("E", "headdim", "N", "K", "dstate", "device_name"),
-    *("dtype", "block_shape", "per_channel_quant", "cache_dtype"),
+    *("dtype", "block_shape", "per_channel_quant", "backend", "cache_dtype"),
 )
 _DOWN = "_down"
 """End of the names of SGLang's tables for the second product."""
@@ -78,12 +82,15 @@ class TableEntry(NamedTuple):
     def labels(self) -> dict[str, str] | None:
         """Return the labels of the table without its device, or None if there is no such table.
 
-        Arguments that no label names are left out.
+        The arguments that tell the layer's features and experts per token, which a table does not
+        depend on, are left out. Any other argument that no label names could change what is best.
         """
         named = self.named
         dtypes = {dtype for dtype, function in BLOCK_PRODUCTS.items() if function == self.function}
         if self.function == FUSED_MOE and {"E", "N"} <= named.keys():
-            return {"E": named["E"], "N": named["N"], **_quantization_labels(named)}
+            quantization = _quantization_labels(named)
+            if quantization is not None:
+                return {"E": named["E"], "N": named["N"], **quantization}
         if dtypes and {"N", "K", "group_n", "group_k"} <= named.keys():
             return {"N": named["N"], "K": named["K"], "dtype": dtypes.pop(), **_block_label(named)}
         if self.function == STATE_UPDATE and {"dim", "dstate", "cache_dtype"} <= named.keys():
@@ -116,13 +123,18 @@ def _fused_moe_arguments(labels: Mapping[str, str]) -> dict[str, str]:
     return named
 
 
-def _quantization_labels(named: Mapping[str, str]) -> dict[str, str]:
-    labels = {}
+def _quantization_labels(named: Mapping[str, str]) -> dict[str, str] | None:
+    """Return the labels of a quantization, or None for arguments that no label stands for."""
+    labels: dict[str, str] = {}
     for name, value in sorted(named.items()):
-        if name.startswith("use_") and value == "True":
+        if value == "False" or name in _UNLABELLED:
+            continue
+        if name.startswith("use_") and value == "True" and "dtype" not in labels:
             labels["dtype"] = name.removeprefix("use_")
-        elif name in ("per_channel_quant", "down") and value == "True":
+        elif name in _FURTHER:
             labels[name] = value
+        else:
+            return None
     return {**labels, **_block_label(named)}
 
 

@@ -16,6 +16,9 @@ from .table_names import FUNCTIONS, SIZE_NAMES, TableEntry
 
 __all__ = ["TunedTable", "collect_tables"]
 
+_REGISTER_MODES = ("128", "256", "auto", "default")
+"""Values of `grf_mode`, which is an option of Intel's compiler."""
+
 LARGEST = 1 << 16
 """Largest value of a parameter in a table."""
 
@@ -49,14 +52,14 @@ class TunedTable(NamedTuple):
     labels: Mapping[str, str]
     device: str
     triton: str
-    configs: Mapping[int, Mapping[str, int]]
+    configs: Mapping[int, Mapping[str, int | str]]
 
 
 class _Candidate(NamedTuple):
     """A config for one line of a table; a record's counts more than an imported one."""
 
     at: datetime
-    config: Mapping[str, int]
+    config: Mapping[str, int | str]
 
 
 def collect_tables(store: Store) -> list[TunedTable]:
@@ -136,7 +139,9 @@ _TRITON_DEFAULTS = (("num_ctas", 1),)
 """Options that `triton.Config` always sets, and tables only where they differ."""
 
 
-def _table_config(config: Config, unnamed: Iterable[tuple[str, Scalar]]) -> dict[str, int] | None:
+def _table_config(
+    config: Config, unnamed: Iterable[tuple[str, Scalar]]
+) -> dict[str, int | str] | None:
     """Return a config as tables have it, or None if a table must not set one of its values."""
     fields = {**config.params, **config.options}
     for name, value in unnamed:
@@ -145,6 +150,7 @@ def _table_config(config: Config, unnamed: Iterable[tuple[str, Scalar]]) -> dict
     allowed = {
         name: value
         for name, value in fields.items()
-        if name in _NAMES and isinstance(value, int) and 0 <= value <= LARGEST
+        if (name in _NAMES and isinstance(value, int) and 0 <= value <= LARGEST)
+        or (name == "grf_mode" and value in _REGISTER_MODES)
     }
     return allowed if allowed and allowed.keys() == fields.keys() else None

@@ -44,6 +44,7 @@ FUSED = st.fixed_dictionaries(
         "dtype": st.sampled_from(["fp8_w8a8", "int8_w8a8", "int8_w8a16", "int4_w4a16", "float32"]),
         "block_shape": BLOCKS,
         "per_channel_quant": st.just("True"),
+        "backend": st.sampled_from(["triton", "flydsl"]),
         "down": st.just("True"),
     },
 )
@@ -234,6 +235,8 @@ def test_imported_lines_fill_in_what_no_record_says(tmp_path: Path) -> None:
         engine_record(16, scenario=Scenario(args={**SCENARIO, "E": "../../8"})),
         engine_record(16, scenario=Scenario(args={**SCENARIO, "M": "many"})),
         engine_record(16, scenario=Scenario(args={"M": 64, "N": 768})),
+        engine_record(16, scenario=Scenario(args={**SCENARIO, "epilogue": "relu"})),
+        engine_record(16, scenario=Scenario(args={**SCENARIO, "use_a": True, "use_b": True})),
         engine_record(16, winner=Winner(config=Config(params={"ptx_options": 1}), at=MOMENT)),
         engine_record(16, winner=Winner(config=Config(params={"BLOCK_SIZE_M": "16"}), at=MOMENT)),
     ],

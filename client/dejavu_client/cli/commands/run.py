@@ -5,16 +5,24 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 import dejavu_cache
-from dejavu_cache.errors import SettingsError
-from dejavu_cache.settings import PREFIX, Settings
+from dejavu_cache.engines.prepared_tables import prepare_tables
+from dejavu_cache.errors import DejavuError, SettingsError
+from dejavu_cache.settings import PREFIX, Mode, Settings
+
+from ..chosen_store import open_chosen_store, tiers_of
+from ..output import note
 
 __all__ = ["register"]
+
+ENGINE_WAIT = 5.0
+"""Seconds that a server may take before an engine starts with the tables that it got last."""
 
 STARTUP = Path(dejavu_cache.__file__).parent / "installation" / "startup"
 
@@ -41,6 +49,9 @@ def run(
 ) -> None:
     """Run a command in which triton.autotune is cached, and in all Python processes it starts.
 
+    vLLM and SGLang, where they are installed, find the store's tuned tables: the folders that
+    VLLM_TUNED_CONFIG_FOLDER and SGLANG_MOE_CONFIG_DIR name, if they are not set.
+
     The command takes this process's place. Python's -E, -I and -S switch it off, since they ignore
     PYTHONPATH.
     """
@@ -50,12 +61,31 @@ def run(
     options = {"URL": store, "MODE": mode, "POLICY": str(Path(policy).absolute()) if policy else ""}
     changes = {PREFIX + name: value for name, value in options.items() if value}
     environment = {**os.environ, **changes, PREFIX + "INSTALL": "1"}
-    Settings.from_environment(environment)  # raises for wrong values before the command starts
+    settings = Settings.from_environment(environment)  # wrong values raise before the command
     environment["PYTHONPATH"] = os.pathsep.join(
         filter(None, (str(STARTUP), os.environ.get("PYTHONPATH", "")))
     )
     executable = shutil.which(words[0])
     if executable is None:
         raise SettingsError(f"{words[0]} is no command that can be found")
+    environment |= _engine_variables(settings, environment)
     sys.stdout.flush()
     os.execvpe(executable, words, environment)
+
+
+def _engine_variables(settings: Settings, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that point installed engines at the tuned tables of the store."""
+    if settings.mode is Mode.OFF:
+        return {}
+    try:
+        with open_chosen_store(settings.url or settings.default_url) as store:
+            for tier in tiers_of(store):
+                if hasattr(tier, "wait"):
+                    tier.wait = ENGINE_WAIT
+            variables = prepare_tables(store, environment)
+    except DejavuError as error:
+        note(f"engines get no tuned tables: {error}")
+        return {}
+    for variable, folder in variables.items():
+        note(f"{variable}={folder}")
+    return variables

@@ -1,0 +1,133 @@
+"""Tuned tables for the engines of a command, made from a store in the user's cache folder.
+
+An engine reads its tables once, from a folder that an environment variable names. Each content gets
+a folder of its own, so that engines that start at once do not disturb each other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from ..errors import StoreError
+from ..integrations.table_files import TABLE_FILES, TableFile, write_tables
+from ..integrations.tuned_tables import TunedTable, collect_tables
+from ..stores import Store
+from ..system.notices import logger
+from ..triton_internals.distribution import triton_version
+
+__all__ = ["VARIABLES", "prepare_tables"]
+
+VARIABLES = {"vllm": "VLLM_TUNED_CONFIG_FOLDER", "sglang": "SGLANG_MOE_CONFIG_DIR"}
+"""The variable that names the folder of an engine's tables."""
+
+UNUSED = 30 * 86400
+"""Seconds after which a folder of tables is deleted if no engine was started with it."""
+
+_CONTENT = "content"
+
+
+def prepare_tables(store: Store, environment: Mapping[str, str]) -> dict[str, str]:
+    """Write a store's tables for the engines that are installed, and return the variables to set.
+
+    A variable that is set already stays. If the store does not answer, an engine gets the tables
+    that were written last.
+
+    Args:
+        store: the store; one that raises where a server does not answer.
+        environment: of the command.
+    """
+    version = triton_version()
+    engines = [
+        engine
+        for engine, variable in VARIABLES.items()
+        if variable not in environment and find_spec(engine) is not None
+    ]
+    if not engines or version is None:
+        return {}
+    tables = None
+    try:
+        tables = collect_tables(store)
+    except (StoreError, OSError) as error:
+        logger.warning("tuned tables are not refreshed: %s", error)
+    prepared = {}
+    for engine in engines:
+        digest = hashlib.sha256(f"{store.url} {version}".encode()).hexdigest()[:16]
+        root = _tables_folder() / f"{engine}-{digest}"
+        folder = _latest(root) if tables is None else _write(engine, tables, version, root)
+        if folder is not None:
+            prepared[VARIABLES[engine]] = str(folder)
+    return prepared
+
+
+def _tables_folder() -> Path:
+    from platformdirs import user_cache_dir
+
+    return Path(user_cache_dir("dejavu-cache", appauthor=False)) / "tables"
+
+
+def _write(engine: str, tables: Sequence[TunedTable], version: str, root: Path) -> Path | None:
+    """Write an engine's tables into a folder named by their content, unless there are none."""
+    files = sorted(TABLE_FILES[engine](tables, version))
+    shipped: Mapping[str, Path] | None = {}
+    if engine == "sglang":
+        files = [file for file in files if file.path.startswith("configs/")]
+        shipped = _shipped_beside(files)
+    if not files or shipped is None:
+        return None
+    content = json.dumps([files, sorted(map(str, shipped.items()))])
+    folder = root / hashlib.sha256(content.encode()).hexdigest()[:16]
+    try:
+        if not (folder / _CONTENT).exists():
+            write_tables(files, folder)
+            for name, path in shipped.items():
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                if not (folder / name).is_symlink():
+                    (folder / name).symlink_to(path)
+        (folder / _CONTENT).touch()  # comes last, and tells when the folder was used
+        _delete_unused(root)
+    except OSError as error:
+        logger.warning("tuned tables cannot be written: %s", error)
+        return None
+    return folder
+
+
+def _latest(root: Path) -> Path | None:
+    """Return the folder of tables that was used last."""
+    marks = sorted(root.glob(f"*/{_CONTENT}"), key=lambda mark: mark.stat().st_mtime)
+    return marks[-1].parent if marks else None
+
+
+def _delete_unused(root: Path) -> None:
+    for mark in root.glob(f"*/{_CONTENT}"):
+        if time.time() - mark.stat().st_mtime > UNUSED:
+            shutil.rmtree(mark.parent, ignore_errors=True)
+
+
+def _shipped_beside(files: Sequence[TableFile]) -> dict[str, Path] | None:
+    """Return the tables in SGLang's package that none of ours replaces, by their place in a folder.
+
+    SGLang does not read them any more once the variable is set. Its table for the second product
+    must have the blocks of the one for the first, so that it goes where we replace that one.
+
+    Returns:
+        None where the package has no tables in a place that is known.
+    """
+    names = {Path(file.path).stem for file in files}
+    package = find_spec("sglang")
+    shipped: dict[str, Path] | None = None
+    for location in (package and package.submodule_search_locations) or ():
+        for loader in Path(location).glob("srt/layers/moe/**/fused_moe_triton_config.py"):
+            shipped = shipped or {}
+            for path in loader.parent.glob("configs/triton_*/*.json"):
+                place = str(path.relative_to(loader.parent))
+                base = path.stem.removesuffix("_down")
+                is_replaced = place in {file.path for file in files}
+                if not is_replaced and (base == path.stem or base not in names):
+                    shipped[place] = path
+    return shipped
