@@ -6,6 +6,7 @@ DejavuError
 │   ├── AccessDeniedError     the principal lacks the role or the namespace
 │   ├── NotFoundError         there is no such context, record, lease or token
 │   ├── InvalidRequestError   the request is well-formed and cannot be carried out
+│   │   └── TokenExistsError      a new token would have the id of another one
 │   ├── IssuerUnavailableError  an issuer's keys cannot be read now
 │   ├── ServerStoppingError   a long request ends early; what it did so far stays
 │   ├── TooLargeError         the request has more records, misses or bytes than allowed
@@ -27,6 +28,7 @@ __all__ = [
     "SchemaError",
     "ServerStoppingError",
     "ServiceError",
+    "TokenExistsError",
     "TooLargeError",
     "TooManyLeasesError",
     "UnauthenticatedError",
@@ -67,6 +69,10 @@ class InvalidRequestError(ServiceError):
     """The request is well-formed but cannot be carried out."""
 
     exit_code = ExitCode.USAGE
+
+
+class TokenExistsError(InvalidRequestError):
+    """A new token would have the id of another one, which may be expired or revoked."""
 
 
 class TooLargeError(ServiceError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import secrets
 import threading
 import time
 from collections.abc import Iterator
@@ -75,6 +76,7 @@ class Issuer:
             "iss": self.url,
             "aud": AUDIENCE,
             "sub": SUBJECT,
+            "jti": secrets.token_hex(8),
             "iat": int(time.time()),
             "exp": int(time.time()) + 300,
             "repository": "acme/kernels",
@@ -142,6 +144,26 @@ def test_a_job_gets_what_its_rule_says(client: httpx.Client, issuer: Issuer) -> 
         datetime.fromisoformat(item["expires"]).timestamp() - time.time() for item in (made, main)
     ]
     assert [round(seconds / 60) for seconds in lives] == [60, 30]
+
+
+def test_an_identity_token_is_exchanged_once_by_all_replicas(
+    client: httpx.Client, issuer: Issuer, sqlite_url: str, tmp_path: Path
+) -> None:
+    stolen = issuer.token()
+    assert exchange(client, stolen).status_code == 201
+    again = exchange(client, stolen)
+    assert (again.status_code, "exchanged before" in again.text) == (401, True)
+    rules = tmp_path / "oidc.toml"
+    settings = ServerSettings(database=sqlite_url, oidc=rules)
+    with client_of(create_app(settings)) as replica:
+        assert exchange(replica, stolen).status_code == 401
+        assert exchange(replica, issuer.token()).status_code == 201
+    assert exchange(client, issuer.token(exp=int(time.time()) + 31 * 86400)).status_code == 401
+    rules.write_text(rules.read_text().replace("audience", "once = false\naudience"))
+    with client_of(create_app(settings)) as sharing:
+        first, second = (exchange(sharing, stolen) for _ in range(2))
+        assert [first.status_code, second.status_code] == [201, 201]
+        assert first.json()["id"] != second.json()["id"]
 
 
 UNFIT: list[tuple[dict[str, Any], int]] = [

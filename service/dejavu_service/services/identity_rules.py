@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, ValidationError
 
 from dejavu_cache.errors import SettingsError
 
@@ -59,6 +59,7 @@ class TrustedIssuer(BaseModel):
         jwks: The URL of the issuer's keys, or a file with them; by default as it describes itself.
         ca: File with the certificates that the issuer's own must come from.
         bearer: File with a token for reading the keys, as a Kubernetes cluster may want it.
+        once: Whether each identity token is exchanged once alone.
         rules: Rights; the first rule that matches counts.
     """
 
@@ -69,6 +70,7 @@ class TrustedIssuer(BaseModel):
     jwks: str | None = None
     ca: Path | None = None
     bearer: Path | None = None
+    once: StrictBool = True
     rules: tuple[ClaimRule, ...] = Field(min_length=1)
 
 

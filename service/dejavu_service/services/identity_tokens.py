@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from dejavu_cache.errors import SettingsError
 
-from ..errors import AccessDeniedError, UnauthenticatedError
+from ..errors import AccessDeniedError, TokenExistsError, UnauthenticatedError
 from ..storage.database import Database
 from . import tokens
 from .access import EVERYWHERE, Principal
 from .identity_rules import TrustedIssuer
+from .retention import TOKENS_DAYS
 from .tokens import Issued
 
 __all__ = ["ALGORITHMS", "IdentityExchange"]
@@ -57,17 +60,25 @@ class IdentityExchange:
 
         Raises:
             AccessDeniedError: No rule matches the claims.
-            UnauthenticatedError: The token is not valid here; the message does not repeat it.
+            UnauthenticatedError: The token is not valid here, or was exchanged before; the message
+                does not repeat it.
         """
         claims, issuer = self._verify(presented)
+        identity = _single_use_id(presented, claims) if issuer.once else None
         subject = str(claims["sub"])
         for rule in issuer.rules:
             if rule.matches(claims):
                 name = "".join(char if char.isprintable() else "?" for char in subject)[:200]
                 granter = Principal(f"issuer {issuer.issuer}", {EVERYWHERE: "admin"})
-                return tokens.issue(
-                    database, granter, name, "read", (), rule.minutes * 60, rule.grants
-                )
+                ttl = rule.minutes * 60
+                try:
+                    return tokens.issue(
+                        database, granter, name, "read", (), ttl, rule.grants, identity
+                    )
+                except TokenExistsError:
+                    raise UnauthenticatedError(
+                        "the identity token was exchanged before: ask its issuer for another one"
+                    ) from None
         raise AccessDeniedError(
             f"no rule of this server matches the claims of {subject[:200]!r}: ask its admin"
         )
@@ -103,3 +114,20 @@ class IdentityExchange:
             # The errors of PyJWT name a claim and not the token.
             raise UnauthenticatedError(f"the identity token is not valid: {error}") from None
         return claims, issuer
+
+
+def _single_use_id(presented: str, claims: Mapping[str, Any]) -> str:
+    """Return the id of the only token that is issued for an identity token.
+
+    Its row tells all replicas that the identity token was exchanged, until the row is pruned.
+
+    Raises:
+        UnauthenticatedError: The identity token outlives the row.
+    """
+    if claims["exp"] - time.time() > TOKENS_DAYS * 86400.0:
+        raise UnauthenticatedError(
+            f"the identity token lives for more than {TOKENS_DAYS:.0f} days: ask for a shorter one"
+        )
+    # Without the signature, of which there may be several for the same content.
+    content = presented.rpartition(".")[0]
+    return hashlib.sha256(content.encode()).hexdigest()[:16]

@@ -9,10 +9,10 @@ from sqlalchemy import Connection
 from ..storage import contexts, leases, misses, retention, tokens
 from ..storage.database import Database
 
-__all__ = ["Pruned", "prune"]
+__all__ = ["TOKENS_DAYS", "Pruned", "prune"]
 
 _DAY = 86400.0
-_TOKENS_DAYS = 30.0
+TOKENS_DAYS = 30.0
 """Days for which expired tokens are still listed."""
 
 
@@ -45,7 +45,7 @@ def prune(database: Database, unused_days: float, misses_days: float) -> Pruned:
         old = misses.drop_old(connection, misses_days * _DAY)
         empty = retention.delete_empty(connection, misses_days * _DAY)
         leases.drop_expired(connection)
-        tokens.drop_expired(connection, _TOKENS_DAYS * _DAY)
+        tokens.drop_expired(connection, TOKENS_DAYS * _DAY)
     return Pruned(deleted, empty, old)
 
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel
 from sqlalchemy import Row
 
-from ..errors import InvalidRequestError, NotFoundError
+from ..errors import InvalidRequestError, NotFoundError, TokenExistsError
 from ..storage import tokens
 from ..storage.database import Database
 from .access import EVERYWHERE, ROLES, Principal, Role
@@ -65,6 +65,7 @@ def issue(
     namespaces: Sequence[str],
     ttl: float | None,
     grants: Mapping[str, Role] | None = None,
+    identity: str | None = None,
 ) -> Issued:
     """Issue a token.
 
@@ -76,20 +77,24 @@ def issue(
         namespaces: Namespaces, beginnings of namespaces' names and a star, or `EVERYWHERE`.
         ttl: Seconds until the token expires; None if it never does.
         grants: The roles of the token in further namespaces.
+        identity: The id of the token; by default a random one.
 
     Raises:
         AccessDeniedError: The principal is not an admin of all namespaces.
+        TokenExistsError: There is or was a token of this id.
         InvalidRequestError: The token would have no namespace, or two roles in one.
     """
     principal.require("admin", EVERYWHERE)
     roles = _roles(role, namespaces, grants or {})
-    identity, secret = secrets.token_hex(8), secrets.token_urlsafe(32)
+    identity, secret = identity or secrets.token_hex(8), secrets.token_urlsafe(32)
     # An earlier version reads these two alone: it then gives the lowest role for all namespaces.
     lowest = min(roles.values(), key=ROLES.index)
     encoded = json.dumps(sorted(roles))
     differing = json.dumps(roles, sort_keys=True) if len(set(roles.values())) > 1 else None
     with database.write() as connection:
-        tokens.add(connection, identity, name, _digest(secret), lowest, encoded, ttl, differing)
+        digest = _digest(secret)
+        if not tokens.add(connection, identity, name, digest, lowest, encoded, ttl, differing):
+            raise TokenExistsError(f"there is a token {identity} already")
         row = tokens.get(connection, identity)
         assert row is not None
         token = _token(row)

@@ -7,6 +7,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, delete, or_, select, update
 
 from .tables import epoch, tokens
+from .upserts import insert
 
 __all__ = ["add", "any_issued", "drop_expired", "get", "list_tokens", "now", "revoke"]
 
@@ -20,8 +21,8 @@ def add(
     namespaces: str,
     ttl: float | None,
     grants: str | None = None,
-) -> None:
-    """Insert a token that expires in `ttl` seconds, or never if None."""
+) -> bool:
+    """Insert a token that expires in `ttl` seconds, or never if None; return False if it exists."""
     values: dict[str, Any] = {
         "created_at": epoch(),
         "expires_at": None if ttl is None else epoch() + ttl,
@@ -34,7 +35,8 @@ def add(
         "namespaces": namespaces,
         "grants": grants,
     }
-    connection.execute(tokens.insert().values(values))
+    statement = insert(connection, tokens).values(values).on_conflict_do_nothing()
+    return bool(connection.execute(statement).rowcount)
 
 
 def get(connection: Connection, identity: str) -> Row[Any] | None:
