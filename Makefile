@@ -5,7 +5,9 @@ JOBS ?= 4
 STEPS ?= 20000
 SOAK_SECONDS ?= 3600
 FUZZ_MINUTES ?= 30
-RUN_TESTS := $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal
+# The tests' own bytecode is kept, whatever the shell says: rewriting their asserts takes a worker 5 s.
+WITH_BYTECODE := PYTHONDONTWRITEBYTECODE=
+RUN_TESTS := $(WITH_BYTECODE) $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal
 TRITON ?= 3.4.0 3.6.0 3.9.0
 LOWEST_PYTHON ?= 3.10
 # Torch from PyPI demands one version of Triton and CUDA packages; torch for CPUs demands neither.
@@ -27,6 +29,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt requirements/dev.txt
 	$(BIN)/python $(INSTALL_TORCH) --constraint constraints.txt
 	$(BIN)/python -m pip install --quiet --no-deps --editable .
 	$(BIN)/python -m compileall -q dejavu_cache client service  # processes of the tests write no bytecode
+	$(WITH_BYTECODE) $(BIN)/python -m pytest -qq --collect-only > $@.log || (cat $@.log; exit 1)
 	touch $@
 
 demo: $(VENV)/.installed  ## one process tunes, others over its folder and over a server benchmark nothing

@@ -15,9 +15,6 @@ from support.slow_list import SlowListWriter, mark_slow_tests
 if TYPE_CHECKING:
     from support.fork_server import Nursery
 
-# Kernels are written, edited and imported again within a second: bytecode would hide the edit.
-sys.dont_write_bytecode = True
-
 HAS_GPU = shutil.which("nvidia-smi") is not None or Path("/dev/kfd").exists()
 if not HAS_GPU:
     os.environ["TRITON_INTERPRET"] = "1"  # read by Triton when a kernel is decorated
@@ -41,6 +38,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--write-slow-list"):
         config.pluginmanager.register(SlowListWriter())
+    # Tests of this process may fork it, so that it gets no thread unless others run the tests.
+    if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
+        from support.fork_server import SHARED_FOLDER, ForkServers
+
+        servers = ForkServers()
+        os.environ[SHARED_FOLDER] = servers.folder
+        config.add_cleanup(servers.close)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -49,6 +53,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.skip(reason="there is no GPU here"))
+
+
+def pytest_collection_finish() -> None:
+    # Kernels are written, edited and imported again within a second: bytecode would hide the edit.
+    sys.dont_write_bytecode = True
 
 
 @pytest.fixture(autouse=True)

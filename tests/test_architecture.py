@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -108,6 +109,7 @@ def private_uses(tree: ast.Module) -> list[tuple[int, str]]:
     return [(line, name) for line, name in triton_names(tree) if not is_public(name)]
 
 
+@cache
 def parse(path: Path) -> ast.Module:
     """Return a source file's syntax tree."""
     return ast.parse(path.read_text(encoding="utf-8"))

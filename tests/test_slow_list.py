@@ -13,28 +13,35 @@ FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 @cache
-def classes() -> dict[str, ast.ClassDef]:
-    """Return the classes by name that others may inherit tests from, of the suite and for it."""
-    paths = [*(ROOT / "tests").rglob("*.py"), ROOT / "dejavu_cache" / "testing.py"]
-    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in paths]
-    return {
-        node.name: node for tree in trees for node in tree.body if isinstance(node, ast.ClassDef)
-    }
+def parse(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@cache
+def class_named(name: str) -> ast.ClassDef | None:
+    """Return a class that tests may inherit from, of the suite or for it."""
+    for path in [*(ROOT / "tests").rglob("*.py"), ROOT / "dejavu_cache" / "testing.py"]:
+        if f"class {name}" in path.read_text(encoding="utf-8"):
+            for node in parse(path).body:
+                if isinstance(node, ast.ClassDef) and node.name == name:
+                    return node
+    return None
 
 
 def methods(node: ast.ClassDef) -> set[str]:
     """Return the functions of a class and of those that it inherits from."""
     names = {inner.name for inner in node.body if isinstance(inner, FUNCTIONS)}
     for base in node.bases:
-        if isinstance(base, ast.Name) and base.id in classes():
-            names |= methods(classes()[base.id])
+        parent = class_named(base.id) if isinstance(base, ast.Name) else None
+        names |= methods(parent) if parent else set()
     return names
 
 
+@cache
 def functions(path: Path) -> set[str]:
     """Return the test functions of a module, those of a class as `Class::function`."""
     names = set()
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+    for node in parse(path).body:
         if isinstance(node, ast.ClassDef):
             names |= {f"{node.name}::{name}" for name in methods(node)}
         elif isinstance(node, FUNCTIONS):

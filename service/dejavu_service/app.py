@@ -16,7 +16,7 @@ from dejavu_cache import __version__
 from .middleware.authentication import AuthenticationMiddleware
 from .middleware.error_pages import ErrorPagesMiddleware
 from .middleware.request_log import RequestLogMiddleware
-from .openapi import complete_openapi
+from .openapi import DescribedApp, describe
 from .problems import install_handlers
 from .routes import (
     bulk,
@@ -49,12 +49,10 @@ _FLUSH_SECONDS = 60.0
 def create_app(settings: ServerSettings) -> FastAPI:
     """Create the application of one server, whose database must have the current schema."""
     server = Server.open(settings)
-    app = FastAPI(
+    app = DescribedApp(
         title="dejavu-cache",
         version=__version__,
-        openapi_url="/v1/openapi.json",
-        docs_url=None,
-        redoc_url=None,
+        openapi_url=None,
         lifespan=_lifespan,
         separate_input_output_schemas=False,
     )
@@ -77,12 +75,13 @@ def create_app(settings: ServerSettings) -> FastAPI:
         login,
         token_pages,
     ):
-        app.include_router(module.router)
+        # Routes keep nothing of a request or an app, and analysing them anew would take a while.
+        app.router.routes.extend(module.router.routes)
+    app.add_route("/v1/openapi.json", describe, include_in_schema=False)
     app.router.routes[:0] = bulk.quick_routes(server)
     app.add_middleware(AuthenticationMiddleware, principals=server.principals, settings=settings)
     app.add_middleware(RequestLogMiddleware, metrics=server.metrics)
     app.add_middleware(ErrorPagesMiddleware)
-    complete_openapi(app)
     return app
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
@@ -14,7 +15,7 @@ from dejavu_cache.model.scenario import Context, Scenario
 
 from .problems import Refusal
 
-__all__ = ["complete_openapi"]
+__all__ = ["DescribedApp", "describe"]
 
 
 class ContextPage(BaseModel):
@@ -76,9 +77,27 @@ _MODELS: tuple[type[BaseModel], ...] = (
 )
 
 
-def complete_openapi(app: FastAPI) -> None:
+class DescribedApp(FastAPI):
+    """An app that describes itself when it is first asked to, which takes longer than all else."""
+
+    def openapi(self) -> dict[str, Any]:
+        """Return FastAPI's description, and what it does not know of."""
+        if self._description is None:
+            description = super().openapi()
+            _complete(description)
+            self._description = description
+        return self._description
+
+    _description: dict[str, Any] | None = None
+
+
+def describe(request: Request) -> JSONResponse:
+    """Answer with the app's OpenAPI; in a thread, since making it takes a while."""
+    return JSONResponse(request.app.openapi())
+
+
+def _complete(schema: dict[str, Any]) -> None:
     """Add the schemas that no route declares as its response model, and the tokens."""
-    schema = app.openapi()
     components: dict[str, Any] = schema.setdefault("components", {})
     _, definitions = models_json_schema(
         [(model, "validation") for model in _MODELS], ref_template="#/components/schemas/{model}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import functools
 import os
+import select
 import socket
 import subprocess
 import sys
@@ -17,7 +18,16 @@ from pathlib import Path
 from support.checkout import PROGRAMS, environment
 from support.forked_processes import WORKERS_ADDRESS, ForkedProcess
 
-__all__ = ["COMMAND", "Child", "Nursery", "kernel_nursery", "light_nursery", "start_command"]
+__all__ = [
+    "COMMAND",
+    "SHARED_FOLDER",
+    "Child",
+    "ForkServers",
+    "Nursery",
+    "kernel_nursery",
+    "light_nursery",
+    "start_command",
+]
 
 COMMAND = "from dejavu_client.cli.main import main; main()"
 """`dejavu-cache`, with the child's arguments."""
@@ -36,28 +46,31 @@ FOR_SERVERS = (
 """What commands and servers import before they do anything; none of it runs or needs a kernel."""
 
 
+SHARED_FOLDER = "TEST_NURSERIES"
+"""Environment variable: where workers of pytest-xdist find the nurseries that they share."""
+
+KINDS: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
+    "servers": (FOR_SERVERS, {}),
+    "kernels-0": (FOR_KERNELS, {"TRITON_INTERPRET": "0"}),
+    "kernels-1": (FOR_KERNELS, {"TRITON_INTERPRET": "1"}),
+}
+"""What each kind of nursery imports before it forks, in which environment.
+
+None of the modules may start a thread.
+"""
+
+
 class Nursery:
-    """Starts processes for tests that need many, or one after the other.
+    """Starts processes for tests that need many, or one after the other, by asking a fork server.
 
     Args:
-        modules: what is imported before any process is forked; modules that start threads must not.
-        env: environment variables in which they are imported.
+        address: the server's socket.
     """
 
-    def __init__(self, modules: tuple[str, ...] = FOR_KERNELS, **env: str) -> None:
+    def __init__(self, address: str) -> None:
+        self.address = address
         self._started = 0
         self._lock = threading.Lock()
-        self._folder = tempfile.TemporaryDirectory()
-        self.address = f"{self._folder.name}/socket"
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
-            listener.bind(self.address)
-            listener.listen(100)
-            self._process = subprocess.Popen(
-                [sys.executable, PROGRAMS / "fork_on_request.py", str(listener.fileno()), *modules],
-                # A process with threads must not fork.
-                env=environment(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", **env),
-                stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, pass_fds=[listener.fileno()],
-            )  # fmt: skip
 
     def start(self, code: str, *arguments: object, folder: Path, **env: str) -> Child:
         """Start code in a new process; its output goes to files in a folder."""
@@ -88,29 +101,87 @@ class Nursery:
         folder.mkdir(parents=True, exist_ok=True)
         return folder / f"{name}.out", folder / f"{name}.err"
 
+
+class ForkServers:
+    """Fork servers of several kinds, each started when it is first asked for.
+
+    They end with the process that made this object, or when it closes it.
+    """
+
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory()
+        self.folder = self._folder.name
+        self._closing, self._close = socket.socketpair()
+        self._listeners = {kind: self._listen(kind) for kind in KINDS}
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._thread = threading.Thread(target=self._start_on_request, daemon=True)
+        self._thread.start()
+
+    def _listen(self, kind: str) -> socket.socket:
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        listener.bind(f"{self.folder}/{kind}")
+        listener.listen(100)
+        return listener
+
+    def _start_on_request(self) -> None:
+        waiting = dict(self._listeners)
+        while waiting:
+            ready, _, _ = select.select([self._closing, *waiting.values()], [], [])
+            if self._closing in ready:
+                return
+            for kind in [kind for kind, listener in waiting.items() if listener in ready]:
+                self._processes.append(start_fork_server(waiting.pop(kind), kind))
+
     def close(self) -> None:
-        self._process.communicate()
+        """End the servers, and remove their sockets."""
+        self._close.send(b"!")
+        self._thread.join()
+        for process in self._processes:
+            process.communicate()
+        for opened in (self._closing, self._close, *self._listeners.values()):
+            opened.close()
         self._folder.cleanup()
 
 
+def start_fork_server(listener: socket.socket, kind: str) -> subprocess.Popen[bytes]:
+    """Start what accepts a listener's connections until its standard input is closed."""
+    modules, env = KINDS[kind]
+    return subprocess.Popen(
+        [sys.executable, PROGRAMS / "fork_on_request.py", str(listener.fileno()), *modules],
+        # A process with threads must not fork.
+        env=environment(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", **env),
+        stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, pass_fds=[listener.fileno()],
+    )  # fmt: skip
+
+
 @functools.cache
-def light_nursery() -> Nursery:
-    """Return the nursery of this process for commands and servers."""
-    nursery = Nursery(FOR_SERVERS)
-    atexit.register(nursery.close)
+def _nursery(kind: str) -> Nursery:
+    """Return a nursery that the workers of pytest-xdist share, or else one of this process."""
+    if SHARED_FOLDER in os.environ:
+        return Nursery(f"{os.environ[SHARED_FOLDER]}/{kind}")
+    folder = tempfile.TemporaryDirectory()
+    nursery = Nursery(f"{folder.name}/socket")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(nursery.address)
+        listener.listen(100)
+        process = start_fork_server(listener, kind)
+    atexit.register(folder.cleanup)
+    atexit.register(process.communicate)
     return nursery
 
 
-@functools.cache
+def light_nursery() -> Nursery:
+    """Return the nursery for commands and servers."""
+    return _nursery("servers")
+
+
 def kernel_nursery(interpret: str) -> Nursery:
-    """Return the nursery of this process for kernels, which runs them in the interpreter or not.
+    """Return the nursery for kernels, which runs them in the interpreter or not.
 
     Args:
         interpret: the value of `TRITON_INTERPRET`, which Triton reads when it is imported.
     """
-    nursery = Nursery(TRITON_INTERPRET=interpret)
-    atexit.register(nursery.close)
-    return nursery
+    return _nursery(f"kernels-{interpret}")
 
 
 class Child(ForkedProcess):

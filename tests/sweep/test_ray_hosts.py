@@ -7,6 +7,7 @@ import signal
 import socket
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import psutil
 import pytest
@@ -15,15 +16,19 @@ from support.sweeping import Sweeps
 from dejavu_cache.sweep.messages import SweepSpec
 from dejavu_cache.sweep.runner import Sweep
 
-ray = pytest.importorskip("ray", reason="the extra `ray` is not installed")
-
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # Ray warns of what it will change one day
 ]
 
 
 @pytest.fixture
-def cluster(sweeps: Sweeps, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sweeps]:
+def ray() -> Any:
+    """Return Ray, which takes a second to import."""
+    return pytest.importorskip("ray", reason="the extra `ray` is not installed")
+
+
+@pytest.fixture
+def cluster(sweeps: Sweeps, ray: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sweeps]:
     """Two CPU workers in a cluster of their own."""
     for name, value in sweeps.environment(
         BENCH_SECONDS="0.2", RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0"
@@ -87,6 +92,7 @@ def test_what_a_store_did_not_take_is_told_by_the_machine_that_has_it(
     assert not report.complete
 
 
+@pytest.mark.usefixtures("ray")
 def test_no_cluster_is_said_in_a_line(sweeps: Sweeps) -> None:
     out = sweeps.run("--ray", "127.0.0.1:1", code=2)
     assert "--ray 127.0.0.1:1: no cluster answers there" in out
