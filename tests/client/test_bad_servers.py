@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from dejavu_client.http.errors import RemoteError
 from dejavu_client.http.protocol_client import ProtocolClient, split_server_url
 from dejavu_client.http.remote_store import RemoteStore
 from dejavu_client.http.spool import Spool
+from support.bad_server import BadServer, drip, hang
 from support.kernels import launch, load
 from support.records import context, record
 
@@ -42,17 +42,6 @@ def answer(status: str, body: bytes, *headers: str) -> bytes:
 def a_record_set(of: Context | None = None) -> bytes:
     records = RecordSet(context=of or context(), records=(record(1),))
     return records.model_dump_json(exclude_none=True).encode()
-
-
-def hang(peer: socket.socket) -> None:
-    time.sleep(30)
-
-
-def drip(peer: socket.socket) -> None:
-    peer.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n")
-    for _ in range(300):
-        peer.sendall(b" ")
-        time.sleep(0.1)
 
 
 def reset(peer: socket.socket) -> None:
@@ -83,45 +72,6 @@ BAD: dict[str, Callable[[socket.socket], None]] = {
     ),
     "refuses": lambda peer: peer.sendall(answer("403 No", b'{"detail": "not you"}')),
 }
-
-
-class BadServer:
-    """A socket that treats every connection in one bad way, and counts them."""
-
-    def __init__(self, behave: Callable[[socket.socket], None]) -> None:
-        self._behave = behave
-        self._socket = socket.create_server(("127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
-        self.connections = 0
-        self.finished = 0
-        """Connections whose bad treatment came to its end, which takes a slow server 30 s."""
-        threading.Thread(target=self._serve, daemon=True).start()
-
-    def _serve(self) -> None:
-        while True:
-            try:
-                peer, _ = self._socket.accept()
-            except OSError:
-                return
-            self.connections += 1
-            threading.Thread(target=self._treat, args=(peer,), daemon=True).start()
-
-    def _treat(self, peer: socket.socket) -> None:
-        with peer:
-            try:
-                if self._behave is not hang:
-                    peer.recv(65536)
-                self._behave(peer)
-                self.finished += 1
-            except OSError:
-                pass
-
-    @property
-    def slow(self) -> bool:
-        return self._behave in (hang, drip)
-
-    def close(self) -> None:
-        self._socket.close()
 
 
 @pytest.fixture(params=BAD)

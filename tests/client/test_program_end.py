@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from dejavu_client.http.spool import Spool
 from programs.end_with_records import EXIT_CODES
+from support.bad_server import BadServer, drip, hang
 from support.fork_server import light_nursery
 from support.processes import PROGRAMS, environment
 from support.records import context, measurement, record
-from support.slow_server import SlowServer, drip, hang
 
 from dejavu_cache.model.record import RecordSet
 
@@ -49,7 +49,7 @@ def dead() -> str:
 
 @pytest.fixture(params=[hang, drip, answer_with_much])
 def slow(request: pytest.FixtureRequest) -> Iterator[str]:
-    server = SlowServer(request.param)
+    server = BadServer(request.param)
     yield server.url
     server.close()
 
@@ -93,7 +93,7 @@ def test_with_a_server_that_is_slow_or_sends_much(slow: str, tmp_path: Path) -> 
 
 def test_the_end_waits_no_longer_than_the_flush(tmp_path: Path) -> None:
     """A server that hangs with the request delays the end by the documented bound, once."""
-    server = SlowServer(hang)
+    server = BadServer(hang)
     code = """
         import atexit, sys, time
         from pathlib import Path

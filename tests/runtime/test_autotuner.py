@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import re
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,54 +12,17 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from support.addition import CONFIGS, add_one
+from support.addition import CONFIGS, Bench, add_one, make
 from support.kernels import launch
 from triton.runtime.autotuner import Autotuner
 
 from dejavu_cache import (
     Exact,
-    NoValidConfigError,
     Pow2,
-    Resolution,
-    ScenarioNotTuned,
     cached_autotune,
     open_store,
 )
 from dejavu_cache.errors import SettingsError
-from dejavu_cache.system.provenance import whoami
-from dejavu_cache.triton_internals.config_names import describe
-
-
-class Bench:
-    """A benchmark that counts what it times, and finds the config it is told to the fastest.
-
-    The config is seen through `BLOCK`, which the test kernels write to `seen`.
-    """
-
-    def __init__(self, times: Sequence[float] = (3.0, 1.0, 2.0)) -> None:
-        self.times = list(times)
-        self.calls = 0
-
-    def __call__(self, kernel_call: Callable[[], Any], quantiles: Sequence[float]) -> list[float]:
-        kernel_call()
-        self.calls += 1
-        return [self.times[(self.calls - 1) % len(self.times)]] * 3
-
-
-def make(bench: Bench | None = None, fn: Any = add_one, **options: Any) -> Any:
-    """Decorate a kernel anew, as a fresh process would."""
-    options = {"configs": CONFIGS, "key": ["n"], "do_bench": _by_name(bench or Bench()), **options}
-    return cached_autotune(**options)(fn)
-
-
-def _by_name(bench: Bench) -> Callable[[Callable[[], Any], Sequence[float]], list[float]]:
-    """Make a benchmark a function of the module, so that all of them are one method."""
-
-    def function(kernel_call: Callable[[], Any], quantiles: Sequence[float]) -> list[float]:
-        return bench(kernel_call, quantiles)
-
-    function.__qualname__ = Bench.__qualname__
-    return function
 
 
 def test_it_is_an_autotuner() -> None:
@@ -351,203 +313,6 @@ def test_a_key_of_no_argument_is_refused_or_said(caplog: pytest.LogCaptureFixtur
 def test_an_unknown_mode_lists_the_known() -> None:
     with pytest.raises(SettingsError, match="tune, reuse, strict, off"):
         make(mode="fast")
-
-
-class TestModes:
-    def test_off_is_plain_autotune(self, tmp_path: Path) -> None:
-        bench = Bench()
-        for _ in range(2):
-            launch(make(bench, mode="off", store=tmp_path / "store"), 100)
-        assert bench.calls == 6
-        assert not (tmp_path / "store").exists()
-
-    def test_reuse_never_benchmarks_and_takes_the_first_config(self) -> None:
-        bench = Bench()
-        kernel = make(bench, mode="reuse")
-        launch(kernel, 100)
-        assert bench.calls == 0
-        assert kernel.best_config is CONFIGS[0]
-
-    def test_a_miss_is_put_on_the_worklist_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        missed: list[object] = []
-        monkeypatch.setattr(
-            "dejavu_cache.stores.MemoryStore.miss", lambda store, *miss: missed.append(miss)
-        )
-        monkeypatch.setattr("dejavu_cache.runtime.cached_autotuner.RETRY_AFTER", 0.0)
-        kernel = make(mode="reuse")
-        for n in (100, 100, 200, 100):
-            launch(kernel, n)
-        assert len(missed) == 2
-
-    def test_reuse_takes_the_nearest_scenario_within_reach(self) -> None:
-        launch(make(), 128)
-        kernel = make(mode="reuse")
-        launch(kernel, 256)
-        assert kernel.best_config.kwargs == {"BLOCK": 32}
-        resolution = kernel.explain(torch.ones(1), torch.ones(1), 256)
-        assert (resolution.how, resolution.distance) == ("nearest", 1.0)
-        assert [str(difference) for difference in resolution.differences] == [
-            "args.n: 128 recorded, 256 wanted"
-        ]
-        launch(kernel, 128 * 8)
-        assert kernel.best_config is CONFIGS[0], "three powers of two are too far"
-
-    def test_reuse_does_not_go_near_where_only_exact_will_do(self) -> None:
-        launch(make(), 128)
-        kernel = make(mode="reuse", buckets={"n": Exact()})
-        launch(kernel, 256)
-        assert kernel.best_config is CONFIGS[0]
-
-    @pytest.mark.parametrize(
-        "default", [CONFIGS[2], lambda named: CONFIGS[2 if named["n"] == 100 else 0]]
-    )
-    def test_the_default_may_be_given(self, default: Any) -> None:
-        kernel = make(mode="reuse", default=default)
-        launch(kernel, 100)
-        assert kernel.best_config is CONFIGS[2]
-
-    def test_strict_names_the_nearest_record_and_what_differs(self) -> None:
-        kernel = make(mode="strict")
-        with pytest.raises(ScenarioNotTuned, match="no record of this kernel exists"):
-            launch(kernel, 100)
-        launch(make(), 128)
-        with pytest.raises(ScenarioNotTuned, match=r"args\.n: 128 recorded, 256 wanted"):
-            launch(kernel, 256)
-        launch(kernel, 128)
-
-    def test_a_mode_comes_from_the_environment_too(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("DEJAVU_CACHE_MODE", "strict")
-        with pytest.raises(ScenarioNotTuned):
-            launch(make(), 100)
-
-    def test_capturing_a_graph_never_benchmarks(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        capturing = True
-        monkeypatch.setattr("dejavu_cache.runtime.resolver.is_capturing_graph", lambda: capturing)
-        bench = Bench()
-        kernel = make(bench)
-        launch(kernel, 100)
-        assert (bench.calls, kernel.best_config) == (0, CONFIGS[0])
-
-
-def test_explain_runs_and_writes_nothing(tmp_path: Path) -> None:
-    kernel = make(store=tmp_path / "store")
-    resolution = kernel.explain(torch.ones(1), torch.ones(1), 100)
-    assert isinstance(resolution, Resolution)
-    assert (resolution.how, resolution.config, resolution.missing) == ("default", CONFIGS[0], 3)
-    assert not (tmp_path / "store").exists()
-    launch(kernel, 100)
-    resolution = kernel.explain(torch.ones(100), torch.ones(100), 100)
-    assert (resolution.how, resolution.store) == ("tuned", (tmp_path / "store").as_uri())
-    assert "BLOCK: 32" in str(resolution)
-    assert resolution.environment.triton == triton.__version__
-
-
-def test_explain_tells_time_runner_up_default_age_and_author(tmp_path: Path) -> None:
-    launch(make(store=tmp_path), 128)
-    resolution = make(store=tmp_path).explain(torch.ones(1), torch.ones(1), 128)
-    evidence = resolution.evidence
-    assert evidence is not None
-    assert (evidence.median, evidence.default_cost, evidence.runner_up_cost) == (1.0, 3.0, 2.0)
-    assert (evidence.runner_up, evidence.default) == (describe(CONFIGS[2]), describe(CONFIGS[0]))
-    assert (evidence.by, evidence.pinned_by, evidence.timed, evidence.failed) == (
-        whoami(),
-        None,
-        3,
-        0,
-    )
-    text = str(resolution)
-    assert "time: 1 ms (1 to 1)" in text
-    assert re.search(rf"measured: \d+ seconds ago, 20.* UTC, by {re.escape(whoami())}", text)
-    assert re.search(r"runner-up: BLOCK=64.*, 2\.00x", text)
-    assert re.search(r"default: BLOCK=16.*, 3\.00x", text)
-
-
-def test_explain_tells_how_far_the_nearest_record_is(tmp_path: Path) -> None:
-    launch(make(store=tmp_path), 128)
-    arguments = torch.ones(1), torch.ones(1)
-    near = make(store=tmp_path, mode="reuse").explain(*arguments, 256)
-    assert (near.how, near.distance, near.recorded_for.args["n"]) == ("nearest", 1.0, 128)
-    assert near.evidence.median == 1.0
-    assert "found:  nearest at distance 1 in " in str(near)
-    far = make(store=tmp_path, mode="reuse").explain(*arguments, 128 * 64)
-    assert (far.how, far.nearest, far.evidence) == ("default", 6.0, None)
-    assert "the nearest record is at distance 6" in str(far)
-
-
-def test_explain_tells_the_truth_in_mode_off(tmp_path: Path) -> None:
-    launch(make(store=tmp_path), 128)
-    bench = Bench([1.0, 2.0, 3.0])
-    kernel = make(bench, store=tmp_path, mode="off")
-    arguments = torch.ones(1), torch.ones(1), 128
-    before = kernel.explain(*arguments)
-    assert (before.how, before.config, before.store, before.final) == ("off", None, None, True)
-    assert "Triton chooses it at the first launch" in str(before)
-    launch(kernel, 128)
-    after = kernel.explain(*arguments)
-    assert (after.how, after.config) == ("off", kernel.best_config)
-    assert after.config is CONFIGS[0]  # the record's winner is another one
-    assert kernel.look_up(*arguments).config is CONFIGS[0]
-
-
-class TestFailures:
-    def out_of_resources(self, kernel_call: Callable[[], Any], quantiles: Sequence[float]) -> float:
-        from triton.runtime.errors import OutOfResources
-
-        self.calls = getattr(self, "calls", 0) + 1
-        if self.calls < 3:
-            raise OutOfResources(300000, 232448, "shared memory")
-        return 1.0
-
-    def test_a_failed_config_is_recorded_and_not_tried_again(self) -> None:
-        kernel = make(do_bench=self.out_of_resources)
-        launch(kernel, 100)
-        assert kernel.best_config is CONFIGS[2]
-        launch(make(do_bench=self.out_of_resources), 100)
-        assert self.calls == 3
-
-    def test_if_all_fail_each_reason_is_listed(self) -> None:
-        kernel = make(Bench([float("nan")]))
-        with pytest.raises(NoValidConfigError) as caught:
-            launch(kernel, 100)
-        assert str(caught.value).count("invalid_timing: the benchmark returned [nan") == 3
-        with pytest.raises(NoValidConfigError):
-            launch(kernel, 100)
-
-    def test_recorded_failures_of_all_configs_stop_no_later_process(
-        self, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        with pytest.raises(NoValidConfigError):
-            launch(make(Bench([float("nan")])), 100)
-        again = Bench()
-        kernel = make(again)
-        launch(kernel, 100)
-        assert (again.calls, kernel.best_config) == (0, CONFIGS[0]), "this machine tried them"
-        assert "the default config runs" in caplog.text
-
-    def test_running_out_of_memory_is_not_the_configs_fault(
-        self, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        bench = Bench()
-
-        def hungry(kernel_call: Callable[[], Any], quantiles: Sequence[float]) -> list[float]:
-            if bench.calls == 0:
-                bench.calls += 1
-                raise torch.cuda.OutOfMemoryError("CUDA out of memory")
-            return bench(kernel_call, quantiles)
-
-        hungry.__module__, hungry.__qualname__ = Bench.__module__, Bench.__qualname__
-        launch(make(do_bench=hungry), 100)
-        assert "skipped for now: CUDA out of memory" in caplog.text
-        again = Bench()
-        launch(make(again), 100)
-        assert again.calls == 1, "the skipped config is tried again"
-
-    def test_the_callers_mistake_is_the_callers_to_see(self) -> None:
-        def broken(kernel_call: Callable[[], Any], quantiles: Sequence[float]) -> float:
-            raise ZeroDivisionError("mine")
-
-        with pytest.raises(ZeroDivisionError, match="mine"):
-            launch(make(do_bench=broken), 100)
 
 
 class OneAtATime(triton.KernelInterface):

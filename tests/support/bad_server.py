@@ -2,22 +2,39 @@
 
 from __future__ import annotations
 
+import select
 import socket
 import threading
 import time
 from collections.abc import Callable
 
-__all__ = ["SlowServer", "drip", "hang"]
+__all__ = ["BadServer", "drip", "hang"]
+
+SLOW_SECONDS = 60.0
+"""Length of the slow treatments; no client is to wait that long."""
 
 
-class SlowServer:
-    """A socket that accepts connections and treats each in one bad way."""
+class BadServer:
+    """A socket that accepts connections, counts them and treats each in one bad way.
+
+    Attributes:
+        url: the server's URL.
+        connections: the number of connections.
+        finished: the number of those whose treatment ended before the client gave up.
+    """
 
     def __init__(self, treat: Callable[[socket.socket], None]) -> None:
         self._treat = treat
         self._socket = socket.create_server(("127.0.0.1", 0), backlog=100)
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+        self.connections = 0
+        self.finished = 0
         threading.Thread(target=self._serve, daemon=True).start()
+
+    @property
+    def slow(self) -> bool:
+        """Return whether a treatment takes `SLOW_SECONDS`."""
+        return self._treat in (hang, drip)
 
     def _serve(self) -> None:
         while True:
@@ -25,6 +42,7 @@ class SlowServer:
                 peer, _ = self._socket.accept()
             except OSError:
                 return
+            self.connections += 1
             threading.Thread(target=self._handle, args=(peer,), daemon=True).start()
 
     def _handle(self, peer: socket.socket) -> None:
@@ -32,6 +50,7 @@ class SlowServer:
             try:
                 peer.recv(65536)
                 self._treat(peer)
+                self.finished += 1
             except OSError:
                 pass
 
@@ -41,13 +60,16 @@ class SlowServer:
 
 def hang(peer: socket.socket) -> None:
     """Read and never answer."""
-    while peer.recv(65536):
-        pass
+    until = time.monotonic() + SLOW_SECONDS
+    while (left := until - time.monotonic()) > 0:
+        if select.select([peer], [], [], left)[0] and not peer.recv(65536):
+            raise ConnectionAbortedError("the client gave up")
 
 
 def drip(peer: socket.socket) -> None:
     """Answer a byte at a time."""
+    until = time.monotonic() + SLOW_SECONDS
     peer.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n")
-    while True:
+    while time.monotonic() < until:
         peer.sendall(b" ")
         time.sleep(0.05)
