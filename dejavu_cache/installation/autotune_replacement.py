@@ -207,7 +207,7 @@ def _adopt_subclass(theirs: Autotuner) -> AdoptedAutotuner | None:
 
 
 def _kernels_decorated_before() -> Iterator[str]:
-    for candidate in gc.get_objects():
+    for candidate in gc.get_referrers(Autotuner):  # an object refers to its class
         if type(candidate) is Autotuner:
             try:
                 yield kernel_name(candidate)

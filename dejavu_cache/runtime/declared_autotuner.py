@@ -23,9 +23,9 @@ from ..triton_internals.environment import (
     current_environment,
     is_interpreting,
 )
-from ..triton_internals.identity import why_not_stored
+from ..triton_internals.identity import KernelIdentity, identify
 from ..triton_internals.scenario_key import ScenarioKey
-from ..triton_internals.source_hash import kernel_name, source_hash
+from ..triton_internals.source_hash import kernel_name
 from ..triton_internals.upstream import Autotuner
 from ..tuning.benchmark_methods import METHODS, method_name, wall_clock
 from ..tuning.config_space import ConfigSpace
@@ -182,9 +182,13 @@ class DeclaredAutotuner(Autotuner):  # type: ignore[misc]
         return current_settings().mode if mode is None else Mode(mode)
 
     @cached_property
+    def _identity(self) -> KernelIdentity:
+        return identify(self.fn, (config.kwargs for config in self.configs))
+
+    @cached_property
     def _not_stored(self) -> str | None:
         """Reason why this kernel's timings stay in this process, or None if they are stored."""
-        reason = why_not_stored(self.fn, (config.kwargs for config in self.configs))
+        reason = self._identity.unstored
         if self.method and self._unnamed_method:
             reason = reason or f"its benchmark function: {self._unnamed_method}"
         if reason:
@@ -228,7 +232,8 @@ class DeclaredAutotuner(Autotuner):  # type: ignore[misc]
     @cached_property
     def source(self) -> str:
         """Source hash of the kernel and its heuristics; a unique one if nothing is stored."""
-        return uuid.uuid4().hex if self._not_stored else source_hash(self.fn)
+        source = self._identity.source
+        return uuid.uuid4().hex if self._not_stored or source is None else source
 
     def _context(self, device: int) -> Context:
         environment = current_environment(device)

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -151,6 +152,21 @@ def _shipped_points(path: tuple[str, ...]) -> list[EntryPoint]:
     return sorted(entry_points(group=SHIPPED), key=lambda point: point.name)
 
 
+def _folder_of(point: EntryPoint) -> Path:
+    """Return the folder that an entry point names.
+
+    A module's is found without importing it, which would import the packages around it, too.
+    """
+    package, *inner = point.module.split(".")
+    spec = None if point.attr else find_spec(package)
+    for location in (spec.submodule_search_locations if spec else None) or ():
+        folder = Path(location, *inner)
+        if folder.is_dir():
+            return folder
+    target = point.load()
+    return Path(target if isinstance(target, (str, Path)) else target.__path__[0])
+
+
 def shipped_stores() -> list[Store]:
     """Open the records that installed packages ship, for reading only.
 
@@ -160,8 +176,7 @@ def shipped_stores() -> list[Store]:
     stores: list[Store] = []
     for point in _shipped_points(tuple(sys.path)):
         try:
-            target = point.load()
-            folder = Path(target if isinstance(target, (str, Path)) else target.__path__[0])
+            folder = _folder_of(point)
         except Exception as error:  # another package's error must not stop a launch
             warn_once(
                 f"{SHIPPED}:{point.name}", f"the records of {point.value} cannot be found: {error}"

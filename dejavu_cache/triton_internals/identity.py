@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import UnreadableKernelError
 from .compiler_settings import unreadable_settings
@@ -11,11 +11,23 @@ from .constants import plain_text, unwrap
 from .environment import is_interpreting
 from .source_hash import source_hash, value_hash
 
-__all__ = ["why_not_stored"]
+__all__ = ["KernelIdentity", "identify"]
 
 
-def why_not_stored(kernel: Any, config_values: Iterable[Mapping[str, Any]]) -> str | None:
-    """Return why a kernel's timings mean nothing to another process, or None if they do.
+class KernelIdentity(NamedTuple):
+    """What tells a kernel's code from any other's.
+
+    Attributes:
+        source: the source hash; None where the kernel has none.
+        unstored: why its timings mean nothing to another process, or None if they do.
+    """
+
+    source: str | None
+    unstored: str | None
+
+
+def identify(kernel: Any, config_values: Iterable[Mapping[str, Any]]) -> KernelIdentity:
+    """Return a kernel's identity.
 
     Args:
         kernel: a jit function, or heuristics around one.
@@ -28,10 +40,11 @@ def why_not_stored(kernel: Any, config_values: Iterable[Mapping[str, Any]]) -> s
         if plain_text(unwrap(value)[0]) is None
     }
     try:
-        source_hash(kernel)
+        source = source_hash(kernel)
         for value in values.values():
             value_hash(value)
     except (UnreadableKernelError, OSError) as error:
-        return str(error)
+        return KernelIdentity(None, str(error))
     settings = [] if is_interpreting() else unreadable_settings()
-    return f"{', '.join(settings)} has no text that stands for it" if settings else None
+    reason = f"{', '.join(settings)} has no text that stands for it" if settings else None
+    return KernelIdentity(source, reason)

@@ -8,7 +8,6 @@ read. What cannot be read closes the door: equal hashes mean equal code.
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import inspect
 import sys
@@ -26,15 +25,7 @@ from .constants import (
     python_function,
     unwrap,
 )
-from .syntax import (
-    Chain,
-    bare_names,
-    dotted_names,
-    locally_bound_names,
-    names_read_first,
-    normalized_parts,
-    parse_function,
-)
+from .syntax import Chain, FunctionSyntax, function_syntax
 
 __all__ = ["kernel_name", "python_function", "source_hash", "value_hash"]
 
@@ -111,18 +102,17 @@ class _CodeReader:
 
     def _read(self, kernel: Any, function: Callable[..., Any]) -> Iterator[str]:
         compiled = _jit_object(kernel)
-        tree = parse_function(function, getattr(compiled, "src", None))
-        yield "".join(normalized_parts(tree))
-        local = locally_bound_names(tree)
-        chains = dotted_names(tree)
-        for chain in sorted(chain for chain in chains if chain[0] not in local):
-            yield from self._read_chain(function, chain)
+        syntax = function_syntax(function, getattr(compiled, "src", None))
+        yield syntax.normalized
+        for chain in sorted(syntax.dotted_names):
+            if chain[0] not in syntax.local_names:
+                yield from self._read_chain(function, chain)
         for name, default in sorted(_defaults(function)):
             yield from self._read_constant(f"default {name}", default, expect_constexpr=False)
-        yield from self._read_first_reads(function, tree, compiled is not None, local, chains)
-        yield from self._read_wrapping(function, tree, _compiles(compiled))
+        yield from self._read_first_reads(function, syntax, compiled is not None)
+        yield from self._read_wrapping(function, syntax, _compiles(compiled))
         if compiled is not None:
-            yield from _decoration(compiled, tree)
+            yield from _decoration(compiled, syntax)
 
     def _read_chain(self, function: Callable[..., Any], chain: Chain) -> Iterator[str]:
         value = _resolve(function, chain)
@@ -139,16 +129,11 @@ class _CodeReader:
             yield f"{name} wrapped {not expect_constexpr}"
 
     def _read_first_reads(
-        self,
-        function: Callable[..., Any],
-        tree: ast.AST,
-        is_jit_function: bool,
-        local: set[str],
-        chains: set[Chain],
+        self, function: Callable[..., Any], syntax: FunctionSyntax, is_jit_function: bool
     ) -> Iterator[str]:
         """Write the globals that are read before a local of their name hides them."""
-        early = names_read_first(tree) & local
-        for chain in sorted(chain for chain in chains if chain[0] in early):
+        early = syntax.read_first & syntax.local_names
+        for chain in sorted(chain for chain in syntax.dotted_names if chain[0] in early):
             root = _resolve(function, chain[:1])
             # Triton refuses to read any other global, so the name is a local of another branch.
             if not is_jit_function or _is_legal_global(root):
@@ -156,11 +141,11 @@ class _CodeReader:
                 yield from self._read_chain(function, chain)
 
     def _read_wrapping(
-        self, function: Callable[..., Any], tree: ast.AST, is_compiled: bool
+        self, function: Callable[..., Any], syntax: FunctionSyntax, is_compiled: bool
     ) -> Iterator[str]:
         """Write which globals are, unlike most of their kind, a `tl.constexpr` or none."""
-        body = ast.Module(body=_body(tree), type_ignores=[])
-        for chain in sorted(bare_names(body)):
+        hidden = syntax.local_names - syntax.read_first
+        for chain in sorted(syntax.bare_names):
             raw = _resolve(function, chain)
             value, wrapped = unwrap(raw)
             if isinstance(value, ModuleType):
@@ -172,7 +157,7 @@ class _CodeReader:
             if raw is _MISSING or _is_standard(_resolve(function, chain[:1])):
                 continue
             text = plain_text(value)
-            if text is None or chain[0] in locally_bound_names(tree) - names_read_first(tree):
+            if text is None or chain[0] in hidden:
                 continue
             if wrapped != (is_compiled and not text.startswith("dtype:")):
                 yield f"{'.'.join(chain)} wrapped {wrapped}"
@@ -206,7 +191,7 @@ _NOT_CODE = frozenset(
 )
 
 
-def _decoration(compiled: Any, tree: ast.AST) -> Iterator[str]:
+def _decoration(compiled: Any, syntax: FunctionSyntax) -> Iterator[str]:
     """Write the decorator and those of its arguments that are not the default."""
     if type(compiled).__name__ not in ("JITFunction", "InterpretedFunction"):
         yield f"decorated by {type(compiled).__qualname__}"
@@ -221,22 +206,15 @@ def _decoration(compiled: Any, tree: ast.AST) -> Iterator[str]:
             named = options.get(option) or ()
             if index in named or parameter.name in named:
                 yield f"{option} {parameter.name}"
-    yield from _annotations(compiled, tree)
+    yield from _annotations(compiled, syntax)
 
 
-def _annotations(compiled: Any, tree: ast.AST) -> Iterator[str]:
+def _annotations(compiled: Any, syntax: FunctionSyntax) -> Iterator[str]:
     """Write the annotations whose meaning to Triton is not the one that their text has."""
-    definition = next(node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
-    arguments = definition.args
-    texts = {
-        argument.arg: ast.unparse(argument.annotation)
-        for argument in [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
-        if argument.annotation is not None
-    }
     from triton.runtime.jit import KernelParam
 
     for name, parameter in inspect.signature(compiled.fn).parameters.items():
-        text = texts.get(name)
+        text = syntax.annotations.get(name)
         literal = text if text is None else text.strip("'\"")
         said = parameter.replace(annotation=inspect.Parameter.empty if text is None else literal)
         meanings = [
@@ -274,15 +252,6 @@ def _defaults(function: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
     for parameter in inspect.signature(function).parameters.values():
         if parameter.default is not inspect.Parameter.empty:
             yield parameter.name, parameter.default
-
-
-def _body(tree: ast.AST) -> list[ast.stmt]:
-    definition = next(
-        node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.Lambda))
-    )
-    return (
-        definition.body if isinstance(definition, ast.FunctionDef) else [ast.Expr(definition.body)]
-    )
 
 
 def _is_legal_global(value: Any) -> bool:

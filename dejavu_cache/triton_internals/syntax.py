@@ -5,19 +5,13 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache, lru_cache
+from typing import Any, NamedTuple
 
 from ..errors import UnreadableKernelError
 
-__all__ = [
-    "bare_names",
-    "dotted_names",
-    "locally_bound_names",
-    "names_read_first",
-    "normalized_parts",
-    "parse_function",
-]
+__all__ = ["Chain", "FunctionSyntax", "function_syntax"]
 
 # Fields that do not change what is computed, and fields that some versions of Python lack.
 _IGNORED_FIELDS = frozenset({"ctx", "kind", "type_comment", "type_ignores", "type_params"})
@@ -26,8 +20,29 @@ Chain = tuple[str, ...]
 """A dotted name: `("tl", "load")` for `tl.load`."""
 
 
-def parse_function(function: Callable[..., Any], text: str | None = None) -> ast.AST:
-    """Parse a function from its source, without its decorators.
+class FunctionSyntax(NamedTuple):
+    """The text of a function, without its decorators.
+
+    Attributes:
+        normalized: equal for equal code in all versions of Python.
+        local_names: names that are parameters or assigned anywhere.
+        dotted_names: dotted names that are read, and their prefixes: a, a.b and a.b.c for `a.b.c`.
+        bare_names: those in the body of which no attribute is read: a.b.c alone for `a.b.c`.
+        read_first: names that may be read before they are assigned. Triton looks such a name up
+            among the globals, although Python would not.
+        annotations: the parameters' annotations; none of a lambda.
+    """
+
+    normalized: str
+    local_names: frozenset[str]
+    dotted_names: frozenset[Chain]
+    bare_names: frozenset[Chain]
+    read_first: frozenset[str]
+    annotations: Mapping[str, str]
+
+
+def function_syntax(function: Callable[..., Any], text: str | None = None) -> FunctionSyntax:
+    """Parse a function from its source; of each text once, as many kernels share their helpers.
 
     Args:
         function: a Python function.
@@ -38,36 +53,63 @@ def parse_function(function: Callable[..., Any], text: str | None = None) -> ast
         UnreadableKernelError: the text in the file is not the function's.
     """
     if function.__name__ == "<lambda>":
-        return _parse_lambda(function)
+        return _describe(_parse_lambda(function))
     if text is None:
         text = inspect.getsource(function.__code__)
+    try:
+        return _describe_text(text)
+    except SyntaxError as error:
+        raise UnreadableKernelError(f"{_name(function)} cannot be parsed: {error}") from None
+
+
+@lru_cache(maxsize=1024)
+def _describe_text(text: str) -> FunctionSyntax:
     text = textwrap.dedent(text)
     if text[:1].isspace():  # a string's lines begin left of the function's
         text = f"if True:\n{text}"
-    try:
-        tree = ast.parse(text)
-    except SyntaxError as error:
-        raise UnreadableKernelError(f"{_name(function)} cannot be parsed: {error}") from None
+    tree = ast.parse(text)
     for node in ast.walk(tree):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             node.decorator_list = []
-    return tree
+    return _describe(tree)
+
+
+def _describe(tree: ast.AST) -> FunctionSyntax:
+    parts: list[str] = []
+    _normalize(tree, parts)
+    nodes = list(ast.walk(tree))
+    finder = _ReadsFinder()
+    finder.visit(tree)
+    return FunctionSyntax(
+        normalized="".join(parts),
+        local_names=frozenset(_bound_names(nodes)),
+        dotted_names=frozenset(chain for node in nodes if (chain := _chain(node))),
+        bare_names=frozenset(_bare_names(_body(nodes))),
+        read_first=frozenset(finder.read_first),
+        annotations=_annotations(nodes),
+    )
 
 
 def _parse_lambda(function: Callable[..., Any]) -> ast.AST:
     """Find a lambda in its file: on its line, and compiled to its code."""
     code = function.__code__
     lines, _ = inspect.findsource(code)
-    candidates = [
-        node
-        for node in ast.walk(ast.parse("".join(lines)))
-        if isinstance(node, ast.Lambda) and node.lineno == code.co_firstlineno
-    ]
+    candidates = _lambdas("".join(lines)).get(code.co_firstlineno, ())
     if len(candidates) > 1:
         candidates = [node for node in candidates if _compiles_to(node, code)]
-    if len({"".join(normalized_parts(node)) for node in candidates}) != 1:
+    if len({_normalized(node) for node in candidates}) != 1:
         raise UnreadableKernelError(f"{_name(function)} is not found in its file")
     return candidates[0]
+
+
+@lru_cache(maxsize=16)
+def _lambdas(text: str) -> dict[int, list[ast.Lambda]]:
+    """Return the lambdas of a file by their line."""
+    lambdas: dict[int, list[ast.Lambda]] = {}
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Lambda):
+            lambdas.setdefault(node.lineno, []).append(node)
+    return lambdas
 
 
 def _compiles_to(node: ast.Lambda, code: Any) -> bool:
@@ -83,33 +125,41 @@ def _name(function: Callable[..., Any]) -> str:
     return f"{function.__module__}.{function.__qualname__}"
 
 
-def normalized_parts(node: Any) -> Iterator[str]:
+def _normalized(node: ast.AST) -> str:
+    parts: list[str] = []
+    _normalize(node, parts)
+    return "".join(parts)
+
+
+def _normalize(node: Any, parts: list[str]) -> None:
     """Write a tree such that equal code gives equal text in all versions of Python."""
     if isinstance(node, ast.AST):
-        yield type(node).__name__
-        yield "("
-        for field in sorted(set(node._fields) - _IGNORED_FIELDS):
+        parts += (type(node).__name__, "(")
+        for field in _fields(type(node)):
             value = getattr(node, field, None)
             if value is None and not isinstance(node, ast.Constant):
                 continue
             if value == []:
                 continue
-            yield f"{field}="
-            yield from normalized_parts(
-                _joined(value) if isinstance(node, ast.JoinedStr) else value
-            )
-            yield ","
-        yield ")"
+            parts.append(f"{field}=")
+            _normalize(_joined(value) if isinstance(node, ast.JoinedStr) else value, parts)
+            parts.append(",")
+        parts.append(")")
     elif isinstance(node, list):
-        yield "["
+        parts.append("[")
         for item in node:
             if not _is_bare_string(item):
-                yield from normalized_parts(item)
-                yield ","
-        yield "]"
+                _normalize(item, parts)
+                parts.append(",")
+        parts.append("]")
     else:
         # `repr` leaves a character as it is if this Python's Unicode tables call it printable.
-        yield f"{type(node).__name__}:{node!a}"
+        parts.append(f"{type(node).__name__}:{node!a}")
+
+
+@cache
+def _fields(kind: type[ast.AST]) -> list[str]:
+    return sorted(set(kind._fields) - _IGNORED_FIELDS)
 
 
 def _joined(values: Any) -> list[ast.expr]:
@@ -136,26 +186,42 @@ def _is_bare_string(node: Any) -> bool:
     )
 
 
-def locally_bound_names(tree: ast.AST) -> set[str]:
-    """Return the names that are parameters or assigned anywhere in a function."""
-    arguments = {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
-    stored = {
-        node.id
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)
+def _bound_names(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    for node in nodes:
+        if isinstance(node, ast.arg):
+            yield node.arg
+        elif isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+            yield node.id
+
+
+def _body(nodes: Iterable[ast.AST]) -> list[ast.AST]:
+    """Return the nodes in the body of the first function, or none where there is no function."""
+    kinds = (ast.FunctionDef, ast.Lambda)
+    definition = next((node for node in nodes if isinstance(node, kinds)), None)
+    if definition is None:
+        return []
+    body = definition.body if isinstance(definition, ast.FunctionDef) else [definition.body]
+    return [inner for node in body for inner in ast.walk(node)]
+
+
+def _bare_names(nodes: Sequence[ast.AST]) -> Iterator[Chain]:
+    inner = {id(node.value) for node in nodes if isinstance(node, ast.Attribute)}
+    for node in nodes:
+        if id(node) not in inner and (chain := _chain(node)):
+            yield chain
+
+
+def _annotations(nodes: Iterable[ast.AST]) -> dict[str, str]:
+    definition = next((node for node in nodes if isinstance(node, ast.FunctionDef)), None)
+    if definition is None:
+        return {}
+    arguments = definition.args
+    every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+    return {
+        argument.arg: ast.unparse(argument.annotation)
+        for argument in every
+        if argument.annotation is not None
     }
-    return arguments | stored
-
-
-def dotted_names(tree: ast.AST) -> set[Chain]:
-    """Return the dotted names that are read, and their prefixes: a, a.b and a.b.c for `a.b.c`."""
-    return {chain for node in ast.walk(tree) if (chain := _chain(node))}
-
-
-def bare_names(tree: ast.AST) -> set[Chain]:
-    """Return the dotted names of which no attribute is read: a.b.c alone for `a.b.c`."""
-    inner = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
-    return {chain for node in ast.walk(tree) if id(node) not in inner and (chain := _chain(node))}
 
 
 def _chain(node: ast.AST) -> Chain | None:
@@ -164,16 +230,6 @@ def _chain(node: ast.AST) -> Chain | None:
         names.insert(0, node.attr)
         node = node.value
     return (node.id, *names) if isinstance(node, ast.Name) else None
-
-
-def names_read_first(tree: ast.AST) -> set[str]:
-    """Return the names that a function may read before it has assigned them.
-
-    Triton looks such a name up among the globals, although Python would not.
-    """
-    finder = _ReadsFinder()
-    finder.visit(tree)
-    return finder.read_first
 
 
 class _ReadsFinder(ast.NodeVisitor):

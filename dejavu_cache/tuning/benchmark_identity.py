@@ -12,7 +12,7 @@ from typing import Any
 
 from ..errors import UnreadableKernelError
 from ..triton_internals.constants import module_name, plain_text
-from ..triton_internals.syntax import normalized_parts, parse_function
+from ..triton_internals.syntax import function_syntax
 
 __all__ = ["benchmark_name"]
 
@@ -57,7 +57,7 @@ def _tokens(value: Any, outer: tuple[int, ...]) -> Iterator[str]:
         return
     yield f"{type(value).__qualname__} {{"
     if inspect.isfunction(value):
-        yield "".join(normalized_parts(parse_function(value)))
+        yield function_syntax(value).normalized
     elif isinstance(value, (type, types.ModuleType, types.BuiltinFunctionType)):
         yield f"{getattr(value, '__module__', '')}.{value.__name__}"
     elif type(value).__module__ != "builtins" and callable(value) and not _binds(value):

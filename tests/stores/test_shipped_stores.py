@@ -16,9 +16,10 @@ def install_package(site: Path, name: str) -> None:
     info = site / f"{name}-1.0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(f"[{urls.SHIPPED}]\n{name} = {name}\n")
-    (site / name).mkdir()
-    (site / name / "__init__.py").write_text("")
+    (info / "entry_points.txt").write_text(f"[{urls.SHIPPED}]\n{name} = {name}.records\n")
+    (site / name / "records").mkdir(parents=True)
+    # A launch must not import what else a package has, such as all of its kernels.
+    (site / name / "__init__.py").write_text("raise RuntimeError('the package is imported')")
 
 
 def test_packages_are_searched_once_and_again_when_the_path_changes(
@@ -37,5 +38,5 @@ def test_packages_are_searched_once_and_again_when_the_path_changes(
         monkeypatch.setattr(sys, "path", [str(tmp_path / name), *sys.path])
         for _ in range(3):
             stores = [store for store in shipped_stores() if isinstance(store, FileStore)]
-            assert tmp_path / name / name in [store.root for store in stores]
+            assert tmp_path / name / name / "records" in [store.root for store in stores]
         assert len(searches) == number
