@@ -94,7 +94,7 @@ def _parse_lambda(function: Callable[..., Any]) -> ast.AST:
     """Find a lambda in its file: on its line, and compiled to its code."""
     code = function.__code__
     lines, _ = inspect.findsource(code)
-    candidates = _lambdas("".join(lines)).get(code.co_firstlineno, ())
+    candidates = _lambdas("".join(lines)).get(code.co_firstlineno, [])
     if len(candidates) > 1:
         candidates = [node for node in candidates if _compiles_to(node, code)]
     if len({_normalized(node) for node in candidates}) != 1:
@@ -135,7 +135,7 @@ def _normalize(node: Any, parts: list[str]) -> None:
     """Write a tree such that equal code gives equal text in all versions of Python."""
     if isinstance(node, ast.AST):
         parts += (type(node).__name__, "(")
-        for field in _fields(type(node)):
+        for field in _fields(type(node)):  # type: ignore[arg-type]
             value = getattr(node, field, None)
             if value is None and not isinstance(node, ast.Constant):
                 continue
