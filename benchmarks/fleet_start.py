@@ -140,7 +140,7 @@ def main() -> None:
         return
     result = measure(options.quick)
     if not options.quick:
-        text = json.dumps(result, indent=1)
+        text = json.dumps(result, separators=(",", ":"))
         (RESULTS / "fleet-start.json").write_text(text + "\n")
         (RESULTS / "fleet-start.md").write_text(make_page(result))
     print(make_page(result))

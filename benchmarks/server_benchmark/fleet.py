@@ -102,7 +102,7 @@ async def _start(
         "request_look_ups": _summarize(simulated),
         "samples": [
             (round(at - start, 2), round(lasted * 1e3, 1), is_real)
-            for looks, is_real in ((looked_up, True), (simulated, False))
+            for looks, is_real in ((looked_up, 1), (simulated, 0))
             for at, lasted, _ in looks
         ],
     }
