@@ -35,11 +35,13 @@ $(VENV)/.installed: pyproject.toml constraints.txt requirements/dev.txt
 demo: $(VENV)/.installed  ## one process tunes, others over its folder and over a server benchmark nothing
 	$(BIN)/python examples/demo.py
 
-test: style  ## everything that needs no GPU
-	$(MAKE) --no-print-directory --jobs 2 types tests SELECT="not gpu"
+test: $(VENV)/.installed  ## everything that needs no GPU
+	$(BIN)/ruff check .
+	$(MAKE) --no-print-directory --jobs 2 tests lint SELECT="not gpu"
 
-check: style  ## lint, types and the tests that are not on the list of slow ones
-	$(MAKE) --no-print-directory --jobs 2 types tests SELECT="not gpu and not slow"
+check: $(VENV)/.installed  ## lint, types and the tests that are not on the list of slow ones
+	$(BIN)/ruff check .
+	$(MAKE) --no-print-directory --jobs 2 tests lint SELECT="not gpu and not slow"
 
 tests: $(VENV)/.installed
 	$(RUN_TESTS) -m "$(SELECT)" --durations 25
@@ -47,7 +49,7 @@ tests: $(VENV)/.installed
 slow-list: $(VENV)/.installed  ## measure which tests are slow; on a machine that does nothing else
 	$(RUN_TESTS) -m "not gpu" --write-slow-list
 
-lint: style types  ## style, types, layers, names and links
+lint: style types  ## style, types, layers, names and links; `check` runs it beside the tests
 
 style: $(VENV)/.installed
 	$(BIN)/ruff check .
@@ -55,7 +57,7 @@ style: $(VENV)/.installed
 	$(BIN)/python tools/check_prose.py
 	$(BIN)/python tools/check_links.py
 
-types: $(VENV)/.installed  # beside the tests, which leave a core idle while they wait
+types: $(VENV)/.installed
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 

@@ -10,7 +10,8 @@ import ast
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -102,44 +103,44 @@ class Rule(NamedTuple):
     """A property of occurrences, and the largest share of them that may have it."""
 
     title: str
-    occurrences: Callable[[Path, ast.Module], Iterator[Occurrence]]
+    occurrences: Callable[[Path, Sequence[ast.AST]], Iterator[Occurrence]]
     offends: Callable[[str], bool]
     limit: float
 
 
-def function_docstrings(path: Path, tree: ast.Module) -> Iterator[Occurrence]:
+def function_docstrings(path: Path, nodes: Sequence[ast.AST]) -> Iterator[Occurrence]:
     """Yield the first line of each function's docstring."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and ast.get_docstring(node):
             yield Occurrence(path, node.lineno, (ast.get_docstring(node) or "").splitlines()[0])
 
 
-def function_names(path: Path, tree: ast.Module) -> Iterator[Occurrence]:
+def function_names(path: Path, nodes: Sequence[ast.AST]) -> Iterator[Occurrence]:
     """Yield the name of each function."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield Occurrence(path, node.lineno, node.name)
 
 
-def variables(path: Path, tree: ast.Module) -> Iterator[Occurrence]:
+def variables(path: Path, nodes: Sequence[ast.AST]) -> Iterator[Occurrence]:
     """Yield each variable and parameter where it is bound."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             yield Occurrence(path, node.lineno, node.id)
         elif isinstance(node, ast.arg):
             yield Occurrence(path, node.lineno, node.arg)
 
 
-def nested_comprehensions(path: Path, tree: ast.Module) -> Iterator[Occurrence]:
+def nested_comprehensions(path: Path, nodes: Sequence[ast.AST]) -> Iterator[Occurrence]:
     """Yield each comprehension that holds a comprehension that holds a third one."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, COMPREHENSIONS) and _comprehension_depth(node) > 2:
             yield Occurrence(path, node.lineno, ast.unparse(node)[:80])
 
 
-def conditional_values(path: Path, tree: ast.Module) -> Iterator[Occurrence]:
+def conditional_values(path: Path, nodes: Sequence[ast.AST]) -> Iterator[Occurrence]:
     """Yield each value written as `a and b or c`; a condition may be."""
-    for node in ast.walk(tree):
+    for node in nodes:
         for value in _values_of(node):
             if isinstance(value, ast.BoolOp) and isinstance(value.op, ast.Or):
                 first = value.values[0]
@@ -195,14 +196,20 @@ def _values_of(node: ast.AST) -> list[ast.expr]:
     return []
 
 
+@cache
+def parse(path: Path) -> list[ast.AST]:
+    """Return all nodes of a file's syntax tree, outer ones first."""
+    return list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+
+
 def check(title: str, folders: tuple[str, ...], show: bool) -> bool:
     """Print each rule's share in some folders, and return whether all are within their limits."""
     paths = sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
-    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in paths}
+    nodes_by_path = {path: parse(path) for path in paths}
     passed = True
     for rule in RULES:
         occurrences = [
-            item for path, tree in trees.items() for item in rule.occurrences(path, tree)
+            item for path, nodes in nodes_by_path.items() for item in rule.occurrences(path, nodes)
         ]
         offenders = [item for item in occurrences if rule.offends(item.text)]
         share = len(offenders) / max(len(occurrences), 1)
@@ -221,8 +228,7 @@ def repeated_class_names() -> list[str]:
     names: Counter[str] = Counter()
     for folder in PACKAGES:
         for path in (ROOT / folder).rglob("*.py"):
-            tree = ast.parse(path.read_text(encoding="utf-8"))
-            names.update(node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+            names.update(node.name for node in parse(path) if isinstance(node, ast.ClassDef))
     return sorted(name for name, count in names.items() if count > 1)
 
 

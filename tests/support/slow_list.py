@@ -16,13 +16,13 @@ import pytest
 
 __all__ = ["SLOW_LIST", "SlowListWriter", "mark_slow_tests", "read_slow_list"]
 
-LIMIT = 3.0
+LIMIT = 1.0
 """Seconds."""
 
 SLOW_LIST = Path(__file__).parents[1] / "slow.txt"
 
 HEADER = f"""\
-# Tests that take more than {LIMIT:g} seconds, as measured by `make slow-list`.
+# Tests that take more than {LIMIT:g} s, as measured by `make slow-list`.
 # `make check` leaves them out.
 """
 
