@@ -60,7 +60,7 @@ def test_every_change_is_logged_with_its_content(client: httpx.Client, token: Ma
     assert by_action["delete"]["detail"]["records"] == 1
     assert by_action["import"]["detail"] == {"sets": 1, "records": 1}
     assert by_action["create token"]["detail"] == {"id": made["id"], **wish}
-    assert made["token"].split("_")[2] not in str(logged)
+    assert made["token"].split("_", 2)[2] not in str(logged)
 
 
 def test_a_change_that_fails_is_not_logged(
