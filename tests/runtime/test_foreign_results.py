@@ -11,7 +11,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from support.processes import dejavu
+from support.command_line import run_cli
 
 from dejavu_cache import Pow2, cached_autotune
 from dejavu_cache.errors import SettingsError
@@ -138,7 +138,7 @@ def test_what_was_best_stands_in(
     origin: str, best: tuple[int, int, int], tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     folder, store = request.getfixturevalue(origin), tmp_path / "store"
-    seen = dejavu("import", f"--{origin.replace('_', '-')}", folder, "--store", store)
+    seen = run_cli("import", f"--{origin.replace('_', '-')}", folder, "--store", store)
     assert seen.returncode == 0, seen.stderr
     assert "for fused_moe_kernel kept in" in seen.stdout
     values = {"BLOCK_SIZE_M": best[0], "GROUP_SIZE_M": best[1]}
@@ -227,7 +227,7 @@ def test_another_gpus_or_unknown_configs_do_not_stand_in(fla: Path, tmp_path: Pa
 def test_names_can_be_translated(vllm: Path, tmp_path: Path) -> None:
     store = tmp_path / "store"
     options = ["--rename", "fused_moe_kernel=my_kernel", "--rename", "M=tokens"]
-    assert dejavu("import", "--vllm", vllm, *options, "--store", store).returncode == 0
+    assert run_cli("import", "--vllm", vllm, *options, "--store", store).returncode == 0
     results = [
         result
         for result in FileStore(store).imported("my_kernel")
@@ -274,11 +274,31 @@ def test_tritons_own_files_are_read(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_imported_is_said(arguments: list[str], said: str) -> None:
-    seen = dejavu("import", *arguments)
+    seen = run_cli("import", *arguments)
     assert (seen.returncode, said in seen.stderr) == (2, True)
 
 
 def test_a_folder_of_something_else_is_said(tmp_path: Path) -> None:
     write(tmp_path / "x.json", [1])
-    seen = dejavu("import", "--fla", tmp_path)
+    seen = run_cli("import", "--fla", tmp_path)
     assert (seen.returncode, "does not hold what fla writes" in seen.stderr) == (2, True)
+
+
+def test_an_import_says_how_many_results_can_match(
+    triton_dejavu: Path, vllm: Path, tmp_path: Path
+) -> None:
+    (path,) = triton_dejavu.rglob("cache.json")
+    content = json.loads(path.read_text())
+    key, config = next(iter(content["cache"].items()))
+    orphans = {**content, "cache": {"('64', '128')": config}, "timings": {}}
+    del orphans["keys"]
+    old = Path(str(path.parent).replace(f"triton_{triton.__version__}", "triton_3.1.0"))
+    assert old != path.parent
+    write(old / "cache.json", content)
+    write(old / "orphans" / "cache.json", orphans)
+    write(old / "ordered" / "cache.json", {**orphans, "cache": {key: config}})
+    seen = run_cli("import", "--triton-dejavu", triton_dejavu, "--store", tmp_path / "store")
+    assert "by the names of arguments, 1 by their order and dtypes, 1 never" in seen.stdout
+    assert "others (3.1.0) serve with DEJAVU_CACHE_TOOLCHAIN=loose" in seen.stdout
+    ours = run_cli("import", "--vllm", vllm, "--store", tmp_path / "store")
+    assert "loose" not in ours.stdout

@@ -11,17 +11,19 @@ import typer
 
 from dejavu_cache.errors import SettingsError
 from dejavu_cache.integrations.foreign_files import read_foreign_files
+from dejavu_cache.integrations.match_report import report_matches
 from dejavu_cache.model.foreign_result import ForeignResult
 from dejavu_cache.model.merge import OnConflict
 from dejavu_cache.model.record import RecordSet
 from dejavu_cache.model.scenario import Context, canonical_json
 from dejavu_cache.stores import Store
 from dejavu_cache.stores.snapshot import freeze as write_snapshot
+from dejavu_cache.triton_internals.distribution import triton_version
 
 from ..chosen_store import open_chosen_store, open_complete_store
 from ..errors import NothingFoundError
 from ..options import KernelOption, StoreOption
-from ..output import note, say
+from ..output import note, say, say_indented
 from ..output_file import open_output
 from ..record_copy import merge_acknowledged
 from ..record_files import read_record_sets
@@ -131,6 +133,8 @@ def import_records(
             target.put_imported(results)
             functions = ", ".join(sorted({result.function for result in results}))
             say(f"{len(results)} results of {origin} for {functions} kept in {target.url}")
+            for line in report_matches(results, triton_version() or ""):
+                say_indented(line)
 
 
 def merge(
