@@ -16,19 +16,31 @@ __all__ = ["Plan"]
 
 
 class TensorForm(NamedTuple):
-    """What of a layer's tensor must be as planned; `aligned` is whether it begins at 16 bytes."""
+    """What of a layer's tensor must be as planned; `misaligned` counts bytes past a 16th."""
 
     shape: torch.Size
     strides: tuple[int, ...]
     dtype: torch.dtype
     device: torch.device
-    aligned: bool
+    misaligned: int
 
 
 def form_of(tensor: torch.Tensor) -> TensorForm:
     """Return a tensor's form."""
     return TensorForm(
-        tensor.shape, tensor.stride(), tensor.dtype, tensor.device, not tensor.data_ptr() & 15
+        tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.data_ptr() & 15
+    )
+
+
+def has_form(tensor: torch.Tensor, form: TensorForm) -> bool:
+    """Check a tensor for a form; each layer asks, so nothing is built for the comparison."""
+    shape, strides, dtype, device, misaligned = form
+    return (
+        tensor.shape == shape
+        and tensor.stride() == strides
+        and tensor.dtype == dtype
+        and tensor.device == device
+        and tensor.data_ptr() & 15 == misaligned
     )
 
 
@@ -43,8 +55,10 @@ class Plan:
         """Choose an implementation and schedule the batch, which the class describes."""
         self._batch = batch
         self._implementation = dispatch.choose(batch)
-        self._forms = tuple(form_of(tensor) for tensor in (batch.q, batch.k_cache, batch.v_cache))
+        self._q_form, self._keys_form = form_of(batch.q), form_of(batch.k_cache)
+        self._values_form = form_of(batch.v_cache)
         self._schedule = make_schedule(batch) if self._implementation == "hopper" else None
+        self._descriptors = hopper.descriptors_like(batch.k_cache)
         self._repeat: tuple[TensorForm, RepeatedLaunch] | None = None
 
     @property
@@ -75,7 +89,11 @@ class Plan:
         """
         if out is None:
             out = torch.empty_like(q, memory_format=torch.contiguous_format)
-        if (form_of(q), form_of(k_cache), form_of(v_cache)) != self._forms:
+        if not (
+            has_form(q, self._q_form)
+            and has_form(k_cache, self._keys_form)
+            and has_form(v_cache, self._values_form)
+        ):
             self._reject(q, k_cache, v_cache)
         if q.is_cuda and q.device.index != torch.cuda.current_device():
             with torch.cuda.device(q.device):  # Triton launches on the current device
@@ -86,8 +104,9 @@ class Plan:
         self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, out: torch.Tensor
     ) -> torch.Tensor:
         """Compute a layer of the planned form on the current device."""
-        if self._repeat is not None and self._repeat[0] == form_of(out):
-            keys, values = hopper.descriptor_of(k_cache), hopper.descriptor_of(v_cache)
+        if self._repeat is not None and has_form(out, self._repeat[0]):
+            keys = hopper.descriptor_of(k_cache, self._descriptors)
+            values = hopper.descriptor_of(v_cache, self._descriptors)
             if self._repeat[1](out, keys, values, q):
                 return out
         check_out(out, q)
@@ -113,8 +132,7 @@ class Plan:
         self._repeat = form, repeated
 
     def _reject(self, *tensors: torch.Tensor) -> None:
-        for name, tensor, form in zip(
-            ("q", "k_cache", "v_cache"), tensors, self._forms, strict=True
-        ):
-            if form_of(tensor) != form:
+        forms = (self._q_form, self._keys_form, self._values_form)
+        for name, tensor, form in zip(("q", "k_cache", "v_cache"), tensors, forms, strict=True):
+            if not has_form(tensor, form):
                 raise ValueError(f"{name}: {form_of(tensor)}; planned was {form}")

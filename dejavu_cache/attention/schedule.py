@@ -12,14 +12,15 @@ graph makes a new list at each replay, from the lengths that lie in the tensors 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-import triton
-import triton.language as tl
 
+from ..triton_internals.environment import is_interpreting
+from ..triton_internals.repeated_launch import RepeatedLaunch
 from .batch import Batch
 from .kernels.kernel_call import num_sms
+from .kernels.schedule_kernel import schedule_kernel
 
 __all__ = [
     "ENTRY",
@@ -28,9 +29,9 @@ __all__ = [
     "PART_COLUMNS",
     "SPANS",
     "Schedule",
-    "has_pairs",
     "heads_at_once",
     "make_schedule",
+    "pairs_of",
 ]
 
 HALF = 64
@@ -42,11 +43,29 @@ SPANS = {True: 128, False: 64}
 Tiles of keys must divide it.
 """
 
+LONG_CONTEXT = 4096
+"""Keys that the middle one of a prompt's new tokens sees, from which the prompt is long."""
+
+LONG_QUERY = 128
+"""New tokens per sequence from which most are prompts."""
+
 ENTRY = 11
 """Numbers that describe the units of a range of keys; `schedule_kernel` names them."""
 
 HEADER = 4
-"""Numbers before the first entry; the first one is the number of entries."""
+"""Numbers before the first entry: how many entries, how many merges, and where these begin."""
+
+MERGE = 9
+"""Numbers that describe rows to merge; `list_merges` names them."""
+
+FEW_PARTS = 4
+"""Partial results of which many rows are merged at a time."""
+
+ROWS_OF_FEW = 16
+"""Rows that are merged at a time if they have few partial results."""
+
+ROWS_OF_MANY = 4
+"""Rows that are merged at a time if they have many."""
 
 BINS = 16
 """Costs of units that their order tells apart."""
@@ -57,239 +76,37 @@ PART_COLUMNS = 4
 MOST_CUTS = 4
 """Limit of the pieces that are made by cutting, per multiprocessor."""
 
-ONE_HALF = tl.constexpr(0.7)
-"""Cost of a head's keys for a Q block of one half, in those of a block of two: that of loading."""
-
-LONG = tl.constexpr(128)
-"""Keys whose cost for a Q block of two halves is the unit of all costs."""
-
 
 class Schedule(NamedTuple):
     """Buffers that all layers of a step share.
 
     Attributes:
-        units: header, entries, and what the kernel notes of each Q block; int32.
+        units: header, entries, what the kernel notes of each Q block, and rows to merge; int32.
         scratch: partial results, float32, [rows, KV heads, head size + PART_COLUMNS].
         blocks: number of Q blocks at most.
-        pairs: whether the batch may have Q blocks of two halves.
+        pairs: 0 if no Q block can have two halves, 2 for long prompts, else 1.
     """
 
     units: torch.Tensor
     scratch: torch.Tensor
     blocks: int
-    pairs: bool
+    pairs: int
 
 
-def has_pairs(max_seqlen_q: int, group: int) -> bool:
-    """Return whether sequences may have Q blocks of two halves."""
-    return max_seqlen_q > HALF // group
+def pairs_of(batch: Batch) -> int:
+    """Return whether a batch has Q blocks of two halves: 0 if none can, 2 for long prompts, else 1.
+
+    Prompts are long if contexts may be and few of the sequences can be decoding.
+    """
+    if batch.max_seqlen_q <= HALF // batch.group:
+        return 0
+    long = batch.max_seqlen_k - batch.max_seqlen_q // 2 >= LONG_CONTEXT
+    return 2 if long and batch.num_tokens >= LONG_QUERY * batch.num_seqs else 1
 
 
 def heads_at_once(kv_heads: int) -> int:
     """Return the KV heads of a unit whose Q block fits one half: one for each half, if even."""
     return 2 - kv_heads % 2
-
-
-@triton.jit
-def find_blocks(
-    cu_seqlens_q, seqused_k, block, num_seqs, blocks, BLOCK_Q: tl.constexpr, MAX_SEQS: tl.constexpr
-):
-    """`softmax_tiles.find_block` for a tensor of Q blocks: sequence, first, tokens, position."""
-    sequence = tl.zeros_like(block)
-    step = MAX_SEQS // 2
-    while step > 0:
-        later = sequence + step
-        there = later < num_seqs
-        number = tl.load(cu_seqlens_q + later, mask=there, other=0) // BLOCK_Q + later
-        sequence = tl.where(there & (number <= block), later, sequence)
-        step = step // 2
-    begin = tl.load(cu_seqlens_q + sequence)
-    new = tl.load(cu_seqlens_q + sequence + 1) - begin
-    offset = (block - begin // BLOCK_Q - sequence) * BLOCK_Q
-    tokens = tl.where(block < blocks, tl.maximum(tl.minimum(new - offset, BLOCK_Q), 0), 0)
-    position = tl.load(seqused_k + sequence) - new + offset
-    return sequence, begin + offset, tokens, position
-
-
-@triton.jit
-def first_key(position, WINDOW: tl.constexpr, SPAN: tl.constexpr):
-    """Return the first key that a Q block needs, rounded down to a multiple of SPAN."""
-    low = tl.zeros_like(position)
-    if WINDOW >= 0:
-        low = tl.maximum(position - WINDOW, 0) // SPAN * SPAN
-    return low
-
-
-@triton.jit
-def choose_cost(blocks, mean, most, cut, slots, least, most_cuts, CANDIDATES: tl.constexpr):
-    """Return the largest cost of a unit for which the estimated time is shortest.
-
-    The estimate is that of list scheduling: an equal share of all work and half of the longest
-    unit, or that unit alone where there are no more units than multiprocessors.
-
-    Args:
-        blocks: number of each sequence's Q blocks, [MAX_SEQS], float32.
-        mean: mean cost of these.
-        most: largest cost of these.
-        cut: cost of cutting one once more: a partial result is written and merged.
-        slots: multiprocessors per unit of an entry.
-        least: smallest cost of a unit.
-        most_cuts: limit of units beyond one per Q block.
-        CANDIDATES: number of costs to compare, from a quarter of an equal share to four.
-    """
-    share = tl.sum(blocks * mean, 0) / slots
-    exponent = tl.arange(0, CANDIDATES).to(tl.float32) * (4.0 / CANDIDATES) - 2.0
-    limit = tl.maximum(share * tl.exp2(exponent), least)
-    lowest = tl.maximum(2.0 * mean - most, 0.0)
-    pieces = tl.zeros([CANDIDATES, blocks.shape[0]], dtype=tl.float32)
-    for quarter in tl.static_range(4):  # a prompt's Q blocks have costs from the lowest to the most
-        cost = lowest + (most - lowest) * (quarter * 0.25 + 0.25)
-        pieces += 0.25 * tl.maximum(tl.ceil(cost[None, :] / limit[:, None]), 1.0)
-    units = tl.sum(blocks[None, :] * pieces, 1)
-    cuts = tl.sum((blocks * cut)[None, :] * (pieces - 1.0), 1)
-    pieces = tl.maximum(tl.ceil(most[None, :] / limit[:, None]), 1.0)
-    longest = tl.max(tl.where(blocks > 0, most, 0.0)[None, :] / pieces, 1)
-    alone = longest + tl.where(cuts > 0, 2.0 * tl.max(tl.where(blocks > 0, cut, 0.0), 0), 0.0)
-    crowded = share + (cuts + 0.3 * units) / slots + 0.5 * longest + (alone - longest)
-    time = tl.where(units <= slots, alone, tl.maximum(alone, crowded))
-    time = tl.where(units - tl.sum(blocks, 0) > most_cuts, float("inf"), time)
-    best = tl.arange(0, CANDIDATES) == tl.argmin(time, 0)
-    return tl.sum(tl.where(best, limit, 0.0), 0), tl.sum(tl.where(best, longest, 0.0), 0)
-
-
-@triton.jit(
-    do_not_specialize=["num_seqs", "blocks", "slots", "most_cuts", "most_rows", "entries"],
-    do_not_specialize_on_alignment=["cu_seqlens_q", "seqused_k"],
-)
-def schedule_kernel(
-    units, cu_seqlens_q, seqused_k, num_seqs, blocks, slots, most_cuts, most_rows,
-    entries, GROUP: tl.constexpr, WINDOW: tl.constexpr, MAX_SEQS: tl.constexpr, CHUNK: tl.constexpr,
-    HALF: tl.constexpr, ENTRY: tl.constexpr, HEADER: tl.constexpr, BINS: tl.constexpr,
-    CANDIDATES: tl.constexpr, HEADS: tl.constexpr, SPAN: tl.constexpr,
-):  # fmt: skip
-    """Write the list of units; runs as one program.
-
-    An entry stands for one unit per HEADS KV heads. Its numbers are: sequence; first token in q;
-    number of tokens; position of the first; first key; end of the keys; which piece of the Q block
-    this is; how many there are, or 0 if there is no room for partial results; the first row of
-    these; the number of the Q block; and the KV head, of every HEADS, that a block of two halves
-    has, which gets an entry for each.
-
-    Args:
-        units: the list, with two more numbers per Q block behind the entries.
-        cu_seqlens_q: as in `paged_attention`.
-        seqused_k: as in `paged_attention`.
-        num_seqs: number of sequences.
-        blocks: number of Q blocks at most.
-        slots: multiprocessors per unit of an entry, float32.
-        most_cuts: room for more entries.
-        most_rows: room for rows of partial results.
-        entries: entries if no Q block is cut, at most.
-        GROUP: query heads per KV head.
-        WINDOW: keys before its own position that a query sees; -1 for all.
-        MAX_SEQS: num_seqs at most; one of few powers of two, since each is another binary.
-        CHUNK: Q blocks that are scheduled at a time.
-        HALF: as above.
-        ENTRY: as above.
-        HEADER: as above.
-        BINS: as above.
-        CANDIDATES: of `choose_cost`.
-        HEADS: of `heads_at_once`.
-        SPAN: one of SPANS.
-    """
-    half: tl.constexpr = HALF // GROUP
-    pair: tl.constexpr = 2 * half
-    one: tl.constexpr = ONE_HALF * HEADS * SPAN / LONG
-    two: tl.constexpr = SPAN / LONG
-    bins = tl.arange(0, BINS)
-    notes = units + HEADER + (entries + most_cuts) * ENTRY
-
-    lane = tl.arange(0, MAX_SEQS)
-    begin = tl.load(cu_seqlens_q + lane, mask=lane < num_seqs, other=0)
-    new = tl.load(cu_seqlens_q + lane + 1, mask=lane < num_seqs, other=0) - begin
-    keys = tl.load(seqused_k + lane, mask=lane < num_seqs, other=0).to(tl.float32)
-    count = tl.cdiv(new, pair).to(tl.float32)
-    most = tl.ceil(keys / SPAN)
-    mean = tl.where(count <= 1, most, (keys - count * (pair * 0.5)) / SPAN + 0.5)
-    if WINDOW >= 0:
-        most = tl.minimum(most, WINDOW // SPAN + 2.0)
-        mean = tl.minimum(mean, most)
-    tile = tl.where(new <= half, one, two)
-    cut = tl.where(new <= half, 0.5, 5.0)
-    units_each = count * tl.where(new <= half, 1.0, HEADS)
-    limit, longest = choose_cost(
-        units_each, mean * tile, most * tile, cut, slots, one, 0.8 * most_cuts, CANDIDATES
-    )
-
-    sizes = tl.zeros([BINS], dtype=tl.int32)
-    used_cuts = 0
-    used_rows = 0
-    for start in tl.range(0, blocks, CHUNK):
-        block = start + tl.arange(0, CHUNK)
-        _, _, tokens, position = find_blocks(
-            cu_seqlens_q, seqused_k, block, num_seqs, blocks, pair, MAX_SEQS
-        )
-        tiles = tl.cdiv(position + tokens - first_key(position, WINDOW, SPAN), SPAN)
-        tiles = tl.where(tokens > 0, tl.maximum(tiles, 1), 0)
-        single = tokens <= half
-        weight = tl.where(single, one, two)
-        length = tl.ceil(tiles / tl.maximum(tl.ceil(tiles * weight / limit), 1.0)).to(tl.int32)
-        length = tl.maximum(length, 1)
-        pieces = tl.cdiv(tiles, length)
-        rows = tl.where(single, tokens * GROUP * (3 - HEADS), 2 * HALF) * pieces
-        rows = tl.where((pieces > 1) | (single & (HEADS == 1)), rows, 0)
-        copies = tl.where(single, 1, HEADS)
-        last_row = used_rows + tl.cumsum(rows, 0)
-        last_cut = used_cuts + tl.cumsum(tl.maximum(pieces - 1, 0) * copies, 0)
-        # What finds no room is not cut. Sums of the others' sizes still count it, which is safe.
-        fits = (last_row <= most_rows) & (last_cut <= most_cuts)
-        used_rows += tl.sum(rows, 0)
-        used_cuts += tl.sum(tl.maximum(pieces - 1, 0) * copies, 0)
-        length = tl.where(fits, length, tiles)
-        pieces = tl.where(fits, pieces, tl.minimum(pieces, 1))
-        tl.store(notes + 2 * block, length, mask=block < blocks)
-        tl.store(notes + 2 * block + 1, tl.where(fits, last_row - rows, -1), mask=block < blocks)
-        rank = BINS - 1 - tl.minimum((length * weight * (BINS / longest)).to(tl.int32), BINS - 1)
-        sizes += tl.sum(tl.where(rank[:, None] == bins[None, :], (pieces * copies)[:, None], 0), 0)
-
-    total = tl.sum(sizes, 0)
-    tl.store(units, total)
-    filled = tl.cumsum(sizes, 0) - sizes
-    tl.debug_barrier()
-    for start in tl.range(0, blocks, CHUNK):
-        block = start + tl.arange(0, CHUNK)
-        sequence, first, tokens, position = find_blocks(
-            cu_seqlens_q, seqused_k, block, num_seqs, blocks, pair, MAX_SEQS
-        )
-        low = first_key(position, WINDOW, SPAN)
-        end = position + tokens
-        length = tl.load(notes + 2 * block, mask=block < blocks, other=1)
-        row = tl.load(notes + 2 * block + 1, mask=block < blocks, other=-1)
-        tiles = tl.where(tokens > 0, tl.maximum(tl.cdiv(end - low, SPAN), 1), 0)
-        pieces = tl.cdiv(tiles, tl.maximum(length, 1))
-        weight = tl.where(tokens <= half, one, two)
-        rank = BINS - 1 - tl.minimum((length * weight * (BINS / longest)).to(tl.int32), BINS - 1)
-        chosen = rank[:, None] == bins[None, :]
-        copies = tl.where(tokens <= half, 1, HEADS)
-        own = tl.where(chosen, (pieces * copies)[:, None], 0)
-        place = tl.sum(tl.where(chosen, filled[None, :] + tl.cumsum(own, 0) - own, 0), 1)
-        filled += tl.sum(own, 0)
-        for number in tl.range(0, tl.max(pieces * copies, 0)):
-            there = number < pieces * copies
-            piece = number // copies
-            entry = units + HEADER + (place + number) * ENTRY
-            start_key = low + piece * length * SPAN
-            tl.store(entry, sequence, mask=there)
-            tl.store(entry + 1, first, mask=there)
-            tl.store(entry + 2, tokens, mask=there)
-            tl.store(entry + 3, position, mask=there)
-            tl.store(entry + 4, start_key, mask=there)
-            tl.store(entry + 5, tl.minimum(start_key + length * SPAN, end), mask=there)
-            tl.store(entry + 6, piece, mask=there)
-            tl.store(entry + 7, tl.where(row >= 0, pieces, 0), mask=there)
-            tl.store(entry + 8, row, mask=there)
-            tl.store(entry + 9, block, mask=there)
-            tl.store(entry + 10, number % copies, mask=there)
 
 
 def make_schedule(batch: Batch) -> Schedule:
@@ -298,7 +115,7 @@ def make_schedule(batch: Batch) -> Schedule:
     Needs at most 64 rows per KV head, and `batch.group` of at most 64.
     """
     device, half = batch.q.device, HALF // batch.group
-    pairs = has_pairs(batch.max_seqlen_q, batch.group)
+    pairs = pairs_of(batch)
     heads = heads_at_once(batch.kv_heads)
     blocks = batch.q_blocks(2 * half)
     entries = blocks * heads if pairs else blocks
@@ -307,19 +124,42 @@ def make_schedule(batch: Batch) -> Schedule:
     rows = HALF if pairs else batch.max_seqlen_q * batch.group
     single_rows = min(batch.num_tokens, batch.num_seqs * half) * batch.group
     most_rows = 2 * single_rows + most_cuts * rows
+    most_merges = (most_cuts if heads == 2 else blocks) * (2 * HALF // ROWS_OF_MANY)
     units = torch.empty(
-        HEADER + (entries + most_cuts) * ENTRY + 2 * blocks, dtype=torch.int32, device=device
+        HEADER + (entries + most_cuts) * ENTRY + 2 * blocks + most_merges * MERGE,
+        dtype=torch.int32,
+        device=device,
     )
     columns = max(64, batch.head_padded) + PART_COLUMNS
     scratch = torch.empty(most_rows, batch.kv_heads, columns, dtype=torch.float32, device=device)
     max_seqs = 16
     while max_seqs < batch.num_seqs:
         max_seqs *= 4
-    schedule_kernel[(1,)](
-        units, batch.cu_seqlens_q, batch.seqused_k, batch.num_seqs, blocks, slots, most_cuts,
-        most_rows, entries, GROUP=batch.group, WINDOW=batch.window, MAX_SEQS=max_seqs,
-        CHUNK=32 if blocks <= 32 else 512, HALF=HALF, ENTRY=ENTRY,
-        HEADER=HEADER, BINS=BINS, CANDIDATES=32 if max_seqs <= 256 else 16, HEADS=heads,
-        SPAN=SPANS[pairs], num_warps=8,
+    _launch(
+        (units, batch.cu_seqlens_q, batch.seqused_k, batch.num_seqs, blocks, slots, most_cuts,
+         most_rows, entries),
+        {
+            "GROUP": batch.group, "WINDOW": batch.window, "MAX_SEQS": max_seqs,
+            "CHUNK": 32 if blocks <= 32 else 512, "HALF": HALF, "ENTRY": ENTRY, "HEADER": HEADER,
+            "BINS": BINS, "MERGE": MERGE, "FEW": FEW_PARTS, "FEW_ROWS": ROWS_OF_FEW,
+            "MANY_ROWS": ROWS_OF_MANY, "CANDIDATES": 32 if max_seqs <= 256 else 16,
+            "HEADS": heads, "SPAN": SPANS[pairs > 0],
+        },
     )  # fmt: skip
     return Schedule(units, scratch, blocks, pairs)
+
+
+_repeated: dict[Any, RepeatedLaunch] = {}
+
+
+def _launch(values: tuple[Any, ...], constants: dict[str, Any]) -> None:
+    """Launch the kernel; after the first time for some constants, without Triton's own binding."""
+    key = values[0].device, *constants.values()
+    launch = _repeated.get(key)
+    if launch is not None and launch(*values):
+        return
+    kernel = schedule_kernel[(1,)](*values, **constants, num_warps=8)
+    if launch is None and not is_interpreting():
+        names = schedule_kernel.arg_names
+        arguments = dict(zip(names, (*values, *constants.values()), strict=True))
+        _repeated[key] = RepeatedLaunch(kernel, 1, arguments, names[: len(values)])

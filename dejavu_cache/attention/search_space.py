@@ -104,14 +104,12 @@ def row_space() -> Sequence[triton.Config]:
 
 
 def hopper_space() -> Sequence[triton.Config]:
-    """Return the Hopper kernel's configs: tiles of 64 keys, in as many stages as fit.
+    """Return the Hopper kernel's configs: keys in a tile, and tiles in shared memory.
 
-    STAGES is the number of tiles of keys, and of values, in shared memory. Pruning leaves the
-    config with the most stages for a head size, so nothing is benchmarked. On one draw of batches
-    with 32/8 heads of 128, the best of it, three stages, and tiles of 128 keys was 0.3% faster for
-    decoding and 3% for prompts.
+    STAGES counts tiles of keys, and as many of values. Pruning leaves one config for a head size
+    and kind of work, so nothing is benchmarked.
     """
-    return config_space({"TILE": (64,), "STAGES": (4, 3, 2)})
+    return config_space({"TILE": (64, 128), "STAGES": (4, 3, 2)})
 
 
 def why_not(
@@ -190,13 +188,23 @@ def prune_rules(
 
 
 def hopper_prune_rules() -> dict[str, Callable[..., list[triton.Config]]]:
-    """Return `prune_configs_by` for the Hopper kernel: leave the deepest config that fits."""
+    """Return `prune_configs_by` for the Hopper kernel: leave the deepest config that fits.
+
+    Long prompts have tiles of 128 keys, which take fewer instructions per key; in all other work
+    the rest of a sequence's last tile and the first tile's latency cost more.
+    """
 
     def prune(
         configs: Sequence[triton.Config], nargs: Mapping[str, Any], **kwargs: Any
     ) -> list[triton.Config]:
-        head_padded = {**nargs, **kwargs}["HEAD_PADDED"]
-        able = [config for config in configs if hopper_why_not(config, head_padded) is None]
+        arguments = {**nargs, **kwargs}
+        head_padded = arguments["HEAD_PADDED"]
+        tile = 128 if arguments["PAIRS"] == 2 and head_padded <= 128 else 64
+        able = [
+            config
+            for config in configs
+            if config.kwargs["TILE"] == tile and hopper_why_not(config, head_padded) is None
+        ]
         return [max(able, key=lambda config: int(config.kwargs["STAGES"]))]
 
     return {"early_config_prune": prune}

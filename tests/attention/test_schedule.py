@@ -13,7 +13,7 @@ import torch
 
 from dejavu_cache.attention import schedule
 from dejavu_cache.attention.batch import Batch
-from dejavu_cache.attention.schedule import ENTRY, HALF, HEADER, SPANS, make_schedule
+from dejavu_cache.attention.schedule import ENTRY, HALF, HEADER, MERGE, SPANS, make_schedule
 
 pytestmark = pytest.mark.filterwarnings(  # Triton's interpreter, where a loop's end is computed
     "ignore:Conversion of an array with ndim > 0:DeprecationWarning"
@@ -38,11 +38,26 @@ class Entry(NamedTuple):
     head: int
 
 
+class Merge(NamedTuple):
+    """Rows to merge, in the order of their numbers."""
+
+    first: int
+    rows: int
+    line: int
+    row: int
+    pitch: int
+    parts: int
+    counter: int
+    chunks: int
+    keys: int
+
+
 class Scheduled(NamedTuple):
-    """A batch with its list of units."""
+    """A batch with its lists of units and of rows to merge."""
 
     batch: Batch
     entries: list[Entry]
+    merges: list[Merge]
     rows: int
     span: int
     heads: int
@@ -72,8 +87,13 @@ def schedule_of(batch: Batch) -> Scheduled:
     end = HEADER + int(made.units[0]) * ENTRY
     numbers = made.units[HEADER:end].view(-1, ENTRY).tolist()
     entries = [Entry(*entry) for entry in numbers]
+    count, begin = int(made.units[1]), int(made.units[2])
+    assert begin + count * MERGE <= made.units.numel()
+    numbers = made.units[begin : begin + count * MERGE].view(-1, MERGE).tolist()
+    merges = [Merge(*merge) for merge in numbers]
     heads = schedule.heads_at_once(batch.kv_heads)
-    return Scheduled(batch, entries, made.scratch.shape[0], SPANS[made.pairs], heads)
+    rows, span = made.scratch.shape[0], SPANS[made.pairs > 0]
+    return Scheduled(batch, entries, merges, rows, span, heads)
 
 
 def check_cover(made: Scheduled) -> None:
@@ -119,6 +139,50 @@ def check_rows(made: Scheduled) -> None:
     assert max((end for _, end in ranges), default=0) <= made.rows
 
 
+def check_merges(made: Scheduled) -> None:
+    """Check that each row of a block with several partial results is merged once, from all."""
+    half, group = HALF // made.batch.group, made.batch.group
+    expected = {}
+    for entry in made.entries:
+        single = entry.tokens <= half
+        parts = entry.pieces * (3 - made.heads if single else 1)
+        if parts < 2:
+            continue
+        rows = min(entry.tokens, half) * group
+        pitch = rows if single else 2 * HALF
+        expected[2 * entry.block] = (entry.first, rows, entry.row, pitch, parts)
+        if not single:
+            rest = (entry.tokens - half) * group
+            expected[2 * entry.block + 1] = (
+                entry.first + half,
+                rest,
+                entry.row + HALF,
+                pitch,
+                parts,
+            )
+    merges: dict[int, list[Merge]] = defaultdict(list)
+    for merge in made.merges:
+        merges[merge.counter].append(merge)
+    assert merges.keys() == expected.keys()
+    for counter, chunks in merges.items():
+        ends = [chunk.line for chunk in chunks[1:]] + [chunks[0].rows]
+        at_once = schedule.ROWS_OF_FEW
+        if chunks[0].parts > schedule.FEW_PARTS:
+            at_once = schedule.ROWS_OF_MANY
+        for chunk, end in zip(chunks, ends, strict=True):
+            numbers = (chunk.first, chunk.rows, chunk.row, chunk.pitch, chunk.parts)
+            assert numbers == expected[counter]
+            assert chunk.chunks == len(chunks)
+            assert 0 < end - chunk.line <= at_once
+
+
+def check(made: Scheduled) -> None:
+    """Check the lists of a batch."""
+    check_cover(made)
+    check_rows(made)
+    check_merges(made)
+
+
 def balance(made: Scheduled) -> float:
     """Return an equal share of the keys over the most of a multiprocessor, by list scheduling."""
     half, times = HALF // made.batch.group, [0.0] * SMS
@@ -145,8 +209,7 @@ BATCHES = {
 def test_units_cover_each_batch(heads: tuple[int, int], window: int) -> None:
     for new, past in BATCHES.values():
         made = schedule_of(batch_of(new, past, heads, window))
-        check_cover(made)
-        check_rows(made)
+        check(made)
 
 
 def test_units_cover_random_batches() -> None:
@@ -157,8 +220,7 @@ def test_units_cover_random_batches() -> None:
         new = [pick.randrange(longest + 1) for _ in range(count - 1)] + [longest]
         past = [pick.choice([0, 1, 127, 128, pick.randrange(30000)]) for _ in new]
         made = schedule_of(batch_of(new, past, pick.choice([(32, 8), (8, 1), (28, 4)])))
-        check_cover(made)
-        check_rows(made)
+        check(made)
 
 
 def test_one_long_sequence_does_not_hold_up_the_others() -> None:
@@ -173,5 +235,4 @@ def test_what_finds_no_room_is_left_whole(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(schedule, "MOST_CUTS", 0)
     for heads in (32, 8), (7, 1):
         made = schedule_of(batch_of([1] * 12 + [100], [20000] * 13, heads))
-        check_cover(made)
-        check_rows(made)
+        check(made)

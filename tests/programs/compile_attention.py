@@ -18,7 +18,9 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from dejavu_cache.attention import schedule
 from dejavu_cache.attention.kernels import hopper, segmented
+from dejavu_cache.attention.kernels.schedule_kernel import schedule_kernel
 from dejavu_cache.attention.search_space import hopper_why_not, why_not
 from dejavu_cache.attention.sweep_suite import kernel_of
 
@@ -61,6 +63,7 @@ POINTERS = {
     **dict.fromkeys(("scratch", "alibi_slopes", "sinks", "k_scale", "v_scale"), "*fp32"),
     "softmax_scale": "fp32",
     "softcap": "fp32",
+    "slots": "fp32",
 }
 RUNTIME = ("per_sm",)
 """Parameters of configs that do not change the binary."""
@@ -68,7 +71,8 @@ RUNTIME = ("per_sm",)
 
 def source(name: str, shape: str, params: dict[str, Any]) -> Any:
     """Return the source that Triton compiles for a launch of the kernel."""
-    fn = segmented.merge_kernel if name == "merge" else kernel_of(name).fn
+    helpers = {"merge": segmented.merge_kernel, "schedule": schedule_kernel}
+    fn = helpers[name] if name in helpers else kernel_of(name).fn
     constants = {
         argument: value
         for argument, value in {**SHAPES[shape], **params}.items()
@@ -109,6 +113,14 @@ def configs(name: str, target: str) -> list[Any]:
     """Return the kernel's configs that the rules allow, each binary once."""
     if name == "merge":
         return [triton.Config({"SLOTS": 1 << power}) for power in range(8)]
+    if name == "schedule":
+        lists = {
+            "HALF": schedule.HALF, "ENTRY": schedule.ENTRY, "HEADER": schedule.HEADER,
+            "BINS": schedule.BINS, "MERGE": schedule.MERGE, "FEW": schedule.FEW_PARTS,
+            "FEW_ROWS": schedule.ROWS_OF_FEW, "MANY_ROWS": schedule.ROWS_OF_MANY,
+            "CHUNK": 512, "CANDIDATES": 32, "HEADS": 2, "SPAN": schedule.SPANS[True],
+        }  # fmt: skip
+        return [triton.Config(lists, num_warps=8)] if target == "cuda:90" else []
     declared = kernel_of(name).configs
     declared = (
         declared.for_vendor(TARGETS[target].backend)
@@ -140,10 +152,10 @@ def jobs(everything: bool, target: str) -> Iterator[tuple[str, str, str, dict[st
         "segmented",
         "merge",
         "static_grid",
-        *(("hopper",) if hopper.COVERED else ()),
+        *(("hopper", "schedule") if hopper.COVERED else ()),
     ):
         pick = random.Random(f"{target} {name}")
-        shapes = ["plain"] if name == "hopper" else list(SHAPES)
+        shapes = ["plain"] if name in ("hopper", "schedule") else list(SHAPES)
         for shape in shapes if everything else [pick.choice(shapes)]:
             able = configs(name, target)
             if able and not (everything and shape == "plain"):

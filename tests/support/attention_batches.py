@@ -149,7 +149,8 @@ def kernels() -> dict[str, Any]:
 def runnable(implementation: str, case: Case) -> list[Any]:
     """Return the configs of a kernel that can run a case on this machine."""
     from dejavu_cache.attention.kernels.static_grid import most_rows
-    from dejavu_cache.attention.search_space import hopper_prune_rules, why_not
+    from dejavu_cache.attention.schedule import HALF, SPANS
+    from dejavu_cache.attention.search_space import hopper_why_not, why_not
 
     configs = list(kernels()[implementation].configs)
     padded = max(16, 1 << (case.head_size - 1).bit_length())
@@ -157,7 +158,12 @@ def runnable(implementation: str, case: Case) -> list[Any]:
     if implementation == "naive":
         return configs
     if implementation == "hopper":
-        return hopper_prune_rules()["early_config_prune"](configs, {"HEAD_PADDED": max(64, padded)})
+        span = SPANS[max(case.new) > HALF // group]
+        return [
+            config
+            for config in configs
+            if config.kwargs["TILE"] <= span and hopper_why_not(config, max(64, padded)) is None
+        ]
     capability = 90
     if torch.cuda.is_available():
         major, minor = torch.cuda.get_device_capability()

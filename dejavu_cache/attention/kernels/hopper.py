@@ -6,7 +6,7 @@ them itself. It covers the features that most models need, and `suits` checks a 
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -74,7 +74,7 @@ def launch(batch: Batch, schedule: Schedule | None = None) -> KernelCall:
     schedule = schedule or make_schedule(batch)
     q, out, cache = batch.q, batch.out, batch.k_cache
     page, strides = cache.shape[1], cache.stride()
-    counters = 2 + 2 * schedule.blocks * batch.kv_heads
+    counters = 5 + 2 * schedule.blocks * batch.kv_heads
     heads_below = strides[2] % strides[1] == 0  # a head's pages are rows of their own
     return KernelCall(
         hopper_kernel,
@@ -89,7 +89,7 @@ def launch(batch: Batch, schedule: Schedule | None = None) -> KernelCall:
             q.stride(0), q.stride(1), batch.block_table.stride(0),
         ),
         {
-            "PAIRS": int(schedule.pairs), "KV_HEADS": batch.kv_heads, "GROUP": batch.group,
+            "PAIRS": schedule.pairs, "KV_HEADS": batch.kv_heads, "GROUP": batch.group,
             "HEAD": q.shape[2], "HEAD_PADDED": max(64, batch.head_padded), "PAGE": page,
             "BOX": box_rows(page), "WINDOW": batch.window, "SOFTCAP": batch.softcap > 0,
         },
@@ -119,19 +119,34 @@ class Address(NamedTuple):
 
 
 MOST_DESCRIPTORS = 4096
+"""Limit of descriptors that are kept per shape."""
 
-_descriptors: dict[Any, Any] = {}
+
+@lru_cache(maxsize=64)
+def _descriptors(*form: Any) -> dict[int, Any]:
+    return {}
 
 
-def descriptor_of(cache: torch.Tensor) -> Any:
-    """Return the descriptor of a cache, made once for the same memory and shape."""
-    key = cache.data_ptr(), cache.shape, cache.stride(), cache.dtype
-    descriptor = _descriptors.get(key)
+def descriptors_like(cache: torch.Tensor) -> dict[int, Any]:
+    """Return the descriptors, by address, of the caches that have a cache's shape and strides."""
+    return _descriptors(cache.shape, cache.stride(), cache.dtype)
+
+
+def descriptor_of(cache: torch.Tensor, like: dict[int, Any]) -> Any:
+    """Return the descriptor of a cache, made once for the same memory and shape.
+
+    Args:
+        cache: keys or values.
+        like: `descriptors_like` it.
+    """
+    address = cache.data_ptr()
+    descriptor = like.get(address)
     if descriptor is None:
-        if len(_descriptors) >= MOST_DESCRIPTORS:
-            _descriptors.clear()
-        descriptor = _descriptors[key] = describe(cache)
-        descriptor.base = Address(cache.dtype, cache.data_ptr())
+        if len(like) >= MOST_DESCRIPTORS:
+            like.clear()
+        descriptor = describe(cache)
+        descriptor.base = Address(cache.dtype, address)
+        like[address] = descriptor
     return descriptor
 
 

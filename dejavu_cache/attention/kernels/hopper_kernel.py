@@ -5,7 +5,7 @@ unit. A Q block of a prompt has two halves of 64 rows, which share tiles of keys
 one multiplies, the other computes exponentials. Where the rows of a block fit one half, as in
 decoding, the halves compute two KV heads, or every other tile if the number of heads is odd. One
 more warp only takes units and loads pages, so the next unit's pages are on their way while the
-results of the previous one are written.
+results of the previous one are written. When no unit is left, both groups merge partial results.
 """
 
 from __future__ import annotations
@@ -22,17 +22,29 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from ...runtime.autotuner import cached_autotune
 from ...tuning.result_check import CheckOptions
 from ..search_space import HOPPER_KEYS, METHOD, hopper_prune_rules, hopper_space
+from .hopper_merge import merge
 from .hopper_pages import COLUMNS, RING, locate, produce, receive, skip, watch
-from .hopper_rows import LOG2E, ROWS, load_queries, merge_parts, softmax, store_part, store_rows
+from .hopper_rows import (
+    LANES,
+    LOG2E,
+    ROWS,
+    load_queries,
+    round_pairs,
+    softmax,
+    store_part,
+    store_rows,
+    take_pairs,
+)
 
 __all__ = ["hopper_kernel"]
 
 
 @gluon.jit
-def load_half(which: gl.constexpr, q, first, tokens, kv_head, stride_token, stride_head, HEADS: gl.constexpr,
+def load_half(which: gl.constexpr, q, unit, stride_token, stride_head, HEADS: gl.constexpr,
               GROUP: gl.constexpr, HEAD: gl.constexpr, HEAD_PADDED: gl.constexpr):  # fmt: skip
     """Load this half's queries of a unit: its rows of a block of two, else those of its KV head."""
     BLOCK_Q: gl.constexpr = ROWS // GROUP
+    _, first, tokens, _, _, _, _, kv_head = unit
     together = tokens > BLOCK_Q
     skipped = gl.where(together, which * BLOCK_Q, 0)
     head = kv_head + gl.where(together, 0, which * (HEADS - 1))
@@ -41,25 +53,28 @@ def load_half(which: gl.constexpr, q, first, tokens, kv_head, stride_token, stri
     )  # fmt: skip
 
 
-@gluon.jit
-def load_early(which: gl.constexpr, q, first, tokens, kv_head, stride_token, stride_head, HEADS: gl.constexpr,
-               GROUP: gl.constexpr, HEAD: gl.constexpr, HEAD_PADDED: gl.constexpr):  # fmt: skip
-    """Load the next unit's queries beside this one's output, where registers hold both."""
-    if HEAD_PADDED <= 128:
-        queries = load_half(
-            which, q, first, tokens, kv_head, stride_token, stride_head, HEADS, GROUP, HEAD, HEAD_PADDED
-        )  # fmt: skip
-    else:
-        queries = gl.zeros([1], gl.int32, gl.BlockedLayout([1], [32], [4], [0]))
-    return queries
+@gluon.constexpr_function
+def when_to_load(head_padded, tile):
+    """Return when a half loads the next unit's queries, by the registers that are left.
+
+    "first" is before this unit's tiles, "last" beside its last values, and "after" when its output
+    is stored.
+    """
+    if head_padded > 128:
+        return "after"
+    return "first" if tile == 64 else "last"
 
 
 @gluon.jit
-def consume_tile(step, stride, tile, MASKED: gl.constexpr, acc, weights, peak, total, queries, k, v,
+def consume_tile(step, stride, tile, MASKED: gl.constexpr, acc, weights, fade, peak, total, queries, k, v,
                  k_full, k_free, v_full, v_free, positions, low, end, scale, softcap,
                  PAIRS: gl.constexpr, WINDOW: gl.constexpr, SOFTCAP: gl.constexpr, TILE: gl.constexpr, STAGES: gl.constexpr,
                  S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr, P_LAYOUT: gl.constexpr):  # fmt: skip
-    """Multiply a tile's keys and the previous tile's values; the softmax overlaps the latter."""
+    """Multiply a tile's keys and the previous tile's values; the softmax overlaps the latter.
+
+    The output so far is scaled for the previous tile while the keys are multiplied.
+    """
+    DTYPE: gl.constexpr = queries.dtype
     stage = step % STAGES
     before = (step - stride) % STAGES
     nothing = gl.zeros([ROWS, TILE], gl.float32, S_LAYOUT)
@@ -68,7 +83,8 @@ def consume_tile(step, stride, tile, MASKED: gl.constexpr, acc, weights, peak, t
         queries, k.index(stage).permute((1, 0)), nothing, use_acc=False, is_async=True
     )
     watch(v_full, step - stride, STAGES)
-    acc = warpgroup_mma(weights, v.index(before), acc, is_async=True)
+    acc = acc * gl.convert_layout(fade, gl.SliceLayout(1, O_LAYOUT))[:, None]
+    acc = warpgroup_mma(take_pairs(weights, DTYPE), v.index(before), acc, is_async=True)
     if PAIRS == 0:
         if stride == 2:
             skip(k_full, k_free, v_full, v_free, step - 1, STAGES)
@@ -79,13 +95,13 @@ def consume_tile(step, stride, tile, MASKED: gl.constexpr, acc, weights, peak, t
     )  # fmt: skip
     # The exponentials overlap the multiplication only if the compiler leaves them before the wait:
     # their sum is waited for too, and the branch ends the block in which ptxas may move them.
-    if PAIRS == 1:
+    if PAIRS > 0:
         if stride == 2:
             skip(k_full, k_free, v_full, v_free, step - 1, STAGES)
     acc, total = warpgroup_mma_wait(0, [acc, total])
     mbarrier.arrive(v_free.index(before))
-    acc = acc * gl.convert_layout(fade, gl.SliceLayout(1, O_LAYOUT))[:, None]
-    return acc, gl.convert_layout(new_weights, P_LAYOUT).to(queries.dtype), peak, total
+    weights = round_pairs(gl.convert_layout(new_weights, P_LAYOUT), DTYPE)
+    return acc, weights, fade, peak, total
 
 
 @gluon.jit
@@ -100,8 +116,8 @@ def attend(which: gl.constexpr, begin, stop, stride, top, pace, acc, peak, total
     These are the keys' tiles top, top - pace, …; the last keys come first.
 
     Returns:
-        The output, its maximum and sum; and what `receive` and `load_early` return for the next
-        unit, whose queries are on their way while the last values are multiplied.
+        The output, its maximum and sum; what `receive` returns for the next unit; and its queries,
+        unless `when_to_load` says that they are loaded later.
     """
     DTYPE: gl.constexpr = queries.dtype
     PLAIN: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
@@ -117,10 +133,10 @@ def attend(which: gl.constexpr, begin, stop, stride, top, pace, acc, peak, total
     scores = warpgroup_mma_wait(0, [scores])
     mbarrier.arrive(k_free.index(stage))
     start = low + top * TILE
-    weights, _, peak, total = softmax(
+    weights, fade, peak, total = softmax(
         scores, peak, total, positions, start, end, scale, softcap, True, WINDOW, SOFTCAP, TILE, S_LAYOUT
     )  # fmt: skip
-    weights = gl.convert_layout(weights, P_LAYOUT).to(DTYPE)
+    weights = round_pairs(gl.convert_layout(weights, P_LAYOUT), DTYPE)
     if end < start + TILE:
         # Values past the last token may be anything, and zero times that must be zero. Both halves
         # write the same, so neither need wait for the other.
@@ -128,37 +144,42 @@ def attend(which: gl.constexpr, begin, stop, stride, top, pace, acc, peak, total
         tokens = start + gl.arange(0, TILE, gl.SliceLayout(1, PLAIN))
         v.index(stage).store(gl.where((tokens < end)[:, None], v.index(stage).load(PLAIN), 0.0))
         fence_async_shared()
+    next_unit = receive(units, ring, ring_full, ring_free, turn, KV_HEADS, HEADS)
+    next_queries = 0
+    if when_to_load(HEAD_PADDED, TILE) == "first":
+        next_queries = load_half(
+            which, q, next_unit, stride_token, stride_head, HEADS, GROUP, HEAD, HEAD_PADDED
+        )
     # Every row sees the tiles that end before the first row's position.
     visible = gl.maximum(gl.minimum(first_position + 1, high) - low, 0) // TILE
     masked = gl.minimum(gl.maximum(gl.cdiv(top + 1 - visible, pace), 1), count)
     if WINDOW >= 0:
         masked = count
     for index in range(1, masked):
-        acc, weights, peak, total = consume_tile(
-            begin + index * stride, stride, top - index * pace, True, acc, weights, peak, total, queries, k, v,
+        acc, weights, fade, peak, total = consume_tile(
+            begin + index * stride, stride, top - index * pace, True, acc, weights, fade, peak, total, queries, k, v,
             k_full, k_free, v_full, v_free, positions, low, end, scale, softcap,
             PAIRS, WINDOW, SOFTCAP, TILE, STAGES, S_LAYOUT, O_LAYOUT, P_LAYOUT,
         )  # fmt: skip
     for index in range(masked, count):
-        acc, weights, peak, total = consume_tile(
-            begin + index * stride, stride, top - index * pace, False, acc, weights, peak, total, queries, k, v,
+        acc, weights, fade, peak, total = consume_tile(
+            begin + index * stride, stride, top - index * pace, False, acc, weights, fade, peak, total, queries, k, v,
             k_full, k_free, v_full, v_free, positions, low, end, scale, softcap,
             PAIRS, WINDOW, SOFTCAP, TILE, STAGES, S_LAYOUT, O_LAYOUT, P_LAYOUT,
         )  # fmt: skip
     last = begin + (count - 1) * stride
     watch(v_full, last, STAGES)
-    acc = warpgroup_mma(weights, v.index(last % STAGES), acc, is_async=True)
-    unit, first, tokens, position, kv_head = receive(
-        units, ring, ring_full, ring_free, turn, KV_HEADS, HEADS
-    )
-    early_queries = load_early(
-        which, q, first, tokens, kv_head, stride_token, stride_head, HEADS, GROUP, HEAD, HEAD_PADDED
-    )
+    acc = acc * gl.convert_layout(fade, gl.SliceLayout(1, O_LAYOUT))[:, None]
+    acc = warpgroup_mma(take_pairs(weights, DTYPE), v.index(last % STAGES), acc, is_async=True)
+    if when_to_load(HEAD_PADDED, TILE) == "last":
+        next_queries = load_half(
+            which, q, next_unit, stride_token, stride_head, HEADS, GROUP, HEAD, HEAD_PADDED
+        )
     acc = warpgroup_mma_wait(0, [acc])
     mbarrier.arrive(v_free.index(last % STAGES))
     if last + 1 < stop:
         skip(k_full, k_free, v_full, v_free, last + 1, STAGES)
-    return acc, peak, total, unit, first, tokens, position, kv_head, early_queries
+    return acc, peak, total, next_unit, next_queries
 
 
 @gluon.jit
@@ -166,7 +187,7 @@ def finish(which: gl.constexpr, out, scratch, arrivals, acc, peak, total, first,
            mine, entry, shared, stride_out_token, stride_out_head,
            KV_HEADS: gl.constexpr, HEADS: gl.constexpr, GROUP: gl.constexpr, HEAD: gl.constexpr,
            HEAD_PADDED: gl.constexpr, O_LAYOUT: gl.constexpr):  # fmt: skip
-    """Store half a Q block's output, or its part of it; the last part's program merges them all."""
+    """Store half a Q block's output, or a partial result, whose arrival is counted."""
     count = gl.minimum(tokens, ROWS // GROUP) * GROUP
     if not shared:
         if mine:
@@ -176,7 +197,6 @@ def finish(which: gl.constexpr, out, scratch, arrivals, acc, peak, total, first,
             )  # fmt: skip
     else:
         piece = gl.load(entry + 6)
-        pieces = gl.load(entry + 7)
         row = gl.load(entry + 8)
         # Parts lie one behind the other: of both halves in turns, unless these have a head each.
         size = gl.where(together, ROWS, count)
@@ -187,27 +207,13 @@ def finish(which: gl.constexpr, out, scratch, arrivals, acc, peak, total, first,
             KV_HEADS, HEAD_PADDED, O_LAYOUT,
         )  # fmt: skip
         gl.thread_barrier()  # all threads have written before the arrival is counted
-        parts = gl.where(together, pieces, halves * pieces)
         own = gl.where(together, which, 0)
         counter = arrivals + (2 * gl.load(entry + 9) + own) * KV_HEADS + kv_head
-        if gl.atomic_add(counter, 1, sem="acq_rel") == parts - 1:
-            gl.store(counter, 0)  # as the next launch must find it
-            base = row + own * ROWS
-            pitch = gl.where(together, 2 * ROWS, count)
-            if count <= 4:
-                merge_parts(
-                    out, scratch, base, pitch, parts, count, first, kv_head, stride_out_token, stride_out_head,
-                    KV_HEADS, GROUP, HEAD, HEAD_PADDED, 2048 // HEAD_PADDED, 4,
-                )  # fmt: skip
-            else:
-                merge_parts(
-                    out, scratch, base, pitch, parts, count, first, kv_head, stride_out_token, stride_out_head,
-                    KV_HEADS, GROUP, HEAD, HEAD_PADDED, 8, 2048 // HEAD_PADDED,
-                )  # fmt: skip
+        gl.atomic_add(counter, 1, sem="release")
 
 
 @gluon.jit
-def consume(which: gl.constexpr, out, q, sinks, units, scratch, arrivals, q_tiles, k_boxes, v_boxes,
+def consume(which: gl.constexpr, out, q, sinks, units, scratch, arrivals, taken, q_tiles, k_boxes, v_boxes,
             k_full, k_free, v_full, v_free, ring, ring_full, ring_free, softmax_scale, softcap,
             stride_out_token, stride_out_head, stride_token, stride_head,
             PAIRS: gl.constexpr, KV_HEADS: gl.constexpr, HEADS: gl.constexpr, GROUP: gl.constexpr,
@@ -230,20 +236,16 @@ def consume(which: gl.constexpr, out, q, sinks, units, scratch, arrivals, q_tile
 
     turn = 0
     done = 0  # tiles loaded for the units before
-    unit, first, tokens, position, kv_head = receive(
-        units, ring, ring_full, ring_free, turn, KV_HEADS, HEADS
+    unit = receive(units, ring, ring_full, ring_free, turn, KV_HEADS, HEADS)
+    queries_here = load_half(
+        which, q, unit, stride_token, stride_head, HEADS, GROUP, HEAD, HEAD_PADDED
     )
-    next_queries = load_half(
-        which, q, first, tokens, kv_head, stride_token, stride_head, HEADS, GROUP, HEAD, HEAD_PADDED
-    )
-    while unit >= 0:
-        queries.store(next_queries)
+    while unit[0] >= 0:
+        queries.store(queries_here)
         fence_async_shared()
-        entry, _ = locate(units, unit, KV_HEADS, HEADS)
-        low = gl.load(entry + 4)
-        high = gl.load(entry + 5)
-        pieces = gl.load(entry + 7)
-        together = (tokens > BLOCK_Q) & (PAIRS == 1)
+        number, first, tokens, position, low, high, pieces, kv_head = unit
+        entry, _ = locate(units, number, KV_HEADS, HEADS)
+        together = (tokens > BLOCK_Q) & (PAIRS > 0)
         alone = (tokens <= BLOCK_Q) | (PAIRS == 0)
         tiles = gl.cdiv(high - low, TILE)
         top = tiles - 1
@@ -265,16 +267,17 @@ def consume(which: gl.constexpr, out, q, sinks, units, scratch, arrivals, q_tile
         skipped = gl.where(together, which * BLOCK_Q, 0)
         rows = gl.arange(0, ROWS, gl.SliceLayout(1, S_LAYOUT))
         peak = gl.full([ROWS], float("-inf"), gl.float32, gl.SliceLayout(1, S_LAYOUT))
-        total = gl.zeros([ROWS], gl.float32, gl.SliceLayout(1, S_LAYOUT))
+        total = gl.zeros([ROWS, 4], gl.float32, LANES)
+        lane = gl.arange(0, 4, gl.SliceLayout(0, LANES))
         if sinks is not None:  # one part of each row counts its head's sink
             counts = (gl.load(entry + 6) == 0) & (together | (which == 0) | (HEADS == 2))
             sink = gl.load(sinks + head * GROUP + rows % GROUP).to(gl.float32) * LOG2E
             peak = gl.where(counts & (rows >= 0), sink, peak)
-            total = gl.where(counts & (rows >= 0), 1.0, total)
+            total = gl.where(counts & (lane == 0)[None, :], 1.0, total)
         acc = gl.zeros([ROWS, HEAD_PADDED], gl.float32, O_LAYOUT)
         turn += 1
         if begin < loaded:
-            acc, peak, total, unit, next_first, next_tokens, next_position, kv_head, early_queries = attend(
+            acc, peak, total, unit, next_queries = attend(
                 which, done + begin, done + loaded, stride, top, pace, acc, peak, total, queries, k, v,
                 k_full, k_free, v_full, v_free, position + skipped + rows // GROUP, position + skipped,
                 low, high, position + tokens, scale, softcap,
@@ -283,28 +286,29 @@ def consume(which: gl.constexpr, out, q, sinks, units, scratch, arrivals, q_tile
                 WINDOW, SOFTCAP, TILE, STAGES, S_LAYOUT, O_LAYOUT, P_LAYOUT,
             )  # fmt: skip
         else:  # the other half has the only tile
-            unit, next_first, next_tokens, next_position, kv_head = receive(
-                units, ring, ring_full, ring_free, turn, KV_HEADS, HEADS
-            )
-            early_queries = load_early(
-                which, q, next_first, next_tokens, kv_head, stride_token, stride_head,
-                HEADS, GROUP, HEAD, HEAD_PADDED,
-            )  # fmt: skip
+            unit = receive(units, ring, ring_full, ring_free, turn, KV_HEADS, HEADS)
+            next_queries = 0
+            if when_to_load(HEAD_PADDED, TILE) != "after":
+                next_queries = load_half(
+                    which, q, unit, stride_token, stride_head, HEADS, GROUP, HEAD, HEAD_PADDED
+                )
             for tile in range(done, done + loaded):
                 skip(k_full, k_free, v_full, v_free, tile, STAGES)
         done += loaded
         finish(
-            which, out, scratch, arrivals, acc, peak, total, first + skipped, tokens - skipped, head, together,
+            which, out, scratch, arrivals, acc, peak, gl.sum(total, 1), first + skipped, tokens - skipped, head, together,
             begin < loaded, entry, shared, stride_out_token, stride_out_head,
             KV_HEADS, HEADS, GROUP, HEAD, HEAD_PADDED, O_LAYOUT,
         )  # fmt: skip
-        first, tokens, position = next_first, next_tokens, next_position
-        if HEAD_PADDED <= 128:
-            next_queries = early_queries
-        else:
-            next_queries = load_half(
-                which, q, first, tokens, kv_head, stride_token, stride_head, HEADS, GROUP, HEAD, HEAD_PADDED
-            )  # fmt: skip
+        queries_here = next_queries
+        if when_to_load(HEAD_PADDED, TILE) == "after":
+            queries_here = load_half(
+                which, q, unit, stride_token, stride_head, HEADS, GROUP, HEAD, HEAD_PADDED
+            )
+    merge(
+        which, out, scratch, arrivals, taken, units, stride_out_token, stride_out_head,
+        KV_HEADS, GROUP, HEAD, HEAD_PADDED, TILE,
+    )  # fmt: skip
 
 
 @cached_autotune(
@@ -342,13 +346,13 @@ def hopper_kernel(
         mbarrier.init(ring_full.index(slot), count=1)
         mbarrier.init(ring_free.index(slot), count=2)
     taken = arrivals
-    counters = arrivals + 2
+    counters = arrivals + 5
     gl.warp_specialize([
-        (consume, (gl.constexpr(0), out, q, sinks, units, scratch, counters, q_tiles, k_boxes, v_boxes,
+        (consume, (gl.constexpr(0), out, q, sinks, units, scratch, counters, taken, q_tiles, k_boxes, v_boxes,
                    k_full, k_free, v_full, v_free, ring, ring_full, ring_free, softmax_scale, softcap,
                    stride_out_token, stride_out_head, stride_token, stride_head,
                    PAIRS, KV_HEADS, HEADS, GROUP, HEAD, HEAD_PADDED, WINDOW, SOFTCAP, TILE, STAGES)),
-        (consume, (gl.constexpr(1), out, q, sinks, units, scratch, counters, q_tiles, k_boxes, v_boxes,
+        (consume, (gl.constexpr(1), out, q, sinks, units, scratch, counters, taken, q_tiles, k_boxes, v_boxes,
                    k_full, k_free, v_full, v_free, ring, ring_full, ring_free, softmax_scale, softcap,
                    stride_out_token, stride_out_head, stride_token, stride_head,
                    PAIRS, KV_HEADS, HEADS, GROUP, HEAD, HEAD_PADDED, WINDOW, SOFTCAP, TILE, STAGES)),

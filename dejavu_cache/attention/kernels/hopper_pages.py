@@ -13,7 +13,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
 from ..schedule import ENTRY, HEADER
 
-__all__ = ["COLUMNS", "RING", "UNIT", "locate", "produce", "receive", "skip", "watch"]
+__all__ = ["COLUMNS", "RING", "STARTED", "locate", "produce", "receive", "skip", "watch"]
 
 COLUMNS = gl.constexpr(64)
 """Columns of a box that TMA loads, and the limit of its rows.
@@ -23,6 +23,9 @@ A row of swizzled shared memory has as many 2-byte elements.
 
 RING = gl.constexpr(2)
 """Number of units that the producer may be ahead."""
+
+STARTED = gl.constexpr(2)
+"""Counter of the programs that run, by which `hopper_merge` knows whether it may wait for them."""
 
 UNIT = gl.constexpr(ENTRY)
 FIRST_UNIT = gl.constexpr(HEADER)
@@ -48,9 +51,11 @@ def announce(ring, ring_full, ring_free, turn, unit):
 
 @gluon.jit
 def receive(units, ring, ring_full, ring_free, turn, KV_HEADS: gl.constexpr, HEADS: gl.constexpr):
-    """Receive the next unit, and read its first token, tokens, first position and KV head.
+    """Receive the next unit, and read its entry.
 
-    After the last one, the unit is -1 and has no tokens.
+    Returns:
+        The unit, its first token, number of tokens, first position, first key, end of its keys,
+        number of pieces, and KV head. After the last one, the unit is -1 and has no tokens.
     """
     LAYOUT: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
     slot = turn % RING
@@ -59,7 +64,10 @@ def receive(units, ring, ring_full, ring_free, turn, KV_HEADS: gl.constexpr, HEA
     mbarrier.arrive(ring_free.index(slot))
     entry, kv_head = locate(units, unit, KV_HEADS, HEADS)
     tokens = gl.where(unit >= 0, gl.load(entry + 2), 0)
-    return unit, gl.load(entry + 1), tokens, gl.load(entry + 3), kv_head
+    return (
+        unit, gl.load(entry + 1), tokens, gl.load(entry + 3), gl.load(entry + 4), gl.load(entry + 5),
+        gl.load(entry + 7), kv_head,
+    )  # fmt: skip
 
 
 @gluon.jit
@@ -100,6 +108,8 @@ def produce(keys, values, k_boxes, v_boxes, k_full, k_free, v_full, v_free, ring
     turn = 0
     done = 0
     count = gl.load(units) * (KV_HEADS // HEADS)
+    if gl.load(units + 1) > 0:
+        gl.atomic_add(taken + STARTED, 1, sem="relaxed")
     unit = gl.program_id(0)
     if unit >= count:
         unit = -1

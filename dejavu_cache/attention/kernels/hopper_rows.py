@@ -1,8 +1,4 @@
-"""Device functions of the Hopper kernel for the rows of a Q block: queries, softmax and results.
-
-A block that several units or both halves of a program compute has partial results: each is the
-output so far, its maximum (base 2) and its sum. The last one to arrive merges them.
-"""
+"""Device functions of the Hopper kernel for the rows of a Q block: queries, softmax and results."""
 
 from __future__ import annotations
 
@@ -11,12 +7,23 @@ from triton.experimental.gluon import language as gl
 
 from ..schedule import HALF, PART_COLUMNS
 
-__all__ = ["LOG2E", "ROWS", "load_queries", "merge_parts", "softmax", "store_part", "store_rows"]
+__all__ = [
+    "EXTRA", "LANES", "LOG2E", "ROWS", "load_queries", "round_pairs", "softmax", "store_part", "store_rows",
+    "take_pairs",
+]  # fmt: skip
 
 ROWS = gl.constexpr(HALF)
 """Rows of half a Q block: those of one wgmma instruction."""
 
 EXTRA = gl.constexpr(PART_COLUMNS)
+"""Columns of a partial result beside the output."""
+
+LANES = gl.constexpr(
+    gl.DistributedLinearLayout(
+        [[8, 0]], [[0, 1], [0, 2], [1, 0], [2, 0], [4, 0]], [[16, 0], [32, 0]], [], [HALF, 4]
+    )
+)
+"""Layout of one number per row and lane that holds some of the row of a product of wgmma."""
 
 LOG2E = gl.constexpr(1.4426950408889634)
 
@@ -38,9 +45,21 @@ def load_queries(q, first, tokens, kv_head, stride_token, stride_head,
 
 
 @gluon.jit
+def split_columns(scores, TILE: gl.constexpr):
+    """Reshape a tile so that axis 2 counts the lanes that share a row, in wgmma's layout.
+
+    Reducing the other axes takes no exchange between lanes.
+    """
+    return gl.reshape(scores, [ROWS, TILE // 8, 4, 2])
+
+
+@gluon.jit
 def softmax(scores, peak, total, positions, start, end, scale, softcap, MASKED: gl.constexpr,
             WINDOW: gl.constexpr, SOFTCAP: gl.constexpr, TILE: gl.constexpr, LAYOUT: gl.constexpr):  # fmt: skip
-    """Return a tile's softmax weights, the factor of the output so far, and new peak and total."""
+    """Return a tile's softmax weights, the factor of the output so far, and new peak and totals.
+
+    Each lane that holds some of a row has a total of its own, [ROWS, 4]; they are added at the end.
+    """
     if SOFTCAP:  # tanh(x) = 2 / (1 + exp(-2 x)) - 1; `scale` is of the exponent here
         scores = softcap * (2.0 / (1.0 + gl.exp2(scores * scale)) - 1.0)
         scale = LOG2E
@@ -57,7 +76,43 @@ def softmax(scores, peak, total, positions, start, end, scale, softcap, MASKED: 
         shift = gl.where(new_peak == float("-inf"), 0.0, new_peak)
     weights = gl.exp2(scores * scale - shift[:, None])
     fade = gl.exp2(peak - shift)
-    return weights, fade, new_peak, total * fade + gl.sum(weights, 1)
+    totals = gl.sum(gl.sum(split_columns(weights, TILE), 3), 1)
+    total = total * gl.convert_layout(fade, gl.SliceLayout(1, LANES))[:, None]
+    return weights, fade, new_peak, total + gl.convert_layout(totals, LANES)
+
+
+@gluon.jit
+def round_pairs(weights, DTYPE: gl.constexpr):
+    """Round float32 to a 2-byte type, two numbers to one int32; the other of each two is zero.
+
+    Triton carries 2-byte numbers through a loop in a register each, and repacking them takes as
+    long as the exponentials.
+    """
+    if gl.bfloat16 == DTYPE:
+        packed = gl.inline_asm_elementwise(
+            "cvt.rn.bf16x2.f32 $0, $3, $2; mov.b32 $1, 0;", "=r,=r,r,r", [weights],
+            dtype=gl.int32, is_pure=True, pack=2,
+        )  # fmt: skip
+    else:
+        packed = gl.inline_asm_elementwise(
+            "cvt.rn.f16x2.f32 $0, $3, $2; mov.b32 $1, 0;", "=r,=r,r,r", [weights],
+            dtype=gl.int32, is_pure=True, pack=2,
+        )  # fmt: skip
+    return packed
+
+
+@gluon.jit
+def take_pairs(packed, DTYPE: gl.constexpr):
+    """Return the numbers that `round_pairs` packed."""
+    if gl.bfloat16 == DTYPE:
+        weights = gl.inline_asm_elementwise(
+            "mov.b32 $0, $1;", "=r,r,r", [packed], dtype=gl.bfloat16, is_pure=True, pack=2
+        )
+    else:
+        weights = gl.inline_asm_elementwise(
+            "mov.b32 $0, $1;", "=r,r,r", [packed], dtype=gl.float16, is_pure=True, pack=2
+        )
+    return weights
 
 
 @gluon.jit
@@ -90,74 +145,3 @@ def store_part(scratch, acc, peak, total, row, count, kv_head,
     gl.store(at[:, None] + dims[None, :], acc, mask=inside[:, None])
     gl.store(at + HEAD_PADDED, gl.convert_layout(peak, gl.SliceLayout(1, LAYOUT)), mask=inside)
     gl.store(at + HEAD_PADDED + 1, gl.convert_layout(total, gl.SliceLayout(1, LAYOUT)), mask=inside)
-
-
-@gluon.jit
-def merge_parts(out, scratch, row, pitch, parts, count, first, kv_head, stride_token, stride_head,
-                KV_HEADS: gl.constexpr, GROUP: gl.constexpr, HEAD: gl.constexpr, HEAD_PADDED: gl.constexpr,
-                PARTS: gl.constexpr, AT_ONCE: gl.constexpr):  # fmt: skip
-    """Merge partial results of `count` rows, `pitch` scratch rows apart, and store the outputs.
-
-    Args:
-        out: the output.
-        scratch: the partial results.
-        row: scratch row of the first part.
-        pitch: scratch rows from one part to the next.
-        parts: number of partial results.
-        count: rows to merge.
-        first: token of the first row.
-        kv_head: the KV head.
-        stride_token: of `out`.
-        stride_head: of `out`.
-        KV_HEADS: number of KV heads.
-        GROUP: query heads per KV head.
-        HEAD: head size.
-        HEAD_PADDED: head size in the scratch.
-        PARTS: partial results to load at a time.
-        AT_ONCE: rows to load at a time.
-    """
-    WIDTH: gl.constexpr = HEAD_PADDED + EXTRA
-    LANES: gl.constexpr = min(HEAD_PADDED // 4, 32)
-    CUBE: gl.constexpr = gl.BlockedLayout([1, 1, 4], [1, 32 // LANES, LANES], [1, 4, 1], [2, 1, 0])
-    MATRIX: gl.constexpr = gl.SliceLayout(2, CUBE)
-    RESULT: gl.constexpr = gl.SliceLayout(0, CUBE)
-    dims = gl.arange(0, HEAD_PADDED, gl.SliceLayout(0, gl.SliceLayout(1, CUBE)))
-    columns = gl.arange(0, HEAD_PADDED, gl.SliceLayout(0, RESULT))
-    for low in range(0, count, AT_ONCE):
-        lines = low + gl.arange(0, AT_ONCE, gl.SliceLayout(0, MATRIX))
-        peak = gl.full([AT_ONCE], float("-inf"), gl.float32, gl.SliceLayout(0, MATRIX))
-        total = gl.zeros([AT_ONCE], gl.float32, gl.SliceLayout(0, MATRIX))
-        acc = gl.zeros([AT_ONCE, HEAD_PADDED], gl.float32, RESULT)
-        for begin in range(0, parts, PARTS):
-            part = begin + gl.arange(0, PARTS, gl.SliceLayout(1, MATRIX))
-            there = (part < parts)[:, None] & (lines < count)[None, :]
-            line = row + part[:, None] * pitch + lines[None, :]
-            at = scratch + (line.to(gl.int64) * KV_HEADS + kv_head) * WIDTH
-            # Bypass the L1 cache, which may still hold the scratch data of an earlier launch.
-            peaks = gl.load(at + HEAD_PADDED, mask=there, other=float("-inf"), cache_modifier=".cg")
-            totals = gl.load(at + HEAD_PADDED + 1, mask=there, other=0.0, cache_modifier=".cg")
-            outputs = gl.load(
-                at[:, :, None] + dims[None, :][:, None, :],
-                mask=there[:, :, None],
-                other=0.0,
-                cache_modifier=".cg",
-            )
-            new_peak = gl.maximum(peak, gl.max(peaks, 0))
-            shift = gl.where(new_peak == float("-inf"), 0.0, new_peak)
-            fade = gl.exp2(peak - shift)
-            weight = gl.exp2(peaks - shift[None, :])
-            total = total * fade + gl.sum(totals * weight, 0)
-            acc = acc * gl.convert_layout(fade, gl.SliceLayout(1, RESULT))[:, None]
-            acc += gl.sum(outputs * weight[:, :, None], 0)
-            peak = new_peak
-        lines = low + gl.arange(0, AT_ONCE, gl.SliceLayout(1, RESULT))
-        inside = lines < count
-        divisor = gl.where(inside, gl.convert_layout(total, gl.SliceLayout(1, RESULT)), 1.0)
-        at_out = (first + lines // GROUP).to(gl.int64) * stride_token + (
-            kv_head * GROUP + lines % GROUP
-        ) * stride_head
-        gl.store(
-            out + at_out[:, None] + columns[None, :],
-            (acc / divisor[:, None]).to(out.dtype.element_ty),
-            mask=inside[:, None] & (columns < HEAD)[None, :],
-        )

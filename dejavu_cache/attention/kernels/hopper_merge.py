@@ -1,0 +1,186 @@
+"""Device functions of the Hopper kernel that merge partial results.
+
+A block that several units or both halves of a program compute has partial results: each is the
+output so far, its maximum (base 2) and its sum. When no unit is left, all programs merge them, a
+few rows each: the program whose part came last would take longer alone than for the part.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from ..schedule import FEW_PARTS, MERGE, ROWS_OF_FEW, ROWS_OF_MANY
+from .hopper_pages import STARTED
+from .hopper_rows import EXTRA
+
+__all__ = ["merge"]
+
+MISSED = gl.constexpr(3)
+"""Counter of the halves that could not wait."""
+
+LEFT = gl.constexpr(4)
+"""Counter of the halves that are done."""
+
+PATIENCE = gl.constexpr(64)
+"""Times that a half asks whether all programs run; each takes about a microsecond."""
+
+TASK = gl.constexpr(1 << 16)
+"""Merges of a half of a Q block are counted from this on, above the parts that have arrived."""
+
+MERGE_ENTRY = gl.constexpr(MERGE)
+FEW = gl.constexpr(FEW_PARTS)
+MANY_ROWS = gl.constexpr(ROWS_OF_MANY)
+FEW_ROWS = gl.constexpr(ROWS_OF_FEW)
+
+
+@gluon.jit
+def merge_parts(out, scratch, row, pitch, parts, line, count, first, kv_head, stride_token, stride_head,
+                KV_HEADS: gl.constexpr, GROUP: gl.constexpr, HEAD: gl.constexpr, HEAD_PADDED: gl.constexpr,
+                PARTS: gl.constexpr, AT_ONCE: gl.constexpr):  # fmt: skip
+    """Merge partial results of a few rows of half a Q block, and store their outputs.
+
+    Args:
+        out: the output.
+        scratch: the partial results.
+        row: scratch row of the half's first part.
+        pitch: scratch rows from one part to the next.
+        parts: number of partial results.
+        line: the first of the half's rows to merge.
+        count: rows of the half.
+        first: token of the half's first row.
+        kv_head: the KV head.
+        stride_token: of `out`.
+        stride_head: of `out`.
+        KV_HEADS: number of KV heads.
+        GROUP: query heads per KV head.
+        HEAD: head size.
+        HEAD_PADDED: head size in the scratch.
+        PARTS: partial results to load at a time.
+        AT_ONCE: rows to merge.
+    """
+    WIDTH: gl.constexpr = HEAD_PADDED + EXTRA
+    LANES: gl.constexpr = min(HEAD_PADDED // 4, 32)
+    CUBE: gl.constexpr = gl.BlockedLayout([1, 1, 4], [1, 32 // LANES, LANES], [1, 4, 1], [2, 1, 0])
+    MATRIX: gl.constexpr = gl.SliceLayout(2, CUBE)
+    RESULT: gl.constexpr = gl.SliceLayout(0, CUBE)
+    dims = gl.arange(0, HEAD_PADDED, gl.SliceLayout(0, gl.SliceLayout(1, CUBE)))
+    columns = gl.arange(0, HEAD_PADDED, gl.SliceLayout(0, RESULT))
+    lines = line + gl.arange(0, AT_ONCE, gl.SliceLayout(0, MATRIX))
+    peak = gl.full([AT_ONCE], float("-inf"), gl.float32, gl.SliceLayout(0, MATRIX))
+    total = gl.zeros([AT_ONCE], gl.float32, gl.SliceLayout(0, MATRIX))
+    acc = gl.zeros([AT_ONCE, HEAD_PADDED], gl.float32, RESULT)
+    for begin in range(0, parts, PARTS):
+        part = begin + gl.arange(0, PARTS, gl.SliceLayout(1, MATRIX))
+        there = (part < parts)[:, None] & (lines < count)[None, :]
+        at_row = row + part[:, None] * pitch + lines[None, :]
+        at = scratch + (at_row.to(gl.int64) * KV_HEADS + kv_head) * WIDTH
+        # Bypass the L1 cache, which may still hold the scratch data of an earlier launch.
+        peaks = gl.load(at + HEAD_PADDED, mask=there, other=float("-inf"), cache_modifier=".cg")
+        totals = gl.load(at + HEAD_PADDED + 1, mask=there, other=0.0, cache_modifier=".cg")
+        outputs = gl.load(
+            at[:, :, None] + dims[None, :][:, None, :],
+            mask=there[:, :, None],
+            other=0.0,
+            cache_modifier=".cg",
+        )
+        new_peak = gl.maximum(peak, gl.max(peaks, 0))
+        shift = gl.where(new_peak == float("-inf"), 0.0, new_peak)
+        fade = gl.exp2(peak - shift)
+        weight = gl.exp2(peaks - shift[None, :])
+        total = total * fade + gl.sum(totals * weight, 0)
+        acc = acc * gl.convert_layout(fade, gl.SliceLayout(1, RESULT))[:, None]
+        acc += gl.sum(outputs * weight[:, :, None], 0)
+        peak = new_peak
+    lines = line + gl.arange(0, AT_ONCE, gl.SliceLayout(1, RESULT))
+    inside = lines < count
+    divisor = gl.where(inside, gl.convert_layout(total, gl.SliceLayout(1, RESULT)), 1.0)
+    at_out = (first + lines // GROUP).to(gl.int64) * stride_token + (
+        kv_head * GROUP + lines % GROUP
+    ) * stride_head
+    gl.store(
+        out + at_out[:, None] + columns[None, :],
+        (acc / divisor[:, None]).to(out.dtype.element_ty),
+        mask=inside[:, None] & (columns < HEAD)[None, :],
+    )
+
+
+@gluon.jit
+def merge(which: gl.constexpr, out, scratch, arrivals, counters, units, stride_token, stride_head,
+          KV_HEADS: gl.constexpr, GROUP: gl.constexpr, HEAD: gl.constexpr, HEAD_PADDED: gl.constexpr,
+          TILE: gl.constexpr):  # fmt: skip
+    """Merge this half's share of the schedule's list of rows to merge, when no unit is left.
+
+    A part is waited for only if all programs run: one that is yet to start, on a GPU that other
+    work shares, might wait for this program to end. If it does not start soon, nothing is merged by
+    this half, and all by the last half to leave.
+    """
+    tasks = gl.load(units + 1) * KV_HEADS
+    if tasks > 0:
+        halves = 2 * gl.num_programs(0)
+        task = 2 * gl.program_id(0) + which
+        step = halves
+        waits = True
+        tries = 0
+        started = gl.atomic_add(counters + STARTED, 0, sem="relaxed")
+        while (2 * started < halves) & (tries < PATIENCE):
+            started = gl.atomic_add(counters + STARTED, 0, sem="relaxed")
+            tries += 1
+        if 2 * started < halves:
+            gl.atomic_add(counters + MISSED, 1, sem="relaxed")
+            task = tasks
+        going = True
+        while going:
+            while task < tasks:
+                merge_task(
+                    out, scratch, arrivals, units, task, waits, stride_token, stride_head,
+                    KV_HEADS, GROUP, HEAD, HEAD_PADDED, TILE,
+                )  # fmt: skip
+                task += step
+            going = False
+            if waits:
+                left = gl.atomic_add(counters + LEFT, 1, sem="acq_rel")
+                if left == halves - 1:
+                    going = gl.atomic_add(counters + MISSED, 0, sem="relaxed") > 0
+                    gl.store(counters + STARTED, 0)  # as the next launch must find them
+                    gl.store(counters + MISSED, 0)
+                    gl.store(counters + LEFT, 0)
+                    task = 0
+                    step = 1
+                    waits = False
+
+
+@gluon.jit
+def merge_task(out, scratch, arrivals, units, task, waits, stride_token, stride_head,
+               KV_HEADS: gl.constexpr, GROUP: gl.constexpr, HEAD: gl.constexpr, HEAD_PADDED: gl.constexpr,
+               TILE: gl.constexpr):  # fmt: skip
+    """Merge a few rows of a KV head, after their parts have arrived."""
+    entry = units + gl.load(units + 2) + task // KV_HEADS * MERGE_ENTRY
+    kv_head = task % KV_HEADS
+    first = gl.load(entry)
+    count = gl.load(entry + 1)
+    line = gl.load(entry + 2)
+    row = gl.load(entry + 3)
+    pitch = gl.load(entry + 4)
+    parts = gl.load(entry + 5)
+    chunks = gl.load(entry + 7)
+    if gl.load(entry + 8) > TILE:
+        counter = arrivals + gl.load(entry + 6) * KV_HEADS + kv_head
+        if waits:
+            while gl.atomic_add(counter, 0, sem="acquire") % TASK < parts:
+                pass
+        if parts > FEW:
+            merge_parts(
+                out, scratch, row, pitch, parts, line, count, first, kv_head, stride_token, stride_head,
+                KV_HEADS, GROUP, HEAD, HEAD_PADDED, 2048 // HEAD_PADDED, MANY_ROWS,
+            )  # fmt: skip
+        else:
+            merge_parts(
+                out, scratch, row, pitch, parts, line, count, first, kv_head, stride_token, stride_head,
+                KV_HEADS, GROUP, HEAD, HEAD_PADDED, 512 // HEAD_PADDED, FEW_ROWS,
+            )  # fmt: skip
+        # The last one to have seen the count leaves it as the next launch must find it.
+        if gl.atomic_add(counter, TASK, sem="relaxed") // TASK == chunks - 1:
+            gl.store(counter, 0)
+        if not waits:
+            gl.store(counter, 0)
