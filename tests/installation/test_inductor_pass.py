@@ -21,6 +21,11 @@ def test_a_recorded_config_takes_the_place_of_all(tmp_path: Path) -> None:
         "symbolic, bucket [('128', '2')]",
         "symbolic, exact 4",
         "untuned 4",
+        "operator [('128', '2')]",
+        "exported [('128', '2')]",
+        "packaged [(128, 2)] [(128, 2)]",
+        "packaged, symbolic, bucket [(128, 2)]",
+        "packaged, symbolic, exact 4",
         "uninstalled 4",
         "benchmarked 0",
     ]

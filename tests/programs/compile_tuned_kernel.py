@@ -5,6 +5,7 @@ Tensors lie on the CPU; the code that Inductor generates for kernels is noted an
 
 from __future__ import annotations
 
+import contextlib
 import re
 from types import SimpleNamespace
 from typing import Any
@@ -58,11 +59,66 @@ def note_source(self: Any, name: str, source: str, device_str: str = "cuda") -> 
 
 
 def configs_of(kernel: Any, **options: Any) -> list[str]:
+    return configs_of_call(call_of(kernel), **options)
+
+
+def configs_of_call(call: Any, **options: Any) -> list[str]:
     torch._dynamo.reset()
     SOURCES.clear()
-    torch.compile(call_of(kernel), fullgraph=True, **options)(torch.ones(1000))
+    torch.compile(call, fullgraph=True, **options)(torch.ones(1000))
     (text,) = re.findall(r"configs=\[(.*)\],", SOURCES[0])
     return re.findall(r"'B': (\d+), 'num_warps': (\d+)", text)
+
+
+class Launching(torch.nn.Module):
+    """A module that calls a function which launches a kernel."""
+
+    def __init__(self, call: Any) -> None:
+        super().__init__()
+        self.call = call
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.call(x)
+
+
+def operator_of(kernel: Any, name: str) -> Any:
+    """Return a kernel's launch as an operator of PyTorch's."""
+
+    @torch.library.triton_op(f"compile_tuned_kernel::{name}", mutates_args={})
+    def operator(x: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(x)
+        launch = torch.library.wrap_triton(kernel)
+        launch[lambda meta: (triton.cdiv(x.numel(), meta["B"]),)](x, out, x.numel())
+        return out
+
+    return operator
+
+
+class PassesDoneError(BaseException):
+    """Ends a compilation ahead of time after Inductor's passes: the rest of it needs a GPU."""
+
+
+def packaged_configs(call: Any, *, strict: bool = False, dynamic: bool = False) -> list[Any]:
+    """Return the configs of the kernel in a program that AOTInductor compiles."""
+    wrapper = torch._higher_order_ops.triton_kernel_wrap
+    configs: list[Any] = []
+
+    def note_configs(graph: Any) -> None:
+        for node in graph.nodes:
+            if "kernel_idx" in node.kwargs:
+                kernel = wrapper.kernel_side_table.get_kernel(node.kwargs["kernel_idx"])
+                configs.extend((c.kwargs["B"], c.num_warps) for c in kernel.configs)
+        raise PassesDoneError
+
+    torch._dynamo.reset()
+    shapes = ({0: torch.export.Dim("n", min=600, max=1000)},) if dynamic else None
+    noting = torch._inductor.config.patch(post_grad_custom_post_pass=note_configs)
+    program = torch.export.export(
+        Launching(call), (torch.ones(1000),), strict=strict, dynamic_shapes=shapes
+    )
+    with noting, contextlib.suppress(PassesDoneError):
+        torch._inductor.aoti_compile_and_package(program)
+    return configs
 
 
 def prepare() -> None:
@@ -96,6 +152,13 @@ print("tuned", configs_of(tuned))
 print("symbolic, bucket", configs_of(bucketed, dynamic=True))
 print("symbolic, exact", len(configs_of(tuned, dynamic=True)))
 print("untuned", len(configs_of(make(store="memory://"))))
+exact, by_bucket = operator_of(tuned, "exact"), operator_of(bucketed, "by_bucket")
+print("operator", configs_of_call(exact))
+exported = torch.export.export(Launching(exact), (torch.ones(1000),), strict=False)
+print("exported", configs_of_call(exported.module()))
+print("packaged", packaged_configs(call_of(tuned), strict=True), packaged_configs(exact))
+print("packaged, symbolic, bucket", packaged_configs(by_bucket, dynamic=True))
+print("packaged, symbolic, exact", len(packaged_configs(exact, dynamic=True)))
 dejavu_cache.uninstall()
 print("uninstalled", len(configs_of(tuned)))
 print("benchmarked", len(BENCHMARKED) - before)
