@@ -75,6 +75,11 @@ def test_hope_ends_and_is_not_renewed_before_the_server_has_answered() -> None:
     assert not circuit.await_answer(math.inf)
     circuit.record_failure(hope=math.inf)
     assert not circuit.await_answer(math.inf)
+    circuit.record_success(is_probe=True)
+    circuit.record_failure(hope=math.inf)
+    assert not circuit.await_answer(math.inf), "it is ready, and never answers"
+    circuit.record_success()
+    assert circuit.is_hopeful
 
 
 def test_a_late_answer_closes_the_circuit_for_all_who_wait() -> None:

@@ -20,6 +20,9 @@ class CircuitBreaker:
     server reads `probe_due_in` and reports each outcome with `record_success` or `record_failure`.
     A server that asks its clients to wait has not failed: `busy` tells how long to leave it alone.
     One that has fallen silent may only be busy: `await_answer` waits for it, for a bounded time.
+
+    Attributes:
+        is_hopeful: whether the server has answered a call since it last failed; a probe is none.
     """
 
     def __init__(self) -> None:
@@ -28,6 +31,7 @@ class CircuitBreaker:
         self._pause = 0.0
         self._next_probe = 0.0
         self._hope_until = 0.0
+        self.is_hopeful = True
         self._busy_until = 0.0
         self._busy: BusyError | None = None
 
@@ -61,11 +65,12 @@ class CircuitBreaker:
         """Open the circuit; if it is open, double the pause before the next probe.
 
         Args:
-            hope: seconds for which `await_answer` waits, if the circuit was closed.
+            hope: seconds for which `await_answer` waits, if there was hope.
         """
         with self._changed:
             if self.closed:
-                self._hope_until = time.monotonic() + hope
+                self._hope_until = time.monotonic() + (hope if self.is_hopeful else 0.0)
+            self.is_hopeful = False
             self._pause = min(max(self._pause * 2, FIRST_PAUSE), LONGEST_PAUSE)
             self._next_probe = time.monotonic() + self._pause
 
@@ -74,11 +79,13 @@ class CircuitBreaker:
         with self._changed:
             self._pause = 0.0
             self._busy, self._busy_until = error, time.monotonic() + error.retry_after
+            self.is_hopeful = True
             self._changed.notify_all()
 
-    def record_success(self) -> None:
-        """Close the circuit."""
+    def record_success(self, *, is_probe: bool = False) -> None:
+        """Close the circuit; the answer to a probe gives no hope for other calls."""
         with self._changed:
             self._pause = 0.0
             self._busy = None
+            self.is_hopeful = self.is_hopeful or not is_probe
             self._changed.notify_all()

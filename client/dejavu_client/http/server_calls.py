@@ -79,10 +79,10 @@ class ServerCalls:
             seconds: how long to wait for a server that answers late, or asks to be asked later.
         """
         deadline = time.monotonic() + seconds
-        wait = max(self.wait, min(self._patience, seconds))
         while True:
+            patience = min(self._patience, seconds) if self.circuit.is_hopeful else 0.0
             try:
-                return self.ask(question, wait)
+                return self.ask(question, max(self.wait, patience))
             except BusyError as error:
                 pause = _pause(error)
                 if time.monotonic() + pause > deadline:
