@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..system.safe_files import open_replacement
+from .lora_tables import lora_file_name, nest_lines
 from .table_names import format_labels
-from .tuned_tables import TunedTable
+from .tuned_tables import TableValue, TunedTable
 
 __all__ = ["ANY_VERSION", "TABLE_FILES", "TableFile", "write_tables"]
 
@@ -29,9 +30,16 @@ class TableFile(NamedTuple):
 def vllm_files(tables: Iterable[TunedTable], version: str) -> Iterator[TableFile]:
     """Yield files for the folder that `VLLM_TUNED_CONFIG_FOLDER` names."""
     renamed = [table._replace(device=_vllm_device(table.device)) for table in tables]
+    lora: dict[str, dict[str, Any]] = {}
     for table in _of_version(renamed, version):
+        if "lora" in table.labels:
+            content = lora.setdefault(lora_file_name(table.labels, table.device), {})
+            nest_lines(content, table.labels, _lines(table).items())
+            continue
         stamp = {"triton_version": table.triton} if table.triton else {}
         yield TableFile(f"{_name(table)}.json", {**stamp, **_lines(table)})
+    for name, content in lora.items():
+        yield TableFile(name, content)
 
 
 def sglang_files(tables: Iterable[TunedTable], version: str) -> Iterator[TableFile]:
@@ -42,6 +50,8 @@ def sglang_files(tables: Iterable[TunedTable], version: str) -> Iterator[TableFi
     """
     for table in tables:
         labels = dict(table.labels)
+        if "lora" in labels:
+            continue
         if "block_shape" in labels:
             labels["block_shape"] = labels["block_shape"].replace(",", ", ")
         name = _name(table._replace(labels=labels))
@@ -102,6 +112,8 @@ def _order(version: str) -> tuple[int, ...]:
 
 
 def _name(table: TunedTable) -> str:
+    if "lora" in table.labels:
+        return f"{table.device} {sorted(table.labels.items())}"
     return format_labels({**table.labels, "device_name": table.device})
 
 
@@ -110,10 +122,10 @@ def _vllm_device(device: str) -> str:
     return "NVIDIA_H200" if "H200" in device.split("_") else device
 
 
-def _lines(table: TunedTable) -> dict[str, dict[str, int | str]]:
+def _lines(table: TunedTable) -> dict[str, dict[str, TableValue]]:
     return {str(size): _sort_fields(config) for size, config in table.configs.items()}
 
 
-def _sort_fields(config: Mapping[str, int | str]) -> dict[str, int | str]:
+def _sort_fields(config: Mapping[str, TableValue]) -> dict[str, TableValue]:
     first = [name for name in _FIELDS if name in config]
     return {name: config[name] for name in [*first, *sorted(config.keys() - set(first))]}

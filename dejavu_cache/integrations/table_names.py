@@ -10,6 +10,8 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from .lora_tables import LORA_KERNELS, lora_labels
+
 __all__ = ["FUNCTIONS", "SIZE_NAMES", "TableEntry", "format_labels", "parse_labels"]
 
 FUSED_MOE = "fused_moe_kernel"
@@ -21,6 +23,7 @@ BLOCK_PRODUCTS = {
 """Kernels that multiply block-scaled matrices, by the dtype in their tables' names."""
 
 SIZE_NAMES = {
+    **dict.fromkeys(LORA_KERNELS.values(), "m"),
     FUSED_MOE: "M",
     STATE_UPDATE: "effective_batch",
     **dict.fromkeys(BLOCK_PRODUCTS.values(), "M"),
@@ -87,6 +90,8 @@ class TableEntry(NamedTuple):
         """
         named = self.named
         dtypes = {dtype for dtype, function in BLOCK_PRODUCTS.items() if function == self.function}
+        if self.function in LORA_KERNELS.values():
+            return lora_labels(self.function, named)
         if self.function == FUSED_MOE and {"E", "N"} <= named.keys():
             quantization = _quantization_labels(named)
             if quantization is not None:

@@ -14,7 +14,10 @@ from ..model.selection import winner
 from ..stores import Store
 from .table_names import FUNCTIONS, SIZE_NAMES, TableEntry
 
-__all__ = ["TunedTable", "collect_tables"]
+__all__ = ["TableValue", "TunedTable", "collect_tables"]
+
+TableValue = int | str | None
+"""Value of a parameter in a table."""
 
 _REGISTER_MODES = ("128", "256", "auto", "default")
 """Values of `grf_mode`, which is an option of Intel's compiler."""
@@ -24,6 +27,7 @@ LARGEST = 1 << 16
 
 _NAMES = frozenset(
     {"BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M", "SPLIT_K", "USE_TMA"}
+    | {"block_m", "block_n", "block_k", "group_size_m", "split_k", "max_nreg"}  # LoRA's
     | {"num_warps", "num_stages", "num_ctas"}
     | {"waves_per_eu", "matrix_instr_nonkdim", "kpack"}
 )
@@ -52,14 +56,14 @@ class TunedTable(NamedTuple):
     labels: Mapping[str, str]
     device: str
     triton: str
-    configs: Mapping[int, Mapping[str, int | str]]
+    configs: Mapping[int, Mapping[str, TableValue]]
 
 
 class _Candidate(NamedTuple):
     """A config for one line of a table; a record's counts more than an imported one."""
 
     at: datetime
-    config: Mapping[str, int | str]
+    config: Mapping[str, TableValue]
 
 
 def collect_tables(store: Store) -> list[TunedTable]:
@@ -141,7 +145,7 @@ _TRITON_DEFAULTS = (("num_ctas", 1),)
 
 def _table_config(
     config: Config, unnamed: Iterable[tuple[str, Scalar]]
-) -> dict[str, int | str] | None:
+) -> dict[str, TableValue] | None:
     """Return a config as tables have it, or None if a table must not set one of its values."""
     fields = {**config.params, **config.options}
     for name, value in unnamed:
@@ -152,5 +156,6 @@ def _table_config(
         for name, value in fields.items()
         if (name in _NAMES and isinstance(value, int) and 0 <= value <= LARGEST)
         or (name == "grf_mode" and value in _REGISTER_MODES)
+        or (name == "max_nreg" and value is None)
     }
     return allowed if allowed and allowed.keys() == fields.keys() else None

@@ -9,13 +9,14 @@ from pathlib import Path
 
 from ..model.foreign_result import ForeignResult, ForeignTiming
 from .foreign_configs import parse_config
+from .lora_tables import LORA_KERNELS, read_lora
 from .table_names import TableEntry, parse_labels
 
 __all__ = ["read_vllm"]
 
 
 def read_vllm(folder: Path) -> Iterator[ForeignResult]:
-    """Read the tables in a folder: of fused experts, block-scaled products and Mamba's state."""
+    """Read a folder's tables of fused experts, block-scaled products, Mamba's state and LoRA."""
     for path in sorted(folder.rglob("*device_name=*.json")):
         labels = parse_labels(path.stem)
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -29,6 +30,19 @@ def read_vllm(folder: Path) -> Iterator[ForeignResult]:
                 device=labels["device_name"],
                 triton=triton,
                 timings=(ForeignTiming(config=parse_config(config)),),
+            )
+    yield from _read_lora_tables(folder)
+
+
+def _read_lora_tables(folder: Path) -> Iterator[ForeignResult]:
+    for path in sorted([*folder.rglob("*_SHRINK.json"), *folder.rglob("*_EXPAND*.json")]):
+        for line in read_lora(path.stem, json.loads(path.read_text(encoding="utf-8"))):
+            yield ForeignResult(
+                origin="vllm",
+                function=LORA_KERNELS[line.operation],
+                named=line.named,
+                device=line.device,
+                timings=(ForeignTiming(config=parse_config(line.config)),),
             )
 
 

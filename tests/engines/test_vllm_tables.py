@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -81,3 +82,24 @@ def test_vllm_reads_its_own_tables_after_an_import_and_an_export(
     for module in (loaders.fused_moe, loaders.mamba_ssm):
         monkeypatch.setattr(module, "__file__", "/nowhere")  # nothing is read from the package
     assert {path: loaders.read(path) for path in readable} == expected
+
+
+def test_vllm_reads_an_exported_table_of_lora(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    utilities = import_module("vllm.lora.ops.triton_ops.utils")
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda *_: "NVIDIA H100 80GB-HBM3")
+    config = {"block_m": 16, "block_n": 16, "block_k": 256, "split_k": 8, "num_warps": 4}
+    config |= {"num_ctas": 1, "group_size_m": 8, "num_stages": 2}
+    file = tmp_path / "in" / "NVIDIA_H100_80GB_HBM3_SHRINK.json"
+    file.parent.mkdir()
+    content = {"4": {"1": {"8": {"4096": {"16": {**config, "max_nreg": None}}}}}}
+    file.write_text(json.dumps(content))
+    store = FileStore(tmp_path / "store")
+    store.put_imported(read_foreign_files("vllm", file.parent))
+    write_tables(TABLE_FILES["vllm"](collect_tables(store), ""), tmp_path / "out")
+    monkeypatch.setenv("VLLM_TUNED_CONFIG_FOLDER", str(tmp_path / "out"))
+    for function in (utilities.load_lora_op_config, utilities.get_lora_op_configs):
+        function.cache_clear()
+    read = utilities.get_lora_op_configs("shrink", 4, 9, 4096, 16, 1)
+    assert read == {**config, "max_nreg": None}

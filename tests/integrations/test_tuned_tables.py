@@ -133,6 +133,36 @@ def test_tables_of_sglang_come_out_as_they_went_in(tmp_path: Path) -> None:
     assert contents(tmp_path / "out") == tables
 
 
+def lora_config(block: int, registers: int | None = None) -> dict[str, Any]:
+    blocks = {"block_m": block, "block_n": 16, "block_k": 256, "split_k": 8, "group_size_m": 8}
+    return {**blocks, "num_warps": 4, "num_ctas": 1, "num_stages": 2, "max_nreg": registers}
+
+
+def test_tables_of_lora_come_out_as_they_went_in(tmp_path: Path) -> None:
+    sizes = {"64": {"16": lora_config(16)}, "128": {"16": lora_config(32, 96)}}
+    tables = {
+        "NVIDIA_H100_80GB_HBM3_SHRINK.json": {
+            "4": {"1": {"8": sizes, "16": sizes}, "2": {"8": sizes}}
+        },
+        "NVIDIA_H200_EXPAND_TRUE.json": {"1": {"1": {"8": {"16": {"64": lora_config(64)}}}}},
+        "NVIDIA_H200_EXPAND_FALSE.json": {"1": {"1": {"8": {"16": {"64": lora_config(16)}}}}},
+        "NVIDIA_H200_FUSED_MOE_LORA_W13_SHRINK.json": {
+            "4": {"2": {"8": {"64": {"16": {"768": lora_config(16), "1536": lora_config(32)}}}}}
+        },
+    }
+    for name, content in tables.items():
+        write(tmp_path / "in" / name, content)
+    write(tmp_path / "in" / "MY_EXPANDED.json", {"no": "table"})
+    seen = run_cli("import", "--vllm", tmp_path / "in")
+    assert seen.returncode == 0, seen.stderr
+    run_cli("export", "--vllm", tmp_path / "out")
+    assert contents(tmp_path / "out") == tables
+    for engine in ("sglang", "hf"):
+        assert run_cli("export", f"--{engine}", tmp_path / engine).returncode != 0
+    write(tmp_path / "odd" / "NVIDIA_H200_SHRINK.json", {"4": {"1": lora_config(16)}})
+    assert "5 levels" in run_cli("import", "--vllm", tmp_path / "odd").stderr
+
+
 SCENARIO = {"M": 64, "E": 128, "N": 768, "K": 2048, "top_k": 8, "group_n": 0, "group_k": 0}
 FLAGS = {"use_fp8_w8a8": False, "use_int8_w8a16": False}
 
