@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 import matplotlib
@@ -35,23 +36,52 @@ def read(name: str) -> dict[str, Any]:
     return result
 
 
+KINDS = ("decode", "prefill", "mixed", "chunked", "speculative")
+
+
 def drawn_attention(result: dict[str, Any]) -> None:
-    """Draw each drawn batch's share of FlashAttention 3's speed as a bar, coloured by its kind."""
-    rows = result["batches"][SHAPE]
-    shares = [100 * row["fa3"]["gpu"] / row["ours"]["gpu"] for row in rows.values()]
-    kinds = [name.split()[0] for name in rows]
-    colours = dict(zip(dict.fromkeys(kinds), tuple(COLOURS.values())[1:], strict=False))
-    figure, axes = plt.subplots(figsize=(11, 4.6), layout="constrained")
-    axes.bar(range(len(rows)), shares, color=[colours[kind] for kind in kinds])
-    axes.axhline(100, color="black", linewidth=0.8)
-    axes.set_xticks(range(len(rows)), list(rows), rotation=60, ha="right", fontsize="small")
-    axes.set_ylabel("speed, % of FlashAttention 3")
-    axes.set_title(
-        f"Drawn batches, heads {SHAPE}, {result['device']}, Triton {result['triton']}, "
-        f"{result['date']}"
+    """Draw shares of FlashAttention 3's speed: of each drawn batch, and of kinds by shape."""
+    colours = dict(zip(KINDS, tuple(COLOURS.values())[1:], strict=False))
+    figure, (upper, lower) = plt.subplots(2, figsize=(11, 8.4), layout="constrained")
+    draws = result["batches"][SHAPE]
+    names = list(next(iter(draws.values())))
+    for draw in draws.values():
+        shares = [share_of(draw[name]) for name in names]
+        upper.scatter(names, shares, s=16, color=[colours[name.split()[0]] for name in names])
+    upper.set_title(
+        f"Drawn batches, heads {SHAPE}, a point per draw ({len(draws)}); {result['device']}, "
+        f"Triton {result['triton']}, {result['date']}"
     )
-    axes.margins(x=0.01, y=0.1)
+    upper.tick_params("x", rotation=60, labelsize="small")
+    plt.setp(upper.get_xticklabels(), ha="right", rotation_mode="anchor")
+    shapes = list(result["batches"])
+    for index, kind in enumerate(KINDS):
+        means = [mean_share(result["batches"][shape], kind) for shape in shapes]
+        places = [place + (index - 2) * 0.16 for place in range(len(shapes))]
+        lower.bar(places, means, width=0.15, color=colours[kind], label=kind)
+    lower.set_xticks(range(len(shapes)), shapes)
+    lower.set_title("Geometric means by heads, head size and page")
+    lower.legend(fontsize="small", ncols=5)
+    for axes in (upper, lower):
+        axes.axhline(100, color="black", linewidth=0.8)
+        axes.set_ylabel("speed, % of FlashAttention 3")
+        axes.margins(x=0.01, y=0.1)
     figure.savefig(ROOT / "docs" / "attention.svg", metadata={"Date": None})
+
+
+def share_of(row: dict[str, dict[str, float]]) -> float:
+    """Return the speed on a batch in percent of FlashAttention 3's."""
+    return 100 * row["fa3"]["gpu"] / row["ours"]["gpu"]
+
+
+def mean_share(draws: dict[str, Any], kind: str) -> float:
+    """Return the geometric mean of the shares on all drawn batches of a kind."""
+    return geometric_mean(
+        share_of(row)
+        for draw in draws.values()
+        for name, row in draw.items()
+        if name.startswith(kind)
+    )
 
 
 def decode(result: dict[str, Any]) -> None:
