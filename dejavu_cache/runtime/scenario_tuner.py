@@ -6,14 +6,14 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 
 from ..errors import NoValidConfigError
 from ..model.merge import merge_records
 from ..model.record import Measurement, Record, Winner
 from ..model.resolution import How, Resolution
-from ..model.scenario import Config, now
+from ..model.scenario import Config, Context, Scenario, now
 from ..stores import Found
 from ..system.notices import warn_once
 from ..system.provenance import whoami
@@ -38,6 +38,29 @@ __all__ = ["ScenarioTuner"]
 
 _tuning = threading.RLock()
 """Held while this process tunes: two benchmarks at once would time each other."""
+
+
+class _OwnScenarios(threading.local):
+    """The scenarios that a thread tunes; several if a hook of one kernel launches another."""
+
+    def __init__(self) -> None:
+        self._tuned: list[tuple[Context, Scenario]] = []
+
+    def are_tuned(self, request: Request) -> bool:
+        """Return whether this thread tunes a request's scenario."""
+        return (request.context, request.scenario) in self._tuned
+
+    @contextmanager
+    def tuning(self, request: Request) -> Iterator[None]:
+        """Count a request's scenario among those that this thread tunes."""
+        self._tuned.append((request.context, request.scenario))
+        try:
+            yield
+        finally:
+            self._tuned.pop()
+
+
+_scenarios = _OwnScenarios()
 
 
 def _renew_lock_in_child() -> None:
@@ -91,11 +114,12 @@ class ScenarioTuner:
         Raises:
             NoValidConfigError: every config failed in this process.
         """
-        # A process that hangs keeps its lease for ever.
-        wait = 0.0 if _is_hung(request) else wait
+        # A process that hangs keeps its lease for ever, and this thread would wait for itself if a
+        # hook of the kernel launches it.
+        wait = 0.0 if _is_hung(request) or _scenarios.are_tuned(request) else wait
         lease = self._store.tiers.lease(request.context, request.scenario, wait=wait)
         # The lease first: while this thread waits for another process, other kernels may be tuned.
-        with lease as is_leased, _tuning:
+        with lease as is_leased, _tuning, _scenarios.tuning(request):
             # The lease's last holder may have finished this work, or died halfway through it.
             found = self.look_up(request, fresh=True)
             request = self._without_suspects(request, found)

@@ -65,7 +65,11 @@ class PageCache:
     def put(self, path: Path, page: Page) -> None:
         """Remember the page that was just written to a file, and index a large one."""
         with self.lock:
-            signature = signature_of(path)
+            try:
+                signature = signature_of(path)
+            except OSError:  # What was written is durable, whether or not it can be looked at now.
+                self.forget(path)
+                return
             self._pages[path] = signature, page
             if len(page) >= WORTHWHILE:
                 self._indexes.add(path, signature, page.scenario_texts())

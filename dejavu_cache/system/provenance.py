@@ -11,9 +11,10 @@ __all__ = ["whoami"]
 
 @cache
 def whoami() -> str:
-    """Return the user and the host, as `user@host`."""
+    """Return the user and the host, as `user@host`; what is no text in them is a question mark."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # a container's user without a name
         user = "unknown"
-    return f"{user}@{socket.gethostname()}"[:150]
+    name = f"{user}@{socket.gethostname()}"[:150]
+    return name.encode("utf-8", "replace").decode("utf-8")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import cache
 
 from ..model.record import Failure
@@ -48,12 +48,20 @@ def failure_of(error: BaseException) -> Failure | None:
     return None
 
 
-def compile_failure_of(error: BaseException) -> Failure | None:
+def compile_failure_of(error: BaseException, passed: Collection[str] = ()) -> Failure | None:
     """Return the failure to record for an error of a compilation, or None.
 
     Unlike a launch, a compilation also raises for options that the device does not have, and errors
-    of the operating system are the compiler's.
+    of the operating system are the compiler's. What the caller has mistyped is no config's failure.
+
+    Args:
+        error: the error.
+        passed: keywords of the launch that are neither the kernel's nor the config's.
     """
+    if isinstance(error, (AssertionError, KeyError)) and passed:
+        names = "|".join(map(re.escape, passed))
+        if re.search(rf"\b(?:{names})\b", str(error)):
+            return None
     if isinstance(error, OSError):
         return Failure(kind="skipped", reason=_short(error))
     refused = isinstance(error, (ValueError, AssertionError)) or (

@@ -187,12 +187,18 @@ class Tuner:
         try:
             candidate.check()
         except Exception as error:
-            failure = compile_failure_of(error)
+            failure = compile_failure_of(error, self._options_passed(name))
             if failure is None:
                 raise
             self._run_hooks_around(name, error)
             return _measurement(name, failure, time.perf_counter() - start)
         return self._measure(name, SCREENING, patient=patient)
+
+    def _options_passed(self, name: Config) -> set[str]:
+        """Return the launch's keywords that are neither parameters nor the config's."""
+        launch = self._launch
+        known = {*launch.autotuner.arg_names, *launch.declared[name].all_kwargs()}
+        return set(launch.kwargs) - known - {"grid", "warmup"}
 
     def _run_hooks_around(self, name: Config, error: Exception) -> None:
         """Run the user's hooks as Triton does around a launch that raises."""

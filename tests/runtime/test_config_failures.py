@@ -74,3 +74,17 @@ class TestFailures:
 
         with pytest.raises(ZeroDivisionError, match="mine"):
             launch(make(do_bench=broken), 100)
+
+
+def test_a_hook_may_launch_the_scenario_that_is_being_tuned() -> None:
+    """Let the launch inside the tune take a fallback, since it would wait for itself."""
+    inner: list[Any] = []
+
+    def launch_again(arguments: dict[str, Any], reset_only: bool = False) -> None:
+        if not inner:
+            inner.append(None)
+            launch(kernel, 100)
+
+    kernel = make(pre_hook=launch_again)
+    launch(kernel, 100)
+    assert kernel.best_config is CONFIGS[1]

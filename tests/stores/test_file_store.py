@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -292,6 +293,25 @@ def test_a_full_disk_is_said_and_what_was_there_stays(store: FileStore) -> None:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="uses a user without rights")
+def test_a_file_that_cannot_be_looked_at_after_a_write_was_written(
+    store: FileStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real_put = PageCache.put
+
+    def fail(path: Path) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    def put_blindly(pages: PageCache, path: Path, page: Any) -> None:
+        with monkeypatch.context() as blind:
+            blind.setattr("dejavu_cache.stores.page_cache.signature_of", fail)
+            real_put(pages, path, page)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(PageCache, "put", put_blindly)
+        store.put(context(), [record(1)])
+    assert store.get(context(), record(1).scenario) is not None
+
+
 def test_a_folder_without_rights_is_said(store: FileStore) -> None:
     code = """
         import os, sys

@@ -210,4 +210,7 @@ def test_errors_are_classified_by_whose_fault_they_are() -> None:
     assert kind(compile_failure_of(FileNotFoundError("ptxas"))) == "skipped"
     assert kind(failure_of(FileNotFoundError("a kernel's own file"))) is None
     assert kind(compile_failure_of(ValueError("no such option"))) == "compile_error"
+    unknown = KeyError("Keyword argument wraps was specified but unrecognised")
+    assert kind(compile_failure_of(unknown, {"debug"})) == "compile_error", "the config's option"
+    assert compile_failure_of(unknown, {"debug", "wraps"}) is None, "the caller's mistake"
     assert device_failure_of(ValueError("illegal memory access in a comment")) is None
