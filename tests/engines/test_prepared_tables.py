@@ -127,7 +127,10 @@ def test_a_folder_of_the_users_own_stays_and_nothing_is_set_without_tables(
     empty = tmp_path / "empty"
     empty.mkdir()
     names = ("VLLM_TUNED_CONFIG_FOLDER", "SGLANG_MOE_CONFIG_DIR")
-    assert not any(name in start(monkeypatch, empty) for name in names)
+    damaged = tmp_path / "damaged"
+    (damaged / ".imported" / "fused_moe_kernel.jsonl").mkdir(parents=True)
+    for store in (empty, tmp_path / "missing", damaged, "nowhere://at-all"):
+        assert not any(name in start(monkeypatch, store) for name in names)
     add_record(tmp_path / "store", 16)
     environment = start(monkeypatch, tmp_path / "store", VLLM_TUNED_CONFIG_FOLDER="mine")
     assert environment["VLLM_TUNED_CONFIG_FOLDER"] == "mine"

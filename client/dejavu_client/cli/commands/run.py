@@ -13,7 +13,7 @@ import typer
 
 import dejavu_cache
 from dejavu_cache.engines.prepared_tables import prepare_tables
-from dejavu_cache.errors import DejavuError, SettingsError
+from dejavu_cache.errors import SettingsError
 from dejavu_cache.settings import PREFIX, Mode, Settings
 
 from ..chosen_store import open_chosen_store, tiers_of
@@ -83,8 +83,8 @@ def _engine_variables(settings: Settings, environment: Mapping[str, str]) -> dic
                 if hasattr(tier, "wait"):
                     tier.wait = ENGINE_WAIT
             variables = prepare_tables(store, environment)
-    except DejavuError as error:
-        note(f"engines get no tuned tables: {error}")
+    except Exception as error:  # whatever is wrong with the store, the command starts
+        note(f"engines get no tuned tables: {type(error).__name__}: {error}")
         return {}
     for variable, folder in variables.items():
         note(f"{variable}={folder}")
