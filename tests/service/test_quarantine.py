@@ -160,14 +160,14 @@ def test_an_undo_that_was_cut_short_is_completed_by_another(
     assert read(client, admin) == before
 
 
-def test_pages_are_bounded_by_measurements_too() -> None:
-    assert list(service._pages([3000, 3000, 100, 9000, 1], int)) == [
+def test_pages_are_bounded_by_measurements_too(database: Database) -> None:
+    assert list(service._pages([3000, 3000, 100, 9000, 1], int, database)) == [
         [3000],
         [3000, 100],
         [9000],
         [1],
     ]
-    assert [len(page) for page in service._pages(["x"] * 250, len)] == [100, 100, 50]
+    assert [len(page) for page in service._pages(["x"] * 250, len, database)] == [100, 100, 50]
 
 
 def test_a_writer_of_many_records_is_withdrawn_in_few_statements(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime, timezone
 from itertools import groupby
@@ -40,6 +41,8 @@ _T = TypeVar("_T")
 _MOST_SCENARIOS, _MOST_MEASUREMENTS = 100, 5_000
 """Limits of what is withdrawn or given back in one transaction, which keeps other writers waiting;
 a scenario with more measurements is a page of its own."""
+_PAUSE = 0.11
+"""Seconds between two transactions: who waits for SQLite's lock looks for it every 0.1 s."""
 
 
 class Writer(BaseModel):
@@ -138,7 +141,7 @@ def _withdraw_from(
     with database.read() as connection:
         scenarios = quarantine.list_scenarios(connection, context_id, wanted)
     withdrawn = 0
-    for page in _pages(scenarios, scenarios.__getitem__):
+    for page in _pages(scenarios, scenarios.__getitem__, database):
         with database.write() if counted.id is not None else database.read() as connection:
             if counted.id is not None and not contexts.lock_existing(connection, *key):
                 break
@@ -279,7 +282,7 @@ def undo_quarantine(
             raise NotFoundError(unknown)
         ranges = quarantine.list_parts(connection, identity)
     touched: set[tuple[str, str]] = set()
-    for page in _pages(ranges, lambda scenario: scenario.parts):
+    for page in _pages(ranges, lambda scenario: scenario.parts, database):
         with database.write() as connection:
             parts = quarantine.load_parts(connection, identity, page[0].first, page[-1].last)
             touched |= _give_back(connection, namespace, parts)
@@ -307,14 +310,18 @@ def _give_back(
     return touched
 
 
-def _pages(scenarios: Iterable[_T], size: Callable[[_T], int]) -> Iterator[list[_T]]:
-    """Divide scenarios into pages, by the number of their measurements."""
+def _pages(
+    scenarios: Iterable[_T], size: Callable[[_T], int], database: Database
+) -> Iterator[list[_T]]:
+    """Divide scenarios into pages, by the number of their measurements; pause between two pages."""
     page: list[_T] = []
     total = 0
     for scenario in scenarios:
         if page and (len(page) == _MOST_SCENARIOS or total + size(scenario) > _MOST_MEASUREMENTS):
             yield page
             page, total = [], 0
+            if database.is_sqlite:
+                time.sleep(_PAUSE)
         page.append(scenario)
         total += size(scenario)
     if page:
