@@ -118,6 +118,7 @@ def plan(
     The arguments are those of `paged_attention`; q, k_cache and v_cache are those of any layer.
     Nothing waits for the device. Inside a captured graph the schedule is made anew at each replay,
     from the lengths that lie in cu_seqlens_q and seqused_k then; max_seqlen_q must still hold.
+    Layers run one after the other, on one stream: they share memory for partial results.
 
     Returns:
         A plan, whose `run(q, k_cache, v_cache, out=None)` computes one layer.
