@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import queue
 import shutil
 import time
 from collections.abc import Mapping, Sequence
@@ -18,6 +19,7 @@ from ..errors import StoreError
 from ..integrations.table_files import TABLE_FILES, TableFile, write_tables
 from ..integrations.tuned_tables import TunedTable, collect_tables
 from ..stores import Store
+from ..system.background_threads import start_thread
 from ..system.notices import logger
 from ..triton_internals.distribution import triton_version
 
@@ -25,6 +27,9 @@ __all__ = ["VARIABLES", "prepare_tables"]
 
 VARIABLES = {"vllm": "VLLM_TUNED_CONFIG_FOLDER", "sglang": "SGLANG_MOE_CONFIG_DIR"}
 """The variable that names the folder of an engine's tables."""
+
+PATIENCE = 15.0
+"""Seconds that reading a store may take in all before an engine starts with its last tables."""
 
 UNUSED = 30 * 86400
 """Seconds after which a folder of tables is deleted if no engine was started with it."""
@@ -35,8 +40,8 @@ _CONTENT = "content"
 def prepare_tables(store: Store, environment: Mapping[str, str]) -> dict[str, str]:
     """Write a store's tables for the engines that are installed, and return the variables to set.
 
-    A variable that is set already stays. If the store does not answer, an engine gets the tables
-    that were written last.
+    A variable that is set already stays. If the store does not answer within `PATIENCE`, an engine
+    gets the tables that were written last.
 
     Args:
         store: the store; one that raises where a server does not answer.
@@ -52,7 +57,7 @@ def prepare_tables(store: Store, environment: Mapping[str, str]) -> dict[str, st
         return {}
     tables = None
     try:
-        tables = collect_tables(store)
+        tables = _collect_in_time(store)
     except (StoreError, OSError) as error:
         logger.warning("tuned tables are not refreshed: %s", error)
     prepared = {}
@@ -63,6 +68,30 @@ def prepare_tables(store: Store, environment: Mapping[str, str]) -> dict[str, st
         if folder is not None:
             prepared[VARIABLES[engine]] = str(folder)
     return prepared
+
+
+def _collect_in_time(store: Store) -> list[TunedTable]:
+    """Return a store's tables.
+
+    Raises:
+        StoreError: the store cannot be read, or not in time; a thread then goes on reading.
+    """
+    outcomes: queue.SimpleQueue[list[TunedTable] | Exception] = queue.SimpleQueue()
+
+    def collect() -> None:
+        try:
+            outcomes.put(collect_tables(store))
+        except Exception as error:
+            outcomes.put(error)
+
+    start_thread(collect, "dejavu-cache tables")
+    try:
+        outcome = outcomes.get(timeout=PATIENCE)
+    except queue.Empty:
+        raise StoreError(f"{store.url} was not read within {PATIENCE:g} s") from None
+    if isinstance(outcome, Exception):
+        raise outcome
+    return outcome
 
 
 def _tables_folder() -> Path:

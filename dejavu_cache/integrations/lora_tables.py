@@ -97,11 +97,18 @@ def lora_file_name(labels: Mapping[str, str], device: str) -> str:
 def nest_lines(
     content: dict[str, Any], labels: Mapping[str, str], lines: Iterable[tuple[str, Any]]
 ) -> None:
-    """Add the lines of a table to a file's content."""
+    """Add the lines of a table to a file's content.
+
+    A table of fused experts may end before its last level, which vLLM reads as well. Where another
+    one has that level, the more exact one counts.
+    """
     for size, config in lines:
         sizes = {**labels, "m": size}
         path = [sizes[name] for name in (*_PATH, _EXPERTS) if name in sizes]
         inner = content
         for name in path[:-1]:
             inner = inner.setdefault(name, {})
-        inner[path[-1]] = config
+            if not all(map(str.isdecimal, inner)):  # a config that holds for all sizes below
+                inner.clear()
+        if not inner.get(path[-1]):
+            inner[path[-1]] = config

@@ -29,7 +29,8 @@ class TableFile(NamedTuple):
 
 def vllm_files(tables: Iterable[TunedTable], version: str) -> Iterator[TableFile]:
     """Yield files for the folder that `VLLM_TUNED_CONFIG_FOLDER` names."""
-    renamed = [table._replace(device=_vllm_device(table.device)) for table in tables]
+    ordered = sorted(tables, key=lambda table: table.device == _vllm_device(table.device))
+    renamed = [table._replace(device=_vllm_device(table.device)) for table in ordered]
     lora: dict[str, dict[str, Any]] = {}
     for table in _of_version(renamed, version):
         if "lora" in table.labels:
@@ -98,7 +99,7 @@ def write_tables(files: Iterable[TableFile], folder: Path) -> list[Path]:
 def _of_version(tables: Iterable[TunedTable], version: str) -> list[TunedTable]:
     """Return one table for each name: of a version of Triton, or else without one.
 
-    `ANY_VERSION` takes the newest one.
+    `ANY_VERSION` takes the newest one; of two of one version, the later one counts.
     """
     chosen: dict[str, TunedTable] = {}
     for table in sorted(tables, key=lambda table: _order(table.triton)):
@@ -118,7 +119,10 @@ def _name(table: TunedTable) -> str:
 
 
 def _vllm_device(device: str) -> str:
-    """Return a device's name in vLLM's tables, which has one name for all kinds of H200."""
+    """Return a device's name in vLLM's tables, which has one name for all kinds of H200.
+
+    The tables of the kind that has this name itself go before those of another kind.
+    """
     return "NVIDIA_H200" if "H200" in device.split("_") else device
 
 

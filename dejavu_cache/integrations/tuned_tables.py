@@ -40,6 +40,12 @@ only what its author has declared.
 _IN_FILE_NAMES = re.compile(r"[\w .,+()\[\]-]*", re.ASCII)
 """What a store may make part of a file's name: nothing that leads to another folder."""
 
+_LONGEST_NAME = 160
+"""Characters of the values in a table's name: a file system takes 255, labels and suffix included;
+and one that is too long must not keep the other tables from being written."""
+
+_SIZE = re.compile(r"[0-9]{1,18}")
+
 _NEVER = datetime.min.replace(tzinfo=timezone.utc)
 
 
@@ -76,9 +82,10 @@ def collect_tables(store: Store) -> list[TunedTable]:
     for entry, device, triton, candidate in (*_from_imports(store), *_from_records(store)):
         labels = entry.labels()
         size = entry.named.get(entry.size_name, "")
-        if labels is None or not size.isdecimal():
+        if labels is None or not _SIZE.fullmatch(size):
             continue
-        if not all(map(_IN_FILE_NAMES.fullmatch, (*labels.values(), device, triton))):
+        name = "".join((*labels.values(), device, triton))
+        if not _IN_FILE_NAMES.fullmatch(name) or len(name) > _LONGEST_NAME:
             continue
         key = (tuple(labels.items()), device.replace(" ", "_"), triton)
         table = lines.setdefault(key, {})

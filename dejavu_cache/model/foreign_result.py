@@ -135,7 +135,7 @@ def parse_foreign_results(text: str, where: str) -> list[ForeignResult]:
         StoreError: a line is not a result.
     """
     try:
-        return [ForeignResult.model_validate_json(line) for line in text.splitlines() if line]
+        return [ForeignResult.model_validate_json(line) for line in text.split("\n") if line]
     except ValidationError as error:
         message = error.errors(include_url=False)[0]["msg"]
         raise StoreError(f"{where} does not hold results of other tools: {message}") from None

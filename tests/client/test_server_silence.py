@@ -6,12 +6,16 @@ import math
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from dejavu_client.http.circuit_breaker import CircuitBreaker
 from dejavu_client.http.errors import UnreachableError
+from dejavu_client.http.protocol_client import ProtocolClient
+from dejavu_client.http.sender import Sender
 from dejavu_client.http.server_calls import ServerCalls
 from dejavu_client.http.server_silence import TICK, SilenceClock, call_within, current_clock
+from dejavu_client.http.spool import Spool
 
 
 def be_silent(seconds: float) -> Callable[[], str]:
@@ -75,10 +79,10 @@ def test_hope_ends_and_is_not_renewed_before_the_server_has_answered() -> None:
     assert not circuit.await_answer(math.inf)
     circuit.record_failure(hope=math.inf)
     assert not circuit.await_answer(math.inf)
-    circuit.record_success(is_probe=True)
+    circuit.record_success()
     circuit.record_failure(hope=math.inf)
     assert not circuit.await_answer(math.inf), "it is ready, and never answers"
-    circuit.record_success()
+    circuit.record_success(gives_hope=True)
     assert circuit.is_hopeful
 
 
@@ -111,3 +115,31 @@ def test_who_has_no_connection_is_not_hoped_for() -> None:
     with pytest.raises(UnreachableError):
         calls.ask_patiently(connect, math.inf)
     released.set()
+
+
+def test_answers_to_other_calls_are_no_reason_to_wait_for_leases() -> None:
+    """A server that answers look-ups and hangs at leases costs the long wait once."""
+    circuit = CircuitBreaker()
+    calls = ServerCalls("http://server", circuit, wake=lambda: None, wait=0.05)
+    for _ in range(2):
+        assert calls.ask_patiently(be_silent(0.0), 0.0) == "answer"
+        with pytest.raises(UnreachableError):
+            calls.ask_patiently(be_silent(30), 10)
+        assert not circuit.is_hopeful
+        circuit.record_success()
+        assert not circuit.is_hopeful
+
+
+def test_an_empty_spool_is_no_reason_to_wait_for_a_server(tmp_path: Path) -> None:
+    """A sender that is told to look, and has nothing to send, has learnt nothing of the server."""
+    circuit = CircuitBreaker()
+    circuit.record_failure()
+    circuit.record_success()
+    client = ProtocolClient("http://127.0.0.1:1")
+    sender = Sender(client, circuit, Spool("x", tmp_path / "spool"))
+    sender.wake()
+    sender.stop()
+    deadline = time.monotonic() + 30
+    while sender._has_thread and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not circuit.is_hopeful

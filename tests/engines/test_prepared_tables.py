@@ -6,6 +6,7 @@ import importlib
 import json
 import os
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -111,6 +112,14 @@ def test_tables_follow_the_store_and_outlive_its_silence(
         lambda store: (_ for _ in ()).throw(OSError("no answer")),
     )
     assert start(monkeypatch, store)["VLLM_TUNED_CONFIG_FOLDER"] == second
+    stopped = threading.Event()
+    monkeypatch.setattr(
+        "dejavu_cache.engines.prepared_tables.collect_tables", lambda store: stopped.wait(60)
+    )
+    monkeypatch.setattr("dejavu_cache.engines.prepared_tables.PATIENCE", 0.05)
+    assert start(monkeypatch, store)["VLLM_TUNED_CONFIG_FOLDER"] == second, "it never ends"
+    assert not stopped.is_set()
+    stopped.set()
     monkeypatch.undo()
     old = time.time() - 40 * 86400
     os.utime(Path(first) / "content", (old, old))

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from support.command_line import run_cli
 from support.records import MOMENT, context
 
-from dejavu_cache.integrations.table_files import TABLE_FILES
+from dejavu_cache.integrations.table_files import TABLE_FILES, write_tables
 from dejavu_cache.integrations.table_names import TableEntry, format_labels, parse_labels
-from dejavu_cache.integrations.tuned_tables import collect_tables
+from dejavu_cache.integrations.tuned_tables import TunedTable, collect_tables
 from dejavu_cache.model.foreign_result import ForeignResult, ForeignTiming
 from dejavu_cache.model.record import Measurement, Pin, Record, Winner
 from dejavu_cache.model.scenario import Config, Context, Scenario
@@ -292,3 +292,61 @@ def test_an_export_without_tables_says_which_versions_there_are(tmp_path: Path) 
     assert not (tmp_path / "out").exists()
     seen = run_cli("export", "all.jsonl", "--hf", tmp_path / "out", "--store", tmp_path / "store")
     assert seen.returncode == 2
+
+
+def imported(device: str = "NVIDIA_H200", function: str = "", **named: str) -> ForeignResult:
+    config = Config(params={"BLOCK_SIZE_M": len(named.get("M", ""))})
+    return ForeignResult(
+        origin="vllm",
+        function=function or "fused_moe_kernel",
+        named={"E": "8", "N": "32", **named} if not function else named,
+        device=device,
+        timings=(ForeignTiming(config=config),),
+    )
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        imported(M="9" * 5000),
+        imported(M="16", E="8" * 300),
+        imported(M="16", device="H" * 240),
+        imported(M="16", device="../../H200"),
+        imported(M="16", device="H\u2028200"),
+    ],
+    ids=["size", "label", "device", "folder", "line separator"],
+)
+def test_an_odd_line_keeps_no_other_table_from_being_written(
+    odd: ForeignResult, tmp_path: Path
+) -> None:
+    store = FileStore(tmp_path / "store")
+    store.put_imported([imported(M="16")])
+    store.put_imported([odd])
+    store.put_imported([imported(M="160")])
+    files = TABLE_FILES["vllm"](collect_tables(store), "3.6.0")
+    write_tables(files, tmp_path / "out")
+    assert contents(tmp_path / "out") == {
+        "E=8,N=32,device_name=NVIDIA_H200.json": {
+            "16": {"BLOCK_SIZE_M": 2},
+            "160": {"BLOCK_SIZE_M": 3},
+        }
+    }
+
+
+def test_another_kind_of_h200_does_not_replace_the_tables_of_the_kind_itself() -> None:
+    tables = [
+        TunedTable({"E": "8", "N": "32"}, device, "3.6.0", {1: {"BLOCK_SIZE_M": block}})
+        for device, block in (("NVIDIA_H200", 16), ("NVIDIA_H200_NVL", 64))
+    ]
+    (file,) = TABLE_FILES["vllm"](tables, "3.6.0")
+    assert file.content["1"] == {"BLOCK_SIZE_M": 16}
+
+
+def test_a_table_of_lora_without_the_last_level_does_not_mix_with_one_that_has_it() -> None:
+    labels = {"lora": "fused_moe_lora_w2_shrink"}
+    labels |= dict.fromkeys(("max_loras", "num_slices", "k", "n"), "1")
+    short = TunedTable(labels, "GPU", "", {8: {"block_m": 16}})
+    exact = TunedTable({**labels, "moe_intermediate_size": "7"}, "GPU", "", {8: {"block_m": 32}})
+    for tables in ([short, exact], [exact, short]):
+        (file,) = TABLE_FILES["vllm"](tables, "3.6.0")
+        assert file.content == {"1": {"1": {"8": {"1": {"1": {"7": {"block_m": 32}}}}}}}

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dejavu_client.http.errors import RefusedError, UnreachableError
 from dejavu_client.http.http_exchange import ServerAnswer
 from dejavu_client.http.protocol_client import ProtocolClient, split_server_url
 from dejavu_client.http.remote_store import RemoteStore
@@ -315,6 +316,38 @@ def test_later_timings_and_their_winner_take_the_place_of_earlier_ones(
         assert found.record == record(1, slow, measurement(32), winner=winner)
     quarantined = store.client.list_quarantines()[0]["id"]
     assert store.client.undo_quarantine(quarantined)["measurements"] == 1
+
+
+@pytest.mark.parametrize("ending", [KeyboardInterrupt, UnreachableError])
+def test_what_replaces_quarantined_timings_is_kept_if_that_is_cut_short(
+    store: RemoteStore, monkeypatch: pytest.MonkeyPatch, ending: type[BaseException]
+) -> None:
+    before = record(1, measurement(16), measurement(32))
+    after = record(1, measurement(16, 9.0, now()), measurement(32, 8.0, now()))
+    store.put_now(context(), [before])
+    quarantine, calls = store.client.quarantine, iter([True, False])
+
+    def quarantine_once(wish: Any) -> Any:
+        if next(calls):
+            return quarantine(wish)
+        raise ending("cut short")
+
+    monkeypatch.setattr(store.client, "quarantine", quarantine_once)
+    with pytest.raises(ending):
+        store.supersede(context(), after)
+    assert store.sender.flush(30)
+    found = store.get(context(), before.scenario, fresh=True)
+    assert found is not None
+    expected = {*after.measurements[:1], *before.measurements[1:]}
+    assert set(found.record.measurements) == expected
+
+    def refuse(wish: Any) -> Any:
+        raise RefusedError("needs the role admin", 403)
+
+    monkeypatch.setattr(store.client, "quarantine", refuse)
+    with pytest.raises(RefusedError):
+        store.supersede(context(), record(2, measurement(16)))
+    assert store.get(context(), record(2).scenario, fresh=True) is None
 
 
 def test_the_server_is_killed_between_two_launches(server: Running, tmp_path: Path) -> None:

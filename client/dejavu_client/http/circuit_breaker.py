@@ -22,7 +22,8 @@ class CircuitBreaker:
     One that has fallen silent may only be busy: `await_answer` waits for it, for a bounded time.
 
     Attributes:
-        is_hopeful: whether the server has answered a call since it last failed; a probe is none.
+        is_hopeful: whether the server, since it last failed, has answered late or answered a call
+            that waits for a busy server; that it is ready or answers others says nothing of those.
     """
 
     def __init__(self) -> None:
@@ -82,10 +83,14 @@ class CircuitBreaker:
             self.is_hopeful = True
             self._changed.notify_all()
 
-    def record_success(self, *, is_probe: bool = False) -> None:
-        """Close the circuit; the answer to a probe gives no hope for other calls."""
+    def record_success(self, *, gives_hope: bool = False) -> None:
+        """Close the circuit.
+
+        Args:
+            gives_hope: whether the answer is a reason to wait for the server again if it is silent.
+        """
         with self._changed:
             self._pause = 0.0
             self._busy = None
-            self.is_hopeful = self.is_hopeful or not is_probe
+            self.is_hopeful = self.is_hopeful or gives_hope
             self._changed.notify_all()

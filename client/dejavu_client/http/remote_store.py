@@ -20,7 +20,7 @@ from dejavu_cache.system.provenance import whoami
 
 from .circuit_breaker import CircuitBreaker
 from .copy_check import CopyCheck
-from .errors import BusyError, RemoteError
+from .errors import BusyError, RefusedError, RemoteError
 from .protocol_client import ProtocolClient, split_server_url
 from .scenario_listings import ScenarioListings
 from .sender import Sender
@@ -218,12 +218,17 @@ class RemoteStore(Store):
         """
         self.sender.flush(FLUSH_SECONDS)
         subject = {"context": context.digest, "scenario": record.scenario.digest}
-        for config in record.by_config:
-            self.client.quarantine({**subject, "config": config.digest})
+        done = 0
         try:
+            for config in record.by_config:
+                self.client.quarantine({**subject, "config": config.digest})
+                done += 1
             self.put_now(context, [record])
-        except RemoteError:  # What replaces the quarantined ones must not be lost.
-            self.put(context, [record])
+        except BaseException as error:
+            # What replaces the quarantined ones must not be lost, not even by Ctrl-C or when the
+            # server did its part and its answer was lost.
+            if done or not isinstance(error, RefusedError):
+                self.put(context, [record])
             raise
 
     def _pin(self, context: Context, record: Record) -> None:

@@ -199,7 +199,7 @@ class Sender:
 
     def _send_batch(self, misses: Counter[tuple[Context, Scenario]], leases: Iterable[str]) -> None:
         if not self._circuit.closed and self._circuit.probe_due_in <= 0:
-            self._try(self._client.check_ready, is_probe=True)
+            self._try(self._client.check_ready)
         if self._in_flight and not (self._may_send and self._try(self._send_queued)):
             for entry in self._in_flight:
                 if entry.path is None:  # the disk may have room by now
@@ -258,7 +258,7 @@ class Sender:
                 )
             raise
 
-    def _try(self, action: Callable[[], object], *, is_probe: bool = False) -> bool:
+    def _try(self, action: Callable[[], object]) -> bool:
         """Run an action; return whether it succeeded, and open the circuit if the server failed."""
         if self._circuit.busy:
             return False
@@ -282,5 +282,5 @@ class Sender:
             return False
         else:
             done = True
-        self._circuit.record_success(is_probe=is_probe)
+        self._circuit.record_success()
         return done

@@ -71,8 +71,8 @@ class ServerCalls:
         """Call a server as `ask` does, but wait for a busy one, for some seconds in all.
 
         A server that has taken the connection and is silent may be busy or hang. The wait for it is
-        `PATIENCE` times the usual one, and after that it must have answered, however late, to be
-        waited for again.
+        `PATIENCE` times the usual one, and after that it must have answered such a call, or any
+        call late, to be waited for again.
 
         Args:
             question: sends the request.
@@ -82,7 +82,7 @@ class ServerCalls:
         while True:
             patience = min(self._patience, seconds) if self.circuit.is_hopeful else 0.0
             try:
-                return self.ask(question, max(self.wait, patience))
+                answer = self.ask(question, max(self.wait, patience))
             except BusyError as error:
                 pause = _pause(error)
                 if time.monotonic() + pause > deadline:
@@ -91,6 +91,10 @@ class ServerCalls:
             except UnreachableError:
                 if time.monotonic() > deadline or not self.circuit.await_answer(deadline):
                     raise
+            else:
+                if seconds > 0:
+                    self.circuit.record_success(gives_hope=True)
+                return answer
 
     def ask_again(self, question: Callable[[], T], seconds: float) -> T:
         """Call a server that has answered before, and may be restarting, until it answers.
@@ -143,7 +147,7 @@ class ServerCalls:
         if isinstance(error, BusyError):
             self.circuit.record_busy(error)
         elif error is None or hasattr(error, "status"):
-            self.circuit.record_success()
+            self.circuit.record_success(gives_hope=True)
 
     def _open_circuit(self, hope: float = 0.0) -> None:
         self.circuit.record_failure(hope)
