@@ -210,14 +210,24 @@ class FileStore(Store):
             return iter(())
 
     def put_imported(self, entries: Iterable[ForeignResult]) -> None:
-        """Add results of other autotuners to one file per function."""
+        """Add results of other autotuners to one file per function.
+
+        Raises:
+            StoreError: a file cannot be written, or not be read: it stays as it is.
+        """
         self._refuse_if_read_only()
         by_function: dict[str, list[ForeignResult]] = {}
         for entry in entries:
             by_function.setdefault(entry.function, []).append(entry)
         for function, results in by_function.items():
-            text = format_foreign_results([*self.imported(function), *results])
-            write_text(self._imported_path(function), text, self.root)
+            path = self._imported_path(function)
+            try:
+                earlier = parse_foreign_results(read_text(path, self.root), str(path))
+            except FileNotFoundError:
+                earlier = []
+            except OSError as error:  # What cannot be read must not be replaced.
+                raise describe_failure(error, path, "read") from error
+            write_text(path, format_foreign_results([*earlier, *results]), self.root)
 
     def _imported_path(self, function: str) -> Path:
         return self.root / ".imported" / f"{_slug(function)}.jsonl"

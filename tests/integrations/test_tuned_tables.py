@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from support.command_line import run_cli
 from support.records import MOMENT, context
 
+from dejavu_cache.errors import StoreError
 from dejavu_cache.integrations.table_files import TABLE_FILES, write_tables
 from dejavu_cache.integrations.table_names import TableEntry, format_labels, parse_labels
 from dejavu_cache.integrations.tuned_tables import TunedTable, collect_tables
@@ -331,6 +332,16 @@ def test_an_odd_line_keeps_no_other_table_from_being_written(
             "160": {"BLOCK_SIZE_M": 3},
         }
     }
+
+
+def test_results_that_cannot_be_read_are_not_replaced_by_the_next_import(tmp_path: Path) -> None:
+    store = FileStore(tmp_path)
+    store.put_imported([imported(M="16")])
+    (path,) = (tmp_path / ".imported").iterdir()
+    path.write_text(path.read_text() + "{")
+    with pytest.raises(StoreError, match="does not hold results"):
+        store.put_imported([imported(M="32")])
+    assert path.read_text().endswith("{")
 
 
 def test_another_kind_of_h200_does_not_replace_the_tables_of_the_kind_itself() -> None:

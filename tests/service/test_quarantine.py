@@ -160,6 +160,63 @@ def test_an_undo_that_was_cut_short_is_completed_by_another(
     assert read(client, admin) == before
 
 
+def test_an_undo_of_a_quarantine_that_still_runs_leaves_nothing_behind(
+    client: httpx.Client, admin: Token, evil: Token, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    post(client, evil, *(record(m) for m in range(1, 5)))
+    before = read(client, admin)
+    split, pages = service._pages, iter(range(99))
+
+    def split_and_undo(*arguments: Any) -> Any:
+        for page in split(*arguments):
+            yield page
+            if next(pages) == 0:
+                (running,) = client.get("/v1/main/quarantines", headers=admin.headers).json()[
+                    "quarantines"
+                ]
+                assert undo(client, admin, running["id"]).status_code == 200
+
+    monkeypatch.setattr(service, "_MOST_SCENARIOS", 1)
+    monkeypatch.setattr(service, "_pages", split_and_undo)
+    done = quarantine(client, admin, token=evil.id)
+    assert done["records"] == 1
+    assert read(client, admin) == before
+
+
+def test_what_is_quarantined_again_in_the_middle_of_an_undo_comes_back_once(
+    client: httpx.Client,
+    admin: Token,
+    fleet: Token,
+    evil: Token,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    post(client, evil, *(record(m) for m in range(1, 5)))
+    before = read(client, admin)
+    first = quarantine(client, admin, token=evil.id)
+    load, pages = storage.load_parts, iter(range(9))
+
+    def load_once(*arguments: Any) -> Any:
+        if next(pages):
+            raise OSError("cut short")
+        return load(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(service, "_MOST_SCENARIOS", 2)
+        patch.setattr(storage, "load_parts", load_once)
+        assert undo(client, admin, first["id"]).status_code == 500
+    second = quarantine(client, admin, token=evil.id)
+    assert second["records"] == 2
+    again = record(3, median=0.5, after=60)
+    post(client, fleet, again)
+    for done in (second, first):
+        assert undo(client, admin, done["id"]).status_code == 200
+    after = {item.scenario: item for item in read(client, admin)}
+    assert [after[item.scenario] for item in before if item.scenario != again.scenario] == [
+        item for item in before if item.scenario != again.scenario
+    ]
+    assert after[again.scenario].measurements == again.measurements, "beside what came since"
+
+
 def test_pages_are_bounded_by_measurements_too(database: Database) -> None:
     assert list(service._pages([3000, 3000, 100, 9000, 1], int, database)) == [
         [3000],

@@ -143,7 +143,11 @@ def _withdraw_from(
     withdrawn = 0
     for page in _pages(scenarios, scenarios.__getitem__, database):
         with database.write() if counted.id is not None else database.read() as connection:
-            if counted.id is not None and not contexts.lock_existing(connection, *key):
+            if counted.id is not None and not (
+                # What is taken after an undo could never be given back.
+                quarantine.lock_live(connection, key[0], counted.id)
+                and contexts.lock_existing(connection, *key)
+            ):
                 break
             withdrawal = _withdraw(connection, context_id, page, wanted)
             if counted.id is not None:
@@ -268,7 +272,8 @@ def undo_quarantine(
 ) -> Quarantined:
     """Give back to readers what a quarantine took, beside what has come since.
 
-    An undo that was cut short is completed by another one: nothing is given back twice.
+    An undo that was cut short is completed by another one: nothing is given back twice. A
+    quarantine that still runs ends with the undo.
 
     Raises:
         AccessDeniedError: The principal lacks the role `admin`.
@@ -277,23 +282,26 @@ def undo_quarantine(
     principal.require("admin", namespace)
     restored = Quarantined(id=identity)
     unknown = f"there is no quarantine {identity!r} that could be undone"
-    with database.read() as connection:
-        if not quarantine.is_live(connection, namespace, identity):
-            raise NotFoundError(unknown)
-        ranges = quarantine.list_parts(connection, identity)
     touched: set[tuple[str, str]] = set()
-    for page in _pages(ranges, lambda scenario: scenario.parts, database):
+    last = 0
+    while True:
         with database.write() as connection:
-            parts = quarantine.load_parts(connection, identity, page[0].first, page[-1].last)
-            touched |= _give_back(connection, namespace, parts)
-        restored.winners += sum(part.is_winner for _, part in parts)
-        restored.measurements += sum(not part.is_winner for _, part in parts)
+            if not quarantine.lock_live(connection, namespace, identity):
+                raise NotFoundError(unknown)
+            ranges = quarantine.list_parts(connection, identity, last)
+            if not ranges:
+                quarantine.mark_undone(connection, identity)
+                write_log(connection, principal, "undo quarantine", namespace, id=identity)
+                break
+        for page in _pages(ranges, lambda scenario: scenario.parts, database):
+            with database.write() as connection:
+                parts = quarantine.load_parts(connection, identity, page[0].first, page[-1].last)
+                touched |= _give_back(connection, namespace, parts)
+            restored.winners += sum(part.is_winner for _, part in parts)
+            restored.measurements += sum(not part.is_winner for _, part in parts)
+        last = max(scenario.last for scenario in ranges)
     restored.contexts = len({text for text, _ in touched})
     restored.records = len(touched)
-    with database.write() as connection:
-        if not quarantine.mark_undone(connection, namespace, identity):
-            raise NotFoundError(unknown)
-        write_log(connection, principal, "undo quarantine", namespace, id=identity)
     return restored
 
 

@@ -31,7 +31,6 @@ __all__ = [
     "add",
     "create",
     "delete_measurements",
-    "is_live",
     "list_contexts",
     "list_parts",
     "list_quarantines",
@@ -40,6 +39,7 @@ __all__ = [
     "load_measurements",
     "load_parts",
     "load_winner_scenarios",
+    "lock_live",
     "mark_undone",
 ]
 
@@ -281,12 +281,12 @@ def add(connection: Connection, identity: str, parts: Iterable[Part]) -> None:
         connection.execute(quarantined.insert(), rows)
 
 
-def list_parts(connection: Connection, identity: str) -> list[PartRange]:
-    """List the parts of a quarantine by their scenario, in the order in which they were taken."""
+def list_parts(connection: Connection, identity: str, after: int) -> list[PartRange]:
+    """List the parts of a quarantine behind an id, by scenario, in the order of their taking."""
     first = func.min(quarantined.c.id)
     query = (
         select(first, func.max(quarantined.c.id), func.count())
-        .where(quarantined.c.quarantine == identity)
+        .where(quarantined.c.quarantine == identity, quarantined.c.id > after)
         .group_by(quarantined.c.context_id, quarantined.c.scenario_text)
         .order_by(first)
     )
@@ -323,24 +323,19 @@ def list_quarantines(connection: Connection, namespace: str) -> list[Any]:
     return list(connection.execute(query))
 
 
-def is_live(connection: Connection, namespace: str, identity: str) -> bool:
-    """Return whether there is a quarantine that is not undone."""
-    return (
-        connection.execute(select(quarantines.c.id).where(_live(namespace, identity))).first()
-        is not None
-    )
-
-
-def mark_undone(connection: Connection, namespace: str, identity: str) -> bool:
-    """Mark a quarantine as undone; return False if there is none, or it is undone already."""
-    live = _live(namespace, identity)
-    undone = connection.execute(update(quarantines).where(live).values(undone_at=epoch()))
-    return undone.rowcount > 0
-
-
-def _live(namespace: str, identity: str) -> ColumnElement[bool]:
-    return and_(
+def lock_live(connection: Connection, namespace: str, identity: str) -> bool:
+    """Lock a quarantine that is not undone until the transaction ends; return False if none is."""
+    live = and_(
         quarantines.c.id == identity,
         quarantines.c.namespace == namespace,
         quarantines.c.undone_at.is_(None),
+    )
+    query = select(quarantines.c.id).where(live).with_for_update()
+    return connection.execute(query).first() is not None
+
+
+def mark_undone(connection: Connection, identity: str) -> None:
+    """Mark a quarantine, which `lock_live` has locked, as undone."""
+    connection.execute(
+        update(quarantines).where(quarantines.c.id == identity).values(undone_at=epoch())
     )
