@@ -12,6 +12,7 @@ import queue
 import shutil
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -116,7 +117,7 @@ def _write(engine: str, tables: Sequence[TunedTable], version: str, root: Path) 
             write_tables(files, folder)
             for name, path in shipped.items():
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
-                if not (folder / name).is_symlink():
+                with suppress(FileExistsError):  # by another start, or one that was cut short
                     (folder / name).symlink_to(path)
         (folder / _CONTENT).touch()  # comes last, and tells when the folder was used
         _delete_unused(root)
@@ -134,8 +135,9 @@ def _latest(root: Path) -> Path | None:
 
 def _delete_unused(root: Path) -> None:
     for mark in root.glob(f"*/{_CONTENT}"):
-        if time.time() - mark.stat().st_mtime > UNUSED:
-            shutil.rmtree(mark.parent, ignore_errors=True)
+        with suppress(FileNotFoundError):  # Another start may be deleting it.
+            if time.time() - mark.stat().st_mtime > UNUSED:
+                shutil.rmtree(mark.parent, ignore_errors=True)
 
 
 def _shipped_beside(files: Sequence[TableFile]) -> dict[str, Path] | None:

@@ -130,6 +130,24 @@ def test_tables_follow_the_store_and_outlive_its_silence(
     assert Path(second).exists()
 
 
+def test_engines_that_start_at_once_all_get_tables(
+    engines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = tmp_path / "store"
+    add_record(store, 16)
+    first = start(monkeypatch, store)
+    folder = Path(first["SGLANG_MOE_CONFIG_DIR"])
+    (folder / "content").unlink()  # as if the other start had not come to its end
+    gone = folder.parent / "unused"
+    gone.mkdir()
+    (gone / "content").symlink_to(tmp_path / "deleted meanwhile")
+    is_link = Path.is_symlink  # Says what a look before the other start says:
+    monkeypatch.setattr(Path, "is_symlink", lambda path: path.suffix != ".json" and is_link(path))
+    second = start(monkeypatch, store)
+    assert second["SGLANG_MOE_CONFIG_DIR"] == str(folder)
+    assert second["VLLM_TUNED_CONFIG_FOLDER"] == first["VLLM_TUNED_CONFIG_FOLDER"]
+
+
 def test_a_folder_of_the_users_own_stays_and_nothing_is_set_without_tables(
     engines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
