@@ -31,8 +31,10 @@ class RepeatedLaunch:
     ) -> None:
         """Prepare the launch; the arguments are described at the class."""
         names = list(arguments)
-        self._arguments = list(arguments.values())
         self._at = [names.index(name) for name in changing]
+        self._arguments = list(arguments.values())
+        for index in self._at:
+            self._arguments[index] = None  # a tensor that is kept here would never be freed
         self._grid = grid
         self._call = c_launcher(kernel)
         self._device = driver.active.get_current_device()
