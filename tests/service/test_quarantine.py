@@ -138,12 +138,10 @@ def test_the_timings_of_one_config_go_and_come_back(
     assert incomplete.status_code == 422
 
 
-def test_an_undo_that_was_cut_short_is_completed_by_another(
-    client: httpx.Client, admin: Token, evil: Token, monkeypatch: pytest.MonkeyPatch
+def cut_an_undo_short(
+    client: httpx.Client, admin: Token, number: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    post(client, evil, *(record(m) for m in range(1, 5)))
-    before = read(client, admin)
-    done = quarantine(client, admin, token=evil.id)
+    """Undo a quarantine's first two scenarios, and fail."""
     load, pages = storage.load_parts, iter(range(9))
 
     def load_once(*arguments: Any) -> Any:
@@ -154,7 +152,16 @@ def test_an_undo_that_was_cut_short_is_completed_by_another(
     with monkeypatch.context() as patch:
         patch.setattr(service, "_MOST_SCENARIOS", 2)
         patch.setattr(storage, "load_parts", load_once)
-        assert undo(client, admin, done["id"]).status_code == 500
+        assert undo(client, admin, number).status_code == 500
+
+
+def test_an_undo_that_was_cut_short_is_completed_by_another(
+    client: httpx.Client, admin: Token, evil: Token, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    post(client, evil, *(record(m) for m in range(1, 5)))
+    before = read(client, admin)
+    done = quarantine(client, admin, token=evil.id)
+    cut_an_undo_short(client, admin, done["id"], monkeypatch)
     assert read(client, admin) == before[:2]
     assert undo(client, admin, done["id"]).json() == done
     assert read(client, admin) == before
@@ -193,17 +200,7 @@ def test_what_is_quarantined_again_in_the_middle_of_an_undo_comes_back_once(
     post(client, evil, *(record(m) for m in range(1, 5)))
     before = read(client, admin)
     first = quarantine(client, admin, token=evil.id)
-    load, pages = storage.load_parts, iter(range(9))
-
-    def load_once(*arguments: Any) -> Any:
-        if next(pages):
-            raise OSError("cut short")
-        return load(*arguments)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(service, "_MOST_SCENARIOS", 2)
-        patch.setattr(storage, "load_parts", load_once)
-        assert undo(client, admin, first["id"]).status_code == 500
+    cut_an_undo_short(client, admin, first["id"], monkeypatch)
     second = quarantine(client, admin, token=evil.id)
     assert second["records"] == 2
     again = record(3, median=0.5, after=60)
