@@ -105,10 +105,18 @@ class Resolver:
                 # The process that was tuning may have died or hung while this one waited.
                 tuned = self._fall_back(self._without_unusable(request, found))
             return tuned, benchmarked
-        self.note_miss(request)
         if self.mode is Mode.STRICT:
-            raise ScenarioNotTuned(self._explain_miss(request))
+            return self._look_up_again(request), 0
+        self.note_miss(request)
         return self._fall_back(request), 0
+
+    def _look_up_again(self, request: Request) -> Resolution:
+        """Return a record's resolution; a server that was busy at the first look is waited for."""
+        resolution = resolve_from_record(request, self._tuner.look_up(request, fresh=True))
+        if resolution is None:
+            self.note_miss(request)
+            raise ScenarioNotTuned(self._explain_miss(request))
+        return resolution
 
     def _may_tune(self) -> bool:
         return self.mode is Mode.TUNE and may_benchmark() and not is_capturing_graph()

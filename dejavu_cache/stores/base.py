@@ -75,7 +75,8 @@ class Store(ABC):
         Args:
             context: the kernel, environment and problem of the record.
             scenario: the bucketed key values and dtypes.
-            fresh: whether every tier reads again what may have changed since it was last read.
+            fresh: whether every tier reads again what may have changed since it was last read, and
+                a remote one is waited for while it is busy.
         """
 
     @abstractmethod

@@ -6,11 +6,13 @@ import math
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from dejavu_client.http import wait_budget
 from dejavu_client.http.circuit_breaker import CircuitBreaker
-from dejavu_client.http.errors import UnreachableError
+from dejavu_client.http.errors import BusyError, UnreachableError
 from dejavu_client.http.protocol_client import ProtocolClient
 from dejavu_client.http.sender import Sender
 from dejavu_client.http.server_calls import ServerCalls
@@ -100,6 +102,49 @@ def test_a_late_answer_closes_the_circuit_for_all_who_wait() -> None:
         calls.ask(be_silent(0.3))
     assert not circuit.closed
     assert calls.ask_patiently(question, 30) == "answer"
+
+
+def test_a_server_that_always_asks_for_patience_gets_it_for_a_bounded_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(wait_budget, "MOST_SECONDS", 0.8)
+    calls = ServerCalls("http://server", CircuitBreaker(), wake=lambda: None, wait=0.05)
+    questions = 0
+
+    def question() -> None:
+        nonlocal questions
+        questions += 1
+        raise BusyError("later", 503, 0.1)
+
+    for _ in range(20):
+        with suppress(BusyError):
+            calls.ask_patiently(question, 10)
+    assert questions <= 20 + 8
+
+
+def test_a_server_that_always_answers_late_is_waited_for_a_bounded_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(wait_budget, "MOST_SECONDS", 0.8)
+    calls = ServerCalls("http://server", CircuitBreaker(), wake=lambda: None, wait=0.05)
+    answers = 0
+    for _ in range(20):
+        calls.circuit.record_success(gives_hope=True)
+        with suppress(UnreachableError):
+            calls.ask_patiently(be_silent(0.3), 10)
+            answers += 1
+    assert 1 <= answers <= 4
+
+
+def test_waiting_time_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    budget = wait_budget.WaitBudget()
+    budget.spend(1000)
+    assert budget.seconds < 1
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now + 600)
+    assert 10 <= budget.seconds < 11
+    monkeypatch.setattr(time, "monotonic", lambda: now + 1e6)
+    assert budget.seconds == wait_budget.MOST_SECONDS
 
 
 def test_who_has_no_connection_is_not_hoped_for() -> None:

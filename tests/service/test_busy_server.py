@@ -79,10 +79,11 @@ def test_a_launch_waits_for_a_server_that_has_too_many_clients(
         assert benchmarked == [3, 0, 0]
 
 
+@pytest.mark.parametrize("mode", ["tune", "strict"])
 def test_a_launch_waits_for_a_silent_server_that_may_be_busy(
-    server: Running, stores: list[RemoteStore], tmp_path: Path
+    mode: str, server: Running, stores: list[RemoteStore], tmp_path: Path
 ) -> None:
-    """Several times as long as otherwise, rather than tune what the server has."""
+    """Several times as long as otherwise, rather than tune what the server has, or fail."""
     remote = [open_remote(stores, server.base, wait, tmp_path) for wait in (20, 0.25)]
     kernels = [load(tmp_path / "kernels.py").add for _ in remote]
     for kernel, store in zip(kernels, remote, strict=True):
@@ -90,6 +91,7 @@ def test_a_launch_waits_for_a_silent_server_that_may_be_busy(
     launch(kernels[0], 100)
     assert remote[0].sender.flush(20)
     pid = server.process.pid
+    kernels[1]._options["mode"] = mode
     os.kill(pid, signal.SIGSTOP)
     wake = threading.Timer(0.6, os.kill, [pid, signal.SIGCONT])
     wake.start()

@@ -57,9 +57,9 @@ class RemoteStore(Store):
     for `wait` seconds, the circuit opens, and every call raises `UnreachableError` at once until a
     background thread has reached the server again; this process's own work and a busy machine are
     not counted. A server that answers 429 or 503 with `Retry-After` is left alone for that long:
-    where a launch would tune otherwise, it waits, for up to `BUSY_SECONDS`. `put` queues the
-    records and returns; `put_now` waits. The server keeps the first measurement of a config, so of
-    the values of `on_conflict` only `"fail"` has an effect.
+    where a launch would tune or fail otherwise, it waits, for up to `BUSY_SECONDS`, and for a
+    minute in all. `put` queues the records and returns; `put_now` waits. The server keeps the first
+    measurement of a config, so of the values of `on_conflict` only `"fail"` has an effect.
 
     Args:
         client: the connection to the namespace.
@@ -90,7 +90,6 @@ class RemoteStore(Store):
         self._answers: dict[Context, dict[Scenario, Record | None]] = {}
         self._listings = ScenarioListings(client, self._forget)
         self._copy_check = CopyCheck(client)
-        self._leased: set[tuple[Context, Scenario]] = set()
         self._failures: Counter[Context] = Counter()
         _live_stores.add(self)
         # A store that is garbage-collected without `close` must not leave connections open. Not at
@@ -114,12 +113,11 @@ class RemoteStore(Store):
         if not fresh and scenario in answers and not self.sender.is_sending(context):
             record = answers[scenario]
         else:
-            record = self._look_up(context, scenario)
+            # Who asks anew would otherwise tune or fail: it waits for a busy server.
+            record = self._look_up(context, scenario, BUSY_SECONDS if fresh else 0.0)
         return Found(record, self.url) if record else None
 
-    def _look_up(self, context: Context, scenario: Scenario) -> Record | None:
-        # Who has the lease would tune: it waits for a busy server.
-        patience = BUSY_SECONDS if (context, scenario) in self._leased else 0.0
+    def _look_up(self, context: Context, scenario: Scenario, patience: float) -> Record | None:
         try:
             if self.circuit.closed and self.sender.is_sending(context):
                 self.sender.flush(self.wait)  # so that this process reads what it wrote
@@ -278,13 +276,8 @@ class RemoteStore(Store):
         if not is_leased:
             yield is_alone
             return
-        key = context, scenario
-        self._leased.add(key)
-        try:
-            with lease.keep_alive(self.sender.release):
-                yield True
-        finally:
-            self._leased.discard(key)
+        with lease.keep_alive(self.sender.release):
+            yield True
 
     def close(self) -> None:
         """Send what is queued; if that takes longer than `FLUSH_SECONDS`, it waits on disk."""

@@ -11,6 +11,7 @@ from typing import TypeVar
 from .circuit_breaker import CircuitBreaker
 from .errors import BusyError, NonsenseError, RemoteError, UnreachableError
 from .server_silence import OWN_WORK_SECONDS, SilenceError, call_within
+from .wait_budget import WaitBudget
 
 __all__ = ["BUSY_SECONDS", "ServerCalls"]
 
@@ -41,6 +42,7 @@ class ServerCalls:
         self.circuit = circuit
         self._wake = wake
         self.wait = wait
+        self._budget = WaitBudget()
 
     def ask(
         self,
@@ -76,13 +78,27 @@ class ServerCalls:
 
         Args:
             question: sends the request.
-            seconds: how long to wait for a server that answers late, or asks to be asked later.
+            seconds: how long to wait for a server that answers late, or asks to be asked later;
+                shorter where this program's `WaitBudget` is spent.
         """
-        deadline = time.monotonic() + seconds
+        start = time.monotonic()
+        seconds = min(seconds, self._budget.seconds)
+        try:
+            answer = self._ask_until(question, start + seconds)
+        finally:
+            if seconds > 0:
+                self._budget.spend(max(time.monotonic() - start - self.wait, 0.0))
+        if seconds > 0:
+            self.circuit.record_success(gives_hope=True)
+        return answer
+
+    def _ask_until(self, question: Callable[[], T], deadline: float) -> T:
         while True:
-            patience = min(self._patience, seconds) if self.circuit.is_hopeful else 0.0
+            patience = self._patience if self.circuit.is_hopeful else 0.0
             try:
-                answer = self.ask(question, max(self.wait, patience))
+                return self.ask(
+                    question, max(self.wait, min(patience, deadline - time.monotonic()))
+                )
             except BusyError as error:
                 pause = _pause(error)
                 if time.monotonic() + pause > deadline:
@@ -91,10 +107,6 @@ class ServerCalls:
             except UnreachableError:
                 if time.monotonic() > deadline or not self.circuit.await_answer(deadline):
                     raise
-            else:
-                if seconds > 0:
-                    self.circuit.record_success(gives_hope=True)
-                return answer
 
     def ask_again(self, question: Callable[[], T], seconds: float) -> T:
         """Call a server that has answered before, and may be restarting, until it answers.

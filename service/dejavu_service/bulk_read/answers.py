@@ -167,7 +167,7 @@ def _names(view: RecordView) -> tuple[str, str]:
 
 def _render_record_set(connection: Connection, view: RecordView) -> Answer | None:
     stored = layers.load_record_set(connection, view)
-    return None if stored is None else _compressed(stored.revision, render(stored))
+    return None if stored is None else _compress(stored.revision, render(stored))
 
 
 def _render_scenarios(connection: Connection, view: RecordView) -> Answer | None:
@@ -175,7 +175,7 @@ def _render_scenarios(connection: Connection, view: RecordView) -> Answer | None
     if stored is None:
         return None
     revision, texts = stored
-    return _compressed(revision, f'{{"scenarios": [{", ".join(texts)}]}}')
+    return _compress(revision, f'{{"scenarios": [{", ".join(texts)}]}}')
 
 
 def _render_record(stored: Sequence[StoredText | None]) -> Answer | None:
@@ -188,10 +188,10 @@ def _render_record(stored: Sequence[StoredText | None]) -> Answer | None:
     winner = has_winner(text)
     if len(text) <= _PLAIN_LENGTH:
         return Answer(f'"{revision}"', text.encode(), is_gzipped=False, has_winner=winner)
-    return _compressed(revision, text)._replace(has_winner=winner)
+    return _compress(revision, text)._replace(has_winner=winner)
 
 
-def _compressed(revision: str, text: str) -> Answer:
+def _compress(revision: str, text: str) -> Answer:
     return Answer(f'"{revision}"', gzip.compress(text.encode(), _GZIP_LEVEL, mtime=0))
 
 
