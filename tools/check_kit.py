@@ -207,6 +207,7 @@ def run_steps(steps: list[dict[str, Any]], inputs: dict[str, str], folder: Path)
         values = {name: fill(value) for name, value in step["env"].items()}
         environ = {**os.environ, **values, "TRITON_INTERPRET": "1", "HOME": str(folder)}
         environ["PYTHONPATH"] = f"{folder}:{os.environ.get('PYTHONPATH', '')}"
+        environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         command = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"]]
         done = subprocess.run(command, env=environ, cwd=folder, capture_output=True, text=True)
         assert done.returncode == 0, (step["name"], done.stdout, done.stderr)
