@@ -7,7 +7,7 @@ import time
 
 from .errors import BusyError
 
-__all__ = ["CircuitBreaker"]
+__all__ = ["FIRST_PAUSE", "CircuitBreaker"]
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
 """Seconds until the first probe after a failure, and the limit to which the pause doubles."""
@@ -66,14 +66,17 @@ class CircuitBreaker:
         """Open the circuit; if it is open, double the pause before the next probe.
 
         Args:
-            hope: seconds for which `await_answer` waits, if there was hope.
+            hope: seconds for which `await_answer` waits, if there was hope; meanwhile, the pause
+                does not grow.
         """
         with self._changed:
+            now = time.monotonic()
             if self.closed:
-                self._hope_until = time.monotonic() + (hope if self.is_hopeful else 0.0)
+                self._hope_until = now + (hope if self.is_hopeful else 0.0)
             self.is_hopeful = False
-            self._pause = min(max(self._pause * 2, FIRST_PAUSE), LONGEST_PAUSE)
-            self._next_probe = time.monotonic() + self._pause
+            doubled = min(max(self._pause * 2, FIRST_PAUSE), LONGEST_PAUSE)
+            self._pause = FIRST_PAUSE if now < self._hope_until else doubled
+            self._next_probe = now + self._pause
 
     def record_busy(self, error: BusyError) -> None:
         """Close the circuit, since the server answered, and leave it alone as long as it asks."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
-from .circuit_breaker import CircuitBreaker
+from .circuit_breaker import FIRST_PAUSE, CircuitBreaker
 from .errors import BusyError, NonsenseError, RemoteError, UnreachableError
 from .server_silence import OWN_WORK_SECONDS, SilenceError, call_within
 from .wait_budget import WaitBudget
@@ -135,6 +135,7 @@ class ServerCalls:
             raise
 
     def _ask(self, question: Callable[[], T], wait: float, limit: float) -> T:
+        start = time.monotonic()
         try:
             answer = call_within(wait, question, limit, self._note_late_end)
         except SilenceError as error:
@@ -145,7 +146,7 @@ class ServerCalls:
             raise
         except RemoteError as error:
             if not hasattr(error, "status"):
-                self._open_circuit()
+                self._open_circuit(_hope_of_return(error, wait - (time.monotonic() - start)))
             raise
         self.circuit.record_success()
         return answer
@@ -164,6 +165,14 @@ class ServerCalls:
     def _open_circuit(self, hope: float = 0.0) -> None:
         self.circuit.record_failure(hope)
         self._wake()
+
+
+def _hope_of_return(error: RemoteError, left: float) -> float:
+    """Return the seconds to wait for a server that refuses connections, as one that restarts does.
+
+    They are what is left of the usual wait; none if it ends before the first probe.
+    """
+    return left if type(error) is UnreachableError and left > FIRST_PAUSE else 0.0
 
 
 def _pause(error: UnreachableError) -> float:
