@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import HealthCheck, settings
 from support.slow_list import SlowListWriter, mark_slow_tests
 
 if TYPE_CHECKING:
@@ -21,6 +22,10 @@ if not HAS_GPU:
 for name in [name for name in os.environ if name.startswith("DEJAVU_")]:
     del os.environ[name]
 
+
+# How long an example takes depends on what else the machine does.
+settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("suite")
 
 # A worker of pytest-xdist has neighbours on every core, and so have the processes that it starts.
 for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):

@@ -49,14 +49,14 @@ def pooled_url(new_postgres: Any) -> Iterator[str]:
         )
         command = [PGBOUNCER, "--quiet", *as_nobody, str(settings)]
         process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while not listens(port):
             assert process.poll() is None, "PgBouncer ended"
             assert time.monotonic() < deadline
             time.sleep(0.02)
         yield f"postgresql://{url.username}@127.0.0.1:{port}/{url.database}"
         process.terminate()
-        process.wait(10)
+        process.wait(60)
 
 
 def listens(port: int) -> bool:

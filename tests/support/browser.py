@@ -146,9 +146,8 @@ def open_browser() -> Iterator[Browser]:
     )
     try:
         port = _await_port(profile / "DevToolsActivePort", process)
-        tabs = httpx.get(f"http://127.0.0.1:{port}/json").json()
-        address = next(tab["webSocketDebuggerUrl"] for tab in tabs if tab["type"] == "page")
-        with connect(address, max_size=None) as connection:
+        address = _await_tab(port)
+        with connect(address, max_size=None, open_timeout=60) as connection:
             yield Browser(connection)
     finally:
         process.terminate()
@@ -164,3 +163,14 @@ def _await_port(file: Path, process: subprocess.Popen[bytes]) -> int:
         assert process.poll() is None, "the browser ended"
         time.sleep(0.05)
     raise TimeoutError("the browser did not start")
+
+
+def _await_tab(port: int) -> str:
+    """Return the address of the first tab, which may open after the port."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        for tab in httpx.get(f"http://127.0.0.1:{port}/json", timeout=60).json():
+            if tab["type"] == "page":
+                return str(tab["webSocketDebuggerUrl"])
+        time.sleep(0.05)
+    raise TimeoutError("the browser opened no tab")

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 __all__ = ["WORKERS_ADDRESS", "ForkedProcess", "ForkedWorker", "fork_workers", "worker_starter"]
@@ -56,7 +57,8 @@ class ForkedProcess:
     def send_signal(self, number: int) -> None:
         """Send a signal, unless the process has ended."""
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with suppress(ProcessLookupError):  # it ended this moment
+                os.kill(self.pid, number)
 
     def terminate(self) -> None:
         """Ask the process to end."""

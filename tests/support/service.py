@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import random
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,10 @@ from dejavu_cache.model.scenario import (
     Scenario,
 )
 from support.fork_server import light_nursery
+
+_FIRST_PORT, _MOST_WORKERS = 12_000, 16
+_WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % _MOST_WORKERS
+_ports = itertools.count(random.SystemRandom().randrange(1250))
 
 START = datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc)
 
@@ -93,10 +99,16 @@ def body(model: Any) -> dict[str, Any]:
 
 
 def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-        return port
+    """Return a port that nobody else gets while its server starts, or starts again.
+
+    Systems give ports from 32768 on to whoever asks for any, and each worker of pytest-xdist has
+    its own of the others.
+    """
+    while True:
+        port = _FIRST_PORT + next(_ports) * _MOST_WORKERS % 20_000 + _WORKER
+        with socket.socket() as free, suppress(OSError):
+            free.bind(("127.0.0.1", port))
+            return port
 
 
 class _Transport(httpx.BaseTransport):

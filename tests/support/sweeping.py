@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -121,5 +122,6 @@ def kill_tree(process: subprocess.Popen[str]) -> None:
 
     family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
     for member in family:
-        os.kill(member.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # a worker ends by itself when its sweep is killed
+            os.kill(member.pid, signal.SIGKILL)
     process.communicate()

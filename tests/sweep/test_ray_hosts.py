@@ -52,10 +52,11 @@ def test_a_cluster_that_loses_a_worker_completes_the_sweep(cluster: Sweeps) -> N
 
     def kill_an_actor() -> None:
         cluster.wait_for(6)
+        ours = {process.pid for process in psutil.Process().children(recursive=True)}
         actors = [
             process
             for process in psutil.process_iter(["cmdline"])
-            if "ray::_Actor" in " ".join(process.info["cmdline"] or [])
+            if process.pid in ours and "ray::_Actor" in " ".join(process.info["cmdline"] or [])
         ]
         killed.append(actors[0].pid)
         os.kill(actors[0].pid, signal.SIGKILL)
