@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +15,8 @@ from support.processes import PROGRAMS, fork_program
 def rank_outputs(tmp_path: Path) -> dict[int, tuple[Any, str]]:
     from torch.distributed import TCPStore
 
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    master = TCPStore("127.0.0.1", port, 3, is_master=True, wait_for_workers=False)
-    program = PROGRAMS / "agree_as_rank.py"
+    master = TCPStore("127.0.0.1", 0, 3, is_master=True, wait_for_workers=False)
+    port, program = master.port, PROGRAMS / "agree_as_rank.py"
     ranks = [
         kernel_nursery("1").start_file(
             program, port, rank, tmp_path, folder=tmp_path / "printed", TRITON_INTERPRET="1"

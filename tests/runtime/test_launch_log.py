@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-import time
+import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import pytest
@@ -29,7 +30,10 @@ def make(store: Path, mode: Literal["tune", "reuse"] = "tune") -> Any:
 
 
 @pytest.fixture
-def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+def log(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> pytest.LogCaptureFixture:
+    monkeypatch.setattr(launch_log, "LATE", math.inf)  # a busy machine makes any launch late
     caplog.set_level(logging.INFO, "dejavu_cache")
     return caplog
 
@@ -77,16 +81,18 @@ def test_a_hit_says_nothing_and_a_slow_one_says_so(
 def test_a_long_tune_logs_lines_where_there_is_no_terminal(
     log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(progress_bar, "LINE_EVERY", 0.05)
+    clock = [0.0]
+    monkeypatch.setattr(progress_bar, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     with progress_bar.progress("kernel(n=1)", 4) as advance:
-        for _ in range(4):
-            time.sleep(0.03)
+        for clock[0] in (6.0, 12.0, 18.0, 24.0):
             advance()
-    assert 1 <= len(log.messages) <= 3
-    assert log.messages[0].startswith("tuning kernel(n=1): 2 of 4 configs after ")
+    assert log.messages == [
+        "tuning kernel(n=1): 2 of 4 configs after 12 s",
+        "tuning kernel(n=1): 4 of 4 configs after 24 s",
+    ]
     log.clear()
     with progress_bar.progress("kernel(n=1)", 1, wanted=False) as advance:
-        time.sleep(0.06)
+        clock[0] += 12.0
         advance()
     assert not log.messages
 

@@ -13,7 +13,9 @@ import pytest
 from support.fork_server import Child, Nursery
 from support.kernels import ADD
 from support.processes import PROGRAMS, environment
+from support.sweeping import wait_until
 
+from dejavu_cache.model.record import Measurement
 from dejavu_cache.stores import FileStore
 
 
@@ -50,6 +52,12 @@ class Fleet:
         text = self.source.read_text()
         assert old in text
         self.source.write_text(text.replace(old, new, 1))
+
+    @property
+    def measurements(self) -> list[Measurement]:
+        """All measurements in the store."""
+        record_sets = FileStore(self.store).record_sets()
+        return [item for found in record_sets for r in found.records for item in r.measurements]
 
     @property
     def benchmarks(self) -> list[str]:
@@ -102,10 +110,8 @@ def test_sixteen_processes_at_once_benchmark_every_config_once(fleet: Fleet) -> 
 
 
 def test_a_killed_tuner_loses_one_config_at_most(fleet: Fleet) -> None:
-    process = fleet.start([100], BENCH_SECONDS="1.5")
-    while len(fleet.benchmarks) < 2:
-        time.sleep(0.01)
-    time.sleep(0.75)  # in the middle of the second; the first is on the disk by now
+    process = fleet.start([100], HANGS_AT="2")
+    wait_until(lambda: len(fleet.benchmarks) == 2 and len(fleet.measurements) == 1)
     process.kill()
     assert fleet.run(100)["benchmarked"] in (1, 2)
     assert len(fleet.benchmarks) <= 4

@@ -5,17 +5,21 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from datetime import datetime
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 from dejavu_service.app import create_app
+from dejavu_service.middleware import principal_cache
 from dejavu_service.middleware.principal_cache import PrincipalCache
 from dejavu_service.settings import ServerSettings
 from dejavu_service.storage import tokens as stored
 from dejavu_service.storage.database import Database
+from dejavu_service.storage.tables import epoch
 from dejavu_service.storage.tables import tokens as token_table
-from sqlalchemy import select
+from sqlalchemy import select, update
 from support.service import body, client_of, config, context, record_set, scenario
 
 MakeToken = Callable[..., dict[str, str]]
@@ -91,12 +95,16 @@ def test_a_token_lives_until_it_is_revoked(
     assert client.delete(f"/v1/tokens/{made['id']}", headers=admin).status_code == 404
 
 
-def test_a_token_expires(client: httpx.Client, token: MakeToken) -> None:
-    wish = {"name": "ci", "role": "read", "namespaces": ["*"], "days": 0.4 / 86400}
+def test_a_token_expires(client: httpx.Client, token: MakeToken, database: Database) -> None:
+    wish = {"name": "ci", "role": "read", "namespaces": ["*"], "days": 0.5}
     made = client.post("/v1/tokens", json=wish, headers=token("admin")).json()
+    expires = datetime.fromisoformat(made["expires"]).timestamp()
+    assert round((expires - time.time()) / 3600) == 12
     mine = {"Authorization": f"Bearer {made['token']}"}
     assert client.get("/v1/main/contexts", headers=mine).status_code == 200
-    time.sleep(0.5)
+    with database.write() as connection:
+        mine_alone = token_table.c.id == made["id"]
+        connection.execute(update(token_table).where(mine_alone).values(expires_at=epoch() - 1))
     assert client.get("/v1/main/contexts", headers=mine).status_code == 401
 
 
@@ -133,21 +141,27 @@ def test_requests_that_come_at_once_look_a_token_up_once(
 
 
 def test_a_token_in_use_is_looked_up_again_while_nobody_waits(
-    database: Database, token: MakeToken, look_ups: list[float]
+    database: Database,
+    token: MakeToken,
+    look_ups: list[float],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     presented = token("read")["Authorization"].removeprefix("Bearer ")
     look_ups.clear()
+    clock = [0.0]
+    monkeypatch.setattr(principal_cache, "time", SimpleNamespace(monotonic=lambda: clock[0]))
 
     async def ask() -> None:
-        principals = PrincipalCache(database, ttl=0.4)
+        principals = PrincipalCache(database, ttl=4)
         await principals.find(presented)
-        ends = time.monotonic() + 1.5
-        while time.monotonic() < ends:
+        for clock[0] in range(1, 10):
             assert principals.cached_principal(presented) is not None
-            await asyncio.sleep(0.01)
+            while principals._principals[presented].refresh_at <= clock[0]:  # it is looked up
+                await asyncio.sleep(0.01)
+                assert principals.cached_principal(presented) is not None
 
     asyncio.run(ask())
-    assert 3 <= len(look_ups) <= 8
+    assert len(look_ups) == 5, "at first, and whenever half of the time is over"
 
 
 def test_a_token_that_was_revoked_is_not_remembered_by_a_look_up_under_way(
@@ -269,7 +283,7 @@ def test_without_tokens_no_proxy_is_answered(client: httpx.Client, name: str) ->
 
 def test_guesses_shut_out_nobody_behind_the_same_address(url: str, token: MakeToken) -> None:
     good = token("read")
-    app = create_app(ServerSettings(database=url, rate=5, burst=5, token_ttl=0))
+    app = create_app(ServerSettings(database=url, rate=0.1, burst=5, token_ttl=0))
     with client_of(app) as client:
         guesses = [
             client.get(

@@ -112,12 +112,11 @@ def test_a_connection_that_died_is_replaced_unnoticed(database: Database, contex
 def test_no_answer_in_time_fails_all_who_wait_and_the_next_are_answered(
     database: Database, context_id: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grouped_queries, "_TIMEOUT", 0.3)
-
     async def ask() -> None:
         grouped = open_revisions(database)
         await grouped.get(KEY)
-        with database.write() as connection:
+        with database.write() as connection, monkeypatch.context() as hurried:
+            hurried.setattr(grouped_queries, "_TIMEOUT", 0.3)
             connection.execute(text("LOCK TABLE contexts IN ACCESS EXCLUSIVE MODE"))
             failed = await asyncio.gather(
                 *(grouped.get(KEY) for _ in range(3)), return_exceptions=True

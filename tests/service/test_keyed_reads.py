@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import signal
+import socket
 import threading
 import time
 from collections import Counter
 from collections.abc import Collection
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import anyio
@@ -93,16 +94,20 @@ def test_reads_by_key_need_the_role(client: httpx.Client, token: object) -> None
 def test_requests_that_wait_are_answered_when_the_server_stops(
     sqlite_url: str, tmp_path: Path
 ) -> None:
-    with running_server(sqlite_url, tmp_path / "log") as server, ThreadPoolExecutor(5) as pool:
+    with running_server(sqlite_url, tmp_path / "log") as server, ExitStack() as stack:
 
-        def wait(m: int) -> int:
-            return httpx.get(f"{server.base}{url_of(m)}?wait=30", timeout=60).status_code
+        def ask(m: int) -> socket.socket:
+            asking = socket.create_connection(("127.0.0.1", server.port), timeout=60)
+            head = f"GET {url_of(m)}?wait=30 HTTP/1.1\r\nHost: localhost\r\n\r\n"
+            asking.sendall(head.encode())
+            return stack.enter_context(asking)
 
-        waiting = [pool.submit(wait, m) for m in range(5)]
-        time.sleep(1)
+        waiting = [ask(m) for m in range(5)]
+        # What is answered was read after the requests before it.
+        assert httpx.get(f"{server.base}/livez").status_code == 200
         start = time.monotonic()
         server.process.send_signal(signal.SIGTERM)
-        assert [future.result() for future in waiting] == [404] * 5
+        assert [asking.recv(12) for asking in waiting] == [b"HTTP/1.1 404"] * 5
         assert server.process.wait(30) == -signal.SIGTERM
         assert time.monotonic() - start < 9, "sooner than connections are cut"
 

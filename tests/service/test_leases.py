@@ -91,9 +91,8 @@ def test_of_many_racers_one_gets_it(client: httpx.Client) -> None:
 
 
 def test_a_waiter_learns_when_the_record_is_there(client: httpx.Client) -> None:
-    def wait() -> tuple[httpx.Response, float]:
-        started = time.monotonic()
-        return client.get(f"{HOME}/{scenario().digest}?wait=20"), time.monotonic() - started
+    def wait() -> httpx.Response:
+        return client.get(f"{HOME}/{scenario().digest}?wait=20")
 
     with ThreadPoolExecutor(4) as pool:
         waiting = [pool.submit(wait) for _ in range(4)]
@@ -101,16 +100,18 @@ def test_a_waiter_learns_when_the_record_is_there(client: httpx.Client) -> None:
         unfinished = Record(scenario=scenario(), measurements=record(configs=1).measurements)
         client.post("/v1/main/records", json=body(record_set(unfinished)))
         time.sleep(0.3)
+        assert not any(future.done() for future in waiting)
+        started = time.monotonic()
         client.post("/v1/main/records", json=body(record_set(record())))
-        for answer, took in (future.result() for future in waiting):
-            assert Record.model_validate_json(answer.content) == record()
-            assert 0.6 < took < 5
+        for future in waiting:
+            assert Record.model_validate_json(future.result().content) == record()
+        assert time.monotonic() - started < 10, "long before the end of the wait"
 
 
 def test_who_waits_in_vain_gets_404(client: httpx.Client) -> None:
     started = time.monotonic()
     assert client.get(f"{HOME}/{scenario().digest}?wait=0.5").status_code == 404
-    assert 0.4 < time.monotonic() - started < 3
+    assert 0.4 < time.monotonic() - started < 15
 
 
 def test_a_token_holds_a_limited_number_of_leases(

@@ -159,11 +159,11 @@ def test_a_lease_has_a_sensible_length(client: httpx.Client, ttl: str) -> None:
 
 
 def test_who_asks_too_fast_is_told_to_wait(url: str) -> None:
-    with client_of(create_app(ServerSettings(database=url, rate=1, burst=3))) as client:
+    with client_of(create_app(ServerSettings(database=url, rate=0.01, burst=3))) as client:
         answers = [client.get("/v1/main/contexts") for _ in range(5)]
         assert [answer.status_code for answer in answers] == [200, 200, 200, 429, 429]
         _problem(answers[-1], 429)
-        assert answers[-1].headers["retry-after"] == "1"
+        assert 0 < int(answers[-1].headers["retry-after"]) <= 100
         assert client.get("/livez").status_code == 200
 
 

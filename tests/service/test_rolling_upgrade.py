@@ -117,10 +117,19 @@ class Load:
         self.failures += [answer.text for answer in (posted, read) if answer.status_code != 200]
         self.answers += 2
 
+    def wait_until_joined(self, *replicas: Replica) -> None:
+        """Wait until replicas are known to be ready, and get requests."""
+        while any(replica not in self._ready for replica in replicas):
+            time.sleep(0.01)
+        self._wait_for_rounds()
+
     def wait_until_left(self, replica: Replica) -> None:
         """Wait until no request is on its way to a replica that is not ready."""
         while replica in self._ready:
             time.sleep(0.01)
+        self._wait_for_rounds()
+
+    def _wait_for_rounds(self) -> None:
         before = list(self.rounds)
         while any(now < was + 2 for now, was in zip(self.rounds, before, strict=True)):
             time.sleep(0.01)
@@ -131,7 +140,7 @@ class Load:
 
 def is_ready(replica: Replica) -> bool:
     try:
-        return httpx.get(f"{replica.base}/readyz", timeout=5).status_code == 200
+        return httpx.get(f"{replica.base}/readyz", timeout=20).status_code == 200
     except httpx.TransportError:
         return False
 
@@ -143,7 +152,7 @@ def test_no_request_fails_while_schema_and_replicas_change(
     load = Load(pair)
     with ThreadPoolExecutor() as pool:
         running = [pool.submit(load.balance), *(pool.submit(load.work, n) for n in range(3))]
-        time.sleep(0.3)
+        load.wait_until_joined(*pair)
         with database.write() as connection:  # as the next version's migration would
             connection.execute(text("ALTER TABLE records ADD COLUMN remark TEXT"))
             connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
@@ -153,7 +162,7 @@ def test_no_request_fails_while_schema_and_replicas_change(
             load.wait_until_left(replica)
             replica.end()
             replica.start()
-            time.sleep(0.3)
+            load.wait_until_joined(replica)
         load.stop()
         for future in running:
             future.result(20)

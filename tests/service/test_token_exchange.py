@@ -233,6 +233,7 @@ def test_no_token_is_forged(client: httpx.Client, issuer: Issuer) -> None:
 def test_keys_are_cached_and_followed_when_they_change(
     client: httpx.Client, issuer: Issuer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(issuer_keys, "_PAUSE", 600.0)
     before = issuer.fetches
     for _ in range(3):
         assert exchange(client, issuer.token()).status_code == 201

@@ -320,10 +320,14 @@ STORED: list[int] = []
 
 
 def count_stored(kernel_call: Callable[[], Any], quantiles: Sequence[float]) -> list[float]:
-    """Wait a little, and note how many measurements the default store has by then."""
-    time.sleep(0.3)
-    store = default_store()
-    STORED.append(sum(len(r.measurements) for c in store.contexts() for r in store.records(c)))
+    """Wait until the measurements before are in the default store, and note how many there are."""
+    store, deadline = default_store(), time.monotonic() + 30
+    while True:
+        count = sum(len(r.measurements) for c in store.contexts() for r in store.records(c))
+        if count >= len(STORED) or time.monotonic() > deadline:
+            break
+        time.sleep(0.01)
+    STORED.append(count)
     kernel_call()
     return [9.0] * 3
 
