@@ -182,6 +182,7 @@ def _fill_server(service: Service) -> None:
     with RemoteStore(client, wait=30.0) as store:
         fill(store)
         store.miss(context(), Scenario(args={"M": 1, "N": 1}, dtypes={}))
+        assert store.sender.flush(30)
 
 
 def arguments_of(situation: str, folder: Path, service: Service) -> dict[str, object]:

@@ -87,6 +87,7 @@ class TestLocalFirst:
 
     def test_what_the_server_knows_is_filled_in(self, store: RemoteStore, tmp_path: Path) -> None:
         store.put(context(), [record(16)])
+        assert store.sender.flush(30)
         store.close()
         folder = FileStore(tmp_path / "folder")
         stored = TieredStore([folder, store]).get(context(), record(16).scenario)
@@ -98,6 +99,7 @@ class TestLocalFirst:
         self, store: RemoteStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         store.put(context(), [record(m) for m in range(10)])
+        assert store.sender.flush(30)
         store.close()
         asked = []
         fetch = store.client.fetch_record
@@ -256,6 +258,7 @@ def test_a_second_machine_benchmarks_nothing(namespace_url: str, tmp_path: Path)
         kernel._options["store"] = TieredStore([FileStore(tmp_path / name / "records"), shared])
         launch(kernel, 100)
         launch(kernel, 200)
+        assert shared.sender.flush(30)
         shared.close()
     assert [kernel.benchmarked for kernel in kernels] == [6, 0]
     assert isinstance(kernels[0].home, TieredStore)
@@ -264,11 +267,13 @@ def test_a_second_machine_benchmarks_nothing(namespace_url: str, tmp_path: Path)
 def test_a_forked_child_has_a_sender_of_its_own(namespace_url: str, tmp_path: Path) -> None:
     store = open_remote(namespace_url, tmp_path)
     store.put(context(), [record(1)])
+    assert store.sender.flush(30)
     store.close()
     child = os.fork()
     if not child:
         try:
             store.put(context(), [record(2)])
+            store.sender.flush(30)
             store.close()
             os._exit(0 if store.get(context(), record(2).scenario, fresh=True) else 1)
         finally:
@@ -312,6 +317,7 @@ def test_the_commands_move_records(server: Running, tmp_path: Path) -> None:
     assert "add" in run("ls", "--store", f"{server.base}?namespace=release")
     wanting = open_remote(server.base, tmp_path)
     wanting.miss(context(), record(999).scenario)
+    assert wanting.sender.flush(30)
     wanting.close()
     assert [
         row["count"] for row in json.loads(run("misses", "--server", server.base, "--json"))
