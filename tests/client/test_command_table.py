@@ -179,7 +179,8 @@ def _fill_server(service: Service) -> None:
     from dejavu_client.http.remote_store import RemoteStore
 
     client = ProtocolClient(service.url, token=service.tokens["admin"])
-    with RemoteStore(client, wait=30.0) as store:
+    store = RemoteStore(client, wait=30.0)
+    with store:
         fill(store)
         store.miss(context(), Scenario(args={"M": 1, "N": 1}, dtypes={}))
         assert store.sender.flush(30)
