@@ -211,14 +211,14 @@ def test_a_locked_context_leaves_room_for_others(
     url = new_database("postgres")
     bearer = _token_maker(url)
     writer, reader = bearer("write", "main"), bearer("read", "other")
-    with running_server(url, tmp_path / "log") as server:
+    with (
+        running_server(url, tmp_path / "log") as server,
+        httpx.Client(base_url=server.base, timeout=60) as client,
+    ):
 
         def post(m: int) -> int:
             sent = body(record_set(record(m)))
-            posted = httpx.post(
-                f"{server.base}/v1/main/records", json=sent, headers=writer, timeout=60
-            )
-            return posted.status_code
+            return client.post("/v1/main/records", json=sent, headers=writer).status_code
 
         assert post(1) == 200
         database = Database(url)
@@ -232,7 +232,7 @@ def test_a_locked_context_leaves_room_for_others(
                 thread.start()
             time.sleep(1)
             for path in ("/v1/other/contexts", "/readyz", "/livez"):
-                answer = httpx.get(server.base + path, headers=reader, timeout=10)
+                answer = client.get(path, headers=reader, timeout=10)
                 assert answer.status_code == 200, path
             locking.rollback()
         for thread in threads:
