@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,11 @@ from dejavu_client.cli.progress_lines import fit_lines, prewarm_lines, sweep_lin
 from support.records import context, record
 
 from dejavu_cache.stores import FileStore
+
+
+def without_seconds(text: str) -> str:
+    """Return a text without the time that a machine took."""
+    return re.sub(r"after \d+ s", "after N s", text)
 
 
 def test_long_commands_say_how_far_they_are(
@@ -25,12 +31,12 @@ def test_long_commands_say_how_far_they_are(
         progress(0.25)
     with prewarm_lines() as begin:
         begin(8)(None, None)
-    written = capsys.readouterr().err
+    written = without_seconds(capsys.readouterr().err)
     for line in (
-        "sweep: 1 of 3 cases, 2 configs after 0 s",
+        "sweep: 1 of 3 cases, 2 configs after N s",
         "64x64: it was killed; another process takes it over",
-        "add on H200: 25% after 0 s",
-        "prewarm: 1 of 8 binaries after 0 s",
+        "add on H200: 25% after N s",
+        "prewarm: 1 of 8 binaries after N s",
     ):
         assert line in written
 
@@ -45,4 +51,4 @@ def test_a_short_copy_says_nothing_and_a_long_one_how_many(
     assert capsys.readouterr().err == ""
     monkeypatch.setattr(progress_lines, "LINE_EVERY", 0.0)
     assert run_command(words) == 0
-    assert "target: 0 new, 2 known after 0 s" in capsys.readouterr().err
+    assert "target: 0 new, 2 known after N s" in without_seconds(capsys.readouterr().err)
