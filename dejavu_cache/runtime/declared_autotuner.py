@@ -111,11 +111,16 @@ class DeclaredAutotuner(Autotuner):  # type: ignore[misc]
         # Triton turns its deprecated warmup and rep into a benchmark function of its own.
         is_callers = self.num_warmups is None and self.num_reps is None
         own_bench = self._do_bench if is_callers else None
-        declared = None if self._interpreted else self._options.get("method")
+        # Ours is derived from the method, but for the interpreter's: any other was assigned.
+        assigned = self.__dict__.get("do_bench", wall_clock)
+        if assigned is not wall_clock:
+            own_bench = assigned
+        declared = None if self._interpreted or own_bench else self._options.get("method")
         if declared:
             return declared
         try:
-            return method_name(own_bench, self.use_cuda_graph, self._interpreted)
+            is_graph = self.use_cuda_graph and assigned is wall_clock
+            return method_name(own_bench, is_graph, self._interpreted)
         except (UnreadableKernelError, OSError) as error:
             self._unnamed_method = str(error)
             return f"custom:{type(own_bench).__qualname__} {uuid.uuid4().hex}"

@@ -57,6 +57,17 @@ def test_the_cache_has_tritons_keys_and_timings() -> None:
     assert ours.nargs is theirs.nargs is None
 
 
+def test_timings_of_an_assigned_benchmark_function_are_not_those_of_the_default_one() -> None:
+    kernel, bench = make(do_bench=None)
+    kernel.do_bench = bench
+    launch(kernel)
+    assert bench.calls == 3
+    assert kernel.method.startswith("custom:")
+    other, _ = make(do_bench=None)
+    launch(other)
+    assert (other.benchmarked, other.method) == (3, "wall")
+
+
 @pytest.mark.parametrize("replace", [True, False])
 def test_a_config_that_a_program_puts_into_the_cache_decides(replace: bool) -> None:
     kernel, bench = make()
