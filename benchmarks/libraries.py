@@ -41,9 +41,6 @@ TOLERANCE = {"rtol": 2e-2, "atol": 2e-2}
 TUNE_CONFIGS = "8"
 """Configs of a scenario that the first process measures."""
 
-CHILD_SECONDS = 200.0
-"""Seconds that one process may take."""
-
 
 class PinnedConfigs(dict[Any, Any]):
     """A `cache` of Triton's autotuner that finds configs by the texts of their key and of them."""
@@ -129,7 +126,7 @@ def launch_library(library: Library, folder: Path, role: str) -> dict[str, Any]:
     chosen = {
         name_of(tuner): {repr(key): str(config) for key, config in dict(tuner.cache).items()}
         for tuner in tuners
-        if tuner.cache
+        if tuner.cache and isinstance(tuner.cache, dict)  # a library may have a mapping of its own
     }
     if role == "first":
         (folder / "configs.json").write_text(json.dumps(chosen))
@@ -204,8 +201,8 @@ def run_child(distribution: str, role: str, folder: Path) -> dict[str, Any]:
     return {**content, "messages": log.messages}
 
 
-def start_child(library: Library, role: str, folder: Path) -> dict[str, Any]:
-    """Run `run_child` in a process of its own, and return what it printed."""
+def start_child(library: Library, role: str, folder: Path, deadline: float) -> dict[str, Any]:
+    """Run `run_child` in a process of its own, and return what it wrote."""
     answer = folder / f"{role}.json"
     words = [__file__, "--child", library.distribution, "--role", role, "--folder", str(folder)]
     command = [sys.executable, "-W", "ignore", *words]
@@ -222,13 +219,19 @@ def start_child(library: Library, role: str, folder: Path) -> dict[str, Any]:
         "TRITON_CACHE_DIR": str(folder / "triton"),
         "XDG_CACHE_HOME": str(folder),
     }
+    seconds = max(1.0, deadline - time.monotonic())
     try:
         done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=CHILD_SECONDS,
-            check=False, cwd=folder,
-        )  # fmt: skip
+            command,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+            check=False,
+            cwd=folder,
+        )
     except subprocess.TimeoutExpired:
-        return {"imported": False, "why not": f"not done after {CHILD_SECONDS:.0f} s"}
+        return {"imported": False, "why not": f"not done after {seconds:.0f} s"}
     if not answer.exists():
         return {"imported": False, "why not": f"exit {done.returncode}: {done.stderr[-500:]}"}
     content: dict[str, Any] = json.loads(answer.read_text())
@@ -266,14 +269,12 @@ def measure(library: Library, deadline: float) -> dict[str, Any]:
     row |= {"modules": library.modules, "without __init__ of": library.without_init}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        row |= start_child(library, "first", folder)
+        row |= start_child(library, "first", folder, deadline)
         if "error" in row.get("launch", {"error": ""}):
             return row
         row["launch"] = {"first": row["launch"]}
         for role in ("second", "triton"):
-            if time.monotonic() > deadline:
-                return row
-            child = start_child(library, role, folder)
+            child = start_child(library, role, folder, deadline)
             row["launch"][role] = child.get("launch", child)
             if "error" in row["launch"][role] or not child["imported"]:
                 return row
@@ -311,7 +312,9 @@ def _cells(row: dict[str, Any]) -> list[Any]:
     for role in ("first", "second", "triton"):
         by_triton = launch.get(role, {}).get("tuned by Triton", [])
         remarks += [f"{role} process: Triton tuned {len(by_triton)}"] if by_triton else []
-    remarks += ["its launch failed"] if "error" in json.dumps(launch) else []
+    remarks += ["its launch failed"] if '"error"' in json.dumps(launch) else []
+    by_itself = own - row["taken over at a launch"]
+    remarks += [f"{by_itself} of its own class not taken over"] if launch and by_itself else []
     left = len(row["left to Triton"])
     counted = [row["autotuners"], row["replaced"], own, left, *counts]
     return [*name, *counted, launch.get("equal", ""), "; ".join(remarks)]
