@@ -92,13 +92,21 @@ def describe_autotuners(tuners: list[Any]) -> dict[str, Any]:
     """Return how many autotuners are ours, and which are not."""
     from triton.runtime.autotuner import Autotuner
 
-    from dejavu_cache.installation.autotune_replacement import AdoptedAutotuner
+    from dejavu_cache.installation.autotune_replacement import AdoptedAutotuner, _adopt_subclass
 
     # A library's own class is taken over when it first calls Triton's `run`, by one more autotuner.
     behind = {id(tuner._adopted) for tuner in tuners if getattr(tuner, "_adopted", None)}
     ours = [tuner for tuner in tuners if isinstance(tuner, AdoptedAutotuner)]
     theirs = [tuner for tuner in tuners if not isinstance(tuner, AdoptedAutotuner)]
     subclassed = [tuner for tuner in theirs if type(tuner) is not Autotuner]
+    # None where the class changes how tuning works.
+    adopted = {
+        name_of(tuner): _adopt_subclass(tuner)
+        for tuner in subclassed
+        if not getattr(tuner, "_adopted", None)
+    }
+    cached = [*ours, *(tuner for tuner in adopted.values() if tuner is not None)]
+    reasons = {name_of(tuner): reason_not_to_store(tuner) for tuner in cached}
     return {
         "autotuners": len(tuners) - len(behind),
         "replaced": len(ours) - len(behind),
@@ -106,9 +114,23 @@ def describe_autotuners(tuners: list[Any]) -> dict[str, Any]:
             Counter(f"{type(tuner).__module__}.{type(tuner).__qualname__}" for tuner in subclassed)
         ),
         "taken over at a launch": len(behind),
-        "left to Triton": [name_of(tuner) for tuner in theirs if type(tuner) is Autotuner],
+        "left to Triton": [
+            *(name_of(tuner) for tuner in theirs if type(tuner) is Autotuner),
+            *(name for name, tuner in adopted.items() if tuner is None),
+        ],
+        "not stored": {name: reason for name, reason in reasons.items() if reason},
         "declared configs": sum(len(tuner.configs) for tuner in [*ours, *subclassed]),
     }
+
+
+def reason_not_to_store(tuner: Any) -> str | None:
+    """Return why an adopted kernel's timings cannot be stored, or None."""
+    from dejavu_cache import Mode
+
+    if tuner.mode is Mode.OFF:
+        return "its configs cannot be recorded"
+    reason: str | None = tuner._not_stored
+    return reason
 
 
 def launch_library(library: Library, folder: Path, role: str) -> dict[str, Any]:
@@ -291,9 +313,9 @@ def as_table(report: dict[str, Any]) -> str:
         f"Triton {report['triton']}, {report['device']}. Kernels are autotuners that the imported "
         "modules define; `benchmarks/libraries.py` lists the modules and makes this table.",
         "",
-        "| library | version | autotuners | replaced | own class | left to Triton | benchmarked |"
-        " second process | equal to Triton's | remark |",
-        "|---|---|---:|---:|---:|---:|---:|---:|---|---|",
+        "| library | version | autotuners | replaced | own class | left to Triton | not stored |"
+        " benchmarked | second process | equal to Triton's | remark |",
+        "|---|---|---:|---:|---:|---:|---:|---:|---:|---|---|",
     ]
     for row in report["libraries"]:
         lines.append("| " + " | ".join(map(str, _cells(row))) + " |")
@@ -303,7 +325,7 @@ def as_table(report: dict[str, Any]) -> str:
 def _cells(row: dict[str, Any]) -> list[Any]:
     name = [row["distribution"], row["version"] or ""]
     if not row["imported"]:
-        return [*name, *[""] * 7, f"not imported: {row['why not'].replace('|', '/')}"]
+        return [*name, *[""] * 8, f"not imported: {row['why not'].replace('|', '/')}"]
     own = sum(row["of the library's own class"].values())
     launch = row.get("launch", {})
     counts = [launch.get(role, {}).get("benchmarked", "") for role in ("first", "second")]
@@ -316,7 +338,7 @@ def _cells(row: dict[str, Any]) -> list[Any]:
     by_itself = own - row["taken over at a launch"]
     remarks += [f"{by_itself} of its own class not taken over"] if launch and by_itself else []
     left = len(row["left to Triton"])
-    counted = [row["autotuners"], row["replaced"], own, left, *counts]
+    counted = [row["autotuners"], row["replaced"], own, left, len(row["not stored"]), *counts]
     return [*name, *counted, launch.get("equal", ""), "; ".join(remarks)]
 
 
