@@ -35,10 +35,10 @@ from dejavu_service.services.access import ANYBODY
 from dejavu_service.storage import schema
 from dejavu_service.storage.database import Database
 from programs.end_with_records import EXIT_CODES
+from support.bad_server import BadServer, drip, hang
 from support.processes import PROGRAMS, environment
 from support.records import context, measurement, record
 from support.service import free_port, running_server
-from support.slow_server import SlowServer, drip, hang
 
 from dejavu_cache.model.record import RecordSet
 
@@ -164,7 +164,7 @@ def live_cell(role: str, days: float | None, folder: Path) -> Iterator[Cell]:
 @contextmanager
 def cells(folder: Path) -> Iterator[list[Cell]]:
     """Provide the servers that do not work."""
-    servers = {"hangs": SlowServer(hang), "drips": SlowServer(drip)}
+    servers = {"hangs": BadServer(hang), "drips": BadServer(drip)}
     yield [
         Cell("dead", f"http://127.0.0.1:{free_port()}"),
         *(Cell(name, server.url) for name, server in servers.items()),

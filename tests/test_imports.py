@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import json
+from collections.abc import Iterator
+from pathlib import Path
 
+import pytest
 from support.processes import run_python
+
+ROOT = Path(__file__).parent.parent
+SCRIPTS = sorted(
+    path for folder in ("benchmarks", "tools") for path in (ROOT / folder).rglob("*.py")
+)
+OWN = ("dejavu_cache", "dejavu_client", "dejavu_service", "programs", "support")
+"""Packages of the project that scripts outside of the tests import."""
 
 
 def test_importing_the_library_loads_nothing_heavy() -> None:
@@ -36,3 +48,24 @@ def test_every_public_name_is_there() -> None:
     for name in dejavu_cache.__all__:
         assert getattr(dejavu_cache, name) is not None
     assert set(dir(dejavu_cache)) >= set(dejavu_cache.__all__)
+
+
+def imported_names(script: Path) -> Iterator[tuple[str, str]]:
+    """Yield the modules of the project from which a script imports, and the names."""
+    for node in ast.walk(ast.parse(script.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in OWN:
+            yield from ((str(node.module), alias.name) for alias in node.names)
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_what_a_script_imports_of_the_project_is_there(script: Path) -> None:
+    """Nothing else runs the benchmarks where there is no GPU."""
+    for module, name in imported_names(script):
+        try:
+            is_there = hasattr(importlib.import_module(module), name)
+        except ImportError as error:
+            if str(error.name).split(".")[0] in OWN:
+                raise
+            pytest.skip(f"{error.name} is not installed")
+        if not is_there:
+            importlib.import_module(f"{module}.{name}")
