@@ -31,7 +31,8 @@ class ServerCalls:
         url: the server's URL, for messages.
         circuit: opened when the server fails; while it is open, nothing is asked.
         wake: makes the background thread look whether the server is back.
-        wait: seconds for which the server may be silent.
+        wait: seconds for which the server may be silent, and, if that is more than a second, away;
+            the attribute `wait` changes the former alone.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class ServerCalls:
         self.circuit = circuit
         self._wake = wake
         self.wait = wait
+        self._absence = wait if wait > FIRST_PAUSE else 0.0
         self._budget = WaitBudget()
 
     def ask(
@@ -146,7 +148,9 @@ class ServerCalls:
             raise
         except RemoteError as error:
             if not hasattr(error, "status"):
-                self._open_circuit(_hope_of_return(error, wait - (time.monotonic() - start)))
+                # A server that restarts refuses connections.
+                is_away = type(error) is UnreachableError
+                self._open_circuit(self._absence - (time.monotonic() - start) if is_away else 0.0)
             raise
         self.circuit.record_success()
         return answer
@@ -165,14 +169,6 @@ class ServerCalls:
     def _open_circuit(self, hope: float = 0.0) -> None:
         self.circuit.record_failure(hope)
         self._wake()
-
-
-def _hope_of_return(error: RemoteError, left: float) -> float:
-    """Return the seconds to wait for a server that refuses connections, as one that restarts does.
-
-    They are what is left of the usual wait; none if it ends before the first probe.
-    """
-    return left if type(error) is UnreachableError and left > FIRST_PAUSE else 0.0
 
 
 def _pause(error: UnreachableError) -> float:
