@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -14,10 +16,12 @@ from dejavu_client.http import wait_budget
 from dejavu_client.http.circuit_breaker import CircuitBreaker
 from dejavu_client.http.errors import BusyError, UnreachableError
 from dejavu_client.http.protocol_client import ProtocolClient
+from dejavu_client.http.remote_store import RemoteStore
 from dejavu_client.http.sender import Sender
 from dejavu_client.http.server_calls import ServerCalls
 from dejavu_client.http.server_silence import TICK, SilenceClock, call_within, current_clock
 from dejavu_client.http.spool import Spool
+from support.records import context, record
 
 
 def be_silent(seconds: float) -> Callable[[], str]:
@@ -145,6 +149,25 @@ def test_waiting_time_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 10 <= budget.seconds < 11
     monkeypatch.setattr(time, "monotonic", lambda: now + 1e6)
     assert budget.seconds == wait_budget.MOST_SECONDS
+
+
+@pytest.mark.filterwarnings("ignore:.*fork")
+def test_a_forked_child_waits_for_no_thread_of_its_parent(tmp_path: Path) -> None:
+    store = RemoteStore(ProtocolClient("http://127.0.0.1:9"), wait=0.05, spool=Spool("x", tmp_path))
+    with store._calls._budget._lock:  # as another thread may hold it at any moment
+        child = os.fork()
+        if not child:
+            with suppress(UnreachableError):
+                store.get(context(), record(1).scenario, fresh=True)
+            os._exit(0)
+    deadline = time.monotonic() + 60
+    while not (ended := os.waitpid(child, os.WNOHANG))[0] and time.monotonic() < deadline:
+        time.sleep(0.05)
+    if not ended[0]:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    store.close()
+    assert ended == (child, 0)
 
 
 def test_who_has_no_connection_is_not_hoped_for() -> None:

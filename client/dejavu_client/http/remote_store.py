@@ -304,7 +304,8 @@ _live_stores: weakref.WeakSet[RemoteStore] = weakref.WeakSet()
 
 def _after_fork() -> None:
     for store in _live_stores:
-        store.circuit = store._calls.circuit = CircuitBreaker()
+        store.circuit = CircuitBreaker()
+        store._calls.reset(store.circuit)
         store._listings = ScenarioListings(store.client, store._forget)
         store.sender.reset(store.circuit)
         store.client.abandon_connections()

@@ -46,6 +46,11 @@ class ServerCalls:
         self._absence = wait if wait > FIRST_PAUSE else 0.0
         self._budget = WaitBudget()
 
+    def reset(self, circuit: CircuitBreaker) -> None:
+        """Begin anew in a forked child, where other threads' locks stay taken."""
+        self.circuit = circuit
+        self._budget = WaitBudget()
+
     def ask(
         self,
         question: Callable[[], T],
@@ -81,7 +86,7 @@ class ServerCalls:
         Args:
             question: sends the request.
             seconds: how long to wait for a server that answers late, or asks to be asked later;
-                shorter where this program's `WaitBudget` is spent.
+                shorter where the `WaitBudget` is spent.
         """
         start = time.monotonic()
         seconds = min(seconds, self._budget.seconds)
