@@ -20,6 +20,7 @@ from ..errors import DejavuError, NoValidConfigError, StoreError
 from ..model.record import Measurement
 from ..model.scenario import Context
 from ..model.selection import winner
+from ..runtime.record_lookup import best_config
 from ..runtime.request import Request
 from ..stores import Store, TieredStore, open_store
 from ..system.worker_connection import ParentConnection
@@ -135,7 +136,8 @@ class SweepWorker:
         record = current_record(request, self.journal)
         pinned = resolution.how == "pinned"
         due = 0 if pinned else len(request.due_configs(record))
-        if resolution.how == "default" and not due:
+        # Another process that held the lease may have finished the record since.
+        if resolution.how == "default" and not due and best_config(request, record) is None:
             message = "no config has a usable timing: `dejavu-cache show` lists the failures"
             return {"status": "failed", "measured": measured, "message": message}
         status = "tuned" if measured else "known"

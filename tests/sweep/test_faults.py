@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import os
 import random
 import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +18,13 @@ import psutil
 import pytest
 from support.sweeping import Sweeps, kill_tree, wait_until
 
+from dejavu_cache.model.scenario import Context, Scenario
+from dejavu_cache.stores import FileStore, Found
 from dejavu_cache.sweep.hosts import LocalHost
-from dejavu_cache.sweep.messages import SweepSpec
+from dejavu_cache.sweep.messages import CaseJob, SweepSpec
 from dejavu_cache.sweep.runner import Sweep
+from dejavu_cache.sweep.worker import SweepWorker
+from dejavu_cache.system.worker_connection import ParentConnection
 
 
 def test_killed_three_times_it_ends_as_one_whole_sweep(sweeps: Sweeps) -> None:
@@ -66,6 +72,40 @@ def test_two_sweeps_at_once_measure_nothing_twice(sweeps: Sweeps) -> None:
     assert [process.returncode for process in processes] == [0, 0], outputs
     assert Counter(sweeps.measurements_taken).most_common(1)[0][1] == 1
     assert sweeps.recorded_times == sweeps.whole()
+
+
+class OvertakenStore(FileStore):
+    """A folder whose lease another sweep holds, which ends just after this one has given up."""
+
+    sweeps: Sweeps
+    given_up = False
+
+    @contextmanager
+    def lease(self, context: Context, scenario: Scenario, *, wait: float) -> Iterator[bool]:
+        """Yield that the lease is not to be had."""
+        yield False
+        self.given_up = True
+
+    def get(self, context: Context, scenario: Scenario, *, fresh: bool = False) -> Found | None:
+        """Read the record, at the first fresh look after the lease as the other sweep left it."""
+        if fresh and self.given_up:
+            self.given_up = False
+            self.sweeps.run("--option", "cases=1")
+        return super().get(context, scenario, fresh=fresh)
+
+
+def test_what_another_sweep_has_just_finished_is_known(
+    sweeps: Sweeps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in sweeps.environment().items():
+        monkeypatch.setenv(name, value)
+    spec = SweepSpec(suite=str(sweeps.suite), store=sweeps.store.as_uri(), options={"cases": "1"})
+    worker = SweepWorker(spec, ParentConnection(io.StringIO(), io.StringIO()))
+    worker.journal.home = store = OvertakenStore(sweeps.store)
+    store.sweeps = sweeps
+    outcome = worker.run(CaseJob(do="measure", case="n=100"))
+    assert (outcome.status, outcome.message) == ("known", "")
+    assert sweeps.recorded_times == sweeps.whole(1)
 
 
 def test_a_config_that_takes_its_worker_down_is_contained(sweeps: Sweeps) -> None:
