@@ -7,7 +7,10 @@ SOAK_SECONDS ?= 3600
 FUZZ_MINUTES ?= 30
 # The tests' own bytecode is kept, whatever the shell says: rewriting their asserts takes a worker 5 s.
 WITH_BYTECODE := PYTHONDONTWRITEBYTECODE=
-RUN_TESTS := $(WITH_BYTECODE) $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal
+# Many tests kill, stall and race real processes, and a loaded machine may starve one of them. A few
+# failures are tried once more; their tracebacks are printed all the same, since a fault may be real.
+RERUNS ?= --reruns 1 --max-suite-reruns 4 --rerun-show-tracebacks
+RUN_TESTS := $(WITH_BYTECODE) $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal $(RERUNS)
 TRITON ?= 3.4.0 3.6.0 3.9.0
 LOWEST_PYTHON ?= 3.10
 # Torch from PyPI demands one version of Triton and CUDA packages; torch for CPUs demands neither.
