@@ -19,7 +19,6 @@ from .middleware.request_log import RequestLogMiddleware
 from .openapi import DescribedApp, describe
 from .problems import install_handlers
 from .routes import (
-    bulk,
     health,
     leases,
     log,
@@ -35,6 +34,7 @@ from .routes import (
     tokens,
     transfer,
 )
+from .routes.quick_reads import QuickReadsMiddleware
 from .server import Server
 from .settings import ServerSettings
 
@@ -78,7 +78,7 @@ def create_app(settings: ServerSettings) -> FastAPI:
         # Routes keep nothing of a request or an app, and analysing them anew would take a while.
         app.router.routes.extend(module.router.routes)
     app.add_route("/v1/openapi.json", describe, include_in_schema=False)
-    app.router.routes[:0] = bulk.quick_routes(server)
+    app.add_middleware(QuickReadsMiddleware, server=server)
     app.add_middleware(AuthenticationMiddleware, principals=server.principals, settings=settings)
     app.add_middleware(RequestLogMiddleware, metrics=server.metrics)
     app.add_middleware(ErrorPagesMiddleware)

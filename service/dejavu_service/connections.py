@@ -8,6 +8,8 @@ from typing import Any, ClassVar
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from .joined_writes import JoinedWrites
+
 __all__ = ["BoundedConnection", "raise_open_files"]
 
 _HEAD_SECONDS = 10.0
@@ -61,6 +63,8 @@ class BoundedConnection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start to wait for a request's head."""
         super().connection_made(transport)
+        self._writes = JoinedWrites(transport)
+        self.transport = self._writes  # type: ignore[assignment]
         self._wait_for_head()
         if len(self.connections) > self.max_connections:
             oldest = next(iter(self._without_request))
@@ -117,6 +121,7 @@ class BoundedConnection(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         """Wait for the next request, or for the rest of a body that nobody read."""
+        self._writes.end_answer()
         super().on_response_complete()
         if self.transport.is_closing() or not self.cycle.response_complete:
             return

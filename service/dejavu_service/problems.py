@@ -31,6 +31,7 @@ from .errors import (
 )
 
 __all__ = [
+    "ANSWERED_ERRORS",
     "DATABASE_ERRORS",
     "RESPONSES",
     "ProblemError",
@@ -38,6 +39,7 @@ __all__ = [
     "database_unavailable",
     "install_handlers",
     "problem",
+    "respond_to",
 ]
 
 _logger = logging.getLogger(__name__)
@@ -64,6 +66,8 @@ DATABASE_ERRORS: tuple[type[Exception], ...] = (
     sqlite3.Error,
 )
 """Exceptions that mean that the database does not answer."""
+ANSWERED_ERRORS: tuple[type[Exception], ...] = (ServiceError, *DATABASE_ERRORS)
+"""Exceptions that `respond_to` answers."""
 
 
 class Refusal(BaseModel):
@@ -136,21 +140,26 @@ def database_unavailable(error: Exception) -> Response:
 
 def install_handlers(app: FastAPI) -> None:
     """Answer domain errors, malformed requests and database failures with problem details."""
-    app.add_exception_handler(ServiceError, _handle_service_error)
+    for error in ANSWERED_ERRORS:
+        app.add_exception_handler(error, _handle_error)
     app.add_exception_handler(HTTPException, _handle_http_exception)
     app.add_exception_handler(RequestValidationError, _handle_validation_error)
     app.add_exception_handler(OverflowError, _handle_out_of_range)
     app.add_exception_handler(DataError, _handle_out_of_range)
-    for error in DATABASE_ERRORS:
-        app.add_exception_handler(error, _handle_database_error)
 
 
-async def _handle_service_error(_: Request, error: Exception) -> Response:
-    assert isinstance(error, ServiceError)
+def respond_to(error: Exception) -> Response:
+    """Build the response to a domain error or to a failure of the database."""
+    if not isinstance(error, ServiceError):
+        return database_unavailable(error)
     status = next(status for kind, status in _STATUS.items() if isinstance(error, kind))
     seconds = "10" if status == 429 else "2" if isinstance(error, ServerStoppingError) else None
     headers = {"Retry-After": seconds} if seconds else None
     return problem(status, str(error), headers=headers)
+
+
+async def _handle_error(_: Request, error: Exception) -> Response:
+    return respond_to(error)
 
 
 async def _handle_http_exception(_: Request, error: Exception) -> Response:
@@ -179,7 +188,3 @@ async def _handle_validation_error(_: Request, error: Exception) -> Response:
 
 async def _handle_out_of_range(_: Request, error: Exception) -> Response:
     return problem(422, "a number, a date or a text in the request is outside what can be stored")
-
-
-async def _handle_database_error(_: Request, error: Exception) -> Response:
-    return database_unavailable(error)

@@ -143,6 +143,35 @@ def test_a_head_without_end_is_refused(port: int, bearer: str, head: str) -> Non
     assert _livez(port) == 200
 
 
+@pytest.mark.parametrize("path", ["/livez", "/v1/openapi.json"])
+def test_an_answer_is_sent_as_one(port: int, path: str) -> None:
+    """Its head waits for its body, so that one packet wakes the client once."""
+    with _send(port, "") as opened:
+        for _ in range(20):
+            opened.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+            _, _, body = opened.recv(2**20).partition(b"\r\n\r\n")
+            assert body.startswith(b"{"), "the head came alone"
+            while not body.endswith(b"}"):
+                body += opened.recv(2**20)
+
+
+def test_answers_without_a_body_are_sent(port: int) -> None:
+    url = f"http://127.0.0.1:{port}/livez"
+    with httpx.Client() as client:
+        for _ in range(3):
+            assert client.head(url).status_code == 405
+            assert client.get(url).json() == {"status": "ok"}
+
+
+def test_a_client_that_asks_whether_to_go_on_is_told(port: int, bearer: str) -> None:
+    """`100 Continue` does not wait for an answer that waits for the body."""
+    head = f"{POST}{bearer}Content-Length: 2\r\nExpect: 100-continue\r\n\r\n"
+    with _send(port, head) as opened:
+        assert opened.recv(1000).startswith(b"HTTP/1.1 100 ")
+        opened.sendall(b"{}")
+        assert opened.recv(10_000).startswith(b"HTTP/1.1 422 ")
+
+
 def test_half_sent_requests_keep_nobody_out(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "_HEAD_SECONDS", 60.0)
     opened = [_send(port, "GET /livez HTTP/1.1\r\nX-A: ") for _ in range(60)]

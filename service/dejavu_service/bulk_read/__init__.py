@@ -3,7 +3,7 @@
 Every process of a fleet reads records at its start, so these are by far the server's most frequent
 requests. Reading, rendering and compressing the records each time is too slow for them: with the
 cache turned off, the server answers 245 bulk reads a second on SQLite and 336 on Postgres. With it,
-it answers 5397 and 6353 a second, and 6168 and 5984 revalidations by 304: 0.78 to 0.98 of what a
+it answers 6006 and 6945 a second, and 7331 and 8178 revalidations by 304: 0.68 to 1.02 of what a
 bare FastAPI endpoint reaches that sends the same bytes. (Contexts of 100 records with 12 configs
 each, 16 connections, 2 cores shared with the database and the load generator;
 `benchmarks/service.py` measures it, `benchmarks/results/service.md` has all results.)

@@ -68,7 +68,7 @@ async def read_records(
     namespace: Namespace, context: ContextDigest, request: Request, call: CurrentCall
 ) -> Response:
     """Return all records of a context."""
-    return await bulk.bulk_read(call, namespace, context, request)
+    return await bulk.bulk_read(call, namespace, context, request.scope)
 
 
 @router.get(
@@ -82,7 +82,7 @@ async def read_scenarios(
     namespace: Namespace, context: ContextDigest, request: Request, call: CurrentCall
 ) -> Response:
     """Return the scenarios that have records in a context; none if there is no such context."""
-    return await bulk.read_scenarios(call, namespace, context, request)
+    return await bulk.read_scenarios(call, namespace, context, request.scope)
 
 
 @router.get(
@@ -102,7 +102,7 @@ async def read_record(
 ) -> Response:
     """Return one record; with `wait`, as soon as it has a winner."""
     if wait <= 0:
-        return await bulk.keyed_read(call, namespace, context, scenario, request)
+        return await bulk.keyed_read(call, namespace, context, scenario, request.scope)
     view = call.server.read_through.view(call.principal, namespace, context)
     answer = await call.server.reader.long_polls.wait(
         call.principal.name, view, scenario, wait, request.is_disconnected
@@ -110,7 +110,7 @@ async def read_record(
     (call.server.metrics.hits if answer else call.server.metrics.misses).inc()
     if answer is None:
         raise NotFoundError(f"there is no record of this scenario with a winner after {wait:g} s")
-    return await bulk.respond(answer, request)
+    return await bulk.respond(answer, request.scope)
 
 
 @router.post("/{namespace}/records", response_model_exclude_defaults=True)
