@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
 import socket
 import threading
@@ -89,6 +90,33 @@ def test_reads_by_key_need_the_role(client: httpx.Client, token: object) -> None
     for path in (url_of(1), f"{url_of(1)}?wait=1", f"{CONTEXT}/scenarios"):
         assert client.get(path, headers=other).status_code == 403
         assert client.get(path).status_code == 401
+
+
+def test_reads_are_answered_alike_before_the_routes_and_by_them(
+    client: httpx.Client, token: object
+) -> None:
+    """A query leaves a read to the routes; without one it is answered before them."""
+    post(client, record(1, configs=1), record(2, configs=12))
+    some = url_of(1).rpartition("/")[0]
+    tag = client.get(some, headers=token("read")).headers["ETag"]  # type: ignore[operator]
+    paths = [some, url_of(1), url_of(2), url_of(3), f"{some}/{'0' * 23}", f"{some}/{'X' * 24}"]
+    paths += [path.replace("/main/", f"/{name}/") for path in paths for name in ("pr-1", "no!name")]
+    paths += [some.replace(context().digest, digest) for digest in ("0" * 24, "short")]
+    tokens: list[dict[str, str]] = [token("read"), token("read", "pr-*"), {}]  # type: ignore[operator]
+    copies = [{}, {"If-None-Match": tag}, {"If-None-Match": "*"}, {"If-None-Match": '"old"'}]
+    statuses: Counter[int] = Counter()
+    for path, copy, sender in itertools.product(paths, copies, tokens):
+        headers = {**copy, **sender}
+        before, by_routes = (client.get(url, headers=headers) for url in (path, f"{path}?wait=0"))
+        assert _essence(before) == _essence(by_routes), (path, headers)
+        assert client.head(path, headers=headers).status_code in (before.status_code, 405)
+        statuses[before.status_code] += 1
+    assert {*statuses} == {200, 304, 401, 403, 404}
+
+
+def _essence(answer: httpx.Response) -> tuple[object, ...]:
+    names = ("etag", "vary", "cache-control", "content-type", "content-encoding", "retry-after")
+    return answer.status_code, answer.content, [answer.headers.get(name) for name in names]
 
 
 def test_requests_that_wait_are_answered_when_the_server_stops(

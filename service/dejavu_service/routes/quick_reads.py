@@ -9,8 +9,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..problems import ANSWERED_ERRORS, respond_to
 from ..server import Server
+from ..services.access import NAMESPACE
 from . import bulk
-from .common import Call
+from .common import DIGEST, Call
 
 __all__ = ["QuickReadsMiddleware"]
 
@@ -23,9 +24,8 @@ class _Route(NamedTuple):
 
 _ALL_RECORDS = _Route("/v1/{namespace}/contexts/{context}/records")
 _ONE_RECORD = _Route(f"{_ALL_RECORDS.path}/{{scenario}}")
-_PATH = re.compile(
-    r"/v1/([A-Za-z0-9][A-Za-z0-9._-]{0,63})/contexts/([0-9a-f]{24})/records(?:/([0-9a-f]{24}))?"
-)
+_NAME, _DIGEST = NAMESPACE.strip("^$"), DIGEST.strip("^$")
+_PATH = re.compile(rf"/v1/({_NAME})/contexts/({_DIGEST})/records(?:/({_DIGEST}))?")
 
 
 class QuickReadsMiddleware:
