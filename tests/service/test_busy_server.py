@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -171,6 +172,25 @@ def test_who_waits_for_a_lease_waits_through_a_restart(
     thread.join(60)
     assert outcomes
     assert outcomes[0][1], "the record is there before anybody may tune"
+
+
+def test_a_lease_ends_after_what_was_measured_while_the_server_was_away_is_there(
+    server: Running, stores: list[RemoteStore], tmp_path: Path
+) -> None:
+    scenario = record(1).scenario
+    tuner, waiter = (open_remote(stores, server.base, 5.0, tmp_path) for _ in range(2))
+    with tuner.lease(context(), scenario, wait=0) as may_tune:
+        assert may_tune
+        server.kill()
+        with suppress(RemoteError):
+            tuner.get(context(), scenario, fresh=True)
+        assert not tuner.circuit.closed
+        tuner.put(context(), [record(1, winner=Winner(config=config(64), at=now()))])
+        server.start()
+        wait_until(lambda: tuner.circuit.closed)
+    with waiter.lease(context(), scenario, wait=60) as may_tune:
+        assert may_tune
+        assert waiter.get(context(), scenario, fresh=True) is not None
 
 
 def test_a_server_that_was_never_there_is_not_waited_for(

@@ -20,7 +20,7 @@ from .circuit_breaker import CircuitBreaker
 from .errors import BusyError, RefusedError, RemoteError, ServerFaultError
 from .protocol_client import ProtocolClient
 from .spool import Spool
-from .spool_delivery import Delivery, deliver_documents, deliver_spool
+from .spool_delivery import IN_HAND_SECONDS, Delivery, deliver_documents, deliver_spool
 from .uploads import REFUSALS_FOR_GOOD, parse_record_set_json
 
 __all__ = ["Sender"]
@@ -80,6 +80,8 @@ class Sender:
         self._stopping = False
         self._is_woken = False
         self._refused_until = 0.0
+        self._has_left_behind = False
+        """Whether the spool has records of this process that are not in the queue any more."""
         self._failed: dict[Path, float] = {}
         self._background = Delivery()
         self._next_sweep = 0.0
@@ -88,9 +90,11 @@ class Sender:
         """Spool records, queue them, and return."""
         text = canonical_json(RecordSet(context=context, records=tuple(records))).encode()
         path = self._spool.write(text)
-        if path is None or self._may_send:  # otherwise they wait on disk
-            with self._condition:
+        with self._condition:
+            if path is None or self._may_send:
                 self._queue.append(_Queued(context, text, path))
+            else:
+                self._has_left_behind = True
         self.wake()
 
     def miss(self, context: Context, scenario: Scenario) -> None:
@@ -201,14 +205,24 @@ class Sender:
         if not self._circuit.closed and self._circuit.probe_due_in <= 0:
             self._try(self._client.check_ready)
         if self._in_flight and not (self._may_send and self._try(self._send_queued)):
+            self._has_left_behind = True
             for entry in self._in_flight:
                 if entry.path is None:  # the disk may have room by now
                     self._spool.write(entry.text)
         for lease in leases:
+            self._send_left_behind()
             if self._circuit.closed:  # a lease that is not released expires
                 self._try(partial(self._client.release, lease))
         if misses and self._circuit.closed:
             self._try(partial(self._client.report_misses, misses))
+
+    def _send_left_behind(self) -> None:
+        """Send what was spooled while the server was away: a lease's next holder must find it."""
+        if self._has_left_behind and self._may_send:
+            drain = partial(self._drain_in_background, 0.0, self._is_ending)
+            self._has_left_behind = False  # first: `put` may leave more behind meanwhile
+            if not self._try(drain):
+                self._has_left_behind = True
 
     def _send_queued(self) -> None:
         documents = [parse_record_set_json(entry.text) for entry in self._in_flight]
@@ -224,12 +238,16 @@ class Sender:
             with suppress(OSError):
                 self._spool.sweep()
         if self._may_send and not self._should_stop_draining():
-            self._try(self._drain_in_background)
+            drain = partial(self._drain_in_background, IN_HAND_SECONDS, self._should_stop_draining)
+            self._try(drain)
 
     def _should_stop_draining(self) -> bool:
-        return self._pending or self._stopping or program_is_ending()
+        return self._pending or self._is_ending()
 
-    def _drain_in_background(self) -> None:
+    def _is_ending(self) -> bool:
+        return self._stopping or program_is_ending()
+
+    def _drain_in_background(self, in_hand: float, should_stop: Callable[[], bool]) -> None:
         now = time.monotonic()
         self._failed = {path: until for path, until in self._failed.items() if until > now}
         self._background.failed.clear()
@@ -238,8 +256,9 @@ class Sender:
                 self._spool,
                 self._send_json,
                 skip=self._failed,
-                should_stop=self._should_stop_draining,
+                should_stop=should_stop,
                 delivery=self._background,
+                in_hand=in_hand,
             )
         finally:
             self._failed.update(dict.fromkeys(self._background.failed, now + PAUSE))

@@ -11,7 +11,7 @@ from .errors import ServerFaultError
 from .spool import Spool, SpooledFile
 from .uploads import Document, encode, join, parse_record_set_json, upload
 
-__all__ = ["Delivery", "deliver_documents", "deliver_spool"]
+__all__ = ["IN_HAND_SECONDS", "Delivery", "deliver_documents", "deliver_spool"]
 
 IN_HAND_SECONDS = 5.0
 """Age up to which a file is left to the process that wrote it and is about to send it."""
