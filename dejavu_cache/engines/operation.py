@@ -9,7 +9,7 @@ from typing import Any
 
 from ..triton_internals.async_compile import load_binary
 
-__all__ = ["EngineOperation"]
+__all__ = ["EngineOperation", "replaced_global"]
 
 
 class EngineOperation:
@@ -67,11 +67,19 @@ class EngineOperation:
     def _compiling(self) -> Iterator[list[Any]]:
         """Collect the compiled kernels of launches that the engine's module begins meanwhile."""
         kernels: list[Any] = []
-        setattr(self._module, self._kernel, _CompilingKernel(self.fn, kernels))
-        try:
+        with replaced_global(self._module, self._kernel, _CompilingKernel(self.fn, kernels)):
             yield kernels
-        finally:
-            setattr(self._module, self._kernel, self.fn)
+
+
+@contextmanager
+def replaced_global(module: ModuleType, name: str, value: object) -> Iterator[None]:
+    """Have a module's global be another value meanwhile."""
+    original = getattr(module, name)
+    setattr(module, name, value)
+    try:
+        yield
+    finally:
+        setattr(module, name, original)
 
 
 class _CompilingKernel:

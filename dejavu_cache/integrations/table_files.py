@@ -28,16 +28,21 @@ class TableFile(NamedTuple):
 
 
 def vllm_files(tables: Iterable[TunedTable], version: str) -> Iterator[TableFile]:
-    """Yield files for the folder that `VLLM_TUNED_CONFIG_FOLDER` names."""
-    ordered = sorted(tables, key=lambda table: table.device == _vllm_device(table.device))
-    renamed = [table._replace(device=_vllm_device(table.device)) for table in ordered]
+    """Yield files for the folder that `VLLM_TUNED_CONFIG_FOLDER` names.
+
+    vLLM reads tables of block-scaled products from its package alone, and those only without a
+    stamp.
+    """
+    ordered = sorted(tables, key=lambda table: table.device == _vllm_device(table))
+    renamed = [table._replace(device=_vllm_device(table)) for table in ordered]
     lora: dict[str, dict[str, Any]] = {}
     for table in _of_version(renamed, version):
         if "lora" in table.labels:
             content = lora.setdefault(lora_file_name(table.labels, table.device), {})
             nest_lines(content, table.labels, _lines(table).items())
             continue
-        stamp = {"triton_version": table.triton} if table.triton else {}
+        is_stamped = table.triton and "K" not in table.labels
+        stamp = {"triton_version": table.triton} if is_stamped else {}
         yield TableFile(f"{_name(table)}.json", {**stamp, **_lines(table)})
     for name, content in lora.items():
         yield TableFile(name, content)
@@ -118,12 +123,13 @@ def _name(table: TunedTable) -> str:
     return format_labels({**table.labels, "device_name": table.device})
 
 
-def _vllm_device(device: str) -> str:
-    """Return a device's name in vLLM's tables, which has one name for all kinds of H200.
+def _vllm_device(table: TunedTable) -> str:
+    """Return a device's name in a table of vLLM's; for fused experts, all kinds of H200 have one.
 
     The tables of the kind that has this name itself go before those of another kind.
     """
-    return "NVIDIA_H200" if "H200" in device.split("_") else device
+    is_h200 = "E" in table.labels and "H200" in table.device.split("_")
+    return "NVIDIA_H200" if is_h200 else table.device
 
 
 def _lines(table: TunedTable) -> dict[str, dict[str, TableValue]]:

@@ -353,6 +353,22 @@ def test_another_kind_of_h200_does_not_replace_the_tables_of_the_kind_itself() -
     assert file.content["1"] == {"BLOCK_SIZE_M": 16}
 
 
+def test_tables_of_block_products_have_the_gpu_s_own_name_and_no_stamp() -> None:
+    """Each kind of GPU has a name, and vLLM's loader takes every key for a batch size."""
+    labels = {"N": "512", "K": "256", "dtype": "fp8_w8a8", "block_shape": "[128,128]"}
+    tables = [
+        TunedTable(labels, device, "3.6.0", {1: {"BLOCK_SIZE_M": block}})
+        for device, block in (("NVIDIA_H200", 16), ("NVIDIA_H200_NVL", 64))
+    ]
+    files = {file.path: file.content for file in TABLE_FILES["vllm"](tables, "3.6.0")}
+    assert files == {
+        f"N=512,K=256,device_name={device},dtype=fp8_w8a8,block_shape=[128,128].json": {
+            "1": {"BLOCK_SIZE_M": block}
+        }
+        for device, block in (("NVIDIA_H200", 16), ("NVIDIA_H200_NVL", 64))
+    }
+
+
 def test_a_table_of_lora_without_the_last_level_does_not_mix_with_one_that_has_it() -> None:
     labels = {"lora": "fused_moe_lora_w2_shrink"}
     labels |= dict.fromkeys(("max_loras", "num_slices", "k", "n"), "1")

@@ -8,23 +8,19 @@ grid around the number of tokens that an expert gets.
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
 import torch
-import triton
 
-from ...integrations.table_names import parse_labels
 from ...runtime.cached_autotuner import CachedAutotuner
-from ...runtime.options import CacheOptions
-from ...tuning.result_check import CheckOptions
 from ..operation import EngineOperation
+from ..sized_kernel import distinct_configs, sized_kernel
+from .shipped_tables import shipped_configs
 
 __all__ = [
     "KEYS",
@@ -239,89 +235,35 @@ def experts_kernel(layer: ExpertLayer, sizes: tuple[int, ...]) -> CachedAutotune
     names = (*TENSORS, *KEYS, *PARAMS)
     operation = EngineOperation(fused_moe, "fused_moe_kernel", names, run_experts)
     by_size = {tokens: list(_candidates(layer, tokens)) for tokens in sizes}
-    configs = {str(config): config for tokens in sizes for config in by_size[tokens]}
-
-    def prune(configs: list[Any], named: Mapping[str, Any], **_: Any) -> list[Any]:
-        declared = {str(config): config for config in configs}
-        return [declared[str(config)] for config in by_size[named["M"]]]
-
-    def default(named: Mapping[str, Any]) -> Any:
-        return configs[str(by_size[named["M"]][0])]
-
-    options: CacheOptions = {
-        "method": "cudagraph-cold",
-        "default": default,
-        "check": CheckOptions(ignore=("w1", "w2", "hidden_states")),
-    }
-    return CachedAutotuner(
-        operation,
-        operation.arg_names,
-        list(configs.values()),
-        KEYS,
-        None,
-        None,
-        prune_configs_by={"early_config_prune": prune},
-        options=options,
-    )
+    return sized_kernel(operation, KEYS, "M", by_size, ("w1", "w2", "hidden_states"))
 
 
 def _candidates(layer: ExpertLayer, tokens: int) -> Iterator[Any]:
     """Yield the configs for a batch, the most promising ones first, each once."""
-    seen = set()
-    sources = (
+    entries = chain(
         [engine_config(layer, tokens)],
         _table_configs(layer, tokens),
         _grid_configs(layer, tokens),
     )
-    for source in sources:
-        for fields in source:
-            config = _triton_config(layer, fields)
-            if str(config) not in seen:
-                seen.add(str(config))
-                yield config
+    launched = (_as_launched(layer, entry) for entry in entries)
+    yield from distinct_configs(launched, left_out=("SPLIT_K",))
 
 
-def _triton_config(layer: ExpertLayer, fields: Mapping[str, int]) -> Any:
-    """Return an entry of a table as a `triton.Config`, with the blocks that the engine launches."""
-    values = {name: value for name, value in fields.items() if name != "SPLIT_K"}
-    options = {name: values.pop(name) for name in ("num_warps", "num_stages") if name in values}
-    if layer.block:
-        values["BLOCK_SIZE_K"] = min(values["BLOCK_SIZE_K"], layer.block)
-    return triton.Config(values, **options)
+def _as_launched(layer: ExpertLayer, entry: Mapping[str, int]) -> dict[str, int]:
+    """Return an entry of a table with the blocks that the engine launches."""
+    if not layer.block:
+        return dict(entry)
+    return {**entry, "BLOCK_SIZE_K": min(entry["BLOCK_SIZE_K"], layer.block)}
 
 
 def _table_configs(layer: ExpertLayer, tokens: int) -> Iterator[dict[str, int]]:
     """Yield what the engine's tables for such layers on such GPUs have for a batch."""
-    for table in _tables(layer):
-        yield table[min(table, key=lambda size: abs(size - tokens))]
-
-
-@cache
-def _tables(layer: ExpertLayer) -> list[dict[int, dict[str, int]]]:
-    """Return the engine's tables of the layer's quantization, for GPUs of the present family.
-
-    They may be for other numbers of experts and features, and of GPUs with another number in their
-    name.
-    """
     from vllm.model_executor.layers.fused_moe import fused_moe
 
     own = fused_moe.get_config_file_name(
         layer.experts, layer.intermediate, layer.table_dtype, layer.block_shape
     )
-    wanted = _family(own)
-    tables = []
-    for path in sorted(Path(fused_moe.__file__).with_name("configs").glob("*.json")):
-        if _family(path.name) == wanted:
-            content = json.loads(path.read_text(encoding="utf-8"))
-            content.pop("triton_version", None)
-            tables.append({int(size): config for size, config in content.items()})
-    return tables
-
-
-def _family(name: str) -> dict[str, str]:
-    labels = parse_labels(name.removesuffix(".json"))
-    device = re.split(r"\d", labels.get("device_name", ""))[0]
-    return {**labels, "E": "", "N": "", "device_name": device}
+    yield from shipped_configs(Path(fused_moe.__file__).with_name("configs"), own, tokens)
 
 
 def _grid_configs(layer: ExpertLayer, tokens: int) -> Iterator[dict[str, int]]:
