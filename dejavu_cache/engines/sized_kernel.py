@@ -40,6 +40,7 @@ def sized_kernel(
     size_name: str,
     by_size: Mapping[int, Sequence[Any]],
     inputs: Sequence[str],
+    repeatable: bool = True,
 ) -> CachedAutotuner:
     """Return an operation as a kernel that tries the configs of its batch.
 
@@ -51,6 +52,7 @@ def sized_kernel(
         size_name: the key argument that is the batch's size.
         by_size: the configs by batch size; the first one of each is the default.
         inputs: tensors that the operation does not write.
+        repeatable: whether two launches give the same bits; sums in any order do not.
     """
     configs = {str(config): config for size in by_size for config in by_size[size]}
 
@@ -64,7 +66,7 @@ def sized_kernel(
     options: CacheOptions = {
         "method": "cudagraph-cold",
         "default": default,
-        "check": CheckOptions(ignore=tuple(inputs)),
+        "check": CheckOptions(ignore=tuple(inputs), repeatable=repeatable),
     }
     early: dict[str, Callable[..., Any]] = {"early_config_prune": prune}
     return CachedAutotuner(

@@ -10,7 +10,15 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-__all__ = ["LORA_KERNELS", "LoraLine", "lora_file_name", "lora_labels", "nest_lines", "read_lora"]
+__all__ = [
+    "LORA_KERNELS",
+    "LoraLine",
+    "fill_slices",
+    "lora_file_name",
+    "lora_labels",
+    "nest_lines",
+    "read_lora",
+]
 
 _FUSED = tuple(
     f"fused_moe_lora_{product}_{step}" for product in ("w13", "w2") for step in ("shrink", "expand")
@@ -28,6 +36,9 @@ LORA_KERNELS = {
 _PATH = ("max_loras", "num_slices", "m", "k", "n")
 _EXPERTS = "moe_intermediate_size"
 """The last level, which only tables of fused experts have."""
+
+_MOST_SLICES = 8
+"""Slices of a layer that a table serves at least; those of Q, K and V are three."""
 
 _FILE = re.compile(rf"(.+?)_({'|'.join(sorted(map(str.upper, _OPERATIONS), key=len)[::-1])})")
 
@@ -112,3 +123,18 @@ def nest_lines(
                 inner.clear()
         if not inner.get(path[-1]):
             inner[path[-1]] = config
+
+
+def fill_slices(name: str, content: Mapping[str, Any]) -> None:
+    """Have a file of linear layers serve those of any number of slices, by the nearest number.
+
+    vLLM takes the nearest one of all other sizes, and fails where the number of slices is missing.
+    """
+    if "_FUSED_" in name:
+        return
+    for by_slices in content.values():
+        numbers = sorted(by_slices, key=int)
+        for number in map(str, range(1, _MOST_SLICES + 1)):
+            if number not in by_slices:
+                nearest = min(numbers, key=lambda other: abs(int(other) - int(number)))
+                by_slices[number] = by_slices[nearest]

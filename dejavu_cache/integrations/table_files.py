@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..system.safe_files import open_replacement
-from .lora_tables import lora_file_name, nest_lines
+from .lora_tables import fill_slices, lora_file_name, nest_lines
 from .table_names import format_labels
 from .tuned_tables import TableValue, TunedTable
 
@@ -45,6 +45,7 @@ def vllm_files(tables: Iterable[TunedTable], version: str) -> Iterator[TableFile
         stamp = {"triton_version": table.triton} if is_stamped else {}
         yield TableFile(f"{_name(table)}.json", {**stamp, **_lines(table)})
     for name, content in lora.items():
+        fill_slices(name, content)
         yield TableFile(name, content)
 
 

@@ -12,6 +12,7 @@ from ..model.record import Record
 from ..model.scenario import Config, Context, Scalar
 from ..model.selection import winner
 from ..stores import Store
+from .lora_tables import LORA_KERNELS
 from .table_names import FUNCTIONS, SIZE_NAMES, TableEntry
 
 __all__ = ["TableValue", "TunedTable", "collect_tables"]
@@ -138,7 +139,8 @@ def _best(context: Context, record: Record) -> _Candidate | None:
         chosen, at = best, record.winner.at
     else:
         return None
-    config = _table_config(chosen, _TRITON_DEFAULTS)
+    is_lora = context.kernel.name.rpartition(".")[2] in LORA_KERNELS.values()
+    config = _table_config(chosen, () if is_lora else _TRITON_DEFAULTS)
     return _Candidate(at, config) if config else None
 
 
@@ -147,7 +149,7 @@ def _as_text(record: Record) -> dict[str, str]:
 
 
 _TRITON_DEFAULTS = (("num_ctas", 1),)
-"""Options that `triton.Config` always sets, and tables only where they differ."""
+"""Options that `triton.Config` always sets, and tables only where they differ; LoRA's always do."""
 
 
 def _table_config(

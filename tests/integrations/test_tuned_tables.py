@@ -139,6 +139,12 @@ def lora_config(block: int, registers: int | None = None) -> dict[str, Any]:
     return {**blocks, "num_warps": 4, "num_ctas": 1, "num_stages": 2, "max_nreg": registers}
 
 
+def of_slices(table: dict[str, Any]) -> dict[str, Any]:
+    """Return a table that serves any number of slices; vLLM raises for one that is missing."""
+    last = table[max(table)]
+    return {**{str(number): last for number in range(1, 9)}, **table}
+
+
 def test_tables_of_lora_come_out_as_they_went_in(tmp_path: Path) -> None:
     sizes = {"64": {"16": lora_config(16)}, "128": {"16": lora_config(32, 96)}}
     tables = {
@@ -157,7 +163,10 @@ def test_tables_of_lora_come_out_as_they_went_in(tmp_path: Path) -> None:
     seen = run_cli("import", "--vllm", tmp_path / "in")
     assert seen.returncode == 0, seen.stderr
     run_cli("export", "--vllm", tmp_path / "out")
-    assert contents(tmp_path / "out") == tables
+    assert contents(tmp_path / "out") == {
+        name: content if "FUSED" in name else {top: of_slices(content[top]) for top in content}
+        for name, content in tables.items()
+    }
     for engine in ("sglang", "hf"):
         assert run_cli("export", f"--{engine}", tmp_path / engine).returncode != 0
     write(tmp_path / "odd" / "NVIDIA_H200_SHRINK.json", {"4": {"1": lora_config(16)}})
@@ -366,6 +375,25 @@ def test_tables_of_block_products_have_the_gpu_s_own_name_and_no_stamp() -> None
             "1": {"BLOCK_SIZE_M": block}
         }
         for device, block in (("NVIDIA_H200", 16), ("NVIDIA_H200_NVL", 64))
+    }
+
+
+def test_records_of_lora_become_lines_with_all_that_vllm_reads() -> None:
+    config = Config(
+        params={"block_m": 16, "block_n": 64, "block_k": 16},
+        options={"num_warps": 4, "num_stages": 2, "num_ctas": 1},
+    )
+    args = {"operation": "expand_true", "max_loras": 2, "num_slices": 3, "m": 8, "k": 16, "n": 64}
+    record = Record(
+        scenario=Scenario(args=args),
+        winner=Winner(config=config, at=MOMENT),
+        measurements=(Measurement(config=config, median=1.0, at=MOMENT),),
+    )
+    store = MemoryStore()
+    store.put(context(kernel="vllm.lora._lora_expand_kernel", triton="3.6.0"), [record])
+    line = {"8": {"16": {"64": {**config.params, **config.options}}}}
+    assert exported(store) == {
+        "NVIDIA_H200_EXPAND_TRUE.json": {"2": {str(number): line for number in range(1, 9)}}
     }
 
 
