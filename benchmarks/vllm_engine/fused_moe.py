@@ -14,7 +14,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -43,15 +43,13 @@ def write() -> None:
     (OUT / "fused_moe.json").write_text(json.dumps(RESULTS, indent=1) + "\n")
 
 
-def tune(layer: Any, sizes: tuple[int, ...], store: Any, seconds: float) -> dict[str, Any]:
-    """Tune a layer's batches, the largest first; each may take its share of what time is left."""
-    from dejavu_cache.engines.vllm.fused_moe_suite import layer_cases
+def tune(cases: Sequence[Any], store: Any, seconds: float) -> dict[str, Any]:
+    """Tune the cases of a kernel in order; each may take its share of what time is left."""
     from dejavu_cache.runtime.resolver import Resolver
     from dejavu_cache.settings import Mode, current_settings
     from dejavu_cache.stores import TieredStore
     from dejavu_cache.sweep.requests import make_request
 
-    cases = list(layer_cases(layer, sizes))
     until = time.monotonic() + seconds
     counts = {"configs": len(cases[0].kernel.configs), "benchmarked": 0, "cut_short": 0}
     start = time.monotonic()
@@ -85,32 +83,50 @@ def read_table(layer: Any, folder: Path | None) -> dict[int, dict[str, int]] | N
     return table
 
 
-def compare(layer: Any, tokens: int, configs: Mapping[str, Mapping[str, int]]) -> dict[str, float]:
+def compare(run: Callable[[Any], None], configs: Mapping[str, Any]) -> dict[str, float]:
     """Return each config's duration in ms: the median of turns, by graphs with a cold L2 cache."""
-    from dejavu_cache.engines.vllm.fused_moe import make_arguments, run_experts
     from dejavu_cache.tuning.device_timer import TURN, DeviceTimer
 
     timer = DeviceTimer("cudagraph-cold")
-    arguments = make_arguments(layer, tokens, seed=2)
     times: dict[str, list[float]] = {name: [] for name in configs}
     for turn in range(TURNS):
         names = list(configs)[turn % len(configs) :] + list(configs)[: turn % len(configs)]
         for name in names:
-            call = partial(run_experts, arguments, configs[name])
+            call = partial(run, configs[name])
             times[name].append(statistics.median(timer.sample(call, TURN).times))
     return {name: round(statistics.median(values), 5) for name, values in times.items()}
+
+
+def speedups(ms: Mapping[int, Mapping[str, float]]) -> dict[str, Any]:
+    """Return how much quicker our configs are than others, by batch size."""
+    ratios_over: dict[str, Any] = {}
+    for other in ("shipped", "default"):
+        ratios = {
+            tokens: round(times[other] / times["ours"], 4)
+            for tokens, times in ms.items()
+            if other in times
+        }
+        if ratios:
+            ratios_over[f"speedup_over_{other}"] = {
+                "mean": round(statistics.geometric_mean(ratios.values()), 4),
+                "least": min(ratios.values()),
+                "by_size": ratios,
+            }
+    return ratios_over
 
 
 def run_layer(name: str, store: Any, seconds: float) -> dict[str, Any]:
     from vllm.model_executor.layers.fused_moe.fused_moe import get_default_config
 
-    from dejavu_cache.engines.vllm.fused_moe_suite import PRESETS, SIZES
+    from dejavu_cache.engines.vllm.fused_moe import make_arguments, run_experts
+    from dejavu_cache.engines.vllm.fused_moe_suite import PRESETS, SIZES, layer_cases
     from dejavu_cache.integrations.table_files import TABLE_FILES, write_tables
     from dejavu_cache.integrations.tuned_tables import collect_tables
     from dejavu_cache.triton_internals.distribution import triton_version
 
     layer = PRESETS[name]
-    result: dict[str, Any] = {"layer": str(layer), "tune": tune(layer, SIZES, store, seconds)}
+    cases = list(layer_cases(layer, SIZES))
+    result: dict[str, Any] = {"layer": str(layer), "tune": tune(cases, store, seconds)}
     tables = TABLE_FILES["vllm"](collect_tables(store), triton_version() or "")
     paths = write_tables(tables, OUT / "tables")
     log("tables:", *(path.name for path in paths))
@@ -124,20 +140,11 @@ def run_layer(name: str, store: Any, seconds: float) -> dict[str, Any]:
         configs = {"ours": ours[tokens], "default": get_default_config(*shape, dtype, blocks)}
         if shipped:
             configs["shipped"] = shipped[min(shipped, key=lambda size: abs(size - tokens))]
-        result["ms"][tokens] = times = compare(layer, tokens, configs)
+        result["ms"][tokens] = times = compare(
+            partial(run_experts, make_arguments(layer, tokens, seed=2)), configs
+        )
         log(name, tokens, times)
-    for other in ("shipped", "default"):
-        ratios = {
-            tokens: round(times[other] / times["ours"], 4)
-            for tokens, times in result["ms"].items()
-            if other in times
-        }
-        if ratios:
-            result[f"speedup_over_{other}"] = {
-                "mean": round(statistics.geometric_mean(ratios.values()), 4),
-                "least": min(ratios.values()),
-                "by_size": ratios,
-            }
+    result |= speedups(result["ms"])
     return result
 
 
