@@ -33,7 +33,10 @@ def _attend(batch: Batch, index: int, q: torch.Tensor, num_keys: int) -> torch.T
     """
     blocks = batch.block_table[index, : math.ceil(num_keys / batch.k_cache.shape[1])].long()
     keys, values = (
-        cache[blocks].flatten(0, 1)[:num_keys].float().repeat_interleave(batch.group, 1)
+        _take_blocks(cache, blocks)
+        .flatten(0, 1)[:num_keys]
+        .float()
+        .repeat_interleave(batch.group, 1)
         for cache in (batch.k_cache, batch.v_cache)
     )
     scale = batch.softmax_scale if batch.k_scale is None else batch.softmax_scale * batch.k_scale
@@ -55,3 +58,10 @@ def _attend(batch: Batch, index: int, q: torch.Tensor, num_keys: int) -> torch.T
         weights = scores.softmax(-1)
     out = torch.einsum("hqk,khd->qhd", weights, values)
     return out if batch.v_scale is None else out * batch.v_scale
+
+
+def _take_blocks(cache: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:
+    """Return blocks of a cache; torch before 2.9 cannot index a float8 tensor on a CPU."""
+    if cache.dtype.itemsize == 1:
+        return cache.view(torch.uint8)[blocks].view(cache.dtype)
+    return cache[blocks]

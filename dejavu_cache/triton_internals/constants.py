@@ -17,7 +17,7 @@ import types
 from abc import ABC, ABCMeta
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Protocol
+from typing import Any, ClassVar, Generic, List, Optional, Protocol  # noqa: UP035
 
 from ..errors import UnreadableKernelError
 
@@ -34,6 +34,8 @@ __all__ = [
 Tokens = Iterator[str]
 
 _PLAIN = (int, float, complex, str, bytes, bool, type(None), type(Ellipsis), range)
+_TYPING_FORMS = (type(Optional), type(List))  # noqa: UP006
+"""Types of what `typing` has for annotations, such as `Optional`, without arguments."""
 _EMPTY_BASES = (object, Generic, Protocol, ABC)
 # What Python itself puts into a class, which differs between its versions.
 _MADE_BY_PYTHON = frozenset(
@@ -157,7 +159,9 @@ class ConstantReader:
         else:
             self._numbers[id(value)] = len(self._numbers)
             self._alive.append(value)
-            yield f"{name} is {type(value).__qualname__} {{"
+            # In Python 3.10 it is of another type; the records of later versions say this one.
+            kind = "_AnyMeta" if value is Any else type(value).__qualname__
+            yield f"{name} is {kind} {{"
             yield from self._parts(name, value)
             yield "}"
 
@@ -170,6 +174,8 @@ class ConstantReader:
             yield from self.read(name, type(value))
         elif isinstance(value, type):
             yield from self._class(name, value)
+        elif type(value) in _TYPING_FORMS:
+            yield f"typing.{value._name} of python"
         elif type(value).__module__ == "numpy" and hasattr(value, "item") and not value.shape:
             yield f"{value.dtype} {value.item()!a}"
         elif isinstance(value, tuple) and hasattr(type(value), "_fields"):

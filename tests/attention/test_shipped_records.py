@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import triton
 from support.tree_agreement import check_agreement
@@ -49,6 +50,7 @@ def test_the_library_finds_them() -> None:
     ]
 
 
+@pytest.mark.skipif(not triton.__version__.startswith("3.6."), reason="they are of Triton 3.6")
 @pytest.mark.parametrize("name", SHIPPED)
 def test_they_are_of_the_code_as_it_is(name: str) -> None:
     _, recorded_contexts = contexts(name)
@@ -89,6 +91,7 @@ def test_all_of_them_can_be_compiled_ahead(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.skipif(np.__version__ < "2", reason="numpy 1 adds in another order: ties differ")
 @pytest.mark.parametrize("name", SHIPPED)
 def test_each_tree_is_what_the_records_give(name: str) -> None:
     store, recorded_contexts = contexts(name)

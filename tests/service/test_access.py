@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from datetime import datetime
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,7 +19,15 @@ from dejavu_service.storage.database import Database
 from dejavu_service.storage.tables import epoch
 from dejavu_service.storage.tables import tokens as token_table
 from sqlalchemy import select, update
-from support.service import body, client_of, config, context, record_set, scenario
+from support.service import (
+    body,
+    client_of,
+    config,
+    context,
+    record_set,
+    scenario,
+    seconds_until,
+)
 
 MakeToken = Callable[..., dict[str, str]]
 WHERE = f"contexts/{context().digest}"
@@ -98,8 +105,7 @@ def test_a_token_lives_until_it_is_revoked(
 def test_a_token_expires(client: httpx.Client, token: MakeToken, database: Database) -> None:
     wish = {"name": "ci", "role": "read", "namespaces": ["*"], "days": 0.5}
     made = client.post("/v1/tokens", json=wish, headers=token("admin")).json()
-    expires = datetime.fromisoformat(made["expires"]).timestamp()
-    assert round((expires - time.time()) / 3600) == 12
+    assert round(seconds_until(made["expires"]) / 3600) == 12
     mine = {"Authorization": f"Bearer {made['token']}"}
     assert client.get("/v1/main/contexts", headers=mine).status_code == 200
     with database.write() as connection:

@@ -8,7 +8,6 @@ import secrets
 import threading
 import time
 from collections.abc import Iterator
-from datetime import datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from dejavu_service.settings import ServerSettings
 from dejavu_service.storage.database import Database
 from dejavu_service.storage.tables import tokens as token_table
 from sqlalchemy import func, select, update
-from support.service import body, client_of, record_set
+from support.service import body, client_of, record_set, seconds_until
 
 from dejavu_cache.errors import SettingsError
 
@@ -140,9 +139,7 @@ def test_a_job_gets_what_its_rule_says(client: httpx.Client, issuer: Issuer) -> 
     assert client.get("/v1/tokens", headers=mine).status_code == 403
     main = exchange(client, issuer.token(ref="refs/heads/main")).json()
     assert main["grants"] == {"main": "write"}
-    lives = [
-        datetime.fromisoformat(item["expires"]).timestamp() - time.time() for item in (made, main)
-    ]
+    lives = [seconds_until(item["expires"]) for item in (made, main)]
     assert [round(seconds / 60) for seconds in lives] == [60, 30]
 
 

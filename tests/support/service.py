@@ -232,3 +232,8 @@ def restart(postgres: Any) -> None:
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.3)
+
+
+def seconds_until(moment: str) -> float:
+    """Return the seconds until a moment of an answer; Python 3.10 cannot read a `Z`."""
+    return datetime.fromisoformat(moment.replace("Z", "+00:00")).timestamp() - time.time()

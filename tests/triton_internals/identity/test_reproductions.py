@@ -61,6 +61,19 @@ def test_a_constant_that_cannot_be_read_closes_the_door(tmp_path: Path) -> None:
         source_hash(load(tmp_path / "kernels.py", source).k)
 
 
+def test_annotations_of_any_kind_can_be_read(tmp_path: Path) -> None:
+    source = """
+        import torch, triton, triton.language as tl
+        from typing import Any, List, Optional
+        @triton.jit
+        def k(x: Any, y: Optional[torch.Tensor], shape: List[int], n: "int"):
+            tl.store(x, 1)
+    """
+    before = source_hash(load(tmp_path / "kernels.py", source).k)
+    other = source.replace("Optional[", "List[").replace(", Optional", "")
+    assert source_hash(load(tmp_path / "kernels.py", other).k) != before
+
+
 @pytest.mark.parametrize(
     ("low", "high", "name"),
     [(23.49, 23.64, 24), (39.49, 39.56, 40), (44.42, 44.53, 48), (79.15, 79.25, 79),
