@@ -34,8 +34,8 @@ __all__ = [
 Tokens = Iterator[str]
 
 _PLAIN = (int, float, complex, str, bytes, bool, type(None), type(Ellipsis), range)
-_TYPING_FORMS = (type(Optional), type(List))  # noqa: UP006
-"""Types of what `typing` has for annotations, such as `Optional`, without arguments."""
+_TYPING_FORMS: tuple[Any, ...] = (type(Optional), type(List))  # noqa: UP006
+"""Classes of the names that `typing` has for annotations, such as `Optional`, without arguments."""
 _EMPTY_BASES = (object, Generic, Protocol, ABC)
 # What Python itself puts into a class, which differs between its versions.
 _MADE_BY_PYTHON = frozenset(
@@ -174,7 +174,7 @@ class ConstantReader:
             yield from self.read(name, type(value))
         elif isinstance(value, type):
             yield from self._class(name, value)
-        elif type(value) in _TYPING_FORMS:
+        elif isinstance(value, _TYPING_FORMS):
             yield f"typing.{value._name} of python"
         elif type(value).__module__ == "numpy" and hasattr(value, "item") and not value.shape:
             yield f"{value.dtype} {value.item()!a}"

@@ -211,7 +211,8 @@ class Sender:
                     self._spool.write(entry.text)
         for lease in leases:
             self._send_left_behind()
-            if self._circuit.closed:  # a lease that is not released expires
+            # A lease that is not released expires, and whoever waits sees the record before that.
+            if self._circuit.closed and not self._has_left_behind:
                 self._try(partial(self._client.release, lease))
         if misses and self._circuit.closed:
             self._try(partial(self._client.report_misses, misses))
@@ -221,7 +222,7 @@ class Sender:
         if self._has_left_behind and self._may_send:
             drain = partial(self._drain_in_background, 0.0, self._is_ending)
             self._has_left_behind = False  # first: `put` may leave more behind meanwhile
-            if not self._try(drain):
+            if not self._try(drain) or self._background.locked:
                 self._has_left_behind = True
 
     def _send_queued(self) -> None:

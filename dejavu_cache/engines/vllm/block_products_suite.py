@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from ...sweep.suite import Case, Suite
+from ..batch_cases import batch_cases
 from .block_products import BlockProduct, make_arguments, product_kernel
 from .fused_moe_suite import SIZES
 
@@ -77,15 +78,11 @@ def cases(
 
 
 def layer_cases(layer: BlockProduct, sizes: tuple[int, ...] = SIZES) -> Iterator[Case]:
-    """Yield the cases of a layer, the largest batch first: it compiles what others need too."""
+    """Yield the cases of a layer."""
     kernel = product_kernel(layer, sizes)
-    for tokens in sorted(sizes, reverse=True):
-        yield Case(
-            name=f"{layer} x {tokens}",
-            kernel=kernel,
-            grid=(1,),
-            arguments=partial(make_arguments, layer, tokens),
-        )
+    yield from batch_cases(
+        kernel, sizes, lambda tokens: f"{layer} x {tokens}", partial(make_arguments, layer)
+    )
 
 
 suite = Suite(cases=cases)

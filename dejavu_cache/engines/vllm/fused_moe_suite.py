@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from ...sweep.suite import Case, Suite
+from ..batch_cases import batch_cases
 from .fused_moe import ExpertLayer, experts_kernel, make_arguments
 
 __all__ = ["PRESETS", "SIZES", "suite"]
@@ -66,15 +67,11 @@ def cases(
 
 
 def layer_cases(layer: ExpertLayer, sizes: tuple[int, ...] = SIZES) -> Iterator[Case]:
-    """Yield the cases of a layer, the largest batch first: it compiles what others need too."""
+    """Yield the cases of a layer."""
     kernel = experts_kernel(layer, sizes)
-    for tokens in sorted(sizes, reverse=True):
-        yield Case(
-            name=f"{layer} x {tokens}",
-            kernel=kernel,
-            grid=(1,),
-            arguments=partial(make_arguments, layer, tokens),
-        )
+    yield from batch_cases(
+        kernel, sizes, lambda tokens: f"{layer} x {tokens}", partial(make_arguments, layer)
+    )
 
 
 suite = Suite(cases=cases)

@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import partial
 
 from ...sweep.suite import Case, Suite
+from ..batch_cases import batch_cases
 from .lora import OPERATIONS, LoraLayer, lora_kernel, make_arguments
 
 __all__ = ["PRESETS", "SIZES", "suite"]
@@ -83,17 +84,20 @@ def cases(
 def layer_cases(
     layer: LoraLayer, operations: tuple[str, ...], sizes: tuple[int, ...] = SIZES
 ) -> Iterator[Case]:
-    """Yield the cases of a layer, the largest batch first: it compiles what others need too."""
+    """Yield the cases of a layer's operations."""
     for operation in operations:
         kernel = lora_kernel(layer, operation, sizes)
-        for tokens in sorted(sizes, reverse=True):
-            named = layer.key(operation, tokens)
-            yield Case(
-                name=" ".join(f"{name}={value}" for name, value in named.items()),
-                kernel=kernel,
-                grid=(1,),
-                arguments=partial(make_arguments, layer, operation, tokens),
-            )
+        yield from batch_cases(
+            kernel,
+            sizes,
+            partial(_name_case, layer, operation),
+            partial(make_arguments, layer, operation),
+        )
+
+
+def _name_case(layer: LoraLayer, operation: str, tokens: int) -> str:
+    """Return what tells a case from those of other layers: layers of one shape share it."""
+    return " ".join(f"{name}={value}" for name, value in layer.key(operation, tokens).items())
 
 
 suite = Suite(cases=cases)

@@ -64,13 +64,14 @@ def test_a_constant_that_cannot_be_read_closes_the_door(tmp_path: Path) -> None:
 def test_annotations_of_any_kind_can_be_read(tmp_path: Path) -> None:
     source = """
         import torch, triton, triton.language as tl
-        from typing import Any, List, Optional
+        from typing import Any, Callable, List, Literal, Optional, Tuple, Union
         @triton.jit
-        def k(x: Any, y: Optional[torch.Tensor], shape: List[int], n: "int"):
+        def k(x: Any, y: Optional[torch.Tensor], shape: List[int], n: "int", mode: Literal["a"],
+              sizes: Tuple[int, int], call: Callable[[int], int], z: Union[int, float]):
             tl.store(x, 1)
     """
     before = source_hash(load(tmp_path / "kernels.py", source).k)
-    other = source.replace("Optional[", "List[").replace(", Optional", "")
+    other = source.replace("Optional[", "List[").replace(" Optional,", "")
     assert source_hash(load(tmp_path / "kernels.py", other).k) != before
 
 
