@@ -306,7 +306,7 @@ def consume(which: gl.constexpr, out, q, sinks, units, scratch, arrivals, taken,
                 which, q, unit, stride_token, stride_head, HEADS, GROUP, HEAD, HEAD_PADDED
             )
     merge(
-        which, out, scratch, arrivals, taken, units, stride_out_token, stride_out_head,
+        which, out, scratch, arrivals, taken, units, ring, ring_full, turn + 1, stride_out_token, stride_out_head,
         KV_HEADS, GROUP, HEAD, HEAD_PADDED, TILE,
     )  # fmt: skip
 
@@ -346,7 +346,7 @@ def hopper_kernel(
         mbarrier.init(ring_full.index(slot), count=1)
         mbarrier.init(ring_free.index(slot), count=2)
     taken = arrivals
-    counters = arrivals + 5
+    counters = arrivals + 4
     gl.warp_specialize([
         (consume, (gl.constexpr(0), out, q, sinks, units, scratch, counters, taken, q_tiles, k_boxes, v_boxes,
                    k_full, k_free, v_full, v_free, ring, ring_full, ring_free, softmax_scale, softcap,

@@ -11,19 +11,16 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from ..schedule import FEW_PARTS, MERGE, ROWS_OF_FEW, ROWS_OF_MANY
-from .hopper_pages import STARTED
+from .hopper_pages import STARTED, hear
 from .hopper_rows import EXTRA
 
 __all__ = ["merge"]
 
-MISSED = gl.constexpr(3)
-"""Counter of the halves that could not wait."""
-
-LEFT = gl.constexpr(4)
+LEFT = gl.constexpr(3)
 """Counter of the halves that are done."""
 
-PATIENCE = gl.constexpr(64)
-"""Times that a half asks whether all programs run; each takes about a microsecond."""
+MISSED = gl.constexpr(1 << 16)
+"""Halves that could not wait are counted from this on, above those that are done."""
 
 TASK = gl.constexpr(1 << 16)
 """Merges of a half of a Q block are counted from this on, above the parts that have arrived."""
@@ -106,7 +103,7 @@ def merge_parts(out, scratch, row, pitch, parts, line, count, first, kv_head, st
 
 
 @gluon.jit
-def merge(which: gl.constexpr, out, scratch, arrivals, counters, units, stride_token, stride_head,
+def merge(which: gl.constexpr, out, scratch, arrivals, counters, units, ring, ring_full, turn, stride_token, stride_head,
           KV_HEADS: gl.constexpr, GROUP: gl.constexpr, HEAD: gl.constexpr, HEAD_PADDED: gl.constexpr,
           TILE: gl.constexpr):  # fmt: skip
     """Merge this half's share of the schedule's list of rows to merge, when no unit is left.
@@ -120,15 +117,9 @@ def merge(which: gl.constexpr, out, scratch, arrivals, counters, units, stride_t
         halves = 2 * gl.num_programs(0)
         task = 2 * gl.program_id(0) + which
         step = halves
-        waits = True
-        tries = 0
-        started = gl.atomic_add(counters + STARTED, 0, sem="relaxed")
-        while (2 * started < halves) & (tries < PATIENCE):
-            started = gl.atomic_add(counters + STARTED, 0, sem="relaxed")
-            tries += 1
-        if 2 * started < halves:
-            gl.atomic_add(counters + MISSED, 1, sem="relaxed")
-            task = tasks
+        waits = hear(ring, ring_full, turn) > 0
+        own = gl.where(waits, 1, MISSED + 1)
+        task = gl.where(waits, task, tasks)
         going = True
         while going:
             while task < tasks:
@@ -138,12 +129,13 @@ def merge(which: gl.constexpr, out, scratch, arrivals, counters, units, stride_t
                 )  # fmt: skip
                 task += step
             going = False
-            if waits:
-                left = gl.atomic_add(counters + LEFT, 1, sem="acq_rel")
-                if left == halves - 1:
-                    going = gl.atomic_add(counters + MISSED, 0, sem="relaxed") > 0
+            if own > 0:
+                # Who counts an arrival has released its parts: no other order is needed here.
+                left = own + gl.atomic_add(counters + LEFT, own, sem="relaxed")
+                own = 0
+                if left % MISSED == halves:
+                    going = left >= MISSED
                     gl.store(counters + STARTED, 0)  # as the next launch must find them
-                    gl.store(counters + MISSED, 0)
                     gl.store(counters + LEFT, 0)
                     task = 0
                     step = 1
@@ -180,7 +172,8 @@ def merge_task(out, scratch, arrivals, units, task, waits, stride_token, stride_
                 KV_HEADS, GROUP, HEAD, HEAD_PADDED, 512 // HEAD_PADDED, FEW_ROWS,
             )  # fmt: skip
         # The last one to have seen the count leaves it as the next launch must find it.
-        if gl.atomic_add(counter, TASK, sem="relaxed") // TASK == chunks - 1:
-            gl.store(counter, 0)
-        if not waits:
+        last = (chunks == 1) | (waits == 0)
+        if not last:
+            last = gl.atomic_add(counter, TASK, sem="relaxed") // TASK == chunks - 1
+        if last:
             gl.store(counter, 0)

@@ -13,7 +13,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
 from ..schedule import ENTRY, HEADER
 
-__all__ = ["COLUMNS", "RING", "STARTED", "locate", "produce", "receive", "skip", "watch"]
+__all__ = ["COLUMNS", "RING", "STARTED", "hear", "locate", "produce", "receive", "skip", "watch"]
 
 COLUMNS = gl.constexpr(64)
 """Columns of a box that TMA loads, and the limit of its rows.
@@ -26,6 +26,9 @@ RING = gl.constexpr(2)
 
 STARTED = gl.constexpr(2)
 """Counter of the programs that run, by which `hopper_merge` knows whether it may wait for them."""
+
+PATIENCE = gl.constexpr(64)
+"""Times that the producer asks whether all programs run; each takes about a microsecond."""
 
 UNIT = gl.constexpr(ENTRY)
 FIRST_UNIT = gl.constexpr(HEADER)
@@ -107,14 +110,16 @@ def produce(keys, values, k_boxes, v_boxes, k_full, k_free, v_full, v_free, ring
     programs = gl.num_programs(0)
     turn = 0
     done = 0
-    count = gl.load(units) * (KV_HEADS // HEADS)
-    if gl.load(units + 1) > 0:
-        gl.atomic_add(taken + STARTED, 1, sem="relaxed")
     unit = gl.program_id(0)
+    # The list has room for an entry of each program, which is read before its length is known.
+    sequence, tokens, position, low, high, kv_head = read_range(units, unit, KV_HEADS, HEADS)
+    count = gl.load(units) * (KV_HEADS // HEADS)
+    merges = gl.load(units + 1)
+    if merges > 0:
+        gl.atomic_add(taken + STARTED, 1, sem="relaxed")
     if unit >= count:
         unit = -1
     announce(ring, ring_full, ring_free, turn, unit)
-    sequence, tokens, position, low, high, kv_head = read_range(units, unit, KV_HEADS, HEADS)
     while unit >= 0:
         # Heads vary fastest, so that programs which run together read the same page numbers.
         pages = block_table + sequence.to(gl.int64) * stride_table
@@ -148,10 +153,31 @@ def produce(keys, values, k_boxes, v_boxes, k_full, k_free, v_full, v_free, ring
                     units, unit, KV_HEADS, HEADS
                 )
         done += tiles * heads
+    if merges > 0:
+        announce(ring, ring_full, ring_free, turn + 1, await_programs(taken + STARTED, programs))
     # The last program leaves the counters as the next launch must find them.
     if gl.atomic_add(taken + 1, 1, sem="relaxed") == programs - 1:
         gl.store(taken, 0)
         gl.store(taken + 1, 0)
+
+
+@gluon.jit
+def await_programs(started, programs):
+    """Wait a while until all programs run; return 1 if they do, else 0."""
+    running = gl.atomic_add(started, 0, sem="relaxed")
+    tries = 0
+    while (running < programs) & (tries < PATIENCE):
+        running = gl.atomic_add(started, 0, sem="relaxed")
+        tries += 1
+    return (running >= programs).to(gl.int32)
+
+
+@gluon.jit
+def hear(ring, ring_full, turn):
+    """Receive the number that follows the last unit: whether all programs run."""
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+    mbarrier.wait(ring_full.index(turn % RING), (turn // RING) & 1)
+    return gl.max(ring.index(turn % RING).load(LAYOUT), 0)
 
 
 @gluon.jit
