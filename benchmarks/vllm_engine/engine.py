@@ -210,6 +210,7 @@ def main() -> None:
         "prefill": requests.prefill,
         "long": requests.long,
         "day": requests.run_day,
+        "drain": lambda: len(requests.drain()),
     }
     for line in sys.stdin:
         name, *arguments = json.loads(line)

@@ -1,16 +1,18 @@
-"""Tune vLLM's float8 products and LoRA; compare the exported tables with its own and its default.
+"""Tune vLLM's float8 products, LoRA and Mamba; compare the exported tables with its own and none.
 
-    bash benchmarks/vllm_engine/go.sh products [SECONDS]
+    bash benchmarks/vllm_engine/go.sh products [SECONDS [WORD]]
 
-writes OUT/products.json and the tables to OUT/configs. Everything is tuned into a fresh store,
-which is exported; vLLM reads the export by its own functions. Configs then take turns on other
-tokens than those that they were tuned on.
+runs all operations, or those whose names have a word (`heads` has Mamba's), and writes
+OUT/products.json and the tables to OUT/configs. Everything is tuned into a fresh store, which is
+exported; vLLM reads the export by its own functions. Configs then take turns on other tokens than
+those that they were tuned on.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -22,6 +24,9 @@ from typing import Any, NamedTuple
 from fused_moe import OUT, compare, log, seconds_left, speedups, tune  # type: ignore[import-not-found]
 
 SIZES = (1, 16, 64, 256, 1024, 4096)
+SEQUENCES = (1, 16, 64, 256)
+"""Batches of operations whose arguments have a state for each sequence."""
+WORD = sys.argv[3] if len(sys.argv) > 3 else ""
 COMPARING = 5.0
 """Seconds to keep for the comparison of an operation's configs."""
 
@@ -31,10 +36,11 @@ class Operation(NamedTuple):
 
     Attributes:
         name: for the results.
-        cases: one for each of `SIZES`.
+        cases: one for each of `sizes`.
         arguments: makes them for a batch and a seed.
         run: runs the operation on arguments with a config.
         config: returns what vLLM takes for a batch, by its tables.
+        sizes: the batches.
     """
 
     name: str
@@ -42,11 +48,19 @@ class Operation(NamedTuple):
     arguments: Callable[[int, int], Mapping[str, Any]]
     run: Callable[[Any, Any], None]
     config: Callable[[int], Mapping[str, Any]]
+    sizes: tuple[int, ...] = SIZES
 
 
 def operations() -> Iterator[Operation]:
-    """Yield products that vLLM ships a table for and one that it does not, and those of LoRA."""
-    from dejavu_cache.engines.vllm import block_products, block_products_suite, lora, lora_suite
+    """Yield products, with a table of vLLM's and without, those of LoRA, and Mamba's update."""
+    from dejavu_cache.engines.vllm import (
+        block_products,
+        block_products_suite,
+        lora,
+        lora_suite,
+        ssu,
+        ssu_suite,
+    )
 
     products = block_products_suite.PRESETS
     for layer in (products["deepseek-v3"][0], products["qwen3-8b-fp8"][0]):
@@ -67,21 +81,35 @@ def operations() -> Iterator[Operation]:
                 lora.run_lora,
                 partial(lora.engine_config, adapted, step),
             )
+    wide = ssu_suite.PRESETS["nemotron-h-8b"]
+    for mamba in (wide, replace(wide, cache_dtype="bfloat16")):
+        yield Operation(
+            str(mamba),
+            list(ssu_suite.layer_cases(mamba, SEQUENCES)),
+            partial(ssu.make_arguments, mamba),
+            ssu.run_update,
+            partial(ssu.engine_config, mamba),
+            SEQUENCES,
+        )
 
 
 @contextmanager
 def tables_of(folder: Path | None) -> Iterator[None]:
     """Have vLLM read tables from a folder of ours meanwhile, or those of its package."""
     from vllm.lora.ops.triton_ops import utils
+    from vllm.model_executor.layers.mamba.ops import mamba_ssm
     from vllm.model_executor.layers.quantization.utils import fp8_utils
 
     caches = (
         fp8_utils.get_w8a8_block_fp8_configs,
         utils.load_lora_op_config,
         utils.get_lora_op_configs,
+        mamba_ssm.get_ssm_configs,
+        mamba_ssm._try_get_optimal_ssm_config_cached,
     )
-    package = fp8_utils.__file__
+    package, states = fp8_utils.__file__, mamba_ssm._CONFIGS_DIR
     if folder is not None:
+        mamba_ssm._CONFIGS_DIR = str(folder)  # nor are the package's tables of states read
         fp8_utils.__file__ = str(folder.parent / "fp8_utils.py")  # it reads `configs` beside itself
         os.environ["VLLM_TUNED_CONFIG_FOLDER"] = str(folder)
     for cached in caches:
@@ -89,7 +117,7 @@ def tables_of(folder: Path | None) -> Iterator[None]:
     try:
         yield
     finally:
-        fp8_utils.__file__ = package
+        fp8_utils.__file__, mamba_ssm._CONFIGS_DIR = package, states
         os.environ.pop("VLLM_TUNED_CONFIG_FOLDER", None)
         for cached in caches:
             cached.cache_clear()
@@ -111,7 +139,7 @@ def run_operation(operation: Operation, store: Any, seconds: float) -> dict[str,
     """Tune an operation, and compare what vLLM takes with our tables, its own and none."""
     result: dict[str, Any] = {"tune": tune(operation.cases, store, seconds), "ms": {}}
     folders = {"ours": export(store), "default": OUT.absolute() / "none" / "configs"}
-    for tokens in SIZES:
+    for tokens in operation.sizes:
         configs = {}
         for name, folder in {**folders, "shipped": None}.items():
             with tables_of(folder):
@@ -140,7 +168,8 @@ def main() -> None:
     }
     OUT.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
-        store, chosen = open_store(folder), list(operations())
+        store = open_store(folder)
+        chosen = [operation for operation in operations() if WORD in operation.name]
         for index, operation in enumerate(chosen):
             seconds = seconds_left() / (len(chosen) - index) - COMPARING
             result = run_operation(operation, store, seconds)

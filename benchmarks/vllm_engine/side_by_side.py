@@ -2,8 +2,9 @@
 
     bash benchmarks/vllm_engine/go.sh PLAN [SECONDS]
 
-writes OUT/PLAN.json and a log of each engine. Plans: `speed`, `figure9`, `day`, `cold`, `starts`,
-`compiled`. Engines that are compared take turns in one run, for clocks and temperatures differ.
+writes OUT/PLAN.json and a log of each engine. Plans: `speed`, `figure9`, `day`, `full` (these
+three), `cold`, `starts`, `compiled`. Engines that are compared take turns in one run, for clocks
+and temperatures differ.
 """
 
 from __future__ import annotations
@@ -96,7 +97,9 @@ class Engine:
             cwd=caches,
         )
         threading.Thread(target=self._read, daemon=True).start()
-        keep("start", name, value=self._answer(seconds_left()))
+
+    def wait_until_started(self) -> None:
+        keep("start", self.name, value=self._answer(seconds_left()))
 
     def _read(self) -> None:
         for line in self._process.stdout or ():
@@ -114,10 +117,14 @@ class Engine:
             return {"error": "out of time"}
 
     def tell(self, *command: Any) -> Any:
-        if self._process.poll() is not None or self._process.stdin is None:
+        if self._process.stdin is None:
             return None
-        self._process.stdin.write(json.dumps(command) + "\n")
-        self._process.stdin.flush()
+        try:
+            self._process.stdin.write(json.dumps(command) + "\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            log(self.name, command, "has ended")
+            return None
         answer = self._answer(seconds_left())
         if "error" in answer:
             log(self.name, command, answer)
@@ -130,10 +137,19 @@ class Engine:
 
 
 def start(*names: str, **options: Any) -> list[Engine]:
+    """Start engines at the same time, and give them the same weights."""
     engines = [Engine(name, BACKENDS[name], options=options) for name in names]
+    for engine in engines:
+        engine.wait_until_started()
     for engine in engines:
         engine.tell("weights")
     return engines
+
+
+def start_one(*arguments: Any, **options: Any) -> Engine:
+    engine = Engine(*arguments, **options)
+    engine.wait_until_started()
+    return engine
 
 
 def shares(times: dict[str, Any]) -> dict[str, float]:
@@ -146,7 +162,7 @@ def shares(times: dict[str, Any]) -> dict[str, float]:
 def compare_agreement(engines: list[Engine]) -> None:
     """Keep how far each engine's greedy tokens and log probabilities are from the first one's."""
     answers = {engine.name: engine.tell("agree") for engine in engines}
-    first, *others = [name for name in answers if answers[name]]
+    first, *others = [name for name in answers if answers[name]] or [""]
     for name in others:
         for length, expected in answers[first].items():
             actual = answers[name][length]
@@ -160,9 +176,7 @@ def compare_agreement(engines: list[Engine]) -> None:
             keep("agree", name, length, value={"same": same, "of": len(pairs), "logprob": worst})
 
 
-def run_speed() -> None:
-    engines = start("fa3", "ours", "triton")
-    compare_agreement(engines)
+def compare_speed(engines: list[Engine]) -> None:
     for command in (
         ("decode", 8, 4000, 100),
         ("decode", 32, 2000, 120),
@@ -177,12 +191,9 @@ def run_speed() -> None:
             for engine in engines
         }
         keep("speed", " ".join(map(str, command)), value={"ms": best, "share": shares(best)})
-    for engine in engines:
-        engine.end()
 
 
-def run_figure9(tokens: int = 12800, turn: int = 100) -> None:
-    engines = start("fa3", "ours")
+def compare_long_request(engines: list[Engine], tokens: int = 12800, turn: int = 100) -> None:
     seconds = {engine.name: 0.0 for engine in engines}
     done = 0
     while done < tokens and seconds_left() > 10:
@@ -192,12 +203,9 @@ def run_figure9(tokens: int = 12800, turn: int = 100) -> None:
         done += turn
         if done in (100, 200, 400, 800, 1600, 3200, 6400, 9600) or done % 3200 == 0:
             keep("figure9", str(done), value={"s": dict(seconds), "share": shares(seconds)})
-    for engine in engines:
-        engine.end()
 
 
-def run_day(steps: int = 2400, turn: int = 100) -> None:
-    engines = start("fa3", "ours")
+def compare_days(engines: list[Engine], steps: int = 2400, turn: int = 100) -> None:
     tokens = {engine.name: 0 for engine in engines}
     times: dict[str, list[float]] = {engine.name: [] for engine in engines}
     done = 0
@@ -207,6 +215,8 @@ def run_day(steps: int = 2400, turn: int = 100) -> None:
             tokens[engine.name] += told["tokens"]
             times[engine.name] += told["times"]
         done += turn
+    for engine in engines:
+        engine.tell("drain")  # what follows meets no requests of the day's
     for name, steps_taken in times.items():
         ordered = sorted(steps_taken) or [0.0]
         keep(
@@ -221,14 +231,47 @@ def run_day(steps: int = 2400, turn: int = 100) -> None:
                 "longest_ms": round(1e3 * ordered[-1], 2),
             },
         )
+
+
+def end(engines: list[Engine]) -> None:
     for engine in engines:
         engine.end()
+
+
+def run_speed() -> None:
+    engines = start("fa3", "ours", "triton")
+    compare_agreement(engines)
+    compare_speed(engines)
+    end(engines)
+
+
+def run_figure9() -> None:
+    engines = start("fa3", "ours")
+    compare_long_request(engines)
+    end(engines)
+
+
+def run_day() -> None:
+    engines = start("fa3", "ours")
+    compare_days(engines)
+    end(engines)
+
+
+def run_full() -> None:
+    engines = start("fa3", "ours", "triton")
+    compare_agreement(engines)
+    compare_speed(engines)
+    *both, triton = engines
+    triton.end()
+    compare_days(both)
+    compare_long_request(both)
+    end(both)
 
 
 def run_cold() -> None:
     """Start with empty caches twice; what is benchmarked or compiled, and the first prompts."""
     for number in ("first", "second"):
-        engine = Engine(f"cold-{number}", "CUSTOM", cache="cold")
+        engine = start_one(f"cold-{number}", "CUSTOM", cache="cold")
         for length in LENGTHS:
             keep("cold", number, str(length), value=engine.tell("prefill", 1, length, 2))
         engine.end()
@@ -241,7 +284,7 @@ def run_starts() -> None:
     """Start a Mamba2, whose kernels vLLM autotunes: plainly and with the cache, twice each."""
     for kind, variables in (("plain", {}), ("cached", {"DEJAVU_CACHE_INSTALL": "1"})):
         for number in ("first", "second"):
-            engine = Engine(
+            engine = start_one(
                 f"mamba-{kind}-{number}",
                 "none",
                 "mamba2",
@@ -267,13 +310,13 @@ def run_compiled() -> None:
     for command in (("decode", 32, 2000, 120), ("prefill", 1, 8000), ("prefill", 1, 500)):
         for engine in engines:
             keep("compiled", " ".join(map(str, command)), engine.name, value=engine.tell(*command))
-    for engine in engines:
-        engine.end()
+    end(engines)
 
 
 OUT.mkdir(parents=True, exist_ok=True)
 {
     "speed": run_speed,
+    "full": run_full,
     "figure9": run_figure9,
     "day": run_day,
     "cold": run_cold,

@@ -29,6 +29,7 @@ __all__ = [
     "PART_COLUMNS",
     "SPANS",
     "Schedule",
+    "constants_of",
     "heads_at_once",
     "make_schedule",
     "pairs_of",
@@ -66,6 +67,9 @@ ROWS_OF_FEW = 16
 
 ROWS_OF_MANY = 4
 """Rows that are merged at a time if they have many."""
+
+FEW_SEQS = 16
+"""Sequences for which the kernel is compiled at least; others are powers of four of it."""
 
 BINS = 16
 """Costs of units that their order tells apart."""
@@ -132,21 +136,27 @@ def make_schedule(batch: Batch) -> Schedule:
     )
     columns = max(64, batch.head_padded) + PART_COLUMNS
     scratch = torch.empty(most_rows, batch.kv_heads, columns, dtype=torch.float32, device=device)
-    max_seqs = 16
-    while max_seqs < batch.num_seqs:
-        max_seqs *= 4
     _launch(
         (units, batch.cu_seqlens_q, batch.seqused_k, batch.num_seqs, blocks, slots, most_cuts,
          most_rows, entries),
-        {
-            "GROUP": batch.group, "WINDOW": batch.window, "MAX_SEQS": max_seqs,
-            "CHUNK": 32 if blocks <= 32 else 512, "HALF": HALF, "ENTRY": ENTRY, "HEADER": HEADER,
-            "BINS": BINS, "MERGE": MERGE, "FEW": FEW_PARTS, "FEW_ROWS": ROWS_OF_FEW,
-            "MANY_ROWS": ROWS_OF_MANY, "CANDIDATES": 32 if max_seqs <= 256 else 16,
-            "HEADS": heads, "SPAN": SPANS[pairs > 0],
-        },
+        constants_of(batch),
     )  # fmt: skip
     return Schedule(units, scratch, blocks, pairs)
+
+
+def constants_of(batch: Batch) -> dict[str, int]:
+    """Return what `schedule_kernel` is compiled for: few values, since an engine meets them all."""
+    max_seqs = FEW_SEQS
+    while max_seqs < batch.num_seqs:
+        max_seqs *= 4
+    few_blocks = max_seqs == FEW_SEQS and batch.q_blocks(2 * (HALF // batch.group)) <= 32
+    return {
+        "GROUP": batch.group, "WINDOW": batch.window, "MAX_SEQS": max_seqs,
+        "CHUNK": 32 if few_blocks else 512, "HALF": HALF, "ENTRY": ENTRY, "HEADER": HEADER,
+        "BINS": BINS, "MERGE": MERGE, "FEW": FEW_PARTS, "FEW_ROWS": ROWS_OF_FEW,
+        "MANY_ROWS": ROWS_OF_MANY, "CANDIDATES": 32 if max_seqs <= 256 else 16,
+        "HEADS": heads_at_once(batch.kv_heads), "SPAN": SPANS[pairs_of(batch) > 0],
+    }  # fmt: skip
 
 
 _repeated: dict[Any, RepeatedLaunch] = {}

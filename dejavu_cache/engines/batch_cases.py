@@ -22,9 +22,9 @@ def batch_cases(
 
     Args:
         kernel: the layer's operation.
-        sizes: the batches' numbers of tokens.
+        sizes: the batches' numbers of tokens or, for Mamba's states, of sequences.
         make_name: names the case of a batch.
         make_arguments: makes the arguments of a batch.
     """
-    for tokens in sorted(sizes, reverse=True):
-        yield Case(make_name(tokens), kernel, (1,), partial(make_arguments, tokens))
+    for size in sorted(sizes, reverse=True):
+        yield Case(make_name(size), kernel, (1,), partial(make_arguments, size))

@@ -5,13 +5,19 @@ The last tests need vLLM's own modules, on any machine: 0.22 to 0.33.
 
 from __future__ import annotations
 
+import random
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from support.attention_batches import Case, draw, kernels
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.attention_batches import REFUSED_MASK, Case, draw, kernels
 
+from dejavu_cache.attention.batch import Batch
+from dejavu_cache.attention.schedule import constants_of, pairs_of
 from dejavu_cache.engines.vllm.attention_warmup import (
     ExpectedBatch,
     LayerShape,
@@ -74,6 +80,7 @@ def features_of(arguments: dict[str, Any]) -> LayerFeatures:
     )
 
 
+@REFUSED_MASK
 @pytest.mark.parametrize("layout", ["blocks first", "packed, heads first", "packed"])
 @pytest.mark.parametrize(
     "case",
@@ -127,6 +134,61 @@ def test_expected_batches_stay_within_the_engine_s_limits() -> None:
         assert limits.decoded_at_once > 1 or limits.max_requests in decoded
 
 
+def compiled_kernels(new: Sequence[int], context: int, heads: tuple[int, int]) -> tuple[Any, ...]:
+    """Return what a batch's schedule and its Hopper kernel are compiled for."""
+    tokens, lengths = sum(new), torch.empty(len(new), device="meta")
+    cache = torch.empty(1, 16, heads[1], 128, device="meta")
+    q = torch.empty(tokens, heads[0], 128, device="meta")
+    nothing = dict.fromkeys(("alibi_slopes", "sinks", "k_scale", "v_scale"))
+    batch = Batch(
+        q=q, k_cache=cache, v_cache=cache, out=q, cu_seqlens_q=lengths, seqused_k=lengths,
+        block_table=lengths, max_seqlen_q=max(new), max_seqlen_k=context, softmax_scale=1.0,
+        window=-1, softcap=0.0, **nothing,
+    )  # fmt: skip
+    return pairs_of(batch), *constants_of(batch).values()
+
+
+def draw_step(limits: ServingLimits, draw: random.Random) -> tuple[list[int], int]:
+    """Draw new tokens of requests and the longest context that an engine may schedule."""
+    count = min(round(2 ** draw.uniform(0, 11)), limits.max_requests)
+    decoded = draw.choice([1, min(limits.decoded_at_once, limits.max_context)])
+    new = [decoded] * min(count, limits.max_tokens // decoded)
+    for index in range(draw.choice([0, 1, 1, 2, len(new)])):
+        room = min(limits.max_tokens - sum(new), limits.max_context - new[index % len(new)])
+        new[index % len(new)] += min(round(2 ** draw.uniform(0, 14)), room)
+    longest = max(new)
+    return new, draw.choice(
+        [longest, limits.max_context, draw.randint(longest, limits.max_context)]
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    limits=st.builds(
+        ServingLimits,
+        max_requests=st.integers(1, 1500),
+        max_tokens=st.sampled_from([512, 2048, 8192, 16384]),
+        max_context=st.one_of(st.integers(64, 9000), st.sampled_from([16384, 131072])),
+        decoded_at_once=st.integers(1, 9),
+    ),
+    heads=st.sampled_from([(32, 8), (64, 8), (28, 4), (16, 16), (8, 1), (64, 1)]),
+    seed=st.integers(0, 1 << 30),
+)
+def test_no_kernel_is_new_to_an_engine_that_has_warmed_up(
+    limits: ServingLimits, heads: tuple[int, int], seed: int
+) -> None:
+    limits = replace(limits, max_requests=min(limits.max_requests, limits.max_tokens))
+    expected = batches_to_expect(limits)
+    compiled = {compiled_kernels(batch.new, batch.context, heads) for batch in expected}
+    pick = random.Random(seed)
+    for _ in range(100):
+        new, context = draw_step(limits, pick)
+        pairs, *schedule = compiled_kernels(new, context, heads)
+        assert pairs in {kernels[0] for kernels in compiled}, (new, context)
+        assert tuple(schedule) in {kernels[1:] for kernels in compiled}, (new, context)
+
+
+@REFUSED_MASK
 def test_an_expected_batch_is_launched_with_the_layer_s_features() -> None:
     shape = LayerShape(4, 2, 32, 16, torch.float16, torch.float8_e4m3fn)
     features = LayerFeatures(0.2, (15, 0), 5.0, sinks=torch.zeros(4))

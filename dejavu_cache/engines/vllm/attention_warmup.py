@@ -5,10 +5,8 @@ The batches are made up and tiny in memory: all requests read the same block of 
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,10 +74,11 @@ def batches_to_expect(limits: ServingLimits) -> list[ExpectedBatch]:
 
 
 def _decode_batches(limits: ServingLimits) -> Iterator[ExpectedBatch]:
-    new = limits.decoded_at_once
-    for count in _powers(1, min(limits.max_requests, limits.max_tokens // new)):
-        for context in _powers(SHORTEST, limits.max_context):
-            yield ExpectedBatch((new,) * count, context)
+    """Yield decoding requests, with all drafted tokens and with none."""
+    for new in (limits.decoded_at_once, 1):
+        for count in _powers(1, min(limits.max_requests, limits.max_tokens // new)):
+            for context in _powers(SHORTEST, limits.max_context):
+                yield ExpectedBatch((new,) * count, context)
 
 
 def _prompt_batches(limits: ServingLimits) -> Iterator[ExpectedBatch]:
@@ -89,21 +88,23 @@ def _prompt_batches(limits: ServingLimits) -> Iterator[ExpectedBatch]:
 
 
 def _mixed_batches(limits: ServingLimits) -> Iterator[ExpectedBatch]:
-    """Yield one prompt among decoding requests, with half of the tokens and with all of them."""
-    new = limits.decoded_at_once
-    for count in _powers(1, limits.max_requests - 1):
-        for tokens in (limits.max_tokens, limits.max_tokens // 4):
-            prompt = min(tokens - count * new, limits.max_context)
-            if prompt > new:
-                for context in {limits.max_context, max(prompt, limits.max_context // 4)}:
-                    yield ExpectedBatch(((new,) * count) + (prompt,), context)
+    """Yield one prompt among decoding requests, with all tokens of a step and with a quarter."""
+    for new in (limits.decoded_at_once, 1):
+        for count in _powers(1, limits.max_requests - 1):
+            for tokens in (limits.max_tokens, limits.max_tokens // 4):
+                prompt = min(tokens - count * new, limits.max_context)
+                if prompt > new:
+                    for context in {limits.max_context, max(prompt, limits.max_context // 4)}:
+                        yield ExpectedBatch(((new,) * count) + (prompt,), context)
 
 
 def _chunk_batches(limits: ServingLimits) -> Iterator[ExpectedBatch]:
-    """Yield a chunk of a prompt that fills a step, after ever more of the prompt."""
-    chunk = min(limits.max_tokens, limits.max_context)
-    for context in _powers(chunk, limits.max_context):
-        yield ExpectedBatch((chunk,), context)
+    """Yield a chunk of a prompt that fills a step, after ever more of the prompt, and last ones."""
+    longest = min(limits.max_tokens, limits.max_context)
+    for context in _powers(longest, limits.max_context):
+        yield ExpectedBatch((longest,), context)
+    for chunk in _powers(SHORTEST, longest):
+        yield ExpectedBatch((chunk,), limits.max_context)
 
 
 def _powers(first: int, last: int) -> Iterator[int]:
@@ -140,8 +141,9 @@ def warm_up_attention(shape: LayerShape, features: LayerFeatures, limits: Servin
     start = time.perf_counter()
     expected = batches_to_expect(limits)
     device = torch.device("cuda", torch.cuda.current_device())
-    with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
-        list(pool.map(lambda batch: launch_batch(shape, features, batch, device), expected))
+    # One after the other: threads that meet a new kernel at the same time all compile it.
+    for batch in expected:
+        launch_batch(shape, features, batch, device)
     torch.cuda.synchronize()
     torch.cuda.empty_cache()  # vLLM measures what is left for its own cache
     logger.info(
