@@ -53,11 +53,12 @@ def sglang_files(tables: Iterable[TunedTable], version: str) -> Iterator[TableFi
     """Yield files for the folder that `SGLANG_MOE_CONFIG_DIR` names, of all versions of Triton.
 
     SGLang looks in the folder of its own version first, and writes blocks with a space. Tables of
-    an unknown version have no folder. Those of other kernels are read from SGLang's package alone.
+    an unknown version have no folder. Those of block-scaled products are read from SGLang's package
+    alone, and it has none of LoRA and of Mamba's states.
     """
     for table in tables:
         labels = dict(table.labels)
-        if "lora" in labels:
+        if "lora" in labels or "headdim" in labels:
             continue
         if "block_shape" in labels:
             labels["block_shape"] = labels["block_shape"].replace(",", ", ")

@@ -12,7 +12,14 @@ from typing import NamedTuple
 
 from .lora_tables import LORA_KERNELS, lora_labels
 
-__all__ = ["FUNCTIONS", "SIZE_NAMES", "TableEntry", "format_labels", "parse_labels"]
+__all__ = [
+    "FUNCTIONS",
+    "SIZE_NAMES",
+    "STATE_UPDATE",
+    "TableEntry",
+    "format_labels",
+    "parse_labels",
+]
 
 FUSED_MOE = "fused_moe_kernel"
 STATE_UPDATE = "_selective_scan_update_kernel"
@@ -39,6 +46,9 @@ _FLAGS = ("fp8_w8a8", "int8_w8a8", "int8_w8a16")
 _UNLABELLED = frozenset({"E", "N", "K", "M", "top_k", "group_n", "group_k"})
 _FURTHER = ("backend", "per_channel_quant", "down")
 """Labels of fused experts that stand for themselves."""
+
+_OF_STATES = frozenset({"dim", "dstate", "cache_dtype"})
+"""Arguments that the labels of a state update's table stand for."""
 
 _UNDERSTOOD = ("E", "N", "device_name", "dtype", "block_shape")
 _ORDER = (
@@ -98,7 +108,7 @@ class TableEntry(NamedTuple):
                 return {"E": named["E"], "N": named["N"], **quantization}
         if dtypes and {"N", "K", "group_n", "group_k"} <= named.keys():
             return {"N": named["N"], "K": named["K"], "dtype": dtypes.pop(), **_block_label(named)}
-        if self.function == STATE_UPDATE and {"dim", "dstate", "cache_dtype"} <= named.keys():
+        if self.function == STATE_UPDATE and named.keys() - {self.size_name} == _OF_STATES:
             labels = {"headdim": named["dim"], "dstate": named["dstate"]}
             return {**labels, "cache_dtype": named["cache_dtype"]}
         return None

@@ -13,7 +13,7 @@ from ..model.scenario import Config, Context, Scalar
 from ..model.selection import winner
 from ..stores import Store
 from .lora_tables import LORA_KERNELS
-from .table_names import FUNCTIONS, SIZE_NAMES, TableEntry
+from .table_names import FUNCTIONS, SIZE_NAMES, STATE_UPDATE, TableEntry
 
 __all__ = ["TableValue", "TunedTable", "collect_tables"]
 
@@ -139,8 +139,8 @@ def _best(context: Context, record: Record) -> _Candidate | None:
         chosen, at = best, record.winner.at
     else:
         return None
-    is_lora = context.kernel.name.rpartition(".")[2] in LORA_KERNELS.values()
-    config = _table_config(chosen, () if is_lora else _TRITON_DEFAULTS)
+    function = context.kernel.name.rpartition(".")[2]
+    config = _table_config(chosen, _UNNAMED.get(function, _TRITON_DEFAULTS))
     return _Candidate(at, config) if config else None
 
 
@@ -149,7 +149,13 @@ def _as_text(record: Record) -> dict[str, str]:
 
 
 _TRITON_DEFAULTS = (("num_ctas", 1),)
-"""Options that `triton.Config` always sets, and tables only where they differ; LoRA's always do."""
+"""Options that `triton.Config` always sets, and tables only where they differ."""
+
+_UNNAMED: Mapping[str, tuple[tuple[str, Scalar], ...]] = {
+    **dict.fromkeys(LORA_KERNELS.values(), ()),
+    STATE_UPDATE: (*_TRITON_DEFAULTS, ("num_stages", 3)),
+}
+"""Such options of kernels whose tables set others: LoRA's all, those of states only the warps."""
 
 
 def _table_config(

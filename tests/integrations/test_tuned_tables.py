@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.command_line import run_cli
 from support.records import MOMENT, context
+from support.tuned_tables import contents, exported, write_content
 
 from dejavu_cache.errors import StoreError
 from dejavu_cache.integrations.table_files import TABLE_FILES, write_tables
@@ -24,17 +24,6 @@ from dejavu_cache.stores import FileStore, MemoryStore
 
 FIRST = {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 64, "GROUP_SIZE_M": 1, "num_warps": 4}
 SECOND = {**FIRST, "BLOCK_SIZE_M": 64, "num_stages": 3, "num_ctas": 1, "waves_per_eu": 0}
-
-
-def write(path: Path, content: Any) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(content))
-
-
-def contents(folder: Path) -> dict[str, Any]:
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    return {str(path.relative_to(folder)): json.loads(path.read_text()) for path in files}
-
 
 NUMBERS = st.integers(1, 1 << 14).map(str)
 DEVICES = st.sampled_from(["NVIDIA_H200", "AMD_Instinct_MI300X", "NVIDIA_H100_80GB_HBM3", "L-40.S"])
@@ -97,7 +86,7 @@ def test_tables_of_vllm_come_out_as_they_went_in(tmp_path: Path) -> None:
         },
     }
     for name, content in tables.items():
-        write(tmp_path / "in" / name, content)
+        write_content(tmp_path / "in" / name, content)
     assert run_cli("import", "--vllm", tmp_path / "in").returncode == 0
     seen = run_cli("export", "--vllm", tmp_path / "out", "--triton", "any")
     assert seen.returncode == 0, seen.stderr
@@ -128,49 +117,10 @@ def test_tables_of_sglang_come_out_as_they_went_in(tmp_path: Path) -> None:
         f"quantization/N=512,K=7168,{blocks}.json": {"2": FIRST},
     }
     for name, content in tables.items():
-        write(tmp_path / "in" / name, content)
+        write_content(tmp_path / "in" / name, content)
     run_cli("import", "--vllm", tmp_path / "in")
     run_cli("export", "--sglang", tmp_path / "out")
     assert contents(tmp_path / "out") == tables
-
-
-def lora_config(block: int, registers: int | None = None) -> dict[str, Any]:
-    blocks = {"block_m": block, "block_n": 16, "block_k": 256, "split_k": 8, "group_size_m": 8}
-    return {**blocks, "num_warps": 4, "num_ctas": 1, "num_stages": 2, "max_nreg": registers}
-
-
-def of_slices(table: dict[str, Any]) -> dict[str, Any]:
-    """Return a table that serves any number of slices; vLLM raises for one that is missing."""
-    last = table[max(table)]
-    return {**{str(number): last for number in range(1, 9)}, **table}
-
-
-def test_tables_of_lora_come_out_as_they_went_in(tmp_path: Path) -> None:
-    sizes = {"64": {"16": lora_config(16)}, "128": {"16": lora_config(32, 96)}}
-    tables = {
-        "NVIDIA_H100_80GB_HBM3_SHRINK.json": {
-            "4": {"1": {"8": sizes, "16": sizes}, "2": {"8": sizes}}
-        },
-        "NVIDIA_H200_EXPAND_TRUE.json": {"1": {"1": {"8": {"16": {"64": lora_config(64)}}}}},
-        "NVIDIA_H200_EXPAND_FALSE.json": {"1": {"1": {"8": {"16": {"64": lora_config(16)}}}}},
-        "NVIDIA_H200_FUSED_MOE_LORA_W13_SHRINK.json": {
-            "4": {"2": {"8": {"64": {"16": {"768": lora_config(16), "1536": lora_config(32)}}}}}
-        },
-    }
-    for name, content in tables.items():
-        write(tmp_path / "in" / name, content)
-    write(tmp_path / "in" / "MY_EXPANDED.json", {"no": "table"})
-    seen = run_cli("import", "--vllm", tmp_path / "in")
-    assert seen.returncode == 0, seen.stderr
-    run_cli("export", "--vllm", tmp_path / "out")
-    assert contents(tmp_path / "out") == {
-        name: content if "FUSED" in name else {top: of_slices(content[top]) for top in content}
-        for name, content in tables.items()
-    }
-    for engine in ("sglang", "hf"):
-        assert run_cli("export", f"--{engine}", tmp_path / engine).returncode != 0
-    write(tmp_path / "odd" / "NVIDIA_H200_SHRINK.json", {"4": {"1": lora_config(16)}})
-    assert "5 levels" in run_cli("import", "--vllm", tmp_path / "odd").stderr
 
 
 SCENARIO = {"M": 64, "E": 128, "N": 768, "K": 2048, "top_k": 8, "group_n": 0, "group_k": 0}
@@ -193,11 +143,6 @@ def engine_record(block: int, days: int = 0, **changes: Any) -> Record:
         "measurements": (Measurement(config=config, median=1.0, at=at),),
     }
     return Record(**{**fields, **changes})
-
-
-def exported(store: MemoryStore, engine: str = "vllm", version: str = "3.6.0") -> dict[str, Any]:
-    files = TABLE_FILES[engine](collect_tables(store), version)
-    return {file.path: file.content for file in files}
 
 
 TABLE = "E=128,N=768,device_name=NVIDIA_H200.json"
@@ -229,6 +174,27 @@ def test_winners_become_a_table_of_their_version_of_triton() -> None:
         f"configs/triton_3_6_0/{TABLE}",
         f"configs/triton_3_6_0/{blocks.replace('128,128', '128, 128')}",
     }
+
+
+def test_records_of_states_become_lines_with_the_fields_of_vllm_s_own_tables() -> None:
+    config = Config(
+        params={"BLOCK_SIZE_M": 8}, options={"num_warps": 2, "num_stages": 3, "num_ctas": 1}
+    )
+    args = {"effective_batch": 512, "dim": 64, "dstate": 128, "cache_dtype": "float16"}
+    records = [
+        Record(
+            scenario=Scenario(args=scenario),
+            winner=Winner(config=config, at=MOMENT),
+            measurements=(Measurement(config=config, median=1.0, at=MOMENT),),
+        )
+        for scenario in (args, {**args, "dstate": 64, "gated": True})
+    ]
+    store = MemoryStore()
+    store.put(context(kernel="vllm.mamba_ssm._selective_scan_update_kernel"), records)
+    name = "headdim=64,dstate=128,device_name=NVIDIA_H200,cache_dtype=float16.json"
+    line = {"BLOCK_SIZE_M": 8, "num_warps": 2}
+    assert exported(store) == {name: {"triton_version": "3.6.0", "512": line}}, "one, ungated"
+    assert exported(store, "sglang") == {}, "SGLang reads no such tables"
 
 
 def test_the_latest_version_of_a_kernel_and_a_pin_decide_and_imports_fill_in() -> None:
@@ -295,9 +261,9 @@ def test_an_export_without_tables_says_which_versions_there_are(tmp_path: Path) 
     seen = run_cli("export", "--vllm", tmp_path / "out")
     assert seen.returncode != 0
     store = FileStore(tmp_path / "store")
-    store.put(engine_context(triton="3.4.0"), [engine_record(16)])
+    store.put(engine_context(triton="3.1.0"), [engine_record(16)])
     seen = run_cli("export", "--vllm", tmp_path / "out", "--store", tmp_path / "store")
-    assert "3.4.0" in seen.stderr
+    assert "3.1.0" in seen.stderr
     assert "--triton any" in seen.stderr
     assert not (tmp_path / "out").exists()
     seen = run_cli("export", "all.jsonl", "--hf", tmp_path / "out", "--store", tmp_path / "store")
@@ -376,32 +342,3 @@ def test_tables_of_block_products_have_the_gpu_s_own_name_and_no_stamp() -> None
         }
         for device, block in (("NVIDIA_H200", 16), ("NVIDIA_H200_NVL", 64))
     }
-
-
-def test_records_of_lora_become_lines_with_all_that_vllm_reads() -> None:
-    config = Config(
-        params={"block_m": 16, "block_n": 64, "block_k": 16},
-        options={"num_warps": 4, "num_stages": 2, "num_ctas": 1},
-    )
-    args = {"operation": "expand_true", "max_loras": 2, "num_slices": 3, "m": 8, "k": 16, "n": 64}
-    record = Record(
-        scenario=Scenario(args=args),
-        winner=Winner(config=config, at=MOMENT),
-        measurements=(Measurement(config=config, median=1.0, at=MOMENT),),
-    )
-    store = MemoryStore()
-    store.put(context(kernel="vllm.lora._lora_expand_kernel", triton="3.6.0"), [record])
-    line = {"8": {"16": {"64": {**config.params, **config.options}}}}
-    assert exported(store) == {
-        "NVIDIA_H200_EXPAND_TRUE.json": {"2": {str(number): line for number in range(1, 9)}}
-    }
-
-
-def test_a_table_of_lora_without_the_last_level_does_not_mix_with_one_that_has_it() -> None:
-    labels = {"lora": "fused_moe_lora_w2_shrink"}
-    labels |= dict.fromkeys(("max_loras", "num_slices", "k", "n"), "1")
-    short = TunedTable(labels, "GPU", "", {8: {"block_m": 16}})
-    exact = TunedTable({**labels, "moe_intermediate_size": "7"}, "GPU", "", {8: {"block_m": 32}})
-    for tables in ([short, exact], [exact, short]):
-        (file,) = TABLE_FILES["vllm"](tables, "3.6.0")
-        assert file.content == {"1": {"1": {"8": {"1": {"1": {"7": {"block_m": 32}}}}}}}

@@ -27,7 +27,7 @@ def export_tables(source: Store, engine: str, folder: Path, version: str) -> Non
             keeps one folder for each.
 
     Raises:
-        NothingFoundError: the store has no tables, or none of that version.
+        NothingFoundError: the store has no tables, or none of that engine and version.
         StoreError: a file cannot be written.
     """
     tables = collect_tables(source)
@@ -39,6 +39,8 @@ def export_tables(source: Store, engine: str, folder: Path, version: str) -> Non
     except OSError as error:
         raise StoreError(f"{folder} cannot be written: {error.strerror or error}") from None
     if not paths:
+        if not list(TABLE_FILES[engine](tables, ANY_VERSION)):
+            raise NothingFoundError(f"{engine} reads none of the tables that {source.url} makes")
         versions = ", ".join(sorted({table.triton or "unknown" for table in tables}))
         raise NothingFoundError(
             f"no table of {source.url} is for {engine} and Triton {version or installed}, but for "
