@@ -82,7 +82,7 @@ def compile_ahead(
         The candidates, in order.
     """
     mode = async_compile_mode()
-    if mode is None or len(configs) < 2:
+    if mode is None or not configs:
         yield [Candidate(config) for config in configs]
         return
     pool = ThreadPoolExecutor(threads_for(len(configs)), thread_name_prefix="dejavu-cache compile")

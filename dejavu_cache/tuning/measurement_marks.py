@@ -102,16 +102,18 @@ class MeasurementMark:
         with the process.
         """
         mark = _Mark(config=config, pid=os.getpid(), host=socket.gethostname(), since=time.time())
-        self._write(mark.model_dump_json())
-        try:
-            with _trace_end(self._handle):
+        self._write("")
+        # A signal must find the trace ready for as long as the config stands in the file.
+        with _trace_end(self._handle):
+            self._write(mark.model_dump_json())
+            try:
                 yield
-        except BaseException as error:
-            self._stays = self._stays or device_failure_of(error) is not None
-            raise
-        finally:
-            if not self._stays:
-                self._write("")
+            except BaseException as error:
+                self._stays = self._stays or device_failure_of(error) is not None
+                raise
+            finally:
+                if not self._stays:
+                    self._write("")
 
     def close(self) -> None:
         """Remove the mark, unless the device was lost."""
@@ -127,8 +129,6 @@ class MeasurementMark:
         """Replace the file's content; a trace would be written behind it."""
         try:
             if self._handle is None:
-                if not line:
-                    return
                 self._handle = self._create()
             content = f"{line}\n".encode()
             os.pwrite(self._handle, content, 0)

@@ -1,6 +1,7 @@
 """Compile five configs of a matrix product for an absent H200, and print what became of each.
 
-Argument: how many of the configs to take before the rest is given up.
+Arguments: how many of the configs to take before the rest is given up; optionally, which of them
+there are.
 """
 
 from __future__ import annotations
@@ -51,6 +52,8 @@ configs = [
     triton.Config({"BLOCK": 64, "TILE": 64, "waves_per_eu": 2}),
     triton.Config({"BLOCK": 64, "TILE": 128}),
 ]
+*_, last = configs
+configs = [configs[int(index)] for index in sys.argv[2:]] or configs
 tuner = Autotuner(product, product.arg_names, configs, [], None, None)
 tuner.nargs = dict(zip(tuner.arg_names, args, strict=False))
 threads: set[str] = set()
@@ -74,5 +77,5 @@ with compile_ahead(tuner, configs, args, {"grid": (1,)}) as candidates:
             failure = compile_failure_of(error)
             assert failure is not None
             outcomes.append(f"{failure.kind}: {failure.reason}")
-after = product.run(*args, grid=(1,), warmup=True, **configs[-1].all_kwargs())
+after = product.run(*args, grid=(1,), warmup=True, **last.all_kwargs())
 print(json.dumps([outcomes, hooked, sorted(threads), type(after).__name__]))

@@ -44,3 +44,19 @@ def test_what_is_given_up_halfway_can_still_be_launched(tmp_path: Path) -> None:
     seen, _, _, after = json.loads(done.stdout)
     assert seen == ["runs"]
     assert after == "CompiledKernel"
+
+
+@pytest.mark.skipif(not HAS_ASYNC, reason="this Triton compiles one after the other")
+def test_a_single_config_that_cannot_be_compiled_is_known_before_a_launch(tmp_path: Path) -> None:
+    """A compilation that failed is repeated, and then it is often alone."""
+    done = fork_program(
+        "compile_for_absent_gpu.py",
+        "1",
+        "3",
+        TRITON_INTERPRET="0",
+        TRITON_CACHE_DIR=str(tmp_path / "cache"),
+    )
+    (seen,), _, _, after = json.loads(done.stdout)
+    assert seen.startswith("compile_error: ")
+    assert "waves_per_eu" in seen
+    assert after == "CompiledKernel"
