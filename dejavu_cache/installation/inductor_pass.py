@@ -23,6 +23,9 @@ __all__ = ["install_inductor_pass", "uninstall_inductor_pass"]
 
 _CONFIG_MODULE = "torch._inductor.config"
 
+_AS_TRACED = "eager_input_vals"
+"""Name under which a traced node keeps its arguments as they were in the program."""
+
 
 def install_inductor_pass() -> None:
     """Have Inductor run the pass, from now on or from when it is imported; torch is not imported.
@@ -138,11 +141,16 @@ def _use_recorded_config(node: Any, table: Any) -> None:
     if not resolution.final or not places or len(grids) not in (1, len(kernel.configs)):
         return
     single = Autotuner(kernel.fn, kernel.arg_names, [resolution.config], [], None, None)
-    node.kwargs = {
-        **node.kwargs,
-        "kernel_idx": table.add_kernel(single),
-        "grid": [grids[places[0]] if len(grids) > 1 else grids[0]],
-    }
+    place, index = places[0] if len(grids) > 1 else 0, table.add_kernel(single)
+
+    def with_one_config(kwargs: dict[str, Any]) -> dict[str, Any]:
+        grid = kwargs["grid"]
+        return {**kwargs, "kernel_idx": index, "grid": type(grid)(grid[place : place + 1])}
+
+    node.kwargs = with_one_config(node.kwargs)
+    if _AS_TRACED in node.meta:  # Inductor expects of it the structure of the node's arguments.
+        args, kwargs = node.meta[_AS_TRACED]
+        node.meta[_AS_TRACED] = args, with_one_config(kwargs)
 
 
 def _example_arguments(kernel: CachedAutotuner, traced: dict[str, Any]) -> dict[str, Any] | None:
