@@ -32,6 +32,7 @@ from ..tuning.config_space import ConfigSpace
 from ..tuning.device_timer import DeviceTimer
 from .options import (
     CacheOptions,
+    check_compared_arguments,
     check_key,
     check_method,
     check_options,
@@ -92,6 +93,7 @@ class DeclaredAutotuner(Autotuner):  # type: ignore[misc]
         self._buckets: dict[str, Bucket] = dict(self._options.get("buckets") or {})  # type: ignore[arg-type]
         check_key(self._name, key, arg_names, self._buckets)
         check_method(self._name, self._options, self._do_bench)
+        check_compared_arguments(self._name, self._options, arg_names)
         keys = [name for name in key if name in arg_names]
         self._buckets = {**policy_buckets(self._name, self._policy, keys), **self._buckets}
         check_policy_default(self._name, self._policy, self.configs)

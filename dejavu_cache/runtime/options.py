@@ -31,6 +31,7 @@ __all__ = [
     "ModeName",
     "PrunePer",
     "StoreLike",
+    "check_compared_arguments",
     "check_key",
     "check_method",
     "check_options",
@@ -133,6 +134,25 @@ def check_method(kernel: str, options: CacheOptions, do_bench: Callable[..., Any
             f"{kernel}: method={options['method']!r} and a do_bench of your own: "
             "give only one of them"
         )
+
+
+def check_compared_arguments(kernel: str, options: CacheOptions, arg_names: Sequence[str]) -> None:
+    """Check that what is declared about comparing results is about arguments of the kernel.
+
+    Raises:
+        SettingsError: a tolerance, or an argument to ignore, is of no argument.
+    """
+    check = options.get("check")
+    if not isinstance(check, CheckOptions):
+        return
+    tolerances = check.tolerance if isinstance(check.tolerance, Mapping) else {}
+    for option, names in (("tolerance", tolerances), ("ignore", check.ignore)):
+        for name in names:
+            if name not in arg_names:
+                raise SettingsError(
+                    f"{kernel}: check: {option} names {name!r}, which is no argument: "
+                    f"choose from {', '.join(arg_names)}"
+                )
 
 
 def check_options(options: CacheOptions) -> CheckOptions | None:

@@ -8,7 +8,15 @@ import pytest
 import triton
 from support.addition import CONFIGS, add_one
 
-from dejavu_cache import DejavuError, Exact, Mode, Pow2, cached_autotune, config_space
+from dejavu_cache import (
+    CheckOptions,
+    DejavuError,
+    Exact,
+    Mode,
+    Pow2,
+    cached_autotune,
+    config_space,
+)
 from dejavu_cache.runtime.request import Request, TuningBudget
 
 
@@ -35,6 +43,11 @@ def decorate(**options: Any) -> Any:
         ({"buckets": {"n": {"kind": "pow2", "max": 3}}}, r"max=3 is not a power of two"),
         ({"buckets": "pow2"}, r"buckets='pow2': give a mapping"),
         ({"buckets": {"m": "pow2"}}, r"buckets name 'm', which is not in key: add it to key"),
+        ({"check": CheckOptions(ignore=["zz"])}, r"check: ignore names 'zz', which is no argument"),
+        (
+            {"check": CheckOptions(tolerance={"zz": 0.1})},
+            r"tolerance names 'zz', .*: choose from x",
+        ),
         ({"default": triton.Config({"BLOCK": 7})}, r"not among the 3 declared configs: add it"),
         ({"default": {"BLOCK": 16}}, r"default=\{'BLOCK': 16\}: give a triton.Config, or a func"),
         ({"bucket": {}}, r"has no option 'bucket': did you mean 'buckets'\?"),
