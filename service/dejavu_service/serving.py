@@ -8,6 +8,7 @@ import gc
 import os
 import shlex
 import socket
+import ssl
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -52,10 +53,9 @@ def prepare(settings: ServerSettings, database: Database) -> Path | None:
     Raises:
         SchemaError: The database must be upgraded first.
         SettingsError: The server would listen beyond loopback without tokens, or only one of the
-            two TLS settings is set.
+            two TLS settings is set, or their files cannot be used.
     """
-    if (settings.tls_cert is None) != (settings.tls_key is None):
-        raise SettingsError("TLS needs both --tls-cert and --tls-key")
+    _check_tls_files(settings.tls_cert, settings.tls_key)
     schema.require_current(database)
     with database.read() as connection:
         issued = any_issued(connection)
@@ -67,6 +67,20 @@ def prepare(settings: ServerSettings, database: Database) -> Path | None:
     if issued or settings.without_tokens:
         return None
     return _make_first_token(settings, database)
+
+
+def _check_tls_files(certificate: Path | None, key: Path | None) -> None:
+    if certificate is None and key is None:
+        return
+    if certificate is None or key is None:
+        raise SettingsError("TLS needs both --tls-cert and --tls-key")
+    try:
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(certificate, key)
+    except OSError as error:
+        raise SettingsError(
+            f"--tls-cert {certificate} and --tls-key {key} are no certificate chain and its "
+            f"private key, as PEM files that this user may read: {error}"
+        ) from None
 
 
 def _make_first_token(settings: ServerSettings, database: Database) -> Path:

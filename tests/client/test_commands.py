@@ -283,8 +283,10 @@ def test_help_and_version(option: str) -> None:
 
 
 def test_wrong_usage_is_one_line_on_standard_error() -> None:
-    for arguments in (("show",), ("nonsense",), ("ls", "--nonsense"), ("push", "--server", "x")):
-        out = run_cli(*arguments)
+    wrong = ["show", "nonsense", "ls --nonsense", "push --server x", "quarantine add"]
+    wrong += ["log --since yesterday", "quarantine add --host h --until 2026-01-31"]
+    for line in wrong:
+        out = run_cli(*line.split(), DEJAVU_CACHE_URL="http://127.0.0.1:1")
         assert (out.returncode, out.stdout) == (2, "")
         assert out.stderr.startswith("error: ")
         assert len(out.stderr.splitlines()) == 1

@@ -142,9 +142,10 @@ def test_a_condition_compares_numbers_as_numbers(text: str, expected: bool) -> N
     assert condition.matches(scenario) is expected
 
 
-def test_a_text_without_an_operator_is_no_condition() -> None:
+@pytest.mark.parametrize("text", ["M", "M>>64", "M=>64", "M==="])
+def test_a_text_without_one_operator_is_no_condition(text: str) -> None:
     with pytest.raises(SettingsError, match="write NAME=VALUE"):
-        conditions.parse_conditions(["M"])
+        conditions.parse_conditions([text])
 
 
 def test_json_has_snake_case_names_and_nothing_else(tmp_path: Path, small: Path) -> None:

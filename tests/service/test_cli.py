@@ -106,6 +106,8 @@ def test_the_hint_masks_a_password() -> None:
 
 def test_tls_needs_both_files(sqlite_url: str) -> None:
     assert "both" in run(sqlite_url, "serve", "--tls-cert", "cert.pem")[1]
+    code, said = run(sqlite_url, "serve", "--tls-cert", "cert.pem", "--tls-key", "key.pem")
+    assert (code, "--tls-cert cert.pem and --tls-key key.pem" in said) == (ExitCode.USAGE, True)
 
 
 def test_serve_refuses_a_stale_postgres_and_says_what_to_run(postgres_url: str) -> None:

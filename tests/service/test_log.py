@@ -138,5 +138,5 @@ def test_the_command_prints_who_did_what(url: str, tmp_path: Path) -> None:
     assert header.split("\t")[1:4] == ["actor", "action", "namespace"]
     assert export.split("\t")[1:4] == ["anybody", "export", "other"]
     assert f"config={config(32)}" in pin
-    assert wrong.returncode == 3
+    assert wrong.returncode == 2
     assert "since" in wrong.stderr

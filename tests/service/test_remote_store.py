@@ -21,6 +21,7 @@ from dejavu_client.http.http_exchange import ServerAnswer
 from dejavu_client.http.protocol_client import ProtocolClient, split_server_url
 from dejavu_client.http.remote_store import RemoteStore
 from dejavu_client.http.spool import Spool
+from support.command_line import run_cli
 from support.kernels import launch, load
 from support.processes import environment
 from support.records import context, measurement, record
@@ -341,6 +342,13 @@ def test_later_timings_and_their_winner_take_the_place_of_earlier_ones(
         assert found.record == record(1, slow, measurement(32), winner=winner)
     quarantined = store.client.list_quarantines()[0]["id"]
     assert store.client.undo_quarantine(quarantined)["measurements"] == 1
+
+
+@pytest.mark.parametrize("identity", ["9a2b", "9a2b9a2b9a2b9a2b"])
+def test_an_unknown_quarantine_is_not_found(namespace_url: str, identity: str) -> None:
+    out = run_cli("quarantine", "undo", identity, "--server", namespace_url)
+    assert out.returncode == 1
+    assert "`dejavu-cache quarantine list`" in out.stderr
 
 
 @pytest.mark.parametrize("ending", [KeyboardInterrupt, UnreachableError])

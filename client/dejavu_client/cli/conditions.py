@@ -54,7 +54,7 @@ def parse_conditions(texts: Iterable[str]) -> list[Condition]:
     """
     conditions = []
     for text in texts:
-        match = re.fullmatch(r"\s*([^\s=<>!]+)\s*(==|!=|>=|<=|=|>|<)\s*(.*?)\s*", text)
+        match = re.fullmatch(r"\s*([^\s=<>!]+)\s*(==|!=|>=|<=|=|>|<)\s*(|[^\s=<>].*?)\s*", text)
         if not match:
             raise SettingsError(f"{text!r}: write NAME=VALUE, NAME>=NUMBER, NAME!=VALUE, …")
         conditions.append(Condition(*match.groups()))

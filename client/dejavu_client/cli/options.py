@@ -29,6 +29,7 @@ __all__ = [
     "WhereOption",
     "parse_assignments",
     "parse_suite_options",
+    "require_moments",
 ]
 
 KERNEL_HELP = "A kernel: its full name, the end of it, or a glob such as '*attention*'."
@@ -120,3 +121,23 @@ def parse_suite_options(option: Iterable[str] | None, preset: str) -> dict[str, 
     """Return the options of a suite, of which `--preset` sets one."""
     options = parse_assignments(option, "--option")
     return {**options, "preset": preset} if preset else options
+
+
+def require_moments(**times: str) -> None:
+    """Check that options of these names have a moment each, as the server reads it, or nothing.
+
+    Raises:
+        SettingsError: a text is no moment.
+    """
+    from pydantic import TypeAdapter, ValidationError
+
+    from dejavu_cache.model.scenario import Moment
+
+    for name, text in times.items():
+        if not text:
+            continue
+        try:
+            TypeAdapter(Moment).validate_python(text)
+        except ValidationError as error:
+            reason = error.errors()[0]["msg"].removeprefix("Value error, ")
+            raise SettingsError(f"--{name} {text!r}: {reason}") from None

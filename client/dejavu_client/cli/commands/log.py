@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from ..errors import NothingFoundError
-from ..options import JsonOption
+from ..options import JsonOption, require_moments
 from ..output import show_json, show_table
 from .remote import KernelOption, ServerOption, open_server
 
@@ -33,6 +33,7 @@ def log(
     as_json: JsonOption = False,
 ) -> None:
     """List who pinned, promoted, deleted, imported and exported what, newest first."""
+    require_moments(since=since, until=until)
     filters = {
         "kernel": kernel,
         "actor": actor,

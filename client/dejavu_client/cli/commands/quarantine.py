@@ -6,8 +6,11 @@ from typing import Annotated, Any
 
 import typer
 
+from dejavu_cache.errors import SettingsError
+
+from ...http.errors import RefusedError
 from ..errors import NothingFoundError
-from ..options import JsonOption
+from ..options import JsonOption, require_moments
 from ..output import say, show_json, show_table
 from .remote import ServerOption, open_server
 
@@ -48,6 +51,9 @@ def add(
     yes: Annotated[bool, typer.Option("--yes", help="Do it; else it is only counted.")] = False,
 ) -> None:
     """Take back from all readers and copies what a token or a host wrote to the namespace."""
+    if not token and not host:
+        raise SettingsError("quarantine add: name --token or --host; `writers` lists them")
+    require_moments(since=since, until=until)
     remote = open_server(server)
     wish: dict[str, Any] = {"token": token, "host": host, "since": since, "until": until}
     wanted = {name: value for name, value in wish.items() if value}
@@ -85,7 +91,17 @@ def list_quarantines(server: ServerOption = "", as_json: JsonOption = False) -> 
 @quarantine_app.command("undo")
 def undo(identity: Annotated[str, typer.Argument(metavar="ID")], server: ServerOption = "") -> None:
     """Give back to readers what a quarantine took."""
-    say(f"{_describe(open_server(server).client.undo_quarantine(identity))} restored")
+    remote = open_server(server)
+    try:
+        counted = remote.client.undo_quarantine(identity)
+    except RefusedError as error:
+        if error.status != 404:
+            raise
+        raise NothingFoundError(
+            f"{remote.url} has no quarantine {identity!r} that could be undone; "
+            "`dejavu-cache quarantine list` lists them with their ids"
+        ) from None
+    say(f"{_describe(counted)} restored")
 
 
 def _describe(counted: dict[str, Any]) -> str:
