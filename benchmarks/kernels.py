@@ -86,20 +86,26 @@ def add_norm_kernel(
     tl.atomic_add(total_ptr + t * 0, 1.0, mask=t < rows)
 
 
-def decorate_add_norm(autotune: Decorator, **options: Any) -> Any:
-    """Decorate with all that libraries use: hooks, restored values, heuristics, pruning."""
-    configs = [
+def add_norm_configs() -> list[triton.Config]:
+    """Return 40 configs; the number of stages changes nothing."""
+    return [
         triton.Config({"BLOCK_T": block}, num_warps=warps, num_stages=stages, pre_hook=_check_eps)
         for block in (1, 2, 4, 8, 16)
         for warps in (1, 2, 4, 8)
         for stages in (2, 3)
     ]
+
+
+def decorate_add_norm(
+    autotune: Decorator, configs: list[triton.Config] | None = None, **options: Any
+) -> Any:
+    """Decorate with all that libraries use: hooks, restored values, heuristics, pruning."""
     tuned = autotune(
-        configs=configs,
+        configs=add_norm_configs() if configs is None else configs,
         key=["D", "HAS_WEIGHT"],
         restore_value=["residual_ptr"],
         reset_to_zero=["total_ptr"],
-        prune_configs_by={"early_config_prune": _not_too_wide},
+        prune_configs_by={"early_config_prune": narrow_configs},
         **options,
     )
     below = triton.heuristics({"BLOCK_D": lambda args: triton.next_power_of_2(args["D"])})
@@ -111,7 +117,8 @@ def _check_eps(args: dict[str, Any]) -> None:
     assert args["eps"] > 0
 
 
-def _not_too_wide(configs: list[Any], named: dict[str, Any], **kwargs: Any) -> list[Any]:
+def narrow_configs(configs: list[Any], named: dict[str, Any], **kwargs: Any) -> list[Any]:
+    """Return the configs whose tiles of D columns are not too large."""
     return [config for config in configs if config.kwargs["BLOCK_T"] * named["D"] <= 65536]
 
 

@@ -14,21 +14,14 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import gc
-import importlib
 import importlib.metadata
-import importlib.util
 import json
-import logging
 import os
 import platform
 import subprocess
 import sys
 import tempfile
 import time
-import traceback
-import types
-from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -41,192 +34,16 @@ TOLERANCE = {"rtol": 2e-2, "atol": 2e-2}
 TUNE_CONFIGS = "8"
 """Configs of a scenario that the first process measures."""
 
-
-class PinnedConfigs(dict[Any, Any]):
-    """A `cache` of Triton's autotuner that finds configs by the texts of their key and of them."""
-
-    def __init__(self, tuner: Any, texts: dict[str, str]) -> None:
-        super().__init__()
-        self._tuner = tuner
-        self._texts = texts
-
-    def __contains__(self, key: object) -> bool:
-        if not super().__contains__(key):
-            text = self._texts.get(repr(key))
-            for config in (config for config in self._tuner.configs if str(config) == text):
-                self[key] = config
-        return super().__contains__(key)
-
-
-def import_library(library: Library) -> str | None:
-    """Import a library's modules; return why that is not possible, or None."""
-    try:
-        for package in library.without_init:
-            spec = importlib.util.find_spec(package)
-            module = types.ModuleType(package)
-            module.__path__ = list(getattr(spec, "submodule_search_locations", None) or [])
-            sys.modules[package] = module
-        for name in library.modules:
-            importlib.import_module(name)
-    except BaseException as error:  # a library may end the process, too
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        message = (str(error).strip().splitlines() or [""])[0]
-        return f"{type(error).__name__}: {message} ({Path(frame.filename).name}:{frame.lineno})"
-    return None
-
-
-def find_autotuners() -> list[Any]:
-    """Return the autotuners of this process that are not PyTorch's."""
-    from triton.runtime.autotuner import Autotuner
-
-    tuners = [value for value in gc.get_objects() if isinstance(value, Autotuner)]
-    return [tuner for tuner in tuners if not type(tuner).__module__.startswith("torch.")]
-
-
-def name_of(tuner: Any) -> str:
-    function = tuner.base_fn
-    return f"{function.__module__}.{function.__qualname__}"
-
-
-def describe_autotuners(tuners: list[Any]) -> dict[str, Any]:
-    """Return how many autotuners are ours, and which are not."""
-    from triton.runtime.autotuner import Autotuner
-
-    from dejavu_cache.installation.autotune_replacement import AdoptedAutotuner, _adopt_subclass
-
-    # A library's own class is taken over when it first calls Triton's `run`, by one more autotuner.
-    behind = {id(tuner._adopted) for tuner in tuners if getattr(tuner, "_adopted", None)}
-    ours = [tuner for tuner in tuners if isinstance(tuner, AdoptedAutotuner)]
-    theirs = [tuner for tuner in tuners if not isinstance(tuner, AdoptedAutotuner)]
-    subclassed = [tuner for tuner in theirs if type(tuner) is not Autotuner]
-    # None where the class changes how tuning works.
-    adopted = {
-        name_of(tuner): _adopt_subclass(tuner)
-        for tuner in subclassed
-        if not getattr(tuner, "_adopted", None)
-    }
-    cached = [*ours, *(tuner for tuner in adopted.values() if tuner is not None)]
-    reasons = {name_of(tuner): reason_not_to_store(tuner) for tuner in cached}
-    return {
-        "autotuners": len(tuners) - len(behind),
-        "replaced": len(ours) - len(behind),
-        "of the library's own class": dict(
-            Counter(f"{type(tuner).__module__}.{type(tuner).__qualname__}" for tuner in subclassed)
-        ),
-        "taken over at a launch": len(behind),
-        "left to Triton": [
-            *(name_of(tuner) for tuner in theirs if type(tuner) is Autotuner),
-            *(name for name, tuner in adopted.items() if tuner is None),
-        ],
-        "not stored": {name: reason for name, reason in reasons.items() if reason},
-        "declared configs": sum(len(tuner.configs) for tuner in [*ours, *subclassed]),
-    }
-
-
-def reason_not_to_store(tuner: Any) -> str | None:
-    """Return why an adopted kernel's timings cannot be stored, or None."""
-    from dejavu_cache import Mode
-
-    if tuner.mode is Mode.OFF:
-        return "its configs cannot be recorded"
-    reason: str | None = tuner._not_stored
-    return reason
-
-
-def launch_library(library: Library, folder: Path, role: str) -> dict[str, Any]:
-    """Launch a library's operations; return what was benchmarked, and write their results."""
-    import torch
-
-    torch.manual_seed(0)
-    begin = time.perf_counter()
-    with torch.no_grad():
-        tensors = library.launch() if library.launch else {}
-    torch.cuda.synchronize()
-    seconds = time.perf_counter() - begin
-    torch.save({name: tensor.cpu() for name, tensor in tensors.items()}, folder / f"{role}.pt")
-    tuners = find_autotuners()
-    chosen = {
-        name_of(tuner): {repr(key): str(config) for key, config in dict(tuner.cache).items()}
-        for tuner in tuners
-        if tuner.cache and isinstance(tuner.cache, dict)  # a library may have a mapping of its own
-    }
-    if role == "first":
-        (folder / "configs.json").write_text(json.dumps(chosen))
-    return {
-        "seconds": round(seconds, 2),
-        "kernels": len(chosen),
-        "scenarios": sum(map(len, chosen.values())),
-        "benchmarked": sum(getattr(tuner, "benchmarked", 0) for tuner in tuners),
-        "tuned by Triton": tuned_by_triton(tuners),
-    }
-
-
-def pin_configs(chosen: dict[str, dict[str, str]]) -> None:
-    """Have Triton's autotuners find the given configs in their `cache`; call before an import."""
-    from triton.runtime.autotuner import Autotuner
-
-    original = Autotuner.__init__
-
-    def construct(self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
-        self.cache = PinnedConfigs(self, chosen.get(name_of(self), {}))
-
-    Autotuner.__init__ = construct
-
-
-def tuned_by_triton(tuners: list[Any]) -> list[str]:
-    """Return the kernels that Triton itself has benchmarked in this process."""
-    return sorted(
-        name_of(tuner)
-        for tuner in tuners
-        if not hasattr(tuner, "benchmarked")  # ours, also where a library's own class is before it
-        and getattr(tuner, "configs_timings", None)
-        and not getattr(tuner, "_adopted", None)
-    )
-
-
-class MessageList(logging.Handler):
-    """Log handler that keeps messages."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.messages: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.messages.append(record.getMessage())
-
-
-def run_child(distribution: str, role: str, folder: Path) -> dict[str, Any]:
-    """Import one library, and launch it if there is a GPU."""
-    library = next(library for library in LIBRARIES if library.distribution == distribution)
-    log = MessageList()
-    logging.getLogger("dejavu_cache").addHandler(log)
-    if role == "first":
-        import dejavu_cache
-
-        dejavu_cache.install()
-    elif role == "triton":
-        pin_configs(json.loads((folder / "configs.json").read_text()))
-    import torch
-
-    error = import_library(library)
-    if error is not None:
-        return {"imported": False, "why not": error, "messages": log.messages}
-    content: dict[str, Any] = {"imported": True}
-    if torch.cuda.is_available() and library.launch is not None:
-        try:
-            content["launch"] = launch_library(library, folder, role)
-        except Exception:
-            content["launch"] = {"error": traceback.format_exc().strip().splitlines()[-6:]}
-    if role != "triton":
-        content.update(describe_autotuners(find_autotuners()))
-    return {**content, "messages": log.messages}
+TIME_SHARES = {"first": 0.6, "second": 0.7, "triton": 0.9}
+"""Shares of the time left after which a process begins no further operation."""
 
 
 def start_child(library: Library, role: str, folder: Path, deadline: float) -> dict[str, Any]:
-    """Run `run_child` in a process of its own, and return what it wrote."""
+    """Run `library_process.py` in a process of its own, and return what it wrote."""
     answer = folder / f"{role}.json"
-    words = [__file__, "--child", library.distribution, "--role", role, "--folder", str(folder)]
+    seconds = max(1.0, deadline - time.monotonic())
+    program = str(Path(__file__).with_name("library_process.py"))
+    words = [program, library.distribution, role, str(folder), str(seconds * TIME_SHARES[role])]
     command = [sys.executable, "-W", "ignore", *words]
     if role == "second":
         command = [sys.executable, "-m", "dejavu_client", "run", "--", *command]
@@ -241,7 +58,6 @@ def start_child(library: Library, role: str, folder: Path, deadline: float) -> d
         "TRITON_CACHE_DIR": str(folder / "triton"),
         "XDG_CACHE_HOME": str(folder),
     }
-    seconds = max(1.0, deadline - time.monotonic())
     try:
         done = subprocess.run(
             command,
@@ -267,22 +83,51 @@ def compare(folder: Path) -> dict[str, Any]:
     first, second, triton = (
         torch.load(folder / f"{role}.pt") for role in ("first", "second", "triton")
     )
+    names = set(first) & set(second) & set(triton)
     apart = {}
-    for name, expected in triton.items():
+    agrees = True
+    for name in sorted(names):
         for role, tensor in (("first", first[name]), ("second", second[name])):
+            expected = triton[name]
             if not torch.equal(tensor, expected):
                 apart[f"{name}, {role}"] = float((tensor.double() - expected.double()).abs().max())
-    try:
-        torch.testing.assert_close(first, triton, equal_nan=True, **TOLERANCE)
-        torch.testing.assert_close(second, triton, equal_nan=True, **TOLERANCE)
-        agrees = "within the tolerance" if apart else "bit by bit"
-    except AssertionError:
-        agrees = "no"
-    return {"equal": agrees, "greatest differences": apart}
+            agrees &= torch.allclose(tensor, expected, equal_nan=True, **TOLERANCE)
+    equal = ("within the tolerance" if apart else "bit by bit") if agrees else "no"
+    return {
+        "equal": equal if names else "",
+        "greatest differences": apart,
+        "not in every process": sorted((set(first) | set(second) | set(triton)) - names),
+    }
+
+
+def find_wrong_measurements(folder: Path) -> dict[str, Any]:
+    """Return what the first process recorded: measurements, and those found wrong."""
+    from dejavu_cache.stores import open_store
+
+    if not (folder / "store").exists():
+        return {"measurements": 0, "found wrong": []}
+    with open_store((folder / "store").as_uri()) as store:
+        recorded = [
+            (records.context.kernel.name, record.scenario, measurement)
+            for records in store.record_sets()
+            for record in records.records
+            for measurement in record.measurements
+        ]
+    wrong = [
+        {
+            "kernel": kernel,
+            "scenario": str(scenario),
+            "config": str(measurement.config),
+            "evidence": measurement.failure.reason if measurement.failure else "",
+        }
+        for kernel, scenario, measurement in recorded
+        if measurement.is_wrong
+    ]
+    return {"measurements": len(recorded), "found wrong": wrong}
 
 
 def measure(library: Library, deadline: float) -> dict[str, Any]:
-    """Return the row of one library."""
+    """Return the row of one library; an error becomes part of it."""
     row: dict[str, Any] = {"distribution": library.distribution, "version": None}
     try:
         row["version"] = importlib.metadata.version(library.distribution)
@@ -290,18 +135,26 @@ def measure(library: Library, deadline: float) -> dict[str, Any]:
         return {**row, "imported": False, "why not": "not installed"}
     row |= {"modules": library.modules, "without __init__ of": library.without_init}
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        row |= start_child(library, "first", folder, deadline)
-        if "error" in row.get("launch", {"error": ""}):
-            return row
-        row["launch"] = {"first": row["launch"]}
-        for role in ("second", "triton"):
-            child = start_child(library, role, folder, deadline)
-            row["launch"][role] = child.get("launch", child)
-            if "error" in row["launch"][role] or not child["imported"]:
-                return row
-        row["launch"] |= compare(folder)
+        try:
+            fill_row(row, library, Path(name), deadline)
+        except Exception as error:
+            row |= {"imported": False, "why not": f"{type(error).__name__}: {error}"}
     return row
+
+
+def fill_row(row: dict[str, Any], library: Library, folder: Path, deadline: float) -> None:
+    """Run the three processes, and note what they tell."""
+    row |= start_child(library, "first", folder, deadline)
+    row |= find_wrong_measurements(folder)
+    if "error" in row.get("launch", {"error": ""}):
+        return
+    row["launch"] = {"first": row["launch"]}
+    for role in ("second", "triton"):
+        child = start_child(library, role, folder, deadline)
+        row["launch"][role] = child.get("launch", child)
+        if "error" in row["launch"][role] or not child["imported"]:
+            return
+    row["launch"] |= compare(folder)
 
 
 def as_table(report: dict[str, Any]) -> str:
@@ -314,18 +167,36 @@ def as_table(report: dict[str, Any]) -> str:
         "modules define; `benchmarks/libraries.py` lists the modules and makes this table.",
         "",
         "| library | version | autotuners | replaced | own class | left to Triton | not stored |"
-        " benchmarked | second process | equal to Triton's | remark |",
-        "|---|---|---:|---:|---:|---:|---:|---:|---:|---|---|",
+        " kernels | found wrong | not checked | benchmarked | second process | equal to Triton's |"
+        " remark |",
+        "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---|---|",
     ]
     for row in report["libraries"]:
         lines.append("| " + " | ".join(map(str, _cells(row))) + " |")
+    wrong = [entry for row in report["libraries"] for entry in row.get("found wrong", ())]
+    kernels = count_kernels(report["libraries"])
+    if kernels:
+        lines += [
+            "",
+            f"{kernels} autotuned kernels were launched, with {TUNE_CONFIGS} configs each; the "
+            f"results of {len(wrong)} prospective winners were found wrong.",
+            *(
+                f"- {entry['kernel']} ({entry['config']}): {entry['evidence']}"
+                for entry in wrong[:10]
+            ),
+        ]
     return "\n".join(lines) + "\n"
+
+
+def count_kernels(rows: list[dict[str, Any]]) -> int:
+    """Return how many autotuned kernels the first processes launched."""
+    return sum(row.get("launch", {}).get("first", {}).get("kernels", 0) for row in rows)
 
 
 def _cells(row: dict[str, Any]) -> list[Any]:
     name = [row["distribution"], row["version"] or ""]
     if not row["imported"]:
-        return [*name, *[""] * 8, f"not imported: {row['why not'].replace('|', '/')}"]
+        return [*name, *[""] * 11, f"not imported: {row['why not'].replace('|', '/')}"]
     own = sum(row["of the library's own class"].values())
     launch = row.get("launch", {})
     counts = [launch.get(role, {}).get("benchmarked", "") for role in ("first", "second")]
@@ -335,10 +206,18 @@ def _cells(row: dict[str, Any]) -> list[Any]:
         by_triton = launch.get(role, {}).get("tuned by Triton", [])
         remarks += [f"{role} process: Triton tuned {len(by_triton)}"] if by_triton else []
     remarks += ["its launch failed"] if '"error"' in json.dumps(launch) else []
+    first = launch.get("first", {})
+    for outcome in ("failed", "no time left"):
+        remarks += [f"{outcome}: {', '.join(first[outcome])}"] if first.get(outcome) else []
     by_itself = own - row["taken over at a launch"]
     remarks += [f"{by_itself} of its own class not taken over"] if launch and by_itself else []
     left = len(row["left to Triton"])
-    counted = [row["autotuners"], row["replaced"], own, left, len(row["not stored"]), *counts]
+    counted = [row["autotuners"], row["replaced"], own, left, len(row["not stored"])]
+    if first:
+        counted += [first.get("kernels", ""), len(row["found wrong"]), len(row["not checked"])]
+    else:
+        counted += [""] * 3
+    counted += counts
     return [*name, *counted, launch.get("equal", ""), "; ".join(remarks)]
 
 
@@ -348,14 +227,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=3600.0)
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--child", help=argparse.SUPPRESS)
-    parser.add_argument("--role", help=argparse.SUPPRESS)
-    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.child:
-        content = run_child(options.child, options.role, options.folder)
-        (options.folder / f"{options.role}.json").write_text(json.dumps(content))
-        return
     import torch
     import triton
 
@@ -364,8 +236,7 @@ def main() -> None:
         entry for entry in LIBRARIES if not options.only or entry.distribution in options.only
     ]
     deadline = time.monotonic() + options.seconds
-    with ThreadPoolExecutor(options.jobs) as pool:
-        rows = list(pool.map(lambda library: measure(library, deadline), chosen))
+    rows: list[dict[str, Any]] = []
     report = {
         "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
         "python": platform.python_version(),
@@ -373,13 +244,25 @@ def main() -> None:
         "triton": triton.__version__,
         "device": device,
         "tolerance": TOLERANCE,
+        "kernels": 0,
+        "found wrong": 0,
         "libraries": rows,
     }
+    with ThreadPoolExecutor(options.jobs) as pool:
+        for row in pool.map(lambda library: measure(library, deadline), chosen):
+            rows.append(row)
+            report["kernels"] = count_kernels(rows)
+            report["found wrong"] = sum(len(row.get("found wrong", ())) for row in rows)
+            write(options.out, report)
     print(json.dumps(report, indent=1))
-    if options.out:
-        options.out.mkdir(parents=True, exist_ok=True)
-        (options.out / "libraries.json").write_text(json.dumps(report, indent=1) + "\n")
-        (options.out / "libraries.md").write_text(as_table(report))
+
+
+def write(folder: Path | None, report: dict[str, Any]) -> None:
+    """Write the report and its table, if a folder was named."""
+    if folder:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "libraries.json").write_text(json.dumps(report, indent=1) + "\n")
+        (folder / "libraries.md").write_text(as_table(report))
 
 
 if __name__ == "__main__":
