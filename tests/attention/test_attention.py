@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-import triton
 from hypothesis import given
 from hypothesis import strategies as st
-from support.attention_batches import Case, check, draw, kernels, runnable, vary
+from support.attention_batches import REFUSED_MASK, Case, check, draw, kernels, runnable, vary
 from support.processes import fork_python
 
 from dejavu_cache.attention import IMPLEMENTATIONS, paged_attention
@@ -43,10 +42,6 @@ CASES = {
     "float16": vary(SMALL, dtype=torch.float16),
     "float8 cache": vary(SMALL, dtype=torch.float16, cache_dtype=torch.float8_e4m3fn),
 }
-REFUSED_MASK = pytest.mark.skipif(
-    triton.__version__.startswith("3.9."),
-    reason="the interpreter of Triton 3.9 refuses a mask of the kernel that merges segments",
-)
 TUNED = ("naive", "qblock", "segmented", "static_grid")
 IN_THE_INTERPRETER = [
     pytest.param(name, marks=REFUSED_MASK if name == "segmented" else ()) for name in TUNED
@@ -112,7 +107,7 @@ def test_a_batch_of_more_sequences_than_tokens_is_still_a_decode() -> None:
 
 def test_the_kernels_are_tuned_through_the_cache(tmp_path: Path) -> None:
     code = """
-        from support.attention_batches import Case, check, kernels
+        from support.attention_batches import REFUSED_MASK, Case, check, kernels
         check(Case(new=[3], past=[5]), "qblock")
         print(kernels()["qblock"].benchmarked > 0)
     """

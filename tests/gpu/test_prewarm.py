@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -45,87 +46,92 @@ def another_user() -> list[str]:
     return [] if ran.returncode else words
 
 
-def test_a_prewarmed_program_benchmarks_compiles_and_misses_nothing(tmp_path: Path) -> None:
-    """Benchmarks, compilations and misses are 0 by Triton's own hooks, and outputs are the same."""
-    records, exported = tmp_path / "records", tmp_path / "records.jsonl"
-    # A few configs of each: what is tuned is not the point here.
-    few = {"DEJAVU_CACHE_TUNE_CONFIGS": "4", "DEJAVU_CACHE_SHIPPED": "0"}
-    tuning = subprocess.run(
-        [sys.executable, str(PROGRAM), str(tmp_path / "tuned.pt")],
-        env=env(
-            DEJAVU_CACHE_URL=records.as_uri(), TRITON_CACHE_DIR=str(tmp_path / "triton"), **few
-        ),
+FEW = {"DEJAVU_CACHE_TUNE_CONFIGS": "4", "DEJAVU_CACHE_SHIPPED": "0"}
+"""Settings for a few configs of each kernel: what is tuned is not the point here."""
+
+
+def run(*words: object, **more: str) -> str:
+    """Run a command in the environment of `env`; return what it printed."""
+    done = subprocess.run(
+        [*map(str, words)],
+        env=env(**more),
         capture_output=True,
         text=True,
         timeout=500,
         check=False,
     )
-    assert tuning.returncode == 0, tuning.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def build_prewarmed(folder: Path) -> Path:
+    """Tune, carry the records over as a file, and prewarm from them where no GPU is seen."""
+    records, exported, carried = folder / "records", folder / "records.jsonl", folder / "carried"
+    run(
+        sys.executable,
+        PROGRAM,
+        folder / "tuned.pt",
+        DEJAVU_CACHE_URL=records.as_uri(),
+        TRITON_CACHE_DIR=str(folder / "triton"),
+        **FEW,
+    )
     assert dejavu("export", exported, "--store", records).returncode == 0
-    assert dejavu("import", exported, "--store", tmp_path / "carried").returncode == 0
-
-    name = torch.cuda.get_device_properties(0).name
-    words = [
-        "--from",
-        str(tmp_path / "carried"),
-        "--device",
-        name,
-        "--out",
-        str(tmp_path / "built"),
-    ]
-    made = subprocess.run(
-        [sys.executable, "-m", "dejavu_client", "prewarm", *MODULES, *words],
-        env=env(CUDA_VISIBLE_DEVICES="", DEJAVU_CACHE_SHIPPED="0", HOME=str(tmp_path / "builder")),
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
+    assert dejavu("import", exported, "--store", carried).returncode == 0
+    device = torch.cuda.get_device_properties(0).name
+    words = ("--from", carried, "--device", device, "--out", folder / "built")
+    run(
+        *(sys.executable, "-m", "dejavu_client", "prewarm", *MODULES, *words),
+        CUDA_VISIBLE_DEVICES="",
+        DEJAVU_CACHE_SHIPPED="0",
+        HOME=str(folder / "builder"),
     )
-    assert made.returncode == 0, made.stderr
+    return folder / "built"
 
-    public = Path("/tmp") / f"dejavu-prewarmed-{os.getpid()}"
+
+@pytest.fixture
+def public() -> Iterator[Path]:
+    """Make a folder that every user can read, with a home that every user can write."""
+    folder = Path("/tmp") / f"dejavu-prewarmed-{os.getpid()}"
+    (folder / "home").mkdir(parents=True)
+    folder.chmod(0o755)
+    (folder / "home").chmod(0o777)
+    yield folder
+    for path in (folder, *folder.rglob("*")):
+        path.chmod(0o755)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def seal(folder: Path) -> None:
+    """Let nobody write a folder."""
+    for path in (*folder.rglob("*"), folder):
+        path.chmod(0o555 if path.is_dir() else 0o444)
+
+
+def test_a_prewarmed_program_benchmarks_compiles_and_misses_nothing(
+    tmp_path: Path, public: Path
+) -> None:
+    """Benchmarks, compilations and misses are 0 by Triton's own hooks, and outputs are the same."""
     folder, home = public / "moved" / "tuned", public / "home"
-    try:
-        folder.parent.mkdir(parents=True)
-        shutil.move(tmp_path / "built", folder)
-        home.mkdir()
-        public.chmod(0o755)
-        home.chmod(0o777)
-        for path in (*folder.rglob("*"), folder):
-            path.chmod(0o555 if path.is_dir() else 0o444)
-        before = tree(folder)
-        words, verify = (
-            another_user(),
-            [sys.executable, "-m", "dejavu_client", "verify", "--expect-hits", "--"],
-        )
-        served = subprocess.run(
-            [*verify, *words, sys.executable, str(PROGRAM), str(home / "served.pt")],
-            env=env(
-                DEJAVU_CACHE_URL=f"prewarmed://{folder}",
-                DEJAVU_CACHE_MODE="strict",
-                HOME=str(home),
-                CC="/bin/false",
-                XDG_CACHE_HOME="",
-                **few,
-            ),
-            capture_output=True,
-            text=True,
-            timeout=500,
-            check=False,
-        )
-        assert served.returncode == 0, served.stdout + served.stderr
-        assert "0 missed, 0 benchmarked" in served.stdout
-        assert "0 compiled, 0 modules built" in served.stdout
-        assert tree(folder) == before
-        outputs = torch.load(home / "served.pt")
-        (home / "served.pt").unlink()
-        written = [
-            path for path in home.rglob("*") if ".nv" not in path.parts
-        ]  # that is CUDA's own
-        assert not written, "nothing is written, not even a folder"
-        assert all(map(torch.equal, torch.load(tmp_path / "tuned.pt"), outputs))
-        sys.stdout.write(f"as {'another user' if words else 'the same user'}: {served.stdout}")
-        for path in (folder, *folder.rglob("*")):
-            path.chmod(0o755)
-    finally:
-        shutil.rmtree(public, ignore_errors=True)
+    folder.parent.mkdir()
+    shutil.move(build_prewarmed(tmp_path), folder)
+    seal(folder)
+    before, user = tree(folder), another_user()
+    verify = (sys.executable, "-m", "dejavu_client", "verify", "--expect-hits", "--")
+    printed = run(
+        *(*verify, *user, sys.executable, PROGRAM, home / "served.pt"),
+        DEJAVU_CACHE_URL=f"prewarmed://{folder}",
+        DEJAVU_CACHE_MODE="strict",
+        HOME=str(home),
+        CC="/bin/false",
+        XDG_CACHE_HOME="",
+        **FEW,
+    )
+    assert "0 missed, 0 benchmarked" in printed
+    assert "0 compiled, 0 modules built" in printed
+    assert tree(folder) == before
+    outputs = torch.load(home / "served.pt")
+    (home / "served.pt").unlink()
+    written = [path for path in home.rglob("*") if ".nv" not in path.parts]  # that is CUDA's own
+    assert not written, "nothing is written, not even a folder"
+    assert all(map(torch.equal, torch.load(tmp_path / "tuned.pt"), outputs))
+    sys.stdout.write(f"as {'another user' if user else 'the same user'}: {printed}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable
 from typing import Any
@@ -104,7 +105,7 @@ def test_checking_results_costs_little(capsys: pytest.CaptureFixture[str]) -> No
 
     a, b = torch.randn(2, 4096, 4096, device="cuda", dtype=torch.bfloat16)
     seconds: dict[bool, list[float]] = {True: [], False: []}
-    for turn in range(6):
+    for turn in range(-1, 10):
         is_checked = turn % 2 == 0
         kernel = cached_autotune(
             matmul_configs(), ["M", "N", "K"], store=MemoryStore(), check=is_checked
@@ -112,10 +113,13 @@ def test_checking_results_costs_little(capsys: pytest.CaptureFixture[str]) -> No
         start = time.perf_counter()
         product = matmul(kernel, a, b)
         torch.cuda.synchronize()
-        seconds[is_checked].append(time.perf_counter() - start)
+        if turn >= 0:  # the first one compiles
+            seconds[is_checked].append(time.perf_counter() - start)
         torch.testing.assert_close(product, a @ b, rtol=2e-2, atol=2.0)
     with capsys.disabled():
-        print("seconds with the check:", seconds[True], "without:", seconds[False])
+        print("seconds with the check:", seconds[True], "without:", seconds[False], end=" ")
+        added = statistics.median(seconds[True]) / statistics.median(seconds[False]) - 1
+        print(f"the medians differ by {added:.1%}")
 
 
 def test_atomic_sums_are_no_false_alarm() -> None:
