@@ -9,7 +9,7 @@ import signal
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from sqlalchemy import create_engine, make_url, text
 from support.service import Running, client_of, running_server
 
 _numbers = itertools.count()
-MakeDatabase = Callable[[], str]
+MigratedDatabase = Callable[[str], AbstractContextManager[str]]
 
 
 @contextmanager
@@ -73,48 +73,57 @@ def migrated_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def new_postgres(postgres: Any) -> MakeDatabase:
-    """Return a function that makes empty databases."""
-    return lambda: _create(postgres.get_uri(), f"empty{next(_numbers)}")
+def empty_postgres(postgres: Any) -> Iterator[str]:
+    """Yield the URL of a Postgres database without tables."""
+    with _database(postgres.get_uri(), f"empty{next(_numbers)}") as url:
+        yield url
 
 
 @pytest.fixture(scope="session")
-def new_database(
+def migrated_database(
     request: pytest.FixtureRequest, migrated_file: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[str], str]:
-    """Return a function that makes migrated databases, of SQLite or Postgres."""
+) -> MigratedDatabase:
+    """Return a function that makes a migrated database, of SQLite or Postgres, for a while."""
 
-    def make(kind: str) -> str:
+    @contextmanager
+    def make(kind: str) -> Iterator[str]:
         if kind == "sqlite":
-            database = tmp_path_factory.mktemp("server") / "server.sqlite3"
-            return f"sqlite:///{shutil.copy(migrated_file, database)}"
-        return _create(
-            request.getfixturevalue("postgres").get_uri(), f"test{next(_numbers)}", "migrated"
-        )
+            file = tmp_path_factory.mktemp("server") / "server.sqlite3"
+            yield f"sqlite:///{shutil.copy(migrated_file, file)}"
+            return
+        uri = request.getfixturevalue("postgres").get_uri()
+        with _database(uri, f"test{next(_numbers)}", "migrated") as url:
+            yield url
 
     return make
 
 
 @pytest.fixture
-def postgres_url(new_database: Callable[[str], str]) -> str:
-    return new_database("postgres")
+def postgres_url(migrated_database: MigratedDatabase) -> Iterator[str]:
+    with migrated_database("postgres") as url:
+        yield url
 
 
 @pytest.fixture
-def sqlite_url(new_database: Callable[[str], str]) -> str:
-    return new_database("sqlite")
+def sqlite_url(migrated_database: MigratedDatabase) -> Iterator[str]:
+    with migrated_database("sqlite") as url:
+        yield url
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
-def url(request: pytest.FixtureRequest, new_database: Callable[[str], str]) -> str:
-    """Return the URL of a migrated database."""
-    return new_database(request.param)
+def url(request: pytest.FixtureRequest, migrated_database: MigratedDatabase) -> Iterator[str]:
+    """Yield the URL of a migrated database."""
+    with migrated_database(request.param) as made:
+        yield made
 
 
 @pytest.fixture(scope="module", params=["sqlite", "postgres"])
-def shared_url(request: pytest.FixtureRequest, new_database: Callable[[str], str]) -> str:
-    """Return a migrated database shared by tests that leave nothing another test can see."""
-    return new_database(request.param)
+def shared_url(
+    request: pytest.FixtureRequest, migrated_database: MigratedDatabase
+) -> Iterator[str]:
+    """Yield a migrated database shared by tests that leave nothing another test can see."""
+    with migrated_database(request.param) as made:
+        yield made
 
 
 @pytest.fixture(scope="module")
@@ -135,8 +144,8 @@ def empty_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """Return the URL of a database without tables."""
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path / 'empty.sqlite3'}"
-    make: MakeDatabase = request.getfixturevalue("new_postgres")
-    return make()
+    made: str = request.getfixturevalue("empty_postgres")
+    return made
 
 
 @pytest.fixture
@@ -183,13 +192,24 @@ def _app(url: str) -> FastAPI:
 
 
 def _create(uri: str, name: str, template: str = "template0") -> str:
+    _execute(uri, f"CREATE DATABASE {name} TEMPLATE {template}")
+    return _at(uri, name)
+
+
+@contextmanager
+def _database(uri: str, name: str, template: str = "template0") -> Iterator[str]:
+    yield _create(uri, name, template)
+    # Each is 8 MB: those of a whole suite would fill a small disk.
+    _execute(uri, f"DROP DATABASE {name} WITH (FORCE)")
+
+
+def _execute(uri: str, statement: str) -> None:
     engine = create_engine(
         make_url(uri).set(drivername="postgresql+psycopg"), isolation_level="AUTOCOMMIT"
     )
     with engine.connect() as connection:
-        connection.execute(text(f"CREATE DATABASE {name} TEMPLATE {template}"))
+        connection.execute(text(statement))
     engine.dispose()
-    return _at(uri, name)
 
 
 def _at(uri: str, name: str) -> str:

@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -57,13 +56,12 @@ def count_rows(database: Database) -> dict[str, int]:
 @pytest.mark.parametrize("program", ["sqlite3", "python3", "pg_dump"])
 def test_a_copy_of_a_database_that_is_written_to_has_what_was_acknowledged(
     program: str,
-    new_database: Callable[[str], str],
     request: pytest.FixtureRequest,
     tmp_path: Path,
 ) -> None:
     if program == "sqlite3" and not shutil.which(program):
         pytest.skip("SQLite's program is not installed")
-    url = new_database("postgres" if program == "pg_dump" else "sqlite")
+    url = request.getfixturevalue("postgres_url" if program == "pg_dump" else "sqlite_url")
     database = Database(url)
     issued = tokens.issue(database, ANYBODY, "ops", "admin", ["*"], None)
     acknowledged = itertools.count(1)
@@ -114,6 +112,6 @@ def make_copy(program: str, url: str, request: pytest.FixtureRequest, folder: Pa
         run(command, file.parent)
         return f"sqlite:///{file.parent / 'copy.sqlite3'}"
     run(command, folder, DEJAVU_SERVER_DATABASE=url)
-    empty: str = request.getfixturevalue("new_postgres")()
+    empty: str = request.getfixturevalue("empty_postgres")
     run(find_command("pg_restore"), folder, DEJAVU_SERVER_DATABASE=empty)
     return empty

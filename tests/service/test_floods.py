@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,8 +28,9 @@ _numbers = itertools.count()
 
 
 @pytest.fixture(scope="module")
-def flooded_url(new_database: Callable[[str], str]) -> str:
-    return new_database("sqlite")
+def flooded_url(migrated_database: Callable[[str], AbstractContextManager[str]]) -> Iterator[str]:
+    with migrated_database("sqlite") as url:
+        yield url
 
 
 @pytest.fixture(scope="module")
@@ -205,14 +206,11 @@ def test_no_header_forges_the_log(server: Running) -> None:
     assert "\x1b" not in line
 
 
-def test_a_locked_context_leaves_room_for_others(
-    new_database: Callable[[str], str], tmp_path: Path
-) -> None:
-    url = new_database("postgres")
-    bearer = _token_maker(url)
+def test_a_locked_context_leaves_room_for_others(postgres_url: str, tmp_path: Path) -> None:
+    bearer = _token_maker(postgres_url)
     writer, reader = bearer("write", "main"), bearer("read", "other")
     with (
-        running_server(url, tmp_path / "log") as server,
+        running_server(postgres_url, tmp_path / "log") as server,
         httpx.Client(base_url=server.base, timeout=60) as client,
     ):
 
@@ -221,7 +219,7 @@ def test_a_locked_context_leaves_room_for_others(
             return client.post("/v1/main/records", json=sent, headers=writer).status_code
 
         assert post(1) == 200
-        database = Database(url)
+        database = Database(postgres_url)
         statuses: list[int] = []
         threads = [
             threading.Thread(target=lambda m=m: statuses.append(post(m))) for m in range(2, 50)

@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import httpx
 import psycopg
@@ -28,11 +27,11 @@ PGBOUNCER = shutil.which("pgbouncer") or shutil.which("pgbouncer", path="/usr/sb
 
 
 @pytest.fixture
-def pooled_url(new_postgres: Any) -> Iterator[str]:
+def pooled_url(empty_postgres: str) -> Iterator[str]:
     """Return the URL of an empty database by a PgBouncer with few sessions."""
     if PGBOUNCER is None:
         pytest.skip("pgbouncer is not installed")
-    url, port = make_url(new_postgres()), free_port()
+    url, port = make_url(empty_postgres), free_port()
     socket_folder = str(url.query["host"])
     # PgBouncer does not run as root, and as another user needs folders that it may read.
     as_nobody = ["--user", "nobody"] if getpass.getuser() == "root" else []
