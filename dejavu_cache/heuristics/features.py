@@ -11,18 +11,13 @@ from typing import Any
 import numpy as np
 
 from ..model.decision_tree import AtMost, Equals, Input, Node
-from ..model.scenario import Scalar, Scenario, canonical_json
+from ..model.scenario import Scalar, canonical_json
 from .slowdowns import Matrix
 
-__all__ = ["ScenarioEncoder", "Values", "scenario_values"]
+__all__ = ["ScenarioEncoder", "Values"]
 
 Values = Mapping[str, Any]
 """The inputs of a decision tree by name."""
-
-
-def scenario_values(scenario: Scenario) -> dict[str, Any]:
-    """Return a scenario's key values and dtypes by name, which are the inputs of a tree."""
-    return {**scenario.dtypes, **scenario.args}
 
 
 @dataclass(frozen=True)

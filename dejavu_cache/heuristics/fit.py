@@ -18,7 +18,7 @@ from ..errors import TooFewRecordsError
 from ..model.decision_tree import Input, Node, Regret, Tree, compile_tree
 from ..model.record import RecordSet
 from .config_subset import smallest_subset
-from .features import ScenarioEncoder, scenario_values
+from .features import ScenarioEncoder
 from .slowdowns import Matrix, SlowdownTable
 from .tree_growth import grow_tree
 
@@ -110,7 +110,7 @@ class _FittedTree(NamedTuple):
 
 def _fit_tree(costs: SlowdownTable, bound: float, limit: int, leaves: int) -> _FittedTree:
     chosen, bound = smallest_subset(costs.slowdown, bound, limit)
-    tuned = [scenario_values(scenario) for scenario in costs.scenarios]
+    tuned = [scenario.values for scenario in costs.scenarios]
     columns = ScenarioEncoder(tuned)
     # A tree is also asked about scenarios between the tuned ones, so it learns from those too.
     encoded = columns.encode([*tuned, *columns.neighbours(tuned)])
@@ -159,7 +159,7 @@ def _cross_validate(
         model = _fit_tree(costs.rows(training), bound, limit, leaves)
         rank = compile_tree(model.root, model.inputs, model.chosen)
         for row in held_out:
-            ranked = rank(scenario_values(costs.scenarios[row]))
+            ranked = rank(costs.scenarios[row].values)
             column = _launched_config(ranked, model, costs.tried[row])
             regrets.append(float(costs.slowdown[row, column] - 1))
         progress(done / folds)

@@ -162,7 +162,7 @@ class Tree(FrozenModel):
 
     def choose(self, scenario: Scenario) -> Config | None:
         """Choose a config, or None if the scenario is of another kind than those of the fit."""
-        return next(iter(self.rank({**scenario.dtypes, **scenario.args})), None)
+        return next(iter(self.rank(scenario.values)), None)
 
     @cached_property
     def rank(self) -> Callable[[Mapping[str, Any]], Ranking]:

@@ -212,6 +212,11 @@ class Scenario(ValueModel):
         # Equal to `canonical_json(self)`, and faster: a launch may wait for this.
         return _ENCODER.encode({"args": self.args, "dtypes": self.dtypes})
 
+    @property
+    def values(self) -> dict[str, Any]:
+        """Return the key values and the dtypes by argument, which a decision tree takes."""
+        return {**self.args, **self.dtypes}
+
     def __str__(self) -> str:
         """Format the values and dtypes as a call's arguments."""
         args = ", ".join(f"{name}={value}" for name, value in self.args.items())

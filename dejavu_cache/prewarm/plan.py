@@ -338,8 +338,9 @@ def _fallbacks(
     if default is not None:
         yield default
     for tree in trees:
-        values = {**record.scenario.dtypes, **record.scenario.args}
-        chosen = next((config for config in tree.rank(values) if config in declared), None)
+        chosen = next(
+            (config for config in tree.rank(record.scenario.values) if config in declared), None
+        )
         if chosen is not None:
             yield chosen
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..heuristics.features import scenario_values
 from ..model.scenario import Scenario, canonical_json
 from .svg import PlotCell, grid
 
@@ -21,7 +20,7 @@ class Axes:
 
     def __init__(self, scenarios: Sequence[Scenario]) -> None:
         """Assign the scenarios' inputs to panels, rows and columns."""
-        points = [scenario_values(scenario) for scenario in scenarios]
+        points = [scenario.values for scenario in scenarios]
         names = list(
             dict.fromkeys(
                 name for scenario in scenarios for name in (*scenario.args, *scenario.dtypes)
@@ -40,7 +39,7 @@ class Axes:
 
     def position(self, scenario: Scenario) -> tuple[int, int]:
         """Return a scenario's column and row."""
-        values = scenario_values(scenario)
+        values = scenario.values
         x, y = (
             self._ticks[name].index(values.get(name)) if name else 0 for name in (self.x, self.y)
         )
@@ -48,11 +47,11 @@ class Axes:
 
     def panel(self, scenario: Scenario) -> str:
         """Return the name of a scenario's panel."""
-        values = scenario_values(scenario)
+        values = scenario.values
         return ", ".join(f"{name}={values.get(name)}" for name in self._others)
 
     def _in_order(self, scenario: Scenario) -> list[int]:
-        values = scenario_values(scenario)
+        values = scenario.values
         return [self._ticks[name].index(values.get(name)) for name in self._others]
 
     @property

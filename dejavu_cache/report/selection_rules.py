@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..heuristics.features import scenario_values
 from ..heuristics.slowdowns import Matrix, SlowdownTable
 from ..model.decision_tree import Tree
 from ..model.scenario import Config
@@ -101,7 +100,7 @@ def tree_rule(costs: SlowdownTable, tree: Tree) -> SelectionRule:
     column_of = {config: column for column, config in enumerate(costs.configs)}
     slowdown = np.full(len(costs), np.inf)
     for row, scenario in enumerate(costs.scenarios):
-        ranking = tree.rank(scenario_values(scenario))
+        ranking = tree.rank(scenario.values)
         ranked = (column_of[config] for config in ranking if config in column_of)
         chosen = next((column for column in ranked if costs.tried[row, column]), None)
         if chosen is not None:

@@ -169,13 +169,12 @@ def _from_other_context(
 
 def _from_tree(request: Request, store: TolerantStore, *, other_gpus: bool) -> Resolution | None:
     """Return the first declared config that a decision tree ranks for a request."""
-    values = {**request.scenario.dtypes, **request.scenario.args}
     device = request.context.environment.device
     for tree, url in store.trees(request.context):
         fitted_on = tree.context.environment.device
         if fitted_on != device and not (other_gpus and fitted_on.arch == device.arch):
             continue
-        for config in tree.rank(values):
+        for config in tree.rank(request.scenario.values):
             if config in request.declared:
                 differing = differences(request.context.model_dump(), tree.context.model_dump())
                 return request.resolution(

@@ -149,7 +149,7 @@ RENAMED_NAMES = {
         "by_one": "single_config_rule",
         "by_tree": "tree_rule",
     },
-    "dejavu_cache.sweep.columns": {"Columns": "ScenarioEncoder", "values_of": "scenario_values"},
+    "dejavu_cache.sweep.columns": {"Columns": "ScenarioEncoder"},
     "dejavu_cache.sweep.costs": {"Costs": "SlowdownTable"},
     "dejavu_cache.sweep.grow": {"grown": "grow_tree"},
     "dejavu_cache.sweep.plots": {"Bar": "PlotBar", "Cell": "PlotCell", "Line": "PlotLine"},

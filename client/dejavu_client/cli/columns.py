@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 from dejavu_cache.errors import SettingsError
 from dejavu_cache.model.scenario import Scenario
 
-from .conditions import scenario_values
 from .output import say_indented
 
 __all__ = [
@@ -25,7 +24,7 @@ _Row = TypeVar("_Row")
 
 def ordered_values(scenario: Scenario, keys: Sequence[str]) -> dict[str, Any]:
     """Return a scenario's arguments and dtypes by name, the named keys first."""
-    values = scenario_values(scenario)
+    values = scenario.values
     return {key: values[key] for key in dict.fromkeys([*keys, *values]) if key in values}
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from dejavu_cache.errors import SettingsError
 from dejavu_cache.model.scenario import Scenario
 
-__all__ = ["Condition", "parse_conditions", "parse_conditions_on", "scenario_values"]
+__all__ = ["Condition", "parse_conditions", "parse_conditions_on"]
 
 _OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
     "=": operator.eq,
@@ -35,7 +35,7 @@ class Condition(NamedTuple):
 
         Numbers are compared as numbers; other values only as equal or not, by their text.
         """
-        values = scenario_values(scenario)
+        values = scenario.values
         if self.name not in values:
             return False
         value = values[self.name]
@@ -68,18 +68,13 @@ def parse_conditions_on(texts: Iterable[str], scenarios: Iterable[Scenario]) -> 
         SettingsError: a text is no condition, or no scenario has the argument that it names.
     """
     conditions = parse_conditions(texts)
-    names = {name for scenario in scenarios for name in scenario_values(scenario)}
+    names = {name for scenario in scenarios for name in scenario.values}
     unknown = [condition.name for condition in conditions if condition.name not in names]
     if names and unknown:
         raise SettingsError(
             f"{', '.join(unknown)}: no such argument; scenarios have {', '.join(sorted(names))}"
         )
     return conditions
-
-
-def scenario_values(scenario: Scenario) -> dict[str, Any]:
-    """Return a scenario's arguments and dtypes by their names, arguments first."""
-    return {**scenario.args, **scenario.dtypes}
 
 
 def _number(text: str) -> float | None:

@@ -7,12 +7,7 @@ from typing import Any
 
 from dejavu_cache.model.scenario import Config, Scenario, canonical_json
 
-__all__ = ["ConfigNames", "ScenarioColumns", "scenario_values"]
-
-
-def scenario_values(scenario: Scenario) -> dict[str, Any]:
-    """Return the arguments and dtypes of a scenario by name."""
-    return {**scenario.args, **scenario.dtypes}
+__all__ = ["ConfigNames", "ScenarioColumns"]
 
 
 class ScenarioColumns:
@@ -26,7 +21,7 @@ class ScenarioColumns:
 
     def __init__(self, scenarios: Iterable[Scenario]) -> None:
         """Divide the arguments of some scenarios."""
-        rows = [scenario_values(scenario) for scenario in scenarios]
+        rows = [scenario.values for scenario in scenarios]
         names = dict.fromkeys(name for row in rows for name in row)
         distinct = {
             name: {canonical_json(row.get(name)): row.get(name) for row in rows} for name in names
@@ -41,18 +36,14 @@ class ScenarioColumns:
 
     def cells(self, scenario: Scenario) -> list[Any]:
         """Return a scenario's values of the varying arguments."""
-        values = scenario_values(scenario)
+        values = scenario.values
         return [values.get(name, "") for name in self.varying]
 
     def order(self, scenario: Scenario, first: str = "") -> list[Any]:
         """Return a key that sorts scenarios by one argument first and then by all from the left."""
-        values = scenario_values(scenario)
+        values = scenario.values
         names = [first] if first in self.varying else []
         return [_sort_key(values.get(name)) for name in (*names, *self.varying)]
-
-
-def _distinct(values: Iterable[Any]) -> dict[str, Any]:
-    return {canonical_json(value): value for value in values}
 
 
 def _sort_key(value: Any) -> tuple[bool, float, str]:

@@ -18,7 +18,6 @@ from dejavu_cache.model.selection import value_distance
 
 from ..chosen_store import open_existing_store
 from ..columns import ordered_values, settings_text
-from ..conditions import scenario_values
 from ..context_heading import say_context
 from ..errors import NothingFoundError
 from ..options import (
@@ -125,14 +124,14 @@ def _nearest(
     context: Context, records: list[Record], wanted: Mapping[str, str], named: Mapping[str, str]
 ) -> list[Explained]:
     """Return the records at the smallest distance from some values, in the scenarios' order."""
-    names = {name for record in records for name in scenario_values(record.scenario)}
+    names = {name for record in records for name in record.scenario.values}
     if unknown := [name for name in wanted if names and name not in names]:
         raise SettingsError(
             f"{', '.join(unknown)}: no such argument; scenarios have {', '.join(sorted(names))}"
         )
     buckets = context.problem.buckets
     asked = {name: _bucketed(text, buckets.get(name)) for name, text in wanted.items()}
-    gaps = [(_gap(scenario_values(record.scenario), asked), record) for record in records]
+    gaps = [(_gap(record.scenario.values, asked), record) for record in records]
     smallest = min((gap for gap, _ in gaps), default=math.inf)
     if math.isinf(smallest):
         return []
