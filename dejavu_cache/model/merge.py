@@ -6,7 +6,9 @@ makes, and the order of merges does not matter.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping
+from datetime import datetime
 from typing import Any, Literal, NamedTuple
 
 from ..errors import MergeConflictError
@@ -58,7 +60,7 @@ def _newest_measurements(measurements: Collection[Measurement]) -> tuple[Measure
     """Return the measurements, without the oldest if they are too many; wrong results stay."""
     if len(measurements) <= MOST_MEASUREMENTS:
         return tuple(measurements)
-    by_worth = sorted(measurements, key=lambda item: (item.is_wrong, item._age), reverse=True)
+    by_worth = sorted(measurements, key=lambda item: (item.is_wrong, _recency(item)), reverse=True)
     return tuple(by_worth[:MOST_MEASUREMENTS])
 
 
@@ -85,8 +87,22 @@ def _merge_measurements(
     if ours.case_count != theirs.case_count:
         return max(ours, theirs, key=lambda measurement: measurement.case_count)
     if on_conflict == "fastest":
-        return min(ours, theirs, key=lambda measurement: measurement._slowness)
-    return max(ours, theirs, key=lambda measurement: measurement._age)
+        return min(ours, theirs, key=_slowness)
+    return max(ours, theirs, key=_recency)
+
+
+def _recency(measurement: Measurement) -> tuple[bool, datetime, str]:
+    """Return a key that is greatest for the newest measurement.
+
+    A moment in the future is a wrong clock's, and must not outlast all later measurements.
+    """
+    at = measurement.at
+    return not is_from_future(at), at, canonical_json(measurement)
+
+
+def _slowness(measurement: Measurement) -> tuple[float, str]:
+    median = measurement.median
+    return (math.inf if median is None else median), canonical_json(measurement)
 
 
 def _latest(*entries: Any) -> Any:

@@ -7,7 +7,6 @@ A `Context` (kernel, environment, problem) owns one `Record` per `Scenario`; a r
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import datetime
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, StrictBool, StrictFloat, StrictInt, StrictStr, field_serializer
@@ -23,8 +22,6 @@ from .scenario import (
     Scenario,
     Text,
     ValueModel,
-    canonical_json,
-    is_from_future,
 )
 
 __all__ = [
@@ -125,15 +122,6 @@ class Measurement(FrozenModel):
     def is_wrong(self) -> bool:
         """Return whether the config's results differ from the default config's."""
         return self.failure is not None and self.failure.kind == "wrong"
-
-    @property
-    def _age(self) -> tuple[bool, datetime, str]:
-        # A moment in the future is a wrong clock's, and must not outlast all later measurements.
-        return not is_from_future(self.at), self.at, canonical_json(self)
-
-    @property
-    def _slowness(self) -> tuple[float, str]:
-        return (float("inf") if self.median is None else self.median), canonical_json(self)
 
 
 class Winner(FrozenModel):
