@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..settings import current_settings
-from ..stores import Store, TieredStore, open_store, shipped_stores
+from ..stores import Store, TieredStore, open_store, shipped_stores, tiers_of, wait_longer
 
 __all__ = ["all_records", "own_records"]
 
@@ -13,14 +13,10 @@ PATIENCE = 30.0
 
 def own_records(url: str) -> Store:
     """Open the user's store."""
-    store = open_store(url)
-    for tier in store.tiers if isinstance(store, TieredStore) else (store,):
-        if hasattr(tier, "wait"):
-            tier.wait = PATIENCE
-    return store
+    return wait_longer(open_store(url), PATIENCE)
 
 
 def all_records(own: Store) -> Store:
     """Return a store with the records that installed packages ship before the user's."""
     shipped = shipped_stores() if current_settings().shipped else []
-    return TieredStore([*shipped, *(own.tiers if isinstance(own, TieredStore) else (own,))])
+    return TieredStore([*shipped, *tiers_of(own)])

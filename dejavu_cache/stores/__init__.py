@@ -6,7 +6,7 @@ from .base import Found, FoundTree, Store
 from .file import FileStore
 from .memory import MemoryStore
 from .snapshot import FrozenStore
-from .tiered import TieredStore
+from .tiered import TieredStore, tiers_of, wait_longer
 from .urls import open_store, prewarmed_folders, shipped_stores
 
 __all__ = [
@@ -20,4 +20,6 @@ __all__ = [
     "open_store",
     "prewarmed_folders",
     "shipped_stores",
+    "tiers_of",
+    "wait_longer",
 ]

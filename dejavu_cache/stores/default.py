@@ -6,7 +6,7 @@ import os
 from functools import cache
 
 from ..settings import current_settings
-from . import FrozenStore, MemoryStore, Store, TieredStore, open_store, shipped_stores
+from . import FrozenStore, MemoryStore, Store, TieredStore, open_store, shipped_stores, tiers_of
 
 __all__ = ["as_tiers", "default_store"]
 
@@ -32,7 +32,7 @@ def as_tiers(store: Store | str | os.PathLike[str] | None) -> TieredStore:
         home = default_store()
     else:
         home = store if isinstance(store, Store) else open_store(os.fspath(store))
-    tiers = home.tiers if isinstance(home, TieredStore) else (home,)
+    tiers = tiers_of(home)
     frozen = any(isinstance(tier, FrozenStore) for tier in tiers)
     shipped = shipped_stores() if current_settings().shipped and not frozen else []
     return TieredStore([*shipped, *tiers, MemoryStore()])

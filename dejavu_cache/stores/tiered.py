@@ -20,10 +20,23 @@ from ..system.notices import warn_once
 from .base import Found, FoundTree, Store
 from .copies import LocalCopies
 
-__all__ = ["TieredStore"]
+__all__ = ["TieredStore", "tiers_of", "wait_longer"]
 
 T = TypeVar("T")
 U = TypeVar("U")
+
+
+def tiers_of(store: Store) -> tuple[Store, ...]:
+    """Return the tiers of a store; a store without tiers is its only one."""
+    return store.tiers if isinstance(store, TieredStore) else (store,)
+
+
+def wait_longer(store: Store, seconds: float) -> Store:
+    """Have a store wait for its servers for some seconds, more than a launch may, and return it."""
+    for tier in tiers_of(store):
+        if hasattr(tier, "wait"):
+            tier.wait = seconds
+    return store
 
 
 class TieredStore(Store):

@@ -22,7 +22,7 @@ from ..model.scenario import Context
 from ..model.selection import winner
 from ..runtime.record_lookup import best_config
 from ..runtime.request import Request
-from ..stores import Store, TieredStore, open_store
+from ..stores import open_store, wait_longer
 from ..system.worker_connection import ParentConnection
 from ..triton_internals.config_names import describe
 from ..tuning.config_failures import is_out_of_memory
@@ -37,7 +37,7 @@ from .suite import load_suite
 __all__ = ["main"]
 
 SERVER_WAIT = 30.0
-"""Seconds that a server may take to answer."""
+"""Seconds that a server may take to answer: less than measuring what it knows already."""
 
 DEVICE_LOST = 70
 """Exit code of a worker whose device can no longer be used."""
@@ -64,7 +64,7 @@ class SweepWorker:
         made_cases = list(cases_of_misses(suite, cases, spec.misses)) if spec.misses else []
         self._miss_of_case = {case.name: miss for case, miss in made_cases}
         self.cases = {case.name: case for case in [*(case for case, _ in made_cases), *cases]}
-        self.journal = Journal(_with_patience(open_store(spec.store)))
+        self.journal = Journal(wait_longer(open_store(spec.store), SERVER_WAIT))
         self._tasks: dict[Task, Callable[[CaseJob, Request], dict[str, Any]]] = {
             "identify": self._identify,
             "measure": self._measure,
@@ -193,17 +193,6 @@ def _with_scenario(outcome: CaseOutcome, miss: MissedScenario) -> CaseOutcome:
 def _time_in_case(measurement: Measurement, case: str) -> float | None:
     """Return the time that a record has of a config in a case, or None."""
     return measurement.median if measurement.cases is None else measurement.cases.get(case)
-
-
-def _with_patience(store: Store) -> Store:
-    """Let a store wait longer for servers than a launch would.
-
-    For a sweep, waiting costs less than measuring again what a server already knows.
-    """
-    for tier in store.tiers if isinstance(store, TieredStore) else [store]:
-        if hasattr(tier, "wait"):
-            tier.wait = SERVER_WAIT
-    return store
 
 
 def _device_works() -> bool:

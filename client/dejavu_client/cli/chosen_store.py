@@ -7,7 +7,14 @@ from pathlib import Path
 
 from dejavu_cache.errors import StoreError
 from dejavu_cache.settings import current_settings
-from dejavu_cache.stores import FileStore, Store, TieredStore, open_store
+from dejavu_cache.stores import (
+    FileStore,
+    Store,
+    TieredStore,
+    open_store,
+    tiers_of,
+    wait_longer,
+)
 
 from .errors import NoSuchStoreError, NothingFoundError
 from .output import note
@@ -19,7 +26,6 @@ __all__ = [
     "open_existing_store",
     "require_records",
     "split_urls",
-    "tiers_of",
 ]
 
 COMMAND_WAIT = 30.0
@@ -36,11 +42,6 @@ def is_server_url(url: str) -> bool:
     return url.startswith(("https://", "http://"))
 
 
-def tiers_of(store: Store) -> tuple[Store, ...]:
-    """Return the tiers of a store; a store without tiers is its only one."""
-    return store.tiers if isinstance(store, TieredStore) else (store,)
-
-
 def open_chosen_store(url: str) -> Store:
     """Open a store to write to, which need not exist yet; every tier must accept what is written.
 
@@ -48,10 +49,7 @@ def open_chosen_store(url: str) -> Store:
         url: the value of an option; empty for `DEJAVU_CACHE_URL`, or else the user's own cache.
     """
     settings = current_settings()
-    store = open_store(url or settings.url or settings.default_url)
-    for tier in tiers_of(store):
-        if hasattr(tier, "wait"):
-            tier.wait = COMMAND_WAIT
+    store = wait_longer(open_store(url or settings.url or settings.default_url), COMMAND_WAIT)
     return TieredStore(tiers_of(store), strict=True) if isinstance(store, TieredStore) else store
 
 

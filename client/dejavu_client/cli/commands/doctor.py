@@ -17,10 +17,10 @@ import dejavu_cache
 from dejavu_cache.errors import DejavuError, StoreError
 from dejavu_cache.policy import Policy
 from dejavu_cache.settings import PREFIX, Settings, policy_file
-from dejavu_cache.stores import FileStore, Store
+from dejavu_cache.stores import FileStore, Store, tiers_of
 from dejavu_cache.triton_internals.distribution import triton_version
 
-from ..chosen_store import open_chosen_store, tiers_of
+from ..chosen_store import open_chosen_store
 from ..options import JsonOption, StoreOption
 from ..output import say, show_json
 from ..spool_summary import describe_set_aside, describe_waiting

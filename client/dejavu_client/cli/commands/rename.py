@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from dejavu_cache.stores import Store
+from dejavu_cache.stores import Store, tiers_of
 from dejavu_cache.stores.kernel_rename import (
     KernelRename,
     RenameCounts,
@@ -14,7 +14,7 @@ from dejavu_cache.stores.kernel_rename import (
     preview_rename,
 )
 
-from ..chosen_store import open_existing_store, tiers_of
+from ..chosen_store import open_existing_store
 from ..kernel_names import matching_kernels
 from ..options import StoreOption
 from ..output import say

@@ -15,8 +15,9 @@ import dejavu_cache
 from dejavu_cache.engines.prepared_tables import prepare_tables
 from dejavu_cache.errors import SettingsError
 from dejavu_cache.settings import PREFIX, Mode, Settings
+from dejavu_cache.stores import wait_longer
 
-from ..chosen_store import open_chosen_store, tiers_of
+from ..chosen_store import open_chosen_store
 from ..output import note
 
 __all__ = ["register"]
@@ -79,10 +80,7 @@ def _engine_variables(settings: Settings, environment: Mapping[str, str]) -> dic
         return {}
     try:
         with open_chosen_store(settings.url or settings.default_url) as store:
-            for tier in tiers_of(store):
-                if hasattr(tier, "wait"):
-                    tier.wait = ENGINE_WAIT
-            variables = prepare_tables(store, environment)
+            variables = prepare_tables(wait_longer(store, ENGINE_WAIT), environment)
     except Exception as error:  # whatever is wrong with the store, the command starts
         note(f"engines get no tuned tables: {type(error).__name__}: {error}")
         return {}

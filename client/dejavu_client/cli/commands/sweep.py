@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dejavu_cache.errors import SettingsError
+from dejavu_cache.errors import ExitCode, SettingsError
 from dejavu_cache.model.scenario import Scenario
 
 from ..chosen_store import open_chosen_store
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 
 __all__ = ["register"]
 
-INTERRUPTED = 130
 LARGEST_DRIFT = 0.1
 """Share by which a winner's time may differ from the recorded one in a verification."""
 
@@ -107,7 +106,7 @@ def sweep(
     except KeyboardInterrupt:  # before the sweep began, or for the second time during it
         sys.stderr.write("stopped (interrupted); what was measured is kept\n")
         sys.stderr.write("run the same command again to go on\n")
-        raise typer.Exit(INTERRUPTED) from None
+        raise typer.Exit(ExitCode.INTERRUPTED) from None
     # Only a sweep over the whole suite can tell which misses have no case.
     lacking = 0 if shard or verify or report.left else _without_case(spec.misses or (), report)
     if as_json:
@@ -120,7 +119,7 @@ def sweep(
             f"{home.url} has not taken all of it: {path} waits for the next sweep into it\n"
         )
     if report.stopped == "interrupted":
-        raise typer.Exit(INTERRUPTED)
+        raise typer.Exit(ExitCode.INTERRUPTED)
     drifted = [case for case in report.of("verified") if abs(drift(case)) > LARGEST_DRIFT]
     if report.kept or lacking or drifted or report.left or not (report.complete or dry_run):
         raise typer.Exit(1)
