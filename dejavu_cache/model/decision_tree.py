@@ -14,6 +14,7 @@ from typing import Annotated, Any, TypeVar, Union
 from pydantic import AfterValidator, BaseModel, Field, StrictFloat, StrictInt, ValidationError
 
 from ..errors import DamagedRecordsError, NewerFormatError
+from .damaged_records import first_problem
 from .scenario import Config, Context, FrozenModel, Moment, Scalar, Scenario, Text
 
 __all__ = [
@@ -145,8 +146,11 @@ class Tree(FrozenModel):
         """
         try:
             return cls._parse_version(text, where)
-        except (ValidationError, RecursionError) as error:
-            raise DamagedRecordsError(f"{where} is not a decision tree: {_reason(error)}") from None
+        except ValidationError as error:
+            reason = first_problem(error)
+        except RecursionError:
+            reason = "it is nested too deeply"
+        raise DamagedRecordsError(f"{where} is not a decision tree: {reason}")
 
     @classmethod
     def _parse_version(cls, text: str, where: str) -> Tree:
@@ -248,10 +252,3 @@ def _walk(node: Node) -> Iterator[Node]:
     if not isinstance(node, Leaf):
         yield from _walk(node.yes)
         yield from _walk(node.no)
-
-
-def _reason(error: Exception) -> str:
-    if not isinstance(error, ValidationError):
-        return "it is nested too deeply"
-    first = error.errors(include_url=False, include_context=False)[0]
-    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"

@@ -6,7 +6,6 @@ it is loaded only if its content is what the folder's manifest says.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import stat
 import sysconfig
@@ -18,6 +17,7 @@ from ..settings import current_settings
 from ..stores import prewarmed_folders
 from ..stores.manifest import BINARIES, MANIFEST, Manifest, read_manifest
 from ..system.notices import warn_once
+from ..system.safe_files import sha256_of
 from ..triton_internals.cache_managers import serve_binaries
 
 __all__ = ["SealedBinaries", "use_prewarmed_binaries", "writable_by_others"]
@@ -73,10 +73,7 @@ class SealedBinaries:
     def _digest(path: Path) -> str:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(handle, "rb") as file:
-            digest = hashlib.sha256()
-            while block := file.read(1 << 20):
-                digest.update(block)
-            return digest.hexdigest()
+            return sha256_of(file)
 
 
 @cache

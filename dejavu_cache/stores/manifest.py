@@ -19,7 +19,9 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, ValidationError
 
 from ..errors import BundleError
+from ..model.damaged_records import first_problem
 from ..model.scenario import Device, canonical_json
+from ..system.safe_files import sha256_of
 
 __all__ = [
     "BINARIES",
@@ -127,10 +129,7 @@ def parse_manifest(text: bytes, where: str) -> Manifest:
             )
         return Manifest.model_validate_json(text)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False)[0]
-        raise BundleError(
-            f"{where} is damaged: {'.'.join(map(str, first['loc']))}: {first['msg']}; get it again"
-        ) from None
+        raise BundleError(f"{where} is damaged: {first_problem(error)}; get it again") from None
 
 
 class _Version(BaseModel):
@@ -207,9 +206,7 @@ def describe_file(path: Path) -> File:
     """
     try:
         with path.open("rb") as file:
-            digest = hashlib.sha256()
-            while block := file.read(1 << 20):
-                digest.update(block)
-            return File(size=file.tell(), sha256=digest.hexdigest())
+            digest = sha256_of(file)
+            return File(size=file.tell(), sha256=digest)
     except OSError as error:
         raise BundleError(f"{path} cannot be read: {error.strerror}") from None

@@ -9,6 +9,7 @@ between a check and its use.
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import secrets
 import stat
@@ -25,6 +26,7 @@ __all__ = [
     "open_to_write",
     "read_file",
     "replace_file",
+    "sha256_of",
 ]
 
 MAX_BYTES = 1 << 30
@@ -117,6 +119,14 @@ def read_file(path: Path, root: Path | None = None) -> bytes:
         if os.fstat(file.fileno()).st_size > MAX_BYTES:
             raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
         return file.read(MAX_BYTES)
+
+
+def sha256_of(file: IO[bytes]) -> str:
+    """Return the SHA-256 of the rest of an open file, in hexadecimal."""
+    digest = hashlib.sha256()
+    while block := file.read(1 << 20):
+        digest.update(block)
+    return digest.hexdigest()
 
 
 def replace_file(

@@ -9,6 +9,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from dejavu_cache.errors import DamagedRecordsError, NewerFormatError, StoreError
+from dejavu_cache.model.damaged_records import first_problem
 from dejavu_cache.model.record import FORMAT, RecordSet
 from dejavu_cache.stores.file_layout import Page
 
@@ -50,10 +51,8 @@ def _parse_line(line: str, position: str) -> RecordSet:
     try:
         record_set = RecordSet.model_validate_json(line)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        field = ".".join(map(str, first["loc"]))
         raise DamagedRecordsError(
-            f"{position}: {field}: {first['msg']}; nothing was imported"
+            f"{position}: {first_problem(error)}; nothing was imported"
         ) from None
     if record_set.format > FORMAT:
         raise NewerFormatError(position, record_set.format, FORMAT)

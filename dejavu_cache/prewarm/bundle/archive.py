@@ -301,10 +301,7 @@ def _check_seal(file: Path) -> None:
         size = file.stat().st_size
         with file.open("rb") as raw:
             digest, remaining = hashlib.sha256(), max(size - _SEAL.size, 0)
-            while remaining:
-                block = raw.read(min(remaining, _BLOCK))
-                if not block:
-                    break
+            while block := raw.read(min(remaining, _BLOCK)):
                 digest.update(block)
                 remaining -= len(block)
             seal = raw.read(_SEAL.size)

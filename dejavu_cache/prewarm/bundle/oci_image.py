@@ -18,7 +18,7 @@ from typing import IO, Any, NamedTuple
 
 from ...errors import BundleError
 from ...stores.manifest import Manifest, verify_folder
-from ...system.safe_files import open_regular, read_file
+from ...system.safe_files import open_regular, read_file, sha256_of
 from .archive import Digests, write
 
 __all__ = ["ImageContent", "bundle_in", "write_image", "write_layout"]
@@ -152,8 +152,5 @@ def _checked_blob(layout: Path, descriptor: Mapping[str, Any]) -> Path:
 
 
 def _sha256(layout: Path, path: Path) -> str:
-    digest = hashlib.sha256()
     with open(open_regular(layout, path), "rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
+        return sha256_of(file)
