@@ -7,14 +7,14 @@ import weakref
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any, Protocol
 
-__all__ = ["ConfigCache", "Forgetful"]
+__all__ = ["CacheUser", "ConfigCache"]
 
 
-class Forgetful(Protocol):
-    """Owner of results that depend on a `ConfigCache`."""
+class CacheUser(Protocol):
+    """An autotuner, whose choices depend on a `ConfigCache`."""
 
     def forget_choices(self) -> None:
-        """Drop the results: the cache has changed."""
+        """Drop the choices: the cache has changed."""
 
 
 def _wrap_change(name: str) -> Any:
@@ -25,7 +25,7 @@ def _wrap_change(name: str) -> Any:
         try:
             return method(self, *args, **kwargs)
         finally:
-            self.settle()
+            self.after_change()
 
     return change
 
@@ -72,12 +72,12 @@ class ConfigCache(dict[Any, Any]):
             self._reported[key] = config
             super().__setitem__(key, config)
 
-    def add_user(self, user: Forgetful) -> None:
+    def add_user(self, user: CacheUser) -> None:
         """Tell an autotuner about changes by the program, for as long as it lives."""
         self._users.add(user)
 
-    def settle(self) -> None:
-        """Find out which entries are left as this package has reported them."""
+    def after_change(self) -> None:
+        """Count replaced entries as the program's, and make the users choose anew."""
         self._reported = {
             key: config for key, config in self._reported.items() if self.get(key) is config
         }

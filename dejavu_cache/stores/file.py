@@ -292,11 +292,11 @@ class FileStore(Store):
         finally:
             lock.release()
 
-    def set_aside(self) -> list[Path]:
-        """Return the damaged files that were renamed."""
+    def damaged_files(self) -> list[Path]:
+        """Return the damaged files that were renamed to be set aside."""
         return sorted(self.root.rglob("*.json.damaged-*"))
 
-    def sweep(self, older_than: float = 86_400.0) -> int:
+    def delete_leftovers(self, older_than: float = 86_400.0) -> int:
         """Delete the leftovers of killed writers, and return the number of deleted files.
 
         Args:

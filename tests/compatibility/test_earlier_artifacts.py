@@ -39,7 +39,7 @@ def store(tmp_path: Path) -> FileStore:
 def test_a_file_store_is_read(store: FileStore, record_set: RecordSet) -> None:
     assert list(store.record_sets()) == [record_set]
     assert store.unreadable() == {}
-    assert store.set_aside() == []
+    assert store.damaged_files() == []
     for record in record_set.records:
         stored = FileStore(store.root).get(record_set.context, record.scenario)
         assert stored is not None

@@ -90,7 +90,7 @@ def test_a_link_as_the_file_of_records_is_set_aside(store: FileStore, victim: Pa
     path = store.path(_context())
     plant(path, victim / "file")
     assert store.get(_context(), _record(1).scenario) is None
-    (aside,) = store.set_aside()
+    (aside,) = store.damaged_files()
     assert aside.is_symlink()
     store.put(_context(), [_record(1)])
     assert not path.is_symlink()

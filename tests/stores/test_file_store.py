@@ -133,7 +133,7 @@ def test_a_damaged_file_is_set_aside_whole(
     assert again.get(context(), record(16).scenario) is None
     again.put(context(), [record(64)])
     assert [entry.scenario for entry in again.records(context())] == [record(64).scenario]
-    (aside,) = again.set_aside()
+    (aside,) = again.damaged_files()
     assert aside.read_bytes() == damaged
     assert len(caplog.records) == 1
     assert aside.name in caplog.text
@@ -147,7 +147,7 @@ def test_writing_first_sets_it_aside_too(store: FileStore, damage: str) -> None:
     again = reopen(store)
     again.put(context(), [record(16)])
     assert again.get(context(), record(16).scenario) is not None
-    assert [path.read_bytes() for path in again.set_aside()] == [damaged]
+    assert [path.read_bytes() for path in again.damaged_files()] == [damaged]
 
 
 RECORD_DAMAGE = {
@@ -200,7 +200,7 @@ def test_a_damaged_record_costs_no_other_and_is_not_lost(
     again.put(context(), [record(m) for m in range(498, 502)])
     after = reopen(store)
     assert [entry.scenario for entry in after.records(context())].count(record(500).scenario) == 1
-    texts = "".join(file.read_text() for file in [path, *after.set_aside()])
+    texts = "".join(file.read_text() for file in [path, *after.damaged_files()])
     assert {line.rstrip(",") for line in damaged_lines} <= {
         line.rstrip(",") for line in texts.splitlines()
     }
@@ -218,7 +218,7 @@ def test_a_damaged_measurement_costs_no_other_of_its_record(store: FileStore) ->
     again = reopen(store)
     again.put(context(), [record(700, measurement(128))])
     assert again.damaged_records() == {}
-    (aside,) = again.set_aside()
+    (aside,) = again.damaged_files()
     assert '"median": -2.0' in aside.read_text()
     kept = again.get(context(), full.scenario)
     assert kept is not None
@@ -355,6 +355,6 @@ def test_litter_of_killed_writers_can_be_swept(store: FileStore) -> None:
     litter = only_file(store).with_name("x.json.tmp-1-1")
     litter.write_text("half")
     os.utime(litter, (0, 0))
-    assert store.sweep() == 1
+    assert store.delete_leftovers() == 1
     assert not litter.exists()
     assert only_file(store).exists()

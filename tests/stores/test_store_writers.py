@@ -58,5 +58,5 @@ def test_killing_writers_at_random_leaves_a_readable_store(tmp_path: Path) -> No
     assert acknowledged <= {
         entry.scenario.args["M"] for entry in FileStore(root).records(context())
     }
-    assert FileStore(root).set_aside() == []
+    assert FileStore(root).damaged_files() == []
     FileStore(root).put(context(), [record(1)])

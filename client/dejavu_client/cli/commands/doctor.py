@@ -181,7 +181,7 @@ def _check_folder(store: FileStore, *, named: bool) -> Iterator[Finding]:
         for problem in problems:
             text = f"a damaged record, which costs no other: {problem}"
             yield Finding("wrong", str(path), text)
-    for path in store.set_aside():
+    for path in store.damaged_files():
         yield Finding(
             "wrong",
             str(path),

@@ -43,7 +43,7 @@ def collect_garbage(
         if dry_run:
             say(f"{len(stale)} contexts would be dropped")
         else:
-            leftovers = target.sweep() if isinstance(target, FileStore) else 0
+            leftovers = target.delete_leftovers() if isinstance(target, FileStore) else 0
             say(f"{len(stale)} contexts dropped, {leftovers} left-over files removed")
 
 
