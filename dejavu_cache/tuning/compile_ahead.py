@@ -43,10 +43,7 @@ class Candidate(NamedTuple):
         return future is None or future.done()
 
     def check(self) -> None:
-        """Wait for the compiler and load the binary.
-
-        Shared memory, tensor memory and threads (which registers limit) are checked by Triton's
-        loader.
+        """Wait for the compiler and load the binary, as `load_binary` does.
 
         Raises:
             Exception: what Triton raises where the config cannot run.
@@ -55,8 +52,8 @@ class Candidate(NamedTuple):
             raise self.kernel
         load_binary(self.kernel)
 
-    def settle(self) -> None:
-        """Pass the compiled kernel to Triton; a cancelled compilation is ignored."""
+    def finish(self) -> None:
+        """Wait for the compiler, after which Triton has the kernel; ignore a failure."""
         if hasattr(self.kernel, "result"):
             with suppress(Exception):
                 self.kernel.result()
@@ -94,7 +91,7 @@ def compile_ahead(
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
         for candidate in candidates:
-            candidate.settle()
+            candidate.finish()
         forget_failed(find_jit_function(autotuner))
 
 
@@ -102,7 +99,7 @@ def _submit(
     autotuner: Any, config: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Candidate:
     """Bind the arguments as a launch would, its hook included, and compile in the pool."""
-    if kwargs.keys() & config.kwargs.keys():  # the benchmark says so
+    if kwargs.keys() & config.kwargs.keys():  # an error, which the benchmark raises
         return Candidate(config)
     current = {**kwargs, **config.all_kwargs()}
     if config.pre_hook is not None:

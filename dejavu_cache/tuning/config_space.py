@@ -191,19 +191,16 @@ def _as_tuples(choices: Mapping[str, Iterable[Any]]) -> dict[str, tuple[Any, ...
 def _by_name(condition: Condition, parameters: set[str]) -> Callable[[Mapping[str, Any]], bool]:
     """Return a condition as a function of a combination of values by name.
 
-    A condition on parameters that only another vendor has always holds.
+    It holds for combinations that lack a parameter that it needs, which another vendor has.
     """
+    accepted = inspect.signature(condition).parameters
+    takes_all = any(item.kind is inspect.Parameter.VAR_KEYWORD for item in accepted.values())
     wanted = [
         name
-        for name, parameter in inspect.signature(condition).parameters.items()
+        for name, parameter in accepted.items()
         if parameter.default is inspect.Parameter.empty
         and parameter.kind is not inspect.Parameter.VAR_KEYWORD
     ]
-    takes = list(inspect.signature(condition).parameters)
-    takes_all = any(
-        p.kind is inspect.Parameter.VAR_KEYWORD
-        for p in inspect.signature(condition).parameters.values()
-    )
     unknown = [name for name in wanted if name not in parameters]
     if unknown:
         raise SettingsError(
@@ -214,15 +211,10 @@ def _by_name(condition: Condition, parameters: set[str]) -> Callable[[Mapping[st
     def holds(values_by_name: Mapping[str, Any]) -> bool:
         if not all(name in values_by_name for name in wanted):
             return True
-        return bool(
-            condition(
-                **{
-                    name: value
-                    for name, value in values_by_name.items()
-                    if takes_all or name in takes
-                }
-            )
-        )
+        passed = {
+            name: value for name, value in values_by_name.items() if takes_all or name in accepted
+        }
+        return bool(condition(**passed))
 
     return holds
 

@@ -158,10 +158,10 @@ class Finals:
         return [config for config, time in self._times.items() if time <= limit]
 
     def _largest_change(self) -> float:
-        """Return the largest ratio of two screenings of some fast configs.
+        """Return the largest ratio of two screenings of some fast configs, the default included.
 
-        Among them are the default and, first and last, the fastest: if only that one met a quiet
-        moment, no other shows that the device is loaded.
+        The fastest one is measured first and again last: if it met the only quiet moment of the
+        screening, no other config shows that the device is loaded.
         """
         fast = self._within(HOPELESS)
         leader = min(fast, key=self._times.__getitem__)

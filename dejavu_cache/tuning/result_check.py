@@ -62,7 +62,7 @@ class Verdict(NamedTuple):
 class ResultChecker:
     """Compares the results of a launch's configs with the default's.
 
-    The arguments hold their first content again after each comparison.
+    The arguments have their original content again after each comparison.
     """
 
     def __init__(
@@ -84,8 +84,11 @@ class ResultChecker:
         self._launch = launch
         self._default = default
         self._options = options
-        self._first: dict[str, Any] = {}
-        self._start: dict[str, Any] = {}
+        self._tensors: dict[str, Any] = {}
+        self._originals: dict[str, Any] = {}
+        """The arguments' content before the first launch."""
+        self._inputs: dict[str, Any] = {}
+        """Content to write before each launch that is compared."""
         self._expected: dict[str, Any] = {}
         self._reason = "the default config was not launched"
 
@@ -104,8 +107,8 @@ class ResultChecker:
                 raise
             self._expected = {}
             self._reason = "the device has no memory left for copies of the arguments"
-        self._first = {name: self._first[name] for name in self._expected}
-        self._restore(self._first)
+        self._originals = {name: self._originals[name] for name in self._expected}
+        self._restore(self._originals)
 
     def check(self, config: Any) -> Verdict:
         """Compare a config's results with the expected ones."""
@@ -120,7 +123,7 @@ class ResultChecker:
                 raise
             return Verdict("unchecked", "the device has no memory left to compare results")
         finally:
-            self._restore(self._first)
+            self._restore(self._originals)
 
     def _judge(self, evidence: str) -> Verdict:
         """Tell a wrong config from a kernel whose default does not repeat its results either."""
@@ -141,23 +144,22 @@ class ResultChecker:
 
     def _copy(self, tensors: Mapping[str, Any]) -> None:
         """Copy the tensors, the smallest first, as far as memory reaches."""
-        self._tensors = {}
         budget = _free_memory(tensors) * MEMORY_SHARE
         for name, tensor in sorted(tensors.items(), key=lambda item: _size_in_bytes(item[1])):
             budget -= 2 * _size_in_bytes(tensor)
             if budget < 0:
                 break
             self._tensors[name] = tensor
-            self._first[name] = tensor.detach().clone()
+            self._originals[name] = tensor.detach().clone()
 
     def _compute_expected(self) -> None:
-        self._start = dict(self._first)
+        self._inputs = dict(self._originals)
         self._run_expected()
-        changed = [name for name in self._first if self._has_changed(name)]
+        changed = [name for name in self._originals if self._has_changed(name)]
         self._expected = {name: self._tensors[name].detach().clone() for name in changed}
         if not changed and self._options.reference is None:
             self._probe_outputs()
-        self._start = {name: self._start[name] for name in self._expected}
+        self._inputs = {name: self._inputs[name] for name in self._expected}
         self._reason = "the default config changes no argument that could be copied"
 
     def _run_expected(self) -> None:
@@ -176,22 +178,22 @@ class ResultChecker:
 
         floating = [name for name, tensor in self._tensors.items() if tensor.is_floating_point()]
         for name in floating[:PROBED_OUTPUTS]:
-            self._restore(self._first)
-            blank = torch.full_like(self._first[name], float("nan"))
+            self._restore(self._originals)
+            blank = torch.full_like(self._originals[name], float("nan"))
             self._restore({name: blank})
             is_blank_different = self._has_changed(name)
             with self._launch(self._default):
                 is_output = is_blank_different and not self._has_changed(name)
             if is_output:
-                self._start[name], self._expected[name] = blank, self._first[name]
-        self._restore(self._first)
+                self._inputs[name], self._expected[name] = blank, self._originals[name]
+        self._restore(self._originals)
 
     def _has_changed(self, name: str) -> bool:
-        return not have_same_bits(self._tensors[name], self._first[name])
+        return not have_same_bits(self._tensors[name], self._originals[name])
 
     def _compare(self, config: Any) -> str:
         """Describe where a config's results differ; return an empty string if they agree."""
-        self._restore(self._start)
+        self._restore(self._inputs)
         with self._launch(config):
             for name, expected in self._expected.items():
                 tolerance = self._options.tolerance

@@ -43,7 +43,7 @@ class CandidateLaunch(NamedTuple):
 
     Attributes:
         autotuner: a `triton.runtime.Autotuner` whose `nargs` are this launch's.
-        declared: its configs, by what records call them.
+        declared: its configs, by their descriptions in records.
         default: the config that runs without a record; it takes part in every race.
         args: the positional arguments.
         kwargs: the keyword arguments, `grid` and `warmup` included.
@@ -109,7 +109,7 @@ class Tuner:
         """Measure what a search proposes and race the best; return how many were measured."""
         self._warm_up()
         try:
-            while not (self._over and self._measured) and (configs := search.ask()):
+            while not self._must_stop and (configs := search.ask()):
                 before = len(self._measured)
                 for start in range(0, len(configs), TOGETHER):
                     self._screen(configs[start : start + TOGETHER])
@@ -130,8 +130,13 @@ class Tuner:
             self._note(measurement)
 
     @property
-    def _over(self) -> bool:
+    def _is_over(self) -> bool:
         return time.monotonic() > self._until
+
+    @property
+    def _must_stop(self) -> bool:
+        """Whether the time is over, and has sufficed for a config."""
+        return self._is_over and bool(self._measured)
 
     def _warm_up(self) -> None:
         if self._timer is not None:
@@ -142,70 +147,77 @@ class Tuner:
                 if not is_out_of_memory(error):
                     raise
 
-    def _screen(self, names: Sequence[Config], *, attempt: int = 1) -> None:
+    def _screen(self, configs: Sequence[Config]) -> None:
         """Measure each config shortly, in the order in which they are compiled.
 
         The first one is measured even if the time is over. A compilation that fails is repeated at
         the end, since its failure may be the machine's.
         """
+        failed: list[Config] = []
+
+        def note_unless_repeatable(measurement: Measurement) -> None:
+            if is_repeatable(measurement.failure):
+                failed.append(measurement.config)
+            else:
+                self._note(measurement)
+
+        self._screen_once(configs, note_unless_repeatable)
+        self._screen_once(failed, self._note)
+
+    def _screen_once(self, configs: Sequence[Config], note: Callable[[Measurement], None]) -> None:
         launch = self._launch
-        failed = []
-        configs = [launch.declared[name] for name in names]
-        with compile_ahead(launch.autotuner, configs, launch.args, launch.kwargs) as candidates:
-            waiting = dict(zip(names, candidates, strict=True))
-            while waiting and not (self._over and self._measured):
-                name = self._next(waiting)
+        declared = [launch.declared[config] for config in configs]
+        with compile_ahead(launch.autotuner, declared, launch.args, launch.kwargs) as candidates:
+            waiting = dict(zip(configs, candidates, strict=True))
+            while waiting and not self._must_stop:
+                config = self._next_compiled(waiting)
                 disturbed = _count_compiling(waiting) > 0
-                measurement = self._look(name, waiting[name], patient=not disturbed)
-                if measurement is None:  # disturbed: measure it again when the compilers are done
-                    waiting[name] = waiting.pop(name)
-                    self._await(waiting, 0)
-                else:
-                    del waiting[name]
-                    if attempt == 1 and is_repeatable(measurement.failure):
-                        failed.append(name)
-                    else:
-                        self._note(measurement)
-        if failed:
-            self._screen(failed, attempt=2)
+                candidate = waiting.pop(config)
+                measurement = self._screen_config(config, candidate, patient=not disturbed)
+                if measurement is not None:
+                    note(measurement)
+                else:  # disturbed: measure it again when the compilers are done
+                    waiting[config] = candidate
+                    self._wait_for_compilers(waiting, 0)
 
-    def _next(self, waiting: Mapping[Config, Candidate]) -> Config:
+    def _next_compiled(self, waiting: Mapping[Config, Candidate]) -> Config:
         """Return the first compiled config, once the compilers no longer disturb a measurement."""
-        self._await(waiting, QUIET if self._timer else 0)
-        return next(
-            (name for name, candidate in waiting.items() if candidate.is_done), next(iter(waiting))
-        )
+        self._wait_for_compilers(waiting, QUIET if self._timer else 0)
+        compiled = (config for config, candidate in waiting.items() if candidate.is_done)
+        return next(compiled, next(iter(waiting)))
 
-    def _await(self, waiting: Mapping[Config, Candidate], compilers: int) -> None:
-        """Wait until at most `compilers` threads compile, or the time is over."""
-        while _count_compiling(waiting) > compilers and not (self._over and self._measured):
+    def _wait_for_compilers(self, waiting: Mapping[Config, Candidate], most: int) -> None:
+        """Wait until at most so many threads compile, or the time is over."""
+        while _count_compiling(waiting) > most and not self._must_stop:
             time.sleep(0.001)
 
-    def _look(self, name: Config, candidate: Candidate, *, patient: bool) -> Measurement | None:
+    def _screen_config(
+        self, config: Config, candidate: Candidate, *, patient: bool
+    ) -> Measurement | None:
         start = time.perf_counter()
-        self._before(name)
+        self._before(config)
         try:
             candidate.check()
         except Exception as error:
-            failure = compile_failure_of(error, self._options_passed(name))
+            failure = compile_failure_of(error, self._options_passed(config))
             if failure is None:
                 raise
-            self._run_hooks_around(name, error)
-            return _measurement(name, failure, time.perf_counter() - start)
-        return self._measure(name, SCREENING, patient=patient)
+            self._run_hooks_around(config, error)
+            return _measurement(config, failure, time.perf_counter() - start)
+        return self._measure(config, SCREENING, patient=patient)
 
-    def _options_passed(self, name: Config) -> set[str]:
+    def _options_passed(self, config: Config) -> set[str]:
         """Return the launch's keywords that are neither parameters nor the config's."""
         launch = self._launch
-        known = {*launch.autotuner.arg_names, *launch.declared[name].all_kwargs()}
+        known = {*launch.autotuner.arg_names, *launch.declared[config].all_kwargs()}
         return set(launch.kwargs) - known - {"grid", "warmup"}
 
-    def _run_hooks_around(self, name: Config, error: Exception) -> None:
+    def _run_hooks_around(self, config: Config, error: Exception) -> None:
         """Run the user's hooks as Triton does around a launch that raises."""
         launch, autotuner = self._launch, self._launch.autotuner
         if autotuner.user_defined_pre_hook or autotuner.user_defined_post_hook:
-            config = launch.declared[name]
-            arguments = {**autotuner.nargs, **launch.kwargs, **config.all_kwargs()}
+            values = launch.declared[config].all_kwargs()
+            arguments = {**autotuner.nargs, **launch.kwargs, **values}
             autotuner.pre_hook(arguments)
             autotuner.post_hook(arguments, exception=error)
 
@@ -227,7 +239,7 @@ class Tuner:
             self._launch.default,
             self._measure,
             prepare=self._prepare,
-            is_over=lambda: self._over,
+            is_over=lambda: self._is_over,
         )
         for measurement in finals.run(probe=self._timer is not None):
             self._keep(measurement)
@@ -241,7 +253,7 @@ class Tuner:
         with compile_ahead(launch.autotuner, declared, launch.args, launch.kwargs) as candidates:
             for config, candidate in zip(new, candidates, strict=True):
                 self._before(config)
-                candidate.settle()
+                candidate.finish()
 
     def _measure(
         self, config: Config, effort: Effort, *, patient: bool = True
