@@ -13,8 +13,8 @@ from typing import Any
 from ..errors import DejavuError, ScenarioNotTuned
 from ..policy import current_policy
 from ..runtime.autotuner import CachedAutotuner
+from ..runtime.choices import ChosenConfig
 from ..runtime.config_cache import ConfigCache
-from ..runtime.hot_path import ChosenConfig
 from ..system.notices import logger, warn_once
 from ..triton_internals.hooks import is_autotune_replaced_by, replace_autotune
 from ..triton_internals.source_hash import kernel_name

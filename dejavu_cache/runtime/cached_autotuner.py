@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import copy
-import math
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -24,11 +23,12 @@ from ..triton_internals.versions import is_covered
 from ..tuning.config_failures import failure_of
 from .activity_report import report_triton_activity
 from .choice_report import report_choice
+from .choices import Choices, ChosenConfig
 from .compiled_configs import CompiledConfigs
 from .config_cache import ConfigCache
 from .consensus import agree
 from .declared_autotuner import DeclaredAutotuner
-from .hot_path import ChosenConfig, HotPath
+from .hot_path import HotPath
 from .launch_recorder import record_launches
 from .prewarmed_binaries import use_prewarmed_binaries
 from .request import Request
@@ -36,9 +36,6 @@ from .resolver import Resolver
 from .service_phase import may_benchmark
 
 __all__ = ["CachedAutotuner"]
-
-RETRY_AFTER = 5.0
-"""Seconds until a scenario that fell back is looked up again."""
 
 _OWNED = ("_hot_path", "_launch")
 """Derived attributes that hold the object itself."""
@@ -75,9 +72,7 @@ class CachedAutotuner(DeclaredAutotuner):
 
     def forget_choices(self) -> None:
         """Choose anew at the next launch; records are looked up again."""
-        self._ready: dict[RawKey, ChosenConfig] = {}
-        self._fallen_back: dict[RawKey, ChosenConfig] = {}
-        self._revisions: dict[RawKey, Hashable | None] = {}
+        self._choices = Choices()
         self._forget_kernels()
 
     def _forget_kernels(self) -> None:
@@ -227,8 +222,7 @@ class CachedAutotuner(DeclaredAutotuner):
         request = self._request(device, args, kwargs, configs)
         if not self._resolver.reject(request, describe(chosen.config), failure.reason):
             return False
-        self._ready.pop(raw, None)
-        self._fallen_back.pop(raw, None)
+        self._choices.drop(raw)
         return True
 
     def _launch_chosen(
@@ -247,8 +241,8 @@ class CachedAutotuner(DeclaredAutotuner):
         """Have Triton tune and launch; while the process serves, launch without a tune."""
         if may_benchmark() or len(self.configs) < 2 or launch_key(self, args, kwargs) in self.cache:
             return super().run(*args, **kwargs)
-        config = self._pruned_default(args, kwargs)
-        return self._launch_chosen(ChosenConfig(config, config.all_kwargs()), args, kwargs)[0]
+        chosen = ChosenConfig.of(self._pruned_default(args, kwargs))
+        return self._launch_chosen(chosen, args, kwargs)[0]
 
     def _run_config(
         self, chosen: ChosenConfig, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -263,7 +257,7 @@ class CachedAutotuner(DeclaredAutotuner):
     def _choose(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> ChosenConfig:
         """Return the only config, or the program's choice, or the one of the launch's scenario."""
         if len(self.configs) < 2:
-            return ChosenConfig(self.configs[0], self.configs[0].all_kwargs())
+            return ChosenConfig.of(self.configs[0])
         cache = self._cache
         if isinstance(cache, ConfigCache) and not cache.has_choices:
             return self._choose_for_scenario(args, kwargs)
@@ -279,16 +273,14 @@ class CachedAutotuner(DeclaredAutotuner):
             if chosen.is_final and not isinstance(cache, ConfigCache):
                 cache[key] = chosen.config
         else:
-            chosen = ChosenConfig(config, config.all_kwargs())
+            chosen = ChosenConfig.of(config)
         return chosen if is_lasting else chosen._replace(until=0.0)
 
     def _choose_for_scenario(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> ChosenConfig:
         device = self._device()
         try:
             raw, configs = self._raw_key(device, args, kwargs)
-            return self._ready.get(raw) or self._resolve_first_launch(
-                raw, device, args, kwargs, configs
-            )
+            return self._choices.current(raw) or self._look_up(raw, device, args, kwargs, configs)
         except TypeError:
             # Raises an error that names the key argument, if one of them is at fault.
             self._scenario_key.scenario(self._arguments_by_name(args, kwargs))
@@ -317,9 +309,9 @@ class CachedAutotuner(DeclaredAutotuner):
     def _explain_now(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Resolution:
         device = self._device()
         raw, configs = self._raw_key(device, args, kwargs)
-        ready = self._ready.get(raw)
-        if ready and ready.resolution:
-            return ready.resolution
+        chosen = self._choices.final(raw)
+        if chosen and chosen.resolution:
+            return chosen.resolution
         return self._resolver.explain(self._request(device, args, kwargs, configs))
 
     def look_up(self, *args: Any, **kwargs: Any) -> Resolution:
@@ -340,51 +332,42 @@ class CachedAutotuner(DeclaredAutotuner):
         """
         return self._request(self._device(), args, kwargs)
 
-    def _resolve_first_launch(
+    def _look_up(
         self,
         raw: RawKey,
         device: int,
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
-        configs: Sequence[Any] | None = None,
+        configs: Sequence[Any] | None,
     ) -> ChosenConfig:
-        fallen_back = self._fallen_back.get(raw)
-        if fallen_back and time.monotonic() < fallen_back.until:
-            return fallen_back
+        """Choose a launch's config from records or by a tune; `configs` are what pruning leaves."""
+        choices = self._choices
         # Before the lookup: what is written while it reads is then noticed by the next launch.
         revision = self._resolver.revision(self._context(device))
-        if fallen_back and revision is not None and revision == self._revisions.get(raw):
-            kept = fallen_back._replace(until=time.monotonic() + RETRY_AFTER)
-            self._fallen_back[raw] = kept
+        kept = choices.keep_fallback(raw, revision)
+        if kept is not None:
             return kept
-        choices = self._ready
         request = self._request(device, args, kwargs, configs)
+        resolution = self._resolve_and_report(request, choices.fallback(raw))
+        chosen = choices.add(raw, resolution, revision)
+        # If they were forgotten meanwhile, the record has changed since it was read.
+        return chosen if choices is self._choices else chosen._replace(until=0.0)
+
+    def _resolve_and_report(self, request: Request, fallback: ChosenConfig | None) -> Resolution:
+        """Resolve a request; `fallback` is what earlier launches of the scenario ran, or None."""
         start = time.perf_counter()
         # A launch waits for another process's tune once; after that it only looks the record up.
-        resolution, benchmarked = self._resolve(
-            request, 0.0 if fallen_back else current_settings().tune_wait
-        )
+        wait = 0.0 if fallback else current_settings().tune_wait
+        resolution, benchmarked = self._resolve(request, wait)
         if benchmarked:
             self.benchmarked += benchmarked
             self.bench_time = time.perf_counter() - start
-            self.pre_hook(
-                {**request.autotuner.nargs, **kwargs, **resolution.config.all_kwargs()},
-                reset_only=True,
-            )
-        before = fallen_back.resolution if fallen_back else None
+            values = resolution.config.all_kwargs()
+            self.pre_hook({**request.autotuner.nargs, **request.kwargs, **values}, reset_only=True)
+        before = fallback.resolution if fallback else None
         seconds = time.perf_counter() - start
         report_choice(self, request, resolution, benchmarked, seconds, before, self._resolver)
-        until = math.inf if resolution.final else time.monotonic() + RETRY_AFTER
-        ready = ChosenConfig(resolution.config, resolution.config.all_kwargs(), until, resolution)
-        if choices is not self._ready:  # the record has changed since it was read
-            return ready._replace(until=0.0)
-        if resolution.final:
-            self._fallen_back.pop(raw, None)
-            self._ready[raw] = ready
-        else:
-            self._revisions[raw] = revision
-            self._fallen_back[raw] = ready
-        return ready
+        return resolution
 
     def _resolve(self, request: Request, wait: float) -> tuple[Resolution, int]:
         if request.has_no_choice:

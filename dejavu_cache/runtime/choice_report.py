@@ -1,4 +1,4 @@
-"""Tell everybody who listens which config a launch runs."""
+"""Report which config a launch runs, to all that may be asked to record it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from .activity_report import report_resolution
 from .launch_log import log_resolution
 from .request import Request
 from .resolver import Resolver
+from .telemetry import trace_resolution
 from .triton_report import report_to_triton
 
 __all__ = ["report_choice"]
@@ -24,7 +25,7 @@ def report_choice(
     before: Resolution | None,
     resolver: Resolver,
 ) -> None:
-    """Report a choice to Triton's listener, to `verify`, to the log and to the fingerprint.
+    """Report a choice to Triton's listener, `verify`, the log, OpenTelemetry and the fingerprint.
 
     Args:
         autotuner: the kernel's.
@@ -38,5 +39,6 @@ def report_choice(
     report_to_triton(autotuner, request, resolution, benchmarked)
     report_resolution(request.context.kernel.name, request.scenario, resolution, benchmarked)
     log_resolution(request, resolution, benchmarked, seconds, before)
+    trace_resolution(request, resolution, benchmarked, seconds)
     if fingerprint.is_written():
         fingerprint.write_choice(request, resolver.add_evidence(request, resolution))

@@ -10,7 +10,7 @@ from ..model.scenario import Scenario
 from ..model.selection import distance
 from ..system.notices import logger
 from ..triton_internals.hooks import refusing_compilation
-from .hot_path import ChosenConfig
+from .choices import ChosenConfig
 from .service_phase import is_serving, note_compilation
 
 __all__ = ["CompiledConfigs"]

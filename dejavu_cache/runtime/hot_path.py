@@ -11,10 +11,9 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..model.buckets import Bucket
-from ..model.resolution import Resolution
 from ..system.notices import logger
 from ..triton_internals.binder import Binder, binder_for
 from ..triton_internals.upstream import driver, knobs
@@ -24,34 +23,14 @@ from ..triton_internals.versions import (
     is_covered,
     kernel_follows_hooks,
 )
+from .choices import ChosenConfig
 
-__all__ = ["ChosenConfig", "HotPath"]
+__all__ = ["HotPath"]
 
 _ABSENT = object()
 
 _MOST_LAUNCHES = 1 << 16
 """Distinct launches that are kept; with exact values, a seed makes each launch another one."""
-
-
-class ChosenConfig(NamedTuple):
-    """Config that a launch runs.
-
-    Attributes:
-        config: the `triton.Config`.
-        options: its meta-parameters and compiler options.
-        until: time on the monotonic clock when it is to be chosen again; 0 means at each launch.
-        resolution: how it was found, if there was a choice.
-    """
-
-    config: Any
-    options: Mapping[str, Any]
-    until: float = math.inf
-    resolution: Resolution | None = None
-
-    @property
-    def is_final(self) -> bool:
-        """Whether a later lookup cannot find better."""
-        return self.resolution is None or self.resolution.final
 
 
 class HotPath:

@@ -11,7 +11,6 @@ import math
 from ..model.resolution import Resolution
 from ..triton_internals.config_names import describe
 from .request import Request
-from .telemetry import trace_resolution
 
 __all__ = ["LATE", "log_resolution"]
 
@@ -28,7 +27,7 @@ def log_resolution(
     seconds: float,
     before: Resolution | None,
 ) -> None:
-    """Log and trace how a launch came by its config, unless its record was there at once.
+    """Log how a launch came by its config, unless its record was there at once.
 
     Args:
         request: the launch's scenario.
@@ -37,54 +36,25 @@ def log_resolution(
         seconds: how long that took.
         before: the fallback that earlier launches of the scenario ran, or None.
     """
-    trace_resolution(request, resolution, benchmarked, seconds)
     if not _logger.isEnabledFor(logging.INFO):
         return
     launch = f"{request.context.kernel.name}{request.scenario}"
-    config = describe(resolution.config)
+    choice = f"({describe(resolution.config)})"
     source = f" in {resolution.store}" if resolution.store else ""
+    found = f"{resolution.how}{source}"
     if benchmarked:
-        _logger.info(
-            "tuned %s: %d configs%s in %.1f s; winner (%s)%s, %s%s",
-            launch,
-            benchmarked,
-            _failures_text(request),
-            seconds,
-            config,
-            _time_text(request, resolution),
-            resolution.how,
-            source,
-        )
+        failures, time = _failures_text(request), _time_text(request, resolution)
+        tune = f"{benchmarked} configs{failures} in {seconds:.1f} s"
+        _logger.info("tuned %s: %s; winner %s%s, %s", launch, tune, choice, time, found)
     elif not resolution.final:
         if before is None or (before.how, before.config) != (resolution.how, resolution.config):
             distance = f" at distance {resolution.distance:g}" if resolution.distance else ""
-            _logger.info(
-                "fell back for %s: (%s), %s%s%s, after %.2f s",
-                launch,
-                config,
-                resolution.how,
-                distance,
-                source,
-                seconds,
-            )
-    elif before is not None:
-        _logger.info(
-            "late answer for %s: (%s), %s%s, in place of the fallback %s",
-            launch,
-            config,
-            resolution.how,
-            source,
-            before.how,
-        )
-    elif seconds >= LATE:
-        _logger.info(
-            "late answer for %s: (%s), %s%s, after %.1f s",
-            launch,
-            config,
-            resolution.how,
-            source,
-            seconds,
-        )
+            found = f"{resolution.how}{distance}{source}"
+            _logger.info("fell back for %s: %s, %s, after %.2f s", launch, choice, found, seconds)
+    elif before is not None or seconds >= LATE:
+        in_place = f"in place of the fallback {before.how}" if before else ""
+        delay = in_place or f"after {seconds:.1f} s"
+        _logger.info("late answer for %s: %s, %s, %s", launch, choice, found, delay)
 
 
 def _failures_text(request: Request) -> str:

@@ -46,7 +46,7 @@ LIBRARY_MOVES = {
     "graphs": "runtime.graphs",
     "imported": "model.foreign_result integrations.foreign_files",
     "keys": "triton_internals.scenario_key",
-    "launch": "runtime.hot_path",
+    "launch": "runtime.hot_path runtime.choices",
     "launch_key": "triton_internals.binder",
     "launch_versions": "triton_internals.versions",
     "launches": "triton_internals.compilation",

@@ -115,7 +115,7 @@ def test_a_damaged_index_costs_time_and_no_record(tmp_path: Path) -> None:
 def test_a_fallback_is_not_looked_up_again_in_a_store_that_did_not_change(
     tmp_path: Path, parsed: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dejavu_cache.runtime.cached_autotuner.RETRY_AFTER", 0.0)
+    monkeypatch.setattr("dejavu_cache.runtime.choices.RETRY_AFTER", 0.0)
     kernel = fill(tmp_path, range(100, 400))
     launch(kernel, 402)
     parsed.clear()

@@ -41,7 +41,7 @@ def log(
 def test_a_tune_a_fallback_and_a_late_answer_are_one_line_each(
     tmp_path: Path, log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dejavu_cache.runtime.cached_autotuner.RETRY_AFTER", 0.0)
+    monkeypatch.setattr("dejavu_cache.runtime.choices.RETRY_AFTER", 0.0)
     tuning, reusing = make(tmp_path), make(tmp_path, "reuse")
     launch(tuning, 128)
     (line,) = log.messages

@@ -37,7 +37,7 @@ def test_a_miss_is_put_on_the_worklist_once(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(
         "dejavu_cache.stores.MemoryStore.miss", lambda store, *miss: missed.append(miss)
     )
-    monkeypatch.setattr("dejavu_cache.runtime.cached_autotuner.RETRY_AFTER", 0.0)
+    monkeypatch.setattr("dejavu_cache.runtime.choices.RETRY_AFTER", 0.0)
     kernel = make(mode="reuse")
     for n in (100, 100, 200, 100):
         launch(kernel, n)

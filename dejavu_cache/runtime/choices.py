@@ -1,0 +1,105 @@
+"""The configs that an autotuner has chosen for its launches, and when it chooses anew."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Hashable, Mapping
+from typing import Any, NamedTuple
+
+from ..model.resolution import Resolution
+from ..triton_internals.scenario_key import RawKey
+
+__all__ = ["Choices", "ChosenConfig"]
+
+RETRY_AFTER = 5.0
+"""Seconds until a scenario that fell back is looked up again."""
+
+
+class ChosenConfig(NamedTuple):
+    """Config that a launch runs.
+
+    Attributes:
+        config: the `triton.Config`.
+        options: its meta-parameters and compiler options.
+        until: time on the monotonic clock when it is to be chosen again; 0 means at each launch.
+        resolution: how it was found, if there was a choice.
+    """
+
+    config: Any
+    options: Mapping[str, Any]
+    until: float = math.inf
+    resolution: Resolution | None = None
+
+    @classmethod
+    def of(cls, config: Any, until: float = math.inf) -> ChosenConfig:
+        """Choose a `triton.Config` without asking for records."""
+        return cls(config, config.all_kwargs(), until)
+
+    @property
+    def is_final(self) -> bool:
+        """Whether a later lookup cannot find better."""
+        return self.resolution is None or self.resolution.final
+
+
+class Choices:
+    """Configs that were found for launches, by raw key; fallbacks are looked up again."""
+
+    def __init__(self) -> None:
+        """Begin without any."""
+        self._final: dict[RawKey, ChosenConfig] = {}
+        self._fallbacks: dict[RawKey, ChosenConfig] = {}
+        self._revisions: dict[RawKey, Hashable | None] = {}
+
+    def final(self, key: RawKey) -> ChosenConfig | None:
+        """Return the config of a launch if no later lookup can find better, or None."""
+        return self._final.get(key)
+
+    def fallback(self, key: RawKey) -> ChosenConfig | None:
+        """Return the fallback that the last lookup for a launch found, or None."""
+        return self._fallbacks.get(key)
+
+    def current(self, key: RawKey) -> ChosenConfig | None:
+        """Return the config of a launch that needs no lookup now, or None."""
+        fallback = self._fallbacks.get(key)
+        if fallback is not None and time.monotonic() >= fallback.until:
+            fallback = None
+        return self._final.get(key) or fallback
+
+    def keep_fallback(self, key: RawKey, revision: Hashable | None) -> ChosenConfig | None:
+        """Return a fallback, for another while, if the records are as they were when it was found.
+
+        Args:
+            key: the launch's raw key.
+            revision: the present revision of the records, or None if it is unknown.
+        """
+        fallback = self._fallbacks.get(key)
+        if fallback is None or revision is None or revision != self._revisions.get(key):
+            return None
+        kept = fallback._replace(until=time.monotonic() + RETRY_AFTER)
+        self._fallbacks[key] = kept
+        return kept
+
+    def add(self, key: RawKey, resolution: Resolution, revision: Hashable | None) -> ChosenConfig:
+        """Keep what a lookup found for a launch.
+
+        Args:
+            key: the launch's raw key.
+            resolution: what was found.
+            revision: the revision of the records before the lookup, or None if it is unknown.
+        """
+        until = math.inf if resolution.final else time.monotonic() + RETRY_AFTER
+        config = resolution.config
+        chosen = ChosenConfig(config, config.all_kwargs(), until, resolution)
+        if resolution.final:
+            self._fallbacks.pop(key, None)
+            self._final[key] = chosen
+        else:
+            self._revisions[key] = revision
+            self._fallbacks[key] = chosen
+        return chosen
+
+    def drop(self, key: RawKey) -> None:
+        """Look a launch up again: its config cannot run."""
+        self._final.pop(key, None)
+        self._fallbacks.pop(key, None)
