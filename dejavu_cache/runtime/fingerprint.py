@@ -12,6 +12,7 @@ import os
 import platform
 import sys
 import time
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -195,15 +196,16 @@ def read_fingerprint(path: Path) -> RunFingerprint:
         OSError: the path cannot be read.
     """
     files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
-    processes, runs = [], []
+    fingerprint = RunFingerprint(processes=[], runs=[])
     for file in files:
         for line in read_file(file).decode(errors="replace").splitlines():
-            try:
-                entry: dict[str, Any] = json.loads(line)
-                if "process" in entry:
-                    processes.append(ProcessStart.model_validate(entry["process"]))
-                elif "run" in entry:
-                    runs.append(ConfigRun.model_validate(entry["run"]))
-            except (ValueError, TypeError, ValidationError):
-                continue
-    return RunFingerprint(processes=processes, runs=runs)
+            with suppress(ValueError, TypeError, ValidationError):
+                _add_entry(fingerprint, json.loads(line))
+    return fingerprint
+
+
+def _add_entry(fingerprint: RunFingerprint, entry: dict[str, Any]) -> None:
+    if "process" in entry:
+        fingerprint.processes.append(ProcessStart.model_validate(entry["process"]))
+    elif "run" in entry:
+        fingerprint.runs.append(ConfigRun.model_validate(entry["run"]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import product
 from typing import Any, NamedTuple
 
 from ..model.foreign_result import ForeignResult, ForeignTiming
@@ -67,7 +68,7 @@ def find_foreign_config(
     matching = _matching_results(request, results)
     if loose and not matching:
         matching = _matching_results(request, results, loose=True)
-        # The newest version's first; of the unstamped ones nothing is known.
+        # The newest version's first; results that do not name their version come last.
         matching.sort(key=lambda result: _version(result.triton), reverse=True)
     for result in matching:
         for config in request.declared:
@@ -88,11 +89,11 @@ def _proven_timings(
         cache_key = disk_cache_key(request.autotuner.fn, key, configs)
     except OSError:  # the compiler's version cannot be read, so nothing can be proven
         return
-    for result in candidates:
-        for timing in result.timings if result.proof == cache_key else ():
-            for config in request.declared:
-                if timing.median is not None and timing.means(config):
-                    yield config, timing
+    proven = [result for result in candidates if result.proof == cache_key]
+    for result in proven:
+        for timing, config in product(result.timings, request.declared):
+            if timing.median is not None and timing.means(config):
+                yield config, timing
 
 
 def _version(text: str) -> tuple[int, ...]:

@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from functools import cache
+from functools import cache, partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -132,11 +132,10 @@ def _launch_without_config(source: Any, metadata: Any, autotuner: Any) -> Record
     """Record a launch: without its config if it is one of a declared config, else as it is."""
     if autotuner is not None and len(autotuner.configs) > 1:
         heuristics = autotuner.fn is not source.fn
-        for config in autotuner.configs:
-            if _is_compatible(source, config):
-                launch = launch_of(source, metadata, config, heuristics=heuristics)
-                if launch is not None:
-                    return launch
+        for config in filter(partial(_is_compatible, source), autotuner.configs):
+            launch = launch_of(source, metadata, config, heuristics=heuristics)
+            if launch is not None:
+                return launch
     return launch_of(source, metadata)
 
 

@@ -61,7 +61,7 @@ class Resolver:
             settings: the process's settings.
             before: is called with each config before it is measured, once all earlier measurements
                 are recorded.
-            expendable: whether this process may measure configs of which another one has died.
+            expendable: whether this process may measure configs during which another one has died.
         """
         self.store = store
         self.mode = mode
@@ -178,7 +178,7 @@ class Resolver:
         return True
 
     def _without_unusable(self, request: Request, found: Found | None) -> Request:
-        """Leave out the configs that cannot run here, and those of which processes have died.
+        """Leave out the configs that cannot run here, and those during which processes have died.
 
         A process that may die measures the latter.
         """

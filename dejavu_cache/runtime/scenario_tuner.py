@@ -1,38 +1,25 @@
-"""Tune one scenario: measure the due configs, record each measurement, and then the winner."""
+"""Tune one scenario at a time, under a lease, unless another process has done so meanwhile."""
 
 from __future__ import annotations
 
-import math
 import os
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 
 from ..errors import NoValidConfigError
-from ..model.merge import merge_records
-from ..model.record import Measurement, Record, Winner
+from ..model.record import Record
 from ..model.resolution import How, Resolution
-from ..model.scenario import Config, Context, Scenario, now
+from ..model.scenario import Config, Context, Scenario
 from ..stores import Found
 from ..system.notices import warn_once
-from ..system.provenance import whoami
-from ..triton_internals.compilation import find_jit_function, tuned_launches
-from ..triton_internals.config_names import describe
-from ..triton_internals.loaded_kernels import LoadedKernels, compile_config
 from ..tuning.measurement_marks import MeasurementMark, find_suspects
-from ..tuning.measurement_writer import MeasurementWriter
-from ..tuning.progress_bar import progress
-from ..tuning.search import Exhaustive, Search
-from ..tuning.tuner import CandidateLaunch, Tuner
-from .launch_recorder import pause_recording
 from .own_trials import OwnTrials
-from .record_lookup import best_config, note_timings, resolve_from_record, winner_to_record
+from .record_lookup import resolve_from_record
 from .request import Request
+from .scenario_measurement import ScenarioMeasurement
 from .suspects import leave_out_suspects
 from .tolerant_store import TolerantStore
-from .tune_search import earlier_measurements, make_search, may_launch_default
-from .winner_check import WinnerCheck, find_wrong_results, recording_crash
 
 __all__ = ["ScenarioTuner"]
 
@@ -81,7 +68,7 @@ class ScenarioTuner:
         show_progress: whether a long tune shows a bar on a terminal.
         before: is called with each config before it is measured, once all earlier measurements are
             recorded.
-        expendable: whether this process may measure configs of which another one has died.
+        expendable: whether this process may measure configs during which another one has died.
     """
 
     def __init__(
@@ -131,14 +118,21 @@ class ScenarioTuner:
             has_work = due or resolution or self._untried_failures(request, record)
             if has_work and not (is_leased or _is_hung(request)):
                 return resolution, 0
-            mark = MeasurementMark(request.context, request.scenario)
-            try:
-                return self._measure(request, record, due, mark)
-            finally:
-                mark.close()
+            with closing(MeasurementMark(request.context, request.scenario)) as mark:
+                measurement = ScenarioMeasurement(
+                    request,
+                    record,
+                    self._store,
+                    self._trials,
+                    mark,
+                    before=self._before,
+                    show_progress=self._show_progress,
+                )
+                resolution = self._measure(request, measurement, due)
+                return resolution, measurement.measured
 
     def _without_suspects(self, request: Request, found: Found | None) -> Request:
-        """Leave out the configs of which processes have died, unless this one may.
+        """Leave out the configs during which processes have died, unless this one may measure them.
 
         Raises:
             NoValidConfigError: no other config is left.
@@ -182,57 +176,19 @@ class ScenarioTuner:
         return [config for config in request.disputable_configs(record) if config not in tried]
 
     def _measure(
-        self, request: Request, record: Record, due: list[Config], mark: MeasurementMark
-    ) -> tuple[Resolution | None, int]:
-        def write(measurements: Sequence[Measurement]) -> None:
-            nonlocal record
-            addition = Record(scenario=request.scenario, measurements=tuple(measurements))
-            self._trials.add(request.context, request.scenario, measurements)
-            record = self._trials.correct(request.context, merge_records(record, addition))
-            # A process whose device is lost may not live to write what is queued.
-            is_last = any(_has_crashed(measurement) for measurement in measurements)
-            put = self._store.put_now if is_last else self._store.put
-            put(request.context, addition)
-
-        def measure(search: Search, total: int, earlier: Sequence[Measurement] = ()) -> int:
-            return self._run_search(request, write, search, total, earlier, check, mark)
-
-        options = request.check if may_launch_default(request, record) else None
-        check = WinnerCheck(request, options, mark.around)
-        search = make_search(request, record, due)
-        loaded = LoadedKernels(find_jit_function(request.autotuner))
-        measured = measure(search, len(due), earlier_measurements(request, record))
-        if best_config(request, record) is None:
-            retried = self._untried_failures(request, record)
-            measured += measure(Exhaustive(retried), len(retried)) if retried else 0
-        confirmed: set[Config] = set()
-        while (best := best_config(request, record)) is not None:
-            if measured and record.by_config[best].by != whoami() and best not in confirmed:
-                # Another machine's timing must not win a tune here without being measured here.
-                confirmed.add(best)
-                measured += measure(Exhaustive([best]), 1)
-                continue
-            with recording_crash(best, lambda crash: write([crash])):
-                wrong = find_wrong_results(check, request, best)
-            if wrong is None:
-                break
-            write([wrong])
-        if best is None:
-            return self._without_valid_config(request, record), measured
-        config = request.declared[best]
-        note_timings(request, record)
-        self._store.put(
-            request.context,
-            Record(
-                scenario=request.scenario,
-                winner=Winner(config=winner_to_record(request, record, best), at=now()),
-                launches=tuned_launches(request.autotuner, config, request.args, request.kwargs),
-            ),
-        )
-        _release_losers(loaded, request, record, best)
-        missing = len(request.unmeasured_configs(record))
-        how: How = "tuned" if due or measured else "exact"
-        return request.resolution(how, config, store=self._store.url, missing=missing), measured
+        self, request: Request, measurement: ScenarioMeasurement, due: list[Config]
+    ) -> Resolution | None:
+        measurement.measure_due(due)
+        if measurement.best is None:
+            measurement.measure(self._untried_failures(request, measurement.record))
+        winner = measurement.find_winner()
+        if winner is None:
+            return self._without_valid_config(request, measurement.record)
+        measurement.record_winner(winner)
+        how: How = "tuned" if due or measurement.measured else "exact"
+        missing = len(request.unmeasured_configs(measurement.record))
+        chosen = request.declared[winner]
+        return request.resolution(how, chosen, store=self._store.url, missing=missing)
 
     def _without_valid_config(self, request: Request, record: Record) -> Resolution | None:
         """Return the default config's resolution, or None where memory lacked for any config.
@@ -258,87 +214,11 @@ class ScenarioTuner:
         )
         return request.resolution("default", request.default)
 
-    def _run_search(
-        self,
-        request: Request,
-        write: Callable[[Sequence[Measurement]], None],
-        search: Search,
-        total: int,
-        earlier: Sequence[Measurement],
-        check: WinnerCheck,
-        mark: MeasurementMark,
-    ) -> int:
-        """Measure what a search proposes within the budget's time; return the number of configs."""
-        budget = request.budget
-        launch = CandidateLaunch(
-            request.autotuner,
-            request.declared,
-            describe(request.default),
-            request.args,
-            request.kwargs,
-        )
-        # A caller's own benchmark is called once per config; the device timer may measure again.
-        method = request.context.problem.method
-        race = budget.race and not method.startswith(("custom:", "wall"))
-        until = math.inf if budget.seconds is None else time.monotonic() + budget.seconds
-        marked = find_suspects(request.context, request.scenario)
-        suspects = {suspect.config: suspect for suspect in marked}
-        title = f"{request.context.kernel.name}{request.scenario}"
-        bar = progress(title, total, wanted=self._show_progress)
-        recording_paused = pause_recording(request.autotuner, self._store.tiers)
-        with MeasurementWriter(write) as writer, bar as advance, recording_paused:
-
-            def note(measurement: Measurement) -> None:
-                writer(measurement)
-                suspect = suspects.pop(measurement.config, None)
-                if suspect is not None and measurement.median is not None:
-                    suspect.forget()
-                advance()
-
-            def announce(config: Config) -> None:
-                with recording_crash(launch.default, writer):
-                    check.prepare()
-                if self._before is not None:
-                    writer.drain()
-                    self._before(config)
-
-            return Tuner(
-                launch,
-                note,
-                race=race,
-                until=until,
-                before=announce,
-                mark=mark.around,
-                earlier=earlier,
-            ).tune(search)
-
-
-def _release_losers(
-    loaded: LoadedKernels, request: Request, record: Record, winner: Config
-) -> None:
-    """Release the kernels that a tune has compiled, except the winner's and the default's."""
-    if not loaded.later():
-        return
-    measurements = record.by_config
-    needed = []
-    for config in {winner, describe(request.default)}:
-        if config in measurements and measurements[config].median is not None:
-            with suppress(Exception):  # Without the kernel, the next launch compiles it.
-                chosen = request.declared[config]
-                needed.append(
-                    compile_config(request.autotuner, chosen, request.args, request.kwargs)
-                )
-    loaded.release_later(needed)
-
 
 def _is_hung(request: Request) -> bool:
     """Return whether a process hangs while it tunes a scenario."""
     suspects = find_suspects(request.context, request.scenario)
     return any(suspect.is_hung for suspect in suspects)
-
-
-def _has_crashed(measurement: Measurement) -> bool:
-    return measurement.failure is not None and measurement.failure.kind == "crash"
 
 
 def _out_of_memory_text(request: Request) -> str:

@@ -16,7 +16,7 @@ from ..tuning.config_failures import device_failure_of
 from ..tuning.result_check import CheckOptions, ResultChecker, Verdict
 from .request import Request
 
-__all__ = ["WinnerCheck", "find_wrong_results", "recording_crash"]
+__all__ = ["WinnerCheck", "recording_crash"]
 
 
 class WinnerCheck:
@@ -74,6 +74,26 @@ class WinnerCheck:
             )
         return verdict
 
+    def find_wrong_results(self, best: Config) -> Measurement | None:
+        """Return the failure of a config whose results are wrong, or None."""
+        start = time.perf_counter()
+        verdict = self.check(self._request.declared[best])
+        if verdict.outcome != "wrong":
+            return None
+        name = self._request.context.kernel.name
+        warn_once(
+            f"wrong {name} {best}",
+            f"{name}{self._request.scenario}: ({best}) is fast but wrong, and is not used: "
+            f"{verdict.evidence}",
+        )
+        return Measurement(
+            config=best,
+            failure=Failure(kind="wrong", reason=verdict.evidence),
+            at=now(),
+            by=whoami(),
+            seconds=round(time.perf_counter() - start, 3),
+        )
+
     @contextmanager
     def _launch(self, config: Any) -> Iterator[None]:
         """Launch a config under its mark; an error of the device shows when results are read."""
@@ -117,23 +137,3 @@ def recording_crash(config: Config, write: Callable[[Measurement], None]) -> Ite
         if crash is not None:
             write(Measurement(config=config, failure=crash, at=now(), by=whoami()))
         raise
-
-
-def find_wrong_results(check: WinnerCheck, request: Request, best: Config) -> Measurement | None:
-    """Return the failure of a config whose results are wrong, or None."""
-    start = time.perf_counter()
-    verdict = check.check(request.declared[best])
-    if verdict.outcome != "wrong":
-        return None
-    warn_once(
-        f"wrong {request.context.kernel.name} {best}",
-        f"{request.context.kernel.name}{request.scenario}: ({best}) is fast but wrong, and is not "
-        f"used: {verdict.evidence}",
-    )
-    return Measurement(
-        config=best,
-        failure=Failure(kind="wrong", reason=verdict.evidence),
-        at=now(),
-        by=whoami(),
-        seconds=round(time.perf_counter() - start, 3),
-    )

@@ -20,7 +20,7 @@ from ..model.selection import winner
 from ..runtime.request import Request
 from ..runtime.suspects import leave_out
 from ..runtime.tune_search import may_launch_default
-from ..runtime.winner_check import WinnerCheck, find_wrong_results, recording_crash
+from ..runtime.winner_check import WinnerCheck, recording_crash
 from ..system.provenance import whoami
 from ..triton_internals.config_names import describe
 from ..tuning.measurement_marks import MeasurementMark
@@ -199,7 +199,7 @@ class CaseGroup:
             check.prepare()
             tuner.announce(best)
             with recording_crash(best, lambda crash: self._group.put_measurements([crash])):
-                wrong = find_wrong_results(check, request, best)
+                wrong = check.find_wrong_results(best)
             return None if wrong is None else self._group.with_case(case, wrong)
         finally:
             mark.close()

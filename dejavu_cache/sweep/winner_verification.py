@@ -13,7 +13,7 @@ from ..model.scenario import Config, Context, Scenario, now
 from ..model.selection import NOISE
 from ..runtime.record_lookup import best_config, winner_to_record
 from ..runtime.request import Request
-from ..runtime.winner_check import WinnerCheck, find_wrong_results
+from ..runtime.winner_check import WinnerCheck
 from ..stores import Store
 from ..triton_internals.compilation import tuned_launches
 from ..triton_internals.config_names import describe
@@ -203,7 +203,7 @@ class _Verification:
                 running = [config for config in measured if measured[config].failure is None]
                 measured.update(self._compare([*running, best]))
                 continue
-            wrong = find_wrong_results(check, request, best)
+            wrong = check.find_wrong_results(best)
             if wrong is None:
                 break
             measured[best] = wrong

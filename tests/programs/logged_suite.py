@@ -157,9 +157,9 @@ def die(*args):
 
 
 if "DIES_BEFORE_THE_WINNER" in os.environ:
-    from dejavu_cache.runtime import scenario_tuner
+    from dejavu_cache.runtime import scenario_measurement
 
-    scenario_tuner.tuned_launches = die  # type: ignore[attr-defined]
+    scenario_measurement.tuned_launches = die  # type: ignore[attr-defined]
 
 met = Suite(lambda: [case(100)], lambda kernel, scenario: case(scenario.args["n"]))
 broken = raises

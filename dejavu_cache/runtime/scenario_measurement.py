@@ -1,0 +1,194 @@
+"""Measure the configs of a scenario whose lease is held, compare results, record the winner."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from ..model.merge import merge_records
+from ..model.record import Measurement, Record, Winner
+from ..model.scenario import Config, now
+from ..system.provenance import whoami
+from ..triton_internals.compilation import find_jit_function, tuned_launches
+from ..triton_internals.config_names import describe
+from ..triton_internals.loaded_kernels import LoadedKernels, compile_config
+from ..tuning.measurement_marks import MeasurementMark, find_suspects
+from ..tuning.measurement_writer import MeasurementWriter
+from ..tuning.progress_bar import progress
+from ..tuning.search import Exhaustive, Search
+from ..tuning.tuner import CandidateLaunch, Tuner
+from .launch_recorder import pause_recording
+from .own_trials import OwnTrials
+from .record_lookup import best_config, note_timings, winner_to_record
+from .request import Request
+from .tolerant_store import TolerantStore
+from .tune_search import earlier_measurements, make_search, may_launch_default
+from .winner_check import WinnerCheck, recording_crash
+
+__all__ = ["ScenarioMeasurement"]
+
+
+class ScenarioMeasurement:
+    """Measures configs of one scenario, and records each measurement and then the winner.
+
+    Args:
+        request: the scenario.
+        record: what is recorded of it.
+        store: where measurements and the winner are recorded.
+        trials: what this process has measured; gets the measurements too.
+        mark: names the config being measured for the next process, if this one dies.
+        before: is called with each config before it is measured, once all earlier measurements are
+            recorded.
+        show_progress: whether a long search shows a bar on a terminal.
+
+    Attributes:
+        record: what is known of the scenario.
+        measured: the number of configs measured.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        record: Record,
+        store: TolerantStore,
+        trials: OwnTrials,
+        mark: MeasurementMark,
+        *,
+        before: Callable[[Config], None] | None,
+        show_progress: bool,
+    ) -> None:
+        """Measure nothing yet; the arguments are described at the class."""
+        self.record = record
+        self.measured = 0
+        self._request = request
+        self._store = store
+        self._trials = trials
+        self._mark = mark
+        self._before = before
+        self._show_progress = show_progress
+        options = request.check if may_launch_default(request, record) else None
+        self._check = WinnerCheck(request, options, mark.around)
+        self._loaded = LoadedKernels(find_jit_function(request.autotuner))
+
+    @property
+    def best(self) -> Config | None:
+        """The best config by the measurements, or None if none has a usable timing."""
+        return best_config(self._request, self.record)
+
+    def measure_due(self, due: list[Config]) -> None:
+        """Measure due configs as far as the budget goes; an unfinished race goes on."""
+        search = make_search(self._request, self.record, due)
+        self._run_search(search, len(due), earlier_measurements(self._request, self.record))
+
+    def measure(self, configs: list[Config]) -> None:
+        """Measure configs in order."""
+        if configs:
+            self._run_search(Exhaustive(configs), len(configs))
+
+    def find_winner(self) -> Config | None:
+        """Return the best config whose results are right, or None if none is left."""
+        confirmed: set[Config] = set()
+        while (best := self.best) is not None:
+            by = self.record.by_config[best].by
+            if self.measured and by != whoami() and best not in confirmed:
+                # Another machine's timing must not win a tune here without being measured here.
+                confirmed.add(best)
+                self.measure([best])
+                continue
+            with recording_crash(best, lambda crash: self._write([crash])):
+                wrong = self._check.find_wrong_results(best)
+            if wrong is None:
+                break
+            self._write([wrong])
+        return best
+
+    def record_winner(self, best: Config) -> None:
+        """Record the winner and its launches, and release the kernels that lost."""
+        request = self._request
+        note_timings(request, self.record)
+        addition = Record(
+            scenario=request.scenario,
+            winner=Winner(config=winner_to_record(request, self.record, best), at=now()),
+            launches=tuned_launches(
+                request.autotuner, request.declared[best], request.args, request.kwargs
+            ),
+        )
+        self._store.put(request.context, addition)
+        self._release_losers(best)
+
+    def _write(self, measurements: Sequence[Measurement]) -> None:
+        context, scenario = self._request.context, self._request.scenario
+        addition = Record(scenario=scenario, measurements=tuple(measurements))
+        self._trials.add(context, scenario, measurements)
+        self.record = self._trials.correct(context, merge_records(self.record, addition))
+        # A process whose device is lost may not live to write what is queued.
+        is_last = any(_has_crashed(measurement) for measurement in measurements)
+        put = self._store.put_now if is_last else self._store.put
+        put(context, addition)
+
+    def _run_search(self, search: Search, total: int, earlier: Sequence[Measurement] = ()) -> None:
+        """Measure what a search proposes, at most `total` configs, within the budget's time."""
+        request = self._request
+        launch = CandidateLaunch(
+            request.autotuner,
+            request.declared,
+            describe(request.default),
+            request.args,
+            request.kwargs,
+        )
+        # A caller's own benchmark is called once per config; the device timer may measure again.
+        has_own_benchmark = request.context.problem.method.startswith(("custom:", "wall"))
+        seconds = request.budget.seconds
+        until = math.inf if seconds is None else time.monotonic() + seconds
+        marked = find_suspects(request.context, request.scenario)
+        suspects = {suspect.config: suspect for suspect in marked}
+        title = f"{request.context.kernel.name}{request.scenario}"
+        bar = progress(title, total, wanted=self._show_progress)
+        recording_paused = pause_recording(request.autotuner, self._store.tiers)
+        with MeasurementWriter(self._write) as writer, bar as advance, recording_paused:
+
+            def note(measurement: Measurement) -> None:
+                writer(measurement)
+                suspect = suspects.pop(measurement.config, None)
+                if suspect is not None and measurement.median is not None:
+                    suspect.forget()
+                advance()
+
+            def announce(config: Config) -> None:
+                with recording_crash(launch.default, writer):
+                    self._check.prepare()
+                if self._before is not None:
+                    writer.drain()
+                    self._before(config)
+
+            tuner = Tuner(
+                launch,
+                note,
+                race=request.budget.race and not has_own_benchmark,
+                until=until,
+                before=announce,
+                mark=self._mark.around,
+                earlier=earlier,
+            )
+            self.measured += tuner.tune(search)
+
+    def _release_losers(self, winner: Config) -> None:
+        """Release the kernels compiled since the beginning, except the winner's and default's."""
+        if not self._loaded.later():
+            return
+        request, measurements = self._request, self.record.by_config
+        needed = []
+        for config in {winner, describe(request.default)}:
+            if config in measurements and measurements[config].median is not None:
+                with suppress(Exception):  # Without the kernel, the next launch compiles it.
+                    chosen = request.declared[config]
+                    needed.append(
+                        compile_config(request.autotuner, chosen, request.args, request.kwargs)
+                    )
+        self._loaded.release_later(needed)
+
+
+def _has_crashed(measurement: Measurement) -> bool:
+    return measurement.failure is not None and measurement.failure.kind == "crash"
