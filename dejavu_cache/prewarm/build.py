@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import shutil
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from filelock import FileLock, Timeout
 
 from .. import __version__
-from ..errors import DejavuError, PrewarmError
+from ..errors import PrewarmError
 from ..stores import FileStore, Store
 from ..stores.manifest import (
     BINARIES,
@@ -25,30 +23,15 @@ from ..stores.manifest import (
     describe_file,
     files_of,
     is_prewarmed,
-    read_manifest,
 )
-from ..system.safe_files import replace_file
 from ..triton_internals.compilation import target_of
-from ..triton_internals.distribution import triton_version
 from .messages import BuildPlan, CompileJob, CompileResult, PrewarmSpec
 from .record_source import all_records, own_records
+from .result_cache import PrewarmResult, ResultCache
 from .stub_driver import make_stub_driver
 from .worker_pool import CompileProcess, compile_all
 
-__all__ = ["PrewarmResult", "prewarm"]
-
-
-class PrewarmResult(NamedTuple):
-    """The result of a prewarming.
-
-    Attributes:
-        compiled: number of kernels that were compiled; 0 if nothing had changed.
-        notes: remarks for the user, one sentence each.
-    """
-
-    manifest: Manifest
-    compiled: int
-    notes: tuple[str, ...]
+__all__ = ["prewarm"]
 
 
 def prewarm(
@@ -59,7 +42,7 @@ def prewarm(
     *,
     processes: int | None = None,
     progress: Callable[[int], Callable[[CompileJob, CompileResult], None]] = lambda total: (
-        lambda job, built: None
+        lambda job, result: None
     ),
     **options: Any,
 ) -> PrewarmResult:
@@ -83,7 +66,7 @@ def prewarm(
     spec = PrewarmSpec(
         modules=tuple(modules), store=store, devices=tuple(dict.fromkeys(devices)), **options
     )
-    cache = _ResultCache(out, spec)
+    cache = ResultCache(out, spec)
     cached = cache.load()
     if cached is not None:
         return cached
@@ -91,15 +74,10 @@ def prewarm(
     lock = FileLock(work.with_suffix(".lock"), timeout=0)
     try:
         with lock, _scratch(work):
-            done = _prewarm(
-                spec.model_copy(update={"binaries": str(work / BINARIES)}),
-                out,
-                work,
-                processes,
-                progress,
-            )
-            cache.save(*done)
-            return done[0]
+            in_work = spec.model_copy(update={"binaries": str(work / BINARIES)})
+            result, plan = _prewarm(in_work, out, work, processes, progress)
+            cache.save(result, plan)
+            return result
     except Timeout:
         raise PrewarmError(f"another process is prewarming {out}: wait for it") from None
     except OSError as error:
@@ -157,16 +135,16 @@ def _prewarm(
             if hasattr(os, "sched_getaffinity")
             else os.cpu_count() or 1
         )
-        done = compile_all(spec, first, plan.jobs, processes or cpus, progress(len(plan.jobs)))
-    notes = _check_results(plan, done)
+        results = compile_all(spec, first, plan.jobs, processes or cpus, progress(len(plan.jobs)))
+    notes = _check_results(results)
     with own_records(spec.store) as own:
         _copy_records(plan, all_records(own), FileStore(work / RECORDS))
-    _remove_unneeded(work, {key for built in done.values() for key in built.keys})
-    manifest = _manifest(plan, done, work)
+    _remove_unneeded(work, {key for result in results.values() for key in result.keys})
+    manifest = _manifest(plan, results, work)
     (work / MANIFEST).write_text(manifest.text, encoding="utf-8")
     _make_readable(work)
     _swap(work, out)
-    compiled = _distinct(built for built in done.values() if built.fresh)
+    compiled = _count_binaries(result for result in results.values() if result.fresh)
     return PrewarmResult(manifest, compiled, (*plan.notes, *notes)), plan
 
 
@@ -183,33 +161,35 @@ def _link(source: str, target: str) -> None:
         shutil.copyfile(source, target)
 
 
-def _check_results(plan: BuildPlan, done: dict[CompileJob, CompileResult]) -> list[str]:
-    """Return notes on the defaults that could not be compiled.
+def _check_results(results: Mapping[CompileJob, CompileResult]) -> list[str]:
+    """Return the results' notes, and one on each default that could not be compiled.
 
     Raises:
         PrewarmError: a winner could not be compiled, or an error was fatal.
     """
-    failed = {job: built for job, built in done.items() if built.error}
-    fatal = [f"{job}: {built.error}" for job, built in failed.items() if job.needed or built.fatal]
+    failed = {job: result for job, result in results.items() if result.error}
+    fatal = [
+        f"{job}: {result.error}" for job, result in failed.items() if job.needed or result.fatal
+    ]
     if fatal:
         raise PrewarmError(
             f"{len(fatal)} binaries could not be made, and nothing was written:\n  "
             + "\n  ".join(fatal)
         )
     notes = [
-        f"{job} could not be compiled and is left out: {built.error}"
-        for job, built in failed.items()
+        f"{job} could not be compiled and is left out: {result.error}"
+        for job, result in failed.items()
     ]
-    return list(dict.fromkeys([*notes, *(note for built in done.values() for note in built.notes)]))
+    notes.extend(note for result in results.values() for note in result.notes)
+    return list(dict.fromkeys(notes))
 
 
 def _copy_records(plan: BuildPlan, source: Store, target: FileStore) -> None:
-    wanted = set(plan.contexts)
+    devices = {context.environment.device for context in plan.contexts}
     for context in plan.contexts:
         target.put(context, source.records(context))
     for kernel in {context.kernel.name for context in plan.contexts}:
         for tree, _ in source.trees(kernel):
-            devices = {context.environment.device for context in wanted}
             if tree.context.environment.device in devices:
                 target.put_tree(tree)
 
@@ -223,13 +203,17 @@ def _remove_unneeded(work: Path, wanted: set[str]) -> None:
         shutil.rmtree(work / name, ignore_errors=True)
 
 
-def _distinct(made: Iterable[CompileResult]) -> int:
+def _count_binaries(results: Iterable[CompileResult]) -> int:
     """Return the number of different binaries."""
-    return len({built.binary for built in made if built.binary})
+    return len({result.binary for result in results if result.binary})
 
 
-def _manifest(plan: BuildPlan, done: Mapping[CompileJob, CompileResult], work: Path) -> Manifest:
+def _manifest(plan: BuildPlan, results: Mapping[CompileJob, CompileResult], work: Path) -> Manifest:
     targets = {target_of(device) for device in plan.devices}
+    kernels = []
+    for kernel in plan.kernels:
+        own = (result for job, result in results.items() if job.kernel == kernel.name)
+        kernels.append(kernel.model_copy(update={"binaries": _count_binaries(own)}))
     return Manifest(
         made_by=__version__,
         triton=plan.triton,
@@ -240,16 +224,7 @@ def _manifest(plan: BuildPlan, done: Mapping[CompileJob, CompileResult], work: P
         devices=tuple(sorted(plan.devices, key=lambda device: device.name)),
         targets=tuple(sorted(f"{target.backend}:{target.arch}" for target in targets)),
         codegen=plan.codegen,
-        kernels=tuple(
-            each.model_copy(
-                update={
-                    "binaries": _distinct(
-                        built for job, built in done.items() if job.kernel == each.name
-                    )
-                }
-            )
-            for each in plan.kernels
-        ),
+        kernels=tuple(kernels),
         files={inside: describe_file(path) for inside, path in files_of(work)},
     )
 
@@ -277,78 +252,3 @@ def _swap(work: Path, out: Path) -> None:
             old.rename(out)
         raise
     shutil.rmtree(old, ignore_errors=True)
-
-
-class _ResultCache:
-    """Inputs and result of the last prewarming of a folder, kept in the user's cache folder.
-
-    A prewarming with the same inputs then returns at once.
-    """
-
-    def __init__(self, out: Path, spec: PrewarmSpec) -> None:
-        from platformdirs import user_cache_dir
-
-        name = hashlib.sha256(str(out).encode()).hexdigest()[:24]
-        self._path = (
-            Path(user_cache_dir("dejavu-cache", appauthor=False)) / "prewarm" / f"{name}.json"
-        )
-        self._out = out
-        self._spec = spec
-
-    def load(self) -> PrewarmResult | None:
-        """Return the last result, or None if the inputs or the folder have changed."""
-        try:
-            noted = json.loads(self._path.read_text(encoding="utf-8"))
-            manifest = read_manifest(self._out)
-            same = noted["manifest"] == manifest.digest and all(
-                (inside.stat().st_size if inside.is_file() else -1) == file.size
-                for inside, file in (
-                    (self._out / name, file) for name, file in manifest.files.items()
-                )
-            )
-            if same and noted["from"] == self._inputs(noted["files"], noted["kernels"]):
-                return PrewarmResult(manifest, 0, tuple(noted["notes"]))
-        except (OSError, ValueError, KeyError, TypeError, DejavuError):
-            pass
-        return None
-
-    def save(self, done: PrewarmResult, plan: BuildPlan) -> None:
-        """Save a result with the inputs that it depends on."""
-        files, kernels = (
-            dict(plan.files),
-            sorted({context.kernel.name for context in plan.contexts}),
-        )
-        noted = {
-            "manifest": done.manifest.digest,
-            "files": files,
-            "kernels": kernels,
-            "notes": done.notes,
-            "from": self._inputs(files, kernels),
-        }
-        with suppress(OSError):
-            replace_file(self._path, json.dumps(noted).encode())
-
-    def _inputs(self, files: dict[str, Any], kernels: Sequence[str]) -> dict[str, Any]:
-        records = hashlib.sha256()
-        with own_records(self._spec.store) as own:
-            store = all_records(own)
-            for kernel in kernels:
-                for whole in store.record_sets(kernel):
-                    records.update(whole.model_dump_json().encode())
-                for tree, _ in store.trees(kernel):
-                    records.update(tree.text.encode())
-        now = {}
-        for file in files:
-            stat = Path(file).stat()
-            now[file] = [stat.st_mtime_ns, stat.st_size]
-        return {
-            "spec": self._spec.model_dump(mode="json"),
-            "records": records.hexdigest(),
-            "files": now,
-            "triton": [triton_version(), sysconfig.get_config_var("EXT_SUFFIX"), __version__],
-            "variables": {
-                name: value
-                for name, value in sorted(os.environ.items())
-                if name.startswith("TRITON_")
-            },
-        }

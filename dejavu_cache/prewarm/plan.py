@@ -3,34 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping
 
 from ..errors import PrewarmError
-from ..model.decision_tree import Tree
-from ..model.record import Record, RecordedLaunch
-from ..model.scenario import Config, Context, Device, Scenario
-from ..model.selection import winner
+from ..model.scenario import Context, Device
 from ..runtime.launch_recorder import LAUNCH_METHOD
 from ..stores import Store
 from ..stores.manifest import PrewarmedKernel
 from ..triton_internals.compilation import target_of, wheel
-from ..triton_internals.config_names import describe
 from ..triton_internals.hooks import set_target
 from ..triton_internals.host_modules import platform_key
-from .kernel_discovery import DiscoveredKernel, DiscoveredKernels, default_of, python_files
+from .compile_jobs import KernelJobs, KernelRecords, distinct_launches
+from .kernel_discovery import DiscoveredKernel, DiscoveredKernels, python_files
 from .messages import BuildPlan, CompileJob, PrewarmSpec
 from .toolchain import builder_toolchain, installed_triton, is_alike, refuse_toolchain
 
 __all__ = ["plan"]
-
-
-class _KernelRecords(NamedTuple):
-    """The records of one kernel on one device."""
-
-    kernel: DiscoveredKernel
-    context: Context
-    records: list[Record]
 
 
 def plan(spec: PrewarmSpec, kernels: DiscoveredKernels, store: Store, own: Store) -> BuildPlan:
@@ -63,12 +51,17 @@ def plan(spec: PrewarmSpec, kernels: DiscoveredKernels, store: Store, own: Store
     jobs: dict[str, CompileJob] = {}
     scenarios: Counter[str] = Counter()
     for selection in selected:
-        # Functions for defaults or pruning may ask Triton for its target.
-        set_target(target_of(selection.context.environment.device))
-        for job in _jobs(spec, selection, selected, store, notes, scenarios):
-            same = job.model_dump_json(exclude={"needed"})
-            if job.needed or same not in jobs:
-                jobs[same] = job
+        name, environment = selection.kernel.name, selection.context.environment
+        if not is_alike(environment, builder_toolchain(environment.device)):
+            notes.append(f"{name}: records of Triton {environment.triton} only, no binaries")
+            continue
+        wanted = _kernel_jobs(spec, selection, selected, store)
+        for job in wanted.jobs():
+            without_need = job.model_dump_json(exclude={"needed"})
+            if job.needed or without_need not in jobs:
+                jobs[without_need] = job
+        scenarios[name] += wanted.scenarios
+        notes.extend(wanted.notes)
     return BuildPlan(
         jobs=tuple(jobs.values()),
         contexts=tuple(selection.context for selection in selected),
@@ -108,7 +101,7 @@ def _select_records(
     contexts: Mapping[str, list[Context]],
     device: Device,
     store: Store,
-) -> Iterator[_KernelRecords]:
+) -> Iterator[KernelRecords]:
     """Yield a device's records of the builder's toolchain, or of another one if that is allowed."""
     here = builder_toolchain(device)
     for name, kernel in kernels.by_name.items():
@@ -117,7 +110,7 @@ def _select_records(
         if ours and not alike:
             refuse_toolchain(spec, ours[0].environment, here)
         for context in alike or ours:
-            yield _KernelRecords(kernel, context, list(store.records(context)))
+            yield KernelRecords(kernel, context, list(store.records(context)))
 
 
 def _device(name: str, contexts: Mapping[str, list[Context]], spec: PrewarmSpec) -> Device:
@@ -175,7 +168,31 @@ def _same_family(name: str, device: Device) -> bool:
     return any(wanted & family and there & family for family in _FAMILIES)
 
 
-def _refuse_wheels(spec: PrewarmSpec, selected: list[_KernelRecords], own: Store) -> None:
+def _kernel_jobs(
+    spec: PrewarmSpec, selection: KernelRecords, selected: list[KernelRecords], store: Store
+) -> KernelJobs:
+    """Return the jobs of a selection's records, with what other records say of its kernel."""
+    name, environment = selection.kernel.name, selection.context.environment
+    # Functions for defaults or pruning may ask Triton for its target.
+    set_target(target_of(environment.device))
+    extra = [
+        launch
+        for other in selected
+        if other.context.problem.method == LAUNCH_METHOD
+        and (other.kernel.name, other.context.environment) == (name, environment)
+        for record in other.records
+        for launch in record.launches or ()
+    ]
+    trees = [
+        tree
+        for tree, _ in store.trees(name)
+        if tree.context.environment.device == environment.device
+    ]
+    return KernelJobs(selection, extra, trees if spec.fallbacks else None)
+
+
+def _refuse_wheels(spec: PrewarmSpec, selected: list[KernelRecords], own: Store) -> None:
+    """Raise `PrewarmError` if launches were only recorded with another build of Triton."""
     others = {
         launch.wheel
         for selection in selected
@@ -183,7 +200,7 @@ def _refuse_wheels(spec: PrewarmSpec, selected: list[_KernelRecords], own: Store
             selection.context.environment, builder_toolchain(selection.context.environment.device)
         )
         for record in own.records(selection.context)
-        for launch in _distinct(record.launches or ())
+        for launch in distinct_launches(record.launches or ())
         if launch.wheel != wheel()
     }
     if others and not spec.allowed.wheel:
@@ -193,172 +210,3 @@ def _refuse_wheels(spec: PrewarmSpec, selected: list[_KernelRecords], own: Store
             "found where they were tuned: build with that Python and wheel, or compile for "
             "programs that run on this one with --allow-other-wheel"
         )
-
-
-def _distinct(launches: Iterable[RecordedLaunch]) -> list[RecordedLaunch]:
-    """Drop launches that only differ in the build of Triton, preferring the builder's own."""
-    distinct: dict[str, RecordedLaunch] = {}
-    for launch in launches:
-        same = launch.model_dump_json(exclude={"wheel"})
-        if launch.wheel == wheel() or same not in distinct:
-            distinct[same] = launch
-    return list(distinct.values())
-
-
-def _jobs(
-    spec: PrewarmSpec,
-    selection: _KernelRecords,
-    selected: list[_KernelRecords],
-    store: Store,
-    notes: list[str],
-    scenarios: Counter[str],
-) -> Iterator[CompileJob]:
-    environment = selection.context.environment
-    arch = environment.device.arch
-    if not is_alike(environment, builder_toolchain(environment.device)):
-        notes.append(
-            f"{selection.kernel.name}: records of Triton {environment.triton} only, no binaries"
-        )
-        return
-    if selection.context.problem.method == LAUNCH_METHOD:
-        yield from _jobs_without_config(selection, arch)
-        return
-    declared = selection.kernel.configs(target_of(environment.device).backend)
-    extra = [
-        launch
-        for other in selected
-        if other.context.problem.method == LAUNCH_METHOD
-        and (other.kernel.name, other.context.environment) == (selection.kernel.name, environment)
-        for record in other.records
-        for launch in record.launches or ()
-    ]
-    trees = [
-        tree
-        for tree, _ in store.trees(selection.kernel.name)
-        if tree.context.environment.device == environment.device
-    ]
-    bare = 0
-    for record in selection.records:
-        best = _chosen_config(selection, record, declared)
-        if best is None:
-            continue
-        scenarios[selection.kernel.name] += 1
-        launches = _distinct(
-            [
-                *(record.launches or ()),
-                *(launch for launch in extra if _suits(launch, record.scenario)),
-            ]
-        )
-        bare += not launches
-        for launch in launches:
-            yield from _of_launch(spec, selection, arch, launch, best, record, declared, trees)
-    if bare:
-        notes.append(
-            f"{selection.kernel.name}: {bare} scenarios have a winner but nobody noted how it is "
-            "launched, so they will be compiled at first use: launch them once where they may "
-            "be tuned"
-        )
-
-
-def _chosen_config(
-    selection: _KernelRecords, record: Record, declared: Mapping[Config, Any]
-) -> Config | None:
-    """Return the config that a launch runs: the pinned one if it is declared, or the winner."""
-    if record.pinned is not None and record.pinned in declared:
-        return record.pinned
-    default = _default(selection, record, (record.launches or (None,))[0], declared)
-    return winner(record, declared, default)
-
-
-def _jobs_without_config(selection: _KernelRecords, arch: str) -> Iterator[CompileJob]:
-    """Yield jobs for launches without a config, whose recorded values are complete."""
-    for record in selection.records:
-        for launch in _distinct(record.launches or ()):
-            if set(launch.signature) == set(selection.kernel.function.arg_names):
-                yield CompileJob(kernel=selection.kernel.name, arch=arch, launch=launch)
-
-
-def _suits(launch: RecordedLaunch, scenario: Scenario) -> bool:
-    """Return whether a launch fits a scenario's dtypes and its values that are compiled in."""
-    for name, dtype in scenario.dtypes.items():
-        type_ = launch.signature.get(name, "")
-        if type_.startswith("*") and _TYPES.get(dtype, type_.lstrip("*k")) != type_.lstrip("*k"):
-            return False
-    return all(
-        launch.constants[name] == value or name not in launch.signature
-        for name, value in scenario.args.items()
-        if launch.signature.get(name) == "constexpr" and name in launch.constants
-    )
-
-
-_TYPES = {
-    "float16": "fp16",
-    "bfloat16": "bf16",
-    "float32": "fp32",
-    "float64": "fp64",
-    "int8": "i8",
-    "int16": "i16",
-    "int32": "i32",
-    "int64": "i64",
-    "uint8": "u8",
-    "bool": "i1",
-}
-
-
-def _of_launch(
-    spec: PrewarmSpec,
-    selection: _KernelRecords,
-    arch: str,
-    launch: RecordedLaunch,
-    best: Config,
-    record: Record,
-    declared: Mapping[Config, Any],
-    trees: Sequence[Tree],
-) -> Iterator[CompileJob]:
-    configs = {best: True}
-    if spec.fallbacks:
-        for config in _fallbacks(selection, record, launch, declared, trees):
-            configs.setdefault(config, False)
-    for config, needed in configs.items():
-        if launch.bound in (None, config):
-            yield CompileJob(
-                kernel=selection.kernel.name, arch=arch, launch=launch, config=config, needed=needed
-            )
-
-
-def _fallbacks(
-    selection: _KernelRecords,
-    record: Record,
-    launch: RecordedLaunch,
-    declared: Mapping[Config, Any],
-    trees: Sequence[Tree],
-) -> Iterator[Config]:
-    """Yield the configs that may replace the winner: the default, and the choices of trees."""
-    default = _default(selection, record, launch, declared)
-    if default is not None:
-        yield default
-    for tree in trees:
-        chosen = next(
-            (config for config in tree.rank(record.scenario.values) if config in declared), None
-        )
-        if chosen is not None:
-            yield chosen
-
-
-def _default(
-    selection: _KernelRecords,
-    record: Record,
-    launch: RecordedLaunch | None,
-    declared: Mapping[Config, Any],
-) -> Config | None:
-    constants = launch.constants if launch else {}
-    plain = {name: value for name, value in constants.items() if not _is_json(value)}
-    for autotuner in selection.kernel.autotuners:
-        default = default_of(autotuner, record.scenario, plain, next(iter(declared.values()), None))
-        if default is not None:
-            return describe(default)
-    return None
-
-
-def _is_json(value: Any) -> bool:
-    return isinstance(value, str) and value.startswith("json:")

@@ -6,7 +6,8 @@ import os
 import queue
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from types import TracebackType
 from typing import TypeVar
 
@@ -159,21 +160,13 @@ class _Pool:
         A process compiles for one architecture only, since Triton keeps converting float8 as the
         first architecture of its process needed it.
         """
-        started: list[CompileProcess] = []
         arch = None
-        try:
-            while not self.stop.is_set():
-                try:
-                    job = self._jobs.get_nowait()
-                except queue.Empty:
-                    return
-                if process is not None and arch not in (None, job.arch):
-                    if process in started:
-                        process.close()
-                    process = None
-                if process is None:
+        with ExitStack() as started:
+            for job in self._next_jobs():
+                if process is None or arch not in (None, job.arch):
+                    started.close()
                     process = CompileProcess(self._spec)
-                    started.append(process)
+                    started.callback(process.close)
                 arch = job.arch
                 try:
                     result = process.compile(job)
@@ -181,9 +174,14 @@ class _Pool:
                     process = None
                     result = CompileResult(error=f"the process of the compiler {error}")
                 self._add_result(job, result)
-        finally:
-            for own_process in started:
-                own_process.close()
+
+    def _next_jobs(self) -> Iterator[CompileJob]:
+        """Yield jobs for one thread until none is left, or the pool is stopped."""
+        while not self.stop.is_set():
+            try:
+                yield self._jobs.get_nowait()
+            except queue.Empty:
+                return
 
     def _add_result(self, job: CompileJob, result: CompileResult) -> None:
         with self._lock:

@@ -17,7 +17,7 @@ from ..output import note, say, show_json
 from ..progress_lines import prewarm_lines
 
 if TYPE_CHECKING:
-    from dejavu_cache.prewarm.build import PrewarmResult
+    from dejavu_cache.prewarm.result_cache import PrewarmResult
 
 __all__ = ["register"]
 
