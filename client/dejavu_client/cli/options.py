@@ -21,6 +21,7 @@ __all__ = [
     "OptionalKernelArgument",
     "PresetOption",
     "ScenarioOption",
+    "ServerOption",
     "SortOption",
     "StoreOption",
     "SuiteArgument",
@@ -53,6 +54,14 @@ StoreOption = Annotated[
         "--store",
         metavar="URL",
         help="A folder or a URL; else DEJAVU_CACHE_URL, else your own cache.",
+    ),
+]
+ServerOption = Annotated[
+    str,
+    typer.Option(
+        "--server",
+        metavar="URL",
+        help="The server; else the first https:// or http:// in DEJAVU_CACHE_URL.",
     ),
 ]
 ScenarioOption = Annotated[

@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
+from ..chosen_server import open_server
 from ..errors import NothingFoundError
-from ..options import JsonOption, require_moments
+from ..options import JsonOption, KernelOption, ServerOption, require_moments
 from ..output import show_json, show_table
-from .remote import KernelOption, ServerOption, open_server
 
 __all__ = ["register"]
 

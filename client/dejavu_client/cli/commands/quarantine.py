@@ -9,10 +9,10 @@ import typer
 from dejavu_cache.errors import SettingsError
 
 from ...http.errors import RefusedError
+from ..chosen_server import open_server
 from ..errors import NothingFoundError
-from ..options import JsonOption, require_moments
+from ..options import JsonOption, ServerOption, require_moments
 from ..output import say, show_json, show_table
-from .remote import ServerOption, open_server
 
 __all__ = ["register"]
 

@@ -17,6 +17,7 @@ import typer
 from dejavu_cache.errors import ExitCode, SettingsError
 from dejavu_cache.model.scenario import Scenario
 
+from ..chosen_server import worklist
 from ..chosen_store import open_chosen_store
 from ..options import (
     JsonOption,
@@ -209,8 +210,6 @@ def _gpu_numbers(gpus: str) -> list[str]:
 
 def _misses(url: str) -> tuple[MissedScenario, ...]:
     from dejavu_cache.sweep.messages import MissedScenario
-
-    from .remote import worklist
 
     return tuple(
         MissedScenario(

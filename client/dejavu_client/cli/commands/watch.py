@@ -15,13 +15,13 @@ from dejavu_cache.model.record import Record
 from dejavu_cache.model.scenario import Context
 from dejavu_cache.stores import Store
 
+from ..chosen_server import worklist
 from ..chosen_store import is_server_url, open_existing_store, split_urls
 from ..columns import ordered_values, settings_text
 from ..kernel_names import kernel_matches
 from ..options import DeviceOption, JsonOption, OptionalKernelArgument, StoreOption, TritonOption
 from ..output import note, say
 from ..record_queries import context_matches, winning_measurement
-from .remote import worklist
 
 __all__ = ["register"]
 

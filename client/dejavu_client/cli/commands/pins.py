@@ -1,0 +1,82 @@
+"""`pin` and `unpin`: choose a scenario's config by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from dejavu_cache.errors import SettingsError, StoreError
+from dejavu_cache.model.record import Pin, Record
+from dejavu_cache.model.scenario import Config, Context, now
+from dejavu_cache.stores import Store
+from dejavu_cache.system.provenance import whoami
+
+from ..chosen_store import open_existing_store
+from ..errors import PartlyDoneError
+from ..options import KernelArgument, ScenarioOption, StoreOption, parse_assignments
+from ..output import say
+from ..record_queries import has_settings, matching_records
+
+__all__ = ["register"]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    for command in (pin, unpin):
+        app.command()(command)
+
+
+def pin(
+    kernel: KernelArgument,
+    config: Annotated[
+        list[str], typer.Option("--config", metavar="NAME=VALUE", help="Of the config; may repeat.")
+    ],
+    scenario: ScenarioOption = None,
+    store: StoreOption = "",
+) -> None:
+    """Make scenarios run one config, whatever was measured; it must have been measured for them."""
+    values = parse_assignments(config, "--config")
+    with open_existing_store(store, write=True) as target:
+        pins = []
+        for context, record in matching_records(target, kernel, scenario or ()):
+            candidates = [
+                measured for measured in record.by_config if has_settings(measured, values)
+            ]
+            if len(candidates) != 1:
+                raise SettingsError(
+                    f"{record.scenario}: {len(candidates)} measured configs have "
+                    f"{', '.join(config)}; name one"
+                )
+            pins.append((context, record, candidates[0]))
+        _set_pins(target, pins)
+
+
+def unpin(
+    kernel: KernelArgument,
+    scenario: ScenarioOption = None,
+    store: StoreOption = "",
+) -> None:
+    """Take pins back: the measurements decide again."""
+    with open_existing_store(store, write=True) as target:
+        matches = matching_records(target, kernel, scenario or ())
+        _set_pins(target, [(context, record, None) for context, record in matches if record.pinned])
+
+
+def _set_pins(store: Store, pins: Sequence[tuple[Context, Record, Config | None]]) -> None:
+    """Set or remove pins and print each; an error names how many are done."""
+    if not pins:
+        say("nothing was pinned")
+    for done, (context, record, config) in enumerate(pins):
+        choice = Pin(config=config, at=now(), by=whoami())
+        try:
+            store.put(context, [Record(scenario=record.scenario, pin=choice)])
+        except StoreError as error:
+            if not done:
+                raise
+            raise PartlyDoneError(
+                f"only {done} of {len(pins)} scenarios are done: {error}"
+            ) from None
+        state = f"pinned to {config}" if config else "no longer pinned"
+        say(f"{context.kernel.name}{record.scenario}: {state}")
