@@ -302,19 +302,23 @@ class Sweep:
                 own_part.appendleft(case)
             elif self._is_identifying:
                 self._identified[case] = outcome
-                outcome = None
-            elif outcome.status == "busy":
-                self._busy_elsewhere.append(case)
-                self._note_outcome(case, outcome)
             else:
-                self._last_progress = time.monotonic()
-                previous = self.report.outcomes.get(case)
-                if previous is not None and previous.status == "busy" and outcome.status == "known":
-                    outcome = outcome.model_copy(update={"message": "measured by another sweep"})
-                self._note_outcome(case, outcome)
+                self._count_outcome(case, outcome)
+            is_final = not self._is_identifying and outcome and outcome.status != "busy"
             self._changed.notify_all()
-        if outcome is not None and outcome.status != "busy":
+        if is_final:
             self._emit_outcomes(case)
+
+    def _count_outcome(self, case: str, outcome: CaseOutcome) -> None:
+        """Report a case's outcome; one that another process tunes is tried again later."""
+        if outcome.status == "busy":
+            self._busy_elsewhere.append(case)
+        else:
+            self._last_progress = time.monotonic()
+            previous = self.report.outcomes.get(case)
+            if previous is not None and previous.status == "busy" and outcome.status == "known":
+                outcome = outcome.model_copy(update={"message": "measured by another sweep"})
+        self._note_outcome(case, outcome)
 
     @property
     def _identifying_task(self) -> Task:

@@ -68,25 +68,12 @@ def binder_for(
         buckets: the buckets of some of them.
         exact: whether the key holds all that a pruning function can see of the arguments.
     """
-    namespace = {
-        "__fn": fn,
-        "__knobs": knobs,
-        "__open": SET_BY_CONFIG,
-        "__tensors": _plain_tensor_types(fn),
-        "__constant": _constant_part,
-    }
-    namespace |= {"__bisect_right": bisect_right, **specializer(fn)}
     defaults = {
         parameter.name: parameter.default
         for parameter in fn.params
         if parameter.has_default and parameter.name not in tuned
     }
-    namespace |= {f"__default_{name}": default for name, default in defaults.items()}
-    namespace |= {
-        f"__edges_{name}": bucket.edges
-        for name, bucket in buckets.items()
-        if isinstance(bucket, Edges)
-    }
+    namespace = _names_for(fn, defaults, buckets)
     # A launch that leaves out a key argument has another scenario than one that gives its default.
     optional_keys = [name for name in (defaults if exact else keys) if name in defaults]
     parts = [
@@ -97,7 +84,6 @@ def binder_for(
     parts += [bucket_part(name, buckets.get(name)) for name in keys]
     parts += [f"__given_{name}" for name in optional_keys]
     if exact:
-        namespace["__visible"] = visible_value
         parts += [_visible_part(name) for name in fn.arg_names if name not in tuned]
     parts += ["str(__options) if __options else None", "__fn.debug", *WATCHED_KNOBS]
     lines = [f"def bind({', '.join(_parameters(fn, tuned, optional_keys))}):"]
@@ -114,6 +100,28 @@ def binder_for(
     exec("\n".join(lines), namespace)
     binder: Binder = namespace["bind"]
     return _with_argument_count(binder) if exact else binder
+
+
+def _names_for(
+    fn: Any, defaults: Mapping[str, Any], buckets: Mapping[str, Bucket]
+) -> dict[str, Any]:
+    """Return the global names of a binder's source code."""
+    namespace = {
+        "__fn": fn,
+        "__knobs": knobs,
+        "__open": SET_BY_CONFIG,
+        "__tensors": _plain_tensor_types(fn),
+        "__constant": _constant_part,
+        "__visible": visible_value,
+        "__bisect_right": bisect_right,
+        **specializer(fn),
+    }
+    for name, default in defaults.items():
+        namespace[f"__default_{name}"] = default
+    for name, bucket in buckets.items():
+        if isinstance(bucket, Edges):
+            namespace[f"__edges_{name}"] = bucket.edges
+    return namespace
 
 
 def _with_argument_count(bind: Binder) -> Binder:
