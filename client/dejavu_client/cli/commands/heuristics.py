@@ -73,28 +73,13 @@ def fit(
 
     Exits 1 if there are too few records.
     """
-    from dejavu_cache.heuristics.fit import fit as fit_tree
-
-    from ..progress import fit_bar
-
     rows: list[dict[str, Any]] = []
     refusals = []
-    writes = not dry_run
-    with open_existing_store(store, write=writes and not into) as source:
+    with open_existing_store(store, write=not (dry_run or into)) as source:
         target = open_chosen_store(into) if into else source
         for record_set in newest_record_sets(source, kernel, device, triton):
-            context = record_set.context
             try:
-                title = f"{context.kernel.name} on {context.environment.device.name}"
-                bar = fit_bar if sys.stderr.isatty() else fit_lines
-                with bar(title) as progress:
-                    tree = fit_tree(
-                        record_set,
-                        bound=bound / 100,
-                        limit=configs,
-                        leaves=max_leaves,
-                        progress=progress,
-                    )
+                tree = _fit(record_set, bound=bound / 100, limit=configs, max_leaves=max_leaves)
             except TooFewRecordsError as error:
                 refusals.append(str(error))
                 continue
@@ -111,6 +96,18 @@ def fit(
         fail(line)
     if refusals:
         raise typer.Exit(1)
+
+
+def _fit(record_set: RecordSet, *, bound: float, limit: int, max_leaves: int) -> Tree:
+    """Fit a tree as `dejavu_cache.heuristics.fit` does, and show how far it is."""
+    from dejavu_cache.heuristics.fit import fit as fit_tree
+
+    from ..progress import fit_bar
+
+    title = f"{record_set.context.kernel.name} on {record_set.context.environment.device.name}"
+    bar = fit_bar if sys.stderr.isatty() else fit_lines
+    with bar(title) as progress:
+        return fit_tree(record_set, bound=bound, limit=limit, leaves=max_leaves, progress=progress)
 
 
 def show(

@@ -9,6 +9,7 @@ import typer
 from dejavu_cache.errors import SettingsError
 from dejavu_cache.model.record import Record
 from dejavu_cache.model.scenario import Context
+from dejavu_cache.stores import Store
 
 from ..chosen_store import open_complete_store, open_existing_store
 from ..completion import complete_devices
@@ -116,21 +117,21 @@ def show(
         (context, scenario_rows(records, context.problem.keys, sort, priced))
         for context, records in records_by_context.items()
     ]
-    if as_json:
-        show_json(
-            [
-                {
-                    "context": context.model_dump(mode="json"),
-                    "record": row.record.model_dump(mode="json"),
-                }
-                for context, rows in tables
-                for row in (rows[:limit] if limit else rows)
-            ]
-        )
+    if not as_json:
+        for context, rows in tables:
+            say_context(context)
+            show_scenarios(rows, limit)
         return
-    for context, rows in tables:
-        say_context(context)
-        show_scenarios(rows, limit)
+    show_json(
+        [
+            {
+                "context": context.model_dump(mode="json"),
+                "record": row.record.model_dump(mode="json"),
+            }
+            for context, rows in tables
+            for row in (rows[:limit] if limit else rows)
+        ]
+    )
 
 
 def diff(
@@ -167,15 +168,9 @@ def diff(
         if not any(next(store.contexts(), None) for store in (left, right)):
             raise NothingFoundError(f"neither {left.url} nor {right.url} holds records")
         if device or triton:
-            sides = [
-                ComparedSide(store, *values)
-                for store, *values in zip((left, right), devices, tritons, strict=True)
-            ]
-            for side in sides:
-                if not side.contexts(kernel):
-                    wanted = " and ".join(filter(None, (side.device, side.triton)))
-                    raise NothingFoundError(f"{side.store.url} has no such records of {wanted}")
-            rows = list(environment_differences(sides[0], sides[1], kernel))
+            left_side = _compared_side(left, devices[0], tritons[0], kernel)
+            right_side = _compared_side(right, devices[1], tritons[1], kernel)
+            rows = list(environment_differences(left_side, right_side, kernel))
         else:
             rows = list(differences(left, right, kernel))
     if as_json:
@@ -190,6 +185,14 @@ def diff(
         say("no differences")
     if rows:
         raise typer.Exit(1)
+
+
+def _compared_side(store: Store, device: str, triton: str, kernel: str) -> ComparedSide:
+    side = ComparedSide(store, device, triton)
+    if not side.contexts(kernel):
+        wanted = " and ".join(filter(None, (device, triton)))
+        raise NothingFoundError(f"{store.url} has no such records of {wanted}")
+    return side
 
 
 def _two_values(values: list[str] | None, option: str) -> tuple[str, str]:
