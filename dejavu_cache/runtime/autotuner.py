@@ -33,7 +33,8 @@ def cached_autotune(
     """Decorate a `triton.jit` function so that each scenario is tuned once and its record reused.
 
     The parameters up to `cache_results` are those of `triton.autotune`, in its order. An option
-    that is not given, or None, comes from the policy file, or else from the environment.
+    that is not given, or None, comes from the policy file, or else from the environment, as `mode`
+    from `DEJAVU_CACHE_MODE`.
 
     Args:
         configs: the `triton.Config`s to choose from, as a sequence or a `config_space`.
@@ -45,8 +46,8 @@ def cached_autotune(
         restore_value: tensor arguments that are restored after each benchmarked launch.
         pre_hook: is called before each benchmarked launch: `pre_hook(arguments, reset_only)`.
         post_hook: is called after each benchmarked launch: `post_hook(arguments, exception)`.
-        warmup: milliseconds; deprecated by Triton.
-        rep: milliseconds; deprecated by Triton.
+        warmup: deprecated by Triton, in milliseconds.
+        rep: deprecated by Triton, in milliseconds.
         use_cuda_graph: deprecated by Triton; `method="cudagraph-warm"` does the same.
         do_bench: a benchmark function `do_bench(kernel_call, quantiles)` that returns milliseconds,
             in place of `method`.
@@ -57,25 +58,23 @@ def cached_autotune(
                 that maps a value to its bucket: `Pow2(max=4096)`, `"pow2"` or `{"kind": "pow2"}`.
             store (Store | str | PathLike): the store, its URL or a folder; else `DEJAVU_CACHE_URL`.
             mode (Mode | str): what a launch may do on a miss: `tune`, `reuse`, `strict` or `off`.
-                Else `DEJAVU_CACHE_MODE`.
             default (triton.Config | Callable): the declared config that a miss falls back on, or a
                 function from the arguments by name to one; else the first config.
-            max_distance (float): how far from a launch a recorded scenario may be whose winner
-                stands in for its own, in powers of two summed over the key arguments, 0 or more.
-                Else `DEJAVU_CACHE_MAX_DISTANCE`.
+            max_distance (float): the largest distance to a recorded scenario whose winner may stand
+                in, in powers of two summed over the key arguments, 0 or more.
             method (str): how configs are timed: `events-cold` (the default), `events-warm`,
                 `cudagraph-cold` or `cudagraph-warm`.
             tune_seconds (float): seconds that one tune may take, above 0; the next process
-                continues it. Else `DEJAVU_CACHE_TUNE_SECONDS`.
+                continues it.
             tune_configs (int): the number of measured configs at which a scenario counts as tuned,
-                1 or more. Else `DEJAVU_CACHE_TUNE_CONFIGS`.
+                1 or more.
             consensus (str): `ranks` makes all ranks of a torch.distributed job run one rank's
-                choice; `none` does not. Else `DEJAVU_CACHE_CONSENSUS`.
+                choice; `none` does not.
             check (CheckOptions | bool): how results are compared with the default config's before
-                a config may win; False compares nothing. Else `DEJAVU_CACHE_CHECK`.
-            prune_per (str): how often pruning is asked: `launch` (the default) asks for each launch
-                that differs in an argument's value, type or a tensor's layout; `scenario` asks once
-                for a scenario, where what is right for one of its launches is right for all.
+                a config may win; False compares nothing.
+            prune_per (str): `launch` (the default) prunes for each launch that differs in an
+                argument's value or type, or in a tensor's layout; `scenario` prunes once for all
+                launches of a scenario.
 
     Returns:
         A decorator from a kernel to its `CachedAutotuner`.
