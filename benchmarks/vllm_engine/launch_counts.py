@@ -8,6 +8,9 @@ from typing import Any
 from triton import knobs
 from triton.runtime.autotuner import Autotuner
 
+from dejavu_cache.runtime import service_phase
+from dejavu_cache.stores import TieredStore
+
 BENCHMARKED: collections.Counter[str] = collections.Counter()
 """Benchmarked configs, by kernel."""
 
@@ -17,7 +20,11 @@ LOADED: collections.Counter[str] = collections.Counter()
 COMPILED: collections.Counter[str] = collections.Counter()
 """Kernels that were compiled, by kernel."""
 
+MISSED: list[tuple[str, bool]] = []
+"""Kernels whose scenarios went on the worklist, and whether the process served by then."""
+
 _bench = Autotuner._bench
+_miss = TieredStore.miss
 
 
 def _count_benchmark(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -35,18 +42,37 @@ def _count_compilation(**event: Any) -> None:
         COMPILED[name] += 1
 
 
+def _count_miss(self: TieredStore, context: Any, scenario: Any) -> None:
+    MISSED.append((context.kernel.name, service_phase.is_serving()))
+    _miss(self, context, scenario)
+
+
+def recorded() -> int:
+    """Return how many measurements the default store holds: another process may take them."""
+    from dejavu_cache.stores.default import default_store
+
+    store = default_store()
+    return sum(
+        len(record.measurements)
+        for context in store.contexts()
+        for record in store.records(context)
+    )
+
+
 Autotuner._bench = _count_benchmark
+TieredStore.miss = _count_miss
 knobs.compilation.listener = _count_compilation
 
 
 def counts() -> dict[str, Any]:
-    from dejavu_cache.runtime import service_phase
-
     return {
         "benchmarked": sum(BENCHMARKED.values()),
         "loaded": sum(LOADED.values()),
         "compiled": sum(COMPILED.values()),
         "by_kernel": {**{f"bench {k}": n for k, n in BENCHMARKED.items()}, **COMPILED},
+        "recorded": recorded(),
+        "missed": len(MISSED),
+        "missed_while_serving": sum(is_serving for _, is_serving in MISSED),
         "serving": service_phase.is_serving(),
         "compiled_while_serving": [
             name for phase in service_phase._phases for name in phase.compiled

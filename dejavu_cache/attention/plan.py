@@ -66,6 +66,11 @@ class Plan:
         """Name of the kernel that was chosen, a key of `IMPLEMENTATIONS`."""
         return self._implementation
 
+    @property
+    def batch(self) -> Batch:
+        """Validated call that was planned."""
+        return self._batch
+
     def run(
         self,
         q: torch.Tensor,

@@ -6,7 +6,7 @@ Run it with `dejavu-cache sweep dejavu_cache.attention --preset llama3-8b --stor
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,26 +22,41 @@ from .search_space import BUCKETS, KEYS
 
 __all__ = [
     "LAUNCHES",
+    "MOST_TOKENS",
     "PRESETS",
     "Lengths",
     "Model",
     "batch_of",
+    "case_of",
     "is_worth_tuning",
     "kernel_of",
     "lengths",
+    "scenario_arguments",
     "suite",
 ]
 
 
 @dataclass(frozen=True)
 class Model:
-    """Shape of a model's attention layers; numbers of heads are those before tensor parallelism."""
+    """Shape of a model's attention layers; numbers of heads are those before tensor parallelism.
+
+    Attributes:
+        window: earlier keys that a query sees; -1 for all.
+        sinks: dtype of the sinks; empty for none.
+        alibi: dtype of the ALiBi slopes; empty for none.
+        cache: dtype of the caches; empty for that of the queries.
+        has_scales: whether keys and values have scales.
+    """
 
     query_heads: int
     kv_heads: int
     head_size: int
     window: int = -1
-    sinks: bool = False
+    sinks: str = ""
+    alibi: str = ""
+    softcap: float = 0.0
+    cache: str = ""
+    has_scales: bool = False
 
 
 PRESETS = {
@@ -50,8 +65,8 @@ PRESETS = {
     "qwen2-7b": Model(28, 4, 128),
     "gemma-2b": Model(8, 1, 256),
     "opt-1.3b": Model(16, 16, 64),
-    "gpt-oss": Model(64, 8, 64, sinks=True),
-    "gpt-oss-window": Model(64, 8, 64, window=127, sinks=True),
+    "gpt-oss": Model(64, 8, 64, sinks="float32"),
+    "gpt-oss-window": Model(64, 8, 64, window=127, sinks="float32"),
 }
 
 RAGGED = (1.0, 0.4, 0.5, 1.0, 0.2)
@@ -65,11 +80,22 @@ MOST_NEW_TOKENS = 1 << 15
 
 @dataclass(frozen=True)
 class Lengths:
-    """Composition of a batch: each sequence's number of new tokens and of earlier ones."""
+    """Composition of a batch: each sequence's number of new tokens and of earlier ones.
+
+    Attributes:
+        bound: `max_seqlen_k` of the launch if it is more than the longest sequence, as in a
+            captured graph.
+    """
 
     name: str
     new: Sequence[int]
     past: Sequence[int]
+    bound: int = 0
+
+    @property
+    def longest(self) -> int:
+        """Return `max_seqlen_k` of the launch."""
+        return max(self.bound, *map(sum, zip(self.new, self.past, strict=True)))
 
 
 def ragged(sequences: int, longest: int) -> list[int]:
@@ -134,17 +160,25 @@ def batch_of(
     totals = [new + past for new, past in zip(new_tokens, composition.past, strict=True)]
     pages = [math.ceil(total / page) for total in totals]
     order = torch.randperm(sum(pages), device=device, dtype=torch.int32)
-    table = torch.zeros(len(pages), max(pages), dtype=torch.int32, device=device)
+    columns = math.ceil(composition.longest / page)
+    table = torch.zeros(len(pages), columns, dtype=torch.int32, device=device)
     for row, blocks in enumerate(order.split(pages)):
         table[row, : len(blocks)] = blocks
     caches = torch.randn(2, sum(pages), page, kv_heads, model.head_size, device=device, dtype=dtype)
+    if model.cache:
+        caches = caches.to(getattr(torch, model.cache))
     begins = torch.tensor([0, *new_tokens]).cumsum(0)
+    scale = torch.ones((), dtype=torch.float32, device=device) if model.has_scales else None
+
+    def per_head(name: str) -> torch.Tensor | None:
+        return torch.rand(query_heads, device=device).to(getattr(torch, name)) if name else None
+
     return make_batch(
         torch.randn(sum(new_tokens), query_heads, model.head_size, device=device, dtype=dtype),
         caches[0], caches[1], begins.to(device, torch.int32),
         torch.tensor(totals, dtype=torch.int32, device=device),
-        table, max(new_tokens), max(totals), None, (model.window, -1), 0.0, None,
-        torch.randn(query_heads, device=device) if model.sinks else None, None, None, None,
+        table, max(new_tokens), composition.longest, None, (model.window, -1), model.softcap,
+        per_head(model.alibi), per_head(model.sinks), scale, scale, None,
     )  # fmt: skip
 
 
@@ -208,16 +242,24 @@ def cases(
         for composition in lengths():
             selected = not batches or composition.name.split()[0] in batches.split("+")
             if selected and (only or is_worth_tuning(implementation, composition, model)):
-                yield _case(implementation, composition, shape)
+                yield case_of(implementation, composition, shape)
 
 
 _current_call: list[KernelCall] = []
 """The call whose arguments were made last. Only this one is kept, so that memory can be freed."""
 
 
-def _case(
+def case_of(
     implementation: str, composition: Lengths, shape: tuple[Model, int, torch.dtype, int]
 ) -> Case:
+    """Return the case of an implementation and a batch.
+
+    Args:
+        implementation: a key of `LAUNCHES`.
+        composition: the sequences' lengths.
+        shape: the model, tokens in a page, dtype of the queries, and GPUs that share the heads.
+    """
+
     def arguments() -> Mapping[str, Any]:
         _current_call.clear()
         _current_call.append(LAUNCHES[implementation](batch_of(composition, *shape)))
@@ -236,30 +278,39 @@ def _case(
 
 
 def for_scenario(kernel: str, scenario: Scenario) -> Case | None:
-    """Return a case for a missed scenario, or None if it has a softcap, ALiBi slopes or scales.
-
-    The batches of this suite have none of these.
-    """
+    """Return a case for a missed scenario, or None if no batch of this suite has it."""
     implementation = kernel.split(".")[-2].removesuffix("_kernel")
-    args, dtypes = scenario.args, scenario.dtypes
-    unsupported = args.get("SOFTCAP") or {"alibi_slopes", "k_scale", "v_scale"} & set(dtypes)
-    if (
-        implementation not in LAUNCHES
-        or implementation == "hopper"
-        or unsupported
-        or dtypes["q"] != dtypes.get("k_cache", dtypes["q"])
-    ):
+    if implementation not in LAUNCHES or implementation == "hopper":
         return None
+    args, dtypes = scenario.args, scenario.dtypes
     heads, group, head, page, window = (
         int(args.get(name, -1) or 0) for name in ("KV_HEADS", "GROUP", "HEAD", "PAGE", "WINDOW")
     )
-    model = Model(heads * group, heads, head, window, "sinks" in dtypes)
+    cache = dtypes.get("k_cache", dtypes["q"])
+    model = Model(
+        heads * group, heads, head, window,
+        sinks=dtypes.get("sinks", ""),
+        alibi=dtypes.get("alibi_slopes", ""),
+        softcap=30.0 if args.get("SOFTCAP") else 0.0,  # any value takes the same time
+        cache="" if cache == dtypes["q"] else cache,
+        has_scales="k_scale" in dtypes,
+    )  # fmt: skip
     shape = (model, page, getattr(torch, dtypes["q"]), 1)
     for composition in _compositions(str(scenario), *(int(args[name] or 0) for name in KEYS[:3])):
-        actual = _meta_arguments(implementation, composition, shape)
-        if all(value == BUCKETS.get(name, Exact())(actual[name]) for name, value in args.items()):
-            return _case(implementation, composition, shape)
+        if scenario_arguments(implementation, composition, shape, args) == args:
+            return case_of(implementation, composition, shape)
     return None
+
+
+def scenario_arguments(
+    implementation: str,
+    composition: Lengths,
+    shape: tuple[Model, int, torch.dtype, int],
+    names: Iterable[str] = KEYS,
+) -> dict[str, Any]:
+    """Return the bucketed key arguments of a launch, by name."""
+    actual = _meta_arguments(implementation, composition, shape)
+    return {name: BUCKETS.get(name, Exact())(actual[name]) for name in names}
 
 
 def _compositions(name: str, num_seqs: int, new: int, longest: int) -> Iterator[Lengths]:
@@ -291,10 +342,9 @@ def _meta_arguments(
         q = torch.empty(sum(new_tokens), model.query_heads, model.head_size, dtype=dtype)
         cache = torch.empty(1, page, model.kv_heads, model.head_size, dtype=dtype)
         table = torch.empty(len(new_tokens), 1, dtype=torch.int32)
-        longest = max(map(sum, zip(new_tokens, composition.past, strict=True)))
         batch = Batch(
-            q, cache, cache, q, table[:, 0], table[:, 0], table, max(new_tokens), longest,
-            1.0, model.window, 0.0, None, None, None, None,
+            q, cache, cache, q, table[:, 0], table[:, 0], table, max(new_tokens),
+            composition.longest, 1.0, model.window, model.softcap, None, None, None, None,
         )  # fmt: skip
         return LAUNCHES[implementation](batch).arguments
 

@@ -13,7 +13,7 @@ from ..system.worker_process import WorkerLostError, WorkerProcess
 from .journal import abandoned_journals
 from .messages import CaseJob, CaseOutcome, SweepSpec
 
-__all__ = ["HostLostError", "LocalHost", "SweepHost"]
+__all__ = ["GRACE", "HostLostError", "LocalHost", "SweepHost", "single_gpu"]
 
 OnEvent = Callable[[Mapping[str, Any]], None]
 
@@ -27,6 +27,14 @@ Compiling one config may take minutes.
 
 GRACE = 15.0
 """Seconds that a worker has, when it is stopped, to hand its measurements to the store."""
+
+
+def single_gpu(number: int) -> dict[str, str]:
+    """Return the environment in which a process sees only one of this process's GPUs."""
+    names = os.environ.get("HIP_VISIBLE_DEVICES") or os.environ.get("CUDA_VISIBLE_DEVICES") or ""
+    visible = list(filter(None, names.split(",")))
+    name = visible[number] if number < len(visible) else str(number)
+    return {"CUDA_VISIBLE_DEVICES": name, "HIP_VISIBLE_DEVICES": name}
 
 
 class HostLostError(DejavuError):

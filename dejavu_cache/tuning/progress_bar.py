@@ -21,12 +21,15 @@ LINE_EVERY = 10.0
 
 
 @contextmanager
-def progress(title: str, total: int, *, wanted: bool = True) -> Iterator[Callable[[], None]]:
+def progress(
+    title: str, total: int, *, unit: str = "configs", wanted: bool = True
+) -> Iterator[Callable[[], None]]:
     """Show a bar on standard error once two seconds are over; log lines if that is no terminal.
 
     Args:
         title: the text beside the bar.
         total: the number of steps.
+        unit: what the steps are.
         wanted: whether to show progress at all.
 
     Yields:
@@ -35,13 +38,13 @@ def progress(title: str, total: int, *, wanted: bool = True) -> Iterator[Callabl
     if not wanted:
         yield lambda: None
     elif not sys.stderr.isatty():
-        yield _log_steps(title, total)
+        yield _log_steps(title, total, unit)
     else:
         with _bar_of_steps(title, total) as advance:
             yield advance
 
 
-def _log_steps(title: str, total: int) -> Callable[[], None]:
+def _log_steps(title: str, total: int, unit: str) -> Callable[[], None]:
     start, done, logged = time.monotonic(), 0, 0
 
     def advance() -> None:
@@ -50,7 +53,7 @@ def _log_steps(title: str, total: int) -> Callable[[], None]:
         seconds = time.monotonic() - start
         if seconds // LINE_EVERY > logged:
             logged = int(seconds // LINE_EVERY)
-            logger.info("tuning %s: %d of %d configs after %.0f s", title, done, total, seconds)
+            logger.info("tuning %s: %d of %d %s after %.0f s", title, done, total, unit, seconds)
 
     return advance
 

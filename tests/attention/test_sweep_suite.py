@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dejavu_cache.attention.sweep_suite import Lengths, Model, _case, suite
+from dejavu_cache.attention.sweep_suite import Lengths, Model, case_of, suite
 from dejavu_cache.model.scenario import Scenario
 from dejavu_cache.sweep.suite import Case
 
@@ -33,7 +33,11 @@ MODELS = st.builds(
     kv_heads=st.sampled_from((1, 2, 4)),
     head_size=st.just(16),
     window=st.sampled_from((-1, 0, 100)),
-    sinks=st.booleans(),
+    sinks=st.sampled_from(("", "float32", "bfloat16")),
+    alibi=st.sampled_from(("", "float32")),
+    softcap=st.sampled_from((0.0, 5.0)),
+    cache=st.sampled_from(("", "float8_e4m3fn")),
+    has_scales=st.booleans(),
 )
 
 
@@ -59,7 +63,9 @@ def test_a_case_made_for_a_scenario_has_this_scenario(
     dtype: torch.dtype,
 ) -> None:
     lengths = Lengths("met", [new for new, _ in sequences], [past for _, past in sequences])
-    kernel, scenario = kernel_and_scenario(_case(implementation, lengths, (model, page, dtype, 1)))
+    kernel, scenario = kernel_and_scenario(
+        case_of(implementation, lengths, (model, page, dtype, 1))
+    )
     assert kernel == KERNELS[implementation]
     made = suite.cases_for(kernel, scenario)
     if not made:
@@ -71,16 +77,14 @@ def test_a_case_made_for_a_scenario_has_this_scenario(
 @pytest.mark.parametrize(
     "change",
     [
-        {"args": {"SOFTCAP": True}},
         {"args": {"decode_share": 100, "avg_query": 2}},
-        {"dtypes": {"k_scale": "float32"}},
-        {"dtypes": {"k_cache": "float8_e4m3fn"}},
+        {"args": {"KV_HEADS": 2, "avg_query": 1 << 14}},
     ],
 )
-def test_a_scenario_that_the_suite_has_no_batch_for_has_no_case(change: dict[str, Any]) -> None:
+def test_a_scenario_that_the_suite_has_no_batch_for_has_nocase_of(change: dict[str, Any]) -> None:
     lengths = Lengths("met", [1, 1], [100, 100])
     kernel, scenario = kernel_and_scenario(
-        _case("qblock", lengths, (Model(4, 1, 16), 16, torch.float16, 1))
+        case_of("qblock", lengths, (Model(4, 1, 16), 16, torch.float16, 1))
     )
     assert len(suite.cases_for(kernel, scenario)) == 1
     other = {
@@ -89,5 +93,5 @@ def test_a_scenario_that_the_suite_has_no_batch_for_has_no_case(change: dict[str
     assert suite.cases_for(kernel, Scenario.model_validate(other)) == []
 
 
-def test_a_kernel_of_somebody_else_has_no_case() -> None:
+def test_a_kernel_of_somebody_else_has_nocase_of() -> None:
     assert suite.cases_for("theirs.module.kernel", Scenario(args={"n": 1})) == []

@@ -1,134 +1,65 @@
-"""Compile a layer's attention kernels for the batches that an engine will meet.
+"""Tune and compile a layer's attention kernels for the batches that an engine will meet.
 
-The batches are made up and tiny in memory: all requests read the same block of an empty cache.
+The batches that are compiled for are made up and tiny in memory: all requests read the same block
+of an empty cache.
 """
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 import torch
 
+from ...errors import SettingsError
+from ...settings import Mode, current_settings
+from ...stores import MemoryStore, TieredStore
+from ...stores.default import default_store
+from ...sweep.hosts import GRACE, LocalHost, single_gpu
+from ...sweep.messages import SweepSpec
+from ...sweep.runner import Sweep
 from ...system.notices import logger
-from .planned_attention import LayerFeatures, StepInputs, run_layer, split_cache
+from ...tuning.progress_bar import progress
+from .attention_suite import (
+    ExpectedBatch,
+    LayerShape,
+    ServingLimits,
+    batches_to_expect,
+    made_up_step,
+    suite_options,
+    tuned_call,
+)
+from .planned_attention import LayerFeatures, plan_layer, run_layer
 
-__all__ = ["LayerShape", "ServingLimits", "batches_to_expect", "warm_up_attention"]
+__all__ = ["launch_batch", "tune_attention", "untuned_batches", "warm_up_attention"]
 
-SHORTEST = 128
-"""Context from which on batches are told apart by it, in tokens."""
-
-
-@dataclass(frozen=True)
-class LayerShape:
-    """Shape of a layer and its cache; `page` is the number of tokens of a block."""
-
-    num_heads: int
-    num_kv_heads: int
-    head_size: int
-    page: int
-    dtype: torch.dtype
-    cache_dtype: torch.dtype
-
-
-@dataclass(frozen=True)
-class ServingLimits:
-    """Largest batches of an engine.
-
-    Attributes:
-        max_requests: requests at a time.
-        max_tokens: new tokens of a step.
-        max_context: tokens of a request.
-        decoded_at_once: new tokens of a decoding request, with those that were drafted.
-    """
-
-    max_requests: int
-    max_tokens: int
-    max_context: int
-    decoded_at_once: int = 1
-
-
-@dataclass(frozen=True)
-class ExpectedBatch:
-    """Batch by its composition: new tokens of each request, and the longest context."""
-
-    new: tuple[int, ...]
-    context: int
-
-
-def batches_to_expect(limits: ServingLimits) -> list[ExpectedBatch]:
-    """Return one batch for each region in which the kernels choose a config of its own.
-
-    The most frequent kinds come first: decoding, prompts, prompts among decoding requests, and
-    chunks of long prompts.
-    """
-    expected = [
-        *_decode_batches(limits),
-        *_prompt_batches(limits),
-        *_mixed_batches(limits),
-        *_chunk_batches(limits),
-    ]
-    return list(dict.fromkeys(expected))
-
-
-def _decode_batches(limits: ServingLimits) -> Iterator[ExpectedBatch]:
-    """Yield decoding requests, with all drafted tokens and with none."""
-    for new in (limits.decoded_at_once, 1):
-        for count in _powers(1, min(limits.max_requests, limits.max_tokens // new)):
-            for context in _powers(SHORTEST, limits.max_context):
-                yield ExpectedBatch((new,) * count, context)
-
-
-def _prompt_batches(limits: ServingLimits) -> Iterator[ExpectedBatch]:
-    for length in _powers(16, min(limits.max_context, limits.max_tokens)):
-        for count in _powers(1, min(limits.max_requests, limits.max_tokens // length)):
-            yield ExpectedBatch((length,) * count, max(length, min(SHORTEST, limits.max_context)))
-
-
-def _mixed_batches(limits: ServingLimits) -> Iterator[ExpectedBatch]:
-    """Yield one prompt among decoding requests, with all tokens of a step and with a quarter."""
-    for new in (limits.decoded_at_once, 1):
-        for count in _powers(1, limits.max_requests - 1):
-            for tokens in (limits.max_tokens, limits.max_tokens // 4):
-                prompt = min(tokens - count * new, limits.max_context)
-                if prompt > new:
-                    for context in {limits.max_context, max(prompt, limits.max_context // 4)}:
-                        yield ExpectedBatch(((new,) * count) + (prompt,), context)
-
-
-def _chunk_batches(limits: ServingLimits) -> Iterator[ExpectedBatch]:
-    """Yield a chunk of a prompt that fills a step, after ever more of the prompt, and last ones."""
-    longest = min(limits.max_tokens, limits.max_context)
-    for context in _powers(longest, limits.max_context):
-        yield ExpectedBatch((longest,), context)
-    for chunk in _powers(SHORTEST, longest):
-        yield ExpectedBatch((chunk,), limits.max_context)
-
-
-def _powers(first: int, last: int) -> Iterator[int]:
-    """Yield `first`, its doubles up to `last`, and `last`."""
-    value = first
-    while value < last:
-        yield value
-        value *= 2
-    if last >= 1:
-        yield last
-
+SUITE = "dejavu_cache.engines.vllm.attention_suite"
 
 _done: set[Any] = set()
 
 
-def warm_up_attention(shape: LayerShape, features: LayerFeatures, limits: ServingLimits) -> int:
+@cache
+def _deadline() -> float:
+    """Return when this process's layers are to be tuned, on the monotonic clock."""
+    return time.monotonic() + current_settings().warmup_seconds
+
+
+def warm_up_attention(
+    shape: LayerShape, features: LayerFeatures, limits: ServingLimits, *, may_tune: bool = True
+) -> int:
     """Launch attention for the batches to expect, once per process for layers alike.
 
-    Nothing is benchmarked: configs come from records and decision trees.
+    Configs come from records and decision trees; `tune_attention` may make records first. The
+    launches benchmark nothing, and put what has no record on the worklist.
 
     Args:
         shape: the layer's.
         features: the layer's.
         limits: the engine's.
+        may_tune: whether the batches are such as the engine will meet.
 
     Returns:
         The number of batches.
@@ -138,9 +69,11 @@ def warm_up_attention(shape: LayerShape, features: LayerFeatures, limits: Servin
     if key in _done or not torch.cuda.is_available():
         return 0
     _done.add(key)
+    device = torch.device("cuda", torch.cuda.current_device())
+    if may_tune:
+        tune_attention(shape, features, limits, device)
     start = time.perf_counter()
     expected = batches_to_expect(limits)
-    device = torch.device("cuda", torch.cuda.current_device())
     # One after the other: threads that meet a new kernel at the same time all compile it.
     for batch in expected:
         launch_batch(shape, features, batch, device)
@@ -158,30 +91,118 @@ def launch_batch(
     shape: LayerShape, features: LayerFeatures, batch: ExpectedBatch, device: torch.device
 ) -> torch.Tensor:
     """Launch attention for a made-up batch, and return its output."""
-
-    def empty(*sizes: int, dtype: torch.dtype) -> torch.Tensor:
-        return torch.zeros(*sizes, dtype=dtype, device=device)
-
-    tokens, page = sum(batch.new), shape.page
-    begins = torch.zeros(len(batch.new) + 1, dtype=torch.int32)
-    begins[1:] = torch.tensor(batch.new, dtype=torch.int32).cumsum(0)
-    cache = empty(1, 2, page, shape.num_kv_heads, shape.head_size, dtype=torch.uint8)
-    cache = cache.to(shape.dtype).to(shape.cache_dtype)
-    keys, values = split_cache(cache, shape.head_size)
-    if shape.cache_dtype != shape.dtype:
-        scale = torch.ones((), dtype=torch.float32, device=device)
-        features = features._replace(k_scale=scale, v_scale=scale)
-    if features.sinks is not None:
-        features = features._replace(sinks=features.sinks.to(device))
-    step = StepInputs(
-        tokens,
-        max(batch.new),
-        batch.context,
-        begins.to(device),
-        torch.full((len(batch.new),), max(batch.new), dtype=torch.int32, device=device),
-        empty(len(batch.new), -(-batch.context // page), dtype=torch.int32),
-    )
-    query = empty(tokens, shape.num_heads, shape.head_size, dtype=shape.dtype)
-    out = torch.empty_like(query)
-    run_layer(step, features, query, keys, values, out)
+    arguments = made_up_step(shape, features, batch, device)
+    out = torch.empty_like(arguments[2])
+    run_layer(*arguments, out)
     return out
+
+
+def tune_attention(
+    shape: LayerShape, features: LayerFeatures, limits: ServingLimits, device: torch.device
+) -> int:
+    """Tune the batches to expect that have no record of this GPU, in a process of its own.
+
+    `DEJAVU_CACHE_WARMUP_SECONDS` limits the time. A scenario that another process tunes, such as
+    another rank, is left to it. Whatever goes wrong is a line in the log, and the engine starts.
+
+    Args:
+        shape: the layer's.
+        features: the layer's.
+        limits: the engine's.
+        device: the layer's.
+
+    Returns:
+        The number of batches that have a record now and had none before.
+    """
+    try:
+        return _tune(shape, features, limits, device)
+    except Exception as error:
+        logger.warning("attention was not tuned at this start: %s: %s", type(error).__name__, error)
+        return 0
+
+
+def _tune(
+    shape: LayerShape, features: LayerFeatures, limits: ServingLimits, device: torch.device
+) -> int:
+    if not current_settings().warmup_seconds:
+        return 0
+    deadline, start = _deadline(), time.monotonic()
+    due = untuned_batches(shape, features, limits, device) if start < deadline else []
+    if not due:
+        return 0
+    spec = SweepSpec(
+        suite=SUITE, options=suite_options(shape, features, limits, due), store=_lasting_store()
+    )
+    seconds = deadline - start
+    logger.info("attention is tuned for %d kinds of batches, for %.0f s at most", len(due), seconds)
+    torch.cuda.empty_cache()  # the other process shares the device's memory
+    stopped = _sweep(spec, device, deadline)
+    tuned = len(due) - len(untuned_batches(shape, features, limits, device))
+    logger.info(
+        "attention was tuned for %d of %d kinds of batches in %.0f s%s",
+        tuned,
+        len(due),
+        time.monotonic() - start,
+        f" ({stopped})" if stopped else "",
+    )
+    return tuned
+
+
+def untuned_batches(
+    shape: LayerShape, features: LayerFeatures, limits: ServingLimits, device: torch.device
+) -> list[int]:
+    """Return the numbers of the batches to expect whose launches would tune, if they might."""
+    numbers = []
+    for number, batch in enumerate(batches_to_expect(limits)):
+        call = tuned_call(plan_layer(*made_up_step(shape, features, batch, device)))
+        if call is not None and call.kernel.mode is Mode.TUNE:
+            found = call.kernel.explain(*call.args, grid=call.grid, warmup=False, **call.kwargs)
+            if not found.final:
+                numbers.append(number)
+    return numbers
+
+
+def _lasting_store() -> str:
+    """Return the URL of the store in which other processes can read what one has tuned.
+
+    Raises:
+        SettingsError: there is none.
+    """
+    store = default_store()
+    tiers = store.tiers if isinstance(store, TieredStore) else (store,)
+    if all(tier.read_only or isinstance(tier, MemoryStore) for tier in tiers):
+        raise SettingsError(f"{store.url} keeps no records: name a folder or a server")
+    return store.url
+
+
+def _sweep(spec: SweepSpec, device: torch.device, deadline: float) -> str:
+    """Run a sweep on a device until a time at most; return why it ended early, if it did.
+
+    Raises:
+        DejavuError: no worker can be started, or the store cannot be used.
+        KeyboardInterrupt: Ctrl-C was pressed.
+    """
+    seconds = max(deadline - time.monotonic(), 0.0)
+    gpu = {} if device.index is None else single_gpu(device.index)
+    host = LocalHost(spec, gpu, patience=seconds + 3 * GRACE)
+    # A worker ends its last config by itself; one that does not is stopped.
+    watch = threading.Timer(seconds + GRACE, host.close)
+    watch.daemon = True
+    watch.start()
+    try:
+        cases = host.cases()
+        shown = current_settings().progress
+        with progress("attention", len(cases), unit="batches", wanted=shown) as advance:
+
+            def on_event(event: Mapping[str, Any]) -> None:
+                if event["event"] == "outcome":
+                    advance()
+
+            budget = max(deadline - time.monotonic(), 0.0)
+            stopped = Sweep([host], cases, budget=budget, on_event=on_event).run().stopped
+    finally:
+        watch.cancel()
+        host.close()
+    if stopped == "interrupted":
+        raise KeyboardInterrupt
+    return stopped

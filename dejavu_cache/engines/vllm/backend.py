@@ -13,7 +13,8 @@ from vllm._custom_ops import reshape_and_cache_flash
 from vllm.config import get_current_vllm_config
 from vllm.v1.attention.backend import AttentionBackend, AttentionImpl, AttentionType, MultipleOf
 
-from .attention_warmup import LayerShape, ServingLimits, warm_up_attention
+from .attention_suite import LayerShape, ServingLimits
+from .attention_warmup import warm_up_attention
 from .metadata import DejavuMetadataBuilder
 from .planned_attention import LayerFeatures, StepInputs, run_layer, split_cache
 
@@ -175,7 +176,7 @@ class DejavuAttentionImpl(AttentionImpl[StepInputs]):  # type: ignore[misc]
                 )
 
     def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
-        """Compile the layer's kernels, before vLLM measures the memory that is left."""
+        """Tune and compile the layer's kernels, before vLLM measures the memory that is left."""
         scheduler, model = self.config.scheduler_config, self.config.model_config
         speculative = self.config.speculative_config
         drafted = getattr(speculative, "num_speculative_tokens", None) or 0
@@ -196,7 +197,9 @@ class DejavuAttentionImpl(AttentionImpl[StepInputs]):  # type: ignore[misc]
             max_context=model.max_model_len,
             decoded_at_once=1 + drafted,
         )
-        warm_up_attention(shape, self._features, limits)
+        # vLLM chooses the page of models with Mamba layers later.
+        may_tune = not getattr(model, "is_hybrid", False)
+        warm_up_attention(shape, self._features, limits, may_tune=may_tune)
 
     def forward(
         self,

@@ -9,7 +9,7 @@ import torch
 from ... import attention
 from ...runtime.service_phase import without_benchmarks
 
-__all__ = ["LayerFeatures", "StepInputs", "run_layer", "split_cache"]
+__all__ = ["LayerFeatures", "StepInputs", "plan_layer", "run_layer", "split_cache"]
 
 
 class LayerFeatures(NamedTuple):
@@ -133,20 +133,30 @@ def run_layer(
         key = features.key, query.shape, query.stride(), keys.shape, keys.stride()
         plan = step.plans.get(key)
         if plan is None:
-            plan = attention.plan(query, keys, values, **_arguments(step, features, keys))
+            plan = plan_layer(step, features, query, keys, values)
             if not step.is_for_capture or torch.cuda.is_current_stream_capturing():
                 step.plans[key] = plan
         plan.run(query, keys, values, out)
 
 
-def _arguments(step: StepInputs, features: LayerFeatures, keys: torch.Tensor) -> dict[str, Any]:
-    return {
+def plan_layer(
+    step: StepInputs,
+    features: LayerFeatures,
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+) -> attention.Plan:
+    """Return the plan of a layer in a step; the arguments are those of `run_layer`."""
+    return attention.plan(
+        query,
+        keys,
+        values,
         **step.lengths(keys.shape[1]),
-        "softmax_scale": features.scale,
-        "window_size": features.window,
-        "softcap": features.softcap,
-        "alibi_slopes": features.alibi_slopes,
-        "sinks": features.sinks,
-        "k_scale": features.k_scale,
-        "v_scale": features.v_scale,
-    }
+        softmax_scale=features.scale,
+        window_size=features.window,
+        softcap=features.softcap,
+        alibi_slopes=features.alibi_slopes,
+        sinks=features.sinks,
+        k_scale=features.k_scale,
+        v_scale=features.v_scale,
+    )

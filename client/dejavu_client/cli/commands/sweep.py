@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import re
 import sys
@@ -167,7 +166,7 @@ def _run(
 
 
 def _hosts(spec: SweepSpec, gpus: str, ray: str) -> Sequence[SweepHost]:
-    from dejavu_cache.sweep.hosts import LocalHost
+    from dejavu_cache.sweep.hosts import LocalHost, single_gpu
 
     if ray:
         from dejavu_cache.sweep.ray_hosts import ray_hosts
@@ -178,14 +177,7 @@ def _hosts(spec: SweepSpec, gpus: str, ray: str) -> Sequence[SweepHost]:
         return hosts
     if not gpus:
         return [LocalHost(spec)]
-    return [LocalHost(spec, _single_gpu(number)) for number in _gpu_numbers(gpus)]
-
-
-def _single_gpu(number: str) -> dict[str, str]:
-    """Return the environment in which a process sees only one of this process's GPUs."""
-    visible = list(filter(None, os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")))
-    name = visible[int(number)] if int(number) < len(visible) else number
-    return {"CUDA_VISIBLE_DEVICES": name, "HIP_VISIBLE_DEVICES": name}
+    return [LocalHost(spec, single_gpu(int(number))) for number in _gpu_numbers(gpus)]
 
 
 def _gpu_numbers(gpus: str) -> list[str]:

@@ -1,0 +1,60 @@
+"""The plug-in in a worker: what is met in vLLM's warm-up is tuned there, and nothing afterwards."""
+
+from __future__ import annotations
+
+import json
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from support.processes import fork_program
+
+
+@pytest.mark.parametrize("mode", ["tune", "reuse"])
+def test_adopted_kernels_are_tuned_in_the_warm_up_and_never_while_serving(
+    tmp_path: Path, mode: str
+) -> None:
+    done = fork_program(
+        "start_engine.py",
+        str(tmp_path),
+        TRITON_INTERPRET="0",
+        DEJAVU_CACHE_SHIPPED="0",
+        DEJAVU_CACHE_INSTALL="1",
+        DEJAVU_CACHE_MODE=mode,
+        DEJAVU_CACHE_URL=(tmp_path / "store").as_uri(),
+    )
+    report = json.loads(done.stdout)
+    assert report["adopted"]
+    tuned = mode == "tune"
+    assert report["determine_available_memory"] == ([3, []] if tuned else [0, [32]])
+    assert report["compile_or_warm_up_model"] == ([3, []] if tuned else [0, [48]])
+    assert report["execute_model"] == [0, [64]], "a miss, on the worklist once"
+    assert report["launched"]
+
+
+def test_vllm_allocates_its_cache_after_attention_is_tuned() -> None:
+    spec = find_spec("vllm")
+    if spec is None or not spec.submodule_search_locations:
+        pytest.skip("vLLM is not installed")
+    folder = Path(spec.submodule_search_locations[0])
+
+    def check_order(path: str, *calls: str) -> None:
+        text = (folder / path).read_text(encoding="utf-8")
+        places = [text.index(call) for call in calls]
+        assert places == sorted(places), path
+
+    check_order(
+        "v1/engine/core.py",
+        "self.model_executor = executor_class(vllm_config)",
+        "= self._initialize_kv_caches(",
+        "self.model_executor.determine_available_memory()",
+        "self.model_executor.initialize_from_config(kv_cache_configs)",
+    )
+    for executor in ("uniproc", "multiproc"):
+        check_order(f"v1/executor/{executor}_executor.py", "worker.init_device()", "load_model()")
+    check_order(
+        "model_executor/model_loader/base_loader.py",
+        "self.load_weights(",
+        "\n            process_weights_after_loading(",
+    )
+    check_order("v1/executor/abstract.py", '"initialize_from_config"', '"compile_or_warm_up_model"')
