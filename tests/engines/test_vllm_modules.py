@@ -15,6 +15,7 @@ pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available(), reason="tests the host's part, interpreted"),
 ]
 
+from dejavu_cache.engines.vllm.attention_suite import LayerShape, ServingLimits  # noqa: E402
 from dejavu_cache.engines.vllm.plugin import BACKEND, register  # noqa: E402
 
 CASE = Case(new=[1, 5], past=[40, 9], heads=(4, 2), head_size=32, padding=2, window=20)
@@ -69,6 +70,25 @@ def common_metadata(arguments: dict[str, Any], tokens: int) -> Any:
         block_table_tensor=arguments["block_table"],
         slot_mapping=torch.zeros(tokens, dtype=torch.int64),
     )
+
+
+@pytest.mark.parametrize("is_hybrid", [False, True])
+def test_a_layer_s_warm_up_knows_the_engine_s_limits(
+    make: Any, monkeypatch: pytest.MonkeyPatch, is_hybrid: bool
+) -> None:
+    warmed: list[Any] = []
+    monkeypatch.setattr(
+        "dejavu_cache.engines.vllm.backend.warm_up_attention",
+        lambda *layer, **options: warmed.append((*layer, options)),
+    )
+    settings = config()
+    settings.model_config.is_hybrid = is_hybrid
+    settings.speculative_config = SimpleNamespace(num_speculative_tokens=3)
+    make(settings, kv_cache_dtype="fp8").process_weights_after_loading(torch.bfloat16)
+    (shape, _, limits, options) = warmed[0]
+    assert shape == LayerShape(4, 2, 32, 16, torch.bfloat16, torch.float8_e4m3fn)
+    assert limits == ServingLimits(8, 64, 128, decoded_at_once=4)
+    assert options == {"may_tune": not is_hybrid}, "another block size may be chosen later"
 
 
 def test_a_step_is_computed_through_vllm_s_interface(
