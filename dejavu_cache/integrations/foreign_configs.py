@@ -19,7 +19,13 @@ _IGNORED = _REMOVED_FIELDS | {"pre_hook"}
 
 
 def parse_config(fields: Mapping[str, Any]) -> Config:
-    """Parse a `triton.Config` from its fields, meta-parameters under `kwargs` or beside it."""
+    """Parse a `triton.Config` from its fields, meta-parameters under `kwargs` or beside it.
+
+    Raises:
+        ValueError: these are no fields, or a value is none of a config.
+    """
+    if not isinstance(fields, Mapping) or not isinstance(fields.get("kwargs", {}), Mapping):
+        raise ValueError(f"{fields!r:.100} is no config")
     values = {**fields.get("kwargs", {}), **fields}
     values.pop("kwargs", None)
     params = {

@@ -2,25 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import json
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from ..errors import SettingsError
+from pydantic import ValidationError
+
+from ..errors import DamagedRecordsError, SettingsError
 from ..model.foreign_result import ForeignResult
 from .flash_linear_attention import read_flash_linear_attention
 from .triton_autotuner import read_triton_autotuner
 from .triton_dejavu import read_triton_dejavu
-from .vllm import read_vllm
+from .vllm import read_lora_table, read_table
 
-__all__ = ["READERS", "read_foreign_files"]
+__all__ = ["READERS", "Reader", "read_foreign_files"]
 
-READERS: dict[str, Callable[[Path], Iterator[ForeignResult]]] = {
-    "triton": read_triton_autotuner,
-    "triton-dejavu": read_triton_dejavu,
-    "fla": read_flash_linear_attention,
-    "vllm": read_vllm,
+
+class Reader(NamedTuple):
+    """Reads one kind of file.
+
+    Attributes:
+        pattern: of the files' names.
+        read: yields the results of a file: `(path, content)`.
+    """
+
+    pattern: str
+    read: Callable[[Path, Mapping[str, Any]], Iterator[ForeignResult]]
+
+
+READERS = {
+    "triton": (Reader("*.autotune.json", read_triton_autotuner),),
+    "triton-dejavu": (Reader("cache.json", read_triton_dejavu),),
+    "fla": (Reader("*.json", read_flash_linear_attention),),
+    "vllm": (
+        Reader("*device_name=*.json", read_table),
+        Reader("*_SHRINK.json", read_lora_table),
+        Reader("*_EXPAND*.json", read_lora_table),
+    ),
 }
-
 
 _UNREADABLE = (
     OSError,
@@ -30,6 +50,7 @@ _UNREADABLE = (
     AttributeError,
     SyntaxError,
     RecursionError,
+    MemoryError,  # raised by `ast.literal_eval` for text that is nested too deeply
 )
 
 
@@ -41,13 +62,35 @@ def read_foreign_files(origin: str, folder: Path) -> list[ForeignResult]:
         folder: the folder, searched with its subfolders.
 
     Raises:
-        SettingsError: the folder does not exist, or a file is not in the tool's format.
+        SettingsError: the folder does not exist.
+        DamagedRecordsError: a file is not in the tool's format; the message names it.
     """
     if not folder.is_dir():
         raise SettingsError(f"{folder} is not a folder")
-    try:
-        return list(READERS[origin](folder))
-    except _UNREADABLE as error:
-        raise SettingsError(
-            f"{folder} does not hold what {origin} writes: {type(error).__name__}: {error}"
-        ) from None
+    results: list[ForeignResult] = []
+    for reader in READERS[origin]:
+        for path in sorted(folder.rglob(reader.pattern)):
+            try:
+                results += reader.read(path, _read_object(path))
+            except _UNREADABLE as error:
+                raise DamagedRecordsError(
+                    f"{path} does not hold what {origin} writes: {_reason(error)}; "
+                    "nothing was imported"
+                ) from None
+    return results
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    if not path.is_file():  # opening a pipe would wait for its writer
+        raise ValueError("it is no file")
+    content = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(content, dict):
+        raise ValueError("it is no JSON object")
+    return content
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, ValidationError):
+        first = error.errors(include_url=False)[0]
+        return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+    return str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"

@@ -101,8 +101,8 @@ def lora_labels(function: str, named: Mapping[str, str]) -> dict[str, str] | Non
 
 
 def lora_file_name(labels: Mapping[str, str], device: str) -> str:
-    """Return the name of the file that a table is part of."""
-    return f"{device.replace('-', '_')}_{labels['lora'].upper()}.json"
+    """Return the name of the file that a table is part of; the device's has no hyphens."""
+    return f"{device}_{labels['lora'].upper()}.json"
 
 
 def nest_lines(

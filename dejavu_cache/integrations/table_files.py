@@ -87,6 +87,8 @@ TABLE_FILES = {"vllm": vllm_files, "sglang": sglang_files, "hf": hugging_face_fi
 def write_tables(files: Iterable[TableFile], folder: Path) -> list[Path]:
     """Write files into a folder, each as a whole; other files in the folder stay.
 
+    No link below the folder is followed.
+
     Returns:
         The paths of the files.
 
@@ -96,8 +98,7 @@ def write_tables(files: Iterable[TableFile], folder: Path) -> list[Path]:
     paths = []
     for file in files:
         path = folder / file.path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open_replacement(path) as out:
+        with open_replacement(path, folder) as out:
             out.write((json.dumps(file.content, indent=4) + "\n").encode())
         paths.append(path)
     return paths
@@ -126,10 +127,13 @@ def _name(table: TunedTable) -> str:
 
 
 def _vllm_device(table: TunedTable) -> str:
-    """Return a device's name in a table of vLLM's; for fused experts, all kinds of H200 have one.
+    """Return a device's name in a table of vLLM's.
 
-    The tables of the kind that has this name itself go before those of another kind.
+    For fused experts, all kinds of H200 have one, and the tables of the kind that has this name
+    itself go before those of another kind. For LoRA, underscores stand for hyphens too.
     """
+    if "lora" in table.labels:
+        return table.device.replace("-", "_")
     is_h200 = "E" in table.labels and "H200" in table.device.split("_")
     return "NVIDIA_H200" if is_h200 else table.device
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import ast
-import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,29 +14,27 @@ from .foreign_configs import finite_times, parse_config
 __all__ = ["read_triton_dejavu"]
 
 
-def read_triton_dejavu(folder: Path) -> Iterator[ForeignResult]:
+def read_triton_dejavu(path: Path, content: Mapping[str, Any]) -> Iterator[ForeignResult]:
     """Read `…/triton_3.3.1/…/gpu_NVIDIA_H100/KERNEL/…/cache.json`: the best config of each key."""
-    for path in sorted(folder.rglob("cache.json")):
-        content = json.loads(path.read_text(encoding="utf-8"))
-        versions = dict(part.split("_", 1) for part in path.parts if "_" in part)
-        function = re.sub(r".*:|\)$", "", content["signature"])
-        for key, config in content["cache"].items():
-            times = finite_times(content.get("timings", {}).get(key, []))
-            timing = ForeignTiming(
-                config=parse_config(_parse_fields(config)), median=times[0] if times else None
-            )
-            values = tuple(map(str, ast.literal_eval(key)))
-            names = content.get("keys") or ()
-            # Its values are the arguments' in the order of `keys`; dtypes may follow them.
-            yield ForeignResult(
-                origin="triton-dejavu",
-                function=function,
-                named=dict(zip(names, values, strict=False)),
-                key=values[len(names) :],
-                device=alphanumeric(versions.get("gpu", "")),
-                triton=versions.get("triton", ""),
-                timings=(timing,),
-            )
+    versions = dict(part.split("_", 1) for part in path.parts if "_" in part)
+    function = re.sub(r".*:|\)$", "", content["signature"])
+    for key, config in content["cache"].items():
+        times = finite_times(content.get("timings", {}).get(key, []))
+        timing = ForeignTiming(
+            config=parse_config(_parse_fields(config)), median=times[0] if times else None
+        )
+        values = tuple(map(str, ast.literal_eval(key)))
+        names = content.get("keys") or ()
+        # Its values are the arguments' in the order of `keys`; dtypes may follow them.
+        yield ForeignResult(
+            origin="triton-dejavu",
+            function=function,
+            named=dict(zip(names, values, strict=False)),
+            key=values[len(names) :],
+            device=alphanumeric(versions.get("gpu", "")),
+            triton=versions.get("triton", ""),
+            timings=(timing,),
+        )
 
 
 def _parse_fields(text: str) -> dict[str, Any]:

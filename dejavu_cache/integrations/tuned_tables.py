@@ -38,6 +38,9 @@ An engine launches its kernel with whatever its table says, while a cached kerne
 only what its author has declared.
 """
 
+_FLAGS = frozenset({"USE_TMA"})
+"""Those whose values are flags; `True` is no number of warps."""
+
 _IN_FILE_NAMES = re.compile(r"[\w .,+()\[\]-]*", re.ASCII)
 """What a store may make part of a file's name: nothing that leads to another folder."""
 
@@ -166,11 +169,15 @@ def _table_config(
     for name, value in unnamed:
         if fields.get(name) == value:
             del fields[name]
-    allowed = {
-        name: value
-        for name, value in fields.items()
-        if (name in _NAMES and isinstance(value, int) and 0 <= value <= LARGEST)
-        or (name == "grf_mode" and value in _REGISTER_MODES)
-        or (name == "max_nreg" and value is None)
-    }
-    return allowed if allowed and allowed.keys() == fields.keys() else None
+    allowed: dict[str, TableValue] = {}
+    for name, value in fields.items():
+        if isinstance(value, float) or not _is_allowed(name, value):
+            return None
+        allowed[name] = value
+    return allowed or None
+
+
+def _is_allowed(name: str, value: TableValue) -> bool:
+    if name in _NAMES and isinstance(value, int) and 0 <= value <= LARGEST:
+        return name in _FLAGS or not isinstance(value, bool)
+    return (name == "grf_mode" and value in _REGISTER_MODES) or (name, value) == ("max_nreg", None)

@@ -2,48 +2,57 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from ..model.foreign_result import ForeignResult, ForeignTiming
 from .foreign_configs import parse_config
 from .lora_tables import LORA_KERNELS, read_lora
 from .table_names import TableEntry, parse_labels
 
-__all__ = ["read_vllm"]
+__all__ = ["read_lora_table", "read_table"]
 
 
-def read_vllm(folder: Path) -> Iterator[ForeignResult]:
-    """Read a folder's tables of fused experts, block-scaled products, Mamba's state and LoRA."""
-    for path in sorted(folder.rglob("*device_name=*.json")):
-        labels = parse_labels(path.stem)
-        content = json.loads(path.read_text(encoding="utf-8"))
-        triton = content.pop("triton_version", None) or _version_of(path.parent.name)
-        entry = TableEntry.of_labels(labels)
-        for size, config in content.items():
-            yield ForeignResult(
-                origin="vllm",
-                function=entry.function,
-                named={**entry.named, entry.size_name: size},
-                device=labels["device_name"],
-                triton=triton,
-                timings=(ForeignTiming(config=parse_config(config)),),
-            )
-    yield from _read_lora_tables(folder)
+def read_table(path: Path, content: Mapping[str, Any]) -> Iterator[ForeignResult]:
+    """Read a table of fused experts, block-scaled products or Mamba's state.
+
+    Raises:
+        ValueError: the file is no such table.
+    """
+    labels = parse_labels(path.stem)
+    entry = TableEntry.of_labels(labels)
+    triton = content.get("triton_version") or _version_of(path.parent.name)
+    for size, config in content.items():
+        if size == "triton_version":
+            continue
+        if not size.isdecimal():
+            raise ValueError(f"{size!r} is no batch size")
+        yield ForeignResult(
+            origin="vllm",
+            function=entry.function,
+            named={**entry.named, entry.size_name: size},
+            device=labels["device_name"],
+            triton=triton,
+            timings=(ForeignTiming(config=parse_config(config)),),
+        )
 
 
-def _read_lora_tables(folder: Path) -> Iterator[ForeignResult]:
-    for path in sorted([*folder.rglob("*_SHRINK.json"), *folder.rglob("*_EXPAND*.json")]):
-        for line in read_lora(path.stem, json.loads(path.read_text(encoding="utf-8"))):
-            yield ForeignResult(
-                origin="vllm",
-                function=LORA_KERNELS[line.operation],
-                named=line.named,
-                device=line.device,
-                timings=(ForeignTiming(config=parse_config(line.config)),),
-            )
+def read_lora_table(path: Path, content: Mapping[str, Any]) -> Iterator[ForeignResult]:
+    """Read a table of LoRA; nothing if the file's name is not one of a table.
+
+    Raises:
+        ValueError: the file has another form.
+    """
+    for line in read_lora(path.stem, content):
+        yield ForeignResult(
+            origin="vllm",
+            function=LORA_KERNELS[line.operation],
+            named=line.named,
+            device=line.device,
+            timings=(ForeignTiming(config=parse_config(line.config)),),
+        )
 
 
 def _version_of(folder: str) -> str:

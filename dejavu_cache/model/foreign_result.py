@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from ..errors import StoreError
-from .scenario import Config, Milliseconds, Text
+from .scenario import Config, Milliseconds, Text, sort_by_name
 
 __all__ = [
     "ForeignResult",
@@ -24,6 +24,10 @@ __all__ = [
     "format_foreign_results",
     "parse_foreign_results",
 ]
+
+
+_Label = Annotated[str, Field(max_length=1 << 16)]
+"""Any text that a file can hold; without a limit, pydantic would not refuse half a character."""
 
 
 class ForeignTiming(BaseModel):
@@ -69,12 +73,19 @@ class ForeignResult(BaseModel):
 
     origin: Literal["triton", "triton-dejavu", "fla", "vllm"]
     function: Text
-    key: tuple[str, ...] = ()
-    named: dict[str, str] = Field(default_factory=dict)
-    device: str = ""
-    triton: str = ""
-    proof: str = ""
+    key: tuple[_Label, ...] = ()
+    named: Annotated[dict[_Label, _Label], AfterValidator(sort_by_name)] = Field(
+        default_factory=dict
+    )
+    device: _Label = ""
+    triton: _Label = ""
+    proof: _Label = ""
     timings: tuple[ForeignTiming, ...] = Field(min_length=1)
+
+    @property
+    def subject(self) -> str:
+        """Return what the result is of: all but its timings. A later result replaces an earlier."""
+        return self.model_dump_json(exclude={"timings"})
 
     def fits(
         self,
@@ -119,8 +130,9 @@ def alphanumeric(name: str) -> str:
 
 
 def format_foreign_results(results: Iterable[ForeignResult]) -> str:
-    """Format results as JSON lines, sorted and without repetitions."""
-    lines = {result.model_dump_json(exclude_defaults=True) + "\n" for result in results}
+    """Format results as JSON lines, sorted; of several with one subject, the last one counts."""
+    latest = {result.subject: result for result in results}
+    lines = [result.model_dump_json(exclude_defaults=True) + "\n" for result in latest.values()]
     return "".join(sorted(lines))
 
 

@@ -48,6 +48,7 @@ __all__ = [
     "canonical_json",
     "is_from_future",
     "now",
+    "sort_by_name",
 ]
 
 JsonInteger = Annotated[StrictInt, Field(ge=-(2**63), lt=2**64)]
@@ -90,11 +91,12 @@ def _parse_moment(value: Any, parse: ValidatorFunctionWrapHandler) -> datetime:
 Moment = Annotated[datetime, WrapValidator(_parse_moment)]
 
 
-def _sort_by_name(mapping: Mapping[str, Any]) -> dict[str, Any]:
+def sort_by_name(mapping: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a mapping in the order of its names, so that equal ones give equal text."""
     return dict(sorted(mapping.items()))
 
 
-Values = Annotated[dict[Text, Scalar], AfterValidator(_sort_by_name), Field(max_length=256)]
+Values = Annotated[dict[Text, Scalar], AfterValidator(sort_by_name), Field(max_length=256)]
 
 
 def now() -> datetime:
@@ -172,7 +174,7 @@ class Environment(FrozenModel):
     triton: Text
     codegen: Text
     """The code generator behind Triton: ptxas or LLVM and its version."""
-    variables: Annotated[dict[Text, str], AfterValidator(_sort_by_name)] = Field(
+    variables: Annotated[dict[Text, str], AfterValidator(sort_by_name)] = Field(
         default_factory=dict, max_length=64
     )
     """The environment variables that are set and change the code that Triton generates."""
@@ -182,7 +184,7 @@ class Problem(FrozenModel):
     """The tuning problem that a decorator declares."""
 
     keys: tuple[Text, ...] = Field(max_length=256)
-    buckets: Annotated[dict[Text, Bucket], AfterValidator(_sort_by_name)] = Field(
+    buckets: Annotated[dict[Text, Bucket], AfterValidator(sort_by_name)] = Field(
         default_factory=dict, max_length=256
     )
     """Buckets by key argument; arguments with `Exact` are left out."""
@@ -202,7 +204,7 @@ class Scenario(ValueModel):
     """The bucketed values of the key arguments and the dtypes of the tensors."""
 
     args: Values = Field(default_factory=dict)
-    dtypes: Annotated[dict[Text, Text], AfterValidator(_sort_by_name)] = Field(
+    dtypes: Annotated[dict[Text, Text], AfterValidator(sort_by_name)] = Field(
         default_factory=dict, max_length=256
     )
 

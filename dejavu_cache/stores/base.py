@@ -221,7 +221,7 @@ class Store(ABC):
         return iter(())
 
     def put_imported(self, entries: Iterable[ForeignResult]) -> None:
-        """Add results of other autotuners.
+        """Add results of other autotuners; each replaces an earlier one with its subject.
 
         Raises:
             ReadOnlyStoreError: the store may only be read.

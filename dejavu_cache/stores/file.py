@@ -130,6 +130,15 @@ class FileStore(Store):
         reasons = {path: self._fault(path, context) for path, context in self._files()}
         return {path: reason for path, reason in reasons.items() if reason}
 
+    def why_unreadable(self) -> str:
+        """Return why no file can be read; an empty text if one can, or if there is none."""
+        first = ""
+        for path, context in self._files():
+            if not isinstance(context, Exception):
+                return ""
+            first = first or f"{path}: {context}"
+        return first
+
     def _fault(self, path: Path, context: Context | Exception) -> str:
         if isinstance(context, Exception):
             return str(context)
@@ -202,7 +211,8 @@ class FileStore(Store):
         """Return the function's results of other autotuners; warn if they cannot be read."""
         path = self._imported_path(function)
         try:
-            return iter(parse_foreign_results(read_text(path, self.root), str(path)))
+            results = parse_foreign_results(read_text(path, self.root), str(path))
+            return iter([result for result in results if result.function == function])
         except FileNotFoundError:
             return iter(())
         except (StoreError, OSError, UnicodeDecodeError) as error:
@@ -210,7 +220,7 @@ class FileStore(Store):
             return iter(())
 
     def put_imported(self, entries: Iterable[ForeignResult]) -> None:
-        """Add results of other autotuners to one file per function.
+        """Add results of other autotuners to one file per function, under its lock.
 
         Raises:
             StoreError: a file cannot be written, or not be read: it stays as it is.
@@ -221,13 +231,14 @@ class FileStore(Store):
             by_function.setdefault(entry.function, []).append(entry)
         for function, results in by_function.items():
             path = self._imported_path(function)
-            try:
-                earlier = parse_foreign_results(read_text(path, self.root), str(path))
-            except FileNotFoundError:
-                earlier = []
-            except OSError as error:  # What cannot be read must not be replaced.
-                raise describe_failure(error, path, "read") from error
-            write_text(path, format_foreign_results([*earlier, *results]), self.root)
+            with self._locked(path, f"imported-{path.stem}.lock"):
+                try:
+                    earlier = parse_foreign_results(read_text(path, self.root), str(path))
+                except FileNotFoundError:
+                    earlier = []
+                except OSError as error:  # What cannot be read must not be replaced.
+                    raise describe_failure(error, path, "read") from error
+                write_text(path, format_foreign_results([*earlier, *results]), self.root)
 
     def _imported_path(self, function: str) -> Path:
         return self.root / ".imported" / f"{_slug(function)}.jsonl"
@@ -312,22 +323,28 @@ class FileStore(Store):
     def _locked_page(self, context: Context) -> Iterator[tuple[Path, Page]]:
         """Hold a file's lock, and yield the file's path and content."""
         path = self.path(context)
+        with self._locked(path, f"{context.digest}.lock"), self._pages.lock:
+            try:
+                yield path, self._page_to_write(path, context)
+            except BaseException:
+                self._pages.forget(path)
+                raise
+
+    @contextmanager
+    def _locked(self, path: Path, lock_name: str) -> Iterator[None]:
+        """Hold the lock of a file that is to be written."""
         try:
-            lock = acquire_lock(self._lock_path(f"{context.digest}.lock"), _WRITE_WAIT)
+            lock = acquire_lock(self._lock_path(lock_name), _WRITE_WAIT)
         except Timeout:
             raise StoreError(
                 f"{path} has been locked by another writer for {_WRITE_WAIT:.0f} s"
             ) from None
         except OSError as error:
             raise describe_failure(error, self.root, "written") from error
-        with self._pages.lock:
-            try:
-                yield path, self._page_to_write(path, context)
-            except BaseException:
-                self._pages.forget(path)
-                raise
-            finally:
-                lock.release()
+        try:
+            yield
+        finally:
+            lock.release()
 
     def _lock_path(self, name: str) -> Path:
         return self.root / _LOCKS / name

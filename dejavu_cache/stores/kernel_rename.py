@@ -146,9 +146,9 @@ def _missing_foreign_results(store: Store, rename: KernelRename) -> list[Foreign
     if rename.functions is None:
         return []
     old, new = rename.functions
-    stored = list(store.imported(new))
+    stored = {result.subject for result in store.imported(new)}
     results = [result.model_copy(update={"function": new}) for result in store.imported(old)]
-    return [result for result in results if result not in stored]
+    return [result for result in results if result.subject not in stored]
 
 
 def _move_records(store: Store, context: Context, renamed: Context) -> int:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.command_line import run_cli
+from support.processes import dejavu
 from support.records import MOMENT, context
 from support.tuned_tables import contents, exported, write_content
 
 from dejavu_cache.errors import StoreError
+from dejavu_cache.integrations.foreign_files import read_foreign_files
 from dejavu_cache.integrations.table_files import TABLE_FILES, write_tables
 from dejavu_cache.integrations.table_names import TableEntry, format_labels, parse_labels
 from dejavu_cache.integrations.tuned_tables import TunedTable, collect_tables
@@ -245,6 +251,7 @@ def test_imported_lines_fill_in_what_no_record_says(tmp_path: Path) -> None:
         engine_record(16, scenario=Scenario(args={**SCENARIO, "use_a": True, "use_b": True})),
         engine_record(16, winner=Winner(config=Config(params={"ptx_options": 1}), at=MOMENT)),
         engine_record(16, winner=Winner(config=Config(params={"BLOCK_SIZE_M": "16"}), at=MOMENT)),
+        engine_record(16, winner=Winner(config=Config(params={"BLOCK_SIZE_M": True}), at=MOMENT)),
     ],
 )
 def test_what_an_engine_must_not_launch_is_left_out(record: Record) -> None:
@@ -342,3 +349,128 @@ def test_tables_of_block_products_have_the_gpu_s_own_name_and_no_stamp() -> None
         }
         for device, block in (("NVIDIA_H200", 16), ("NVIDIA_H200_NVL", 64))
     }
+
+
+@given(st.dictionaries(NUMBERS, st.sampled_from([FIRST, SECOND]), min_size=1), FUSED, st.data())
+def test_an_export_that_is_imported_and_exported_is_the_same(
+    lines: dict[str, Any], labels: dict[str, str], data: st.DataObject
+) -> None:
+    version = data.draw(st.sampled_from(["3.4.0", "3.6.0"]))
+    engine = data.draw(st.sampled_from(["vllm", "sglang"]))
+    table = TunedTable({}, "", version, {int(size): line for size, line in lines.items()})
+    device = labels.pop("device_name")
+    with TemporaryDirectory() as folder:
+        first, second = Path(folder, "1"), Path(folder, "2")
+        write_tables(
+            TABLE_FILES[engine]([table._replace(labels=labels, device=device)], version), first
+        )
+        for _ in range(2):
+            store = FileStore(Path(folder, "store"))
+            store.put_imported(read_foreign_files("vllm", first))
+        write_tables(TABLE_FILES[engine](collect_tables(store), version), second)
+        assert contents(second) == contents(first)
+
+
+def test_a_table_that_was_corrected_and_imported_again_counts(tmp_path: Path) -> None:
+    """The numbers are such that neither the largest nor the smallest one is the last."""
+    for block in (16, 128, 32):
+        write_content(tmp_path / "in" / TABLE, {"1": {"BLOCK_SIZE_M": block}})
+        assert run_cli("import", "--vllm", tmp_path / "in").returncode == 0
+        run_cli("export", "--vllm", tmp_path / "out")
+        assert contents(tmp_path / "out") == {TABLE: {"1": {"BLOCK_SIZE_M": block}}}
+
+
+def test_importing_a_folder_again_changes_nothing(tmp_path: Path) -> None:
+    """Another process orders what it makes of a set otherwise."""
+    write_content(tmp_path / "in" / TABLE, {"1": FIRST, "2": SECOND})
+    for seed in "123":
+        seen = dejavu(
+            "import", "--vllm", tmp_path / "in", PYTHONHASHSEED=seed, **own_store(tmp_path)
+        )
+        assert seen.returncode == 0, seen.stderr
+        (file,) = (tmp_path / "store" / ".imported").iterdir()
+        assert len(file.read_text().splitlines()) == 2
+
+
+def own_store(folder: Path) -> dict[str, str]:
+    return {"DEJAVU_CACHE_URL": str(folder / "store"), "XDG_CACHE_HOME": str(folder)}
+
+
+def test_imports_at_once_lose_nothing(tmp_path: Path) -> None:
+    def put(number: int) -> None:
+        FileStore(tmp_path).put_imported([imported(M=str(number))])
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(put, range(40)))
+    assert len(list(FileStore(tmp_path).imported("fused_moe_kernel"))) == 40
+
+
+def test_a_tuned_config_of_lora_counts_more_than_an_imported_one(tmp_path: Path) -> None:
+    """Names of imported tables have underscores for the hyphens of the GPU's own."""
+    name = "NVIDIA_A100_SXM4_80GB_SHRINK.json"
+    config = {"block_m": 16, "block_n": 16, "block_k": 64, "split_k": 8, "num_warps": 4}
+    write_content(tmp_path / "in" / name, {"4": {"1": {"64": {"16": {"4096": config}}}}})
+    store = FileStore(tmp_path / "store")
+    store.put_imported(read_foreign_files("vllm", tmp_path / "in"))
+    tuned = Config(params={**config, "block_m": 32})
+    record = Record(
+        scenario=Scenario(
+            args={"operation": "shrink", "max_loras": 4, "num_slices": 1, "m": 64}
+            | {"k": 16, "n": 4096}
+        ),
+        winner=Winner(config=tuned, at=MOMENT),
+        measurements=(Measurement(config=tuned, median=1.0, at=MOMENT),),
+    )
+    measured = context(kernel="vllm.lora._lora_shrink_kernel")
+    device = measured.environment.device.model_copy(update={"name": "NVIDIA A100-SXM4-80GB"})
+    environment = measured.environment.model_copy(update={"device": device})
+    store.put(measured.model_copy(update={"environment": environment}), [record])
+    assert exported(store)[name]["4"]["1"]["64"]["16"]["4096"] == {**config, "block_m": 32}
+
+
+def test_no_link_below_the_folder_is_followed(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "configs").symlink_to(victim)
+    FileStore(tmp_path / "store").put(engine_context(), [engine_record(16)])
+    seen = run_cli("export", "--sglang", tmp_path / "out", "--store", tmp_path / "store")
+    assert (seen.returncode, "cannot be written" in seen.stderr) == (3, True)
+    assert list(victim.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "", "{", "[]", '{"1": null}', '{"1": {"kwargs": []}}', '{"1": {"BLOCK_SIZE_M": NaN}}',
+        '{"1": {"BLOCK_SIZE_M": 1e999}}', '{"one": {}}', '{"-1": {}}', '{"\\ud800": {}}',
+        '{"triton_version": 3.6, "1": {}}', '{"triton_version": "\\udfff", "1": {}}',
+    ],
+)  # fmt: skip
+def test_a_table_that_cannot_be_read_is_named(content: str, tmp_path: Path) -> None:
+    write_content(tmp_path / "in" / TABLE.replace("128", "8"), {"1": FIRST})
+    (tmp_path / "in" / TABLE).write_text(content)
+    seen = run_cli("import", "--vllm", tmp_path / "in", "--store", tmp_path / "store")
+    assert (seen.returncode, len(seen.stderr.splitlines())) == (3, 1), seen.stderr
+    assert f"{TABLE} does not hold what vllm writes" in seen.stderr
+    assert not (tmp_path / "store").exists()
+
+
+@pytest.mark.parametrize("plant", [os.mkfifo, os.mkdir, lambda path: path.symlink_to("/nowhere")])
+@pytest.mark.parametrize("option", ["--vllm", ""])
+def test_an_import_waits_for_no_pipe(
+    plant: Callable[[Path], None], option: str, tmp_path: Path
+) -> None:
+    (tmp_path / "in").mkdir()
+    plant(tmp_path / "in" / TABLE)
+    seen = run_cli("import", *([option] if option else []), tmp_path / "in")
+    assert seen.returncode in (1, 3), seen.stderr
+
+
+def test_a_name_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    path = os.fsencode(tmp_path / "in") + b"/E=8,N=32,device_name=H\xff.json"
+    os.mkdir(tmp_path / "in")
+    with open(path, "w") as file:
+        file.write('{"1": {"BLOCK_SIZE_M": 16}}')
+    seen = run_cli("import", "--vllm", tmp_path / "in")
+    assert (seen.returncode, "device: " in seen.stderr) == (3, True)

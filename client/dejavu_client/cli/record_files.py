@@ -28,11 +28,14 @@ def read_record_sets(file: str) -> Iterator[RecordSet]:
     path = Path(file)
     if file != "-" and path.is_dir():
         for member in sorted(path.rglob("*.json")):
-            if not member.name.endswith(".tree.json"):
-                yield from read_record_sets(str(member))
+            if member.name.endswith(".tree.json") or member.is_dir():
+                continue
+            if not member.is_file():  # opening a pipe would wait for its writer
+                raise StoreError(f"{member} cannot be read: it is no file; nothing was imported")
+            yield from read_record_sets(str(member))
         return
     try:
-        text = sys.stdin.read() if file == "-" else path.read_text(encoding="utf-8")
+        text = (sys.stdin.buffer.read() if file == "-" else path.read_bytes()).decode()
     except OSError as error:
         raise StoreError(f"{file} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
