@@ -31,6 +31,7 @@ _REMEDIES = {
     errno.ENOSPC: "the disk is full: make room; what was there before is untouched",
     errno.EDQUOT: "the quota is used up: make room; what was there before is untouched",
     errno.ENOTDIR: "a file stands where a folder is needed",
+    errno.EEXIST: "a file stands where a folder is needed",
     errno.EISDIR: "a folder stands where a file is needed",
     errno.ELOOP: "a symbolic link stands there, and links are not followed: "
     "replace it by what it points to",

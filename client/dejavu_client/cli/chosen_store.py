@@ -65,6 +65,7 @@ def open_existing_store(url: str, *, write: bool = False) -> Store:
 
     Raises:
         NoSuchStoreError: a folder does not exist.
+        StoreError: a folder has files, and none of them can be read.
     """
     store = open_chosen_store(url)
     folders = [tier for tier in tiers_of(store) if isinstance(tier, FileStore)]
@@ -78,6 +79,8 @@ def open_existing_store(url: str, *, write: bool = False) -> Store:
     for folder in folders:
         if folder.root.is_dir() and not os.access(folder.root, os.R_OK | os.X_OK):
             raise StoreError(f"{folder.root} cannot be read: give this user access")
+        if reason := folder.why_unreadable():
+            raise StoreError(f"{folder.url} has no file that can be read: {reason}")
     if not write:
         for folder in folders:
             folder.read_only = True

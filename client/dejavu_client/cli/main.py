@@ -38,6 +38,7 @@ from .commands import (
 )
 from .help_texts import GroupedCommands, add_examples
 from .output import fail, note, say
+from .standard_streams import prepare_streams
 
 __all__ = ["all_commands", "app", "main", "run_command"]
 
@@ -109,6 +110,7 @@ def options(
 
 def main() -> None:
     """Run the command line and exit with its code."""
+    prepare_streams()
     sys.exit(run_command())
 
 

@@ -12,7 +12,15 @@ from typing import Any
 
 from .kernel_names import shorten_kernels
 
-__all__ = ["Shorten", "fail", "note", "say", "say_indented", "show_json", "show_table"]
+__all__ = [
+    "Shorten",
+    "fail",
+    "note",
+    "say",
+    "say_indented",
+    "show_json",
+    "show_table",
+]
 
 Shorten = Callable[[Sequence[str]], list[str]]
 """Function that shortens the cells of a column."""
@@ -50,8 +58,9 @@ def note(text: str) -> None:
 
 
 def show_json(value: Any) -> None:
-    """Print one JSON document on standard output."""
-    say(json.dumps(value, indent=2, ensure_ascii=False, default=str))
+    """Print one JSON document on standard output, in ASCII where that takes no other characters."""
+    takes_all = (sys.stdout.encoding or "utf-8").lower().startswith("utf")
+    say(json.dumps(value, indent=2, ensure_ascii=not takes_all, default=str))
 
 
 def show_table(

@@ -30,6 +30,8 @@ def open_output(file: str) -> Iterator[TextIO]:
         StoreError: the file cannot be written.
     """
     if file == "-":
+        if isinstance(sys.stdout, io.TextIOWrapper):  # files are UTF-8, whatever the terminal is
+            sys.stdout.reconfigure(encoding="utf-8")
         yield sys.stdout
         return
     path = Path(file)
