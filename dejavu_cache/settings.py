@@ -13,9 +13,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from .errors import SettingsError
 
-__all__ = ["Mode", "Settings", "current_settings", "policy_file"]
+__all__ = ["NAMESPACE", "Mode", "Settings", "current_settings", "policy_file"]
 
 PREFIX = "DEJAVU_CACHE_"
+
+NAMESPACE = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+"""Names of a server's namespaces."""
 
 
 class Mode(str, Enum):
@@ -40,7 +43,7 @@ class Settings(BaseModel):
     """URLs of stores in lookup order, separated by commas; empty: the user's cache folder."""
     mode: Mode = Mode.TUNE
     """Action of a launch whose scenario has no record."""
-    namespace: str = Field(default="main", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
+    namespace: str = Field(default="main", pattern=NAMESPACE)
     """Namespace on a server, unless the server's URL names one."""
     token: str = Field(default="", repr=False)
     """Token for a server."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from functools import cache
@@ -39,7 +40,7 @@ def open_store(url: str) -> Store:
             that a package adds, such as `https://…`.
 
     Raises:
-        SettingsError: the URL is empty, or no installed package knows its scheme.
+        SettingsError: the URL is empty or mistyped, or no installed package knows its scheme.
     """
     stores = [_open_tier(part.strip()) for part in url.split(",") if part.strip()]
     if not stores:
@@ -60,7 +61,11 @@ def prewarmed_folders(url: str) -> list[Path]:
 
 
 def _open_tier(url: str) -> Store:
-    scheme = urlsplit(url).scheme if "://" in url else "file"
+    _refuse_what_looks_like_a_url(url)
+    try:
+        scheme = urlsplit(url).scheme if "://" in url else "file"
+    except ValueError as error:
+        raise SettingsError(f"{url!r} is no URL: {error}") from None
     opener = _BUILT_IN.get(scheme) or _from_entry_point(scheme)
     if opener is None:
         raise SettingsError(
@@ -70,16 +75,39 @@ def _open_tier(url: str) -> Store:
     return opener(url)
 
 
+def _refuse_what_looks_like_a_url(url: str) -> None:
+    """Raise for a mistyped URL, which would otherwise be a folder of that name.
+
+    Raises:
+        SettingsError: it has a scheme without its slashes, options without a scheme, or characters
+            that no path has.
+    """
+    if "://" in url:
+        if "%00" in url:
+            raise SettingsError(f"{url!r}: no path has null characters")
+        return
+    if scheme := re.match(r"[A-Za-z][A-Za-z0-9+.-]+:", url):
+        raise SettingsError(
+            f"{url!r}: write {scheme[0]}//… for a URL, or ./{url} for a folder of that name"
+        )
+    if "?read_only=" in url:
+        raise SettingsError(f"{url!r}: a path takes no options: write file:///folder?read_only=1")
+
+
 def _open_file(url: str) -> FileStore:
     if "://" not in url:
         return _file_store(Path(url).expanduser(), read_only=False)
     parts = urlsplit(url)
-    options = dict(parse_qsl(parts.query))
+    options = dict(parse_qsl(parts.query, keep_blank_values=True))
     read_only = options.pop("read_only", "0")
     if options or read_only not in ("0", "1"):
         raise SettingsError(f"{url!r}: a file store takes ?read_only=0 or 1 and nothing else")
     if parts.netloc not in ("", "localhost"):
         raise SettingsError(f"{url!r} names a host; write file:///folder with three slashes")
+    if not parts.path or parts.fragment:
+        raise SettingsError(
+            f"{url!r}: a folder is named by its whole path, file:///folder, with %23 for #"
+        )
     return _file_store(Path(unquote(parts.path)), read_only=read_only == "1")
 
 

@@ -207,8 +207,13 @@ def test_a_config_that_the_kernel_never_declared_is_not_run(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    "url", ["http://me:secret@host", "http://host?token=x", "http://host#x", "http://"]
-)
+    "url",
+    [
+        "http://me:secret@host", "http://host?token=x", "http://host#x", "http://", "http://h..x",
+        "http://host:99999", "http://host:-1", "http://ho st", f"http://{'h' * 70}", "http://h/\1",
+        "http://host?namespace=../main", "http://host?namespace=", "http://host?namespace=a/b",
+    ],
+)  # fmt: skip
 def test_a_senseless_url_is_refused(url: str) -> None:
     with pytest.raises(SettingsError):
         split_server_url(url, "main")

@@ -17,7 +17,7 @@ from support.processes import run_python
 from support.records import MOMENT, config, context, measurement, record
 from support.strategies import RECORDS
 
-from dejavu_cache.errors import NewerFormatError, ReadOnlyStoreError, StoreError
+from dejavu_cache.errors import NewerFormatError, ReadOnlyStoreError, SettingsError, StoreError
 from dejavu_cache.model.record import Record, RecordSet
 from dejavu_cache.stores import FileStore, open_store
 from dejavu_cache.stores.file_layout import Page
@@ -274,7 +274,7 @@ def test_a_full_disk_is_said_and_what_was_there_stays(store: FileStore) -> None:
     code = """
         import resource, signal, sys
         from support.records import context, record
-        from dejavu_cache.errors import StoreError
+        from dejavu_cache.errors import SettingsError, StoreError
         from dejavu_cache.stores import FileStore
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
@@ -313,7 +313,7 @@ def test_a_folder_without_rights_is_said(store: FileStore) -> None:
     code = """
         import os, sys
         from support.records import context, record
-        from dejavu_cache.errors import StoreError
+        from dejavu_cache.errors import SettingsError, StoreError
         from dejavu_cache.stores import FileStore
         if os.getuid() == 0:
             os.setuid(65534)
@@ -358,3 +358,24 @@ def test_litter_of_killed_writers_can_be_swept(store: FileStore) -> None:
     assert store.delete_leftovers() == 1
     assert not litter.exists()
     assert only_file(store).exists()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "file://", "file:///a#b", "file:///a%00b", "file:/a", "https:/host", "memory:",
+        "http://[::1", "/a?read_only=1", "file:///a?read_only=", "file://host/a",
+    ],
+)  # fmt: skip
+def test_a_mistyped_url_is_no_folder(url: str) -> None:
+    with pytest.raises(SettingsError):
+        open_store(url)
+
+
+@pytest.mark.parametrize("name", ["a b", "ü", "50%", "%41", "a#b", "a?b=1", "a;b", "a\nb", "~"])
+def test_any_folder_is_named_by_its_path_and_by_its_url(name: str, tmp_path: Path) -> None:
+    by_path = open_store(str(tmp_path / name))
+    assert isinstance(by_path, FileStore)
+    by_url = open_store(by_path.url)
+    assert isinstance(by_url, FileStore)
+    assert by_path.root == by_url.root == tmp_path / name

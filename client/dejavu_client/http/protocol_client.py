@@ -6,13 +6,14 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
-from urllib.parse import parse_qsl, quote, urlsplit
+from urllib.parse import SplitResult, parse_qsl, quote, urlsplit
 
 import httpx
 
 from dejavu_cache.errors import SettingsError
 from dejavu_cache.model.record import Record, RecordSet
 from dejavu_cache.model.scenario import Config, Context, Scenario
+from dejavu_cache.settings import NAMESPACE
 
 from .answers import (
     parse_json,
@@ -50,18 +51,29 @@ def split_server_url(url: str, namespace: str) -> tuple[str, str]:
         namespace: returned if the URL names none.
 
     Raises:
-        SettingsError: the URL carries a user, a password or an unknown part.
+        SettingsError: the URL carries a user, a password or an unknown part, or names no server.
     """
     parts = urlsplit(url)
-    options = dict(parse_qsl(parts.query))
+    options = dict(parse_qsl(parts.query, keep_blank_values=True))
     namespace = options.pop("namespace", namespace)
     if parts.username or parts.password:
         raise SettingsError("a server's URL carries no user or password: set DEJAVU_CACHE_TOKEN")
-    if options or parts.fragment or not parts.hostname:
+    is_whole = not options and not parts.fragment and _names_server(parts)
+    if not is_whole or not re.fullmatch(NAMESPACE, namespace):
         raise SettingsError(
             f"{url!r}: a server's URL is https://host[:port][/path][?namespace=NAME]"
         )
     return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}", namespace
+
+
+def _names_server(parts: SplitResult) -> bool:
+    """Return whether a URL has a host and a port that a connection can be tried to."""
+    try:
+        host = (parts.hostname or "").encode("idna").decode()
+        is_address = re.fullmatch(r"[\w.:%-]+", host) is not None and parts.port != 0
+    except ValueError:  # a part of the host is empty or too long, or the port is no port
+        return False
+    return is_address and parts.path.isprintable()
 
 
 class ProtocolClient:
