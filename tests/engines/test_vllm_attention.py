@@ -18,13 +18,13 @@ from support.attention_batches import REFUSED_MASK, Case, draw, kernels
 
 from dejavu_cache.attention.batch import Batch
 from dejavu_cache.attention.schedule import constants_of, pairs_of
-from dejavu_cache.engines.vllm.attention_suite import (
+from dejavu_cache.engines.vllm.attention_warmup import launch_batch
+from dejavu_cache.engines.vllm.expected_batches import (
     ExpectedBatch,
     LayerShape,
     ServingLimits,
     batches_to_expect,
 )
-from dejavu_cache.engines.vllm.attention_warmup import launch_batch
 from dejavu_cache.engines.vllm.planned_attention import (
     LayerFeatures,
     StepInputs,

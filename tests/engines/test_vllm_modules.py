@@ -15,7 +15,7 @@ pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available(), reason="tests the host's part, interpreted"),
 ]
 
-from dejavu_cache.engines.vllm.attention_suite import LayerShape, ServingLimits  # noqa: E402
+from dejavu_cache.engines.vllm.expected_batches import LayerShape, ServingLimits  # noqa: E402
 from dejavu_cache.engines.vllm.plugin import BACKEND, register  # noqa: E402
 
 CASE = Case(new=[1, 5], past=[40, 9], heads=(4, 2), head_size=32, padding=2, window=20)

@@ -23,13 +23,8 @@ from support.forked_processes import worker_starter
 from dejavu_cache.attention.sweep_suite import Lengths, Model, kernel_of, scenario_arguments
 from dejavu_cache.engines.vllm import attention_suite, attention_warmup
 from dejavu_cache.engines.vllm.attention_suite import (
-    ExpectedBatch,
-    LayerShape,
-    ServingLimits,
-    batches_to_expect,
     draw_lengths,
     drawn_batches,
-    made_up_step,
     suite,
     suite_options,
     tuned_call,
@@ -38,6 +33,13 @@ from dejavu_cache.engines.vllm.attention_warmup import (
     launch_batch,
     tune_attention,
     untuned_batches,
+)
+from dejavu_cache.engines.vllm.expected_batches import (
+    ExpectedBatch,
+    LayerShape,
+    ServingLimits,
+    batches_to_expect,
+    made_up_step,
 )
 from dejavu_cache.engines.vllm.planned_attention import LayerFeatures, plan_layer
 from dejavu_cache.runtime.request import Request

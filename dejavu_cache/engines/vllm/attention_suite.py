@@ -1,4 +1,4 @@
-"""Batches that an engine may meet, and their sweep suite.
+"""Sweep suite of the batches that an engine may meet, with drawn lengths.
 
     dejavu-cache sweep dejavu_cache.engines.vllm.attention_suite --option heads=32 ...
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,151 +25,17 @@ from ...attention.sweep_suite import (
     scenario_arguments,
 )
 from ...sweep.suite import Case, Suite
-from .planned_attention import LayerFeatures, StepInputs, plan_layer, split_cache
+from .expected_batches import (
+    SHORTEST_CONTEXT,
+    ExpectedBatch,
+    LayerShape,
+    ServingLimits,
+    batches_to_expect,
+    made_up_step,
+)
+from .planned_attention import LayerFeatures, plan_layer
 
-__all__ = [
-    "ExpectedBatch",
-    "LayerShape",
-    "ServingLimits",
-    "batches_to_expect",
-    "draw_lengths",
-    "drawn_batches",
-    "made_up_step",
-    "suite",
-    "suite_options",
-    "tuned_call",
-]
-
-SHORTEST = 128
-"""Context from which on batches are told apart by it, in tokens."""
-
-
-@dataclass(frozen=True)
-class LayerShape:
-    """Shape of a layer and its cache; `page` is the number of tokens of a block."""
-
-    num_heads: int
-    num_kv_heads: int
-    head_size: int
-    page: int
-    dtype: torch.dtype
-    cache_dtype: torch.dtype
-
-
-@dataclass(frozen=True)
-class ServingLimits:
-    """Largest batches of an engine.
-
-    Attributes:
-        max_requests: requests at a time.
-        max_tokens: new tokens of a step.
-        max_context: tokens of a request.
-        decoded_at_once: new tokens of a decoding request, with those that were drafted.
-    """
-
-    max_requests: int
-    max_tokens: int
-    max_context: int
-    decoded_at_once: int = 1
-
-
-@dataclass(frozen=True)
-class ExpectedBatch:
-    """Batch by its composition: new tokens of each request, and the longest context."""
-
-    new: tuple[int, ...]
-    context: int
-
-
-def batches_to_expect(limits: ServingLimits) -> list[ExpectedBatch]:
-    """Return one batch for each region in which the kernels choose a config of its own.
-
-    The most frequent kinds come first: decoding, prompts, prompts among decoding requests, and
-    chunks of long prompts.
-    """
-    expected = [
-        *_decode_batches(limits),
-        *_prompt_batches(limits),
-        *_mixed_batches(limits),
-        *_chunk_batches(limits),
-    ]
-    return list(dict.fromkeys(expected))
-
-
-def _decode_batches(limits: ServingLimits) -> Iterator[ExpectedBatch]:
-    """Yield decoding requests, with all drafted tokens and with none."""
-    for new in (limits.decoded_at_once, 1):
-        # Captured graphs decode with the longest context.
-        for context in reversed([*_powers(SHORTEST, limits.max_context)]):
-            for count in _powers(1, min(limits.max_requests, limits.max_tokens // new)):
-                yield ExpectedBatch((new,) * count, context)
-
-
-def _prompt_batches(limits: ServingLimits) -> Iterator[ExpectedBatch]:
-    for length in _powers(16, min(limits.max_context, limits.max_tokens)):
-        for count in _powers(1, min(limits.max_requests, limits.max_tokens // length)):
-            yield ExpectedBatch((length,) * count, max(length, min(SHORTEST, limits.max_context)))
-
-
-def _mixed_batches(limits: ServingLimits) -> Iterator[ExpectedBatch]:
-    """Yield one prompt among decoding requests, with all tokens of a step and with a quarter."""
-    for new in (limits.decoded_at_once, 1):
-        for count in _powers(1, limits.max_requests - 1):
-            for tokens in (limits.max_tokens, limits.max_tokens // 4):
-                prompt = min(tokens - count * new, limits.max_context)
-                if prompt > new:
-                    for context in {limits.max_context, max(prompt, limits.max_context // 4)}:
-                        yield ExpectedBatch(((new,) * count) + (prompt,), context)
-
-
-def _chunk_batches(limits: ServingLimits) -> Iterator[ExpectedBatch]:
-    """Yield a chunk of a prompt that fills a step, after ever more of the prompt, and last ones."""
-    longest = min(limits.max_tokens, limits.max_context)
-    for context in _powers(longest, limits.max_context):
-        yield ExpectedBatch((longest,), context)
-    for chunk in _powers(SHORTEST, longest):
-        yield ExpectedBatch((chunk,), limits.max_context)
-
-
-def _powers(first: int, last: int) -> Iterator[int]:
-    """Yield `first`, its doubles up to `last`, and `last`."""
-    value = first
-    while value < last:
-        yield value
-        value *= 2
-    if last >= 1:
-        yield last
-
-
-def made_up_step(
-    shape: LayerShape, features: LayerFeatures, batch: ExpectedBatch, device: torch.device
-) -> tuple[StepInputs, LayerFeatures, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the arguments of `run_layer` for a batch, whose requests all read one empty block."""
-
-    def empty(*sizes: int, dtype: torch.dtype) -> torch.Tensor:
-        return torch.zeros(*sizes, dtype=dtype, device=device)
-
-    tokens, page = sum(batch.new), shape.page
-    begins = torch.zeros(len(batch.new) + 1, dtype=torch.int32)
-    begins[1:] = torch.tensor(batch.new, dtype=torch.int32).cumsum(0)
-    cache = empty(1, 2, page, shape.num_kv_heads, shape.head_size, dtype=torch.uint8)
-    cache = cache.to(shape.dtype).to(shape.cache_dtype)
-    keys, values = split_cache(cache, shape.head_size)
-    if shape.cache_dtype != shape.dtype:
-        scale = torch.ones((), dtype=torch.float32, device=device)
-        features = features._replace(k_scale=scale, v_scale=scale)
-    if features.sinks is not None:
-        features = features._replace(sinks=features.sinks.to(device))
-    step = StepInputs(
-        tokens,
-        max(batch.new),
-        batch.context,
-        begins.to(device),
-        torch.full((len(batch.new),), max(batch.new), dtype=torch.int32, device=device),
-        empty(len(batch.new), -(-batch.context // page), dtype=torch.int32),
-    )
-    query = empty(tokens, shape.num_heads, shape.head_size, dtype=shape.dtype)
-    return step, features, query, keys, values
+__all__ = ["draw_lengths", "drawn_batches", "suite", "suite_options", "tuned_call"]
 
 
 def tuned_call(plan: Plan) -> KernelCall | None:
@@ -213,7 +78,7 @@ def draw_lengths(
     longest = max(min(longest, limits.max_context), *new)
     past = [0] * len(new)
     first = 0
-    if len(prompts) < len(new) or batch.context > max(*batch.new, SHORTEST):
+    if len(prompts) < len(new) or batch.context > max(*batch.new, SHORTEST_CONTEXT):
         for index, tokens in enumerate(new):
             if index not in prompts or len(new) == 1:  # a prompt among decoding requests is new
                 past[index] = max(round(longest * _draw_share(pick)) - tokens, 0)

@@ -1,8 +1,4 @@
-"""Tune and compile a layer's attention kernels for the batches that an engine will meet.
-
-The batches that are compiled for are made up and tiny in memory: all requests read the same block
-of an empty cache.
-"""
+"""Tune and compile a layer's attention kernels for the batches that an engine will meet."""
 
 from __future__ import annotations
 
@@ -23,14 +19,13 @@ from ...sweep.messages import SweepSpec
 from ...sweep.runner import Sweep
 from ...system.notices import logger
 from ...tuning.progress_bar import progress
-from .attention_suite import (
+from .attention_suite import suite_options, tuned_call
+from .expected_batches import (
     ExpectedBatch,
     LayerShape,
     ServingLimits,
     batches_to_expect,
     made_up_step,
-    suite_options,
-    tuned_call,
 )
 from .planned_attention import LayerFeatures, plan_layer, run_layer
 

@@ -13,8 +13,8 @@ from vllm._custom_ops import reshape_and_cache_flash
 from vllm.config import get_current_vllm_config
 from vllm.v1.attention.backend import AttentionBackend, AttentionImpl, AttentionType, MultipleOf
 
-from .attention_suite import LayerShape, ServingLimits
 from .attention_warmup import warm_up_attention
+from .expected_batches import LayerShape, ServingLimits
 from .metadata import DejavuMetadataBuilder
 from .planned_attention import LayerFeatures, StepInputs, run_layer, split_cache
 
