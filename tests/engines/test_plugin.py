@@ -26,10 +26,26 @@ def test_adopted_kernels_are_tuned_in_the_warm_up_and_never_while_serving(
     report = json.loads(done.stdout)
     assert report["adopted"]
     tuned = mode == "tune"
-    assert report["determine_available_memory"] == ([3, []] if tuned else [0, [32]])
+    assert report["load_model"] == [0, []], "vLLM chooses some sizes afterwards"
+    assert report["determine_available_memory"] == ([6, []] if tuned else [0, [16, 32]])
     assert report["compile_or_warm_up_model"] == ([3, []] if tuned else [0, [48]])
     assert report["execute_model"] == [0, [64]], "a miss, on the worklist once"
     assert report["launched"]
+
+
+def test_layers_are_warmed_up_where_the_memory_is_given(tmp_path: Path) -> None:
+    done = fork_program(
+        "start_engine.py",
+        str(tmp_path),
+        "--memory-is-given",
+        TRITON_INTERPRET="0",
+        DEJAVU_CACHE_SHIPPED="0",
+        DEJAVU_CACHE_INSTALL="1",
+        DEJAVU_CACHE_URL=(tmp_path / "store").as_uri(),
+    )
+    report = json.loads(done.stdout)
+    assert report["compile_or_warm_up_model"] == [6, []]
+    assert report["execute_model"] == [0, [64]]
 
 
 def test_vllm_allocates_its_cache_after_attention_is_tuned() -> None:

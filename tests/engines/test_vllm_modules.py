@@ -72,23 +72,24 @@ def common_metadata(arguments: dict[str, Any], tokens: int) -> Any:
     )
 
 
-@pytest.mark.parametrize("is_hybrid", [False, True])
-def test_a_layer_s_warm_up_knows_the_engine_s_limits(
-    make: Any, monkeypatch: pytest.MonkeyPatch, is_hybrid: bool
+def test_a_layer_s_warm_up_knows_the_engine_s_limits_and_its_final_block_size(
+    make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     warmed: list[Any] = []
+    tasks: list[Any] = []
     monkeypatch.setattr(
-        "dejavu_cache.engines.vllm.backend.warm_up_attention",
-        lambda *layer, **options: warmed.append((*layer, options)),
+        "dejavu_cache.engines.vllm.backend.warm_up_attention", lambda *layer: warmed.append(layer)
     )
+    monkeypatch.setattr("dejavu_cache.engines.vllm.backend.run_when_loaded", tasks.append)
     settings = config()
-    settings.model_config.is_hybrid = is_hybrid
     settings.speculative_config = SimpleNamespace(num_speculative_tokens=3)
     make(settings, kv_cache_dtype="fp8").process_weights_after_loading(torch.bfloat16)
-    (shape, _, limits, options) = warmed[0]
-    assert shape == LayerShape(4, 2, 32, 16, torch.bfloat16, torch.float8_e4m3fn)
+    settings.cache_config.block_size = 528  # as vLLM chooses it for models with Mamba layers
+    for task in tasks:
+        task()
+    ((shape, _, limits),) = warmed
+    assert shape == LayerShape(4, 2, 32, 528, torch.bfloat16, torch.float8_e4m3fn)
     assert limits == ServingLimits(8, 64, 128, decoded_at_once=4)
-    assert options == {"may_tune": not is_hybrid}, "another block size may be chosen later"
 
 
 def test_a_step_is_computed_through_vllm_s_interface(

@@ -1,13 +1,15 @@
 """Start a worker with vLLM's order of calls on a pretended GPU; print what each call benchmarks.
 
 The worker is a stand-in with the methods of vLLM's, called as its engine calls them; the plug-in is
-the real one. Arguments: a folder for the stand-in's package.
+the real one. Arguments: a folder for the stand-in's package, and `--memory-is-given` if the memory
+is not measured.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ import triton
 import triton.language as tl
 
 from dejavu_cache.engines.vllm.plugin import register
+from dejavu_cache.engines.vllm.worker_phases import run_when_loaded
 from dejavu_cache.stores import FileStore
 
 BENCHMARKED: list[str] = []
@@ -25,11 +28,12 @@ MISSED: list[int] = []
 
 WORKER = """
 class Worker:
-    def __init__(self, launch):
+    def __init__(self, launch, load):
         self.launch = launch
+        self.load = load
 
     def load_model(self):
-        pass
+        self.load()
 
     def determine_available_memory(self):
         self.launch(32)
@@ -70,15 +74,24 @@ worker_module = import_module("vllm.v1.worker.gpu_worker")
 kernel = triton.autotune(
     configs=[triton.Config({"B": block}) for block in (16, 32, 64)], key=["n"], do_bench=bench
 )(triton.jit(body))
-worker = worker_module.Worker(lambda n: kernel[(1,)](torch.empty(64), n))
+
+
+def launch(n):
+    return kernel[(1,)](torch.empty(64), n)
+
+
+worker = worker_module.Worker(launch, partial(run_when_loaded, partial(launch, 16)))
 report: dict[str, Any] = {"adopted": type(kernel).__module__.startswith("dejavu_cache.")}
-for call in (
+calls = [
     "load_model",
     "determine_available_memory",
     "initialize_from_config",
     "compile_or_warm_up_model",
     "execute_model",
-):
+]
+if "--memory-is-given" in sys.argv:
+    calls.remove("determine_available_memory")
+for call in calls:
     BENCHMARKED.clear()
     MISSED.clear()
     getattr(worker, call)()

@@ -42,9 +42,7 @@ def _deadline() -> float:
     return time.monotonic() + current_settings().warmup_seconds
 
 
-def warm_up_attention(
-    shape: LayerShape, features: LayerFeatures, limits: ServingLimits, *, may_tune: bool = True
-) -> int:
+def warm_up_attention(shape: LayerShape, features: LayerFeatures, limits: ServingLimits) -> int:
     """Launch attention for the batches to expect, once per process for layers alike.
 
     Configs come from records and decision trees; `tune_attention` may make records first. The
@@ -54,7 +52,6 @@ def warm_up_attention(
         shape: the layer's.
         features: the layer's.
         limits: the engine's.
-        may_tune: whether the batches are such as the engine will meet.
 
     Returns:
         The number of batches.
@@ -65,8 +62,7 @@ def warm_up_attention(
         return 0
     _done.add(key)
     device = torch.device("cuda", torch.cuda.current_device())
-    if may_tune:
-        tune_attention(shape, features, limits, device)
+    tune_attention(shape, features, limits, device)
     start = time.perf_counter()
     expected = batches_to_expect(limits)
     # One after the other: threads that meet a new kernel at the same time all compile it.

@@ -6,6 +6,7 @@ It serves decoders on vLLM 0.22 to 0.33. Their interfaces differ in how a cache 
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -17,6 +18,7 @@ from .attention_warmup import warm_up_attention
 from .expected_batches import LayerShape, ServingLimits
 from .metadata import DejavuMetadataBuilder
 from .planned_attention import LayerFeatures, StepInputs, run_layer, split_cache
+from .worker_phases import run_when_loaded
 
 __all__ = ["DejavuAttentionBackend", "DejavuAttentionImpl"]
 
@@ -176,13 +178,16 @@ class DejavuAttentionImpl(AttentionImpl[StepInputs]):  # type: ignore[misc]
                 )
 
     def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
-        """Tune and compile the layer's kernels, before vLLM measures the memory that is left."""
-        scheduler, model = self.config.scheduler_config, self.config.model_config
-        speculative = self.config.speculative_config
-        drafted = getattr(speculative, "num_speculative_tokens", None) or 0
+        """Have the kernels tuned and compiled before vLLM measures the memory that is left."""
         slopes = self._features.alibi_slopes
         if slopes is not None and torch.cuda.is_available():
             self._features = self._features._replace(alibi_slopes=slopes.cuda())
+        run_when_loaded(partial(self._warm_up, act_dtype))
+
+    def _warm_up(self, act_dtype: torch.dtype) -> None:
+        scheduler, model = self.config.scheduler_config, self.config.model_config
+        speculative = self.config.speculative_config
+        drafted = getattr(speculative, "num_speculative_tokens", None) or 0
         shape = LayerShape(
             num_heads=self.num_heads,
             num_kv_heads=self.num_kv_heads,
@@ -197,9 +202,7 @@ class DejavuAttentionImpl(AttentionImpl[StepInputs]):  # type: ignore[misc]
             max_context=model.max_model_len,
             decoded_at_once=1 + drafted,
         )
-        # vLLM chooses the page of models with Mamba layers later.
-        may_tune = not getattr(model, "is_hybrid", False)
-        warm_up_attention(shape, self._features, limits, may_tune=may_tune)
+        warm_up_attention(shape, self._features, limits)
 
     def forward(
         self,

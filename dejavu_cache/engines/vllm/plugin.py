@@ -5,6 +5,7 @@ from __future__ import annotations
 from ...settings import current_settings
 from ...system.import_hooks import after_import
 from ...system.notices import logger
+from .worker_phases import follow_worker
 
 __all__ = ["register"]
 
@@ -18,7 +19,7 @@ def register() -> None:
     It replaces `triton.autotune` if `DEJAVU_CACHE_INSTALL=1`.
     """
     _register_backend()
-    after_import("vllm.v1.worker.gpu_worker", _serve_after_warmup)
+    after_import("vllm.v1.worker.gpu_worker", follow_worker)
     if current_settings().install:
         from ...installation.autotune_replacement import install
 
@@ -38,18 +39,3 @@ def _register_backend() -> None:
         )
         return
     register_backend(custom, BACKEND)
-
-
-def _serve_after_warmup(worker_module: object) -> None:
-    """Begin to serve when a worker of vLLM has warmed up and captured its graphs."""
-    worker = worker_module.Worker  # type: ignore[attr-defined]
-    warm_up = worker.compile_or_warm_up_model
-
-    def compile_or_warm_up_model(self: object) -> object:
-        result = warm_up(self)
-        from ...runtime.service_phase import serving
-
-        serving()
-        return result
-
-    worker.compile_or_warm_up_model = compile_or_warm_up_model
