@@ -115,16 +115,20 @@ def _write(engine: str, tables: Sequence[TunedTable], version: str, root: Path) 
     try:
         if not (folder / _CONTENT).exists():
             write_tables(files, folder)
-            for name, path in shipped.items():
-                (folder / name).parent.mkdir(parents=True, exist_ok=True)
-                with suppress(FileExistsError):  # by another start, or one that was cut short
-                    (folder / name).symlink_to(path)
+            _link(shipped, folder)
         (folder / _CONTENT).touch()  # comes last, and tells when the folder was used
         _delete_unused(root)
     except OSError as error:
         logger.warning("tuned tables cannot be written: %s", error)
         return None
     return folder
+
+
+def _link(shipped: Mapping[str, Path], folder: Path) -> None:
+    for name, path in shipped.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError):  # by another start, or one that was cut short
+            (folder / name).symlink_to(path)
 
 
 def _latest(root: Path) -> Path | None:
@@ -144,21 +148,28 @@ def _shipped_beside(files: Sequence[TableFile]) -> dict[str, Path] | None:
     """Return the tables in SGLang's package that none of ours replaces, by their place in a folder.
 
     SGLang does not read them any more once the variable is set. Its table for the second product
-    must have the blocks of the one for the first, so that it goes where we replace that one.
+    (`_down`) must have the blocks of the one for the first, so it is left out where we replace that
+    one.
 
     Returns:
         None where the package has no tables in a place that is known.
     """
-    names = {Path(file.path).stem for file in files}
     package = find_spec("sglang")
-    shipped: dict[str, Path] | None = None
-    for location in (package and package.submodule_search_locations) or ():
-        for loader in Path(location).glob("srt/layers/moe/**/fused_moe_triton_config.py"):
-            shipped = shipped or {}
-            for path in loader.parent.glob("configs/triton_*/*.json"):
-                place = str(path.relative_to(loader.parent))
-                base = path.stem.removesuffix("_down")
-                is_replaced = place in {file.path for file in files}
-                if not is_replaced and (base == path.stem or base not in names):
-                    shipped[place] = path
+    loaders = [
+        loader
+        for location in (package and package.submodule_search_locations) or ()
+        for loader in Path(location).glob("srt/layers/moe/**/fused_moe_triton_config.py")
+    ]
+    if not loaders:
+        return None
+    our_names = {Path(file.path).stem for file in files}
+    replaced = {file.path for file in files}
+    shipped: dict[str, Path] = {}
+    for loader in loaders:
+        for path in loader.parent.glob("configs/triton_*/*.json"):
+            place = str(path.relative_to(loader.parent))
+            first_product = path.stem.removesuffix("_down")
+            is_second = first_product != path.stem
+            if place not in replaced and not (is_second and first_product in our_names):
+                shipped[place] = path
     return shipped

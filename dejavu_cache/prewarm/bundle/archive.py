@@ -6,7 +6,6 @@ The seal at the end is a frame with the SHA-256 of all bytes before it. zstd ski
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import io
 import os
@@ -27,6 +26,7 @@ from ...stores.manifest import (
     parse_manifest,
     verify_folder,
 )
+from .new_folder import new_folder
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -159,26 +159,14 @@ def extract(file: Path, out: Path) -> Manifest:
     Raises:
         BundleError: as for `read_bundle`, or the folder is there already or cannot be written.
     """
-    out = out.absolute()
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise BundleError(f"{out} is there already: name a new folder, or remove it")
-    work = out.with_name(f".{out.name}.{uuid.uuid4().hex[:8]}")
     manifests: list[Manifest] = []
-    try:
-        work.mkdir(parents=True)
+    with new_folder(out) as work:
         for name, data in _members(file, manifests):
             path = work / name
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("xb") as target:
                 shutil.copyfileobj(data, target, _BLOCK)
         (work / MANIFEST).write_text(manifests[0].text, encoding="utf-8")
-        with contextlib.suppress(FileNotFoundError):
-            out.rmdir()
-        work.rename(out)
-    except OSError as error:
-        raise BundleError(f"{out} cannot be written: {error.strerror or error}") from error
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
     return manifests[0]
 
 
@@ -218,14 +206,7 @@ def _checked_members(
         data = tar.extractfile(entry)
         assert data is not None
         if not manifests:
-            if name != MANIFEST:
-                raise BundleError(f"{file} is no bundle: it does not begin with {MANIFEST}")
-            if entry.size > _SLACK:
-                raise BundleError(
-                    f"{file}: {MANIFEST} has {entry.size} bytes; nothing was unpacked"
-                )
-            manifests.append(parse_manifest(data.read(), f"{file}: {MANIFEST}"))
-            _check_expansion(file, manifests[0])
+            manifests.append(_read_manifest(file, entry, data))
             continue
         entry_digest = manifests[0].files.get(name)
         if entry_digest is None or entry_digest.size != entry.size:
@@ -244,6 +225,17 @@ def _checked_members(
     missing = sorted(set(manifests[0].files) - (names - {MANIFEST}))
     if missing:
         raise BundleError(f"{file} is cut: {missing[0]} is missing; get it again")
+
+
+def _read_manifest(file: Path, entry: tarfile.TarInfo, data: IO[bytes]) -> Manifest:
+    """Return the manifest, which is a bundle's first file."""
+    if entry.name != MANIFEST:
+        raise BundleError(f"{file} is no bundle: it does not begin with {MANIFEST}")
+    if entry.size > _SLACK:
+        raise BundleError(f"{file}: {MANIFEST} has {entry.size} bytes; nothing was unpacked")
+    manifest = parse_manifest(data.read(), f"{file}: {MANIFEST}")
+    _check_expansion(file, manifest)
+    return manifest
 
 
 class _BundleEntry(tarfile.TarInfo):

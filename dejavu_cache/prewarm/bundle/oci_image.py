@@ -9,8 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import shutil
-import uuid
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -20,6 +18,7 @@ from ...errors import BundleError
 from ...stores.manifest import Manifest, verify_folder
 from ...system.safe_files import open_regular, read_file, sha256_of
 from .archive import Digests, write
+from .new_folder import new_folder
 
 __all__ = ["ImageContent", "bundle_in", "write_image", "write_layout"]
 
@@ -64,26 +63,22 @@ def write_image(out: Path, manifest: Manifest, content: ImageContent) -> None:
     Raises:
         BundleError: the new folder exists or cannot be written.
     """
-    out = out.absolute()
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise BundleError(f"{out} is there already: name a new folder, or remove it")
-    work = out.with_name(f".{out.name}.{uuid.uuid4().hex[:8]}")
-    try:
+    with new_folder(out) as work:
         blobs = work / "blobs" / "sha256"
         blobs.mkdir(parents=True)
         with (blobs / "layer").open("wb") as raw:
             digests = content.write_layer(raw)
         (blobs / "layer").rename(blobs / digests.blob)
-        layer = {
-            "mediaType": f"{_TYPES}.layer.v1.{content.layer_type}",
-            "digest": f"sha256:{digests.blob}",
-            "size": digests.size,
-        }
         config = {
             "architecture": _ARCHITECTURES.get(manifest.platform.rpartition("-")[2], "amd64"),
             "os": "linux",
             "config": {"Labels": content.labels},
             "rootfs": {"type": "layers", "diff_ids": [f"sha256:{digests.tar}"]},
+        }
+        layer = {
+            "mediaType": f"{_TYPES}.layer.v1.{content.layer_type}",
+            "digest": f"sha256:{digests.blob}",
+            "size": digests.size,
         }
         image = {
             "schemaVersion": 2,
@@ -92,19 +87,9 @@ def write_image(out: Path, manifest: Manifest, content: ImageContent) -> None:
             "layers": [layer],
             "annotations": content.annotations,
         }
-        index = {
-            "schemaVersion": 2,
-            "manifests": [_blob(blobs, image, f"{_TYPES}.manifest.v1+json")],
-        }
-        (work / "index.json").write_bytes(_json(index))
+        manifests = [_blob(blobs, image, f"{_TYPES}.manifest.v1+json")]
+        (work / "index.json").write_bytes(_json({"schemaVersion": 2, "manifests": manifests}))
         (work / "oci-layout").write_bytes(_json({"imageLayoutVersion": "1.0.0"}))
-        if out.exists():
-            out.rmdir()
-        work.rename(out)
-    except OSError as error:
-        raise BundleError(f"{out} cannot be written: {error.strerror or error}") from error
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
 
 
 def _labels(manifest: Manifest) -> dict[str, str]:
