@@ -59,18 +59,23 @@ class IssuerKeys:
             age = time.monotonic() - cached.fetched_at
             is_wanted = age > _FRESH or key_id not in cached.keys
             if is_wanted and time.monotonic() - cached.asked_at > _PAUSE:
-                cached.asked_at = time.monotonic()
-                try:
-                    cached.keys = _fetch_keys(issuer)
-                    cached.fetched_at = time.monotonic()
-                except (httpx.HTTPError, OSError, ValueError) as error:
-                    if age > _STALE:
-                        raise IssuerUnavailableError(
-                            f"the keys of {issuer.issuer} cannot be read: {type(error).__name__}"
-                        ) from error
+                _refresh(cached, issuer)
             if time.monotonic() - cached.fetched_at > _STALE:
                 raise IssuerUnavailableError(f"the keys of {issuer.issuer} cannot be read")
             return cached.keys.get(key_id)
+
+
+def _refresh(cached: _KeySet, issuer: TrustedIssuer) -> None:
+    """Ask an issuer for its keys; keys that are not too old stay if it does not answer."""
+    cached.asked_at = time.monotonic()
+    try:
+        cached.keys = _fetch_keys(issuer)
+        cached.fetched_at = time.monotonic()
+    except (httpx.HTTPError, OSError, ValueError) as error:
+        if cached.asked_at - cached.fetched_at > _STALE:
+            raise IssuerUnavailableError(
+                f"the keys of {issuer.issuer} cannot be read: {type(error).__name__}"
+            ) from error
 
 
 def _fetch_keys(issuer: TrustedIssuer) -> dict[str, Any]:

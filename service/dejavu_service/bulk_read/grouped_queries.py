@@ -77,9 +77,8 @@ class GroupedQueries(Generic[_Key, _Value]):
                 failure = error
                 await self._disconnect()
             for key, futures in batch.items():
-                for future in futures:
-                    if future.done():  # its request was cancelled
-                        continue
+                # Requests that were cancelled are done.
+                for future in (future for future in futures if not future.done()):
                     if failure is None:
                         future.set_result(values.get(key))
                     else:

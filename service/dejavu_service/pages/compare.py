@@ -215,18 +215,16 @@ def compare_contexts(
         context, other = (Context.model_validate_json(row.text) for row in (left, right))
         texts = coverage.load_scenarios(connection, right.id)
         texts |= coverage.load_scenarios(connection, left.id)
-        ours_chosen, theirs_chosen = (
-            _choices(connection, left, ours),
-            _choices(connection, right, theirs),
-        )
+        our_choices = _choices(connection, left, ours)
+        their_choices = _choices(connection, right, theirs)
         siblings = coverage.load_contexts(connection, ours.namespace, context.kernel.name)
         compared = [
             ComparedScenario(
                 Scenario.model_validate_json(texts[digest]),
-                ours_chosen.get(digest),
-                theirs_chosen.get(digest),
+                our_choices.get(digest),
+                their_choices.get(digest),
             )
-            for digest in ours_chosen.keys() | theirs_chosen.keys()
+            for digest in our_choices.keys() | their_choices.keys()
             if digest in texts
         ]
         columns = ScenarioColumns(row.scenario for row in compared)
@@ -235,9 +233,8 @@ def compare_contexts(
         wanted = [row.scenario.digest for row in shown if row.differs and row.ours and row.theirs]
         stored = records.load_texts(connection, ours.namespace, ours.digest, wanted)
     both = [row for row in compared if row.ours and row.theirs]
-    chosen = {choice.config for row in compared for choice in (row.ours, row.theirs) if choice} - {
-        None
-    }
+    choices = [choice for row in compared for choice in (row.ours, row.theirs) if choice]
+    chosen = {choice.config for choice in choices if choice.config}
     return ContextComparison(
         context=context,
         other=other,
@@ -249,7 +246,7 @@ def compare_contexts(
         ours_only=sum(row.theirs is None for row in compared),
         theirs_only=sum(row.ours is None for row in compared),
         columns=columns,
-        names=ConfigNames([Config.model_validate_json(text) for text in chosen if text]),
+        names=ConfigNames([Config.model_validate_json(text) for text in chosen]),
         rows=[row._replace(cost=_cost(row, stored.get(row.scenario.digest))) for row in shown],
         total=len(compared),
     )

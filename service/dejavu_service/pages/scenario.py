@@ -118,6 +118,13 @@ def scenario_page(
             and scenario in (loaded := summaries.load(connection, row.id, [scenario]))
         ]
         arrived = arrivals.list_arrivals(connection, namespace, digest, scenario, _MOST_ARRIVALS)
+    neighbours = [
+        Neighbour(
+            entry.digest, gap, _differences(record.scenario, entry), near_summaries[entry.digest]
+        )
+        for entry, gap in near
+        if entry.digest in near_summaries
+    ]
     row = scenario_row(record)
     timed = [bar for bar in row.bars if bar.ratio is not None]
     chosen = next((bar for bar in timed if bar.chosen), None)
@@ -128,16 +135,7 @@ def scenario_page(
         best=timed[0] if timed else None,
         runner_up=next((bar for bar in timed if not bar.chosen), None),
         excess=chosen.ratio - 1 if chosen and chosen.ratio else None,
-        neighbours=[
-            Neighbour(
-                entry.digest,
-                gap,
-                _differences(record.scenario, entry),
-                near_summaries[entry.digest],
-            )
-            for entry, gap in near
-            if entry.digest in near_summaries
-        ],
+        neighbours=neighbours,
         elsewhere=elsewhere,
         arrivals=[
             ArrivalView(Measurement.model_validate_json(item.text), *item[1:]) for item in arrived

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import Query, Request, Response
 from pydantic import BaseModel
@@ -36,6 +36,11 @@ _Scenarios = Annotated[
 ]
 
 
+_OR_UNCHANGED: dict[int | str, dict[str, Any]] = {
+    304: {"description": "Unchanged since the `If-None-Match` that was sent"}
+}
+
+
 class Deleted(BaseModel):
     """The number of records deleted."""
 
@@ -59,10 +64,7 @@ def list_contexts(
 
 @router.get(
     "/{namespace}/contexts/{context}/records",
-    responses={
-        **responds_with("RecordSet"),
-        304: {"description": "Unchanged since the `If-None-Match` that was sent"},
-    },
+    responses=responds_with("RecordSet") | _OR_UNCHANGED,
 )
 async def read_records(
     namespace: Namespace, context: ContextDigest, request: Request, call: CurrentCall
@@ -73,10 +75,7 @@ async def read_records(
 
 @router.get(
     "/{namespace}/contexts/{context}/scenarios",
-    responses={
-        **responds_with("ScenarioList"),
-        304: {"description": "Unchanged since the `If-None-Match` that was sent"},
-    },
+    responses=responds_with("ScenarioList") | _OR_UNCHANGED,
 )
 async def read_scenarios(
     namespace: Namespace, context: ContextDigest, request: Request, call: CurrentCall
@@ -87,10 +86,7 @@ async def read_scenarios(
 
 @router.get(
     "/{namespace}/contexts/{context}/records/{scenario}",
-    responses={
-        **responds_with("Record"),
-        304: {"description": "Unchanged since the `If-None-Match` that was sent"},
-    },
+    responses=responds_with("Record") | _OR_UNCHANGED,
 )
 async def read_record(
     namespace: Namespace,
