@@ -6,7 +6,7 @@ import os
 import shutil
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +128,7 @@ def _prewarm(
     _link_earlier_binaries(out, work)
     if spec.host_modules:
         make_stub_driver(work / "tools")
-    with CompileProcess(spec) as first:
+    with closing(CompileProcess(spec)) as first:
         plan = first.plan()
         cpus = (
             len(os.sched_getaffinity(0))

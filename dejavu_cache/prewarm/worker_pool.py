@@ -8,7 +8,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from types import TracebackType
 from typing import TypeVar
 
 from pydantic import BaseModel
@@ -87,19 +86,6 @@ class CompileProcess:
     def close(self) -> None:
         """End the process."""
         self._worker.stop()
-
-    def __enter__(self) -> CompileProcess:
-        """Return the process itself."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """End the process."""
-        self.close()
 
 
 def compile_all(

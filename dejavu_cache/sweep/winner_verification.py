@@ -92,21 +92,26 @@ def verify_winners(
         if stored is None or best is None or key in compared:
             continue
         compared.add(key)
-        verified = VerifiedWinner(
-            case.name,
-            request.context.kernel.name,
-            str(request.scenario),
-            str(best),
-            "unchecked",
-            recorded=stored.record.by_config[best].median,
-            winner=str(best),
-        )
-        with store.lease(*key, wait=0.0) as is_leased:
-            if is_leased:
-                with closing(_Verification(request, stored.record, best, store)) as verification:
-                    yield verification.run(verified)
-            else:
-                yield verified._replace(reason="another process tunes this scenario")
+        yield _verify(case, request, stored.record, best, store)
+
+
+def _verify(
+    case: Case, request: Request, record: Record, best: Config, store: Store
+) -> VerifiedWinner:
+    verified = VerifiedWinner(
+        case.name,
+        request.context.kernel.name,
+        str(request.scenario),
+        str(best),
+        "unchecked",
+        recorded=record.by_config[best].median,
+        winner=str(best),
+    )
+    with store.lease(request.context, request.scenario, wait=0.0) as is_leased:
+        if not is_leased:
+            return verified._replace(reason="another process tunes this scenario")
+        with closing(_Verification(request, record, best, store)) as verification:
+            return verification.run(verified)
 
 
 class _Verification:

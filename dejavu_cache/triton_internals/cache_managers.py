@@ -67,15 +67,14 @@ def sealed_cache(sources: Sequence[BinarySource], otherwise: Any = None) -> Any:
     class SealedCache(CacheManager):  # type: ignore[misc]
         def __init__(self, key: str, override: bool = False, dump: bool = False) -> None:
             self._key = key
-            self._kind = {
-                name: True for name, set_ in (("override", override), ("dump", dump)) if set_
-            }
-            self._sources = [] if self._kind else sources
+            flags = {"override": override, "dump": dump}
+            self._flags = {name: True for name, is_set in flags.items() if is_set}
+            self._sources = [] if self._flags else sources
 
         @property
         def _fallback(self) -> Any:
             if not hasattr(self, "_manager"):
-                self._manager = _writable_manager(fallback_class, self._key, self._kind)
+                self._manager = _writable_manager(fallback_class, self._key, self._flags)
             return self._manager
 
         def get_file(self, filename: str) -> str | None:

@@ -173,14 +173,12 @@ def find_suspects(context: Context, scenario: Scenario) -> list[Suspect]:
 
     A process that was killed for another reason looks the same, so a suspicion ends after a day.
     """
-    prefix, suspects = _prefix(context, scenario), []
-    for path in _marks():
-        if path.name.startswith(prefix):
-            with suppress(OSError):
-                suspect = _read(path)
-                if suspect is not None:
-                    suspects.append(suspect)
-    return suspects
+    prefix = _prefix(context, scenario)
+    suspects = []
+    for path in (path for path in _marks() if path.name.startswith(prefix)):
+        with suppress(OSError):
+            suspects.append(_read(path))
+    return [suspect for suspect in suspects if suspect is not None]
 
 
 def _read(path: Path) -> Suspect | None:

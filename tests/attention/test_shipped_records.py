@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,7 @@ def test_all_of_them_can_be_compiled_ahead(tmp_path: Path) -> None:
         devices=("NVIDIA H200",),
         host_modules=False,
     )
-    with CompileProcess(spec) as process:
+    with closing(CompileProcess(spec)) as process:
         plan = process.plan()
     assert plan.notes == ()
     scenarios = {kernel.name.rpartition(".")[2]: kernel.scenarios for kernel in plan.kernels}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -33,7 +34,7 @@ def binaries(folder: Path, *architectures: str) -> dict[str, bytes]:
         options={},
     )
     jobs = [CompileJob(kernel="widening.widen", arch=arch, launch=launch) for arch in architectures]
-    with CompileProcess(spec) as process:
+    with closing(CompileProcess(spec)) as process:
         built = compile_all(spec, process, jobs, 1, lambda job, built: None)
     assert [result.error for result in built.values()] == [""] * len(jobs)
     return {path.parent.name: path.read_bytes() for path in out.rglob("*.cubin")}

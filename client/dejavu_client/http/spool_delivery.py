@@ -67,17 +67,16 @@ def deliver_spool(
         return delivery
     with spool.exclusive(wait) as is_ours:
         delivery.locked = not is_ours
-        if is_ours:
-            oldest_left = time.time() - in_hand
-            files = [
-                file
-                for file in spool.waiting()
-                if file.path not in skip and file.written <= oldest_left
-            ]
-            for batch in _batches(files):
-                if should_stop():
-                    break
-                _deliver_files(spool, send, batch, delivery)
+        if not is_ours:
+            return delivery
+        newest = time.time() - in_hand
+        files = [
+            file for file in spool.waiting() if file.path not in skip and file.written <= newest
+        ]
+        for batch in _batches(files):
+            if should_stop():
+                break
+            _deliver_files(spool, send, batch, delivery)
     return delivery
 
 
