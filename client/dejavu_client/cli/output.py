@@ -10,6 +10,8 @@ import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from dejavu_cache.system.printable_text import printable
+
 from .kernel_names import shorten_kernels
 
 __all__ = [
@@ -27,8 +29,8 @@ Shorten = Callable[[Sequence[str]], list[str]]
 
 
 def say(text: str) -> None:
-    """Print a line on standard output."""
-    sys.stdout.write(f"{text}\n")
+    """Print a line on standard output; what a store holds may be a stranger's."""
+    sys.stdout.write(f"{printable(text)}\n")
 
 
 def say_indented(text: str, indent: int = 2) -> None:
@@ -49,12 +51,12 @@ def say_indented(text: str, indent: int = 2) -> None:
 
 def fail(text: object) -> None:
     """Print an error on standard error; the command ends with the error's exit code."""
-    sys.stderr.write(f"error: {text}\n")
+    sys.stderr.write(f"error: {printable(str(text))}\n")
 
 
 def note(text: str) -> None:
     """Print on standard error what the user should know and what is no error."""
-    sys.stderr.write(f"note: {text}\n")
+    sys.stderr.write(f"note: {printable(text)}\n")
 
 
 def show_json(value: Any) -> None:
@@ -107,7 +109,9 @@ _NUMBER = re.compile(r"-|(-?[0-9][0-9.,e+-]*[x%]?)?")
 
 
 def _text(cell: Any) -> str:
-    return "" if cell is None else str(cell)
+    """Return the text of a cell, which is one line and one column whatever it says."""
+    text = "" if cell is None else printable(str(cell))
+    return text.replace("\n", " ").replace("\t", " ")
 
 
 def _print_constants(table: Table, names: Sequence[str]) -> None:

@@ -13,6 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 from dejavu_cache.model.record import FORMAT, RecordSet
 from dejavu_cache.model.scenario import ValueModel, canonical_json
 from dejavu_cache.system.background_threads import uninterrupted
+from dejavu_cache.system.printable_text import printable
 
 from .errors import NonsenseError
 
@@ -129,9 +130,10 @@ def _is_scalar(value: Any) -> bool:
 
 
 def problem_detail(body: bytes) -> str:
-    """Return the human-readable text of a problem+json body, or an empty string."""
+    """Return the human-readable text of a problem+json body as one line, or an empty string."""
     try:
         problem = json.loads(body)
-        return str(problem.get("detail") or problem.get("title") or "")[:500]
+        text = str(problem.get("detail") or problem.get("title") or "")[:500]
+        return printable(" ".join(text.split()))
     except (ValueError, AttributeError, RecursionError):
         return ""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 from urllib.parse import SplitResult, parse_qsl, quote, urlsplit
 
 import httpx
+from pydantic import BaseModel
 
 from dejavu_cache.errors import SettingsError
 from dejavu_cache.model.record import Record, RecordSet
@@ -25,6 +26,14 @@ from .answers import (
 )
 from .errors import NonsenseError, RefusedError
 from .http_exchange import HttpExchange, ServerAnswer
+from .listed_rows import (
+    Count,
+    ListedChange,
+    ListedMiss,
+    ListedQuarantine,
+    ListedWriter,
+    QuarantineCounts,
+)
 from .token_source import TokenSource
 from .uploads import TOO_LARGE, upload
 
@@ -130,9 +139,11 @@ class ProtocolClient:
                 "GET", "/contexts", params={name: value for name, value in filters.items() if value}
             )
             yield from validate(list[Context], page.get("contexts"))
-            after = str(page.get("next") or "")
+            earlier, after = after, str(page.get("next") or "")
             if not after:
                 return
+            if after <= earlier:
+                raise NonsenseError(f"{self.url} lists its contexts without end")
 
     def bulk(self, context: Context, etag: str = "") -> Bulk | None:
         """Return all records of a context in one request, or None if `etag` is still current."""
@@ -269,29 +280,29 @@ class ProtocolClient:
     def misses(self, kernel: str | None = None, limit: int = 100) -> list[dict[str, Any]]:
         """Return the worklist: scenarios that are not tuned, the most frequently missed first."""
         params = {"limit": limit, **({"kernel": kernel} if kernel else {})}
-        answer = self._json("GET", "/misses", params=params)
-        misses: list[dict[str, Any]] = validate(list[dict[str, Any]], answer.get("misses", []))
-        return misses
+        return _rows(self._json("GET", "/misses", params=params), "misses", ListedMiss)
 
     def list_writers(self) -> list[dict[str, Any]]:
         """Return the tokens and hosts that wrote measurements, as the server lists them."""
-        answer = self._json("GET", "/writers")
-        writers: list[dict[str, Any]] = validate(list[dict[str, Any]], answer.get("writers", []))
-        return writers
+        return _rows(self._json("GET", "/writers"), "writers", ListedWriter)
 
     def quarantine(self, wish: Mapping[str, Any]) -> dict[str, Any]:
         """Take back what a token or a host wrote, or count it; the wish is the protocol's body."""
-        return self._json("POST", "/quarantines", content=json.dumps(wish), timeout=_LONG_WORK)
+        content = json.dumps(wish)
+        answer = self._json("POST", "/quarantines", content=content, timeout=_LONG_WORK)
+        validate(QuarantineCounts, answer)
+        return answer
 
     def list_quarantines(self) -> list[dict[str, Any]]:
         """Return the quarantines of the namespace, the latest first, as the server lists them."""
-        answer = self._json("GET", "/quarantines")
-        listed: list[dict[str, Any]] = validate(list[dict[str, Any]], answer.get("quarantines", []))
-        return listed
+        return _rows(self._json("GET", "/quarantines"), "quarantines", ListedQuarantine)
 
     def undo_quarantine(self, identity: str) -> dict[str, Any]:
         """Give back what a quarantine took, and return the counts."""
-        return self._json("DELETE", f"/quarantines/{quote(identity, safe='')}", timeout=_LONG_WORK)
+        path = f"/quarantines/{quote(identity, safe='')}"
+        answer = self._json("DELETE", path, timeout=_LONG_WORK)
+        validate(QuarantineCounts, answer)
+        return answer
 
     def log_entries(
         self, filters: Mapping[str, str], limit: int, all_namespaces: bool
@@ -309,9 +320,9 @@ class ProtocolClient:
         while len(entries) < limit:
             params["limit"] = min(limit - len(entries), 1000)
             page = self._json("GET", "/log", root=root, params=params)
-            entries += validate(list[dict[str, Any]], page.get("entries", []))
+            entries += _rows(page, "entries", ListedChange)
             params["before"] = page.get("next")
-            if params["before"] is None:
+            if params["before"] is None or not page["entries"]:
                 break
         return entries
 
@@ -345,5 +356,12 @@ class ProtocolClient:
 
 
 def _count(answer: Mapping[str, Any], name: str) -> int:
-    count: int = validate(int, answer.get(name, 0))
+    count: int = validate(Count, answer.get(name))
     return count
+
+
+def _rows(answer: Mapping[str, Any], name: str, kind: type[BaseModel]) -> list[dict[str, Any]]:
+    """Return the rows that a server lists, which may have more than the model of one asks for."""
+    rows = answer.get(name)
+    validate(list[kind], rows)  # type: ignore[valid-type]
+    return cast(list[dict[str, Any]], rows)

@@ -1,0 +1,15 @@
+"""Texts of strangers, as a terminal or a log may show them."""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["printable"]
+
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+"""What moves a cursor, colours a terminal or turns a line's direction, but tabs and line ends."""
+
+
+def printable(text: str) -> str:
+    """Return a text with its control characters escaped, as JSON writes them."""
+    return _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)

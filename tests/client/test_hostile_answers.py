@@ -1,0 +1,86 @@
+"""Commands believe no answer that does not follow the protocol, and show no terminal's codes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.bad_server import BadServer
+from support.command_line import run_cli
+from support.records import MOMENT, config, context, record
+
+from dejavu_cache.model.record import Failure, Measurement
+from dejavu_cache.stores import FileStore
+
+CODES = "\x1b[31mred\x1b]0;title\x07\rerror: none\nfake\x9b2J\u202e"
+
+
+@contextmanager
+def answering(status: str, answer: Any) -> Iterator[str]:
+    body = json.dumps(answer).encode()
+    head = f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\n\r\n"
+    server = BadServer(lambda peer: peer.sendall(head.encode() + body))
+    yield server.url
+    server.close()
+
+
+NEGATIVE = {"id": "x", "contexts": -1, "records": -5, "measurements": -7, "winners": 0}
+ROWS = ("misses", "entries", "writers", "quarantines")
+EMPTY_ROWS: dict[str, Any] = {name: [{}] for name in ROWS}
+
+
+@pytest.mark.parametrize("answer", [{}, NEGATIVE, EMPTY_ROWS])
+@pytest.mark.parametrize(
+    "command",
+    [
+        "misses", "log", "quarantine writers", "quarantine list", "quarantine undo x",
+        "quarantine add --host h", "quarantine add --host h --yes", "promote --to x",
+    ],
+)  # fmt: skip
+def test_an_answer_that_lacks_what_was_asked_for_is_an_error(
+    command: str, answer: dict[str, Any]
+) -> None:
+    with answering("200 OK", answer) as url:
+        seen = run_cli(*command.split(), "--server", url)
+    assert (seen.returncode, seen.stdout) == (3, ""), seen
+    assert "does not follow the protocol" in seen.stderr
+
+
+@pytest.mark.parametrize("answer", [{"entries": [], "next": 5}, {"contexts": [], "next": "ab"}])
+def test_a_list_without_end_is_left(answer: dict[str, Any]) -> None:
+    with answering("200 OK", answer) as url:
+        command = ["log", "--server"] if "entries" in answer else ["ls", "--store"]
+        assert run_cli(*command, url).returncode == (0 if "entries" in answer else 3)
+
+
+@pytest.mark.parametrize("columns", [0, 80])
+def test_an_error_of_a_server_is_one_line_without_codes(columns: int) -> None:
+    with answering("400 Bad Request", {"detail": CODES}) as url:
+        seen = run_cli("ls", "--store", url, columns=columns)
+    assert seen.returncode == 3
+    assert len(seen.stderr.splitlines()) == 1
+    assert is_plain(seen.stderr)
+
+
+@pytest.mark.parametrize("columns", [0, 80])
+@pytest.mark.parametrize("command", ["show add", "explain add", "ls", "show add --json"])
+def test_a_record_s_texts_show_no_codes(command: str, columns: int, tmp_path: Path) -> None:
+    failed = Measurement(
+        config=config(32), failure=Failure(kind="compile_error", reason=CODES), at=MOMENT, by=CODES
+    )
+    store = FileStore(tmp_path)
+    store.put(context(), [record(32), record(64, failed)])
+    seen = run_cli(*command.split(), "--store", tmp_path, columns=columns)
+    assert seen.returncode == 0, seen
+    assert is_plain(seen.stdout)
+    if "--json" in command:
+        json.loads(seen.stdout)
+
+
+def is_plain(text: str) -> bool:
+    controls = {char for char in text if char < " "} - {"\n", "\t"}
+    return not controls and not {*text} & {"\x7f", "\x9b", "\u202e"}
