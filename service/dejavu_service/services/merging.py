@@ -45,10 +45,10 @@ class Merge(NamedTuple):
 def add(current: Record | None, sent: Record, *, pins: bool) -> Merge:
     """Merge a record that a client sent; measurements and the winner of `current` stand.
 
-    Measurements of `sent` that contradict `current` become claims that do not stand, except that
-    wrong results stand against any timing, a timing against a failure, which may be one machine's,
-    and a timing of more cases against one of some of them. Left out are measurements that were
-    skipped for want of memory, that no launch can have, that are dated ahead, and those of new
+    A measurement in `sent` of the same config becomes a claim that does not stand. It replaces the
+    one in `current` only if it found wrong results; if it is a timing and the other a failure,
+    which may be one machine's; or if it is a timing over more cases. Left out are measurements that
+    were skipped for want of memory, that no launch can have, that are dated ahead, and those of new
     configs for which a record has no room.
 
     Args:

@@ -8,23 +8,22 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime, timezone
 from itertools import groupby
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel
 from sqlalchemy import Connection
 
-from dejavu_cache.model.recall import part_digest
 from dejavu_cache.model.record import Measurement, Record, RecordSet, Winner
-from dejavu_cache.model.scenario import Config, Context, Scenario, canonical_json
+from dejavu_cache.model.scenario import Config, Context, Scenario
 
 from ..errors import InvalidRequestError, NotFoundError
-from ..storage import contexts, quarantine, recalls, records
+from ..storage import contexts, quarantine
 from ..storage.database import Database
-from ..storage.quarantine import Part, SentRow, WriterFilter
+from ..storage.quarantine import Part, WriterFilter
 from .access import Principal
 from .log import write_log
-from .merging import add
 from .records import merge_record_set
+from .withdrawal import WithdrawnContext, plan_withdrawal, withdraw
 
 __all__ = [
     "Quarantine",
@@ -125,128 +124,39 @@ def quarantine_writer(
             detail = {name: value for name, value in wanted._asdict().items() if value is not None}
             write_log(connection, principal, "quarantine", namespace, id=counted.id, **detail)
     for context_id, digest in affected:
-        _withdraw_from(database, (namespace, digest), context_id, wanted, principal, counted)
+        context = WithdrawnContext(context_id, namespace, digest)
+        _withdraw_from(database, context, wanted, principal, counted)
     return counted
 
 
 def _withdraw_from(
     database: Database,
-    key: tuple[str, str],
-    context_id: int,
+    context: WithdrawnContext,
     wanted: WriterFilter,
     principal: Principal,
     counted: Quarantined,
 ) -> None:
     """Take a writer's part of one context, or count it, some scenarios in each transaction."""
     with database.read() as connection:
-        scenarios = quarantine.list_scenarios(connection, context_id, wanted)
+        scenarios = quarantine.list_scenarios(connection, context.id, wanted)
     withdrawn = 0
     for page in _pages(scenarios, scenarios.__getitem__, database):
         with database.write() if counted.id is not None else database.read() as connection:
             if counted.id is not None and not (
                 # What is taken after an undo could never be given back.
-                quarantine.lock_live(connection, key[0], counted.id)
-                and contexts.lock_existing(connection, *key)
+                quarantine.lock_live(connection, context.namespace, counted.id)
+                and contexts.lock_existing(connection, context.namespace, context.digest)
             ):
                 break
-            withdrawal = _withdraw(connection, context_id, page, wanted)
+            withdrawal = plan_withdrawal(connection, context.id, page, wanted)
             if counted.id is not None:
-                _apply(connection, key, context_id, withdrawal, principal)
+                withdraw(connection, context, withdrawal, principal)
                 quarantine.add(connection, counted.id, withdrawal.parts)
         withdrawn += len(withdrawal.records)
         counted.winners += sum(part.is_winner for part in withdrawal.parts)
         counted.measurements += sum(not part.is_winner for part in withdrawal.parts)
     counted.contexts += withdrawn > 0
     counted.records += withdrawn
-
-
-class _Withdrawal(NamedTuple):
-    """What goes of one context.
-
-    Attributes:
-        records: What is left of each record, by the digest of its scenario; None if nothing.
-        rows: The measurements that go.
-        parts: The same measurements, and winners, to be kept in quarantine.
-        recalled: Digests of what no copy may keep, by the digest of its scenario.
-    """
-
-    records: dict[str, Record | None]
-    rows: list[SentRow]
-    parts: list[Part]
-    recalled: dict[str, list[str]]
-
-
-def _withdraw(
-    connection: Connection, context_id: int, scenarios: Sequence[str], wanted: WriterFilter
-) -> _Withdrawal:
-    loaded = quarantine.load_measurements(connection, context_id, scenarios, wanted)
-    winners = quarantine.load_winner_scenarios(connection, context_id, scenarios, wanted)
-    remaining: dict[str, Record | None] = {}
-    rows: list[SentRow] = []
-    parts: list[Part] = []
-    recalled: dict[str, list[str]] = {}
-    for scenario, record in records.load(connection, context_id, scenarios).items():
-        sent = [row for row, is_wanted in loaded[scenario] if is_wanted]
-        others = [row for row, is_wanted in loaded[scenario] if not is_wanted]
-        rows += sent
-        left = _without(record, sent, others)
-        text = record.scenario.text
-        parts += [Part(context_id, text, False, row.text, row.sender) for row in sent]
-        recalled[scenario] = [row.digest for row in sent]
-        lost = {row.config for row in sent if row.stands}
-        winner = record.winner
-        if winner is not None and (scenario in winners or winner.config.digest in lost):
-            sender = winners.get(scenario) or next(
-                row.sender for row in sent if row.config == winner.config.digest
-            )
-            parts.append(Part(context_id, text, True, canonical_json(winner), sender))
-            left = left.model_copy(update={"winner": None})
-            if scenario in winners:  # another one is recalled with its measurement alone
-                recalled[scenario].append(part_digest(winner))
-        is_empty = not (left.measurements or left.winner or left.pin)
-        remaining[scenario] = None if is_empty else left
-    return _Withdrawal(remaining, rows, parts, recalled)
-
-
-def _without(record: Record, sent: Sequence[SentRow], others: Sequence[SentRow]) -> Record:
-    """Return a record as it would be if a writer's measurements had never come."""
-    lost = {row.config for row in sent if row.stands}
-    kept = tuple(
-        measurement for measurement in record.measurements if measurement.config.digest not in lost
-    )
-    left = record.model_copy(update={"measurements": kept})
-    for row in others:
-        if row.config in lost:
-            measurement = Measurement.model_validate_json(row.text)
-            again = Record(scenario=record.scenario, measurements=(measurement,))
-            left = add(left, again, pins=False).record
-    return left
-
-
-def _apply(
-    connection: Connection,
-    key: tuple[str, str],
-    context_id: int,
-    withdrawal: _Withdrawal,
-    principal: Principal,
-) -> None:
-    left = {digest: record for digest, record in withdrawal.records.items() if record is not None}
-    empty = [digest for digest in withdrawal.records if digest not in left]
-    quarantine.delete_measurements(connection, withdrawal.rows)
-    records.save(connection, context_id, left.values())
-    lost = {(row.scenario, row.config) for row in withdrawal.rows if row.stands}
-    for scenario, record in left.items():
-        standing = [
-            (measurement.config.digest, part_digest(measurement))
-            for measurement in record.measurements
-            if (scenario, measurement.config.digest) in lost
-        ]
-        records.replace_standing(connection, context_id, scenario, standing)
-        # What a promotion had replaced was recalled, and stands again.
-        recalls.lift(connection, *key, {scenario: [digest for _, digest in standing]})
-    deleted = records.delete_records(connection, context_id, empty)
-    recalls.add_parts(connection, *key, withdrawal.recalled)
-    contexts.bump_revision(connection, context_id, added=-deleted, by=principal.name)
 
 
 def list_quarantines(database: Database, principal: Principal, namespace: str) -> list[Quarantine]:

@@ -154,7 +154,12 @@ def _merge_part(
     """Merge some of a record set's records into a locked context."""
     scenarios = sorted({record.scenario.digest for record in sent})
     before = records.load(connection, into.id, scenarios)
-    welcome, refused = _welcome(connection, into, sent, before, restore)
+    recalled = recalls.load(connection, into.namespace, into.context, scenarios)
+    if restore:
+        _lift_recalls(connection, into, sent, recalled)
+        welcome, refused = sent, 0
+    else:
+        welcome, refused = withhold(sent, recalled, before)
     after: dict[str, Record] = dict(before)
     claims: list[records.Claim] = []
     replacing: list[records.Claim] = []
@@ -185,25 +190,16 @@ def _winner_of(record: Record | None) -> Winner | None:
     return record.winner if record else None
 
 
-def _welcome(
-    connection: Connection,
-    into: _Target,
-    sent: Sequence[Record],
-    existing: Collection[str],
-    restore: bool,
-) -> tuple[Sequence[Record], int]:
-    """Return what of some records is not recalled, and the number of measurements left out."""
-    scenarios = {record.scenario.digest for record in sent}
-    recalled = recalls.load(connection, into.namespace, into.context, scenarios)
-    if not restore:
-        return withhold(sent, recalled, existing)
+def _lift_recalls(
+    connection: Connection, into: _Target, sent: Sequence[Record], recalled: Collection[str]
+) -> None:
+    """Take back the recalls of what is sent; `recalled` are the scenarios that have any."""
     parts: dict[str, set[str]] = {}
     for record in sent:
         if record.scenario.digest in recalled:
             without_pin = record.model_copy(update={"pin": None})
             parts.setdefault(record.scenario.digest, set()).update(part_digests(without_pin))
     recalls.lift(connection, into.namespace, into.context, parts)
-    return sent, 0
 
 
 def delete_records(

@@ -38,7 +38,7 @@ __all__ = [
     "list_writers",
     "load_measurements",
     "load_parts",
-    "load_winner_scenarios",
+    "load_winner_senders",
     "lock_live",
     "mark_undone",
 ]
@@ -197,10 +197,10 @@ def load_measurements(
     return loaded
 
 
-def load_winner_scenarios(
+def load_winner_senders(
     connection: Connection, context_id: int, scenarios: Sequence[str], wanted: WriterFilter
 ) -> dict[str, str]:
-    """Load, by the digest of their scenario, who sent those of some winners that a writer sent."""
+    """Load who sent the winners that are meant, by the digest of their scenario."""
     query = select(records.c.scenario, records.c.winner_sender).where(
         records.c.context_id == context_id,
         records.c.scenario.in_(scenarios),
@@ -224,7 +224,7 @@ def _sent_by(wanted: WriterFilter) -> ColumnElement[bool]:
 
 
 def _won_by(wanted: WriterFilter) -> ColumnElement[bool]:
-    # A winner does not say which host it is of: it goes with its measurement.
+    # A winner does not say which host it came from: it goes with its measurement.
     if wanted.token is None or wanted.host is not None or wanted.config is not None:
         return false()
     clauses = [
