@@ -52,7 +52,7 @@ class Plan:
     """
 
     def __init__(self, batch: Batch) -> None:
-        """Choose an implementation and schedule the batch, which the class describes."""
+        """Choose an implementation, and schedule the batch."""
         self._batch = batch
         self._implementation = dispatch.choose(batch)
         self._q_form, self._keys_form = form_of(batch.q), form_of(batch.k_cache)

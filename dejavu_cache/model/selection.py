@@ -1,16 +1,16 @@
-"""Select the winner of a record, and the nearest recorded scenario."""
+"""Select the winner of a record, and tell how far two scenarios are apart."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable
-from typing import Any, NamedTuple
+from collections.abc import Collection
+from typing import Any
 
 from .credibility import SHORTEST_TIMING, is_credible, unconfirmed_configs
 from .record import Measurement, Record
 from .scenario import Config, Scenario, is_from_future
 
-__all__ = ["Near", "contends", "distance", "nearest", "value_distance", "winner"]
+__all__ = ["contends", "distance", "value_distance", "winner"]
 
 NOISE = 0.01
 """Relative difference of two medians below which they tie, whatever their quantiles."""
@@ -108,41 +108,6 @@ def _ties(measurement: Measurement, best: Measurement) -> bool:
 
 def _slower(measurement: Measurement, other: Measurement | None) -> bool:
     return other is not None and (measurement.median or 0.0) > (other.median or 0.0)
-
-
-class Near(NamedTuple):
-    """A record and the distance of its scenario from the requested one."""
-
-    record: Record
-    distance: float
-
-
-def nearest(
-    records: Iterable[Record],
-    scenario: Scenario,
-    *,
-    exact: Collection[str] = (),
-    max_distance: float = math.inf,
-) -> Near | None:
-    """Return the record at the smallest log distance within a cap, or None.
-
-    Args:
-        records: the candidates.
-        scenario: the requested scenario.
-        exact: key arguments that must be equal though they are numbers.
-        max_distance: in powers of two, summed over the key arguments.
-    """
-    near = [
-        Near(record, gap)
-        for record in records
-        if (gap := distance(scenario, record.scenario, exact)) <= max_distance
-        and math.isfinite(gap)
-    ]
-    return min(
-        near,
-        key=lambda candidate: (candidate.distance, candidate.record.scenario.text),
-        default=None,
-    )
 
 
 def distance(left: Scenario, right: Scenario, exact: Collection[str] = ()) -> float:

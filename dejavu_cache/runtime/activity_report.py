@@ -40,10 +40,10 @@ class ActivityEvent(BaseModel):
     """Something that a process did.
 
     Attributes:
-        what: `hit`, `missed`: a scenario was resolved by its record, or had none. `loaded`,
-            `compiled`: Triton found a binary, or made it. `built`: a C compiler built a host
-            module. `benchmarked`: configs were measured.
-        about: the kernel and its scenario, or a module's name.
+        what: `started`: the process began its report. `hit`, `missed`: a scenario was resolved by
+            its record, or had none. `loaded`, `compiled`: Triton found a binary, or made it.
+            `built`: a C compiler built a host module. `benchmarked`: configs were measured.
+        about: the program's arguments, the kernel and its scenario, or a module's name.
         detail: the config, the specialisation, or how often.
         process: the process's id.
     """

@@ -376,8 +376,8 @@ class CachedAutotuner(DeclaredAutotuner):
             return self._resolver.resolve(request, wait=wait)
         resolver = self._resolver
 
-        def now() -> Resolution:
+        def resolve_now() -> Resolution:
             tuning = self.mode is Mode.TUNE
             return resolver.explain(request) if tuning else resolver.resolve(request, wait=0.0)[0]
 
-        return agree(request, lambda: resolver.resolve(request, wait=wait), now, wait)
+        return agree(request, lambda: resolver.resolve(request, wait=wait), resolve_now, wait)

@@ -10,7 +10,7 @@ from support.records import MOMENT, config, measurement, record
 
 from dejavu_cache.model.record import Failure, Measurement, Winner
 from dejavu_cache.model.scenario import Scenario
-from dejavu_cache.model.selection import distance, nearest, winner
+from dejavu_cache.model.selection import distance, winner
 
 ALL = {config(16), config(32), config(64)}
 
@@ -74,12 +74,10 @@ def test_by_its_own_measurements_the_winner_beats_the_default(
     assert chosen <= medians.get(default, math.inf)
 
 
-def test_the_nearest_scenario_is_near_on_a_log_scale() -> None:
-    records = [record(16), record(1024)]
-    near = nearest(records, record(64).scenario)
-    assert near is not None
-    assert (near.record.scenario.args["M"], near.distance) == (16, 2.0)
-    assert nearest(records, record(128).scenario, max_distance=2.0) is None
+def test_distances_are_on_a_log_scale() -> None:
+    wanted = record(64).scenario
+    assert distance(wanted, record(16).scenario) == 2.0
+    assert distance(wanted, record(1024).scenario) == 4.0
 
 
 def test_only_numbers_may_differ() -> None:
@@ -106,7 +104,7 @@ def test_only_numbers_may_differ() -> None:
 
 
 def test_an_exact_argument_may_not_differ() -> None:
-    assert nearest([record(16)], record(32).scenario, exact={"M"}) is None
+    assert distance(record(32).scenario, record(16).scenario, exact={"M"}) == math.inf
 
 
 def test_a_decision_stands_until_something_newer_speaks_against_it() -> None:

@@ -33,7 +33,7 @@ class RecordView(NamedTuple):
 
 
 class ReadThrough:
-    """Rules that name the namespace beneath others; it has none beneath it itself."""
+    """Rules that name the namespace beneath another one; there is none beneath that again."""
 
     def __init__(self, rules: Mapping[str, str]) -> None:
         """Take the namespaces beneath others by the pattern of the others' names.
