@@ -23,7 +23,7 @@ from ..triton_internals.versions import is_covered
 from ..tuning.config_failures import failure_of
 from .activity_report import report_triton_activity
 from .choice_report import report_choice
-from .choices import Choices, ChosenConfig
+from .choices import Choices, ChosenConfig, NewChoice
 from .compiled_configs import CompiledConfigs
 from .config_cache import ConfigCache
 from .consensus import agree
@@ -366,7 +366,8 @@ class CachedAutotuner(DeclaredAutotuner):
             self.pre_hook({**request.autotuner.nargs, **request.kwargs, **values}, reset_only=True)
         before = fallback.resolution if fallback else None
         seconds = time.perf_counter() - start
-        report_choice(self, request, resolution, benchmarked, seconds, before, self._resolver)
+        choice = NewChoice(request, resolution, benchmarked, seconds, before)
+        report_choice(self, choice, self._resolver)
         return resolution
 
     def _resolve(self, request: Request, wait: float) -> tuple[Resolution, int]:

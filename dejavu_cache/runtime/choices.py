@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 
 from ..model.resolution import Resolution
 from ..triton_internals.scenario_key import RawKey
+from .request import Request
 
-__all__ = ["Choices", "ChosenConfig"]
+__all__ = ["Choices", "ChosenConfig", "NewChoice"]
 
 RETRY_AFTER = 5.0
 """Seconds until a scenario that fell back is looked up again."""
@@ -40,6 +41,29 @@ class ChosenConfig(NamedTuple):
     def is_final(self) -> bool:
         """Whether a later lookup cannot find better."""
         return self.resolution is None or self.resolution.final
+
+
+class NewChoice(NamedTuple):
+    """How a launch came by its config.
+
+    Attributes:
+        request: the launch's scenario.
+        resolution: the config that it runs.
+        benchmarked: the number of configs that were benchmarked for it.
+        seconds: how long that took.
+        before: the fallback that earlier launches of the scenario ran, or None.
+    """
+
+    request: Request
+    resolution: Resolution
+    benchmarked: int
+    seconds: float
+    before: Resolution | None
+
+    @property
+    def kernel(self) -> str:
+        """The kernel's name."""
+        return self.request.context.kernel.name
 
 
 class Choices:

@@ -10,9 +10,10 @@ import math
 
 from ..model.resolution import Resolution
 from ..triton_internals.config_names import describe
+from .choices import NewChoice
 from .request import Request
 
-__all__ = ["LATE", "log_resolution"]
+__all__ = ["LATE", "log_choice"]
 
 LATE = 1.0
 """Seconds from which on the wait for a recorded config is worth a line."""
@@ -20,40 +21,28 @@ LATE = 1.0
 _logger = logging.getLogger("dejavu_cache.launches")
 
 
-def log_resolution(
-    request: Request,
-    resolution: Resolution,
-    benchmarked: int,
-    seconds: float,
-    before: Resolution | None,
-) -> None:
-    """Log how a launch came by its config, unless its record was there at once.
-
-    Args:
-        request: the launch's scenario.
-        resolution: the config that it runs.
-        benchmarked: the number of configs that were benchmarked for it.
-        seconds: how long that took.
-        before: the fallback that earlier launches of the scenario ran, or None.
-    """
+def log_choice(new: NewChoice) -> None:
+    """Log how a launch came by its config, unless its record was there at once."""
     if not _logger.isEnabledFor(logging.INFO):
         return
-    launch = f"{request.context.kernel.name}{request.scenario}"
+    resolution, before = new.resolution, new.before
+    launch = f"{new.kernel}{new.request.scenario}"
     choice = f"({describe(resolution.config)})"
     source = f" in {resolution.store}" if resolution.store else ""
     found = f"{resolution.how}{source}"
-    if benchmarked:
-        failures, time = _failures_text(request), _time_text(request, resolution)
-        tune = f"{benchmarked} configs{failures} in {seconds:.1f} s"
+    if new.benchmarked:
+        failures, time = _failures_text(new.request), _time_text(new.request, resolution)
+        tune = f"{new.benchmarked} configs{failures} in {new.seconds:.1f} s"
         _logger.info("tuned %s: %s; winner %s%s, %s", launch, tune, choice, time, found)
     elif not resolution.final:
         if before is None or (before.how, before.config) != (resolution.how, resolution.config):
             distance = f" at distance {resolution.distance:g}" if resolution.distance else ""
             found = f"{resolution.how}{distance}{source}"
-            _logger.info("fell back for %s: %s, %s, after %.2f s", launch, choice, found, seconds)
-    elif before is not None or seconds >= LATE:
+            delay = f"after {new.seconds:.2f} s"
+            _logger.info("fell back for %s: %s, %s, %s", launch, choice, found, delay)
+    elif before is not None or new.seconds >= LATE:
         in_place = f"in place of the fallback {before.how}" if before else ""
-        delay = in_place or f"after {seconds:.1f} s"
+        delay = in_place or f"after {new.seconds:.1f} s"
         _logger.info("late answer for %s: %s, %s, %s", launch, choice, found, delay)
 
 

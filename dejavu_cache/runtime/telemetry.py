@@ -12,12 +12,11 @@ import time
 from functools import cache
 from typing import Any, NamedTuple
 
-from ..model.resolution import Resolution
 from ..system.notices import warn_once
 from ..triton_internals.config_names import describe
-from .request import Request
+from .choices import NewChoice
 
-__all__ = ["trace_resolution"]
+__all__ = ["trace_choice"]
 
 _NAME = "dejavu_cache"
 
@@ -45,48 +44,40 @@ def _instruments() -> _Instruments:
     )
 
 
-def trace_resolution(
-    request: Request, resolution: Resolution, benchmarked: int, seconds: float
-) -> None:
-    """Record how a launch came by its config; a failure of the telemetry fails no launch.
-
-    Args:
-        request: the launch's scenario.
-        resolution: the config that it runs.
-        benchmarked: the number of configs that were benchmarked for it.
-        seconds: how long that took.
-    """
+def trace_choice(choice: NewChoice) -> None:
+    """Record how a launch came by its config; a failure of the telemetry fails no launch."""
     if "opentelemetry" not in sys.modules:
         return
     try:
-        _record(request, resolution, benchmarked, seconds)
+        _record(choice)
     except Exception as error:
         warn_once("telemetry", f"OpenTelemetry took no span or metric: {error}")
 
 
-def _record(request: Request, resolution: Resolution, benchmarked: int, seconds: float) -> None:
+def _record(choice: NewChoice) -> None:
     instruments = _instruments()
+    request, resolution = choice.request, choice.resolution
     labels = {
-        f"{_NAME}.kernel": request.context.kernel.name,
+        f"{_NAME}.kernel": choice.kernel,
         f"{_NAME}.device": request.context.environment.device.name,
         f"{_NAME}.how": resolution.how,
     }
     instruments.choices.add(1, labels)
-    if benchmarked:
-        instruments.benchmarks.add(benchmarked, labels)
-        instruments.durations.record(seconds, labels)
+    if choice.benchmarked:
+        instruments.benchmarks.add(choice.benchmarked, labels)
+        instruments.durations.record(choice.seconds, labels)
     elif resolution.final:
         return
     end = time.time_ns()
     span = instruments.tracer.start_span(
-        f"{_NAME}.{'tune' if benchmarked else 'fallback'}",
-        start_time=end - int(seconds * 1e9),
+        f"{_NAME}.{'tune' if choice.benchmarked else 'fallback'}",
+        start_time=end - int(choice.seconds * 1e9),
         attributes={
             **labels,
             f"{_NAME}.scenario": str(request.scenario),
             f"{_NAME}.config": str(describe(resolution.config)),
             f"{_NAME}.store": resolution.store or "",
-            f"{_NAME}.benchmarked": benchmarked,
+            f"{_NAME}.benchmarked": choice.benchmarked,
         },
     )
     span.end(end)
