@@ -112,8 +112,7 @@ def sweep(
     if as_json:
         show_json({**report_json(report), "misses_without_case": lacking})
     else:
-        (say_plan if dry_run else say_drift if verify else say_report)(report, home.url)
-        say_unfinished(report, lacking)
+        _say_report(report, do, home.url, lacking)
     for path in report.kept:
         sys.stderr.write(
             f"{home.url} has not taken all of it: {path} waits for the next sweep into it\n"
@@ -123,6 +122,16 @@ def sweep(
     drifted = [case for case in report.of("verified") if abs(drift(case)) > LARGEST_DRIFT]
     if report.kept or lacking or drifted or report.left or not (report.complete or dry_run):
         raise typer.Exit(1)
+
+
+def _say_report(report: SweepReport, do: Task, url: str, lacking: int) -> None:
+    if do == "plan":
+        say_plan(report, url)
+    elif do == "verify":
+        say_drift(report, url)
+    else:
+        say_report(report, url)
+    say_unfinished(report, lacking)
 
 
 def _refuse_both(name: str, value: object, other_name: str, other_value: object) -> None:
