@@ -158,9 +158,24 @@ class FileStore(Store):
                 damages[path] = problems
         return damages
 
+    def _paths(self, folder: str) -> list[tuple[Path, OSError | None]]:
+        """Return the files of records in order, and the folders that cannot be listed."""
+        errors: list[OSError] = []
+        paths: list[tuple[Path, OSError | None]] = []
+        for parent, folders, names in os.walk(self.root / folder, onerror=errors.append):
+            folders[:] = [name for name in folders if not name.startswith(".")]
+            for name in names:
+                if name.endswith(".json") and not name.endswith(_TREE):
+                    paths.append((Path(parent, name), None))
+        for error in errors:
+            if not isinstance(error, (FileNotFoundError, NotADirectoryError)):
+                paths.append((Path(error.filename), error))
+        return sorted(paths, key=lambda found: found[0])
+
     def _files(self, folder: str = "") -> Iterator[tuple[Path, Context | Exception]]:
-        for path in sorted((self.root / folder).rglob("*.json")):
-            if path.name.endswith(_TREE):
+        for path, unlisted in self._paths(folder):
+            if unlisted is not None:
+                yield path, unlisted
                 continue
             try:
                 with open(open_regular(self.root, path), encoding="utf-8") as file:

@@ -58,6 +58,19 @@ def test_a_closed_stream_is_an_empty_one(command: str, code: int, store: Path) -
     assert (seen.returncode, "Traceback" in seen.stderr) == (code, False), seen.stderr
 
 
+def test_a_working_directory_that_is_gone_is_named(tmp_path: Path) -> None:
+    seen = subprocess.run(
+        ["sh", "-c", f"mkdir gone && cd gone && rmdir ../gone && {words()} ls"],
+        cwd=tmp_path,
+        env=environment(DEJAVU_CACHE_URL="relative"),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert (seen.returncode, "the working directory: " in seen.stderr) == (3, True), seen.stderr
+
+
 @pytest.mark.parametrize("command", ["ls", "clear --yes", "gc", "show add", "pin add --config B=1"])
 def test_a_store_of_which_nothing_can_be_read_is_not_called_empty(
     command: str, store: Path

@@ -165,6 +165,17 @@ def test_records_on_which_the_server_fails_wait_and_the_rest_is_sent(tmp_path: P
     assert len(sent) == 2
 
 
+@pytest.mark.parametrize(("age", "is_sent"), [(60.0, True), (0.0, False), (-86_400.0, True)])
+def test_a_clock_that_was_put_back_keeps_nothing_from_the_server(
+    age: float, is_sent: bool, tmp_path: Path
+) -> None:
+    """A file that was written this moment is left to its process."""
+    spool = spool_of("x", tmp_path, *singles(1))
+    (file,) = spool.waiting()
+    os.utime(file.path, (time.time() - age,) * 2)
+    assert deliver_spool(spool, lambda body, records: None).sent == is_sent
+
+
 def test_a_set_that_is_refused_altogether_costs_few_requests(tmp_path: Path) -> None:
     requests = []
 

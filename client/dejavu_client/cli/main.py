@@ -185,7 +185,8 @@ def _explain_missing_package(error: ModuleNotFoundError) -> int:
 def _explain_system_error(error: OSError) -> int:
     """Report an error of the operating system, also one of writing standard output."""
     if not isinstance(error, BrokenPipeError):
-        subject = error.filename or "standard output"
+        unnamed = isinstance(error, FileNotFoundError)  # as `os.getcwd` raises it
+        subject = error.filename or ("the working directory" if unnamed else "standard output")
         fail(f"{subject}: {error.strerror or error}")
     with suppress(OSError):  # else the interpreter would try again to flush, and fail with 120
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -69,9 +69,11 @@ def deliver_spool(
         delivery.locked = not is_ours
         if not is_ours:
             return delivery
-        newest = time.time() - in_hand
+        now = time.time()  # a clock that was put back makes files of the future: not in hand
         files = [
-            file for file in spool.waiting() if file.path not in skip and file.written <= newest
+            file
+            for file in spool.waiting()
+            if file.path not in skip and not now - in_hand < file.written <= now
         ]
         for batch in _batches(files):
             if should_stop():

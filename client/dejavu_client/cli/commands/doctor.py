@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 import typer
@@ -210,8 +211,21 @@ def _check_writable(store: FileStore) -> Finding:
     except OSError as error:
         remedy = f"make {folder} writable, or set {PREFIX}URL to a folder that is"
         return Finding("wrong", store.url, f"cannot be written: {error.strerror}; {remedy}")
+    if (foreign := _find_unwritable(store.root)) is not None:
+        remedy = "share the folder with a group and umask 002, or set a folder of your own"
+        return Finding("wrong", store.url, f"{foreign} is another user's: {remedy}")
     return Finding(
         "ok",
         store.url,
         "writable" if folder == store.root else f"writable; made in {folder} by the first tune",
     )
+
+
+def _find_unwritable(root: Path) -> str | None:
+    """Return a folder below a store's, or a lock, that this user may not write."""
+    for folder, _, names in os.walk(root):
+        locks = [os.path.join(folder, name) for name in names if name.endswith((".lock", ".lease"))]
+        for path in (folder, *locks):
+            if not os.access(path, os.W_OK):
+                return path
+    return None
