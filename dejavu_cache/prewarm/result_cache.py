@@ -87,12 +87,7 @@ class ResultCache:
             replace_file(self._path, json.dumps(content).encode())
 
     def _inputs(self, files: Iterable[str], kernels: Sequence[str]) -> dict[str, Any]:
-        """Return everything that a prewarming's result depends on.
-
-        Args:
-            files: the Python files of the kernels.
-            kernels: the names of the kernels.
-        """
+        """Return everything that a prewarming's result depends on."""
         records = hashlib.sha256()
         with own_records(self._spec.store) as own:
             store = all_records(own)

@@ -67,13 +67,7 @@ def environment_differences(
 
 
 def differences(left: Store, right: Store, kernel: str) -> Iterator[dict[str, Any]]:
-    """Yield what differs between two stores, scenario by scenario.
-
-    Args:
-        left: a store.
-        right: another store.
-        kernel: as for `kernel_matches`.
-    """
+    """Yield what differs between two stores, for kernels that `kernel_matches`, by scenario."""
     contexts = {
         context
         for context in (*left.contexts(), *right.contexts())

@@ -10,6 +10,7 @@ from sqlalchemy import ColumnElement, Connection, func, select, update
 
 from dejavu_cache.model.scenario import Context
 
+from .chunks import chunks
 from .tables import contexts, epoch
 from .upserts import insert
 
@@ -34,8 +35,6 @@ __all__ = [
 ContextKey = tuple[str, str]
 """A namespace and the digest of a context."""
 
-_CHUNK = 500
-"""Values in one IN list; databases limit their number."""
 _DAY = 86400.0
 
 
@@ -126,8 +125,7 @@ def load_revisions(
     """Load the current revisions of those contexts that exist, by their digest."""
     revisions: dict[str, str] = {}
     query = select(contexts.c.digest, contexts.c.revision).where(contexts.c.namespace == namespace)
-    for start in range(0, len(digests), _CHUNK):
-        chunk = digests[start : start + _CHUNK]
+    for chunk in chunks(digests):
         for digest, revision in connection.execute(query.where(contexts.c.digest.in_(chunk))):
             revisions[digest] = revision
     return revisions
@@ -208,9 +206,8 @@ def touch(connection: Connection, keys: Iterable[ContextKey]) -> None:
     for namespace, digest in keys:
         digests.setdefault(namespace, []).append(digest)
     for namespace, named in sorted(digests.items()):
-        for start in range(0, len(named), _CHUNK):
-            chunk = contexts.c.digest.in_(named[start : start + _CHUNK])
-            _touch(connection, contexts.c.namespace == namespace, chunk)
+        for chunk in chunks(named):
+            _touch(connection, contexts.c.namespace == namespace, contexts.c.digest.in_(chunk))
 
 
 def touch_all(connection: Connection, namespace: str, kernel: str | None) -> None:

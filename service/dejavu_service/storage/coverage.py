@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection, func, select, union
 
+from .chunks import chunks
 from .tables import contexts, misses, records, summaries
 
 __all__ = [
@@ -20,9 +21,6 @@ __all__ = [
     "load_costs",
     "load_scenarios",
 ]
-
-_CHUNK = 500
-"""Values in one IN list; databases limit their number."""
 
 
 class ContextRow(NamedTuple):
@@ -113,9 +111,9 @@ def count_known(connection: Connection, groups: Mapping[str, Sequence[int]]) -> 
     for name, ids in groups.items():
         known = union(
             *(
-                select(table.c.scenario).where(table.c.context_id.in_(ids[start : start + _CHUNK]))
+                select(table.c.scenario).where(table.c.context_id.in_(chunk))
                 for table in (records, misses)
-                for start in range(0, len(ids), _CHUNK)
+                for chunk in chunks(ids)
             )
         ).subquery()
         counts[name] = connection.execute(select(func.count()).select_from(known)).scalar_one()

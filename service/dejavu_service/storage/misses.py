@@ -9,6 +9,7 @@ from sqlalchemy import ColumnElement, Connection, delete, select, update
 
 from dejavu_cache.model.scenario import Scenario
 
+from .chunks import chunks
 from .tables import contexts, epoch, misses, records
 from .upserts import insert
 
@@ -22,9 +23,6 @@ __all__ = [
     "drop_tuned",
     "list_misses",
 ]
-
-_CHUNK = 500
-"""Values in one IN list; databases limit their number."""
 
 
 class CountedMiss(NamedTuple):
@@ -69,8 +67,7 @@ def add_counts(connection: Connection, counts: Mapping[tuple[int, Scenario], int
 
 def drop_tuned(connection: Connection, context_id: int, scenarios: Sequence[str]) -> None:
     """Delete scenarios that have a record now from the worklist."""
-    for start in range(0, len(scenarios), _CHUNK):
-        chunk = scenarios[start : start + _CHUNK]
+    for chunk in chunks(scenarios):
         connection.execute(
             delete(misses).where(misses.c.context_id == context_id, misses.c.scenario.in_(chunk))
         )

@@ -20,6 +20,7 @@ from sqlalchemy import (
 
 from dejavu_cache.model.scenario import canonical_json
 
+from .chunks import chunks
 from .tables import contexts, epoch, measured_by, measurements, quarantined, quarantines, records
 
 __all__ = [
@@ -42,9 +43,6 @@ __all__ = [
     "lock_live",
     "mark_undone",
 ]
-
-_CHUNK = 500
-"""Values in one IN list; databases limit their number."""
 
 
 class WriterFilter(NamedTuple):
@@ -175,12 +173,6 @@ def load_measurements(
 ) -> dict[str, list[tuple[SentRow, bool]]]:
     """Load all measurements of scenarios, and for each whether a writer sent it.
 
-    Args:
-        connection: A transaction.
-        context_id: The context.
-        scenarios: The digests of the scenarios.
-        wanted: The writer.
-
     Returns:
         The measurements in the order in which they came, by the digest of their scenario.
     """
@@ -253,9 +245,8 @@ def _came_within(moment: ColumnElement[Any], wanted: WriterFilter) -> ColumnElem
 
 def delete_measurements(connection: Connection, rows: Sequence[SentRow]) -> None:
     """Delete stored measurements."""
-    for start in range(0, len(rows), _CHUNK):
-        identities = [row.id for row in rows[start : start + _CHUNK]]
-        connection.execute(delete(measurements).where(measurements.c.id.in_(identities)))
+    for chunk in chunks([row.id for row in rows]):
+        connection.execute(delete(measurements).where(measurements.c.id.in_(chunk)))
 
 
 def create(

@@ -8,13 +8,12 @@ from typing import Any
 
 from sqlalchemy import Connection, bindparam, delete, literal, select
 
+from .chunks import chunks
 from .tables import contexts, epoch, measurements, recalls, records
 from .upserts import insert
 
 __all__ = ["Recall", "add_parts", "add_records", "lift", "load"]
 
-_CHUNK = 500
-"""Values in one IN list; databases limit their number."""
 _RECORD = ""
 """Stands for the whole record in the column of parts."""
 
@@ -46,7 +45,7 @@ def add_records(connection: Connection, context_id: int, scenarios: Sequence[str
             .join(table, table.c.context_id == contexts.c.id)
             .where(contexts.c.id == context_id)
         )
-        for chunk in [None] if scenarios is None else _chunks(scenarios):
+        for chunk in [None] if scenarios is None else chunks(scenarios):
             chosen = rows if chunk is None else rows.where(table.c.scenario.in_(chunk))
             statement = insert(connection, recalls).from_select(list(recalls.columns), chosen)
             connection.execute(_or_renew(statement))
@@ -87,7 +86,7 @@ def load(
     query = select(recalls.c.scenario, recalls.c.part, recalls.c.recalled_at).where(
         recalls.c.namespace == namespace, recalls.c.context == context
     )
-    for chunk in _chunks(sorted(scenarios)):
+    for chunk in chunks(sorted(scenarios)):
         for scenario, part, at in connection.execute(query.where(recalls.c.scenario.in_(chunk))):
             recall = loaded.setdefault(scenario, Recall())
             if part == _RECORD:
@@ -114,7 +113,3 @@ def lift(
     ]
     if rows:
         connection.execute(statement, rows)
-
-
-def _chunks(values: Sequence[str]) -> Iterable[Sequence[str]]:
-    return (values[start : start + _CHUNK] for start in range(0, len(values), _CHUNK))

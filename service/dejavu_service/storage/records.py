@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from sqlalchemy import Connection, and_, delete, func, select, update
@@ -11,6 +11,7 @@ from dejavu_cache.model.record import Measurement, Record
 from dejavu_cache.model.scenario import canonical_json
 
 from . import summaries
+from .chunks import chunks
 from .tables import contexts, epoch, measurements, records
 from .upserts import insert
 
@@ -31,8 +32,6 @@ __all__ = [
     "save",
 ]
 
-_CHUNK = 500
-"""Values in one IN list; databases limit their number."""
 _WINNER = '"winner": {'
 """Part of the JSON texts of records with a winner: quotes within a text are escaped, and no other
 dictionary of a record has dictionaries as values."""
@@ -116,14 +115,7 @@ def has_winner(text: str) -> bool:
 def find_won(
     connection: Connection, namespace: str, digest: str, scenarios: Sequence[str]
 ) -> set[str]:
-    """Find those of a context's scenarios whose records may have a winner.
-
-    Args:
-        connection: A transaction.
-        namespace: The namespace of the context.
-        digest: The digest of the context.
-        scenarios: The digests of the scenarios.
-    """
+    """Find those of a context's scenarios, by their digests, whose records may have a winner."""
     query = (
         select(records.c.scenario)
         .join(contexts, contexts.c.id == records.c.context_id)
@@ -135,7 +127,7 @@ def find_won(
     )
     return {
         scenario
-        for chunk in _chunks(scenarios)
+        for chunk in chunks(scenarios)
         for scenario in connection.execute(query.where(records.c.scenario.in_(chunk))).scalars()
     }
 
@@ -143,14 +135,7 @@ def find_won(
 def load_texts(
     connection: Connection, namespace: str, digest: str, scenarios: Sequence[str]
 ) -> dict[str, str]:
-    """Load the JSON texts of records by their scenario's digest, without those that do not exist.
-
-    Args:
-        connection: A transaction.
-        namespace: The namespace of the context.
-        digest: The digest of the context.
-        scenarios: The digests of the scenarios.
-    """
+    """Load the JSON texts of the records that exist, by their scenario's digest."""
     query = (
         select(records.c.scenario, records.c.text)
         .join(contexts, contexts.c.id == records.c.context_id)
@@ -158,7 +143,7 @@ def load_texts(
     )
     return {
         scenario: text
-        for chunk in _chunks(scenarios)
+        for chunk in chunks(scenarios)
         for scenario, text in connection.execute(query.where(records.c.scenario.in_(chunk)))
     }
 
@@ -167,7 +152,7 @@ def load(connection: Connection, context_id: int, scenarios: Sequence[str]) -> d
     """Load records by their scenario's digest, without those that do not exist."""
     return {
         scenario: Record.model_validate_json(text)
-        for chunk in _chunks(scenarios)
+        for chunk in chunks(scenarios)
         for scenario, text in connection.execute(
             select(records.c.scenario, records.c.text).where(
                 records.c.context_id == context_id, records.c.scenario.in_(chunk)
@@ -298,9 +283,5 @@ def delete_records(connection: Connection, context_id: int, scenarios: Sequence[
         return connection.execute(statement).rowcount
     return sum(
         connection.execute(statement.where(records.c.scenario.in_(chunk))).rowcount
-        for chunk in _chunks(scenarios)
+        for chunk in chunks(scenarios)
     )
-
-
-def _chunks(values: Sequence[str]) -> Iterator[Sequence[str]]:
-    return (values[start : start + _CHUNK] for start in range(0, len(values), _CHUNK))

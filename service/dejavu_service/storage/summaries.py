@@ -11,13 +11,11 @@ from sqlalchemy import Connection, select
 from dejavu_cache.model.record import Record
 from dejavu_cache.model.scenario import Scenario, canonical_json
 
+from .chunks import chunks
 from .tables import epoch, records, summaries
 from .upserts import insert
 
 __all__ = ["Summary", "copy_missing", "load", "save", "summarize", "summarize_json"]
-
-_CHUNK = 500
-"""Values in one IN list; databases limit their number."""
 
 
 class Summary(NamedTuple):
@@ -131,6 +129,5 @@ def load(
     )
     queries = [query]
     if scenarios is not None:
-        chunks = (scenarios[start : start + _CHUNK] for start in range(0, len(scenarios), _CHUNK))
-        queries = [query.where(summaries.c.scenario.in_(chunk)) for chunk in chunks]
+        queries = [query.where(summaries.c.scenario.in_(chunk)) for chunk in chunks(scenarios)]
     return {row.scenario: Summary(*row) for query in queries for row in connection.execute(query)}
