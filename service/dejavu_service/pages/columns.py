@@ -75,6 +75,10 @@ class ConfigNames:
         differing = [f"{name}={value}" for name, value in values.items() if name not in self.shared]
         return ", ".join(differing) or str(config)
 
+    def chosen(self, text: str | None) -> str:
+        """Return the name of the config that readers get, given as JSON text."""
+        return self.name(Config.model_validate_json(text)) if text else "no winner yet"
+
 
 def _config_values(config: Config) -> dict[str, Any]:
     return {**config.params, **config.options}

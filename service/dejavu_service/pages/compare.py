@@ -190,14 +190,6 @@ class ContextComparison(NamedTuple):
     rows: list[ComparedScenario]
     total: int
 
-    def config(self, choice: _Choice | None) -> str:
-        """Return the short name of a side's config."""
-        if choice is None:
-            return "no record"
-        if choice.config is None:
-            return "no winner yet"
-        return self.names.name(Config.model_validate_json(choice.config))
-
 
 def compare_contexts(
     database: Database, principal: Principal, ours: ContextSide, theirs: ContextSide, page: int

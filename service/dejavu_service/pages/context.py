@@ -95,12 +95,6 @@ class ContextView(NamedTuple):
         """Kernel, environment and problem."""
         return self.covered.context
 
-    def config(self, summary: Summary) -> str:
-        """Return the short name of the config that readers get."""
-        if summary.chosen is None:
-            return "no winner yet"
-        return self.names.name(Config.model_validate_json(summary.chosen))
-
 
 def context_page(
     database: Database, principal: Principal, namespace: str, digest: str, wanted: ContextFilter

@@ -72,12 +72,6 @@ class KernelView(NamedTuple):
     configs: list[WinningConfig]
     names: ConfigNames
 
-    def config(self, summary: Summary) -> str:
-        """Return the short name of the config that readers get."""
-        if summary.chosen is None:
-            return "no winner yet"
-        return self.names.name(Config.model_validate_json(summary.chosen))
-
 
 def kernel_across(
     database: Database, principal: Principal, namespace: str, name: str, wanted: KernelFilter

@@ -85,10 +85,6 @@ class ScenarioView(NamedTuple):
         """Return whether a person's choice costs 5% or more."""
         return self.row.record.pinned is not None and (self.excess or 0) >= LOUD
 
-    def name(self, text: str | None) -> str:
-        """Return the short name of a config that is JSON text."""
-        return self.names.name(Config.model_validate_json(text)) if text else "no winner yet"
-
 
 def scenario_page(
     database: Database, principal: Principal, namespace: str, digest: str, scenario: str
