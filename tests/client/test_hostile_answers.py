@@ -47,7 +47,7 @@ def test_an_answer_that_lacks_what_was_asked_for_is_an_error(
     with answering("200 OK", answer) as url:
         seen = run_cli(*command.split(), "--server", url)
     assert (seen.returncode, seen.stdout) == (3, ""), seen
-    assert "does not follow the protocol" in seen.stderr
+    assert f"{url} does not follow the protocol" in seen.stderr
 
 
 @pytest.mark.parametrize("answer", [{"entries": [], "next": 5}, {"contexts": [], "next": "ab"}])

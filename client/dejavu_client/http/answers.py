@@ -1,4 +1,7 @@
-"""Parsing of a server's answers, which are not to be trusted."""
+"""Parsing of a server's answers, which are not to be trusted.
+
+An error names the server, whose URL each function takes.
+"""
 
 from __future__ import annotations
 
@@ -37,37 +40,37 @@ def to_json(model: ValueModel) -> Any:
         return json.loads(model.text)
 
 
-def parse_json(body: bytes) -> Any:
+def parse_json(body: bytes, server: str) -> Any:
     """Parse a body; raise `NonsenseError` if it is not JSON."""
     try:
         return json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise NonsenseError(f"the answer is not JSON: {error}") from None
+        raise NonsenseError(f"{server} answered what is not JSON: {error}") from None
 
 
-def validate(kind: Any, value: Any) -> Any:
+def validate(kind: Any, value: Any, server: str) -> Any:
     """Return a value as a model; raise `NonsenseError` if it does not fit."""
     try:
         with uninterrupted():
             return TypeAdapter(kind).validate_json(json.dumps(value))
     except (ValidationError, ValueError) as error:
         raise NonsenseError(
-            f"the answer does not follow the protocol: {str(error).splitlines()[0]}"
+            f"{server} does not follow the protocol: {str(error).splitlines()[0]}"
         ) from None
 
 
-def parse_record_set(body: bytes) -> RecordSet:
+def parse_record_set(body: bytes, server: str) -> RecordSet:
     """Parse a record set of any format that this version reads."""
     try:
         with uninterrupted():
             record_set = RecordSet.model_validate_json(body)
     except ValidationError as error:
         raise NonsenseError(
-            f"the answer is not a record set: {str(error).splitlines()[0]}"
+            f"{server} answered what is not a record set: {str(error).splitlines()[0]}"
         ) from None
     if record_set.format > FORMAT:
         raise NonsenseError(
-            f"the server sends format {record_set.format}; this version of dejavu-cache reads "
+            f"{server} sends format {record_set.format}; this version of dejavu-cache reads "
             f"formats up to {FORMAT}: upgrade it"
         )
     return record_set
@@ -86,18 +89,18 @@ def _seconds_until(date: str) -> float:
     return parsedate_to_datetime(date).timestamp() - time.time()
 
 
-def parse_scenarios(body: bytes) -> list[str]:
+def parse_scenarios(body: bytes, server: str) -> list[str]:
     """Return the texts of the scenarios of an answer, be it a list of them or a record set.
 
     Without pydantic, whose code a daemon thread must not run while the interpreter ends.
     """
-    answer = parse_json(body)
+    answer = parse_json(body, server)
     try:
         if "records" in answer:
             return [_scenario_text(record["scenario"]) for record in answer["records"]]
         return [_scenario_text(scenario) for scenario in answer["scenarios"]]
     except (TypeError, KeyError, AttributeError, ValueError, RecursionError) as error:
-        raise NonsenseError(f"the answer lists no scenarios: {error}") from None
+        raise NonsenseError(f"{server} lists no scenarios: {error}") from None
 
 
 def _scenario_text(scenario: Any) -> str:

@@ -93,12 +93,15 @@ class CopyCheck:
 
     def _read(self, context: Context, changed: Any, scenarios: Collection[Scenario]) -> CopyChanges:
         changed = changed if isinstance(changed, dict) else {}
-        records: list[Record] = validate(list[Record], changed.get("records"))
-        recalls: dict[str, list[str]] = validate(dict[str, list[str]], changed.get("recalls"))
+        server = self._client.url
+        records: list[Record] = validate(list[Record], changed.get("records"), server)
+        recalls: dict[str, list[str]] = validate(
+            dict[str, list[str]], changed.get("recalls"), server
+        )
         state = self._states.setdefault(context, _ContextState())
         for digest in (scenario.digest for scenario in scenarios):
             state.tags.setdefault(digest, "")
-        for digest in validate(list[str], changed.get("gone")):
+        for digest in validate(list[str], changed.get("gone"), server):
             state.tags[digest] = ""
         for record in records:
             with uninterrupted():

@@ -138,7 +138,7 @@ class ProtocolClient:
             page = self._json(
                 "GET", "/contexts", params={name: value for name, value in filters.items() if value}
             )
-            yield from validate(list[Context], page.get("contexts"))
+            yield from validate(list[Context], page.get("contexts"), self.url)
             earlier, after = after, str(page.get("next") or "")
             if not after:
                 return
@@ -159,7 +159,7 @@ class ProtocolClient:
             return None
         if answer.status == 404:
             return Bulk((), "")
-        record_set = parse_record_set(answer.body)
+        record_set = parse_record_set(answer.body, self.url)
         if record_set.context != context:
             raise NonsenseError(
                 f"{self.url} sent records of {record_set.context.kernel.name} instead"
@@ -185,7 +185,7 @@ class ProtocolClient:
         """Return the record of an answer to `fetch_record`, or None if there is none."""
         if answer.status == 404:
             return None
-        record: Record = validate(Record, parse_json(answer.body))
+        record: Record = validate(Record, parse_json(answer.body, self.url), self.url)
         if record.scenario != scenario:
             raise NonsenseError(f"{self.url} sent the record of {record.scenario} instead")
         return record
@@ -197,7 +197,7 @@ class ProtocolClient:
             answer = self.fetch_bulk(context, etag)
         if answer.status == 304:
             return None
-        return answer.etag, [] if answer.status == 404 else parse_scenarios(answer.body)
+        return answer.etag, [] if answer.status == 404 else parse_scenarios(answer.body, self.url)
 
     def send(self, record_set: RecordSet) -> None:
         """Merge records into the server's; return only once the server says that it has them.
@@ -236,7 +236,7 @@ class ProtocolClient:
             [] if scenarios is None else [("scenario", scenario.digest) for scenario in scenarios]
         )
         answer = self._json("DELETE", f"/contexts/{context.digest}/records", params=params)
-        return _count(answer, "deleted")
+        return self._count(answer, "deleted")
 
     def lease(self, context: Context, scenario: Scenario, holder: str, ttl: float) -> str | None:
         """Acquire the lease on a scenario.
@@ -280,28 +280,28 @@ class ProtocolClient:
     def misses(self, kernel: str | None = None, limit: int = 100) -> list[dict[str, Any]]:
         """Return the worklist: scenarios that are not tuned, the most frequently missed first."""
         params = {"limit": limit, **({"kernel": kernel} if kernel else {})}
-        return _rows(self._json("GET", "/misses", params=params), "misses", ListedMiss)
+        return self._rows(self._json("GET", "/misses", params=params), "misses", ListedMiss)
 
     def list_writers(self) -> list[dict[str, Any]]:
         """Return the tokens and hosts that wrote measurements, as the server lists them."""
-        return _rows(self._json("GET", "/writers"), "writers", ListedWriter)
+        return self._rows(self._json("GET", "/writers"), "writers", ListedWriter)
 
     def quarantine(self, wish: Mapping[str, Any]) -> dict[str, Any]:
         """Take back what a token or a host wrote, or count it; the wish is the protocol's body."""
         content = json.dumps(wish)
         answer = self._json("POST", "/quarantines", content=content, timeout=_LONG_WORK)
-        validate(QuarantineCounts, answer)
+        validate(QuarantineCounts, answer, self.url)
         return answer
 
     def list_quarantines(self) -> list[dict[str, Any]]:
         """Return the quarantines of the namespace, the latest first, as the server lists them."""
-        return _rows(self._json("GET", "/quarantines"), "quarantines", ListedQuarantine)
+        return self._rows(self._json("GET", "/quarantines"), "quarantines", ListedQuarantine)
 
     def undo_quarantine(self, identity: str) -> dict[str, Any]:
         """Give back what a quarantine took, and return the counts."""
         path = f"/quarantines/{quote(identity, safe='')}"
         answer = self._json("DELETE", path, timeout=_LONG_WORK)
-        validate(QuarantineCounts, answer)
+        validate(QuarantineCounts, answer, self.url)
         return answer
 
     def log_entries(
@@ -320,7 +320,7 @@ class ProtocolClient:
         while len(entries) < limit:
             params["limit"] = min(limit - len(entries), 1000)
             page = self._json("GET", "/log", root=root, params=params)
-            entries += _rows(page, "entries", ListedChange)
+            entries += self._rows(page, "entries", ListedChange)
             params["before"] = page.get("next")
             if params["before"] is None or not page["entries"]:
                 break
@@ -338,7 +338,7 @@ class ProtocolClient:
         """Copy this namespace's records and winners into another; return the number of records."""
         content = json.dumps({"to": to, "kernel": kernel})
         answer = self._json("POST", "/promote", content=content, timeout=_LONG_WORK)
-        return _count(answer, "records")
+        return self._count(answer, "records")
 
     def _get(self, path: str, etag: str = "", **request: Any) -> ServerAnswer:
         headers = {"If-None-Match": etag} if etag else {}
@@ -349,19 +349,19 @@ class ProtocolClient:
         status, _, body = self._exchange.send(method, url, **request)
         if status == 404:
             raise RefusedError(f"{self.url}: {problem_detail(body) or 'not found'}", status)
-        answer = parse_json(body)
+        answer = parse_json(body, self.url)
         if not isinstance(answer, dict):
             raise NonsenseError(f"{self.url} answered {str(answer)[:80]!r}")
         return answer
 
+    def _count(self, answer: Mapping[str, Any], name: str) -> int:
+        count: int = validate(Count, answer.get(name), self.url)
+        return count
 
-def _count(answer: Mapping[str, Any], name: str) -> int:
-    count: int = validate(Count, answer.get(name))
-    return count
-
-
-def _rows(answer: Mapping[str, Any], name: str, kind: type[BaseModel]) -> list[dict[str, Any]]:
-    """Return the rows that a server lists, which may have more than the model of one asks for."""
-    rows = answer.get(name)
-    validate(list[kind], rows)  # type: ignore[valid-type]
-    return cast(list[dict[str, Any]], rows)
+    def _rows(
+        self, answer: Mapping[str, Any], name: str, kind: type[BaseModel]
+    ) -> list[dict[str, Any]]:
+        """Return the rows of a list, which may have more than the model of one asks for."""
+        rows = answer.get(name)
+        validate(list[kind], rows, self.url)  # type: ignore[valid-type]
+        return cast(list[dict[str, Any]], rows)
