@@ -428,6 +428,20 @@ def test_a_tuned_config_of_lora_counts_more_than_an_imported_one(tmp_path: Path)
     assert exported(store)[name]["4"]["1"]["64"]["16"]["4096"] == {**config, "block_m": 32}
 
 
+@pytest.mark.parametrize(("blocked", "code"), [(TABLE, 3), (TABLE.replace("768", "999"), 5)])
+def test_an_export_that_ends_halfway_names_the_file_and_what_is_written(
+    blocked: str, code: int, tmp_path: Path
+) -> None:
+    store = FileStore(tmp_path / "store")
+    wide = engine_record(32, scenario=Scenario(args={**SCENARIO, **FLAGS, "N": 999}))
+    store.put(engine_context(), [engine_record(16), wide])
+    (tmp_path / "out" / blocked).mkdir(parents=True)
+    seen = run_cli("export", "--vllm", tmp_path / "out", "--triton", "any", "--store", store.root)
+    assert (seen.returncode, f"{blocked} cannot be written" in seen.stderr) == (code, True), seen
+    assert ("of 2 tables, the 1 before it are written" in seen.stderr) == (code == 5)
+    assert (tmp_path / "out" / TABLE).is_file() == (code == 5)
+
+
 def test_no_link_below_the_folder_is_followed(tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.mkdir()

@@ -10,7 +10,7 @@ from dejavu_cache.integrations.tuned_tables import collect_tables
 from dejavu_cache.stores import Store
 from dejavu_cache.triton_internals.distribution import triton_version
 
-from .errors import NothingFoundError
+from .errors import NothingFoundError, PartlyDoneError
 from .output import note
 
 __all__ = ["export_tables"]
@@ -28,17 +28,15 @@ def export_tables(source: Store, engine: str, folder: Path, version: str) -> Non
 
     Raises:
         NothingFoundError: the store has no tables, or none of that engine and version.
-        StoreError: a file cannot be written.
+        StoreError: the first file cannot be written.
+        PartlyDoneError: a later one cannot be written.
     """
     tables = collect_tables(source)
     if not tables:
         raise NothingFoundError(f"{source.url} has no records or imported tables for engines")
     installed = "" if engine == "sglang" else triton_version() or ""
-    try:
-        paths = write_tables(TABLE_FILES[engine](tables, version or installed), folder)
-    except OSError as error:
-        raise StoreError(f"{folder} cannot be written: {error.strerror or error}") from None
-    if not paths:
+    files = list(TABLE_FILES[engine](tables, version or installed))
+    if not files:
         if not list(TABLE_FILES[engine](tables, ANY_VERSION)):
             raise NothingFoundError(f"{engine} reads none of the tables that {source.url} makes")
         versions = ", ".join(sorted({table.triton or "unknown" for table in tables}))
@@ -46,4 +44,13 @@ def export_tables(source: Store, engine: str, folder: Path, version: str) -> Non
             f"no table of {source.url} is for {engine} and Triton {version or installed}, but for "
             f"{versions}: choose one by --triton, or the newest by --triton {ANY_VERSION}"
         )
-    note(f"{len(paths)} tables of {source.url} written to {folder}")
+    for count, file in enumerate(files):
+        try:
+            write_tables([file], folder)
+        except OSError as error:
+            message = f"{folder / file.path} cannot be written: {error.strerror or error}"
+            if count:
+                message += f"; of {len(files)} tables, the {count} before it are written"
+                raise PartlyDoneError(message) from None
+            raise StoreError(message) from None
+    note(f"{len(files)} tables of {source.url} written to {folder}")
