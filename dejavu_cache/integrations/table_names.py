@@ -110,7 +110,8 @@ class TableEntry(NamedTuple):
             return {"N": named["N"], "K": named["K"], "dtype": dtypes.pop(), **_block_label(named)}
         if self.function == STATE_UPDATE and named.keys() - {self.size_name} == _OF_STATES:
             labels = {"headdim": named["dim"], "dstate": named["dstate"]}
-            return {**labels, "cache_dtype": named["cache_dtype"]}
+            dtype = named["cache_dtype"]  # earlier tables are of no dtype
+            return {**labels, "cache_dtype": dtype} if dtype else labels
         return None
 
 
