@@ -5,10 +5,14 @@ The functions import Triton when they are called, so that their callers can be i
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
+
+from .syntax import parse_repeatedly
 
 __all__ = [
     "add_compilation_listener",
@@ -16,6 +20,7 @@ __all__ = [
     "is_autotune_replaced_by",
     "refusing_compilation",
     "replace_autotune",
+    "retry_parsing",
     "set_cache_folder",
     "set_platform_key",
     "set_target",
@@ -42,6 +47,18 @@ def add_compilation_listener(listener: Callable[..., None]) -> None:
         listener(**event)
 
     knobs.compilation.listener = notify
+
+
+@cache
+def retry_parsing() -> None:
+    """Have Triton parse a kernel again if Python 3.11 confused threads that parse."""
+    from triton.runtime.jit import JITFunction
+
+    if sys.version_info[:2] != (3, 11):
+        return
+    owner: Any = next(kind for kind in JITFunction.__mro__ if "parse" in vars(kind))
+    original = owner.parse
+    owner.parse = lambda function: parse_repeatedly(lambda: original(function))
 
 
 _thread = threading.local()

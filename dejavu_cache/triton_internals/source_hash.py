@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from types import ModuleType
 from typing import Any
 
@@ -25,9 +25,12 @@ from .constants import (
     python_function,
     unwrap,
 )
-from .syntax import Chain, FunctionSyntax, function_syntax
+from .syntax import Chain, FunctionSyntax
+from .syntax_files import function_syntax
 
 __all__ = ["kernel_name", "python_function", "source_hash", "value_hash"]
+
+Parameters = Mapping[str, inspect.Parameter]
 
 _MISSING = object()
 
@@ -103,16 +106,17 @@ class _CodeReader:
     def _read(self, kernel: Any, function: Callable[..., Any]) -> Iterator[str]:
         compiled = _jit_object(kernel)
         syntax = function_syntax(function, getattr(compiled, "src", None))
+        parameters = inspect.signature(function).parameters
         yield syntax.normalized
         for chain in sorted(syntax.dotted_names):
             if chain[0] not in syntax.local_names:
                 yield from self._read_chain(function, chain)
-        for name, default in sorted(_defaults(function)):
+        for name, default in sorted(_defaults(parameters)):
             yield from self._read_constant(f"default {name}", default, expect_constexpr=False)
         yield from self._read_first_reads(function, syntax, compiled is not None)
         yield from self._read_wrapping(function, syntax, _compiles(compiled))
         if compiled is not None:
-            yield from _decoration(compiled, syntax)
+            yield from _decoration(compiled, parameters, syntax)
 
     def _read_chain(self, function: Callable[..., Any], chain: Chain) -> Iterator[str]:
         value = _resolve(function, chain)
@@ -191,7 +195,7 @@ _NOT_CODE = frozenset(
 )
 
 
-def _decoration(compiled: Any, syntax: FunctionSyntax) -> Iterator[str]:
+def _decoration(compiled: Any, parameters: Parameters, syntax: FunctionSyntax) -> Iterator[str]:
     """Write the decorator and those of its arguments that are not the default."""
     if type(compiled).__name__ not in ("JITFunction", "InterpretedFunction"):
         yield f"decorated by {type(compiled).__qualname__}"
@@ -200,21 +204,22 @@ def _decoration(compiled: Any, syntax: FunctionSyntax) -> Iterator[str]:
         # An argument that is not given is None or False.
         if not name.startswith("__") and options[name] not in (None, False):
             yield f"decorator {name}={value_hash(options[name])}"
-    parameters = list(inspect.signature(compiled.fn).parameters.values())
-    for index, parameter in enumerate(parameters):
+    for index, name in enumerate(parameters):
         for option in ("do_not_specialize", "do_not_specialize_on_alignment"):
             named = options.get(option) or ()
-            if index in named or parameter.name in named:
-                yield f"{option} {parameter.name}"
-    yield from _annotations(compiled, syntax)
+            if index in named or name in named:
+                yield f"{option} {name}"
+    yield from _annotations(parameters, syntax)
 
 
-def _annotations(compiled: Any, syntax: FunctionSyntax) -> Iterator[str]:
+def _annotations(parameters: Parameters, syntax: FunctionSyntax) -> Iterator[str]:
     """Write the annotations whose meaning to Triton is not the one that their text has."""
     from triton.runtime.jit import KernelParam
 
-    for name, parameter in inspect.signature(compiled.fn).parameters.items():
+    for name, parameter in parameters.items():
         text = syntax.annotations.get(name)
+        if text is None and parameter.annotation is inspect.Parameter.empty:
+            continue
         literal = text if text is None else text.strip("'\"")
         said = parameter.replace(annotation=inspect.Parameter.empty if text is None else literal)
         meanings = [
@@ -248,8 +253,8 @@ def _is_empty(cell: Any) -> bool:
     return False
 
 
-def _defaults(function: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
-    for parameter in inspect.signature(function).parameters.values():
+def _defaults(parameters: Parameters) -> Iterator[tuple[str, Any]]:
+    for parameter in parameters.values():
         if parameter.default is not inspect.Parameter.empty:
             yield parameter.name, parameter.default
 

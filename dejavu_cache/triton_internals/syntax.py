@@ -6,15 +6,20 @@ import ast
 import inspect
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cache, lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from ..errors import UnreadableKernelError
 
-__all__ = ["Chain", "FunctionSyntax", "function_syntax"]
+__all__ = ["Chain", "FunctionSyntax", "describe_lambda", "describe_text", "parse_repeatedly"]
 
 # Fields that do not change what is computed, and fields that some versions of Python lack.
 _IGNORED_FIELDS = frozenset({"ctx", "kind", "type_comment", "type_ignores", "type_params"})
+
+_TRIES = 9
+
+Parsed = TypeVar("Parsed")
 
 Chain = tuple[str, ...]
 """A dotted name: `("tl", "load")` for `tl.load`."""
@@ -41,37 +46,45 @@ class FunctionSyntax(NamedTuple):
     annotations: Mapping[str, str]
 
 
-def function_syntax(function: Callable[..., Any], text: str | None = None) -> FunctionSyntax:
-    """Parse a function from its source; of each text once, as many kernels share their helpers.
-
-    Args:
-        function: a Python function.
-        text: the source, where it is not the file's.
+def describe_text(text: str) -> FunctionSyntax:
+    """Return the syntax of a function's text.
 
     Raises:
-        OSError: the source text is not available.
-        UnreadableKernelError: the text in the file is not the function's.
+        SyntaxError: it cannot be parsed.
     """
-    if function.__name__ == "<lambda>":
-        return _describe(_parse_lambda(function))
-    if text is None:
-        text = inspect.getsource(function.__code__)
-    try:
-        return _describe_text(text)
-    except SyntaxError as error:
-        raise UnreadableKernelError(f"{_name(function)} cannot be parsed: {error}") from None
-
-
-@lru_cache(maxsize=1024)
-def _describe_text(text: str) -> FunctionSyntax:
     text = textwrap.dedent(text)
     if text[:1].isspace():  # a string's lines begin left of the function's
         text = f"if True:\n{text}"
-    tree = ast.parse(text)
+    tree = _parse(text)
     for node in ast.walk(tree):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             node.decorator_list = []
     return _describe(tree)
+
+
+def describe_lambda(function: Callable[..., Any]) -> FunctionSyntax:
+    """Return the syntax of a lambda, which is found in its file.
+
+    Raises:
+        OSError: the source text is not available.
+        UnreadableKernelError: the file does not hold it, or not clearly.
+    """
+    return _describe(_find_lambda(function))
+
+
+def parse_repeatedly(parse: Callable[[], Parsed]) -> Parsed:
+    """Return what a function parses; it is called again if Python confuses it with another parse.
+
+    Before 3.11.8, all threads share the parser's count of the depth, and one of them fails.
+    """
+    for _ in range(_TRIES):
+        with suppress(SystemError):
+            return parse()
+    return parse()
+
+
+def _parse(text: str) -> ast.AST:
+    return parse_repeatedly(lambda: ast.parse(text))
 
 
 def _describe(tree: ast.AST) -> FunctionSyntax:
@@ -90,8 +103,8 @@ def _describe(tree: ast.AST) -> FunctionSyntax:
     )
 
 
-def _parse_lambda(function: Callable[..., Any]) -> ast.AST:
-    """Find a lambda in its file: on its line, and compiled to its code."""
+def _find_lambda(function: Callable[..., Any]) -> ast.AST:
+    """Find a lambda: on its line of the file, and compiled to its code."""
     code = function.__code__
     lines, _ = inspect.findsource(code)
     candidates = _lambdas("".join(lines)).get(code.co_firstlineno, [])
@@ -106,7 +119,7 @@ def _parse_lambda(function: Callable[..., Any]) -> ast.AST:
 def _lambdas(text: str) -> dict[int, list[ast.Lambda]]:
     """Return the lambdas of a file by their line."""
     lambdas: dict[int, list[ast.Lambda]] = {}
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(_parse(text)):
         if isinstance(node, ast.Lambda):
             lambdas.setdefault(node.lineno, []).append(node)
     return lambdas

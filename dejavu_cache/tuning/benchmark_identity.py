@@ -12,7 +12,7 @@ from typing import Any
 
 from ..errors import UnreadableKernelError
 from ..triton_internals.constants import module_name, plain_text
-from ..triton_internals.syntax import function_syntax
+from ..triton_internals.syntax_files import function_syntax
 
 __all__ = ["benchmark_name"]
 

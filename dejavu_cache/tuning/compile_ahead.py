@@ -14,6 +14,7 @@ from ..triton_internals.async_compile import (
     load_binary,
 )
 from ..triton_internals.compilation import find_jit_function
+from ..triton_internals.hooks import retry_parsing
 
 __all__ = ["Candidate", "compile_ahead", "threads_for"]
 
@@ -82,6 +83,7 @@ def compile_ahead(
     if mode is None or not configs:
         yield [Candidate(config) for config in configs]
         return
+    retry_parsing()
     pool = ThreadPoolExecutor(threads_for(len(configs)), thread_name_prefix="dejavu-cache compile")
     candidates: list[Candidate] = []
     try:

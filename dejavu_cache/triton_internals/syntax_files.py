@@ -1,0 +1,128 @@
+"""Describe the text of each function once: in a process, and in files of the user's cache folder.
+
+To parse a text and to walk through its tree takes some milliseconds, which a program would pay for
+every kernel at each start. The outcome depends on the text, on Python and on the code of `syntax`,
+so a file is named by a digest of these three. A wrong file could make two kernels equal: only files
+that this user or root wrote are read, and each holds a digest of its name and content.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import os
+import re
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any
+
+from ..errors import UnreadableKernelError
+from ..system.safe_files import open_folder, read_own_file, replace_file
+from . import syntax
+from .syntax import FunctionSyntax, describe_lambda, describe_text
+
+__all__ = ["function_syntax"]
+
+_LIFETIME = 90 * 24 * 3600
+"""Seconds after which a file is removed; if its text is still in use, it is written again."""
+
+_NAME = re.compile(r"[0-9a-f]{64}(\.tmp-.*)?")
+
+# Read when the module is imported, so that it is of the code that runs, also after an upgrade.
+_MAKER = sys.version.encode() + hashlib.sha256(Path(syntax.__file__).read_bytes()).digest()
+
+
+def function_syntax(function: Callable[..., Any], text: str | None = None) -> FunctionSyntax:
+    """Return the syntax of a function, read from its source.
+
+    Args:
+        function: a Python function.
+        text: the source, where it is not the file's.
+
+    Raises:
+        OSError: the source text is not available.
+        UnreadableKernelError: the text in the file is not the function's.
+    """
+    if function.__name__ == "<lambda>":
+        return describe_lambda(function)
+    if text is None:
+        text = inspect.getsource(function.__code__)
+    try:
+        return _syntax_of(text)
+    except SyntaxError as error:
+        name = f"{function.__module__}.{function.__qualname__}"
+        raise UnreadableKernelError(f"{name} cannot be parsed: {error}") from None
+
+
+@lru_cache(maxsize=1024)
+def _syntax_of(text: str) -> FunctionSyntax:
+    """Return the syntax of a text; many kernels share their helpers."""
+    path = _path_of(text)
+    described = _load(path)
+    if described is None:
+        described = describe_text(text)
+        _save(path, described)
+    return described
+
+
+def _load(path: Path) -> FunctionSyntax | None:
+    """Return what a file holds, or None if there is none that can be trusted."""
+    try:
+        digest, _, content = read_own_file(path).partition(b"\n")
+        return _decode(content) if digest == _digest(path, content) else None
+    except (OSError, ValueError):
+        return None
+
+
+def _save(path: Path, described: FunctionSyntax) -> None:
+    content = _encode(described)
+    with suppress(OSError):
+        replace_file(path, _digest(path, content) + b"\n" + content, mode=0o600, durable=False)
+        _remove_old_files(path.parent)
+
+
+def _encode(described: FunctionSyntax) -> bytes:
+    parts = {
+        name: sorted(part) if isinstance(part, frozenset) else part
+        for name, part in described._asdict().items()
+    }
+    return json.dumps(parts).encode()
+
+
+def _decode(content: bytes) -> FunctionSyntax:
+    parts = json.loads(content)
+    return FunctionSyntax(
+        normalized=parts["normalized"],
+        local_names=frozenset(parts["local_names"]),
+        dotted_names=frozenset(map(tuple, parts["dotted_names"])),
+        bare_names=frozenset(map(tuple, parts["bare_names"])),
+        read_first=frozenset(parts["read_first"]),
+        annotations=parts["annotations"],
+    )
+
+
+def _digest(path: Path, content: bytes) -> bytes:
+    return hashlib.sha256(path.name.encode() + content).hexdigest().encode()
+
+
+def _path_of(text: str) -> Path:
+    from platformdirs import user_cache_dir
+
+    folder = Path(user_cache_dir("dejavu-cache", appauthor=False)) / "syntax"
+    return folder / hashlib.sha256(_MAKER + text.encode(errors="surrogatepass")).hexdigest()
+
+
+@cache
+def _remove_old_files(folder: Path) -> None:
+    """Remove files that are no longer in use, or soon written again; once in a process."""
+    with open_folder(folder.parent, folder) as handle:
+        for name in filter(_NAME.fullmatch, os.listdir(handle)):
+            with suppress(OSError):
+                changed = os.stat(name, dir_fd=handle, follow_symlinks=False).st_mtime
+                if changed < time.time() - _LIFETIME:
+                    os.unlink(name, dir_fd=handle)
