@@ -13,20 +13,20 @@ import os
 import threading
 import weakref
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import cache, partial
 from types import SimpleNamespace
 from typing import Any
 
 from ..model.record import Record, RecordedLaunch
-from ..model.scenario import Context, Kernel, Problem, Scenario
+from ..model.scenario import Context, Environment, Kernel, Problem, Scenario
 from ..settings import Mode
 from ..stores import MemoryStore, TieredStore
 from ..triton_internals.compilation import jit_function, launch_of
 from ..triton_internals.environment import current_device, current_environment, is_interpreting
 from ..triton_internals.hooks import add_compilation_listener
 from ..triton_internals.source_hash import kernel_name, python_function, source_hash
+from .quiet_writer import QuietWriter
 
 __all__ = ["LAUNCH_METHOD", "pause_recording", "record_launches"]
 
@@ -37,6 +37,7 @@ _of_module: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary(
 _of_function: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 _tuned_now: list[tuple[int, TieredStore]] = []
 _lock = threading.Lock()
+_writer = QuietWriter()
 
 _PATIENCE = 10.0
 """Seconds that a tune waits for its launches to be written."""
@@ -67,8 +68,7 @@ def pause_recording(autotuner: Any, store: TieredStore) -> Iterator[None]:
         yield
     finally:
         if not is_interpreting():
-            with suppress(Exception):
-                _writer().submit(lambda: None).result(_PATIENCE)
+            _writer.finish(_PATIENCE)
         _tuned_now.remove(tuned)
 
 
@@ -81,17 +81,11 @@ def _add_listener() -> None:
     add_compilation_listener(listener)
 
 
-@cache
-def _writer() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(1, thread_name_prefix="dejavu-cache launches")
-
-
 def _renew_in_child() -> None:
     """Forget what threads of the parent do: they are not part of a forked child."""
-    global _lock
-    _lock = threading.Lock()
+    global _lock, _writer
+    _lock, _writer = threading.Lock(), QuietWriter()
     _tuned_now.clear()
-    _writer.cache_clear()
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows
@@ -108,24 +102,28 @@ def _record_compilation(source: Any, metadata: dict[str, Any]) -> None:
         return
     store = _tuned_now[-1][1] if _tuned_now else owner.home
     if any(not (tier.read_only or isinstance(tier, MemoryStore)) for tier in store.tiers):
-        _writer().submit(_write_launch, source, metadata, autotuner, store, current_device())
+        environment = current_environment(current_device())  # a setting may change meanwhile
+        _writer.submit(partial(_write_launch, source, metadata, autotuner, store, environment))
 
 
 def _write_launch(
-    source: Any, metadata: dict[str, Any], autotuner: Any, store: TieredStore, device: int
+    source: Any,
+    metadata: dict[str, Any],
+    autotuner: Any,
+    store: TieredStore,
+    environment: Environment,
 ) -> None:
-    with suppress(Exception):  # nobody waits for the result
-        launch = _launch_without_config(source, SimpleNamespace(**metadata), autotuner)
-        if launch is None:
-            return
-        context = Context(
-            kernel=Kernel(name=kernel_name(source.fn), source=source_hash(source.fn)),
-            environment=current_environment(device),
-            problem=Problem(keys=(), method=LAUNCH_METHOD),
-        )
-        lookup = store.get(context, Scenario())
-        if lookup is None or launch not in (lookup.record.launches or ()):
-            store.put(context, [Record(scenario=Scenario(), launches=(launch,))])
+    launch = _launch_without_config(source, SimpleNamespace(**metadata), autotuner)
+    if launch is None:
+        return
+    context = Context(
+        kernel=Kernel(name=kernel_name(source.fn), source=source_hash(source.fn)),
+        environment=environment,
+        problem=Problem(keys=(), method=LAUNCH_METHOD),
+    )
+    lookup = store.get(context, Scenario())
+    if lookup is None or launch not in (lookup.record.launches or ()):
+        store.put(context, [Record(scenario=Scenario(), launches=(launch,))])
 
 
 def _launch_without_config(source: Any, metadata: Any, autotuner: Any) -> RecordedLaunch | None:

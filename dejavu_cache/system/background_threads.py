@@ -4,7 +4,8 @@ Daemon threads outlive the interpreter's finalisation: CPython ends each of them
 for the interpreter. If that is inside an extension module in Rust or C++, such as pydantic's, the
 process aborts after its work is done. Therefore the end of a program goes in four steps:
 
-1. Every `Finisher` sends what is queued, all of them together within `FLUSH_SECONDS`.
+1. Every `Finisher` sends what is queued, all of them together within `FLUSH_SECONDS`; the last
+   one that was registered begins, since it may hand its queue to another.
 2. Every `Finisher` interrupts its requests by closing their sockets, and no thread starts any more.
 3. The threads are joined.
 4. The gate closes: the end waits for the blocks that run `uninterrupted`, and a thread that comes
@@ -94,15 +95,19 @@ class _Gate:
             self._changed.notify_all()
 
 
-_finishers: weakref.WeakSet[Finisher] = weakref.WeakSet()
+_finishers: weakref.WeakKeyDictionary[Finisher, None] = weakref.WeakKeyDictionary()
 _threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 _ending = False
 _gate = _Gate()
 
 
 def at_program_end(finisher: Finisher) -> None:
-    """Have a finisher called at the program's end, unless it is garbage-collected before."""
-    _finishers.add(finisher)
+    """Have a finisher called at the program's end, unless it is garbage-collected before.
+
+    It is called before those that were registered earlier; registering it again counts.
+    """
+    _finishers.pop(finisher, None)
+    _finishers[finisher] = None
 
 
 def program_is_ending() -> bool:
@@ -150,7 +155,7 @@ def _end_threads() -> None:
     global _ending
     if _ending:
         return
-    finishers = list(_finishers)
+    finishers = list(_finishers)[::-1]
     deadline = time.monotonic() + FLUSH_SECONDS
     try:
         for finisher in finishers:
