@@ -27,11 +27,6 @@ from .model.buckets import Bucket, expand_bucket
 from .settings import Mode, policy_file
 from .system.notices import logger, warn_once
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
 __all__ = ["Policy", "Rule", "current_policy"]
 
 
@@ -88,6 +83,10 @@ class Policy:
     @classmethod
     def read(cls, path: Path) -> Policy:
         """Read a policy file; its mistakes are listed in `problems`."""
+        if sys.version_info >= (3, 11):
+            import tomllib
+        else:
+            import tomli as tomllib
         try:
             tables = tomllib.loads(path.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import functools
-import gc
 import inspect
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import cached_property
 from typing import Any
 
@@ -18,7 +18,7 @@ from ..runtime.config_cache import ConfigCache
 from ..system.notices import logger, warn_once
 from ..triton_internals.hooks import is_autotune_replaced_by, replace_autotune
 from ..triton_internals.source_hash import kernel_name
-from ..triton_internals.upstream import Autotuner, autotune
+from ..triton_internals.upstream import Autotuner, Heuristics, autotune
 from .inductor_pass import install_inductor_pass, uninstall_inductor_pass
 
 __all__ = ["AdoptedAutotuner", "install", "uninstall"]
@@ -86,12 +86,12 @@ class AdoptedAutotuner(CachedAutotuner):
 def install() -> None:
     """Replace `triton.autotune` by the cached one; the policy file may exclude kernels.
 
-    Kernels that were decorated before, and modules that imported `triton.autotune` by name, are not
-    affected: a warning names them. A second call does nothing.
+    Kernels of modules that were imported before, and modules that imported `triton.autotune` by
+    name, are not affected: a warning names them. A second call does nothing.
     """
     if is_autotune_replaced_by(_cached_or_triton_autotune):
         return
-    late = sorted({*_kernels_decorated_before(), *_modules_with_triton_autotune()})
+    late = sorted(set(_decorated_or_imported_before()))
     _originals["run"] = Autotuner.run
     replace_autotune(_cached_or_triton_autotune, _run_subclass)
     install_inductor_pass()
@@ -206,19 +206,16 @@ def _adopt_subclass(theirs: Autotuner) -> AdoptedAutotuner | None:
     return adopted
 
 
-def _kernels_decorated_before() -> Iterator[str]:
-    for candidate in gc.get_referrers(Autotuner):  # an object refers to its class
-        if type(candidate) is Autotuner:
-            try:
-                yield kernel_name(candidate)
-            except Exception:  # its constructor may not have come to its end
-                continue
-
-
-def _modules_with_triton_autotune() -> Iterator[str]:
+def _decorated_or_imported_before() -> Iterator[str]:
+    """Return the modules' kernels that Triton tunes, and the modules that have its decorator."""
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] in (*_EXCLUDED_PACKAGES, _THIS_PACKAGE):
             continue
-        values = list(getattr(module, "__dict__", {}).values())
-        if any(value is _TRITON_AUTOTUNE for value in values):
-            yield f"module {name}"
+        for value in list(getattr(module, "__dict__", {}).values()):
+            if value is _TRITON_AUTOTUNE:
+                yield f"module {name}"
+            while type(value) is Heuristics:
+                value = value.fn
+            if type(value) is Autotuner:
+                with suppress(Exception):  # a kernel without a name costs only the warning
+                    yield kernel_name(value)

@@ -70,8 +70,8 @@ def compiler_settings() -> dict[str, str]:
     for group_name, group in _groups():
         for name, descriptor in _knobs(group):
             handled.add(getattr(descriptor, "key", name))
-            is_neutral = name in _NEUTRAL_KNOBS.get(group_name, ())
-            if group_name in _NEUTRAL_GROUPS or is_neutral:
+            is_neutral = group_name in _NEUTRAL_GROUPS or name in _NEUTRAL_KNOBS.get(group_name, ())
+            if is_neutral or _is_unset_tool(group, name, descriptor):
                 continue
             value = getattr(group, name)
             if not _is_default(name, value, descriptor):
@@ -102,25 +102,35 @@ def _knobs(group: Any) -> Iterator[tuple[str, Any]]:
     """Return a group's knobs with their descriptors, or None for a plain attribute."""
     from triton import knobs
 
-    for name in sorted({*_class_attributes(type(group)), *vars(group)}):
-        member = inspect.getattr_static(type(group), name, None)
+    kind: Any = type(group)
+    members = _class_members(kind)
+    for name in sorted({*members, *vars(group)}):
+        member = members.get(name)
         if isinstance(member, knobs.env_base):
             yield name, member
         elif not (name.startswith("_") or _is_method(member)):
             yield name, None
 
 
-def _class_attributes(kind: type) -> set[str]:
+@cache
+def _class_members(kind: Any) -> dict[str, Any]:
+    """Return what a group's class has beyond other groups; programs set knobs on the group."""
     from triton import knobs
 
     inherited = set(dir(knobs.base_knobs))
-    return {name for name in dir(kind) if name not in inherited}
+    return {name: inspect.getattr_static(kind, name) for name in dir(kind) if name not in inherited}
 
 
 def _is_method(member: Any) -> bool:
     return isinstance(member, (property, staticmethod, classmethod)) or (
         type(member).__name__ == "function"
     )
+
+
+def _is_unset_tool(group: Any, name: str, descriptor: Any) -> bool:
+    """Return whether a tool is Triton's own: to read the knob would run it for its version."""
+    is_own = name in _TOOLS and name not in vars(group) and descriptor is not None
+    return is_own and descriptor.key not in os.environ
 
 
 def _is_default(name: str, value: Any, descriptor: Any) -> bool:

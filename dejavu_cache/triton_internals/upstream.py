@@ -5,13 +5,14 @@ from __future__ import annotations
 from triton import knobs
 from triton.compiler.errors import CompilationError
 from triton.runtime import driver
-from triton.runtime.autotuner import Autotuner, autotune
+from triton.runtime.autotuner import Autotuner, Heuristics, autotune
 from triton.runtime.errors import OutOfResources, PTXASError
 from triton.runtime.jit import JITFunction
 
 __all__ = [
     "Autotuner",
     "CompilationError",
+    "Heuristics",
     "JITFunction",
     "OutOfResources",
     "PTXASError",

@@ -138,7 +138,7 @@ def test_what_was_imported_before_is_named(
 ) -> None:
     early = load(tmp_path / "early.py", LIBRARY, "early")
     holds = load(tmp_path / "holds.py", "from triton import autotune", "holds")
-    sys.modules["holds"] = holds
+    sys.modules |= {"early": early, "holds": holds}
     try:
         with caplog.at_level(logging.WARNING):
             install()
@@ -149,7 +149,7 @@ def test_what_was_imported_before_is_named(
         assert not hasattr(early.add, "benchmarked")
     finally:
         uninstall()
-        del sys.modules["holds"]
+        del sys.modules["early"], sys.modules["holds"]
 
 
 def test_torchs_own_autotuners_stay_tritons(with_installation: None) -> None:
