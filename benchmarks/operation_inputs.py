@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["Tensors", "randn"]
+__all__ = ["DEVICE", "Tensors", "randn"]
+
+DEVICE = "cuda"
 
 Tensors = dict[str, Any]
 
@@ -13,4 +15,4 @@ def randn(*shape: int, dtype: str = "float32") -> Any:
     """Return normally distributed numbers on the GPU."""
     import torch
 
-    return torch.randn(*shape, device="cuda", dtype=getattr(torch, dtype))
+    return torch.randn(*shape, device=DEVICE, dtype=getattr(torch, dtype))
