@@ -33,8 +33,19 @@ _LIFETIME = 90 * 24 * 3600
 
 _NAME = re.compile(r"[0-9a-f]{64}(\.tmp-.*)?")
 
+
+def _maker_of_descriptions() -> bytes:
+    """Return what tells this Python and the code of `syntax` from others; empty if unknown."""
+    loader: Any = syntax.__loader__
+    try:
+        code = loader.get_data(syntax.__file__)  # packages in a zip file have no files
+    except (AttributeError, OSError):
+        return b""
+    return sys.version.encode() + hashlib.sha256(code).digest()
+
+
 # Read when the module is imported, so that it is of the code that runs, also after an upgrade.
-_MAKER = sys.version.encode() + hashlib.sha256(Path(syntax.__file__).read_bytes()).digest()
+_MAKER = _maker_of_descriptions()
 
 
 def function_syntax(function: Callable[..., Any], text: str | None = None) -> FunctionSyntax:
@@ -62,6 +73,8 @@ def function_syntax(function: Callable[..., Any], text: str | None = None) -> Fu
 @lru_cache(maxsize=1024)
 def _syntax_of(text: str) -> FunctionSyntax:
     """Return the syntax of a text; many kernels share their helpers."""
+    if not _MAKER:
+        return describe_text(text)
     path = _path_of(text)
     described = _load(path)
     if described is None:

@@ -9,9 +9,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from zipfile import ZipFile
 
 import pytest
+from support.checkout import ROOT
 from support.kernels import ADD, load
 from triton.runtime.jit import JITFunction
 
@@ -20,6 +22,9 @@ from dejavu_cache.triton_internals.hooks import retry_parsing
 from dejavu_cache.triton_internals.source_hash import source_hash
 from dejavu_cache.triton_internals.syntax import describe_text
 from dejavu_cache.triton_internals.syntax_files import _path_of, _syntax_of
+
+if TYPE_CHECKING:
+    from support.fork_server import Nursery
 
 TEXT = "def add(x, y: tl.constexpr):\n    return tl.load(x) + SHIFT * y\n"
 OTHER = "def add(x, y: tl.constexpr):\n    return tl.load(x)\n"
@@ -61,6 +66,36 @@ def test_other_code_or_another_python_reads_no_file_of_this_one(
     monkeypatch.setattr(syntax_files, "describe_text", refuse)
     with pytest.raises(AssertionError, match="was parsed"):
         describe_in_new_process(TEXT)
+
+
+def test_code_that_cannot_be_told_from_other_code_uses_no_files(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(syntax_files, "_MAKER", b"")
+    assert describe_in_new_process(TEXT) == describe_text(TEXT)
+    assert not _path_of(TEXT).parent.exists()
+
+
+def test_a_package_in_a_zip_file_reads_them_too(tmp_path: Path, nursery: Nursery) -> None:
+    archive = tmp_path / "packages.zip"
+    with ZipFile(archive, "w") as packages:
+        for file in ROOT.glob("dejavu_cache/**/*.py"):
+            packages.write(file, file.relative_to(ROOT))
+    makers = [
+        nursery.start(
+            """
+            import sys
+            sys.path.insert(0, sys.argv[1])
+            from dejavu_cache.triton_internals import syntax_files
+            print(syntax_files.__file__, syntax_files._MAKER.hex())
+            """,
+            path,
+            folder=tmp_path,
+        ).finish()
+        for path in (archive, ROOT)
+    ]
+    assert makers[0].startswith(f"{archive}/")
+    assert makers[0].split()[1] == makers[1].split()[1] == syntax_files._MAKER.hex()
 
 
 def cut(path: Path) -> None:
