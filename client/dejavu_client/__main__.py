@@ -1,5 +1,18 @@
-"""Entry point of `python -m dejavu_client`."""
+"""Entry point of the command `dejavu-cache`, also as `python -m dejavu_client`."""
 
-from .cli.main import main
+from __future__ import annotations
 
-main()
+import sys
+
+
+def main() -> None:
+    """Run the command; Ctrl-C ends it without a traceback while it is still imported, too."""
+    try:
+        from .cli.main import main as run_program
+    except KeyboardInterrupt:
+        sys.exit(130)  # ExitCode.INTERRUPTED, which may not be imported yet
+    run_program()
+
+
+if __name__ == "__main__":
+    main()

@@ -244,6 +244,27 @@ def test_a_command_whose_extra_is_missing_says_what_to_install() -> None:
     )
 
 
+def test_ctrl_c_while_a_command_is_imported_prints_no_traceback() -> None:
+    code = """
+        import signal
+        import sys
+
+        class Interrupter:
+            @staticmethod
+            def find_spec(name, path=None, target=None):
+                if name == "typer":
+                    signal.raise_signal(signal.SIGINT)
+
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        sys.meta_path.insert(0, Interrupter)
+        sys.argv = ["dejavu-cache", "ls"]
+        from dejavu_client.__main__ import main
+        main()
+    """
+    out = run_python(code, check=False)
+    assert (out.returncode, out.stdout, out.stderr) == (ExitCode.INTERRUPTED, "", "")
+
+
 @pytest.mark.parametrize(
     ("pattern", "kernels"),
     [
