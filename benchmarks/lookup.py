@@ -6,6 +6,7 @@ kernel is a stand-in that does nothing, so that only the host's work is timed an
 
 from __future__ import annotations
 
+import argparse
 import datetime
 import json
 import os
@@ -48,7 +49,7 @@ class EmptyKernel(triton.KernelInterface):
     """Kernel whose launch costs nothing, so that the autotuner's own time remains."""
 
     def __init__(self, names: list[str]) -> None:
-        self.arg_names = names
+        self.arg_names = [*names, "BLOCK"]
 
     @staticmethod
     def fn() -> None:
@@ -166,7 +167,7 @@ def import_seconds() -> float:
 
 
 def main(results_folder: Path) -> None:
-    """Measure, print and write the results."""
+    """Measure, print and write the results into a folder."""
     with tempfile.TemporaryDirectory() as folder:
         launch = resolved_launch(Path(folder) / "launch")
         results = {
@@ -192,4 +193,6 @@ def main(results_folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) == 2 else RESULTS)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", nargs="?", type=Path, default=RESULTS)
+    main(parser.parse_args().folder)
