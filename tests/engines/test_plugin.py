@@ -5,9 +5,14 @@ from __future__ import annotations
 import json
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from support.processes import fork_program
+
+from dejavu_cache.engines.vllm import worker_phases
+from dejavu_cache.engines.vllm.worker_phases import follow_worker, run_when_loaded
 
 
 @pytest.mark.parametrize("mode", ["tune", "reuse"])
@@ -46,6 +51,28 @@ def test_layers_are_warmed_up_where_the_memory_is_given(tmp_path: Path) -> None:
     report = json.loads(done.stdout)
     assert report["compile_or_warm_up_model"] == [6, []]
     assert report["execute_model"] == [0, [64]]
+
+
+def test_arguments_of_a_later_vllm_reach_its_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Worker:
+        def determine_available_memory(self, *, reserved: int) -> int:
+            return 80 - reserved
+
+        def compile_or_warm_up_model(self, model: str) -> str:
+            return model
+
+    phases: list[str] = []
+    monkeypatch.setattr(worker_phases, "_tasks", worker_phases._Tasks())
+    monkeypatch.setattr(worker_phases, "serving", lambda: phases.append("serving"))
+    follow_worker(SimpleNamespace(Worker=Worker))
+    run_when_loaded(lambda: phases.append("task"))
+    worker: Any = Worker()
+    assert worker.determine_available_memory(reserved=8) == 72
+    assert phases == ["task"]
+    assert worker.compile_or_warm_up_model("a model") == "a model"
+    assert phases == ["task", "serving"]
+    run_when_loaded(lambda: phases.append("late task"))
+    assert phases[-1] == "late task"
 
 
 def test_vllm_allocates_its_cache_after_attention_is_tuned() -> None:

@@ -51,14 +51,14 @@ def follow_worker(worker_module: Any) -> None:
     measure, warm_up = worker.determine_available_memory, worker.compile_or_warm_up_model
 
     @wraps(measure)
-    def determine_available_memory(self: object) -> object:
+    def determine_available_memory(*args: Any, **kwargs: Any) -> object:
         _tasks.run()
-        return measure(self)
+        return measure(*args, **kwargs)
 
     @wraps(warm_up)
-    def compile_or_warm_up_model(self: object) -> object:
+    def compile_or_warm_up_model(*args: Any, **kwargs: Any) -> object:
         _tasks.run()  # some engines are told their memory
-        result = warm_up(self)
+        result = warm_up(*args, **kwargs)
         serving()
         return result
 
