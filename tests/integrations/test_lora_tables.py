@@ -11,12 +11,13 @@ from support.command_line import run_cli
 from support.records import MOMENT, context
 from support.tuned_tables import contents, exported, write_content
 
+from dejavu_cache.integrations.foreign_files import read_foreign_files
 from dejavu_cache.integrations.lora_tables import fill_slices
 from dejavu_cache.integrations.table_files import TABLE_FILES
 from dejavu_cache.integrations.tuned_tables import TunedTable
 from dejavu_cache.model.record import Measurement, Record, Winner
 from dejavu_cache.model.scenario import Config, Scenario
-from dejavu_cache.stores import MemoryStore
+from dejavu_cache.stores import FileStore, MemoryStore
 
 
 def lora_config(block: int, registers: int | None = None) -> dict[str, Any]:
@@ -100,3 +101,26 @@ def test_slices_that_were_not_tuned_take_the_nearest_ones_and_others_stay(
     for number, block in blocks.items():
         assert block in tuned
         assert abs(block - number) == min(abs(other - number) for other in tuned)
+
+
+def test_a_tuned_config_of_lora_counts_more_than_an_imported_one(tmp_path: Path) -> None:
+    """Names of imported tables have underscores for the hyphens of the GPU's own."""
+    name = "NVIDIA_A100_SXM4_80GB_SHRINK.json"
+    config = {"block_m": 16, "block_n": 16, "block_k": 64, "split_k": 8, "num_warps": 4}
+    write_content(tmp_path / "in" / name, {"4": {"1": {"64": {"16": {"4096": config}}}}})
+    store = FileStore(tmp_path / "store")
+    store.put_imported(read_foreign_files("vllm", tmp_path / "in"))
+    tuned = Config(params={**config, "block_m": 32})
+    record = Record(
+        scenario=Scenario(
+            args={"operation": "shrink", "max_loras": 4, "num_slices": 1, "m": 64}
+            | {"k": 16, "n": 4096}
+        ),
+        winner=Winner(config=tuned, at=MOMENT),
+        measurements=(Measurement(config=tuned, median=1.0, at=MOMENT),),
+    )
+    measured = context(kernel="vllm.lora._lora_shrink_kernel")
+    device = measured.environment.device.model_copy(update={"name": "NVIDIA A100-SXM4-80GB"})
+    environment = measured.environment.model_copy(update={"device": device})
+    store.put(measured.model_copy(update={"environment": environment}), [record])
+    assert exported(store)[name]["4"]["1"]["64"]["16"]["4096"] == {**config, "block_m": 32}

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,9 +11,16 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from support.command_line import run_cli
-from support.processes import dejavu
 from support.records import MOMENT, context
-from support.tuned_tables import contents, exported, write_content
+from support.tuned_tables import (
+    FIRST,
+    SECOND,
+    TABLE,
+    contents,
+    exported,
+    imported,
+    write_content,
+)
 
 from dejavu_cache.errors import StoreError
 from dejavu_cache.integrations.foreign_files import read_foreign_files
@@ -27,9 +31,6 @@ from dejavu_cache.model.foreign_result import ForeignResult, ForeignTiming
 from dejavu_cache.model.record import Measurement, Pin, Record, Winner
 from dejavu_cache.model.scenario import Config, Context, Scenario
 from dejavu_cache.stores import FileStore, MemoryStore
-
-FIRST = {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 64, "GROUP_SIZE_M": 1, "num_warps": 4}
-SECOND = {**FIRST, "BLOCK_SIZE_M": 64, "num_stages": 3, "num_ctas": 1, "waves_per_eu": 0}
 
 NUMBERS = st.integers(1, 1 << 14).map(str)
 DEVICES = st.sampled_from(["NVIDIA_H200", "AMD_Instinct_MI300X", "NVIDIA_H100_80GB_HBM3", "L-40.S"])
@@ -149,9 +150,6 @@ def engine_record(block: int, days: int = 0, **changes: Any) -> Record:
         "measurements": (Measurement(config=config, median=1.0, at=at),),
     }
     return Record(**{**fields, **changes})
-
-
-TABLE = "E=128,N=768,device_name=NVIDIA_H200.json"
 
 
 def lines(*sizes: int, block: int) -> dict[str, Any]:
@@ -277,17 +275,6 @@ def test_an_export_without_tables_says_which_versions_there_are(tmp_path: Path) 
     assert seen.returncode == 2
 
 
-def imported(device: str = "NVIDIA_H200", function: str = "", **named: str) -> ForeignResult:
-    config = Config(params={"BLOCK_SIZE_M": len(named.get("M", ""))})
-    return ForeignResult(
-        origin="vllm",
-        function=function or "fused_moe_kernel",
-        named={"E": "8", "N": "32", **named} if not function else named,
-        device=device,
-        timings=(ForeignTiming(config=config),),
-    )
-
-
 @pytest.mark.parametrize(
     "odd",
     [
@@ -375,63 +362,6 @@ def test_an_export_that_is_imported_and_exported_is_the_same(
         assert contents(second) == contents(first)
 
 
-def test_a_table_that_was_corrected_and_imported_again_counts(tmp_path: Path) -> None:
-    """The numbers are such that neither the largest nor the smallest one is the last."""
-    for block in (16, 128, 32):
-        write_content(tmp_path / "in" / TABLE, {"1": {"BLOCK_SIZE_M": block}})
-        assert run_cli("import", "--vllm", tmp_path / "in").returncode == 0
-        run_cli("export", "--vllm", tmp_path / "out")
-        assert contents(tmp_path / "out") == {TABLE: {"1": {"BLOCK_SIZE_M": block}}}
-
-
-def test_importing_a_folder_again_changes_nothing(tmp_path: Path) -> None:
-    """Another process orders what it makes of a set otherwise."""
-    write_content(tmp_path / "in" / TABLE, {"1": FIRST, "2": SECOND})
-    for seed in "123":
-        seen = dejavu(
-            "import", "--vllm", tmp_path / "in", PYTHONHASHSEED=seed, **own_store(tmp_path)
-        )
-        assert seen.returncode == 0, seen.stderr
-        (file,) = (tmp_path / "store" / ".imported").iterdir()
-        assert len(file.read_text().splitlines()) == 2
-
-
-def own_store(folder: Path) -> dict[str, str]:
-    return {"DEJAVU_CACHE_URL": str(folder / "store"), "XDG_CACHE_HOME": str(folder)}
-
-
-def test_imports_at_once_lose_nothing(tmp_path: Path) -> None:
-    def put(number: int) -> None:
-        FileStore(tmp_path).put_imported([imported(M=str(number))])
-
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(put, range(40)))
-    assert len(list(FileStore(tmp_path).imported("fused_moe_kernel"))) == 40
-
-
-def test_a_tuned_config_of_lora_counts_more_than_an_imported_one(tmp_path: Path) -> None:
-    """Names of imported tables have underscores for the hyphens of the GPU's own."""
-    name = "NVIDIA_A100_SXM4_80GB_SHRINK.json"
-    config = {"block_m": 16, "block_n": 16, "block_k": 64, "split_k": 8, "num_warps": 4}
-    write_content(tmp_path / "in" / name, {"4": {"1": {"64": {"16": {"4096": config}}}}})
-    store = FileStore(tmp_path / "store")
-    store.put_imported(read_foreign_files("vllm", tmp_path / "in"))
-    tuned = Config(params={**config, "block_m": 32})
-    record = Record(
-        scenario=Scenario(
-            args={"operation": "shrink", "max_loras": 4, "num_slices": 1, "m": 64}
-            | {"k": 16, "n": 4096}
-        ),
-        winner=Winner(config=tuned, at=MOMENT),
-        measurements=(Measurement(config=tuned, median=1.0, at=MOMENT),),
-    )
-    measured = context(kernel="vllm.lora._lora_shrink_kernel")
-    device = measured.environment.device.model_copy(update={"name": "NVIDIA A100-SXM4-80GB"})
-    environment = measured.environment.model_copy(update={"device": device})
-    store.put(measured.model_copy(update={"environment": environment}), [record])
-    assert exported(store)[name]["4"]["1"]["64"]["16"]["4096"] == {**config, "block_m": 32}
-
-
 @pytest.mark.parametrize(("blocked", "code"), [(TABLE, 3), (TABLE.replace("768", "999"), 5)])
 def test_an_export_that_ends_halfway_names_the_file_and_what_is_written(
     blocked: str, code: int, tmp_path: Path
@@ -455,40 +385,3 @@ def test_no_link_below_the_folder_is_followed(tmp_path: Path) -> None:
     seen = run_cli("export", "--sglang", tmp_path / "out", "--store", tmp_path / "store")
     assert (seen.returncode, "cannot be written" in seen.stderr) == (3, True)
     assert list(victim.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        "", "{", "[]", '{"1": null}', '{"1": {"kwargs": []}}', '{"1": {"BLOCK_SIZE_M": NaN}}',
-        '{"1": {"BLOCK_SIZE_M": 1e999}}', '{"one": {}}', '{"-1": {}}', '{"\\ud800": {}}',
-        '{"triton_version": 3.6, "1": {}}', '{"triton_version": "\\udfff", "1": {}}',
-    ],
-)  # fmt: skip
-def test_a_table_that_cannot_be_read_is_named(content: str, tmp_path: Path) -> None:
-    write_content(tmp_path / "in" / TABLE.replace("128", "8"), {"1": FIRST})
-    (tmp_path / "in" / TABLE).write_text(content)
-    seen = run_cli("import", "--vllm", tmp_path / "in", "--store", tmp_path / "store")
-    assert (seen.returncode, len(seen.stderr.splitlines())) == (3, 1), seen.stderr
-    assert f"{TABLE} does not hold what vllm writes" in seen.stderr
-    assert not (tmp_path / "store").exists()
-
-
-@pytest.mark.parametrize("plant", [os.mkfifo, os.mkdir, lambda path: path.symlink_to("/nowhere")])
-@pytest.mark.parametrize("option", ["--vllm", ""])
-def test_an_import_waits_for_no_pipe(
-    plant: Callable[[Path], None], option: str, tmp_path: Path
-) -> None:
-    (tmp_path / "in").mkdir()
-    plant(tmp_path / "in" / TABLE)
-    seen = run_cli("import", *([option] if option else []), tmp_path / "in")
-    assert seen.returncode in (1, 3), seen.stderr
-
-
-def test_a_name_that_is_no_text_is_refused(tmp_path: Path) -> None:
-    path = os.fsencode(tmp_path / "in") + b"/E=8,N=32,device_name=H\xff.json"
-    os.mkdir(tmp_path / "in")
-    with open(path, "w") as file:
-        file.write('{"1": {"BLOCK_SIZE_M": 16}}')
-    seen = run_cli("import", "--vllm", tmp_path / "in")
-    assert (seen.returncode, "device: " in seen.stderr) == (3, True)
