@@ -135,12 +135,13 @@ def pretend_gpu() -> None:
 def pretend_timings() -> None:
     """Have our timer run kernels once, and find that they take 1 ms."""
     from dejavu_cache.tuning.device_timer import DeviceTimer, Sample
+    from dejavu_cache.tuning.timed_calls import TimedCall, do_nothing
 
-    def sample(self: Any, launch: Callable[[], Any], *args: Any, **kwargs: Any) -> Sample:
-        launch()
+    def sample_part(self: Any, launch: TimedCall, *args: Any, **kwargs: Any) -> Sample:
+        launch(do_nothing, do_nothing)
         return Sample([1.0] * 5, True)
 
-    DeviceTimer.sample = sample  # type: ignore[method-assign]
+    DeviceTimer.sample_part = sample_part  # type: ignore[method-assign]
     DeviceTimer.warm_up = lambda self: None  # type: ignore[method-assign]
 
 

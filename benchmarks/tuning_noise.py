@@ -29,6 +29,7 @@ from dejavu_cache.model.selection import winner
 from dejavu_cache.triton_internals.config_names import DeclaredConfigs
 from dejavu_cache.tuning.device_timer import DeviceTimer, Sample
 from dejavu_cache.tuning.search import Exhaustive
+from dejavu_cache.tuning.timed_calls import TimedCall, do_nothing
 from dejavu_cache.tuning.tuner import CandidateLaunch, Tuner
 
 CONFIGS = 40
@@ -139,8 +140,8 @@ class _SimulatedTimer(DeviceTimer):
     def warm_up(self) -> None:
         pass
 
-    def _events(self, launch: Callable[[], Any], repetitions: int) -> Sample:
-        return Sample([launch() for _ in range(repetitions)], True)
+    def _events(self, launch: TimedCall, repetitions: int) -> Sample:
+        return Sample([launch(do_nothing, do_nothing) for _ in range(repetitions)], True)
 
 
 class _SimulatedAutotuner:
@@ -148,6 +149,9 @@ class _SimulatedAutotuner:
 
     def __init__(self, launch: Callable[[int], float]) -> None:
         self.nargs: dict[str, Any] = {}
+        self.reset_to_zero: list[str] = []
+        self.restore_value: list[str] = []
+        self.user_defined_pre_hook = self.user_defined_post_hook = False
         self._launch = launch
         self.do_bench: Any = _SimulatedTimer()
 

@@ -189,7 +189,7 @@ class Problem(FrozenModel):
     )
     """Buckets by key argument; arguments with `Exact` are left out."""
     method: Text
-    """The benchmark method: `events-cold`, `cudagraph-warm`, `wall`, or `custom:FUNCTION`."""
+    """The benchmark method: `events-cold`, `events-cold-kernel`, `cudagraph-warm`, `wall`, …"""
 
 
 class Context(ValueModel):

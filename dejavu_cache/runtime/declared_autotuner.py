@@ -27,7 +27,7 @@ from ..triton_internals.identity import KernelIdentity, identify
 from ..triton_internals.scenario_key import ScenarioKey
 from ..triton_internals.source_hash import kernel_name
 from ..triton_internals.upstream import Autotuner
-from ..tuning.benchmark_methods import METHODS, method_name, wall_clock
+from ..tuning.benchmark_methods import KERNEL_ALONE, METHODS, method_name, name_for, wall_clock
 from ..tuning.config_space import ConfigSpace
 from ..tuning.device_timer import DeviceTimer
 from .options import (
@@ -118,11 +118,10 @@ class DeclaredAutotuner(Autotuner):  # type: ignore[misc]
         if assigned is not wall_clock:
             own_bench = assigned
         declared = None if self._interpreted or own_bench else self._options.get("method")
-        if declared:
-            return declared
         try:
             is_graph = self.use_cuda_graph and assigned is wall_clock
-            return method_name(own_bench, is_graph, self._interpreted)
+            method = declared or method_name(own_bench, is_graph, self._interpreted)
+            return name_for(self, method) if is_callers else method
         except (UnreadableKernelError, OSError) as error:
             self._unnamed_method = str(error)
             return f"custom:{type(own_bench).__qualname__} {uuid.uuid4().hex}"
@@ -133,8 +132,9 @@ class DeclaredAutotuner(Autotuner):  # type: ignore[misc]
         timed_by_triton = self.num_warmups is not None or self.num_reps is not None
         if self._interpreted and self._do_bench is None:
             return wall_clock
-        if self.method in METHODS and not timed_by_triton:
-            return DeviceTimer(self.method)
+        method = self.method.removesuffix(KERNEL_ALONE)
+        if method in METHODS and not timed_by_triton:
+            return DeviceTimer(method)
         bench: Callable[..., Any] = self._do_bench or super().do_bench
         return bench
 

@@ -9,11 +9,14 @@ from typing import Any, Literal, get_args
 
 from ..model.record import Failure
 from .benchmark_identity import benchmark_name
+from .timed_calls import restores_arguments
 
 __all__ = [
+    "KERNEL_ALONE",
     "METHODS",
     "Method",
     "method_name",
+    "name_for",
     "quantiles_of",
     "wall_clock",
 ]
@@ -23,6 +26,19 @@ Method = Literal["events-cold", "events-warm", "cudagraph-cold", "cudagraph-warm
 
 METHODS: tuple[str, ...] = get_args(Method)
 """All methods by which a launch can be timed on a device."""
+
+
+KERNEL_ALONE = "-kernel"
+"""Suffix of a method whose events leave out Triton's saving and restoring of arguments."""
+
+
+def name_for(autotuner: Any, method: str) -> str:
+    """Return a method's name in the keys of an autotuner's records.
+
+    Where Triton restores arguments around a launch, its own timings contain that and ours do not.
+    """
+    leaves_out = method.startswith("events-") and restores_arguments(autotuner)
+    return f"{method}{KERNEL_ALONE}" if leaves_out else method
 
 
 def method_name(do_bench: Any, use_cuda_graph: bool, interpreted: bool) -> str:

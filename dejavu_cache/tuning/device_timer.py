@@ -5,15 +5,26 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import cached_property
+from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any, NamedTuple
+
+from .timed_calls import TimedCall, do_nothing, time_all
 
 __all__ = ["FULL", "SCREENING", "TURN", "DeviceTimer", "Effort", "Sample"]
 
-HEAD_STARTS = (4, 64)
-"""Numbers of cache clears that keep the device busy while the host queues the timed launches.
 
-The second is used where the first was too few.
+class _Load(NamedTuple):
+    """Cache clears that keep the device busy while the host queues the timed launches."""
+
+    before_all: int
+    before_each: int
+
+
+LOADS = (_Load(4, 1), _Load(64, 1), _Load(64, 4))
+"""A later one is used where the device waited for the host: clears take some 0.1 ms each.
+
+With the last one, a host that needs 0.3 ms for a launch is as good as any.
 """
 
 GRAPH_REPLAYS = 5
@@ -71,6 +82,30 @@ class Sample(NamedTuple):
         ]
 
 
+@dataclass
+class _QueuedLaunch:
+    """Events around a launch.
+
+    Attributes:
+        start: the event before it.
+        stop: the event after it.
+        in_time: whether the launch was queued before the device reached it.
+    """
+
+    start: Any
+    stop: Any
+    in_time: bool = False
+
+    def end(self) -> None:
+        """Note the end of the launch."""
+        self.stop.record()
+        self.in_time = not self.start.query()
+
+    @property
+    def milliseconds(self) -> float:
+        return float(self.start.elapsed_time(self.stop))
+
+
 class DeviceTimer:
     """A benchmark function like Triton's `do_bench`, with an adjustable effort.
 
@@ -93,7 +128,11 @@ class DeviceTimer:
         return self.sample(kernel_call, FULL).quantiles(quantiles)
 
     def sample(self, launch: Callable[[], Any], effort: Effort, limit: float = math.inf) -> Sample:
-        """Time a launch.
+        """Time a launch, as `sample_part` does, with all that it does."""
+        return self.sample_part(time_all(launch), effort, limit)
+
+    def sample_part(self, launch: TimedCall, effort: Effort, limit: float = math.inf) -> Sample:
+        """Time a part of a call; all of it where it runs in a graph.
 
         Args:
             launch: launches the kernel once.
@@ -101,7 +140,7 @@ class DeviceTimer:
             limit: milliseconds; a launch that takes longer, three times in a row, is not timed
                 further.
         """
-        launch()  # loads the binary, and raises at once if it cannot run
+        launch(do_nothing, do_nothing)  # loads the binary, and raises at once if it cannot run
         self._device.synchronize()
         first = self._events(launch, 1)
         for _ in range(CONFIRMATIONS):
@@ -115,57 +154,68 @@ class DeviceTimer:
             return self._events(launch, repetitions)
         if self.cold:
             with self._graph(launch, 1) as graph:
-                return self._events(graph.replay, repetitions)
+                return self._events(time_all(graph.replay), repetitions)
         launches = math.ceil(
             max(repetitions / GRAPH_REPLAYS, GRAPH_MILLISECONDS / max(first.times[0], 1e-4))
         )
         with self._graph(launch, launches) as graph:
-            replays = self._events(graph.replay, GRAPH_REPLAYS)
+            replays = self._events(time_all(graph.replay), GRAPH_REPLAYS)
             return Sample([time / launches for time in replays.times], replays.steady)
 
     def warm_up(self) -> None:
         """Keep the device busy for some milliseconds, so that its clock is up."""
-        for _ in range(256):
-            self._clear()
+        self._clear(256)
         self._device.synchronize()
 
     def release(self) -> None:
         """Free the memory that clears the L2 cache."""
         self.__dict__.pop("_cache", None)
 
-    def _events(self, launch: Callable[[], Any], repetitions: int) -> Sample:
+    def _events(self, launch: TimedCall, repetitions: int) -> Sample:
         sample = Sample([], False)
-        for head_start in HEAD_STARTS:
-            sample = self._queue(launch, repetitions, head_start)
+        for load in LOADS:
+            sample = self._queue(launch, repetitions, load)
             if sample.steady:
                 break
         return sample
 
-    def _queue(self, launch: Callable[[], Any], repetitions: int, head_start: int) -> Sample:
-        events = [
-            (self._device.Event(enable_timing=True), self._device.Event(enable_timing=True))
+    def _queue(self, launch: TimedCall, repetitions: int, load: _Load) -> Sample:
+        launches = [
+            _QueuedLaunch(
+                self._device.Event(enable_timing=True), self._device.Event(enable_timing=True)
+            )
             for _ in range(repetitions)
         ]
-        in_time = []
-        for _ in range(head_start):
-            self._clear()
+        self._clear(load.before_all)
         if not self.cold:
-            launch()
-        for start, end in events:
-            if self.cold:
-                self._clear()
-            start.record()
-            launch()
-            end.record()
-            in_time.append(not start.query())
+            launch(do_nothing, do_nothing)
+        for number, queued in enumerate(launches):
+            if number % 2:
+                self._shift_position()
+            launch(partial(self._begin, queued, load.before_each), queued.end)
         self._device.synchronize()
-        times = [start.elapsed_time(end) for start, end in events]
-        counted = [time for time, was in zip(times, in_time, strict=True) if was]
+        times = [queued.milliseconds for queued in launches]
+        counted = [queued.milliseconds for queued in launches if queued.in_time]
         steady = 2 * len(counted) >= repetitions
         return Sample(counted if steady else times, steady)
 
+    def _shift_position(self) -> None:
+        """Give the device one more thing to do, which takes it some two microseconds.
+
+        A GPU starts kernels from a few slots in turn, of which some cost half a microsecond more
+        (seen on an H200). If all cycles of a timing had an even number of kernels, the number of
+        earlier kernels would decide which slots a config gets. Each second cycle has one more, so
+        that a timing goes through all of them.
+        """
+        self._cache[:1].add_(1)
+
+    def _begin(self, queued: _QueuedLaunch, clears: int) -> None:
+        if self.cold:
+            self._clear(clears)
+        queued.start.record()
+
     @contextmanager
-    def _graph(self, launch: Callable[[], Any], launches: int) -> Iterator[Any]:
+    def _graph(self, launch: TimedCall, launches: int) -> Iterator[Any]:
         """Capture a graph of launches, without the garbage collection of `torch.cuda.graph`."""
         import torch
 
@@ -173,12 +223,12 @@ class DeviceTimer:
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            launch()
+            launch(do_nothing, do_nothing)
             self._device.synchronize()
             graph.capture_begin(capture_error_mode="thread_local")
             try:
                 for _ in range(launches):
-                    launch()
+                    launch(do_nothing, do_nothing)
             except BaseException:
                 with suppress(RuntimeError):
                     graph.capture_end()
@@ -205,5 +255,6 @@ class DeviceTimer:
     def _cache(self) -> Any:
         return self._driver.get_empty_cache_for_benchmark()
 
-    def _clear(self) -> None:
-        self._driver.clear_cache(self._cache)
+    def _clear(self, times: int) -> None:
+        for _ in range(times):
+            self._driver.clear_cache(self._cache)

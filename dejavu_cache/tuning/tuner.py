@@ -25,6 +25,7 @@ from .config_failures import (
 from .device_timer import FULL, SCREENING, DeviceTimer, Effort, Sample
 from .finals import HOPELESS, Finals
 from .search import Search
+from .timed_calls import keep_restoring_out
 
 __all__ = ["CandidateLaunch", "Tuner"]
 
@@ -269,28 +270,30 @@ class Tuner:
         """Return what the benchmark returned, or a `Failure`."""
         raised: list[Exception] = []
         samples: list[Sample] = []
+        launch, timing = self._launch, None
+        autotuner = launch.autotuner
+        arguments = {**autotuner.nargs, **launch.kwargs, **launch.declared[config].all_kwargs()}
 
         def measure_call(kernel_call: Callable[[], Any], quantiles: Sequence[float]) -> Any:
             # Triton turns some errors into an infinite time; only here can their reason be seen.
             try:
                 if self._timer is None:
                     return self._benchmark(kernel_call, quantiles=quantiles)
-                samples.append(self._timer.sample(kernel_call, effort, limit=self._best * HOPELESS))
+                with keep_restoring_out(autotuner, kernel_call, arguments) as timed:
+                    sample = self._timer.sample_part(timed, effort, self._best * HOPELESS)
+                samples.append(sample)
                 return samples[-1].quantiles(quantiles)
             except Exception as error:
                 raised.append(error)
                 raise
 
-        launch, timing = self._launch, None
-        launch.autotuner.do_bench = measure_call
+        autotuner.do_bench = measure_call
         try:
-            timing = launch.autotuner._bench(
-                *launch.args, config=launch.declared[config], **launch.kwargs
-            )
+            timing = autotuner._bench(*launch.args, config=launch.declared[config], **launch.kwargs)
         except Exception as error:
             raised.append(error)
         finally:
-            launch.autotuner.do_bench = self._benchmark
+            autotuner.do_bench = self._benchmark
         if raised:
             return self._failure_or_raise(config, raised[-1])
         return timing if patient or not samples or samples[-1].steady else None

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import triton
+import triton.language as tl
 from support.processes import ROOT
 
 from dejavu_cache import cached_autotune, open_store
@@ -55,7 +56,8 @@ def test_a_method_times_what_triton_times(product: Any, method: str) -> None:
     sample = timer.sample(call, FULL)
     assert sample.steady
     theirs = triton.testing.do_bench(call, quantiles=[0.5])
-    assert sample.quantiles([0.5])[0] == pytest.approx(theirs, rel=0.15)
+    # Other processes may share the GPU: a wrong unit or a launch too many is what this would show.
+    assert sample.quantiles([0.5])[0] == pytest.approx(theirs, rel=0.5)
     assert len(timer.sample(call, FULL, limit=0.0).times) == 1
 
 
@@ -95,3 +97,29 @@ def test_a_tune_records_all_and_finds_a_good_one(product: Any, method: Any, tmp_
     )
     assert won.median is not None
     assert won.median <= best * 1.03
+
+
+@triton.jit
+def add_one_in_place(x_ptr, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(x_ptr + at, tl.load(x_ptr + at, mask=at < n) + 1, mask=at < n)
+
+
+def test_restoring_an_argument_does_not_count(tmp_path: Path) -> None:
+    """Saving and restoring 64 MB takes as long as the kernel does, each."""
+    n = 1 << 24
+    x = torch.zeros(n, device="cuda")
+    configs = [triton.Config({"BLOCK": 1024}), triton.Config({"BLOCK": 2048})]
+    kernel = cached_autotune(configs, key=["n"], restore_value=["x_ptr"], store=tmp_path)(
+        add_one_in_place
+    )
+    kernel[lambda meta: (triton.cdiv(n, meta["BLOCK"]),)](x, n)
+    assert x.eq(1).all(), "the launches that were measured left nothing behind"
+    store = open_store(str(tmp_path))
+    (context,) = store.contexts()
+    (record,) = store.records(context)
+    theirs = triton.testing.do_bench(
+        lambda: add_one_in_place[(n // 1024,)](x, n, BLOCK=1024), quantiles=[0.5]
+    )
+    for measurement in record.measurements:
+        assert measurement.median == pytest.approx(theirs, rel=0.5)
