@@ -12,7 +12,12 @@ from pathlib import Path
 from ..errors import DejavuError, PrewarmError
 from ..system.worker_connection import ParentConnection
 from ..triton_internals.compilation import recreate_compilation, target_of_arch
-from ..triton_internals.hooks import set_target, store_binaries_in, wrap_cache_manager
+from ..triton_internals.hooks import (
+    hash_callees_first,
+    set_target,
+    store_binaries_in,
+    wrap_cache_manager,
+)
 from .messages import BuildPlan, CompileJob, CompileResult, PrewarmRequest, PrewarmSpec
 
 __all__ = ["main"]
@@ -37,6 +42,7 @@ class CompileWorker:
         from .kernel_discovery import DiscoveredKernels
 
         self._spec = spec
+        hash_callees_first()
         set_target(target_of_arch("sm_90"))  # modules may ask for a target when they are imported
         self.kernels = DiscoveredKernels.of(spec.modules)
         store_binaries_in(spec.binaries)

@@ -18,7 +18,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ..system.notices import warn_once
-from .hooks import set_cache_folder, set_platform_key, wrap_cache_manager
+from .hooks import (
+    hash_callees_first,
+    set_cache_folder,
+    set_platform_key,
+    wrap_cache_manager,
+)
 
 __all__ = [
     "CUDA_UTILS",
@@ -49,6 +54,7 @@ def serve_binaries(sources: Sequence[BinarySource], host_key: str) -> None:
         host_key: the builder's platform key, as `hooks.set_platform_key` takes it.
     """
     wrap_cache_manager(lambda manager: sealed_cache(sources, manager))
+    hash_callees_first()
     set_platform_key(host_key)
 
 

@@ -17,6 +17,7 @@ from .syntax import parse_repeatedly
 __all__ = [
     "add_compilation_listener",
     "build_host_modules_with",
+    "hash_callees_first",
     "is_autotune_replaced_by",
     "refusing_compilation",
     "replace_autotune",
@@ -59,6 +60,25 @@ def retry_parsing() -> None:
     owner: Any = next(kind for kind in JITFunction.__mro__ if "parse" in vars(kind))
     original = owner.parse
     owner.parse = lambda function: parse_repeatedly(lambda: original(function))
+
+
+@cache
+def hash_callees_first() -> None:
+    """Have a kernel's key contain the globals of the functions that it calls.
+
+    Triton 3.9 sees to that. Before, the key contained them only if something else had computed the
+    functions' keys: it depended on which kernel a process launched first.
+    """
+    from triton.runtime.jit import DependenciesFinder
+
+    original = DependenciesFinder._update_hash
+
+    def update_hash(finder: Any, function: Any) -> None:
+        # Reading the key finds the function's globals.
+        getattr(function, "cache_key", None)
+        original(finder, function)
+
+    DependenciesFinder._update_hash = update_hash
 
 
 _thread = threading.local()
