@@ -3,7 +3,8 @@
 To parse a text and to walk through its tree takes some milliseconds, which a program would pay for
 every kernel at each start. The outcome depends on the text, on Python and on the code of `syntax`,
 so a file is named by a digest of these three. A wrong file could make two kernels equal: only files
-that this user or root wrote are read, and each holds a digest of its name and content.
+that this user or root wrote are read, and each holds a digest of its name and content. A program
+with a prewarmed folder writes none.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
-from ..errors import UnreadableKernelError
+from ..errors import DejavuError, UnreadableKernelError
+from ..settings import current_settings
 from ..system.safe_files import open_folder, read_own_file, replace_file
 from . import syntax
 from .syntax import FunctionSyntax, describe_lambda, describe_text
@@ -94,7 +96,9 @@ def _load(path: Path) -> FunctionSyntax | None:
 
 def _save(path: Path, described: FunctionSyntax) -> None:
     content = _encode(described)
-    with suppress(OSError):
+    with suppress(OSError, DejavuError):
+        if "prewarmed://" in current_settings().url:
+            return  # such a program leaves nothing behind, in no folder
         replace_file(path, _digest(path, content) + b"\n" + content, mode=0o600, durable=False)
         _remove_old_files(path.parent)
 

@@ -17,6 +17,7 @@ from support.checkout import ROOT
 from support.kernels import ADD, load
 from triton.runtime.jit import JITFunction
 
+from dejavu_cache.settings import current_settings
 from dejavu_cache.triton_internals import syntax_files
 from dejavu_cache.triton_internals.hooks import retry_parsing
 from dejavu_cache.triton_internals.source_hash import source_hash
@@ -162,6 +163,15 @@ def test_without_a_folder_texts_are_parsed(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     assert describe_in_new_process(TEXT) == describe_text(TEXT)
+
+
+def test_a_program_with_a_prewarmed_folder_writes_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DEJAVU_CACHE_URL", f"prewarmed://{tmp_path};http://cache:8080")
+    current_settings.cache_clear()
+    assert describe_in_new_process(TEXT) == describe_text(TEXT)
+    assert not _path_of(TEXT).parent.exists()
 
 
 def test_old_files_are_removed_and_those_of_others_are_not() -> None:
