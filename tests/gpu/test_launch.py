@@ -1,6 +1,6 @@
 """On a real GPU, `cached_autotune` and `triton.autotune` launch alike.
 
-`LAUNCHES` sets how many random launches are compared (5,000). At the end of the run, every
+`LAUNCHES` sets how many random launches are compared (4,000). At the end of the run, every
 difference is printed with the launch that made it.
 """
 
@@ -35,7 +35,7 @@ from dejavu_cache import Pow2, cached_autotune
 
 pytestmark = pytest.mark.gpu
 
-LAUNCHES = int(os.environ.get("LAUNCHES", "5000"))
+LAUNCHES = int(os.environ.get("LAUNCHES", "4000"))
 
 
 @pytest.fixture
@@ -61,7 +61,8 @@ def test_random_launches_cannot_be_told_apart(tmp_path: Path, through_triton: Co
     for index in range(LAUNCHES):
         case = Case(rng.choice(pairs), rng)
         try:
-            theirs, ours = case.run("theirs"), case.run("ours")
+            # The second of two equal launches takes the hot path.
+            theirs, *ours = (case.run(which) for which in ("theirs", "ours", "ours"))
         except Exception:
             different.append(
                 f"launch {index} of {case.pair.name}: the comparison failed\n"
@@ -69,9 +70,10 @@ def test_random_launches_cannot_be_told_apart(tmp_path: Path, through_triton: Co
             )
             continue
         errors[str(theirs[2])[:60]] += 1
-        if theirs != ours:
+        other = next((launch for launch in ours if launch != theirs), None)
+        if other is not None:
             parts = zip(
-                ("kernel", "written", "error", "hooks", "config"), theirs, ours, strict=True
+                ("kernel", "written", "error", "hooks", "config"), theirs, other, strict=True
             )
             shown = "".join(
                 f"\n  {part}: theirs {str(a)[:300]}\n  {part}: ours   {str(b)[:300]}"
@@ -81,13 +83,13 @@ def test_random_launches_cannot_be_told_apart(tmp_path: Path, through_triton: Co
             different.append(f"launch {index} of {case}{shown}")
     ours_through_triton = sum(through_triton[id(pair.functions[1])] for pair in pairs)
     print(
-        f"\n{LAUNCHES} launches, {len(different)} different; "
+        f"\n{LAUNCHES} pairs of launches, {len(different)} different; "
         f"ours through Triton: {ours_through_triton}"
     )
     print("errors that both raised:", dict(errors))
     print("\n".join(different[:40]))
     assert not different
-    assert ours_through_triton < LAUNCHES / 2, "the hot path was hardly taken"
+    assert ours_through_triton < LAUNCHES, "the hot path was hardly taken"
 
 
 def _launch(kernel: Any, n: int, device: str = DEVICES[0], **kwargs: Any) -> torch.Tensor:

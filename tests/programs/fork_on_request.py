@@ -70,7 +70,8 @@ def answer(client: socket.socket, number: int) -> None:
 
 
 for module in sys.argv[2:]:
-    importlib.import_module(module)
+    with suppress(ModuleNotFoundError):  # a machine with a GPU may lack what servers need
+        importlib.import_module(module)
 gc.freeze()  # else the children's collections copy its memory
 task, streams = serve(socket.socket(fileno=int(sys.argv[1])))
 
