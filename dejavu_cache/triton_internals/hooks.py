@@ -71,7 +71,9 @@ def hash_callees_first() -> None:
     """
     from triton.runtime.jit import DependenciesFinder
 
-    original = DependenciesFinder._update_hash
+    original = getattr(DependenciesFinder, "_update_hash", None)
+    if original is None:
+        return
 
     def update_hash(finder: Any, function: Any) -> None:
         # Reading the key finds the function's globals.

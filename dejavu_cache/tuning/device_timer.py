@@ -205,9 +205,10 @@ class DeviceTimer:
         A GPU starts kernels from a few slots in turn, of which some cost half a microsecond more
         (seen on an H200). If all cycles of a timing had an even number of kernels, the number of
         earlier kernels would decide which slots a config gets. Each second cycle has one more, so
-        that a timing goes through all of them.
+        that a timing goes through all of them. It is the kernel that clears the cache, which is
+        loaded already, on one element.
         """
-        self._cache[:1].add_(1)
+        self._driver.clear_cache(self._cache[:1])
 
     def _begin(self, queued: _QueuedLaunch, clears: int) -> None:
         if self.cold:

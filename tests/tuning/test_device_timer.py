@@ -50,20 +50,14 @@ class Machine:
         self.device = max(self.device, self.host) + device
         return self.device
 
-    def __getitem__(self, index: slice) -> Machine:
-        return self
-
-    def add_(self, value: int) -> None:
-        self.work(0.005, 0.002)
-
     def Event(self, enable_timing: bool) -> Event:
         return Event(self)
 
     def synchronize(self) -> None:
         self.host = max(self.host, self.device)
 
-    def clear_cache(self, cache: Any) -> None:
-        self.work(0.005, CLEAR)
+    def clear_cache(self, cache: bytes) -> None:
+        self.work(0.005, CLEAR if len(cache) > 1 else 0.002)
 
 
 @pytest.fixture
@@ -74,7 +68,7 @@ def machine() -> Machine:
 @pytest.fixture
 def timer(machine: Machine) -> DeviceTimer:
     timer = DeviceTimer("events-cold")
-    timer.__dict__ |= {"_device": machine, "_driver": machine, "_cache": machine}
+    timer.__dict__ |= {"_device": machine, "_driver": machine, "_cache": bytes(256)}
     return timer
 
 
