@@ -202,11 +202,11 @@ class DeviceTimer:
     def _shift_position(self) -> None:
         """Give the device one more thing to do, which takes it some two microseconds.
 
-        A GPU starts kernels from a few slots in turn, of which some cost half a microsecond more
-        (seen on an H200). If all cycles of a timing had an even number of kernels, the number of
-        earlier kernels would decide which slots a config gets. Each second cycle has one more, so
-        that a timing goes through all of them. It is the kernel that clears the cache, which is
-        loaded already, on one element.
+        On an H200, a launch takes half a microsecond longer or less by the number of kernels before
+        it, as if kernels were started from a few slots in turn. If all cycles of a timing had an
+        even number of kernels, chance would give one config the fast slots and the next one the
+        slow ones. Each second cycle has one more, so that a timing goes through all of them: the
+        kernel that clears the cache, which is loaded already, on one element.
         """
         self._driver.clear_cache(self._cache[:1])
 
