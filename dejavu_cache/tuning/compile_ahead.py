@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -64,10 +65,11 @@ class Candidate(NamedTuple):
 def compile_ahead(
     autotuner: Any, configs: Sequence[Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Iterator[list[Candidate]]:
-    """Compile configs in the background, in order, by Triton's own asynchronous compilation.
+    """Compile configs in the background by Triton's own asynchronous compilation.
 
-    The passes, LLVM and ptxas release the interpreter's lock, so threads suffice. Where Triton has
-    no asynchronous compilation (before 3.5, and under the interpreter), candidates are compiled by
+    Those that take longest begin first: else one of them would run alone at the end. The passes,
+    LLVM and ptxas release the interpreter's lock, so threads suffice. Where Triton has no
+    asynchronous compilation (before 3.5, and under the interpreter), candidates are compiled by
     their first launch. Compilations that have not started when the context ends are cancelled.
 
     Args:
@@ -88,13 +90,21 @@ def compile_ahead(
     candidates: list[Candidate] = []
     try:
         with mode(pool):
-            candidates += [_submit(autotuner, config, args, kwargs) for config in configs]
-        yield candidates
+            for config in sorted(configs, key=_tile_of_a_warp, reverse=True):
+                candidates.append(_submit(autotuner, config, args, kwargs))
+        submitted = {id(candidate.config): candidate for candidate in candidates}
+        yield [submitted[id(config)] for config in configs]
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
         for candidate in candidates:
             candidate.finish()
         forget_failed(find_jit_function(autotuner))
+
+
+def _tile_of_a_warp(config: Any) -> float:
+    """Return the product of a config's numbers per warp, with which the time to compile grows."""
+    numbers = (value for value in config.kwargs.values() if type(value) is int and value > 1)
+    return math.prod(numbers) / (config.num_warps or 1)
 
 
 def _submit(

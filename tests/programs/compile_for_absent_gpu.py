@@ -1,5 +1,7 @@
 """Compile five configs of a matrix product for an absent H200, and print what became of each.
 
+The last thing that is printed are the blocks in the order in which compilation began.
+
 Arguments: how many of the configs to take before the rest is given up; optionally, which of them
 there are.
 """
@@ -67,6 +69,17 @@ def note_thread(self, *rest):
 
 
 triton.compiler.compiler.CompiledKernel.__init__ = note_thread
+begun: list[int] = []
+run = product.run
+
+
+def note_block(*args, **kwargs):
+    """Remember which config is compiled next."""
+    begun.append(kwargs["BLOCK"])
+    return run(*args, **kwargs)
+
+
+product.run = note_block
 outcomes = []
 with compile_ahead(tuner, configs, args, {"grid": (1,)}) as candidates:
     for candidate in candidates[: int(sys.argv[1])]:
@@ -77,5 +90,5 @@ with compile_ahead(tuner, configs, args, {"grid": (1,)}) as candidates:
             failure = compile_failure_of(error)
             assert failure is not None
             outcomes.append(f"{failure.kind}: {failure.reason}")
-after = product.run(*args, grid=(1,), warmup=True, **last.all_kwargs())
-print(json.dumps([outcomes, hooked, sorted(threads), type(after).__name__]))
+after = run(*args, grid=(1,), warmup=True, **last.all_kwargs())
+print(json.dumps([outcomes, hooked, sorted(threads), type(after).__name__, begun]))

@@ -20,7 +20,7 @@ def test_what_cannot_run_is_known_before_any_launch(tmp_path: Path) -> None:
         TRITON_INTERPRET="0",
         TRITON_CACHE_DIR=str(tmp_path / "cache"),
     )
-    seen, hooked, threads, after = json.loads(done.stdout)
+    seen, hooked, threads, after, begun = json.loads(done.stdout)
     assert seen[0] == seen[4] == "runs"
     assert seen[1].startswith("out_of_resources: out of resource: shared memory, Required: 5")
     assert seen[2].startswith("compile_error: ")
@@ -31,6 +31,7 @@ def test_what_cannot_run_is_known_before_any_launch(tmp_path: Path) -> None:
     assert threads
     assert all(name.startswith("dejavu-cache compile") for name in threads)
     assert after == "CompiledKernel"
+    assert begun == [128, 64, 64, 64, 32], "large tiles take longest"
 
 
 @pytest.mark.skipif(not HAS_ASYNC, reason="this Triton compiles one after the other")
@@ -41,7 +42,7 @@ def test_what_is_given_up_halfway_can_still_be_launched(tmp_path: Path) -> None:
         TRITON_INTERPRET="0",
         TRITON_CACHE_DIR=str(tmp_path / "cache"),
     )
-    seen, _, _, after = json.loads(done.stdout)
+    seen, _, _, after, _ = json.loads(done.stdout)
     assert seen == ["runs"]
     assert after == "CompiledKernel"
 
@@ -56,7 +57,7 @@ def test_a_single_config_that_cannot_be_compiled_is_known_before_a_launch(tmp_pa
         TRITON_INTERPRET="0",
         TRITON_CACHE_DIR=str(tmp_path / "cache"),
     )
-    (seen,), _, _, after = json.loads(done.stdout)
+    (seen,), _, _, after, _ = json.loads(done.stdout)
     assert seen.startswith("compile_error: ")
     assert "waves_per_eu" in seen
     assert after == "CompiledKernel"
