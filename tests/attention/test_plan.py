@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.attention_batches import Case, draw, relative_error, vary
+from support.attention_batches import REFUSED_MASK, Case, draw, relative_error, vary
 
 from dejavu_cache.attention import plan
 
@@ -23,6 +23,7 @@ def plan_of(arguments: dict[str, Any]) -> Any:
     return plan(*tensors, **{k: v for k, v in arguments.items() if k not in LENGTHS})
 
 
+@REFUSED_MASK
 def test_each_layer_gets_its_own_result() -> None:
     layers = [draw(SMALL), draw(vary(SMALL, seed=0))]
     for name in LENGTHS:

@@ -227,6 +227,7 @@ def test_a_worker_that_hangs_is_stopped(
     assert time.monotonic() - begin < 8
 
 
+@REFUSED_MASK
 @pytest.mark.parametrize(
     ("fault", "said"),
     [
