@@ -21,6 +21,9 @@ from .record_source import all_records, own_records
 
 __all__ = ["PrewarmResult", "ResultCache"]
 
+_KEYS = "callees first"
+"""How binaries get their keys; a folder whose binaries have other keys is made again."""
+
 
 class PrewarmResult(NamedTuple):
     """The result of a prewarming.
@@ -101,6 +104,7 @@ class ResultCache:
             stat = Path(file).stat()
             stamps[file] = [stat.st_mtime_ns, stat.st_size]
         return {
+            "keys": _KEYS,
             "spec": self._spec.model_dump(mode="json"),
             "records": records.hexdigest(),
             "files": stamps,

@@ -102,9 +102,13 @@ def compile_ahead(
 
 
 def _tile_of_a_warp(config: Any) -> float:
-    """Return the product of a config's numbers per warp, with which the time to compile grows."""
-    numbers = (value for value in config.kwargs.values() if type(value) is int and value > 1)
-    return math.prod(numbers) / (config.num_warps or 1)
+    """Return the logarithm of the product of a config's numbers per warp.
+
+    The time to compile grows with it. Numbers that are no sizes move a config in the order alone.
+    """
+    values = [value for value in config.kwargs.values() if type(value) is int and value > 0]
+    warps = config.num_warps if type(config.num_warps) is int else 0
+    return math.fsum(map(math.log2, values)) - math.log2(max(warps, 1))
 
 
 def _submit(

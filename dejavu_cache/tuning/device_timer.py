@@ -128,14 +128,14 @@ class DeviceTimer:
         return self.sample(kernel_call, FULL).quantiles(quantiles)
 
     def sample(self, launch: Callable[[], Any], effort: Effort, limit: float = math.inf) -> Sample:
-        """Time a launch, as `sample_part` does, with all that it does."""
+        """Time all that a function does which launches a kernel once, as `sample_part` does."""
         return self.sample_part(time_all(launch), effort, limit)
 
     def sample_part(self, launch: TimedCall, effort: Effort, limit: float = math.inf) -> Sample:
-        """Time a part of a call; all of it where it runs in a graph.
+        """Time the part of a launch that it marks; all of it where it runs in a graph.
 
         Args:
-            launch: launches the kernel once.
+            launch: launches the kernel once, and calls its arguments around the timed part.
             effort: the length of the measurement.
             limit: milliseconds; a launch that takes longer, three times in a row, is not timed
                 further.

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import triton
 from support.processes import fork_program
+
+from dejavu_cache.tuning.compile_ahead import _tile_of_a_warp
 
 HAS_ASYNC = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 5)
 
@@ -61,3 +64,15 @@ def test_a_single_config_that_cannot_be_compiled_is_known_before_a_launch(tmp_pa
     assert seen.startswith("compile_error: ")
     assert "waves_per_eu" in seen
     assert after == "CompiledKernel"
+
+
+@pytest.mark.parametrize(
+    ("values", "warps"),
+    [({"SEED": 2**2000}, 4), ({"BLOCK": 0, "SHIFT": -1}, 4), ({"KIND": "x", "FLAG": True}, None)],
+)
+def test_a_config_without_sizes_has_a_place_in_the_order_too(
+    values: dict[str, Any], warps: Any
+) -> None:
+    config = triton.Config(values)
+    config.num_warps = warps
+    assert isinstance(_tile_of_a_warp(config), float)
