@@ -21,7 +21,7 @@ from ..model.scenario_index import NearbyScenarios, ScenarioIndex
 from ..system.notices import warn_once
 from ..system.safe_files import open_folder, open_regular
 from .base import Found, FoundTree, Store
-from .file_access import acquire_lock, describe_failure, read_text, write_text
+from .file_access import acquire_lock, describe_failure, find_files, read_text, write_text
 from .file_layout import Page, read_context
 from .page_cache import PageCache, signature_of
 
@@ -158,22 +158,8 @@ class FileStore(Store):
                 damages[path] = problems
         return damages
 
-    def _paths(self, folder: str) -> list[tuple[Path, OSError | None]]:
-        """Return the files of records in order, and the folders that cannot be listed."""
-        errors: list[OSError] = []
-        paths: list[tuple[Path, OSError | None]] = []
-        for parent, folders, names in os.walk(self.root / folder, onerror=errors.append):
-            folders[:] = [name for name in folders if not name.startswith(".")]
-            for name in names:
-                if name.endswith(".json") and not name.endswith(_TREE):
-                    paths.append((Path(parent, name), None))
-        for error in errors:
-            if not isinstance(error, (FileNotFoundError, NotADirectoryError)):
-                paths.append((Path(error.filename), error))
-        return sorted(paths, key=lambda found: found[0])
-
     def _files(self, folder: str = "") -> Iterator[tuple[Path, Context | Exception]]:
-        for path, unlisted in self._paths(folder):
+        for path, unlisted in find_files(self.root / folder, ".json", except_for=_TREE):
             if unlisted is not None:
                 yield path, unlisted
                 continue

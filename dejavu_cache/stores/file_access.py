@@ -1,8 +1,9 @@
-"""Lock, write and report on files for `stores.file`, also on file systems that lack locks."""
+"""Find, lock, write and report on files for `stores.file`, also on file systems that lack locks."""
 
 from __future__ import annotations
 
 import errno
+import os
 from pathlib import Path
 
 from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
@@ -10,7 +11,7 @@ from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 from ..errors import DamagedRecordsError, StoreError
 from ..system.safe_files import open_folder, read_file, replace_file
 
-__all__ = ["acquire_lock", "describe_failure", "read_text", "write_text"]
+__all__ = ["acquire_lock", "describe_failure", "find_files", "read_text", "write_text"]
 
 _ERRORS_WITHOUT_LOCKS = {
     errno.ENOSYS,
@@ -104,3 +105,24 @@ def describe_failure(error: OSError, path: Path, action: str) -> StoreError:
     return StoreError(
         f"{path} cannot be {action}: {error.strerror or error}{'; ' + remedy if remedy else ''}"
     )
+
+
+def find_files(root: Path, ending: str, *, except_for: str) -> list[tuple[Path, OSError | None]]:
+    """Return the files below a folder in order, with None, and the folders that cannot be listed.
+
+    Args:
+        root: the folder; it need not exist. Hidden folders in it are left out.
+        ending: how the files' names end.
+        except_for: a longer ending of files to leave out.
+    """
+    errors: list[OSError] = []
+    paths: list[tuple[Path, OSError | None]] = []
+    for parent, folders, names in os.walk(root, onerror=errors.append):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for name in names:
+            if name.endswith(ending) and not name.endswith(except_for):
+                paths.append((Path(parent, name), None))
+    for error in errors:
+        if not isinstance(error, (FileNotFoundError, NotADirectoryError)):
+            paths.append((Path(error.filename), error))
+    return sorted(paths, key=lambda found: found[0])
