@@ -4,9 +4,9 @@
 
 Needs a GPU. Every tune has an empty store, and Triton's compile cache is warm. Meanwhile another
 process (or N) does nothing but compute. When it has ended, the winners of a scenario and its
-default config run in turns. The default takes part twice, which shows how far the race can be
-trusted. A winner has flipped if it is slower than the best of its scenario's winners by more than
-`THRESHOLD`, than the rounds of this race differ, and than the default differs from itself.
+default config run in turns. A winner has flipped if it is slower than the best of its scenario's
+winners by more than `THRESHOLD` and than the rounds of this race differ. The default takes part
+twice, which shows how far the race can be trusted.
 `--also-quiet` repeats the tunes on the quiet machine. Prints a summary; `--out` writes
 repeated-tunes.json. Scenarios for which there is no time are left out and counted.
 """
@@ -246,11 +246,7 @@ def summarize(rows: list[dict[str, Any]], condition: str) -> dict[str, Any]:
     tunes = [tune for row in rows for tune in row.get(condition, ())]
     if not tunes:
         return {"tunes": 0}
-    noise = [
-        max(THRESHOLD, row["round noise"], row["same config differs by"])
-        for row in rows
-        for _ in row.get(condition, ())
-    ]
+    noise = [max(THRESHOLD, row["round noise"]) for row in rows for _ in row.get(condition, ())]
     flips = [tune["slower than the best winner"] for tune in tunes]
     losses = [tune["slower than the default"] for tune in tunes]
     flipped = sum(flip > most for flip, most in zip(flips, noise, strict=True))
