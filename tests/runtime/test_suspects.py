@@ -135,7 +135,7 @@ def test_a_process_that_hangs_does_not_stop_the_next_one(processes: Processes) -
     """Let a process hang with the scenario's lease, for longer than a compilation takes."""
     hanging = processes.start(32, "hang")
     try:
-        _wait_until_measuring(processes, b'"BLOCK":32')
+        _wait_until_measuring(processes, 32)
         (mark,) = processes.marks.iterdir()
         os.utime(mark, (time.time() - 700,) * 2)
         code, out, error = processes.run(32, "hang")
@@ -154,7 +154,7 @@ def test_a_process_that_was_asked_to_end_casts_no_suspicion(
     if signal.getsignal(number) is signal.SIG_IGN:
         pytest.skip("processes of this suite ignore the signal, as under nohup")
     asked = processes.start(32, "hang")
-    _wait_until_measuring(processes, b'"BLOCK":32')
+    _wait_until_measuring(processes, 32)
     asked.send_signal(number)
     assert asked.complete().returncode == -number, "the signal ends the process as ever"
     code, out, error = processes.run()
@@ -166,7 +166,7 @@ def test_a_process_that_was_asked_to_end_after_long_leaves_a_suspicion(
     processes: Processes,
 ) -> None:
     hanging = processes.start(32, "hang")
-    _wait_until_measuring(processes, b'"BLOCK":32')
+    _wait_until_measuring(processes, 32)
     (mark,) = processes.marks.iterdir()
     content = re.sub(rb'"since":[0-9.]+', b'"since":%f' % (time.time() - 120), mark.read_bytes())
     hanging.send_signal(signal.SIGTERM)
@@ -179,15 +179,22 @@ def test_a_process_that_was_asked_to_end_after_long_leaves_a_suspicion(
 def test_a_process_that_measures_is_no_reason_to_suspect_its_config(processes: Processes) -> None:
     busy = processes.start(32, "hang")
     try:
-        _wait_until_measuring(processes, b'"BLOCK":32')
+        _wait_until_measuring(processes, 32)
         code, out, error = processes.run(DEJAVU_CACHE_TUNE_WAIT="0")
         assert (code, out, "is not run" in error) == (0, "16\n", False), "a fallback serves"
     finally:
         busy.kill()
 
 
-def _wait_until_measuring(processes: Processes, text: bytes) -> None:
+def _wait_until_measuring(processes: Processes, block: int) -> None:
+    """Wait until a process has marked a config and launched it, which comes after the mark."""
+    text = f'"BLOCK":{block}'.encode()
+
+    def is_measuring() -> bool:
+        marks = [path.read_bytes() for path in processes.marks.glob("*.json")]
+        return any(text in mark for mark in marks) and block in processes.launched_blocks
+
     until = time.monotonic() + 60
-    while not any(text in path.read_bytes() for path in processes.marks.glob("*.json")):
+    while not is_measuring():
         assert time.monotonic() < until, "it does not measure"
         time.sleep(0.02)
