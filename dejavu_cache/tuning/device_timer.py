@@ -120,6 +120,7 @@ class DeviceTimer:
         """Set up a timer for a method."""
         self.by_graph = method.startswith("cudagraph")
         self.cold = method.endswith("-cold")
+        self._latest_graph: Any = None
 
     def __call__(
         self, kernel_call: Callable[[], Any], quantiles: Sequence[float] = (0.5, 0.2, 0.8)
@@ -168,8 +169,11 @@ class DeviceTimer:
         self._device.synchronize()
 
     def release(self) -> None:
-        """Free the memory that clears the L2 cache."""
+        """Free the memory that clears the L2 cache, and that of graphs."""
         self.__dict__.pop("_cache", None)
+        if self._latest_graph is not None:
+            self._latest_graph.reset()
+            self._latest_graph = None
 
     def _events(self, launch: TimedCall, repetitions: int) -> Sample:
         sample = Sample([], False)
@@ -220,27 +224,49 @@ class DeviceTimer:
         """Capture a graph of launches, without the garbage collection of `torch.cuda.graph`."""
         import torch
 
-        graph = torch.cuda.CUDAGraph()
-        stream = torch.cuda.Stream()
+        stream = self._side_stream
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             launch(do_nothing, do_nothing)
             self._device.synchronize()
-            graph.capture_begin(capture_error_mode="thread_local")
-            try:
-                for _ in range(launches):
-                    launch(do_nothing, do_nothing)
-            except BaseException:
-                with suppress(RuntimeError):
-                    graph.capture_end()
-                raise
-            graph.capture_end()
+            graph = self._capture(launch, launches)
         torch.cuda.current_stream().wait_stream(stream)
+        if self._latest_graph is not None:
+            self._latest_graph.reset()
+        self._latest_graph = graph
         try:
             yield graph
         finally:
             self._device.synchronize()
+
+    def _capture(self, launch: TimedCall, launches: int) -> Any:
+        """Capture a graph on the current stream, in the memory of the one before it.
+
+        PyTorch frees the memory of a graph that is gone only where an allocation fails, and never
+        during a capture: graphs with memory of their own would fill the device. They share the
+        memory as long as one of them exists, so the latest one is kept.
+        """
+        import torch
+
+        graph = torch.cuda.CUDAGraph()
+        pool = self._latest_graph.pool() if self._latest_graph is not None else None
+        graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+        try:
+            for _ in range(launches):
+                launch(do_nothing, do_nothing)
+        except BaseException:
+            with suppress(RuntimeError):
+                graph.capture_end()
             graph.reset()
+            raise
+        graph.capture_end()
+        return graph
+
+    @cached_property
+    def _side_stream(self) -> Any:
+        import torch
+
+        return torch.cuda.Stream()
 
     @cached_property
     def _driver(self) -> Any:

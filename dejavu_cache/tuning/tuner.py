@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, NamedTuple
 
 from ..model.record import Failure, Measurement
@@ -22,6 +23,7 @@ from .config_failures import (
     is_out_of_memory,
     is_repeatable,
 )
+from .device_memory import call_with_memory
 from .device_timer import FULL, SCREENING, DeviceTimer, Effort, Sample
 from .finals import HOPELESS, Finals
 from .search import Search
@@ -190,7 +192,7 @@ class Tuner:
     def _wait_for_compilers(self, waiting: Mapping[Config, Candidate], most: int) -> None:
         """Wait until at most so many threads compile, or the time is over."""
         while _count_compiling(waiting) > most and not self._must_stop:
-            time.sleep(0.001)
+            time.sleep(0.005)
 
     def _screen_config(
         self, config: Config, candidate: Candidate, *, patient: bool
@@ -198,7 +200,7 @@ class Tuner:
         start = time.perf_counter()
         self._before(config)
         try:
-            candidate.check()
+            call_with_memory(candidate.check)
         except Exception as error:
             failure = compile_failure_of(error, self._options_passed(config))
             if failure is None:
@@ -280,8 +282,9 @@ class Tuner:
                 if self._timer is None:
                     return self._benchmark(kernel_call, quantiles=quantiles)
                 with keep_restoring_out(autotuner, kernel_call, arguments) as timed:
-                    sample = self._timer.sample_part(timed, effort, self._best * HOPELESS)
-                samples.append(sample)
+                    limit = self._best * HOPELESS
+                    sample_part = partial(self._timer.sample_part, timed, effort, limit)
+                    samples.append(call_with_memory(sample_part))
                 return samples[-1].quantiles(quantiles)
             except Exception as error:
                 raised.append(error)

@@ -61,6 +61,32 @@ def test_a_method_times_what_triton_times(product: Any, method: str) -> None:
     assert len(timer.sample(call, FULL, limit=0.0).times) == 1
 
 
+@pytest.mark.parametrize("method", ["cudagraph-cold", "cudagraph-warm"])
+def test_graphs_of_many_timings_share_their_memory(method: str) -> None:
+    """PyTorch never frees a graph's memory during a capture, so it must not grow."""
+    timer = DeviceTimer(method)
+
+    def fill() -> None:
+        torch.ones(1 << 28, device="cuda", dtype=torch.uint8)
+
+    def fail() -> None:
+        fill()
+        if torch.cuda.is_current_stream_capturing():
+            raise RuntimeError("no such config")
+
+    timer.sample(fill, FULL)
+    reserved = torch.cuda.memory_reserved()
+    for number in range(20):
+        if number % 3 == 0:
+            with pytest.raises(RuntimeError, match="no such config"):
+                timer.sample(fail, FULL)
+        assert timer.sample(fill, FULL).times
+    assert torch.cuda.memory_reserved() <= reserved + (1 << 28)
+    timer.release()
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() <= reserved - (1 << 28)
+
+
 @pytest.mark.parametrize("method", ["events-cold", "cudagraph-warm"])
 def test_a_tune_records_all_and_finds_a_good_one(product: Any, method: Any, tmp_path: Path) -> None:
     from kernels import matmul, matmul_configs
