@@ -1,6 +1,6 @@
 """Tune vLLM's fused experts and compare the exported table with vLLM's own and its default.
 
-    bash benchmarks/vllm_engine/go.sh fused_moe [SECONDS]
+    bash benchmarks/vllm_engine/go.sh fused_moe [SECONDS [LAYER...]]
 
 writes OUT/fused_moe.json and the tables to OUT/tables. Each layer is tuned into a fresh store, the
 store is exported, and vLLM reads the export. Configs then take turns on other tokens than those
@@ -26,7 +26,7 @@ BEGIN = time.monotonic()
 COMPARING = 12.0
 """Seconds to keep for the comparison of a layer's configs."""
 TURNS = 9
-LAYERS = ("qwen3-30b-a3b", "qwen3-30b-a3b-fp8", "experts-256x128-fp8")
+LAYERS = tuple(sys.argv[3:]) or ("qwen3-30b-a3b", "qwen3-30b-a3b-fp8", "experts-256x128-fp8")
 RESULTS: dict[str, Any] = {}
 
 
@@ -83,6 +83,11 @@ def read_table(layer: Any, folder: Path | None) -> dict[int, dict[str, int]] | N
     return table
 
 
+def nearest(table: Mapping[int, Any], tokens: int) -> Any:
+    """Return what vLLM takes from a table for a batch."""
+    return table[min(table, key=lambda size: abs(size - tokens))]
+
+
 def compare(run: Callable[[Any], None], configs: Mapping[str, Any]) -> dict[str, float]:
     """Return each config's duration in ms: the median of turns, by graphs with a cold L2 cache."""
     from dejavu_cache.tuning.device_timer import TURN, DeviceTimer
@@ -137,9 +142,12 @@ def run_layer(name: str, store: Any, seconds: float) -> dict[str, Any]:
     blocks, dtype = layer.block_shape, layer.table_dtype
     for tokens in SIZES:
         shape = (tokens, layer.experts, layer.intermediate, layer.hidden, layer.top_k)
-        configs = {"ours": ours[tokens], "default": get_default_config(*shape, dtype, blocks)}
+        configs = {
+            "ours": nearest(ours, tokens),
+            "default": get_default_config(*shape, dtype, blocks),
+        }
         if shipped:
-            configs["shipped"] = shipped[min(shipped, key=lambda size: abs(size - tokens))]
+            configs["shipped"] = nearest(shipped, tokens)
         result["ms"][tokens] = times = compare(
             partial(run_experts, make_arguments(layer, tokens, seed=2)), configs
         )

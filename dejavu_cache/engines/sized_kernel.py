@@ -41,6 +41,7 @@ def sized_kernel(
     by_size: Mapping[int, Sequence[Any]],
     inputs: Sequence[str],
     repeatable: bool = True,
+    tolerance: float | None = None,
 ) -> CachedAutotuner:
     """Return an operation as a kernel that tries the configs of its batch.
 
@@ -53,6 +54,7 @@ def sized_kernel(
         by_size: the configs by batch size; the first one of each is the default.
         inputs: tensors that the operation does not write.
         repeatable: whether two launches give the same bits; sums in any order do not.
+        tolerance: the largest relative difference of results; None for that of their dtype.
     """
     configs = {str(config): config for size in by_size for config in by_size[size]}
 
@@ -66,7 +68,7 @@ def sized_kernel(
     options: CacheOptions = {
         "method": "cudagraph-cold",
         "default": default,
-        "check": CheckOptions(ignore=tuple(inputs), repeatable=repeatable),
+        "check": CheckOptions(tolerance, ignore=tuple(inputs), repeatable=repeatable),
     }
     early: dict[str, Callable[..., Any]] = {"early_config_prune": prune}
     return CachedAutotuner(
