@@ -2,8 +2,9 @@
 
     python benchmarks/tuning.py [FOLDER]     # on a GPU, two minutes; writes FOLDER/tuning.json
 
-Every tuning runs in a process of its own with an empty compile cache and an empty store. The
-winners are then timed against the best of an exhaustive search, taking turns in one process.
+Every tuning runs in a process of its own with an empty compile cache and an empty store, after one
+that is not counted, which reads Triton's files from the disk for the others. The winners are then
+timed against the best of an exhaustive search, taking turns in one process.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from triton.testing import do_bench
 
 RESULTS = Path(__file__).parent / "results"
 SIZE = (4096, 4096, 4096)
-RUNS = {"ours": 3, "theirs": 1}
+RUNS = {"ours": 5, "theirs": 1}
 CONTENDERS = 6
 ROUNDS = 9
 
@@ -117,6 +118,7 @@ def main(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
         runs: dict[str, list[dict[str, Any]]] = {side: [] for side in RUNS}
+        run_process("tune", "ours", cache=Path(scratch) / "uncounted")
         for turn in range(max(RUNS.values())):
             for side, wanted in RUNS.items():
                 if turn < wanted:

@@ -16,6 +16,7 @@ from ..stores.default import as_tiers
 from ..stores.tiered import TieredStore
 from ..system.notices import show_log, warn_once
 from ..triton_internals.autotune_cache import launch_key
+from ..triton_internals.compiler_digest import await_digest, begin_digest
 from ..triton_internals.config_names import describe
 from ..triton_internals.environment import current_environment
 from ..triton_internals.scenario_key import RawKey
@@ -165,6 +166,8 @@ class CachedAutotuner(DeclaredAutotuner):
         """Whether Triton tunes and launches the kernel, and nothing is looked up or recorded."""
         if self.mode is Mode.OFF:
             return True
+        if not self._interpreted:
+            begin_digest()
         try:
             current_environment(self._device())
         except Exception as error:  # no timing of an unknown device means anything elsewhere
@@ -349,6 +352,8 @@ class CachedAutotuner(DeclaredAutotuner):
             return kept
         request = self._request(device, args, kwargs, configs)
         resolution = self._resolve_and_report(request, choices.fallback(raw))
+        if not self._interpreted:
+            await_digest()
         chosen = choices.add(raw, resolution, revision)
         # If they were forgotten meanwhile, the record has changed since it was read.
         return chosen if choices is self._choices else chosen._replace(until=0.0)

@@ -15,6 +15,7 @@ from ..triton_internals.async_compile import (
     load_binary,
 )
 from ..triton_internals.compilation import find_jit_function
+from ..triton_internals.compiler_digest import await_digest
 from ..triton_internals.hooks import retry_parsing
 
 __all__ = ["Candidate", "compile_ahead", "threads_for"]
@@ -86,6 +87,7 @@ def compile_ahead(
         yield [Candidate(config) for config in configs]
         return
     retry_parsing()
+    await_digest()
     pool = ThreadPoolExecutor(threads_for(len(configs)), thread_name_prefix="dejavu-cache compile")
     candidates: list[Candidate] = []
     try:

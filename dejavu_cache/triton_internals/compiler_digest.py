@@ -1,0 +1,34 @@
+"""Compute Triton's digest of its own files while the process waits for something else.
+
+The first compilation of a process needs it, and so does the first look into Triton's cache of
+binaries: hundreds of megabytes are read, which takes some 0.4 s. Before that, a process asks for
+its device, and Triton may have to build the module that it does that with.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from functools import cache
+from threading import Thread
+
+from .versions import triton_key
+
+__all__ = ["await_digest", "begin_digest"]
+
+
+@cache
+def begin_digest() -> Thread:
+    """Have a thread compute the digest, once in a process; Triton keeps it."""
+    thread = Thread(target=_compute_digest, name="dejavu-cache digest", daemon=True)
+    thread.start()
+    return thread
+
+
+def await_digest() -> None:
+    """Wait for the digest: until it is there, Triton would compute it a second time."""
+    begin_digest().join()
+
+
+def _compute_digest() -> None:
+    with suppress(Exception):  # Triton meets the same error and reports it
+        triton_key()
