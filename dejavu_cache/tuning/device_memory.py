@@ -12,11 +12,17 @@ __all__ = ["call_with_memory"]
 Result = TypeVar("Result")
 
 
-def call_with_memory(call: Callable[[], Result]) -> Result:
+def call_with_memory(
+    call: Callable[[], Result], release: Callable[[], object] = lambda: None
+) -> Result:
     """Return what a call returns; if the device has no memory left, free some and call again.
 
     PyTorch keeps the memory of tensors that are gone. The driver, which loads binaries, cannot have
     it, and neither can a graph while it is captured.
+
+    Args:
+        call: the call.
+        release: gives up memory of the caller's own that the second call can do without.
 
     Raises:
         Exception: what the second call raises, or the first one for another reason.
@@ -28,5 +34,6 @@ def call_with_memory(call: Callable[[], Result]) -> Result:
             raise
     import torch
 
+    release()
     torch.cuda.empty_cache()
     return call()

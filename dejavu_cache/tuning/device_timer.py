@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, NamedTuple
@@ -120,7 +119,7 @@ class DeviceTimer:
         """Set up a timer for a method."""
         self.by_graph = method.startswith("cudagraph")
         self.cold = method.endswith("-cold")
-        self._latest_graph: Any = None
+        self._captures: dict[int, Any] = {}
 
     def __call__(
         self, kernel_call: Callable[[], Any], quantiles: Sequence[float] = (0.5, 0.2, 0.8)
@@ -154,14 +153,12 @@ class DeviceTimer:
         if not self.by_graph:
             return self._events(launch, repetitions)
         if self.cold:
-            with self._graph(launch, 1) as graph:
-                return self._events(time_all(graph.replay), repetitions)
+            return self._events(time_all(self._graph(launch, 1).replay), repetitions)
         launches = math.ceil(
             max(repetitions / GRAPH_REPLAYS, GRAPH_MILLISECONDS / max(first.times[0], 1e-4))
         )
-        with self._graph(launch, launches) as graph:
-            replays = self._events(time_all(graph.replay), GRAPH_REPLAYS)
-            return Sample([time / launches for time in replays.times], replays.steady)
+        replays = self._events(time_all(self._graph(launch, launches).replay), GRAPH_REPLAYS)
+        return Sample([time / launches for time in replays.times], replays.steady)
 
     def warm_up(self) -> None:
         """Keep the device busy for some milliseconds, so that its clock is up."""
@@ -171,9 +168,9 @@ class DeviceTimer:
     def release(self) -> None:
         """Free the memory that clears the L2 cache, and that of graphs."""
         self.__dict__.pop("_cache", None)
-        if self._latest_graph is not None:
-            self._latest_graph.reset()
-            self._latest_graph = None
+        for capture in self._captures.values():
+            capture.release()
+        self._captures.clear()
 
     def _events(self, launch: TimedCall, repetitions: int) -> Sample:
         sample = Sample([], False)
@@ -219,54 +216,14 @@ class DeviceTimer:
             self._clear(clears)
         queued.start.record()
 
-    @contextmanager
-    def _graph(self, launch: TimedCall, launches: int) -> Iterator[Any]:
-        """Capture a graph of launches, without the garbage collection of `torch.cuda.graph`."""
-        import torch
+    def _graph(self, launch: TimedCall, launches: int) -> Any:
+        """Return a graph of launches, which serves until the next one is made."""
+        from .graph_capture import GraphCapture
 
-        stream = self._side_stream
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            launch(do_nothing, do_nothing)
-            self._device.synchronize()
-            graph = self._capture(launch, launches)
-        torch.cuda.current_stream().wait_stream(stream)
-        if self._latest_graph is not None:
-            self._latest_graph.reset()
-        self._latest_graph = graph
-        try:
-            yield graph
-        finally:
-            self._device.synchronize()
-
-    def _capture(self, launch: TimedCall, launches: int) -> Any:
-        """Capture a graph on the current stream, in the memory of the one before it.
-
-        PyTorch frees the memory of a graph that is gone only where an allocation fails, and never
-        during a capture: graphs with memory of their own would fill the device. They share the
-        memory as long as one of them exists, so the latest one is kept.
-        """
-        import torch
-
-        graph = torch.cuda.CUDAGraph()
-        pool = self._latest_graph.pool() if self._latest_graph is not None else None
-        graph.capture_begin(pool=pool, capture_error_mode="thread_local")
-        try:
-            for _ in range(launches):
-                launch(do_nothing, do_nothing)
-        except BaseException:
-            with suppress(RuntimeError):
-                graph.capture_end()
-            graph.reset()
-            raise
-        graph.capture_end()
-        return graph
-
-    @cached_property
-    def _side_stream(self) -> Any:
-        import torch
-
-        return torch.cuda.Stream()
+        device = self._driver.get_current_device()
+        if device not in self._captures:
+            self._captures[device] = GraphCapture()
+        return self._captures[device].capture(partial(launch, do_nothing, do_nothing), launches)
 
     @cached_property
     def _driver(self) -> Any:
