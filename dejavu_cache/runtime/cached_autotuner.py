@@ -166,7 +166,7 @@ class CachedAutotuner(DeclaredAutotuner):
         """Whether Triton tunes and launches the kernel, and nothing is looked up or recorded."""
         if self.mode is Mode.OFF:
             return True
-        if not self._interpreted:
+        if not self._interpreted and len(self.configs) > 1:
             begin_digest()
         try:
             current_environment(self._device())
@@ -352,8 +352,7 @@ class CachedAutotuner(DeclaredAutotuner):
             return kept
         request = self._request(device, args, kwargs, configs)
         resolution = self._resolve_and_report(request, choices.fallback(raw))
-        if not self._interpreted:
-            await_digest()
+        await_digest()
         chosen = choices.add(raw, resolution, revision)
         # If they were forgotten meanwhile, the record has changed since it was read.
         return chosen if choices is self._choices else chosen._replace(until=0.0)

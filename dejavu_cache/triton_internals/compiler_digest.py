@@ -8,27 +8,31 @@ its device, and Triton may have to build the module that it does that with.
 from __future__ import annotations
 
 from contextlib import suppress
-from functools import cache
 from threading import Thread
 
 from .versions import triton_key
 
 __all__ = ["await_digest", "begin_digest"]
 
+_begun: list[Thread] = []
 
-@cache
-def begin_digest() -> Thread:
+
+def begin_digest() -> None:
     """Have a thread compute the digest, once in a process; Triton keeps it."""
+    if _begun:
+        return
     thread = Thread(target=_compute_digest, name="dejavu-cache digest", daemon=True)
-    thread.start()
-    return thread
+    with suppress(RuntimeError):  # A process may have no thread left, or be at its end.
+        thread.start()
+        _begun.append(thread)
 
 
 def await_digest() -> None:
-    """Wait for the digest: until it is there, Triton would compute it a second time."""
-    begin_digest().join()
+    """Wait for a digest that was begun; before it is there, Triton would compute another."""
+    for thread in _begun:
+        thread.join()
 
 
 def _compute_digest() -> None:
-    with suppress(Exception):  # Triton meets the same error and reports it
+    with suppress(Exception):  # Triton meets the same error and reports it.
         triton_key()

@@ -3,17 +3,34 @@
 from __future__ import annotations
 
 import sys
+import time
 
 import pytest
 from support.processes import fork_python, run_python
 
 COUNT = """
+    from dejavu_cache.triton_internals import compiler_digest
     from dejavu_cache.triton_internals.compiler_digest import await_digest, begin_digest
     from dejavu_cache.triton_internals.versions import triton_key
     from triton.compiler import compiler
     from triton.runtime import cache
 
     computed = (getattr(cache, "triton_key", None) or compiler.triton_key).cache_info
+"""
+
+LAUNCH = f"""{COUNT}
+    from support import pretended_gpu
+    from support.addition import make
+    import torch, triton
+
+    compile_pretended = triton.compiler.compile
+
+    def compile_by_key(*args, **options):
+        triton_key()
+        return compile_pretended(*args, **options)
+
+    triton.compiler.compile = compile_by_key
+    x = torch.zeros(64)
 """
 
 
@@ -30,21 +47,16 @@ def test_the_digest_is_computed_once() -> None:
 
 def test_a_first_launch_computes_it_while_it_asks_for_the_device() -> None:
     fork_python(
-        f"""{COUNT}
-    from support import pretended_gpu
-    from support.addition import make
-    import torch
-
+        f"""{LAUNCH}
     began = []
     driver = pretended_gpu.driver.active
     target = driver.get_current_target()
 
     def get_target():
-        began.append(begin_digest.cache_info().currsize)
+        began.append(len(compiler_digest._begun))
         return target
 
     driver.get_current_target = get_target
-    x = torch.zeros(64)
     make(mode="reuse")[(1,)](x, x, 64)
     assert began[0] == 1
     assert computed().misses == 1
@@ -53,35 +65,72 @@ def test_a_first_launch_computes_it_while_it_asks_for_the_device() -> None:
     )
 
 
-def test_a_program_that_ends_meanwhile_is_not_kept() -> None:
+@pytest.mark.parametrize("has_modes", [True, False], ids=["asynchronous", "as before 3.5"])
+def test_a_first_tune_waits_for_it(has_modes: bool) -> None:
+    fork_python(
+        f"""{LAUNCH}
+    from dejavu_cache.tuning import compile_ahead
+
+    if not {has_modes}:
+        compile_ahead.async_compile_mode = lambda: None
+    make(mode="tune")[(1,)](x, x, 64)
+    assert computed().misses == 1
+    """,
+        TRITON_INTERPRET="0",
+    )
+
+
+def test_a_launch_survives_a_process_without_another_thread() -> None:
+    fork_python(
+        f"""{LAUNCH}
+    from threading import Thread
+
+    class Refused(Thread):
+        def start(self):
+            raise RuntimeError("can't start new thread")
+
+    compiler_digest.Thread = Refused
+    make(mode="reuse")[(1,)](x, x, 64)
+    assert len(pretended_gpu.LAUNCHED) == 1
+    """,
+        TRITON_INTERPRET="0",
+    )
+
+
+def test_a_program_ends_although_it_is_computed_still() -> None:
+    start = time.monotonic()
     done = run_python(f"""{COUNT}
+    import time
+    compiler_digest.triton_key = lambda: time.sleep(600)
     begin_digest()
+    assert compiler_digest._begun[0].is_alive()
     """)
-    assert done.returncode == 0
+    assert time.monotonic() - start < 300
     assert done.stderr == ""
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="it has no fork")
 def test_a_child_that_is_forked_meanwhile_does_not_wait() -> None:
     run_python(f"""{COUNT}
-    import os
+    import os, signal, time
+    compiler_digest.triton_key = lambda: time.sleep(600)
     begin_digest()
     child = os.fork()
     if child == 0:
+        signal.alarm(60)
         await_digest()
-        os._exit(len(triton_key()) == 0)
+        os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
     """)
 
 
 def test_an_error_is_left_to_triton() -> None:
     done = run_python(f"""{COUNT}
-    from dejavu_cache.triton_internals import compiler_digest
-
     def fail():
         raise OSError("no such file")
 
     compiler_digest.triton_key = fail
+    begin_digest()
     await_digest()
     """)
     assert done.stderr == ""
