@@ -156,9 +156,12 @@ class ScenarioMeasurement:
                     suspect.forget()
                 advance()
 
-            def announce(config: Config) -> None:
+            def compute_expected() -> None:
                 with recording_crash(launch.default, writer):
                     self._check.prepare()
+
+            def announce(config: Config) -> None:
+                compute_expected()
                 if self._before is not None:
                     writer.drain()
                     self._before(config)
@@ -168,6 +171,7 @@ class ScenarioMeasurement:
                 note,
                 race=request.budget.race and not has_own_benchmark,
                 until=until,
+                prepare=compute_expected,
                 before=announce,
                 mark=self._mark.around,
                 earlier=earlier,

@@ -64,11 +64,15 @@ class Candidate(NamedTuple):
 
 @contextmanager
 def compile_ahead(
-    autotuner: Any, configs: Sequence[Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    autotuner: Any,
+    configs: Sequence[Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    first: Any = None,
 ) -> Iterator[list[Candidate]]:
     """Compile configs in the background by Triton's own asynchronous compilation.
 
-    Those that take longest begin first: else one of them would run alone at the end. The passes,
+    Those that take longest begin early: else one of them would run alone at the end. The passes,
     LLVM and ptxas release the interpreter's lock, so threads suffice. Where Triton has no
     asynchronous compilation (before 3.5, and under the interpreter), candidates are compiled by
     their first launch. Compilations that have not started when the context ends are cancelled.
@@ -78,21 +82,23 @@ def compile_ahead(
         configs: `triton.Config`s.
         args: the launch's positional arguments.
         kwargs: the launch's keyword arguments.
+        first: the config that is needed before the others.
 
     Yields:
         The candidates, in order.
     """
+    await_digest()
     mode = async_compile_mode()
     if mode is None or not configs:
         yield [Candidate(config) for config in configs]
         return
     retry_parsing()
-    await_digest()
     pool = ThreadPoolExecutor(threads_for(len(configs)), thread_name_prefix="dejavu-cache compile")
     candidates: list[Candidate] = []
     try:
         with mode(pool):
-            for config in sorted(configs, key=_tile_of_a_warp, reverse=True):
+            longest_first = sorted(configs, key=_tile_of_a_warp, reverse=True)
+            for config in sorted(longest_first, key=lambda config: config is not first):
                 candidates.append(_submit(autotuner, config, args, kwargs))
         submitted = {id(candidate.config): candidate for candidate in candidates}
         yield [submitted[id(config)] for config in configs]

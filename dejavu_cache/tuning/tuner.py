@@ -69,6 +69,8 @@ class Tuner:
     Args:
         launch: the launch to tune.
         keep: is called with each measurement, and again when a race has refined it.
+        prepare: launches the default config where that is wanted before all others, so that it can
+            be done while these compile.
         before: is called with each config before it touches the device.
         mark: returns a context in which a config is measured.
         race: whether close configs may be measured again.
@@ -83,6 +85,7 @@ class Tuner:
         *,
         race: bool = True,
         until: float = math.inf,
+        prepare: Callable[[], None] = lambda: None,
         before: Callable[[Config], None] = lambda config: None,
         mark: Callable[[Config], AbstractContextManager[None]] = lambda config: nullcontext(),
         earlier: Iterable[Measurement] = (),
@@ -92,6 +95,7 @@ class Tuner:
         self._keep = keep
         self._race = race
         self._until = until
+        self._launch_default = prepare
         self._before = before
         self._mark = mark
         self._benchmark = launch.autotuner.do_bench
@@ -120,15 +124,17 @@ class Tuner:
             if self._race:
                 self._compare_finalists()
         finally:
-            if self._timer is not None:
-                self._timer.release()
+            self._release()
         return len({*self._measured, *self._benchmarked})
 
     def remeasure(self, config: Config) -> None:
         """Measure one config with full effort."""
         self._warm_up()
-        self._before(config)
-        measurement = self._measure(config, FULL)
+        try:
+            self._before(config)
+            measurement = self._measure(config, FULL)
+        finally:
+            self._release()
         if measurement is not None:
             self._note(measurement)
 
@@ -140,6 +146,10 @@ class Tuner:
     def _must_stop(self) -> bool:
         """Whether the time is over, and has sufficed for a config."""
         return self._is_over and bool(self._measured)
+
+    def _release(self) -> None:
+        if self._timer is not None:
+            self._timer.release()
 
     def _warm_up(self) -> None:
         if self._timer is not None:
@@ -170,8 +180,12 @@ class Tuner:
     def _screen_once(self, configs: Sequence[Config], note: Callable[[Measurement], None]) -> None:
         launch = self._launch
         declared = [launch.declared[config] for config in configs]
-        with compile_ahead(launch.autotuner, declared, launch.args, launch.kwargs) as candidates:
-            waiting = dict(zip(configs, candidates, strict=True))
+        first = launch.declared[launch.default]
+        with compile_ahead(launch.autotuner, declared, launch.args, launch.kwargs, first) as begun:
+            waiting = dict(zip(configs, begun, strict=True))
+            if launch.default in waiting:
+                waiting[launch.default].finish()
+                self._launch_default()
             while waiting and not self._must_stop:
                 config = self._next_compiled(waiting)
                 disturbed = _count_compiling(waiting) > 0
@@ -284,7 +298,7 @@ class Tuner:
                 with keep_restoring_out(autotuner, kernel_call, arguments) as timed:
                     limit = self._best * HOPELESS
                     sample_part = partial(self._timer.sample_part, timed, effort, limit)
-                    samples.append(call_with_memory(sample_part))
+                    samples.append(call_with_memory(sample_part, self._timer.release))
                 return samples[-1].quantiles(quantiles)
             except Exception as error:
                 raised.append(error)
