@@ -13,6 +13,7 @@ from ..model.resolution import How, Resolution
 from ..model.scenario import Config, Context, Scenario
 from ..stores import Found
 from ..system.notices import warn_once
+from ..triton_internals.config_names import describe
 from ..tuning.measurement_marks import MeasurementMark, find_suspects
 from .own_trials import OwnTrials
 from .record_lookup import resolve_from_record
@@ -27,27 +28,26 @@ _tuning = threading.RLock()
 """Held while this process tunes: two benchmarks at once would time each other."""
 
 
-class _OwnScenarios(threading.local):
-    """The scenarios that a thread tunes; several if a hook of one kernel launches another."""
+class _ThreadActivity(threading.local):
+    """What a thread is doing: it tunes several scenarios if a hook of one kernel launches another.
 
-    def __init__(self) -> None:
-        self._tuned: list[tuple[Context, Scenario]] = []
+    Attributes:
+        tunes: the number of scenarios that the thread tunes.
+    """
 
-    def are_tuned(self, request: Request) -> bool:
-        """Return whether this thread tunes a request's scenario."""
-        return (request.context, request.scenario) in self._tuned
+    tunes = 0
 
     @contextmanager
-    def tuning(self, request: Request) -> Iterator[None]:
-        """Count a request's scenario among those that this thread tunes."""
-        self._tuned.append((request.context, request.scenario))
+    def tuning(self) -> Iterator[None]:
+        """Count a scenario that the thread tunes."""
+        self.tunes += 1
         try:
             yield
         finally:
-            self._tuned.pop()
+            self.tunes -= 1
 
 
-_scenarios = _OwnScenarios()
+_this_thread = _ThreadActivity()
 
 
 def _renew_lock_in_child() -> None:
@@ -82,6 +82,7 @@ class ScenarioTuner:
         """Set up the tuner; the arguments are described at the class."""
         self._store = store
         self._trials = OwnTrials()
+        self._compared: dict[tuple[Context, Scenario], set[Config]] = {}
         self._show_progress = show_progress
         self._before = before
         self._expendable = expendable
@@ -101,12 +102,12 @@ class ScenarioTuner:
         Raises:
             NoValidConfigError: every config failed in this process.
         """
-        # A process that hangs keeps its lease for ever, and this thread would wait for itself if a
-        # hook of the kernel launches it.
-        wait = 0.0 if _is_hung(request) or _scenarios.are_tuned(request) else wait
+        # A process that hangs keeps its lease for ever. A hook of a kernel that is tuned waits for
+        # none: its holder may be this thread, or another one that waits for this tune.
+        wait = 0.0 if _is_hung(request) or _this_thread.tunes else wait
         lease = self._store.tiers.lease(request.context, request.scenario, wait=wait)
         # The lease first: while this thread waits for another process, other kernels may be tuned.
-        with lease as is_leased, _tuning, _scenarios.tuning(request):
+        with lease as is_leased, _tuning, _this_thread.tuning():
             # The lease's last holder may have finished this work, or died halfway through it.
             found = self.look_up(request, fresh=True)
             request = self._without_suspects(request, found)
@@ -117,7 +118,8 @@ class ScenarioTuner:
             due = request.due_configs(record)
             has_work = due or resolution or self._untried_failures(request, record)
             if has_work and not (is_leased or _is_hung(request)):
-                return resolution, 0
+                unsafe = resolution and self._needs_comparison(request, resolution, record)
+                return None if unsafe else resolution, 0
             with closing(MeasurementMark(request.context, request.scenario)) as mark:
                 measurement = ScenarioMeasurement(
                     request,
@@ -159,13 +161,30 @@ class ScenarioTuner:
     def has_work(self, request: Request, resolution: Resolution, found: Found | None) -> bool:
         """Return whether a recorded scenario is worth another tune.
 
-        A pinned one never is. A race and its winner are worth it only if they outlive this process.
+        A pinned one never is. A race and its winner are worth it only if they outlive this process;
+        a config is compared in any case before it runs.
         """
         if resolution.how == "pinned" or found is None:
             return False
+        if self._needs_comparison(request, resolution, found.record):
+            return True
         if self._store.is_lasting:
             return request.has_work(found.record)
         return bool(request.due_configs(found.record))
+
+    def _needs_comparison(self, request: Request, resolution: Resolution, record: Record) -> bool:
+        """Return whether the results of a recorded config were never compared with the default's.
+
+        Only a record's winner was. Another config is the best where the author has removed the
+        winner, or pruning leaves it out of this launch.
+        """
+        config = describe(resolution.config)
+        compared = self._compared.get((request.context, request.scenario), set())
+        return (
+            request.check is not None
+            and record.winner is not None
+            and config not in {record.winner.config, describe(request.default), *compared}
+        )
 
     def _untried_failures(self, request: Request, record: Record) -> list[Config]:
         """Return the configs that another machine found to fail and this process did not try."""
@@ -178,13 +197,16 @@ class ScenarioTuner:
     def _measure(
         self, request: Request, measurement: ScenarioMeasurement, due: list[Config]
     ) -> Resolution | None:
-        measurement.measure_due(due)
+        if due or measurement.record.winner is None:
+            measurement.measure_due(due)
         if measurement.best is None:
             measurement.measure(self._untried_failures(request, measurement.record))
         winner = measurement.find_winner()
         if winner is None:
             return self._without_valid_config(request, measurement.record)
         measurement.record_winner(winner)
+        if request.prunes:  # the recorded winner may be another launch's
+            self._compared.setdefault((request.context, request.scenario), set()).add(winner)
         how: How = "tuned" if due or measurement.measured else "exact"
         missing = len(request.unmeasured_configs(measurement.record))
         chosen = request.declared[winner]

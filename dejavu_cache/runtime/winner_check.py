@@ -61,8 +61,13 @@ class WinnerCheck:
             self._checker = None
 
     def check(self, config: Any) -> Verdict:
-        """Compare the results of a `triton.Config` with the default's."""
-        if self._checker is None or not self._is_prepared:
+        """Compare the results of a `triton.Config` with the default's.
+
+        Raises:
+            RuntimeError: the default config has left the device unusable.
+        """
+        self.prepare()  # Where nothing was measured, no config has been launched yet.
+        if self._checker is None:
             return Verdict("unchecked", "results are not compared")
         if config is self._request.default:
             return Verdict("right")

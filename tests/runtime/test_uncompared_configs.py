@@ -1,0 +1,98 @@
+"""A recorded config that was not the tune's winner runs only once its results were compared."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from support.addition import Bench
+
+from dejavu_cache import Pow2, cached_autotune
+
+DEFAULT, WINNER, WRONG = (
+    triton.Config({"STEP": 1, "LIMIT": 1024}),
+    triton.Config({"STEP": 2, "LIMIT": 1024}),
+    triton.Config({"STEP": 3, "LIMIT": 4}),
+)
+TIMES = (3.0, 1.0, 2.0)
+
+
+@triton.jit
+def copy(x_ptr, out_ptr, n, STEP: tl.constexpr, LIMIT: tl.constexpr):
+    """Copy n numbers; a config whose LIMIT is less than n leaves some out."""
+    at = tl.arange(0, 128)
+    tl.store(out_ptr + at, tl.load(x_ptr + at, mask=at < n), mask=(at < n) & (at < LIMIT))
+
+
+def decorate(folder: Path, configs: list[triton.Config], **options: Any) -> Any:
+    return cached_autotune(
+        configs, ["n"], store=folder, do_bench=Bench(TIMES), buckets={"n": Pow2()}, **options
+    )(copy)
+
+
+def launch(kernel: Any, n: int) -> None:
+    x, out = torch.rand(128), torch.zeros(128)
+    kernel[(1,)](x, out, n)
+    assert torch.equal(out[:n], x[:n]), kernel.best_config
+
+
+def test_the_runner_up_of_a_winner_that_the_author_removes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    kernel = decorate(tmp_path, [DEFAULT, WINNER, WRONG])
+    launch(kernel, 100)
+    assert kernel.best_config.kwargs == WINNER.kwargs
+    edited = decorate(tmp_path, [DEFAULT, WRONG])
+    launch(edited, 100)
+    assert edited.best_config.kwargs == DEFAULT.kwargs
+    assert edited.benchmarked == 0
+    assert "is fast but wrong" in caplog.text
+
+
+def test_the_runner_up_of_a_winner_that_pruning_leaves_out(tmp_path: Path) -> None:
+    def keep_even(configs: list[Any], named: dict[str, Any], **_: Any) -> list[Any]:
+        return [config for config in configs if named["n"] % 2 == 0 or config.kwargs["STEP"] != 2]
+
+    pruning = {"prune_configs_by": {"early_config_prune": keep_even}}
+    for _ in range(2):
+        kernel = decorate(tmp_path, [DEFAULT, WINNER, WRONG], **pruning)
+        for n in (100, 101, 100, 101):
+            launch(kernel, n)
+            assert kernel.best_config.kwargs == (DEFAULT if n % 2 else WINNER).kwargs
+
+
+def test_a_right_runner_up_is_compared_once(tmp_path: Path) -> None:
+    right = triton.Config({"STEP": 3, "LIMIT": 1024})
+    launch(decorate(tmp_path, [DEFAULT, WINNER, right]), 100)
+    edited = decorate(tmp_path, [DEFAULT, right])
+    launch(edited, 100)
+    assert edited.best_config.kwargs == right.kwargs
+    record = next(edited.home.record_sets()).records[0]
+    assert record.winner is not None
+    assert record.winner.config.params == right.kwargs
+
+
+def test_a_comparison_that_was_interrupted_is_made_by_the_next_process(tmp_path: Path) -> None:
+    class Interrupt:
+        """A hook that is Ctrl-C at the second launch of its config."""
+
+        launches = 0
+
+        def __call__(self, arguments: Any) -> None:
+            self.launches += 1
+            if self.launches == 2:
+                raise KeyboardInterrupt
+
+    def configs(hook: Any = None) -> list[triton.Config]:
+        return [DEFAULT, triton.Config({"STEP": 2, "LIMIT": 4}, pre_hook=hook)]
+
+    with pytest.raises(KeyboardInterrupt):
+        launch(decorate(tmp_path, configs(Interrupt())), 100)
+    again = decorate(tmp_path, configs())
+    launch(again, 100)
+    assert again.best_config.kwargs == DEFAULT.kwargs
+    assert again.benchmarked == 0
