@@ -59,17 +59,17 @@ class GraphCapture:
                 call()
         except BaseException:
             with suppress(RuntimeError):
-                graph.capture_end()
-            self._give_up(graph)
+                self._end(graph)
+            graph.reset()
             raise
+        self._end(graph)
+        return graph
+
+    def _end(self, graph: Any) -> None:
+        """End a capture; after a failure, leave the memory that PyTorch may still take for its."""
         try:
             graph.capture_end()
         except RuntimeError:
-            self._give_up(graph)
+            graph.reset()
+            self.release()
             raise
-        return graph
-
-    def _give_up(self, graph: Any) -> None:
-        """Leave the memory of a failed capture, which PyTorch may still take for its own."""
-        graph.reset()
-        self.release()
