@@ -1,7 +1,7 @@
 """Write down the constants that a kernel reads, by value and type; refuse what cannot be written.
 
 The encoding is closed: a value is either known to be complete in its parts, or it is an
-`UnreadableKernelError`. A library's own functions and classes are written by name, since the
+`UnreadableKernelError`. A library's own classes and pure functions are written by name, since the
 library's version identifies them.
 """
 
@@ -20,11 +20,13 @@ from pathlib import Path
 from typing import Any, ClassVar, Generic, List, Optional, Protocol  # noqa: UP035
 
 from ..errors import UnreadableKernelError
+from .pure_functions import is_pure_function, refuse_impure
 
 __all__ = [
     "ConstantReader",
     "is_jit",
     "is_triton_own",
+    "library_of",
     "module_name",
     "plain_text",
     "python_function",
@@ -202,20 +204,24 @@ class ConstantReader:
         yield from sorted(map(str, texts))
 
     def _function(self, name: str, function: Any) -> Tokens:
-        library = _library_of(function)
+        library = library_of(function)
         if library:
+            _check_pure(name, function)
             yield f"{function.__module__}.{function.__qualname__} of {library}"
         else:
             yield from self._read_function(name, function)
 
     def _builtin(self, name: str, function: Any) -> Tokens:
-        library = _library_of(function)
+        library = library_of(function)
         owner = function.__self__
         if owner is None or isinstance(owner, types.ModuleType):
             if not library:
                 raise UnreadableKernelError(f"{name} is {function!r}, which has no source")
+            _check_pure(name, function)
             yield f"{function.__module__}.{function.__qualname__} of {library}"
         else:
+            if isinstance(owner, type) and library_of(owner):
+                _check_pure(name, function)
             yield function.__name__
             yield from self.read(name, owner)
 
@@ -233,7 +239,7 @@ class ConstantReader:
             yield from self.read(name, accessor)
 
     def _class(self, name: str, value: type) -> Tokens:
-        library = _library_of(value)
+        library = library_of(value)
         if library or is_triton_own(value):
             yield f"{value.__module__}.{value.__qualname__} of {library or 'triton'}"
             return
@@ -282,7 +288,7 @@ class ConstantReader:
         """Write an object of a class that keeps all its state in attributes of its own."""
         kind = type(value)
         readable = type(kind) in (type, ABCMeta) and all(
-            base in _EMPTY_BASES or base is types.SimpleNamespace or not _library_of(base)
+            base in _EMPTY_BASES or base is types.SimpleNamespace or not library_of(base)
             for base in kind.__mro__
         )
         slots = [slot for base in kind.__mro__ for slot in _slots(base)]
@@ -315,7 +321,7 @@ class ConstantReader:
     }
 
 
-def _library_of(value: Any) -> str:
+def library_of(value: Any) -> str:
     """Return the library that a function or class belongs to by its name and version, or ``."""
     module = getattr(value, "__module__", None) or ""
     top = module.partition(".")[0]
@@ -323,6 +329,11 @@ def _library_of(value: Any) -> str:
         return f"{top} {getattr(sys.modules.get(top), '__version__', '')}"
     # Python's own functions keep their meaning from version to version.
     return "python" if top in sys.stdlib_module_names and top != "__main__" else ""
+
+
+def _check_pure(name: str, function: Any) -> None:
+    if not is_pure_function(function):
+        raise refuse_impure(name, function)
 
 
 def _aggregated_class(aggregate: type) -> type:

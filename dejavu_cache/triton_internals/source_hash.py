@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from types import ModuleType
 from typing import Any
@@ -25,14 +24,14 @@ from .constants import (
     python_function,
     unwrap,
 )
+from .python_reads import MISSING, check_reads, imported_values, is_standard, resolve
 from .syntax import Chain, FunctionSyntax
 from .syntax_files import function_syntax
 
 __all__ = ["kernel_name", "python_function", "source_hash", "value_hash"]
 
 Parameters = Mapping[str, inspect.Parameter]
-
-_MISSING = object()
+Names = Mapping[str, Any]
 
 
 def kernel_name(kernel: Any) -> str:
@@ -106,22 +105,29 @@ class _CodeReader:
     def _read(self, kernel: Any, function: Callable[..., Any]) -> Iterator[str]:
         compiled = _jit_object(kernel)
         syntax = function_syntax(function, getattr(compiled, "src", None))
+        is_compiled = _compiles(compiled)
+        names = _values_of_names(function)
+        chains = syntax.dotted_names
+        if not is_compiled:
+            names = {**names, **imported_values(function, syntax)}
+            chains |= syntax.fetched_names  # in a jit function, `getattr` is Triton's
+            check_reads(function, syntax, names)
         parameters = inspect.signature(function).parameters
         yield syntax.normalized
-        for chain in sorted(syntax.dotted_names):
+        for chain in sorted(chains):
             if chain[0] not in syntax.local_names:
-                yield from self._read_chain(function, chain)
+                yield from self._read_chain(names, chain)
         for name, default in sorted(_defaults(parameters)):
             yield from self._read_constant(f"default {name}", default, expect_constexpr=False)
-        yield from self._read_first_reads(function, syntax, compiled is not None)
-        yield from self._read_wrapping(function, syntax, _compiles(compiled))
+        yield from self._read_first_reads(names, syntax, compiled is not None)
+        yield from self._read_wrapping(names, syntax, is_compiled)
         if compiled is not None:
             yield from _decoration(compiled, parameters, syntax)
 
-    def _read_chain(self, function: Callable[..., Any], chain: Chain) -> Iterator[str]:
-        value = _resolve(function, chain)
+    def _read_chain(self, names: Names, chain: Chain) -> Iterator[str]:
+        value = resolve(names, chain)
         if (
-            value is not _MISSING
+            value is not MISSING
             and not isinstance(value, ModuleType)
             and (not is_triton_own(unwrap(value)[0]))
         ):
@@ -133,32 +139,32 @@ class _CodeReader:
             yield f"{name} wrapped {not expect_constexpr}"
 
     def _read_first_reads(
-        self, function: Callable[..., Any], syntax: FunctionSyntax, is_jit_function: bool
+        self, names: Names, syntax: FunctionSyntax, is_jit_function: bool
     ) -> Iterator[str]:
         """Write the globals that are read before a local of their name hides them."""
         early = syntax.read_first & syntax.local_names
         for chain in sorted(chain for chain in syntax.dotted_names if chain[0] in early):
-            root = _resolve(function, chain[:1])
+            root = resolve(names, chain[:1])
             # Triton refuses to read any other global, so the name is a local of another branch.
             if not is_jit_function or _is_legal_global(root):
                 yield f"early {'.'.join(chain)}"
-                yield from self._read_chain(function, chain)
+                yield from self._read_chain(names, chain)
 
     def _read_wrapping(
-        self, function: Callable[..., Any], syntax: FunctionSyntax, is_compiled: bool
+        self, names: Names, syntax: FunctionSyntax, is_compiled: bool
     ) -> Iterator[str]:
         """Write which globals are, unlike most of their kind, a `tl.constexpr` or none."""
         hidden = syntax.local_names - syntax.read_first
         for chain in sorted(syntax.bare_names):
-            raw = _resolve(function, chain)
+            raw = resolve(names, chain)
             value, wrapped = unwrap(raw)
             if isinstance(value, ModuleType):
-                if not _is_standard(value):
+                if not is_standard(value):
                     raise UnreadableKernelError(
                         f"{'.'.join(chain)} is a module, of which any attribute may be read"
                     )
                 continue
-            if raw is _MISSING or _is_standard(_resolve(function, chain[:1])):
+            if raw is MISSING or is_standard(resolve(names, chain[:1])):
                 continue
             text = plain_text(value)
             if text is None or chain[0] in hidden:
@@ -230,14 +236,8 @@ def _annotations(parameters: Parameters, syntax: FunctionSyntax) -> Iterator[str
             yield f"annotation {name}: {meanings[1]}"
 
 
-def _resolve(function: Callable[..., Any], chain: Chain) -> Any:
-    value = _closure_values(function).get(chain[0], function.__globals__.get(chain[0], _MISSING))
-    for name in chain[1:]:
-        # Only attributes of modules and classes: an instance may compute its own.
-        if not isinstance(value, (ModuleType, type)):
-            return _MISSING
-        value = getattr(value, name, _MISSING)
-    return value
+def _values_of_names(function: Callable[..., Any]) -> Names:
+    return {**function.__globals__, **_closure_values(function)}
 
 
 def _closure_values(function: Callable[..., Any]) -> dict[str, Any]:
@@ -264,7 +264,7 @@ def _is_legal_global(value: Any) -> bool:
     from triton import knobs
 
     inner, wrapped = unwrap(value)
-    return value is not _MISSING and (
+    return value is not MISSING and (
         wrapped
         or is_jit(value)
         or isinstance(value, (ModuleType, type))
@@ -272,9 +272,3 @@ def _is_legal_global(value: Any) -> bool:
         or getattr(value, "__triton_builtin__", False)
         or bool(knobs.compilation.allow_non_constexpr_globals)
     )
-
-
-def _is_standard(value: Any) -> bool:
-    """Return whether a value is a module of Python's or Triton's own."""
-    top = getattr(value, "__name__", "").partition(".")[0]
-    return isinstance(value, ModuleType) and (top == "triton" or top in sys.stdlib_module_names)

@@ -24,6 +24,13 @@ Parsed = TypeVar("Parsed")
 Chain = tuple[str, ...]
 """A dotted name: `("tl", "load")` for `tl.load`."""
 
+Import = tuple[str, str, str, int]
+"""An import inside a function: the name that it binds, the module, what is taken from it (empty
+for the module itself, or `as` for a submodule under a name of its own), and the leading dots."""
+
+ANY_ATTRIBUTE = "*"
+"""Ends a dotted name of which `getattr` reads an attribute that only the running code knows."""
+
 
 class FunctionSyntax(NamedTuple):
     """The text of a function, without its decorators.
@@ -36,6 +43,13 @@ class FunctionSyntax(NamedTuple):
         read_first: names that may be read before they are assigned. Triton looks such a name up
             among the globals, although Python would not.
         annotations: the parameters' annotations; none of a lambda.
+        bound_names: names that are bound by another statement than an assignment: by an import, a
+            nested function or class, an `except` or a `case`.
+        imports: the imports inside the function.
+        fetched_names: dotted names that `getattr` and `hasattr` read.
+        declared_names: names that a `global` or `nonlocal` statement lets the function assign.
+        changed_names: dotted names of which an item or an attribute is assigned or deleted.
+        mutated_names: dotted names on which a method is called that changes containers.
     """
 
     normalized: str
@@ -44,6 +58,12 @@ class FunctionSyntax(NamedTuple):
     bare_names: frozenset[Chain]
     read_first: frozenset[str]
     annotations: Mapping[str, str]
+    bound_names: frozenset[str]
+    imports: frozenset[Import]
+    fetched_names: frozenset[Chain]
+    declared_names: frozenset[str]
+    changed_names: frozenset[Chain]
+    mutated_names: frozenset[Chain]
 
 
 def describe_text(text: str) -> FunctionSyntax:
@@ -100,6 +120,17 @@ def _describe(tree: ast.AST) -> FunctionSyntax:
         bare_names=frozenset(_bare_names(_body(nodes))),
         read_first=frozenset(finder.read_first),
         annotations=_annotations(nodes),
+        bound_names=frozenset(_names_bound_by_statements(_body(nodes))),
+        imports=frozenset(_imports(nodes)),
+        fetched_names=frozenset(_fetched_names(nodes)),
+        declared_names=frozenset(
+            name
+            for node in nodes
+            if isinstance(node, (ast.Global, ast.Nonlocal))
+            for name in node.names
+        ),
+        changed_names=frozenset(_changed_names(nodes)),
+        mutated_names=frozenset(_mutated_names(nodes)),
     )
 
 
@@ -205,6 +236,83 @@ def _bound_names(nodes: Iterable[ast.AST]) -> Iterator[str]:
             yield node.arg
         elif isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
             yield node.id
+
+
+def _names_bound_by_statements(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    for node in nodes:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            yield node.name
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            for alias in node.names:
+                yield alias.asname or alias.name.partition(".")[0]
+        elif isinstance(node, (ast.ExceptHandler, ast.MatchAs, ast.MatchStar)):
+            yield from [node.name] if node.name else []
+        elif isinstance(node, ast.MatchMapping):
+            yield from [node.rest] if node.rest else []
+
+
+def _imports(nodes: Iterable[ast.AST]) -> Iterator[Import]:
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                top = alias.name.partition(".")[0]
+                yield alias.asname or top, alias.name, "as" if alias.asname else "", 0
+        elif isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                yield alias.asname or alias.name, node.module or "", alias.name, node.level
+
+
+def _fetched_names(nodes: Iterable[ast.AST]) -> Iterator[Chain]:
+    for node in nodes:
+        if not isinstance(node, ast.Call) or len(node.args) < 2:
+            continue
+        if isinstance(node.func, ast.Name) and node.func.id in ("getattr", "hasattr"):
+            owner, name = _chain(node.args[0]), node.args[1]
+            if owner:
+                known = str(name.value) if isinstance(name, ast.Constant) else ANY_ATTRIBUTE
+                yield *owner, known
+
+
+_MUTATING_METHODS = frozenset(
+    {"add", "append", "appendleft", "clear", "difference_update", "discard", "extend"}
+    | {"extendleft", "insert", "intersection_update", "move_to_end", "pop", "popitem", "popleft"}
+    | {"remove", "reverse", "rotate", "setdefault", "sort", "symmetric_difference_update"}
+    | {"update", "__delitem__", "__ior__", "__setattr__", "__setitem__"}
+)
+
+
+def _changed_names(nodes: Iterable[ast.AST]) -> Iterator[Chain]:
+    for node in nodes:
+        if isinstance(node, (ast.Attribute, ast.Subscript)) and not isinstance(node.ctx, ast.Load):
+            chain = _owner(node.value)
+        elif (
+            isinstance(node, ast.Call)
+            and node.args
+            and isinstance(node.func, ast.Name)
+            and node.func.id in ("setattr", "delattr")
+        ):
+            chain = _owner(node.args[0])
+        else:
+            continue
+        if chain:
+            yield chain
+
+
+def _mutated_names(nodes: Iterable[ast.AST]) -> Iterator[Chain]:
+    for node in nodes:
+        if isinstance(node, ast.Attribute) and node.attr in _MUTATING_METHODS:
+            chain = _owner(node.value)
+            if chain:
+                yield chain
+
+
+def _owner(node: ast.AST) -> Chain | None:
+    """Return the dotted name of an object in which a part is found by subscripts."""
+    names: list[str] = []
+    while isinstance(node, (ast.Attribute, ast.Subscript)):
+        names = [node.attr, *names] if isinstance(node, ast.Attribute) else []
+        node = node.value
+    return (node.id, *names) if isinstance(node, ast.Name) else None
 
 
 def _body(nodes: Iterable[ast.AST]) -> list[ast.AST]:

@@ -120,6 +120,12 @@ def _decode(content: bytes) -> FunctionSyntax:
         bare_names=frozenset(map(tuple, parts["bare_names"])),
         read_first=frozenset(parts["read_first"]),
         annotations=parts["annotations"],
+        bound_names=frozenset(parts["bound_names"]),
+        imports=frozenset(map(tuple, parts["imports"])),
+        fetched_names=frozenset(map(tuple, parts["fetched_names"])),
+        declared_names=frozenset(parts["declared_names"]),
+        changed_names=frozenset(map(tuple, parts["changed_names"])),
+        mutated_names=frozenset(map(tuple, parts["mutated_names"])),
     )
 
 

@@ -1,0 +1,212 @@
+"""What a function that Python runs, such as a heuristic, reads besides its arguments.
+
+Triton lets a jit function read little, and fails to compile what is not there. Python lets a
+function read anything. Whatever of it a hash cannot stand for is refused, so that a value which
+changes between two processes cannot hide behind an equal identity.
+"""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import importlib.util
+import sys
+import types
+from collections.abc import Callable, Mapping, MutableMapping, MutableSequence, MutableSet
+from typing import Any
+
+from ..errors import UnreadableKernelError
+from .constants import is_jit, is_triton_own, library_of, python_function, unwrap
+from .pure_functions import (
+    is_pure_builtin,
+    is_pure_class,
+    is_pure_function,
+    is_pure_module,
+    refuse_impure,
+)
+from .syntax import ANY_ATTRIBUTE, Chain, FunctionSyntax, Import
+
+__all__ = ["MISSING", "check_reads", "imported_values", "is_standard", "resolve"]
+
+Names = Mapping[str, Any]
+
+MISSING = object()
+"""Stands for a name without a value."""
+
+_MUTABLE = (MutableMapping, MutableSequence, MutableSet)
+_WRAPPER = functools._lru_cache_wrapper
+
+
+def resolve(names: Names, chain: Chain) -> Any:
+    """Return the value of a dotted name, or `MISSING`."""
+    value = names.get(chain[0], MISSING)
+    for name in chain[1:]:
+        # Only attributes of modules, classes and functions: an instance may compute its own.
+        if isinstance(value, (types.FunctionType, _WRAPPER)):
+            value = vars(value).get(name, MISSING)
+        elif isinstance(value, (types.ModuleType, type)):
+            value = getattr(value, name, MISSING)
+        else:
+            return MISSING
+    return value
+
+
+def is_standard(value: Any) -> bool:
+    """Return whether a value is a module of Python's or Triton's own."""
+    top = getattr(value, "__name__", "").partition(".")[0]
+    return isinstance(value, types.ModuleType) and (
+        top == "triton" or top in sys.stdlib_module_names
+    )
+
+
+def imported_values(function: Callable[..., Any], syntax: FunctionSyntax) -> dict[str, Any]:
+    """Return what the imports inside a function bind, as far as it is imported already.
+
+    Raises:
+        UnreadableKernelError: a module is not imported yet, or a name has several meanings.
+    """
+    values: dict[str, Any] = {}
+    for statement in sorted(syntax.imports):
+        name = statement[0]
+        value = _imported(function, statement)
+        if value is MISSING:
+            raise UnreadableKernelError(
+                f"{_name(function)} imports {_described(statement)}, which is not imported yet: "
+                "import it at the module's top"
+            )
+        if name in syntax.local_names or values.setdefault(name, value) is not value:
+            raise UnreadableKernelError(
+                f"{_name(function)} imports {name} and binds it otherwise too: "
+                "import it at the module's top"
+            )
+    return values
+
+
+def _imported(function: Callable[..., Any], statement: Import) -> Any:
+    _, module, attribute, level = statement
+    if level:
+        package = function.__globals__.get("__package__") or ""
+        try:
+            module = importlib.util.resolve_name("." * level + module, package)
+        except ImportError:
+            return MISSING
+    if module not in sys.modules:
+        return MISSING
+    if not attribute:
+        return sys.modules.get(module.partition(".")[0], MISSING)
+    if attribute == "as":
+        return sys.modules[module]
+    found = getattr(sys.modules[module], attribute, MISSING)
+    return sys.modules.get(f"{module}.{attribute}", MISSING) if found is MISSING else found
+
+
+def _described(statement: Import) -> str:
+    _, module, attribute, level = statement
+    path = "." * level + module
+    return path if attribute in ("", "as") else f"{attribute} from {path}"
+
+
+def check_reads(function: Callable[..., Any], syntax: FunctionSyntax, names: Names) -> None:
+    """Refuse a Python function that reads what no hash of its code and constants stands for.
+
+    Args:
+        function: the function, which Python runs.
+        syntax: what its text says.
+        names: the values of its globals, of what it closes over, and of its imports.
+
+    Raises:
+        UnreadableKernelError: it reads something else, or changes what it reads.
+    """
+    hidden = syntax.local_names - syntax.read_first
+    inner = (syntax.local_names | syntax.bound_names) - set(names)
+    for chain in sorted(syntax.bare_names | syntax.fetched_names):
+        if chain[0] not in hidden | inner:
+            _check_name(function, names, chain)
+    _check_changes(function, syntax, names, hidden)
+
+
+def _check_name(function: Callable[..., Any], names: Names, chain: Chain) -> None:
+    if chain[0] not in names:
+        _check_builtin(function, chain[0])
+        return
+    value = names[chain[0]]
+    for index, name in enumerate(chain[1:], 1):
+        if not isinstance(value, (types.ModuleType, type, types.FunctionType, _WRAPPER)):
+            return  # an object is read with all that it holds
+        inner = resolve({"": value}, ("", name))
+        if inner is MISSING:
+            if not _is_known_without(value, name):
+                raise UnreadableKernelError(
+                    f"{_name(function)} reads {'.'.join(chain[: index + 1])}, "
+                    "which has no value that can be read"
+                )
+            return
+        value = inner
+    _check_value(".".join(chain), unwrap(value)[0])
+
+
+def _check_builtin(function: Callable[..., Any], name: str) -> None:
+    if not hasattr(builtins, name):
+        raise UnreadableKernelError(f"{_name(function)} reads {name}, which is not defined")
+    is_own_hash = name == "hash" and function.__name__ == "__hash__"
+    if not is_pure_builtin(name) and not is_own_hash:
+        raise UnreadableKernelError(
+            f"{_name(function)} calls {name}, which may read anything: name what it reads"
+        )
+
+
+def _is_known_without(value: Any, name: str) -> bool:
+    """Return whether code that reads an attribute which is not there means the same everywhere."""
+    if name == ANY_ATTRIBUTE:
+        return False
+    if isinstance(value, types.ModuleType):
+        # The version of a library says what is missing.
+        return is_standard(value) or value.__name__.partition(".")[0] in ("torch", "numpy")
+    # A class is read as a whole, and Python's own attributes of a function are.
+    return isinstance(value, type) or (name.startswith("__") and name.endswith("__"))
+
+
+def _check_value(name: str, value: Any) -> None:
+    if isinstance(value, types.ModuleType):
+        refused = is_standard(value) and not is_pure_module(value)
+    elif is_triton_own(value):
+        owned = python_function(value) if is_jit(value) else value
+        refused = not isinstance(owned, type) and not is_pure_function(owned)
+    else:
+        refused = isinstance(value, type) and bool(library_of(value)) and not is_pure_class(value)
+    if refused:
+        raise refuse_impure(name, value)
+
+
+def _check_changes(
+    function: Callable[..., Any], syntax: FunctionSyntax, names: Names, hidden: frozenset[str]
+) -> None:
+    """Refuse a function that keeps values: what it reads would depend on what ran before."""
+    outer = set(function.__code__.co_freevars) | set(function.__globals__)
+    kept: set[Chain] = {(name,) for name in syntax.declared_names & syntax.local_names & outer}
+    kept |= {chain for chain in syntax.changed_names if chain[0] not in hidden}
+    kept |= {
+        chain
+        for chain in syntax.mutated_names
+        if chain[0] not in hidden and _is_container(names, chain)
+    }
+    for chain in sorted(kept):
+        if chain[0] in names:
+            raise UnreadableKernelError(
+                f"{'.'.join(chain)} changes while the program runs, in {_name(function)}: "
+                "use functools.cache, or pass it as an argument"
+            )
+
+
+def _is_container(names: Names, chain: Chain) -> bool:
+    value = names.get(chain[0], MISSING)
+    for name in chain[1:]:
+        if isinstance(value, (types.ModuleType, type)):
+            value = getattr(value, name, MISSING)
+        else:
+            value = getattr(value, "__dict__", {}).get(name, MISSING)
+    return isinstance(value, _MUTABLE)
+
+
+def _name(function: Callable[..., Any]) -> str:
+    return f"{function.__module__}.{function.__qualname__}"

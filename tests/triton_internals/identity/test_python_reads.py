@@ -1,0 +1,216 @@
+"""What a heuristic reads besides its arguments is part of the identity, or the kernel has none."""
+
+from __future__ import annotations
+
+import sys
+import types
+from pathlib import Path
+
+import pytest
+from support.kernels import load
+
+from dejavu_cache.triton_internals.identity import KernelIdentity, identify
+
+HEAD = """
+import datetime, functools, itertools, math, operator, os, random, time, warnings
+from pathlib import Path
+from typing import Any
+import torch, triton, triton.language as tl
+"""
+KERNEL = """
+@triton.heuristics({"B": block})
+@triton.jit
+def k(x, n, B: tl.constexpr):
+    tl.store(x + tl.arange(0, B), B)
+"""
+
+
+def identity_of(folder: Path, heuristic: str) -> KernelIdentity:
+    """Return the identity of a kernel with a heuristic `block`, of which this is the source."""
+    module = load(folder / f"kernel{abs(hash(heuristic))}.py", HEAD + heuristic + KERNEL)
+    return identify(module.k, [])
+
+
+def block(body: str) -> str:
+    return f"def block(args):\n    {body}\n"
+
+
+@pytest.mark.parametrize(
+    ("statement", "value"),
+    [
+        ("from tile_settings import SIZE", "SIZE"),
+        ("import tile_settings", "tile_settings.SIZE"),
+        ("import tile_settings as settings", "settings.SIZE"),
+        ("from tile_package import tile_settings", "tile_settings.SIZE"),
+    ],
+)
+def test_an_import_inside_a_heuristic_counts_by_its_value(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, statement: str, value: str
+) -> None:
+    identities = []
+    for size in (64, 128):
+        settings = types.ModuleType("tile_settings")
+        settings.SIZE = size  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, "tile_settings", settings)
+        monkeypatch.setitem(sys.modules, "tile_package", types.ModuleType("tile_package"))
+        monkeypatch.setitem(sys.modules, "tile_package.tile_settings", settings)
+        identities.append(identity_of(tmp_path, block(f"{statement}; return {value}")))
+    assert [identity.unstored for identity in identities] == [None, None]
+    assert identities[0] != identities[1]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "from not_imported_yet import SIZE; return SIZE",
+        "import not_imported_yet; return not_imported_yet.SIZE",
+        "from . import settings; return settings.SIZE",
+    ],
+)
+def test_a_module_that_only_the_heuristic_imports_is_named(tmp_path: Path, body: str) -> None:
+    reason = identity_of(tmp_path, block(body)).unstored
+    assert reason is not None
+    assert "import it at the module's top" in reason
+
+
+@pytest.mark.parametrize(
+    ("body", "named"),
+    [
+        ('return int(os.getenv("SIZE", "64"))', "os.getenv"),
+        ("return 128 if torch.get_float32_matmul_precision() == 'high' else 64", "torch.get_float"),
+        ("return 128 if torch.is_grad_enabled() else 64", "torch.is_grad_enabled"),
+        ('return globals()["SIZE"]', "globals"),
+        ("return eval('SIZE')", "eval"),
+        ('return int(open("/size").read())', "open"),
+        ('return int(Path("/size").read_text())', "Path"),
+        ("return random.choice([64, 128])", "random.choice"),
+        ("return int(time.time())", "time.time"),
+        ("return datetime.datetime.now().hour", "datetime.datetime.now"),
+        ('return getattr(os, "cpu_count")()', "os"),
+        ("return hash('size') % 2 * 64 + 64", "hash"),
+        ("return not_defined_anywhere", "not_defined_anywhere"),
+        ("return functools.partial(os.cpu_count)()", "os.cpu_count"),
+        ("return getattr(block, args['name'])", "block"),
+        ("return triton.set_allocator(None)", "triton.set_allocator"),
+    ],
+)
+def test_a_heuristic_that_reads_what_nothing_stands_for_is_not_stored(
+    tmp_path: Path, body: str, named: str
+) -> None:
+    reason = identity_of(tmp_path, block(body)).unstored
+    assert reason is not None
+    assert named in reason
+
+
+@pytest.mark.parametrize("expression", ["tile.size", 'getattr(tile, "size")'])
+def test_an_attribute_of_a_function_counts(tmp_path: Path, expression: str) -> None:
+    def identity(size: int) -> KernelIdentity:
+        tile = f"def tile(): pass\ntile.size = {size}\n"
+        return identity_of(tmp_path, tile + block(f"return {expression}"))
+
+    assert identity(64).unstored is None
+    assert identity(64) != identity(128)
+
+
+@pytest.mark.parametrize(
+    "heuristic",
+    [
+        "block = lambda args: args['x'] is not None",
+        "block = lambda args: min(max(triton.next_power_of_2(args['n']), 16), 128)",
+        "block = lambda args: triton.cdiv(args['n'], 4) if args['x'].is_contiguous() else 1",
+        "block = lambda args: args['x'].dtype in (torch.bfloat16, torch.float8_e5m2)",
+        "block = lambda args: args['x'].stride(0) % 16 == 0 and args['x'].element_size() == 2",
+        "block = lambda args: 2 ** math.ceil(math.log2(args['n']))",
+        "block = lambda args: torch.cuda.get_device_capability()[0] >= 9",
+        "block = lambda args: torch.version.hip is not None",
+        "block = lambda args: torch.finfo(args['x'].dtype).bits",
+        "block = lambda args: functools.reduce(operator.mul, args['x'].shape, 1)",
+        "block = lambda args: isinstance(args['x'], torch.Tensor) and any(args['x'].shape)",
+        "block = lambda args: getattr(args['x'], 'is_cuda', False)",
+        "block = lambda args: 1 if hasattr(tl, 'float8e4b8') else tl.constexpr(2)",
+        "@functools.cache\ndef tile(n):\n    return n * 2\nblock = lambda args: tile(args['n'])",
+        """
+def block(args: dict[str, Any]) -> int:
+    import math as m
+    def double(n):
+        return 2 * n
+    try:
+        sizes = {}
+        sizes["n"] = sorted(double(n) for n in range(args["n"]))
+        sizes.update(args)
+    except (KeyError, ValueError) as error:
+        warnings.warn(str(error))
+        return 64
+    match sizes:
+        case {"n": [first, *others], **rest}:
+            return m.ceil(first + len(others) + len(rest))
+    for left, right in itertools.pairwise(sizes["n"]):
+        assert left <= right, f"{left} {right}"
+    return 128
+""",
+    ],
+)
+def test_heuristics_of_their_arguments_are_stored(tmp_path: Path, heuristic: str) -> None:
+    assert identity_of(tmp_path, f"{heuristic}\n").unstored is None
+
+
+def test_a_class_with_methods_of_its_own_is_read(tmp_path: Path) -> None:
+    source = """
+import dataclasses, enum, collections
+
+class Mode(enum.Enum):
+    FAST = 1
+    @classmethod
+    def parse(cls, name):
+        return cls[name.upper()]
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    depth: int
+    mode: Mode = Mode.FAST
+    def __post_init__(self):
+        object.__setattr__(self, "depth", self.depth + 1)
+    def __hash__(self):
+        return hash((self.depth, self.mode))
+    @property
+    def size(self):
+        return self.depth * 64 if self.mode is Mode.FAST else super().__sizeof__()
+
+class Named(collections.namedtuple("Named", ["size"])):
+    def __new__(cls, size):
+        return super().__new__(cls, size)
+
+PLAN = Plan(1)
+NAMED = Named(2)
+"""
+    identity = identity_of(tmp_path, source + block("return PLAN.size + NAMED.size"))
+    assert identity.unstored is None
+
+
+@pytest.mark.parametrize(
+    ("state", "body", "named"),
+    [
+        ("_memo = {}", "_memo[args['n']] = 64; return _memo[args['n']]", "_memo"),
+        ("_memo = {}", "return _memo.setdefault(args['n'], 64)", "_memo"),
+        ("_sizes = [64]", "_sizes.append(args['n']); return _sizes[0]", "_sizes"),
+        ("_memo = {'a': {}}", "_memo['a'].update(b=1); return 64", "_memo"),
+        ("_size = None", "global _size; _size = _size or args['n']; return _size", "_size"),
+        ("def tile(): pass\ntile.size = 1", "tile.size += 1; return tile.size", "tile"),
+        ("_memo = {}", "keep = lambda n: _memo.update(n=n); keep(1); return 64", "_memo"),
+    ],
+)
+def test_a_memo_written_by_hand_is_named(tmp_path: Path, state: str, body: str, named: str) -> None:
+    """Else the identity would depend on what the process launched before."""
+    reason = identity_of(tmp_path, f"{state}\n{block(body)}").unstored
+    assert reason is not None
+    assert f"{named} changes while the program runs" in reason
+    assert "functools.cache" in reason
+
+
+def test_a_cached_function_is_read_as_what_it_wraps(tmp_path: Path) -> None:
+    source = "@functools.cache\n" + block("return 64 if args else 128")
+    module = load(tmp_path / "cached.py", HEAD + source + KERNEL)
+    before = identify(module.k, [])
+    module.block(())
+    assert identify(module.k, []) == before
+    assert identity_of(tmp_path, source.replace("128", "256")) != before
