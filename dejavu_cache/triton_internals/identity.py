@@ -33,18 +33,24 @@ def identify(kernel: Any, config_values: Iterable[Mapping[str, Any]]) -> KernelI
         kernel: a jit function, or heuristics around one.
         config_values: each config's meta-parameters.
     """
-    values = {
+    try:
+        source = source_hash(kernel)
+        for value in _values_with_code(config_values):
+            value_hash(value)
+        settings = [] if is_interpreting() else unreadable_settings()
+    except (UnreadableKernelError, OSError) as error:
+        return KernelIdentity(None, str(error))
+    except Exception as error:  # plain Triton would launch the kernel all the same
+        return KernelIdentity(None, f"its identity raises {type(error).__name__}: {error}")
+    reason = f"{', '.join(settings)} has no text that stands for it" if settings else None
+    return KernelIdentity(source, reason)
+
+
+def _values_with_code(config_values: Iterable[Mapping[str, Any]]) -> Iterable[Any]:
+    """Return the values that are not plain, each once."""
+    return {
         id(value): value
         for config in config_values
         for value in config.values()
         if plain_text(unwrap(value)[0]) is None
-    }
-    try:
-        source = source_hash(kernel)
-        for value in values.values():
-            value_hash(value)
-    except (UnreadableKernelError, OSError) as error:
-        return KernelIdentity(None, str(error))
-    settings = [] if is_interpreting() else unreadable_settings()
-    reason = f"{', '.join(settings)} has no text that stands for it" if settings else None
-    return KernelIdentity(source, reason)
+    }.values()

@@ -48,7 +48,8 @@ def source_hash(kernel: Any) -> str:
 
     Raises:
         OSError: the source text is not available (Triton itself needs it too).
-        UnreadableKernelError: the code depends on something that has no encoding.
+        UnreadableKernelError: the code depends on something that has no encoding, or that raises
+            an error when it is read.
     """
     return _digest(_CodeReader().read_kernel(kernel))
 
@@ -73,6 +74,13 @@ def _digest(tokens: Iterator[str]) -> str:
             hasher.update(b"\0")
     except RecursionError:
         raise UnreadableKernelError("what the kernel reaches is nested too deeply") from None
+    except (UnreadableKernelError, OSError):
+        raise
+    except Exception as error:
+        # A lazy module or a placeholder of a missing package may raise anything when it is read.
+        raise UnreadableKernelError(
+            f"what the kernel reaches cannot be read: {type(error).__name__}: {error}"
+        ) from error
     return hasher.hexdigest()[:32]
 
 

@@ -61,11 +61,11 @@ def function_syntax(function: Callable[..., Any], text: str | None = None) -> Fu
         OSError: the source text is not available.
         UnreadableKernelError: the text in the file is not the function's.
     """
-    if function.__name__ == "<lambda>":
-        return describe_lambda(function)
-    if text is None:
-        text = inspect.getsource(function.__code__)
     try:
+        if function.__name__ == "<lambda>":
+            return describe_lambda(function)
+        if text is None:
+            text = inspect.getsource(function.__code__)
         return _syntax_of(text)
     except SyntaxError as error:
         name = f"{function.__module__}.{function.__qualname__}"

@@ -1,0 +1,53 @@
+"""A kernel whose identity raises an error is launched as plain Triton launches it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.kernels import load
+
+from dejavu_cache.errors import UnreadableKernelError
+from dejavu_cache.triton_internals.identity import identify
+from dejavu_cache.triton_internals.source_hash import source_hash
+
+LAZY = """
+import types, triton, triton.language as tl
+class LazyModule(types.ModuleType):
+    def __getattr__(self, name):
+        raise ImportError("please install the optional package")
+class Placeholder:
+    def __getattr__(self, name):
+        raise ImportError("please install the optional package")
+module = LazyModule("optional")
+placeholder = Placeholder()
+"""
+KERNEL = """
+@triton.heuristics({"B": block})
+@triton.jit
+def k(x, B: tl.constexpr):
+    tl.store(x, B)
+"""
+
+
+@pytest.mark.parametrize("name", ["module", "placeholder"])
+def test_an_optional_package_that_is_missing_is_the_reason(tmp_path: Path, name: str) -> None:
+    heuristic = f"block = lambda args: {name}.tile(args) if args['x'] is None else 64\n"
+    kernel = load(tmp_path / "lazy.py", LAZY + heuristic + KERNEL).k
+    identity = identify(kernel, [])
+    assert identity.source is None
+    assert "please install the optional package" in str(identity.unstored)
+    with pytest.raises(UnreadableKernelError, match="ImportError"):
+        source_hash(kernel)
+
+
+def test_a_file_that_is_broken_while_it_is_edited_is_the_reason(tmp_path: Path) -> None:
+    path = tmp_path / "edited.py"
+    kernel = load(path, f"{LAZY}block = lambda args: 64\n{KERNEL}").k
+    path.write_text(path.read_text() + "def oops(:\n")
+    assert "cannot be parsed" in str(identify(kernel, []).unstored)
+
+
+def test_a_config_value_that_raises_is_the_reason(tmp_path: Path) -> None:
+    module = load(tmp_path / "value.py", f"{LAZY}block = lambda args: 64\n{KERNEL}")
+    assert identify(module.k, [{"FN": module.placeholder}]).source is None
