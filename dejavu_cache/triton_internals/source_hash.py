@@ -112,8 +112,12 @@ class _CodeReader:
 
     def _read(self, kernel: Any, function: Callable[..., Any]) -> Iterator[str]:
         compiled = _jit_object(kernel)
-        syntax = function_syntax(function, getattr(compiled, "src", None))
         is_compiled = _compiles(compiled)
+        text = getattr(compiled, "src", None)
+        if text is None and is_compiled:
+            # Triton's interpreter runs what the file holds at the first launch, not what it held.
+            text = inspect.getsource(function.__code__)
+        syntax = function_syntax(function, text)
         names = _values_of_names(function)
         chains = syntax.dotted_names
         if not is_compiled:

@@ -8,11 +8,21 @@ import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache, lru_cache
+from types import CodeType
 from typing import Any, NamedTuple, TypeVar
 
 from ..errors import UnreadableKernelError
 
-__all__ = ["Chain", "FunctionSyntax", "describe_lambda", "describe_text", "parse_repeatedly"]
+__all__ = [
+    "ANY_ATTRIBUTE",
+    "Chain",
+    "FunctionSyntax",
+    "Import",
+    "describe_lambda",
+    "describe_text",
+    "parse_repeatedly",
+    "text_of_running_code",
+]
 
 # Fields that do not change what is computed, and fields that some versions of Python lack.
 _IGNORED_FIELDS = frozenset({"ctx", "kind", "type_comment", "type_ignores", "type_params"})
@@ -134,10 +144,68 @@ def _describe(tree: ast.AST) -> FunctionSyntax:
     )
 
 
+def text_of_running_code(function: Callable[..., Any]) -> str:
+    """Return a function's text from its file, which must still be the one that was imported.
+
+    Raises:
+        OSError: the source text is not available.
+        SyntaxError: the file cannot be parsed.
+        UnreadableKernelError: the file holds other code than the function.
+    """
+    lines, start = _lines_of_running_code(function)
+    return "".join(inspect.getblock(lines[start:]))
+
+
+def _lines_of_running_code(function: Callable[..., Any]) -> tuple[list[str], int]:
+    """Return the lines of a function's file, and the index of its first."""
+    code = function.__code__
+    lines, start = inspect.findsource(code)
+    if _code_key(code) not in _code_keys("".join(lines)):
+        raise UnreadableKernelError(
+            f"{_name(function)} is other code than its file {code.co_filename} holds: "
+            "the file has changed since it was imported"
+        )
+    return lines, start
+
+
+@lru_cache(maxsize=16)
+def _code_keys(text: str) -> frozenset[Any]:
+    """Return what tells all functions of a file's text from others."""
+    module = parse_repeatedly(lambda: compile(text, "<source>", "exec", dont_inherit=True))
+    return frozenset(map(_code_key, _nested_code(module)))
+
+
+def _nested_code(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _nested_code(constant)
+
+
+_KINDS_OF_PARAMETERS = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS
+
+
+def _code_key(code: Any) -> Any:
+    """Return a function's code as a value to compare, without its positions within lines."""
+    if isinstance(code, tuple):
+        return tuple(map(_code_key, code))
+    if isinstance(code, frozenset):
+        return frozenset(map(_code_key, code))
+    if not isinstance(code, CodeType):
+        return type(code), repr(code)  # 0.0 and -0.0 are equal
+    return (
+        (code.co_name, code.co_firstlineno, code.co_flags & _KINDS_OF_PARAMETERS),
+        (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount),
+        (code.co_code, getattr(code, "co_exceptiontable", b"")),
+        (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars),
+        _code_key(code.co_consts),
+    )
+
+
 def _find_lambda(function: Callable[..., Any]) -> ast.AST:
     """Find a lambda: on its line of the file, and compiled to its code."""
     code = function.__code__
-    lines, _ = inspect.findsource(code)
+    lines, _ = _lines_of_running_code(function)
     candidates = _lambdas("".join(lines)).get(code.co_firstlineno, [])
     if len(candidates) > 1:
         candidates = [node for node in candidates if _compiles_to(node, code)]

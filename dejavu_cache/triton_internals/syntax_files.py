@@ -10,7 +10,6 @@ with a prewarmed folder writes none.
 from __future__ import annotations
 
 import hashlib
-import inspect
 import json
 import os
 import re
@@ -26,7 +25,7 @@ from ..errors import DejavuError, UnreadableKernelError
 from ..settings import current_settings
 from ..system.safe_files import open_folder, read_own_file, replace_file
 from . import syntax
-from .syntax import FunctionSyntax, describe_lambda, describe_text
+from .syntax import FunctionSyntax, describe_lambda, describe_text, text_of_running_code
 
 __all__ = ["function_syntax"]
 
@@ -65,7 +64,7 @@ def function_syntax(function: Callable[..., Any], text: str | None = None) -> Fu
         if function.__name__ == "<lambda>":
             return describe_lambda(function)
         if text is None:
-            text = inspect.getsource(function.__code__)
+            text = text_of_running_code(function)
         return _syntax_of(text)
     except SyntaxError as error:
         name = f"{function.__module__}.{function.__qualname__}"

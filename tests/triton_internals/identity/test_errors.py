@@ -51,3 +51,48 @@ def test_a_file_that_is_broken_while_it_is_edited_is_the_reason(tmp_path: Path) 
 def test_a_config_value_that_raises_is_the_reason(tmp_path: Path) -> None:
     module = load(tmp_path / "value.py", f"{LAZY}block = lambda args: 64\n{KERNEL}")
     assert identify(module.k, [{"FN": module.placeholder}]).source is None
+
+
+@pytest.mark.parametrize(
+    "heuristic", ["block = lambda args: 64", "def block(args):\n    return 64"]
+)
+@pytest.mark.parametrize(
+    ("old", "new"), [("64", "128"), ("import types", "# a line more\nimport types")]
+)
+def test_a_file_that_changed_since_its_import_is_the_reason(
+    tmp_path: Path, heuristic: str, old: str, new: str
+) -> None:
+    path = tmp_path / "edited.py"
+    text = f"{LAZY}{heuristic}\n{KERNEL}"
+    kernel = load(path, text).k
+    path.write_text(text.replace(old, new))
+    assert "has changed since it was imported" in str(identify(kernel, []).unstored)
+    assert identify(load(path, text.replace(old, new)).k, []).unstored is None
+
+
+def test_functions_in_any_place_of_a_file_are_found(tmp_path: Path) -> None:
+    source = """
+class Tiles:
+    __sizes = (64, 128, 0.0, -0.0)
+
+    @functools.wraps(len)
+    def pick(self, args, *, which=1):
+        tile = super().__init__
+        try:
+            return {"a": self.__sizes[which]}["a"] if which in {"x", "y", 1} else tile
+        except KeyError:
+            return 1
+
+def make(size):
+    def block(args, *rest, **options):
+        '''Choose.'''
+        return max(size, *(one for one in TILES.pick(args)), key=lambda one: one + size)
+    return block
+
+TILES = Tiles()
+block = make(64)
+block(dict) if False else None
+"""
+    path = tmp_path / "places.py"
+    module = load(path, "import functools" + LAZY + source + KERNEL)
+    assert identify(module.k, []).unstored is None
