@@ -87,7 +87,10 @@ def is_triton_own(value: Any) -> bool:
     module = getattr(function, "__module__", None) or ""
     if not callable(value) or module.partition(".")[0] != "triton":
         return False
-    is_defined = isinstance(function, (type, types.FunctionType, types.BuiltinFunctionType))
+    is_defined = isinstance(function, (type, types.BuiltinFunctionType)) or (
+        isinstance(function, types.FunctionType)
+        and _defining_module(function).partition(".")[0] == "triton"
+    )
     # Triton's tools hold kernels that are read like anybody's.
     in_language = module == "triton" or module.startswith(
         ("triton.language", "triton.experimental")
@@ -205,7 +208,7 @@ class ConstantReader:
 
     def _function(self, name: str, function: Any) -> Tokens:
         library = library_of(function)
-        if library:
+        if library and library == _library_of_module(_defining_module(function)):
             _check_pure(name, function)
             yield f"{function.__module__}.{function.__qualname__} of {library}"
         else:
@@ -323,12 +326,20 @@ class ConstantReader:
 
 def library_of(value: Any) -> str:
     """Return the library that a function or class belongs to by its name and version, or ``."""
-    module = getattr(value, "__module__", None) or ""
+    return _library_of_module(getattr(value, "__module__", None) or "")
+
+
+def _library_of_module(module: str) -> str:
     top = module.partition(".")[0]
     if top in ("torch", "numpy"):
         return f"{top} {getattr(sys.modules.get(top), '__version__', '')}"
     # Python's own functions keep their meaning from version to version.
     return "python" if top in sys.stdlib_module_names and top != "__main__" else ""
+
+
+def _defining_module(function: Any) -> str:
+    """Return the module whose code a function is; `functools.wraps` sets another's name on it."""
+    return str(function.__globals__.get("__name__", ""))
 
 
 def _check_pure(name: str, function: Any) -> None:

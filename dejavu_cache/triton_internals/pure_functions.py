@@ -98,7 +98,11 @@ def is_pure_class(kind: type) -> bool:
 def is_pure_module(module: types.ModuleType) -> bool:
     """Return whether all of a module of Python's or Triton's own may be used by name."""
     name = module.__name__
-    return name in _PURE_MODULES or name == "triton" or name.startswith("triton.language")
+    return (
+        name in _PURE_MODULES
+        or name == "triton"
+        or name.startswith(("triton.language", "triton.experimental"))
+    )
 
 
 def refuse_impure(name: str, value: Any) -> UnreadableKernelError:

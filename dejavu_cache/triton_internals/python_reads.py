@@ -157,9 +157,9 @@ def _check_builtin(function: Callable[..., Any], name: str) -> None:
 
 def _is_known_without(value: Any, name: str) -> bool:
     """Return whether code that reads an attribute which is not there means the same everywhere."""
-    if name == ANY_ATTRIBUTE:
-        return False
     if isinstance(value, types.ModuleType):
+        if name == ANY_ATTRIBUTE:
+            return is_standard(value) and is_pure_module(value)
         # The version of a library says what is missing.
         return is_standard(value) or value.__name__.partition(".")[0] in ("torch", "numpy")
     # A class is read as a whole, and Python's own attributes of a function are.

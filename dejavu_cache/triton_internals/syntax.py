@@ -39,7 +39,8 @@ Import = tuple[str, str, str, int]
 for the module itself, or `as` for a submodule under a name of its own), and the leading dots."""
 
 ANY_ATTRIBUTE = "*"
-"""Ends a dotted name of which `getattr` reads an attribute that only the running code knows."""
+"""Ends a dotted name of which an attribute is read by a name that only the running code knows,
+or of which only the presence is asked for."""
 
 
 class FunctionSyntax(NamedTuple):
@@ -56,7 +57,7 @@ class FunctionSyntax(NamedTuple):
         bound_names: names that are bound by another statement than an assignment: by an import, a
             nested function or class, an `except` or a `case`.
         imports: the imports inside the function.
-        fetched_names: dotted names that `getattr` and `hasattr` read.
+        fetched_names: dotted names that `getattr` reads, and `hasattr` without their values.
         declared_names: names that a `global` or `nonlocal` statement lets the function assign.
         changed_names: dotted names of which an item or an attribute is assigned or deleted.
         mutated_names: dotted names on which a method is called that changes containers.
@@ -338,7 +339,7 @@ def _fetched_names(nodes: Iterable[ast.AST]) -> Iterator[Chain]:
             owner, name = _chain(node.args[0]), node.args[1]
             if owner:
                 known = str(name.value) if isinstance(name, ast.Constant) else ANY_ATTRIBUTE
-                yield *owner, known
+                yield *owner, known if node.func.id == "getattr" else ANY_ATTRIBUTE
 
 
 _MUTATING_METHODS = frozenset(

@@ -91,6 +91,7 @@ def test_a_module_that_only_the_heuristic_imports_is_named(tmp_path: Path, body:
         ("return not_defined_anywhere", "not_defined_anywhere"),
         ("return functools.partial(os.cpu_count)()", "os.cpu_count"),
         ("return getattr(block, args['name'])", "block"),
+        ("import os as system; return int(system.getenv('SIZE'))", "os.getenv"),
         ("return triton.set_allocator(None)", "triton.set_allocator"),
     ],
 )
@@ -112,6 +113,16 @@ def test_an_attribute_of_a_function_counts(tmp_path: Path, expression: str) -> N
     assert identity(64) != identity(128)
 
 
+@pytest.mark.parametrize("library", ["math.ceil", "textwrap.dedent", "triton.language.dtype.to_ir"])
+def test_a_function_under_a_library_functions_name_is_read(tmp_path: Path, library: str) -> None:
+    def identity(size: int) -> KernelIdentity:
+        tile = f"@functools.wraps({library})\ndef tile(n):\n    return {size}\n"
+        return identity_of(tmp_path, "import textwrap\n" + tile + block("return tile(1)"))
+
+    assert identity(64).unstored is None
+    assert identity(64) != identity(128)
+
+
 @pytest.mark.parametrize(
     "heuristic",
     [
@@ -128,6 +139,8 @@ def test_an_attribute_of_a_function_counts(tmp_path: Path, expression: str) -> N
         "block = lambda args: isinstance(args['x'], torch.Tensor) and any(args['x'].shape)",
         "block = lambda args: getattr(args['x'], 'is_cuda', False)",
         "block = lambda args: 1 if hasattr(tl, 'float8e4b8') else tl.constexpr(2)",
+        "block = lambda args: 64 if hasattr(triton, 'set_allocator') else 128",
+        "block = lambda args: getattr(tl, args['dtype']).primitive_bitwidth",
         "@functools.cache\ndef tile(n):\n    return n * 2\nblock = lambda args: tile(args['n'])",
         """
 def block(args: dict[str, Any]) -> int:
