@@ -7,7 +7,7 @@ default's on the launch that is tuned.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -134,12 +134,13 @@ class ResultChecker:
         return Verdict("wrong", evidence)
 
     def _comparable_tensors(self) -> dict[str, Any]:
-        """Return the tensors among the arguments, those behind tensor descriptors included."""
-        values = {name: getattr(value, "base", value) for name, value in self._arguments.items()}
+        """Return the tensors among the arguments, parts of tuples by names such as `outs[0]`."""
         return {
-            name: value
-            for name, value in values.items()
-            if name not in self._options.ignore and _is_comparable(value)
+            part: tensor
+            for name, value in self._arguments.items()
+            if name not in self._options.ignore
+            for part, tensor in _tensors_of(name, value)
+            if _is_comparable(tensor)
         }
 
     def _copy(self, tensors: Mapping[str, Any]) -> None:
@@ -196,13 +197,18 @@ class ResultChecker:
         self._restore(self._inputs)
         with self._launch(config):
             for name, expected in self._expected.items():
-                tolerance = self._options.tolerance
-                if isinstance(tolerance, Mapping):
-                    tolerance = tolerance.get(name)
-                difference = describe_difference(self._tensors[name], expected, tolerance)
+                difference = describe_difference(
+                    self._tensors[name], expected, self._tolerance(name)
+                )
                 if difference:
                     return f"{name} {difference}"
         return ""
+
+    def _tolerance(self, name: str) -> float | None:
+        tolerance = self._options.tolerance
+        if isinstance(tolerance, Mapping):
+            return tolerance.get(name.partition("[")[0])
+        return tolerance
 
     def _restore(self, contents: Mapping[str, Any]) -> None:
         """Write contents into the arguments, unseen by autograd, as a kernel's own writes are."""
@@ -214,13 +220,25 @@ class ResultChecker:
                 tensor.data.copy_(content)
 
 
+def _tensors_of(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield an argument's tensors by name, those behind tensor descriptors included."""
+    import torch
+
+    if isinstance(value, (tuple, list)):
+        for index, part in enumerate(value):
+            yield from _tensors_of(f"{name}[{index}]", part)
+    else:
+        tensor = getattr(value, "base", value)
+        if isinstance(tensor, torch.Tensor):
+            yield name, tensor
+
+
 def _is_comparable(value: Any) -> bool:
-    """Return whether a value is a tensor with elements of which none share memory."""
+    """Return whether a tensor has elements of which none share memory."""
     import torch
 
     return (
-        isinstance(value, torch.Tensor)
-        and value.layout is torch.strided
+        value.layout is torch.strided
         and value.numel() > 0
         and all(
             stride > 0 or size == 1

@@ -174,6 +174,29 @@ def test_restoring_is_unseen_by_autograd() -> None:
     assert versions == {name: arguments[name]._version for name in ("x", "out")}
 
 
+def test_tensors_in_tuples_are_compared_and_named_by_index() -> None:
+    x, first, second = torch.randn(3, 100)
+    arguments = {"xs": (x,), "outs": (first, [second, 3]), "n": 100}
+    before = second.clone()
+
+    def write_both(arguments: dict[str, Any], factor: float = 2.0) -> None:
+        first.copy_(x * 2)
+        second.copy_(x * factor)
+
+    def slightly_off(arguments: dict[str, Any]) -> None:
+        write_both(arguments, 2.1)
+
+    made = checker(arguments, write_both)
+    verdict = made.check(slightly_off)
+    assert verdict.outcome == "wrong"
+    assert verdict.evidence.startswith("outs[1][0] differs in ")
+    assert made.check(write_both).outcome == "right"
+    assert torch.equal(second, before)
+    loose = checker(arguments, write_both, tolerance={"outs": 0.1})
+    assert loose.check(slightly_off).outcome == "right"
+    assert checker(arguments, write_both, ignore=["outs"]).check(slightly_off).outcome != "wrong"
+
+
 def test_expanded_and_empty_tensors_are_left_alone() -> None:
     arguments = {
         **launch_arguments(),
