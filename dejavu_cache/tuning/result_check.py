@@ -8,11 +8,28 @@ default's on the launch that is tuned.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
+from .argument_tensors import (
+    free_memory,
+    is_comparable,
+    may_overlap,
+    named_tensors,
+    size_in_bytes,
+    writable,
+)
 from .config_failures import is_out_of_memory
+from .probe_contents import (
+    blank_elements,
+    can_be_probed,
+    choose,
+    equal_bits,
+    fill_blank,
+    is_nudged,
+    nudge,
+)
 from .tensor_comparison import describe_difference, have_same_bits
 
 __all__ = ["CheckOptions", "ResultChecker", "Verdict"]
@@ -24,7 +41,10 @@ REPEATS = 2
 """Number of times a config's results are computed: a race need not show in the first launch."""
 
 PROBED_OUTPUTS = 8
-"""Number of arguments that are tried as outputs where a launch seems to change nothing."""
+"""Number of outputs that are tried one by one where a launch reads what some of them held."""
+
+NUDGES = 7
+"""Number of different changes of the last bits; in bfloat16 the largest is by 5%."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +79,18 @@ class Verdict(NamedTuple):
     evidence: str = ""
 
 
+class _Difference(NamedTuple):
+    """How a config's results differ.
+
+    Attributes:
+        evidence: which argument differs and how far.
+        is_nan: whether NaN stands where a number is expected: it may be left of before the launch.
+    """
+
+    evidence: str
+    is_nan: bool
+
+
 class ResultChecker:
     """Compares the results of a launch's configs with the default's.
 
@@ -87,8 +119,11 @@ class ResultChecker:
         self._tensors: dict[str, Any] = {}
         self._originals: dict[str, Any] = {}
         """The arguments' content before the first launch."""
-        self._inputs: dict[str, Any] = {}
-        """Content to write before each launch that is compared."""
+        self._blanks: dict[str, Any] = {}
+        """Outputs to fill with NaN before each launch that is compared.
+
+        The value is a mask of the elements that are filled, or None for all of them.
+        """
         self._expected: dict[str, Any] = {}
         self._reason = "the default config was not launched"
 
@@ -105,19 +140,21 @@ class ResultChecker:
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-            self._expected = {}
+            self._blanks = {}  # What was computed is still compared, from the original content.
             self._reason = "the device has no memory left for copies of the arguments"
+        finally:
+            self._restore(self._originals)
         self._originals = {name: self._originals[name] for name in self._expected}
-        self._restore(self._originals)
 
     def check(self, config: Any) -> Verdict:
         """Compare a config's results with the expected ones."""
         if not self._expected:
             return Verdict("unchecked", self._reason)
-        repeats = REPEATS if self._options.repeatable else 1
         try:
-            evidence = next(filter(None, (self._compare(config) for _ in range(repeats))), "")
-            return self._judge(evidence) if evidence else Verdict("right")
+            difference = self._find_difference(config, self._blanks)
+            if difference and difference.is_nan and self._blanks:
+                difference = self._reconsider(config, difference)
+            return self._judge(difference.evidence) if difference else Verdict("right")
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
@@ -125,11 +162,48 @@ class ResultChecker:
         finally:
             self._restore(self._originals)
 
+    def _find_difference(self, config: Any, blanks: Mapping[str, Any]) -> _Difference | None:
+        repeats = REPEATS if self._options.repeatable else 1
+        return next(filter(None, (self._compare(config, blanks) for _ in range(repeats))), None)
+
+    def _reconsider(self, config: Any, difference: _Difference) -> _Difference | None:
+        """Tell a config that leaves elements out from one that adds to what its outputs hold.
+
+        The latter is right where callers pass zeros, as for sums over a split dimension, although
+        the default overwrites its outputs.
+        """
+        if self._adds(config):
+            return self._find_difference(config, {})
+        return _Difference(f"{difference.evidence}; its outputs held NaN before", is_nan=True)
+
+    def _adds(self, config: Any) -> bool:
+        """Return whether a config adds its results to what the outputs held."""
+        import torch
+
+        self._restore(self._originals)
+        sums = {}
+        for name, mask in self._blanks.items():
+            expected = self._expected[name]
+            wide = expected.double() if expected.dtype == torch.float64 else expected.float()
+            # A number of the results' size, so that adding it loses few of their digits.
+            sizes = wide[torch.isfinite(wide) & (wide != 0)].abs()
+            offset = float(sizes.median()) if sizes.numel() else 1.0
+            filled = torch.full_like(wide, offset).to(expected.dtype)
+            sums[name] = (wide + offset).to(expected.dtype)
+            if mask is not None:
+                filled = choose(mask, filled, self._originals[name])
+                sums[name] = choose(mask, sums[name], expected)
+            self._restore({name: filled})
+        with self._launch(config):
+            return not any(self._difference(name, self._tensors[name], sums[name]) for name in sums)
+
     def _judge(self, evidence: str) -> Verdict:
         """Tell a wrong config from a kernel whose default does not repeat its results either."""
-        unrepeatable = "" if self._options.reference else self._compare(self._default)
+        unrepeatable = (
+            None if self._options.reference else self._compare(self._default, self._blanks)
+        )
         if unrepeatable:
-            reason = f"the default config does not repeat its results: {unrepeatable}"
+            reason = f"the default config does not repeat its results: {unrepeatable.evidence}"
             return Verdict("unchecked", reason)
         return Verdict("wrong", evidence)
 
@@ -139,70 +213,153 @@ class ResultChecker:
             part: tensor
             for name, value in self._arguments.items()
             if name not in self._options.ignore
-            for part, tensor in _tensors_of(name, value)
-            if _is_comparable(tensor)
+            for part, tensor in named_tensors(name, value)
+            if is_comparable(tensor)
         }
 
     def _copy(self, tensors: Mapping[str, Any]) -> None:
         """Copy the tensors, the smallest first, as far as memory reaches."""
-        budget = _free_memory(tensors) * MEMORY_SHARE
-        for name, tensor in sorted(tensors.items(), key=lambda item: _size_in_bytes(item[1])):
-            budget -= 2 * _size_in_bytes(tensor)
+        budget = free_memory(tensors) * MEMORY_SHARE
+        for name, tensor in sorted(tensors.items(), key=lambda item: size_in_bytes(item[1])):
+            budget -= 2 * size_in_bytes(tensor)
             if budget < 0:
                 break
             self._tensors[name] = tensor
             self._originals[name] = tensor.detach().clone()
 
     def _compute_expected(self) -> None:
-        self._inputs = dict(self._originals)
-        self._run_expected()
-        changed = [name for name in self._originals if self._has_changed(name)]
-        self._expected = {name: self._tensors[name].detach().clone() for name in changed}
-        if not changed and self._options.reference is None:
-            self._probe_outputs()
-        self._inputs = {name: self._inputs[name] for name in self._expected}
+        """Compute the expected results, and find the contents to compare from.
+
+        What an output held may be the expected result, in part or as a whole. So unwritten
+        elements show only if outputs hold something else before a launch.
+        """
+        with self._run_expected():
+            changed = [name for name in self._originals if self._has_changed(name)]
+            self._expected = {name: self._tensors[name].detach().clone() for name in changed}
+        for name in self._find_rewritten():
+            self._expected[name] = self._originals[name]
+        if self._expected:
+            self._blanks = self._find_blanks()
         self._reason = "the default config changes no argument that could be copied"
 
-    def _run_expected(self) -> None:
+    @contextmanager
+    def _run_expected(self) -> Iterator[None]:
+        """Compute what counts as right from what the arguments hold."""
         if self._options.reference is not None:
             self._options.reference(self._arguments)
-            return
-        with self._launch(self._default):
-            pass
+            yield
+        else:
+            with self._launch(self._default):
+                yield
 
-    def _probe_outputs(self) -> None:
-        """Find outputs that already held the results: they hold them again after being overwritten.
+    def _find_rewritten(self) -> list[str]:
+        """Return the arguments that a launch writes although it changed nothing in them.
 
-        Only floating-point arguments are overwritten, since integers may be addresses.
+        All are changed at once, and hardly: an input keeps the change, an output loses it.
         """
+        unchanged = [name for name in self._tensors if name not in self._expected]
+        nudged = [name for name in unchanged if self._may_be_rewritten(name)]
+        if not nudged:
+            return []
+        numbers = {name: 1 + index % NUDGES for index, name in enumerate(nudged)}
+        self._restore(self._originals)
+        for name, number in numbers.items():
+            with writable(self._tensors[name]) as tensor:
+                nudge(tensor, number)
+        with self._run_expected():
+            rewritten = [name for name in unchanged if self._is_written(name, numbers.get(name))]
+        self._restore(self._originals)
+        return rewritten
+
+    def _may_be_rewritten(self, name: str) -> bool:
         import torch
 
-        floating = [name for name, tensor in self._tensors.items() if tensor.is_floating_point()]
-        for name in floating[:PROBED_OUTPUTS]:
-            self._restore(self._originals)
-            blank = torch.full_like(self._originals[name], float("nan"))
-            self._restore({name: blank})
-            is_blank_different = self._has_changed(name)
-            with self._launch(self._default):
-                is_output = is_blank_different and not self._has_changed(name)
-            if is_output:
-                self._inputs[name], self._expected[name] = blank, self._originals[name]
-        self._restore(self._originals)
+        tensor = self._tensors[name]
+        is_weight = isinstance(tensor, torch.nn.Parameter)  # another thread may be reading it
+        return not is_weight and can_be_probed(tensor) and not self._overlaps(name)
+
+    def _is_written(self, name: str, number: int | None) -> bool:
+        if number is None:
+            return self._has_changed(name)
+        return not is_nudged(self._tensors[name], self._originals[name], number)
+
+    def _find_blanks(self) -> dict[str, Any]:
+        """Return the outputs whose old content the results do not depend on, as `_blanks`."""
+        outputs = [name for name in self._expected if can_be_probed(self._tensors[name])]
+        if not outputs:
+            return {}
+        blanks = self._try_blanks(outputs)
+        if blanks is None and len(outputs) > 1:
+            # Most kernels that update an argument write others that depend on its old content.
+            tries = ((name, self._try_blanks([name])) for name in outputs[:PROBED_OUTPUTS])
+            independent = {name: blank for name, blank in tries if blank is not None}
+            if len(independent) == 1:
+                return next(iter(independent.values()))
+            blanks = self._try_blanks(list(independent)) if independent else None
+        return blanks or {}
+
+    def _try_blanks(self, names: Sequence[str]) -> dict[str, Any] | None:
+        """Fill outputs with NaN; return their `_blanks`, or None if that changes the results."""
+        self._restore_outputs(dict.fromkeys(names))
+        blanks: dict[str, Any] = {}
+        with self._run_expected():
+            for name, expected in self._expected.items():
+                actual = self._tensors[name]
+                if name in names:
+                    blanks[name] = None
+                    unwritten = self._unwritten_elements(name)
+                    if bool(unwritten.any()):
+                        blanks[name], actual = ~unwritten, choose(unwritten, expected, actual)
+                if self._difference(name, actual, expected):
+                    return None
+        return blanks
+
+    def _unwritten_elements(self, name: str) -> Any:
+        """Return which elements of a blank output the default has not written.
+
+        These keep the original content in comparisons: another config may fill them with what is
+        there already, such as zeros in a padding.
+        """
+        unchanged = equal_bits(self._expected[name], self._originals[name])
+        return unchanged & blank_elements(self._tensors[name])
+
+    def _restore_outputs(self, blanks: Mapping[str, Any]) -> None:
+        """Write what outputs hold before a launch: their original content, or NaN."""
+        for name in self._expected:
+            if name not in blanks or blanks[name] is not None:
+                self._restore({name: self._originals[name]})
+        for name, mask in blanks.items():  # last: another output may share its memory
+            with writable(self._tensors[name]) as tensor:
+                fill_blank(tensor, mask)
 
     def _has_changed(self, name: str) -> bool:
         return not have_same_bits(self._tensors[name], self._originals[name])
 
-    def _compare(self, config: Any) -> str:
-        """Describe where a config's results differ; return an empty string if they agree."""
-        self._restore(self._inputs)
+    def _overlaps(self, name: str) -> bool:
+        """Return whether an argument may share memory with another."""
+        return any(
+            may_overlap(self._tensors[name], tensor)
+            for argument, value in self._arguments.items()
+            for part, tensor in named_tensors(argument, value)
+            if part != name
+        )
+
+    def _compare(self, config: Any, blanks: Mapping[str, Any]) -> _Difference | None:
+        """Return where a config's results differ; None if they agree."""
+        self._restore_outputs(blanks)
         with self._launch(config):
             for name, expected in self._expected.items():
-                difference = describe_difference(
-                    self._tensors[name], expected, self._tolerance(name)
-                )
-                if difference:
-                    return f"{name} {difference}"
-        return ""
+                actual = self._tensors[name]
+                evidence = self._difference(name, actual, expected)
+                if evidence:
+                    is_nan = expected.is_floating_point() and bool(
+                        (actual.float().isnan() & ~expected.float().isnan()).any()
+                    )
+                    return _Difference(f"{name} {evidence}", is_nan)
+        return None
+
+    def _difference(self, name: str, actual: Any, expected: Any) -> str:
+        return describe_difference(actual, expected, self._tolerance(name))
 
     def _tolerance(self, name: str) -> float | None:
         tolerance = self._options.tolerance
@@ -211,50 +368,6 @@ class ResultChecker:
         return tolerance
 
     def _restore(self, contents: Mapping[str, Any]) -> None:
-        """Write contents into the arguments, unseen by autograd, as a kernel's own writes are."""
-        import torch
-
         for name, content in contents.items():
-            tensor = self._tensors[name]
-            with torch.inference_mode(tensor.is_inference()), torch.no_grad():
-                tensor.data.copy_(content)
-
-
-def _tensors_of(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield an argument's tensors by name, those behind tensor descriptors included."""
-    import torch
-
-    if isinstance(value, (tuple, list)):
-        for index, part in enumerate(value):
-            yield from _tensors_of(f"{name}[{index}]", part)
-    else:
-        tensor = getattr(value, "base", value)
-        if isinstance(tensor, torch.Tensor):
-            yield name, tensor
-
-
-def _is_comparable(value: Any) -> bool:
-    """Return whether a tensor has elements of which none share memory."""
-    import torch
-
-    return (
-        value.layout is torch.strided
-        and value.numel() > 0
-        and all(
-            stride > 0 or size == 1
-            for stride, size in zip(value.stride(), value.shape, strict=True)
-        )
-    )
-
-
-def _size_in_bytes(tensor: Any) -> int:
-    return int(tensor.numel() * tensor.element_size())
-
-
-def _free_memory(tensors: Mapping[str, Any]) -> float:
-    import torch
-
-    devices = {tensor.device for tensor in tensors.values() if tensor.device.type == "cuda"}
-    return min(
-        (float(torch.cuda.mem_get_info(device)[0]) for device in devices), default=float("inf")
-    )
+            with writable(self._tensors[name]) as tensor:
+                tensor.copy_(content)
