@@ -335,7 +335,7 @@ def test_arguments_that_share_memory_are_compared() -> None:
     assert torch.equal(packed, before)
 
 
-@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("count", [1, 2])
 def test_arguments_hold_what_they_held_before_an_error(count: int) -> None:
     arguments = launch_arguments()
     arguments["out"].fill_(3)
@@ -353,7 +353,7 @@ def test_arguments_hold_what_they_held_before_an_error(count: int) -> None:
     assert all(torch.equal(arguments[name], before[name]) for name in before)
 
 
-def test_a_check_takes_five_launches_and_few_more_in_place() -> None:
+def test_a_check_takes_four_launches_and_few_more_in_place() -> None:
     launches: list[None] = []
 
     def counted(write: Write) -> Write:
@@ -365,26 +365,34 @@ def test_a_check_takes_five_launches_and_few_more_in_place() -> None:
 
     more = {f"x{number}": torch.randn(8) for number in range(20)}
     checker({**launch_arguments(), **more}, counted(double)).check(counted(double))
-    assert len(launches) == 5
+    assert len(launches) == 4
     launches.clear()
     checker({"x": torch.randn(64)}, counted(relu_in_place)).check(counted(relu_in_place))
     assert len(launches) == 4
     launches.clear()
     arguments = {name: torch.randn(16, 32) for name in ("x", "residual", "out")}
     checker(arguments, counted(add_and_normalize)).check(counted(add_and_normalize))
-    assert len(launches) == 7
+    assert len(launches) == 6
 
 
-def test_probes_do_not_write_to_weights() -> None:
-    weights = torch.nn.Parameter(torch.ones(100))
+@pytest.mark.parametrize(
+    ("weights", "out"),
+    [
+        (torch.ones(100), torch.zeros(100)),
+        (torch.nn.Parameter(torch.ones(100)), torch.full((100,), 2.0)),
+    ],
+    ids=["where an output changes", "of modules"],
+)
+def test_probes_do_not_write_to_inputs(weights: torch.Tensor, out: torch.Tensor) -> None:
     held: list[torch.Tensor] = []
 
     def scale(arguments: dict[str, Any]) -> None:
         held.append(arguments["weights"].detach().clone())
         arguments["out"].copy_(arguments["weights"].detach() * 2)
 
-    checker({"weights": weights, "out": torch.zeros(100)}, scale)
-    assert all(torch.equal(seen, weights) for seen in held)
+    checker({"weights": weights, "out": out}, scale)
+    assert len(held) > 1
+    assert all(torch.equal(seen, torch.ones(100)) for seen in held)
 
 
 def test_memory_that_runs_out_for_probes_leaves_the_comparison(
@@ -393,7 +401,7 @@ def test_memory_that_runs_out_for_probes_leaves_the_comparison(
     def run_out(*_: Any) -> None:
         raise torch.OutOfMemoryError
 
-    monkeypatch.setattr("dejavu_cache.tuning.result_check.nudge", run_out)
+    monkeypatch.setattr("dejavu_cache.tuning.result_check.fill_blank", run_out)
     made = checker(launch_arguments(), double)
     assert made.check(one_element_off).outcome == "wrong"
     assert made.check(double).outcome == "right"
