@@ -11,8 +11,8 @@ __all__ = [
     "is_comparable",
     "may_overlap",
     "named_tensors",
+    "open_for_writes",
     "size_in_bytes",
-    "writable",
 ]
 
 
@@ -76,7 +76,7 @@ def free_memory(tensors: Mapping[str, Any]) -> float:
 
 
 @contextmanager
-def writable(tensor: Any) -> Iterator[Any]:
+def open_for_writes(tensor: Any) -> Iterator[Any]:
     """Open a tensor for writes that autograd does not see, as a kernel's own writes are."""
     import torch
 

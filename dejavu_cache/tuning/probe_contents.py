@@ -79,18 +79,18 @@ def nudge(tensor: Tensor, number: int) -> None:
         number: the bits to flip; tensors that are copies of each other need different ones.
     """
     for piece in _pieces(tensor):
-        piece.copy_(_nudged(piece, number))
+        piece.copy_(_flip_last_bits(piece, number))
 
 
 def is_nudged(tensor: Tensor, original: Tensor, number: int) -> bool:
     """Return whether a tensor holds what `nudge` made of the original, in all elements."""
     return all(
-        bool(equal_bits(piece, _nudged(before, number)).all())
+        bool(equal_bits(piece, _flip_last_bits(before, number)).all())
         for piece, before in zip(_pieces(tensor), _pieces(original), strict=True)
     )
 
 
-def _nudged(tensor: Tensor, number: int) -> Tensor:
+def _flip_last_bits(tensor: Tensor, number: int) -> Tensor:
     import torch
 
     changed = (_bits(tensor) ^ number).view(tensor.dtype)

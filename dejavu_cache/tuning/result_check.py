@@ -17,8 +17,8 @@ from .argument_tensors import (
     is_comparable,
     may_overlap,
     named_tensors,
+    open_for_writes,
     size_in_bytes,
-    writable,
 )
 from .config_failures import is_out_of_memory
 from .probe_contents import (
@@ -268,7 +268,7 @@ class ResultChecker:
         numbers = {name: 1 + index % NUDGES for index, name in enumerate(nudged)}
         self._restore(self._originals)
         for name, number in numbers.items():
-            with writable(self._tensors[name]) as tensor:
+            with open_for_writes(self._tensors[name]) as tensor:
                 nudge(tensor, number)
         with self._run_expected():
             rewritten = [name for name in unchanged if self._is_written(name, numbers.get(name))]
@@ -333,7 +333,7 @@ class ResultChecker:
             if name not in blanks or blanks[name] is not None:
                 self._restore({name: self._originals[name]})
         for name, mask in blanks.items():  # last: another output may share its memory
-            with writable(self._tensors[name]) as tensor:
+            with open_for_writes(self._tensors[name]) as tensor:
                 fill_blank(tensor, mask)
 
     def _has_changed(self, name: str) -> bool:
@@ -373,5 +373,5 @@ class ResultChecker:
 
     def _restore(self, contents: Mapping[str, Any]) -> None:
         for name, content in contents.items():
-            with writable(self._tensors[name]) as tensor:
+            with open_for_writes(self._tensors[name]) as tensor:
                 tensor.copy_(content)
