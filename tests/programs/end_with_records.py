@@ -45,9 +45,10 @@ def main() -> None:
 
 
 def put_for_ever(store: RemoteStore) -> None:
-    other = context(kernel="other.kernel")
+    # Made beforehand: pydantic's code, in a daemon thread of the program's own, would end it.
+    other, records = context(kernel="other.kernel"), [record(1)]
     while True:
-        store.put(other, [record(1)])
+        store.put(other, records)
         time.sleep(0.01)
 
 

@@ -13,7 +13,12 @@ from typing import NamedTuple
 
 from dejavu_cache.model.record import Record, RecordSet
 from dejavu_cache.model.scenario import Context, Scenario, canonical_json
-from dejavu_cache.system.background_threads import at_program_end, program_is_ending, start_thread
+from dejavu_cache.system.background_threads import (
+    at_program_end,
+    program_is_ending,
+    start_thread,
+    uninterrupted,
+)
 from dejavu_cache.system.notices import warn_once
 
 from .circuit_breaker import CircuitBreaker
@@ -88,7 +93,8 @@ class Sender:
 
     def put(self, context: Context, records: Iterable[Record]) -> None:
         """Spool records, queue them, and return."""
-        text = canonical_json(RecordSet(context=context, records=tuple(records))).encode()
+        with uninterrupted():  # also a daemon thread of the program's own may put records
+            text = canonical_json(RecordSet(context=context, records=tuple(records))).encode()
         path = self._spool.write(text)
         with self._condition:
             if path is None or self._may_send:
