@@ -18,10 +18,11 @@ __all__ = [
     "Chain",
     "FunctionSyntax",
     "Import",
-    "describe_lambda",
+    "describe_function",
     "describe_text",
     "parse_repeatedly",
-    "text_of_running_code",
+    "text_of_code",
+    "text_of_file",
 ]
 
 # Fields that do not change what is computed, and fields that some versions of Python lack.
@@ -93,14 +94,18 @@ def describe_text(text: str) -> FunctionSyntax:
     return _describe(tree)
 
 
-def describe_lambda(function: Callable[..., Any]) -> FunctionSyntax:
-    """Return the syntax of a lambda, which is found in its file.
+def describe_function(function: Callable[..., Any]) -> FunctionSyntax:
+    """Return the syntax of a function from its file, which must still be the one imported.
 
     Raises:
         OSError: the source text is not available.
-        UnreadableKernelError: the file does not hold it, or not clearly.
+        SyntaxError: the file cannot be parsed.
+        UnreadableKernelError: the file does not hold the function's code, or not clearly.
     """
-    return _describe(_find_lambda(function))
+    if function.__name__ == "<lambda>":
+        return _describe(_find_lambda(function))
+    lines, start = _lines_of_running_code(function)
+    return describe_text("".join(inspect.getblock(lines[start:])))
 
 
 def parse_repeatedly(parse: Callable[[], Parsed]) -> Parsed:
@@ -145,23 +150,47 @@ def _describe(tree: ast.AST) -> FunctionSyntax:
     )
 
 
-def text_of_running_code(function: Callable[..., Any]) -> str:
-    """Return a function's text from its file, which must still be the one that was imported.
+def text_of_file(function: Callable[..., Any]) -> str:
+    """Return the text of the file that a function is from.
+
+    Raises:
+        OSError: it is not available.
+    """
+    lines, _ = inspect.findsource(function.__code__)
+    return "".join(lines)
+
+
+def text_of_code(code: Any) -> str:
+    """Return a function's code as text to compare, without its positions within lines."""
+    if isinstance(code, tuple):
+        return f"({','.join(map(text_of_code, code))})"
+    if isinstance(code, frozenset):
+        return f"{{{','.join(sorted(map(text_of_code, code)))}}}"
+    if not isinstance(code, CodeType):
+        return f"{type(code).__name__} {code!r}"  # 0.0 and -0.0 are equal
+    parts = (
+        (code.co_name, code.co_firstlineno, code.co_flags & _KINDS_OF_PARAMETERS),
+        (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount),
+        (code.co_code, getattr(code, "co_exceptiontable", b"")),
+        (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars),
+    )
+    return f"{parts!r}{text_of_code(code.co_consts)}"
+
+
+_KINDS_OF_PARAMETERS = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS
+
+
+def _lines_of_running_code(function: Callable[..., Any]) -> tuple[list[str], int]:
+    """Return the lines of a function's file, and the index of its first.
 
     Raises:
         OSError: the source text is not available.
         SyntaxError: the file cannot be parsed.
         UnreadableKernelError: the file holds other code than the function.
     """
-    lines, start = _lines_of_running_code(function)
-    return "".join(inspect.getblock(lines[start:]))
-
-
-def _lines_of_running_code(function: Callable[..., Any]) -> tuple[list[str], int]:
-    """Return the lines of a function's file, and the index of its first."""
     code = function.__code__
     lines, start = inspect.findsource(code)
-    if _code_key(code) not in _code_keys("".join(lines)):
+    if text_of_code(code) not in _codes_of("".join(lines)):
         raise UnreadableKernelError(
             f"{_name(function)} is other code than its file {code.co_filename} holds: "
             "the file has changed since it was imported"
@@ -170,10 +199,10 @@ def _lines_of_running_code(function: Callable[..., Any]) -> tuple[list[str], int
 
 
 @lru_cache(maxsize=16)
-def _code_keys(text: str) -> frozenset[Any]:
-    """Return what tells all functions of a file's text from others."""
+def _codes_of(text: str) -> frozenset[str]:
+    """Return the code of all functions in a file's text."""
     module = parse_repeatedly(lambda: compile(text, "<source>", "exec", dont_inherit=True))
-    return frozenset(map(_code_key, _nested_code(module)))
+    return frozenset(map(text_of_code, _nested_code(module)))
 
 
 def _nested_code(code: CodeType) -> Iterator[CodeType]:
@@ -181,26 +210,6 @@ def _nested_code(code: CodeType) -> Iterator[CodeType]:
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _nested_code(constant)
-
-
-_KINDS_OF_PARAMETERS = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS
-
-
-def _code_key(code: Any) -> Any:
-    """Return a function's code as a value to compare, without its positions within lines."""
-    if isinstance(code, tuple):
-        return tuple(map(_code_key, code))
-    if isinstance(code, frozenset):
-        return frozenset(map(_code_key, code))
-    if not isinstance(code, CodeType):
-        return type(code), repr(code)  # 0.0 and -0.0 are equal
-    return (
-        (code.co_name, code.co_firstlineno, code.co_flags & _KINDS_OF_PARAMETERS),
-        (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount),
-        (code.co_code, getattr(code, "co_exceptiontable", b"")),
-        (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars),
-        _code_key(code.co_consts),
-    )
 
 
 def _find_lambda(function: Callable[..., Any]) -> ast.AST:

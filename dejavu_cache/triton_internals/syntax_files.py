@@ -2,7 +2,8 @@
 
 To parse a text and to walk through its tree takes some milliseconds, which a program would pay for
 every kernel at each start. The outcome depends on the text, on Python and on the code of `syntax`,
-so a file is named by a digest of these three. A wrong file could make two kernels equal: only files
+so a file is named by a digest of these three. For a function of Python's, the text is that of its
+file and of its compiled code. A wrong file could make two kernels equal: only files
 that this user or root wrote are read, and each holds a digest of its name and content. A program
 with a prewarmed folder writes none.
 """
@@ -25,7 +26,13 @@ from ..errors import DejavuError, UnreadableKernelError
 from ..settings import current_settings
 from ..system.safe_files import open_folder, read_own_file, replace_file
 from . import syntax
-from .syntax import FunctionSyntax, describe_lambda, describe_text, text_of_running_code
+from .syntax import (
+    FunctionSyntax,
+    describe_function,
+    describe_text,
+    text_of_code,
+    text_of_file,
+)
 
 __all__ = ["function_syntax"]
 
@@ -61,11 +68,11 @@ def function_syntax(function: Callable[..., Any], text: str | None = None) -> Fu
         UnreadableKernelError: the text in the file is not the function's.
     """
     try:
-        if function.__name__ == "<lambda>":
-            return describe_lambda(function)
-        if text is None:
-            text = text_of_running_code(function)
-        return _syntax_of(text)
+        if text is not None:
+            return _syntax_of(text)
+        # The outcome depends on the whole file, in which the running code must be found.
+        read = f"{text_of_file(function)}\0{text_of_code(function.__code__)}"
+        return _load_or_describe(read, lambda: describe_function(function))
     except SyntaxError as error:
         name = f"{function.__module__}.{function.__qualname__}"
         raise UnreadableKernelError(f"{name} cannot be parsed: {error}") from None
@@ -74,12 +81,17 @@ def function_syntax(function: Callable[..., Any], text: str | None = None) -> Fu
 @lru_cache(maxsize=1024)
 def _syntax_of(text: str) -> FunctionSyntax:
     """Return the syntax of a text; many kernels share their helpers."""
+    return _load_or_describe(text, lambda: describe_text(text))
+
+
+def _load_or_describe(read: str, describe: Callable[[], FunctionSyntax]) -> FunctionSyntax:
+    """Return the syntax that a text leads to, from a file if there is one."""
     if not _MAKER:
-        return describe_text(text)
-    path = _path_of(text)
+        return describe()
+    path = _path_of(read)
     described = _load(path)
     if described is None:
-        described = describe_text(text)
+        described = describe()
         _save(path, described)
     return described
 
