@@ -395,6 +395,23 @@ def test_probes_do_not_write_to_inputs(weights: torch.Tensor, out: torch.Tensor)
     assert all(torch.equal(seen, torch.ones(100)) for seen in held)
 
 
+@pytest.mark.parametrize("seed", range(100))
+def test_a_number_that_was_computed_before_must_be_written(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    arguments = {"x": torch.rand(1000, generator=generator), "out": torch.zeros(1)}
+
+    def add_up(arguments: dict[str, Any]) -> None:
+        arguments["out"].copy_(arguments["x"].sum()[None])
+
+    def add_up_half(arguments: dict[str, Any]) -> None:
+        arguments["out"].copy_(arguments["x"][:500].sum()[None])
+
+    add_up(arguments)
+    made = checker(arguments, add_up)
+    assert made.check(add_up_half).outcome == "wrong"
+    assert made.check(add_up).outcome == "right"
+
+
 def test_memory_that_runs_out_for_probes_leaves_the_comparison(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
