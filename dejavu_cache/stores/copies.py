@@ -12,12 +12,13 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
 
-from ..errors import StoreError
+from ..errors import SettingsError, StoreError
 from ..model.merge import merge_into
 from ..model.record import Record
 from ..model.scenario import Context, Scenario
-from ..settings import current_settings
+from ..settings import Settings, current_settings
 from ..system.background_threads import at_program_end, start_thread, uninterrupted
 from ..system.notices import logger
 from .base import CopyChanges, Store
@@ -129,6 +130,7 @@ class _RevalidationThread:
         self._has_news = False
         self._stopping = False
         self._pause = threading.Event()
+        self._refresh = Settings().refresh
 
     def watch(self, copies: LocalCopies) -> None:
         """Ask about a new record soon."""
@@ -162,10 +164,10 @@ class _RevalidationThread:
 
     def _wait(self) -> bool:
         """Wait until a revalidation is due; return False once the program ends."""
+        with suppress(SettingsError):  # A program may set nonsense at any time.
+            self._refresh = current_settings().refresh
         with self._condition:
-            self._condition.wait_for(
-                lambda: self._has_news or self._stopping, current_settings().refresh
-            )
+            self._condition.wait_for(lambda: self._has_news or self._stopping, self._refresh)
             is_due = self._has_news or not self._stopping
             self._has_news = False
             return is_due
