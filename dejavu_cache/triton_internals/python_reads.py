@@ -24,7 +24,8 @@ from .pure_functions import (
     is_pure_module,
     refuse_impure,
 )
-from .syntax import ANY_ATTRIBUTE, Chain, FunctionSyntax, Import
+from .syntax import FunctionSyntax
+from .syntax_names import ANY_ATTRIBUTE, Chain, Import
 
 __all__ = ["MISSING", "check_reads", "imported_values", "is_standard", "resolve"]
 

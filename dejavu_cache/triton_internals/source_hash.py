@@ -25,8 +25,9 @@ from .constants import (
     unwrap,
 )
 from .python_reads import MISSING, check_reads, imported_values, is_standard, resolve
-from .syntax import Chain, FunctionSyntax
+from .syntax import FunctionSyntax
 from .syntax_files import function_syntax
+from .syntax_names import Chain
 
 __all__ = ["kernel_name", "python_function", "source_hash", "value_hash"]
 

@@ -1,9 +1,9 @@
 """Describe the text of each function once: in a process, and in files of the user's cache folder.
 
 To parse a text and to walk through its tree takes some milliseconds, which a program would pay for
-every kernel at each start. The outcome depends on the text, on Python and on the code of `syntax`,
-so a file is named by a digest of these three. For a function of Python's, the text is that of its
-file and of its compiled code. A wrong file could make two kernels equal: only files
+every kernel at each start. The outcome depends on the text, on Python and on the code that
+describes, so a file is named by a digest of these three. For a function of Python's, the text is
+that of its file and of its compiled code. A wrong file could make two kernels equal: only files
 that this user or root wrote are read, and each holds a digest of its name and content. A program
 with a prewarmed folder writes none.
 """
@@ -25,14 +25,9 @@ from typing import Any
 from ..errors import DejavuError, UnreadableKernelError
 from ..settings import current_settings
 from ..system.safe_files import open_folder, read_own_file, replace_file
-from . import syntax
-from .syntax import (
-    FunctionSyntax,
-    describe_function,
-    describe_text,
-    text_of_code,
-    text_of_file,
-)
+from . import running_code, syntax, syntax_names
+from .running_code import describe_function, text_of_code, text_of_file
+from .syntax import FunctionSyntax, describe_text
 
 __all__ = ["function_syntax"]
 
@@ -43,13 +38,19 @@ _NAME = re.compile(r"[0-9a-f]{64}(\.tmp-.*)?")
 
 
 def _maker_of_descriptions() -> bytes:
-    """Return what tells this Python and the code of `syntax` from others; empty if unknown."""
-    loader: Any = syntax.__loader__
-    try:
-        code = loader.get_data(syntax.__file__)  # packages in a zip file have no files
-    except (AttributeError, OSError):
-        return b""
-    return sys.version.encode() + hashlib.sha256(code).digest()
+    """Return what tells this Python and the code of the description from others.
+
+    It is empty if the code cannot be read.
+    """
+    digest = hashlib.sha256(sys.version.encode())
+    for module in (syntax, syntax_names, running_code):
+        loader: Any = module.__loader__
+        try:
+            code = loader.get_data(module.__file__)  # packages in a zip file have no files
+        except (AttributeError, OSError):
+            return b""
+        digest.update(hashlib.sha256(code).digest())
+    return digest.digest()
 
 
 # Read when the module is imported, so that it is of the code that runs, also after an upgrade.

@@ -46,7 +46,6 @@ PROBED_OUTPUTS = 8
 NUDGES = 7
 """Number of different changes of the last bits; in bfloat16 the largest is by 5%."""
 
-
 SMALL = 64
 """Number of elements up to which an argument is tried alone.
 

@@ -1,0 +1,289 @@
+"""The names in the syntax tree of a function: what it binds, reads, imports and changes."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+__all__ = [
+    "ANY_ATTRIBUTE",
+    "Chain",
+    "Import",
+    "annotations_of",
+    "chain_of",
+    "find_bare_names",
+    "find_bound_names",
+    "find_changed_names",
+    "find_fetched_names",
+    "find_imports",
+    "find_mutated_names",
+    "find_names_bound_by_statements",
+    "find_read_first",
+    "nodes_of_body",
+]
+
+Chain = tuple[str, ...]
+"""A dotted name: `("tl", "load")` for `tl.load`."""
+
+Import = tuple[str, str, str, int]
+"""An import inside a function: the name that it binds, the module, what is taken from it (empty
+for the module itself, or `as` for a submodule under a name of its own), and the leading dots."""
+
+ANY_ATTRIBUTE = "*"
+"""Ends a dotted name of which an attribute is read by a name that only the running code knows,
+or of which only the presence is asked for."""
+
+
+def find_bound_names(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    """Yield the parameters, and the names that are assigned."""
+    for node in nodes:
+        if isinstance(node, ast.arg):
+            yield node.arg
+        elif isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+            yield node.id
+
+
+def find_names_bound_by_statements(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    """Yield the names that other statements than assignments bind."""
+    for node in nodes:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            yield node.name
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            for alias in node.names:
+                yield alias.asname or alias.name.partition(".")[0]
+        elif isinstance(node, (ast.ExceptHandler, ast.MatchAs, ast.MatchStar)):
+            yield from [node.name] if node.name else []
+        elif isinstance(node, ast.MatchMapping):
+            yield from [node.rest] if node.rest else []
+
+
+def find_imports(nodes: Iterable[ast.AST]) -> Iterator[Import]:
+    """Yield the imports."""
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                top = alias.name.partition(".")[0]
+                yield alias.asname or top, alias.name, "as" if alias.asname else "", 0
+        elif isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                yield alias.asname or alias.name, node.module or "", alias.name, node.level
+
+
+def find_fetched_names(nodes: Iterable[ast.AST]) -> Iterator[Chain]:
+    """Yield the dotted names that `getattr` and `hasattr` ask for."""
+    for node in nodes:
+        if not isinstance(node, ast.Call) or len(node.args) < 2:
+            continue
+        if isinstance(node.func, ast.Name) and node.func.id in ("getattr", "hasattr"):
+            owner, name = chain_of(node.args[0]), node.args[1]
+            if owner:
+                known = str(name.value) if isinstance(name, ast.Constant) else ANY_ATTRIBUTE
+                yield *owner, known if node.func.id == "getattr" else ANY_ATTRIBUTE
+
+
+_MUTATING_METHODS = frozenset(
+    {"add", "append", "appendleft", "clear", "difference_update", "discard", "extend"}
+    | {"extendleft", "insert", "intersection_update", "move_to_end", "pop", "popitem", "popleft"}
+    | {"remove", "reverse", "rotate", "setdefault", "sort", "symmetric_difference_update"}
+    | {"update", "__delitem__", "__ior__", "__setattr__", "__setitem__"}
+)
+
+
+def find_changed_names(nodes: Iterable[ast.AST]) -> Iterator[Chain]:
+    """Yield the dotted names of which an item or an attribute is assigned or deleted."""
+    for node in nodes:
+        if isinstance(node, (ast.Attribute, ast.Subscript)) and not isinstance(node.ctx, ast.Load):
+            chain = _owner(node.value)
+        elif (
+            isinstance(node, ast.Call)
+            and node.args
+            and isinstance(node.func, ast.Name)
+            and node.func.id in ("setattr", "delattr")
+        ):
+            chain = _owner(node.args[0])
+        else:
+            continue
+        if chain:
+            yield chain
+
+
+def find_mutated_names(nodes: Iterable[ast.AST]) -> Iterator[Chain]:
+    """Yield the dotted names on which a method is called that changes containers."""
+    for node in nodes:
+        if isinstance(node, ast.Attribute) and node.attr in _MUTATING_METHODS:
+            chain = _owner(node.value)
+            if chain:
+                yield chain
+
+
+def _owner(node: ast.AST) -> Chain | None:
+    """Return the dotted name of an object in which a part is found by subscripts."""
+    names: list[str] = []
+    while isinstance(node, (ast.Attribute, ast.Subscript)):
+        names = [node.attr, *names] if isinstance(node, ast.Attribute) else []
+        node = node.value
+    return (node.id, *names) if isinstance(node, ast.Name) else None
+
+
+def nodes_of_body(nodes: Iterable[ast.AST]) -> list[ast.AST]:
+    """Return the nodes in the body of the first function, or none where there is no function."""
+    kinds = (ast.FunctionDef, ast.Lambda)
+    definition = next((node for node in nodes if isinstance(node, kinds)), None)
+    if definition is None:
+        return []
+    body = definition.body if isinstance(definition, ast.FunctionDef) else [definition.body]
+    return [inner for node in body for inner in ast.walk(node)]
+
+
+def find_bare_names(nodes: Sequence[ast.AST]) -> Iterator[Chain]:
+    """Yield the dotted names of which no attribute is read."""
+    inner = {id(node.value) for node in nodes if isinstance(node, ast.Attribute)}
+    for node in nodes:
+        if id(node) not in inner and (chain := chain_of(node)):
+            yield chain
+
+
+def annotations_of(nodes: Iterable[ast.AST]) -> dict[str, str]:
+    """Return the annotations of the first function's parameters, by name."""
+    definition = next((node for node in nodes if isinstance(node, ast.FunctionDef)), None)
+    if definition is None:
+        return {}
+    arguments = definition.args
+    every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+    return {
+        argument.arg: ast.unparse(argument.annotation)
+        for argument in every
+        if argument.annotation is not None
+    }
+
+
+def chain_of(node: ast.AST) -> Chain | None:
+    """Return the dotted name that a node reads, or None."""
+    names: list[str] = []
+    while isinstance(node, ast.Attribute):
+        names.insert(0, node.attr)
+        node = node.value
+    return (node.id, *names) if isinstance(node, ast.Name) else None
+
+
+def find_read_first(tree: ast.AST) -> set[str]:
+    """Return the names that a function may read before it assigns them."""
+    finder = _ReadsFinder()
+    finder.visit(tree)
+    return finder.read_first
+
+
+class _ReadsFinder(ast.NodeVisitor):
+    """Walk through a function in the order of its evaluation, with the names assigned so far."""
+
+    def __init__(self) -> None:
+        self.read_first: set[str] = set()
+        self._assigned: set[str] = set()
+
+    def visit_Name(self, node: ast.Name) -> None:
+        if isinstance(node.ctx, ast.Store):
+            self._assigned.add(node.id)
+            return
+        if node.id not in self._assigned:
+            self.read_first.add(node.id)
+        if isinstance(node.ctx, ast.Del):
+            self._assigned.discard(node.id)
+
+    def visit_Assign(self, node: ast.Assign) -> None:
+        self._visit_all([node.value, *node.targets])
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
+        self.visit(node.annotation)
+        if node.value is None:  # a declaration assigns nothing
+            return
+        self._visit_all([node.value, node.target])
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> None:
+        if isinstance(node.target, ast.Name) and node.target.id not in self._assigned:
+            self.read_first.add(node.target.id)
+        self._visit_all([node.value, node.target])
+
+    def visit_NamedExpr(self, node: ast.NamedExpr) -> None:
+        self._visit_all([node.value, node.target])
+
+    def visit_If(self, node: ast.If) -> None:
+        self.visit(node.test)
+        self._visit_branches(node.body, node.orelse)
+
+    def visit_For(self, node: ast.For) -> None:
+        self.visit(node.iter)
+        self._visit_branches([node.target, *node.body], [])
+        self._visit_all(node.orelse)
+
+    def visit_While(self, node: ast.While) -> None:
+        self.visit(node.test)
+        self._visit_branches(node.body, [])
+        self._visit_all(node.orelse)
+
+    def visit_Try(self, node: ast.Try) -> None:
+        self._visit_branches([*node.body, *node.orelse], [])
+        for handler in node.handlers:
+            self._visit_branches(handler.body, [])
+        self._visit_all(node.finalbody)
+
+    def visit_Match(self, node: ast.Match) -> None:
+        self.visit(node.subject)
+        for case in node.cases:
+            self._visit_branches([case], [])
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> None:
+        self.visit(node.values[0])
+        self._visit_branches(node.values[1:], [])
+
+    def visit_IfExp(self, node: ast.IfExp) -> None:
+        self.visit(node.test)
+        self._visit_branches([node.body], [node.orelse])
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
+        self._visit_function(node.args, [*node.body], node.returns)
+        self._assigned.add(node.name)
+
+    def visit_Lambda(self, node: ast.Lambda) -> None:
+        self._visit_function(node.args, [node.body], None)
+
+    def _visit_function(
+        self, arguments: ast.arguments, body: list[Any], returns: ast.expr | None
+    ) -> None:
+        defaults = [default for default in arguments.kw_defaults if default is not None]
+        every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+        every += [argument for argument in (arguments.vararg, arguments.kwarg) if argument]
+        annotations = [argument.annotation for argument in every if argument.annotation]
+        self._visit_all(
+            [*arguments.defaults, *defaults, *annotations, *([returns] if returns else [])]
+        )
+        before = set(self._assigned)
+        self._assigned |= {argument.arg for argument in every}
+        self._visit_all(body)
+        self._assigned = before
+
+    def _visit_comprehension(self, node: Any) -> None:
+        before = set(self._assigned)
+        for generator in node.generators:
+            self._visit_all([generator.iter, generator.target, *generator.ifs])
+        results = (getattr(node, field, None) for field in ("key", "value", "elt"))
+        self._visit_all([result for result in results if result])
+        self._assigned = before
+
+    def generic_visit(self, node: ast.AST) -> None:
+        if isinstance(node, (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)):
+            self._visit_comprehension(node)
+        else:
+            super().generic_visit(node)
+
+    def _visit_branches(self, first: Iterable[ast.AST], second: Iterable[ast.AST]) -> None:
+        """Visit two alternatives; only what both assign counts as assigned afterwards."""
+        before = set(self._assigned)
+        self._visit_all(first)
+        after_first, self._assigned = self._assigned, before
+        self._visit_all(second)
+        self._assigned &= after_first
+
+    def _visit_all(self, nodes: Iterable[ast.AST]) -> None:
+        for node in nodes:
+            self.visit(node)
