@@ -1,0 +1,63 @@
+"""Checkers of launches that are functions of their arguments, and such launches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from dejavu_cache.tuning.result_check import CheckOptions, ResultChecker
+
+__all__ = [
+    "Write",
+    "checker",
+    "double",
+    "half_of_it",
+    "launch_arguments",
+    "one_element_off",
+    "write_nothing",
+]
+
+Write = Callable[[dict[str, Any]], None]
+
+
+def checker(arguments: dict[str, Any], default: Write, **options: Any) -> ResultChecker:
+    """Return a prepared checker of launches that are functions of the arguments."""
+
+    @contextmanager
+    def launch(write: Write) -> Iterator[None]:
+        write(arguments)
+        yield
+
+    made = ResultChecker(arguments, launch, default, CheckOptions(**options))
+    made.prepare()
+    return made
+
+
+def double(arguments: dict[str, Any]) -> None:
+    """Write twice the input."""
+    arguments["out"].copy_(arguments["x"] * 2)
+
+
+def launch_arguments(dtype: torch.dtype = torch.float32) -> dict[str, Any]:
+    """Return an input, an output of NaN, and the number of their elements."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(1000, generator=generator).to(dtype)
+    return {"x": x, "out": torch.full_like(x, float("nan")), "n": 1000}
+
+
+def half_of_it(arguments: dict[str, Any]) -> None:
+    """Write half of the output."""
+    arguments["out"][:500].copy_(arguments["x"][:500] * 2)
+
+
+def write_nothing(arguments: dict[str, Any]) -> None:
+    """Leave the output as it is."""
+
+
+def one_element_off(arguments: dict[str, Any]) -> None:
+    """Write one wrong element."""
+    double(arguments)
+    arguments["out"][7] += 1

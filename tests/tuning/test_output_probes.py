@@ -1,0 +1,245 @@
+"""Outputs are found and blanked, so that what they held before a launch proves nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from support.result_checks import (
+    Write,
+    checker,
+    double,
+    half_of_it,
+    launch_arguments,
+    one_element_off,
+    write_nothing,
+)
+
+
+def test_outputs_that_held_the_results_are_compared_beside_arguments_that_change() -> None:
+    arguments = {**launch_arguments(), "calls": torch.zeros(1, dtype=torch.int32)}
+
+    def count(write: Write) -> Write:
+        def write_and_count(arguments: dict[str, Any]) -> None:
+            write(arguments)
+            arguments["calls"].add_(1)
+
+        return write_and_count
+
+    double(arguments)
+    before = {name: arguments[name].clone() for name in ("x", "out", "calls")}
+    made = checker(arguments, count(double))
+    assert made.check(count(half_of_it)).outcome == "wrong"
+    assert made.check(count(double)).outcome == "right"
+    assert all(torch.equal(arguments[name], before[name]) for name in before)
+
+
+@pytest.mark.parametrize("copy", [torch.clone, torch.relu])
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.float64, torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2],
+)
+def test_elements_that_held_their_results_must_be_written(
+    dtype: torch.dtype, copy: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    x = torch.randn(64).abs()
+    x[32:] = 0
+    arguments = {"x": x.to(dtype), "out": torch.zeros(64).to(dtype)}
+
+    def copy_some(stop: int) -> Write:
+        def write(arguments: dict[str, Any]) -> None:
+            arguments["out"][:stop] = copy(arguments["x"].float())[:stop].to(dtype)
+
+        return write
+
+    for _ in range(2):
+        made = checker(arguments, copy_some(64))
+        verdict = made.check(copy_some(32))
+        assert verdict.outcome == "wrong"
+        assert "32 of 64 elements" in verdict.evidence
+        assert verdict.evidence.endswith("its outputs held NaN before")
+        assert made.check(copy_some(64)).outcome == "right"
+        copy_some(64)(arguments)  # from here on, out holds the results
+
+
+def test_elements_that_the_default_does_not_write_may_hold_what_they_held() -> None:
+    """A config of larger tiles may fill the padding with the zeros that it has already."""
+    x = torch.randn(60)
+    arguments = {"x": x, "out": torch.zeros(64)}
+
+    def write_without_padding(arguments: dict[str, Any]) -> None:
+        arguments["out"][:60] = arguments["x"]
+
+    def write_padding(value: float) -> Write:
+        def write(arguments: dict[str, Any]) -> None:
+            write_without_padding(arguments)
+            arguments["out"][60:] = value
+
+        return write
+
+    made = checker(arguments, write_without_padding)
+    assert made.check(write_padding(0.0)).outcome == "right"
+    assert made.check(write_padding(1.0)).outcome == "wrong"
+
+
+def test_a_config_that_adds_to_zeros_is_right_though_the_default_overwrites() -> None:
+    x = torch.randn(64)
+    x[5] = 0
+
+    def add(arguments: dict[str, Any], factor: float = 2.0) -> None:
+        arguments["out"].add_(x * 0.5).add_(x * (factor - 0.5))
+
+    def add_too_much(arguments: dict[str, Any]) -> None:
+        add(arguments, 3.0)
+
+    made = checker({"x": x, "out": torch.zeros(64)}, double)
+    assert made.check(add).outcome == "right"
+    assert made.check(add_too_much).outcome == "wrong"
+    assert checker({"x": x, "out": torch.ones(64)}, double).check(add).outcome == "wrong"
+
+
+def relu_in_place(arguments: dict[str, Any]) -> None:
+    arguments["x"].copy_(torch.where(arguments["x"] > 0, arguments["x"], 0.0))
+
+
+def add_and_normalize(arguments: dict[str, Any], rows: int = 16) -> None:
+    """Update a residual in place, and write what depends on it."""
+    arguments["residual"].add_(arguments["x"])
+    sums = arguments["residual"][:rows]
+    arguments["out"][:rows] = sums / sums.square().mean(1, keepdim=True).sqrt()
+
+
+def test_a_kernel_that_works_in_place_starts_from_its_arguments() -> None:
+    def write_zeros(arguments: dict[str, Any]) -> None:
+        arguments["x"].zero_()
+
+    made = checker({"x": torch.randn(64)}, relu_in_place)
+    assert made.check(relu_in_place).outcome == "right"
+    assert made.check(write_zeros).outcome == "wrong"
+    assert made.check(write_nothing).outcome == "wrong"
+
+
+def test_an_output_beside_one_that_is_updated_in_place_must_be_written() -> None:
+    arguments = {name: torch.randn(16, 32) for name in ("x", "residual", "out")}
+    arguments["out"][8:] = 0
+    arguments["x"][8:] = 0
+    arguments["residual"][8:] = 0
+    arguments["residual"][8:, 0] = 1
+    arguments["out"][8:, 0] = 32**0.5
+
+    def normalize_half(arguments: dict[str, Any]) -> None:
+        add_and_normalize(arguments, 8)
+
+    before = {name: tensor.clone() for name, tensor in arguments.items()}
+    made = checker(arguments, add_and_normalize)
+    assert made.check(normalize_half).outcome == "wrong"
+    assert made.check(add_and_normalize).outcome == "right"
+    assert all(torch.equal(arguments[name], before[name]) for name in before)
+
+
+def test_arguments_that_share_memory_are_compared() -> None:
+    packed = torch.randn(64, 3)
+    arguments = {"x": packed[:, 0], "same": packed[:, 0], "out": packed[:, 1], "all": packed}
+    before = packed.clone()
+
+    def write(arguments: dict[str, Any]) -> None:
+        arguments["out"].copy_(arguments["x"] * 2)
+
+    def write_half(arguments: dict[str, Any]) -> None:
+        arguments["out"][:32].copy_(arguments["x"][:32] * 2)
+
+    made = checker(arguments, write)
+    assert made.check(write).outcome == "right"
+    assert made.check(write_half).outcome == "wrong"
+    assert torch.equal(packed, before)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_arguments_hold_what_they_held_before_an_error(count: int) -> None:
+    arguments = launch_arguments()
+    arguments["out"].fill_(3)
+    launches: list[None] = []
+
+    def fail(arguments: dict[str, Any]) -> None:
+        double(arguments)
+        launches.append(None)
+        if len(launches) == count:
+            raise RuntimeError
+
+    before = {name: arguments[name].clone() for name in ("x", "out")}
+    with pytest.raises(RuntimeError):
+        checker(arguments, fail)
+    assert all(torch.equal(arguments[name], before[name]) for name in before)
+
+
+def test_a_check_takes_four_launches_and_few_more_in_place() -> None:
+    launches: list[None] = []
+
+    def counted(write: Write) -> Write:
+        def launch(arguments: dict[str, Any]) -> None:
+            launches.append(None)
+            write(arguments)
+
+        return launch
+
+    more = {f"x{number}": torch.randn(8) for number in range(20)}
+    checker({**launch_arguments(), **more}, counted(double)).check(counted(double))
+    assert len(launches) == 4
+    launches.clear()
+    checker({"x": torch.randn(64)}, counted(relu_in_place)).check(counted(relu_in_place))
+    assert len(launches) == 4
+    launches.clear()
+    arguments = {name: torch.randn(16, 32) for name in ("x", "residual", "out")}
+    checker(arguments, counted(add_and_normalize)).check(counted(add_and_normalize))
+    assert len(launches) == 6
+
+
+@pytest.mark.parametrize(
+    ("weights", "out"),
+    [
+        (torch.ones(100), torch.zeros(100)),
+        (torch.nn.Parameter(torch.ones(100)), torch.full((100,), 2.0)),
+    ],
+    ids=["where an output changes", "of modules"],
+)
+def test_probes_do_not_write_to_inputs(weights: torch.Tensor, out: torch.Tensor) -> None:
+    held: list[torch.Tensor] = []
+
+    def scale(arguments: dict[str, Any]) -> None:
+        held.append(arguments["weights"].detach().clone())
+        arguments["out"].copy_(arguments["weights"].detach() * 2)
+
+    checker({"weights": weights, "out": out}, scale)
+    assert len(held) > 1
+    assert all(torch.equal(seen, torch.ones(100)) for seen in held)
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_a_number_that_was_computed_before_must_be_written(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    arguments = {"x": torch.rand(1000, generator=generator), "out": torch.zeros(1)}
+
+    def add_up(arguments: dict[str, Any]) -> None:
+        arguments["out"].copy_(arguments["x"].sum()[None])
+
+    def add_up_half(arguments: dict[str, Any]) -> None:
+        arguments["out"].copy_(arguments["x"][:500].sum()[None])
+
+    add_up(arguments)
+    made = checker(arguments, add_up)
+    assert made.check(add_up_half).outcome == "wrong"
+    assert made.check(add_up).outcome == "right"
+
+
+def test_memory_that_runs_out_for_probes_leaves_the_comparison(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def run_out(*_: Any) -> None:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr("dejavu_cache.tuning.result_check.fill_blank", run_out)
+    made = checker(launch_arguments(), double)
+    assert made.check(one_element_off).outcome == "wrong"
+    assert made.check(double).outcome == "right"
