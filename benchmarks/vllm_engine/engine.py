@@ -154,6 +154,37 @@ class Requests:
         gaps = gaps[-(tokens - 20) : -4]
         return {"ms": round(statistics.median(gaps), 4), "mean_ms": round(statistics.mean(gaps), 4)}
 
+    def profile(self, count: int, prompt: int, steps: int = 20) -> dict[str, Any]:
+        """Return the GPU's microseconds per step of a batch that decodes, by kernel."""
+        from torch.profiler import ProfilerActivity, profile
+
+        for seed in range(count):
+            self.add(prompt_of(prompt, seed), 2 * steps + 40)
+        self._produce(count * steps)
+        with profile(activities=[ProfilerActivity.CUDA]) as seen:
+            self._produce(count * steps)
+            torch.cuda.synchronize()
+        self.drain()
+        kernels = [event for event in seen.key_averages() if event.device_time_total]
+        kernels.sort(key=lambda event: -event.device_time_total)
+        return {
+            "busy_us": round(sum(event.device_time_total for event in kernels) / steps, 1),
+            "kernels": {
+                event.key[:80]: {
+                    "launches": round(event.count / steps, 2),
+                    "us": round(event.device_time_total / steps, 2),
+                }
+                for event in kernels[:14]
+            },
+        }
+
+    def _produce(self, count: int) -> None:
+        """Step until that many tokens have come."""
+        produced = 0
+        while produced < count:
+            produced += sum(len(output.token_ids) for output in self.step())
+        torch.cuda.synchronize()
+
     def prefill(self, count: int, prompt: int, repeats: int = 7) -> dict[str, Any]:
         """Return milliseconds from requests to the last first token."""
         times = []
@@ -208,6 +239,7 @@ def main() -> None:
         "agree": requests.agree,
         "decode": requests.decode,
         "prefill": requests.prefill,
+        "profile": requests.profile,
         "long": requests.long,
         "day": requests.run_day,
         "drain": lambda: len(requests.drain()),

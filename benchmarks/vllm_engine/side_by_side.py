@@ -3,8 +3,9 @@
     bash benchmarks/vllm_engine/go.sh PLAN [SECONDS]
 
 writes OUT/PLAN.json and a log of each engine. Plans: `speed`, `figure9`, `day`, `full` (these
-three), `cold`, `starts` (which ends with `tuning`), `tuning`, `compiled`. Engines that are compared
-take turns in one run, for clocks and temperatures differ.
+three), `profile`, `cold`, `starts` (which ends with `tuning`), `tuning`, `compiled`. Engines that
+are compared take turns in one run, for clocks and temperatures differ. `profile` also runs the
+checkout that `OTHER_CHECKOUT` names, if it does.
 """
 
 from __future__ import annotations
@@ -245,6 +246,27 @@ def run_speed() -> None:
     end(engines)
 
 
+def run_profile() -> None:
+    """Keep what steps that decode take, and the GPU's share of it by kernel."""
+    engines = [Engine(name, BACKENDS[name]) for name in ("fa3", "ours")]
+    other = os.environ.get("OTHER_CHECKOUT")
+    if other:
+        paths = [other, f"{other}/client", os.environ["PYTHONPATH"]]
+        engines.append(Engine("other", BACKENDS["ours"], PYTHONPATH=os.pathsep.join(paths)))
+    for engine in engines:
+        engine.wait_until_started()
+    for count, prompt in ((8, 4000), (1, 500), (32, 2000)):
+        batch = f"decode {count} x {prompt}"
+        for turn in ("first", "second"):
+            for engine in engines:
+                told = engine.tell("decode", count, prompt, 100)
+                keep("profile", batch, turn, engine.name, value=told)
+        for engine in engines:
+            told = engine.tell("profile", count, prompt)
+            keep("profile", batch, "kernels", engine.name, value=told)
+    end(engines)
+
+
 def run_figure9() -> None:
     engines = start("fa3", "ours")
     compare_long_request(engines)
@@ -348,6 +370,7 @@ def run_compiled() -> None:
 OUT.mkdir(parents=True, exist_ok=True)
 {
     "speed": run_speed,
+    "profile": run_profile,
     "full": run_full,
     "figure9": run_figure9,
     "day": run_day,
