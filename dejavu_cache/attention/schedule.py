@@ -63,10 +63,10 @@ FEW_PARTS = 4
 """Partial results of which many rows are merged at a time."""
 
 ROWS_OF_FEW = 16
-"""Rows that are merged at a time if they have few partial results."""
+"""Rows that are merged at a time if they have few partial results, where there are prompts."""
 
 ROWS_OF_MANY = 4
-"""Rows that are merged at a time if they have many."""
+"""Rows that are merged at a time if they have many, or in decoding."""
 
 FEW_SEQS = 16
 """Sequences for which the kernel is compiled at least; others are powers of four of it."""
@@ -149,13 +149,15 @@ def constants_of(batch: Batch) -> dict[str, int]:
     max_seqs = FEW_SEQS
     while max_seqs < batch.num_seqs:
         max_seqs *= 4
+    has_pairs = pairs_of(batch) > 0
     few_blocks = max_seqs == FEW_SEQS and batch.q_blocks(2 * (HALF // batch.group)) <= 32
     return {
         "GROUP": batch.group, "WINDOW": batch.window, "MAX_SEQS": max_seqs,
         "CHUNK": 32 if few_blocks else 512, "HALF": HALF, "ENTRY": ENTRY, "HEADER": HEADER,
-        "BINS": BINS, "MERGE": MERGE, "FEW": FEW_PARTS, "FEW_ROWS": ROWS_OF_FEW,
+        "BINS": BINS, "MERGE": MERGE, "FEW": FEW_PARTS,
+        "FEW_ROWS": ROWS_OF_FEW if has_pairs else ROWS_OF_MANY,
         "MANY_ROWS": ROWS_OF_MANY, "CANDIDATES": 32 if max_seqs <= 256 else 16,
-        "HEADS": heads_at_once(batch.kv_heads), "SPAN": SPANS[pairs_of(batch) > 0],
+        "HEADS": heads_at_once(batch.kv_heads), "SPAN": SPANS[has_pairs],
     }  # fmt: skip
 
 

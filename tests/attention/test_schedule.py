@@ -167,7 +167,7 @@ def check_merges(made: Scheduled) -> None:
     for counter, chunks in merges.items():
         ends = [chunk.line for chunk in chunks[1:]] + [chunks[0].rows]
         at_once = schedule.ROWS_OF_FEW
-        if chunks[0].parts > schedule.FEW_PARTS:
+        if chunks[0].parts > schedule.FEW_PARTS or made.span == SPANS[False]:
             at_once = schedule.ROWS_OF_MANY
         for chunk, end in zip(chunks, ends, strict=True):
             numbers = (chunk.first, chunk.rows, chunk.row, chunk.pitch, chunk.parts)
@@ -221,6 +221,13 @@ def test_units_cover_random_batches() -> None:
         past = [pick.choice([0, 1, 127, 128, pick.randrange(30000)]) for _ in new]
         made = schedule_of(batch_of(new, past, pick.choice([(32, 8), (8, 1), (28, 4)])))
         check(made)
+
+
+def test_what_sees_no_key_gets_no_unit() -> None:
+    for heads in (32, 8), (7, 1):
+        made = schedule_of(batch_of([1, 1, 40, 2], [-1, 70, -60, -2], heads))
+        assert [entry.sequence for entry in made.entries] == [1]
+        check_merges(made)
 
 
 def test_one_long_sequence_does_not_hold_up_the_others() -> None:

@@ -19,7 +19,7 @@ from support.attention_batches import (
 )
 
 from dejavu_cache.attention import batch as arguments
-from dejavu_cache.attention import paged_attention
+from dejavu_cache.attention import paged_attention, plan
 from dejavu_cache.attention.kernels import kernel_call as launch
 
 pytestmark = pytest.mark.gpu
@@ -141,6 +141,41 @@ def test_one_captured_graph_serves_fifty_batches(
         assert error < TOLERANCE[torch.bfloat16], (
             f"replay {seed}: relative error {error:.1e} for {case}"
         )
+
+
+@pytest.mark.parametrize("new", [1, 100])
+@pytest.mark.parametrize("heads", [(32, 8), (7, 1)])
+def test_a_sequence_without_keys_is_left_out(new: int, heads: tuple[int, int]) -> None:
+    batch = draw(vary(DECODES, new=[new] * 3, past=[700] * 3, heads=heads))
+    batch.arguments["seqused_k"][1] = 0
+    out = batch.run("hopper")
+    for rows in (slice(0, new), slice(2 * new, 3 * new)):
+        assert relative_error(out[rows], batch.expected[rows]) < TOLERANCE[torch.bfloat16]
+    assert out[new : 2 * new].isnan().all()
+
+
+def odd(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor's numbers in rows that begin at odd offsets."""
+    wider = torch.empty(*tensor.shape[:-1], tensor.shape[-1] + 1, dtype=tensor.dtype, device="cuda")
+    wider[..., 1:] = tensor
+    return wider[..., 1:]
+
+
+def test_rows_may_begin_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = vary(DECODES, new=[1, 50], past=[300, 0], heads=(8, 2))
+    batch = draw(case)
+    q, caches = batch.arguments["q"], (batch.arguments["k_cache"], batch.arguments["v_cache"])
+    planned = plan(**batch.arguments)
+    assert planned.implementation == "hopper"
+    for out in odd(q), torch.empty_like(q), odd(q):
+        planned.run(q, *caches, out=out)
+        assert relative_error(out, batch.expected) < TOLERANCE[torch.bfloat16]
+    for implementation, kernel in kernels().items():
+        monkeypatch.setattr(kernel, "configs", runnable(implementation, case)[:1])
+    out = paged_attention(**{**batch.arguments, "q": odd(q)}, out=odd(q))
+    assert relative_error(out, batch.expected) < TOLERANCE[torch.bfloat16]
+    with pytest.raises(ValueError, match="rows of q and out at even offsets"):
+        paged_attention(**{**batch.arguments, "q": odd(q)}, implementation="hopper")
 
 
 def test_a_graph_keeps_its_counters_when_many_more_are_captured(

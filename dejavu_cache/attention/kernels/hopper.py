@@ -17,7 +17,7 @@ from ..batch import Batch
 from ..schedule import Schedule, make_schedule
 from .kernel_call import KernelCall, num_sms, zeros
 
-__all__ = ["COVERED", "available", "launch", "run", "suits"]
+__all__ = ["COVERED", "available", "holds_words", "launch", "run", "suits"]
 
 
 def suits(batch: Batch) -> bool:
@@ -30,6 +30,8 @@ def suits(batch: Batch) -> bool:
         and batch.k_scale is None
         and batch.v_scale is None
         and batch.group <= 64
+        and holds_words(batch.q)
+        and holds_words(batch.out)
         and cache.shape[1] % 8 == 0
         and cache.stride(1) > 0
         and cache.stride(1) % 8 == 0
@@ -38,6 +40,16 @@ def suits(batch: Batch) -> bool:
         and cache.data_ptr() % 16 == 0
         and batch.v_cache.data_ptr() % 16 == 0
         and available(batch.q.device)
+    )
+
+
+def holds_words(tensor: torch.Tensor) -> bool:
+    """Check that the rows of a tensor, [token, head], consist of words of two 2-byte elements."""
+    return (
+        tensor.data_ptr() % 4 == 0
+        and tensor.shape[2] % 2 == 0
+        and tensor.stride(0) % 2 == 0
+        and tensor.stride(1) % 2 == 0
     )
 
 
@@ -66,8 +78,8 @@ def launch(batch: Batch, schedule: Schedule | None = None) -> KernelCall:
     if not suits(batch):
         raise ValueError(
             "implementation: 'hopper' takes a Hopper GPU, Triton 3.6 to 3.8, bfloat16 or float16 "
-            "in q and caches, a block_size that is a multiple of 8, and no ALiBi or scales; "
-            "use 'auto'"
+            "in q and caches, rows of q and out at even offsets, a block_size that is a multiple "
+            "of 8, and no ALiBi or scales; use 'auto'"
         )
     from .hopper_kernel import hopper_kernel
 

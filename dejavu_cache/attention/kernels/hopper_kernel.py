@@ -28,6 +28,8 @@ from .hopper_rows import (
     LANES,
     LOG2E,
     ROWS,
+    WORDS,
+    as_words,
     load_queries,
     round_pairs,
     softmax,
@@ -120,7 +122,9 @@ def attend(which: gl.constexpr, begin, stop, stride, top, pace, acc, peak, total
         unless `when_to_load` says that they are loaded later.
     """
     DTYPE: gl.constexpr = queries.dtype
-    PLAIN: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
+    # Decoding waits for memory, so it may mask every tile. A loop without masks would be more code:
+    # a launch after the products of a model finds its code in no cache, and waits for it.
+    HAS_PLAIN_LOOP: gl.constexpr = (WINDOW < 0) & (PAIRS > 0)
     count = gl.cdiv(stop - begin, stride)
     stage = begin % STAGES
     nothing = gl.zeros([ROWS, TILE], gl.float32, S_LAYOUT)
@@ -141,8 +145,9 @@ def attend(which: gl.constexpr, begin, stop, stride, top, pace, acc, peak, total
         # Values past the last token may be anything, and zero times that must be zero. Both halves
         # write the same, so neither need wait for the other.
         watch(v_full, begin, STAGES)
-        tokens = start + gl.arange(0, TILE, gl.SliceLayout(1, PLAIN))
-        v.index(stage).store(gl.where((tokens < end)[:, None], v.index(stage).load(PLAIN), 0.0))
+        tokens = start + gl.arange(0, TILE, gl.SliceLayout(1, WORDS))
+        values = as_words(v.index(stage), TILE, HEAD_PADDED)
+        values.store(gl.where((tokens < end)[:, None], values.load(WORDS), 0))
         fence_async_shared()
     next_unit = receive(units, ring, ring_full, ring_free, turn, KV_HEADS, HEADS)
     next_queries = 0
@@ -150,23 +155,24 @@ def attend(which: gl.constexpr, begin, stop, stride, top, pace, acc, peak, total
         next_queries = load_half(
             which, q, next_unit, stride_token, stride_head, HEADS, GROUP, HEAD, HEAD_PADDED
         )
-    # Every row sees the tiles that end before the first row's position.
-    visible = gl.maximum(gl.minimum(first_position + 1, high) - low, 0) // TILE
-    masked = gl.minimum(gl.maximum(gl.cdiv(top + 1 - visible, pace), 1), count)
-    if WINDOW >= 0:
-        masked = count
+    masked = count
+    if HAS_PLAIN_LOOP:
+        # Every row sees the tiles that end before the first row's position.
+        visible = gl.maximum(gl.minimum(first_position + 1, high) - low, 0) // TILE
+        masked = gl.minimum(gl.maximum(gl.cdiv(top + 1 - visible, pace), 1), count)
     for index in range(1, masked):
         acc, weights, fade, peak, total = consume_tile(
             begin + index * stride, stride, top - index * pace, True, acc, weights, fade, peak, total, queries, k, v,
             k_full, k_free, v_full, v_free, positions, low, end, scale, softcap,
             PAIRS, WINDOW, SOFTCAP, TILE, STAGES, S_LAYOUT, O_LAYOUT, P_LAYOUT,
         )  # fmt: skip
-    for index in range(masked, count):
-        acc, weights, fade, peak, total = consume_tile(
-            begin + index * stride, stride, top - index * pace, False, acc, weights, fade, peak, total, queries, k, v,
-            k_full, k_free, v_full, v_free, positions, low, end, scale, softcap,
-            PAIRS, WINDOW, SOFTCAP, TILE, STAGES, S_LAYOUT, O_LAYOUT, P_LAYOUT,
-        )  # fmt: skip
+    if HAS_PLAIN_LOOP:
+        for index in range(masked, count):
+            acc, weights, fade, peak, total = consume_tile(
+                begin + index * stride, stride, top - index * pace, False, acc, weights, fade, peak, total, queries, k, v,
+                k_full, k_free, v_full, v_free, positions, low, end, scale, softcap,
+                PAIRS, WINDOW, SOFTCAP, TILE, STAGES, S_LAYOUT, O_LAYOUT, P_LAYOUT,
+            )  # fmt: skip
     last = begin + (count - 1) * stride
     watch(v_full, last, STAGES)
     acc = acc * gl.convert_layout(fade, gl.SliceLayout(1, O_LAYOUT))[:, None]
@@ -183,16 +189,19 @@ def attend(which: gl.constexpr, begin, stop, stride, top, pace, acc, peak, total
 
 
 @gluon.jit
-def finish(which: gl.constexpr, out, scratch, arrivals, acc, peak, total, first, tokens, kv_head, together,
+def finish(which: gl.constexpr, out, queries, scratch, arrivals, acc, peak, total, first, tokens, kv_head, together,
            mine, entry, shared, stride_out_token, stride_out_head,
            KV_HEADS: gl.constexpr, HEADS: gl.constexpr, GROUP: gl.constexpr, HEAD: gl.constexpr,
            HEAD_PADDED: gl.constexpr, O_LAYOUT: gl.constexpr):  # fmt: skip
-    """Store half a Q block's output, or a partial result, whose arrival is counted."""
+    """Store half a Q block's output, or a partial result, whose arrival is counted.
+
+    The queries' shared memory is used up.
+    """
     count = gl.minimum(tokens, ROWS // GROUP) * GROUP
     if not shared:
         if mine:
             store_rows(
-                out, acc, total, first, tokens, kv_head, stride_out_token, stride_out_head,
+                out, queries, acc, total, first, tokens, kv_head, stride_out_token, stride_out_head,
                 GROUP, HEAD, HEAD_PADDED, O_LAYOUT,
             )  # fmt: skip
     else:
@@ -241,7 +250,7 @@ def consume(which: gl.constexpr, out, q, sinks, units, scratch, arrivals, taken,
         which, q, unit, stride_token, stride_head, HEADS, GROUP, HEAD, HEAD_PADDED
     )
     while unit[0] >= 0:
-        queries.store(queries_here)
+        as_words(queries, ROWS, HEAD_PADDED).store(queries_here)
         fence_async_shared()
         number, first, tokens, position, low, high, pieces, kv_head = unit
         entry, _ = locate(units, number, KV_HEADS, HEADS)
@@ -276,7 +285,7 @@ def consume(which: gl.constexpr, out, q, sinks, units, scratch, arrivals, taken,
             total = gl.where(counts & (lane == 0)[None, :], 1.0, total)
         acc = gl.zeros([ROWS, HEAD_PADDED], gl.float32, O_LAYOUT)
         turn += 1
-        if begin < loaded:
+        if (HEADS == 2) or (begin < loaded):  # each unit has keys, so two heads have a tile each
             acc, peak, total, unit, next_queries = attend(
                 which, done + begin, done + loaded, stride, top, pace, acc, peak, total, queries, k, v,
                 k_full, k_free, v_full, v_free, position + skipped + rows // GROUP, position + skipped,
@@ -296,7 +305,7 @@ def consume(which: gl.constexpr, out, q, sinks, units, scratch, arrivals, taken,
                 skip(k_full, k_free, v_full, v_free, tile, STAGES)
         done += loaded
         finish(
-            which, out, scratch, arrivals, acc, peak, gl.sum(total, 1), first + skipped, tokens - skipped, head, together,
+            which, out, queries, scratch, arrivals, acc, peak, gl.sum(total, 1), first + skipped, tokens - skipped, head, together,
             begin < loaded, entry, shared, stride_out_token, stride_out_head,
             KV_HEADS, HEADS, GROUP, HEAD, HEAD_PADDED, O_LAYOUT,
         )  # fmt: skip
@@ -307,7 +316,7 @@ def consume(which: gl.constexpr, out, q, sinks, units, scratch, arrivals, taken,
             )
     merge(
         which, out, scratch, arrivals, taken, units, ring, ring_full, turn + 1, stride_out_token, stride_out_head,
-        KV_HEADS, GROUP, HEAD, HEAD_PADDED, TILE,
+        PAIRS, KV_HEADS, GROUP, HEAD, HEAD_PADDED, TILE,
     )  # fmt: skip
 
 

@@ -97,15 +97,15 @@ def merge_parts(out, scratch, row, pitch, parts, line, count, first, kv_head, st
     ) * stride_head
     gl.store(
         out + at_out[:, None] + columns[None, :],
-        (acc / divisor[:, None]).to(out.dtype.element_ty),
+        (acc * (1.0 / divisor)[:, None]).to(out.dtype.element_ty),
         mask=inside[:, None] & (columns < HEAD)[None, :],
     )
 
 
 @gluon.jit
 def merge(which: gl.constexpr, out, scratch, arrivals, counters, units, ring, ring_full, turn, stride_token, stride_head,
-          KV_HEADS: gl.constexpr, GROUP: gl.constexpr, HEAD: gl.constexpr, HEAD_PADDED: gl.constexpr,
-          TILE: gl.constexpr):  # fmt: skip
+          PAIRS: gl.constexpr, KV_HEADS: gl.constexpr, GROUP: gl.constexpr, HEAD: gl.constexpr,
+          HEAD_PADDED: gl.constexpr, TILE: gl.constexpr):  # fmt: skip
     """Merge this half's share of the schedule's list of rows to merge, when no unit is left.
 
     A part is waited for only if all programs run: one that is yet to start, on a GPU that other
@@ -125,7 +125,7 @@ def merge(which: gl.constexpr, out, scratch, arrivals, counters, units, ring, ri
             while task < tasks:
                 merge_task(
                     out, scratch, arrivals, units, task, waits, stride_token, stride_head,
-                    KV_HEADS, GROUP, HEAD, HEAD_PADDED, TILE,
+                    PAIRS, KV_HEADS, GROUP, HEAD, HEAD_PADDED, TILE,
                 )  # fmt: skip
                 task += step
             going = False
@@ -144,8 +144,8 @@ def merge(which: gl.constexpr, out, scratch, arrivals, counters, units, ring, ri
 
 @gluon.jit
 def merge_task(out, scratch, arrivals, units, task, waits, stride_token, stride_head,
-               KV_HEADS: gl.constexpr, GROUP: gl.constexpr, HEAD: gl.constexpr, HEAD_PADDED: gl.constexpr,
-               TILE: gl.constexpr):  # fmt: skip
+               PAIRS: gl.constexpr, KV_HEADS: gl.constexpr, GROUP: gl.constexpr, HEAD: gl.constexpr,
+               HEAD_PADDED: gl.constexpr, TILE: gl.constexpr):  # fmt: skip
     """Merge a few rows of a KV head, after their parts have arrived."""
     entry = units + gl.load(units + 2) + task // KV_HEADS * MERGE_ENTRY
     kv_head = task % KV_HEADS
@@ -161,7 +161,7 @@ def merge_task(out, scratch, arrivals, units, task, waits, stride_token, stride_
         if waits:
             while gl.atomic_add(counter, 0, sem="acquire") % TASK < parts:
                 pass
-        if parts > FEW:
+        if (PAIRS == 0) or (parts > FEW):  # decoding has few rows, and one variant is less code
             merge_parts(
                 out, scratch, row, pitch, parts, line, count, first, kv_head, stride_token, stride_head,
                 KV_HEADS, GROUP, HEAD, HEAD_PADDED, 2048 // HEAD_PADDED, MANY_ROWS,

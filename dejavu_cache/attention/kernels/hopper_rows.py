@@ -8,8 +8,8 @@ from triton.experimental.gluon import language as gl
 from ..schedule import HALF, PART_COLUMNS
 
 __all__ = [
-    "EXTRA", "LANES", "LOG2E", "ROWS", "load_queries", "round_pairs", "softmax", "store_part", "store_rows",
-    "take_pairs",
+    "EXTRA", "LANES", "LOG2E", "ROWS", "WORDS", "as_words", "load_queries", "round_pairs", "softmax",
+    "store_part", "store_rows", "take_pairs",
 ]  # fmt: skip
 
 ROWS = gl.constexpr(HALF)
@@ -25,23 +25,42 @@ LANES = gl.constexpr(
 )
 """Layout of one number per row and lane that holds some of the row of a product of wgmma."""
 
+WORDS = gl.constexpr(gl.BlockedLayout([1, 4], [4, 8], [4, 1], [1, 0]))
+"""Layout of rows that are read and written 16 bytes at a time, as words of two 2-byte elements.
+
+Triton moves 2-byte elements through a register each, and packs and unpacks them.
+"""
+
 LOG2E = gl.constexpr(1.4426950408889634)
+
+
+@gluon.jit
+def as_words(tile, TOKENS: gl.constexpr, HEAD_PADDED: gl.constexpr):
+    """View a tile in swizzled shared memory, [TOKENS, HEAD_PADDED], as words."""
+    return tile._reinterpret(gl.int32, [TOKENS, HEAD_PADDED // 2], gl.NVMMASharedLayout(128, 32, 2))
+
+
+@gluon.jit
+def find_words(first, tokens, kv_head, stride_token, stride_head,
+               GROUP: gl.constexpr, HEAD: gl.constexpr, HEAD_PADDED: gl.constexpr):  # fmt: skip
+    """Return the offsets of half a Q block's words, [ROWS, HEAD_PADDED // 2], and which exist."""
+    rows = gl.arange(0, ROWS, gl.SliceLayout(1, WORDS))
+    words = gl.arange(0, HEAD_PADDED // 2, gl.SliceLayout(0, WORDS))
+    at = (first + rows // GROUP).to(gl.int64) * (stride_token // 2) + (
+        kv_head * GROUP + rows % GROUP
+    ) * (stride_head // 2)
+    there = (rows < tokens * GROUP)[:, None] & (words < HEAD // 2)[None, :]
+    return at[:, None] + words[None, :], there
 
 
 @gluon.jit
 def load_queries(q, first, tokens, kv_head, stride_token, stride_head,
                  GROUP: gl.constexpr, HEAD: gl.constexpr, HEAD_PADDED: gl.constexpr):  # fmt: skip
-    """Load the queries of half a Q block, [ROWS, HEAD_PADDED], padded with zeros."""
-    PLAIN: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
-    rows = gl.arange(0, ROWS, gl.SliceLayout(1, PLAIN))
-    dims = gl.arange(0, HEAD_PADDED, gl.SliceLayout(0, PLAIN))
-    at = (first + rows // GROUP).to(gl.int64) * stride_token + (
-        kv_head * GROUP + rows % GROUP
-    ) * stride_head
-    inside = rows < tokens * GROUP
-    return gl.load(
-        q + at[:, None] + dims[None, :], mask=inside[:, None] & (dims < HEAD)[None, :], other=0.0
+    """Load the queries of half a Q block as words, padded with zeros."""
+    at, there = find_words(
+        first, tokens, kv_head, stride_token, stride_head, GROUP, HEAD, HEAD_PADDED
     )
+    return gl.load(q.to(gl.pointer_type(gl.int32), bitcast=True) + at, mask=there, other=0)
 
 
 @gluon.jit
@@ -116,21 +135,21 @@ def take_pairs(packed, DTYPE: gl.constexpr):
 
 
 @gluon.jit
-def store_rows(out, acc, total, first, tokens, kv_head, stride_token, stride_head,
+def store_rows(out, shared, acc, total, first, tokens, kv_head, stride_token, stride_head,
                GROUP: gl.constexpr, HEAD: gl.constexpr, HEAD_PADDED: gl.constexpr, LAYOUT: gl.constexpr):  # fmt: skip
-    """Divide the outputs of half a Q block by their sums and store them."""
-    rows = gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))
-    dims = gl.arange(0, HEAD_PADDED, gl.SliceLayout(0, LAYOUT))
-    inside = rows < tokens * GROUP
+    """Divide the outputs of half a Q block by their sums and store them.
+
+    They go through shared memory, [ROWS, HEAD_PADDED]: in the layout of wgmma, threads would store
+    4 bytes at a time, which takes a short prompt as long as some of its tiles.
+    """
+    inside = gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT)) < tokens * GROUP
     divisor = gl.where(inside, gl.convert_layout(total, gl.SliceLayout(1, LAYOUT)), 1.0)
-    at = (first + rows // GROUP).to(gl.int64) * stride_token + (
-        kv_head * GROUP + rows % GROUP
-    ) * stride_head
-    gl.store(
-        out + at[:, None] + dims[None, :],
-        (acc / divisor[:, None]).to(out.dtype.element_ty),
-        mask=inside[:, None] & (dims < HEAD)[None, :],
+    shared.store((acc * (1.0 / divisor)[:, None]).to(out.dtype.element_ty))
+    at, there = find_words(
+        first, tokens, kv_head, stride_token, stride_head, GROUP, HEAD, HEAD_PADDED
     )
+    words = as_words(shared, ROWS, HEAD_PADDED).load(WORDS)
+    gl.store(out.to(gl.pointer_type(gl.int32), bitcast=True) + at, words, mask=there)
 
 
 @gluon.jit

@@ -36,6 +36,8 @@ def find_blocks(
     offset = (block - begin // BLOCK_Q - sequence) * BLOCK_Q
     tokens = tl.where(block < blocks, tl.maximum(tl.minimum(new - offset, BLOCK_Q), 0), 0)
     position = tl.load(seqused_k + sequence) - new + offset
+    # Rows that see no key have no result, and a program would wait for ever for a unit's tiles.
+    tokens = tl.where(position + tokens > 0, tokens, 0)
     return sequence, begin + offset, tokens, position
 
 
