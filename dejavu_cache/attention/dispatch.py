@@ -25,7 +25,7 @@ RUNS = {
 
 def choose(batch: Batch) -> str:
     """Return the name of the implementation that suits a batch."""
-    if hopper.suits(batch):
+    if hopper.TRIED and hopper.suits(batch):
         return "hopper"
     rows = batch.max_seqlen_q * batch.group
     programs = max(batch.num_tokens * batch.group // 64, batch.num_seqs) * batch.kv_heads

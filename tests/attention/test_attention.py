@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from support.attention_batches import REFUSED_MASK, Case, check, draw, kernels, runnable, vary
 from support.processes import fork_python
 
-from dejavu_cache.attention import IMPLEMENTATIONS, paged_attention
+from dejavu_cache.attention import IMPLEMENTATIONS, dispatch, paged_attention
 from dejavu_cache.attention.batch import make_batch
+from dejavu_cache.attention.kernels import hopper
 from dejavu_cache.attention.kernels.segmented import PER_SM, num_segments
 
 # The interpreter divides masked lanes by zero, and converts one-element arrays in the old way.
@@ -72,6 +73,17 @@ def test_auto_takes_every_batch(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(kernel, "configs", [kernel.configs[0]])
     for case in CASES.values():
         check(case, "auto")
+
+
+def test_auto_takes_the_hopper_kernel_only_where_it_has_been_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    case = Case(new=[1, 1], past=[30, 5], heads=(8, 2), head_size=64, dtype=torch.float16)
+    batch = make_batch(**draw(case, "cpu").arguments, softmax_scale=None, out=None)
+    monkeypatch.setattr(hopper, "suits", lambda batch: True)
+    for is_tried in (True, False):
+        monkeypatch.setattr(hopper, "TRIED", is_tried)
+        assert (dispatch.choose(batch) == "hopper") == is_tried
 
 
 @pytest.mark.parametrize("implementation", IN_THE_INTERPRETER)

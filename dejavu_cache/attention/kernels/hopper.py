@@ -17,7 +17,7 @@ from ..batch import Batch
 from ..schedule import Schedule, make_schedule
 from .kernel_call import KernelCall, num_sms, zeros
 
-__all__ = ["COVERED", "available", "holds_words", "launch", "run", "suits"]
+__all__ = ["COVERED", "TRIED", "available", "holds_words", "launch", "run", "suits"]
 
 
 def suits(batch: Batch) -> bool:
@@ -53,8 +53,13 @@ def holds_words(tensor: torch.Tensor) -> bool:
     )
 
 
-COVERED = (3, 6) <= tuple(int(part) for part in triton.__version__.split(".")[:2]) <= (3, 8)
-"""Whether the installed Triton has the version of Gluon that the kernel is written in."""
+TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])
+
+COVERED = (3, 6) <= TRITON <= (3, 8)
+"""Whether the installed Triton has a version of Gluon that the kernel is written in."""
+
+TRIED = TRITON == (3, 6)
+"""Whether the kernel has been run with the installed Triton, on a GPU: `auto` takes no other."""
 
 
 @cache

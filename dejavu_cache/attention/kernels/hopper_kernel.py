@@ -40,6 +40,9 @@ from .hopper_rows import (
 
 __all__ = ["hopper_kernel"]
 
+wait_for_threads = gl.thread_barrier if hasattr(gl, "thread_barrier") else gl.barrier
+"""Barrier of a group of warps, by its name until Triton 3.6 or since 3.7."""
+
 
 @gluon.jit
 def load_half(which: gl.constexpr, q, unit, stride_token, stride_head, HEADS: gl.constexpr,
@@ -215,7 +218,7 @@ def finish(which: gl.constexpr, out, queries, scratch, arrivals, acc, peak, tota
             scratch, acc, peak, total, row + (halves * piece + half) * size, count, kv_head,
             KV_HEADS, HEAD_PADDED, O_LAYOUT,
         )  # fmt: skip
-        gl.thread_barrier()  # all threads have written before the arrival is counted
+        wait_for_threads()  # all threads have written before the arrival is counted
         own = gl.where(together, which, 0)
         counter = arrivals + (2 * gl.load(entry + 9) + own) * KV_HEADS + kv_head
         gl.atomic_add(counter, 1, sem="release")
