@@ -86,6 +86,37 @@ def test_auto_takes_the_hopper_kernel_only_where_it_has_been_run(
         assert (dispatch.choose(batch) == "hopper") == is_tried
 
 
+def test_words_need_even_sizes_and_offsets() -> None:
+    memory = torch.empty(4096, dtype=torch.float16)
+    even = {"size": (3, 4, 64), "stride": (300, 66, 1), "storage_offset": 2}
+    assert hopper.holds_words(memory.as_strided(**even))
+    odd: list[dict[str, Any]] = [
+        {"size": (3, 4, 65)},
+        {"stride": (301, 66, 1)},
+        {"stride": (300, 65, 1)},
+        {"storage_offset": 1},
+    ]
+    for changes in odd:
+        assert not hopper.holds_words(memory.as_strided(**{**even, **changes})), changes
+
+
+@pytest.mark.parametrize(
+    ("heads", "head", "strides", "answer"),
+    [
+        (2, 80, (4096, 160, 80, 1), True),  # no gap
+        (2, 80, (4096, 256, 128, 1), False),
+        (1, 80, (4096, 128, 128, 1), True),  # TMA fills what is behind the last head with zeros
+        (2, 128, (4096, 384, 192, 1), True),  # no padding
+        (2, 80, (4096, 80, 1280, 1), True),  # heads before tokens
+    ],
+)
+def test_gaps_between_heads_are_seen(
+    heads: int, head: int, strides: tuple[int, ...], answer: bool
+) -> None:
+    cache = torch.empty(16384, dtype=torch.float16).as_strided((2, 16, heads, head), strides)
+    assert hopper.has_no_gaps(cache, 128) == answer
+
+
 @pytest.mark.parametrize("implementation", IN_THE_INTERPRETER)
 def test_tokens_after_the_last_sequence_are_left_alone(
     implementation: str, monkeypatch: pytest.MonkeyPatch

@@ -164,18 +164,35 @@ def odd(tensor: torch.Tensor) -> torch.Tensor:
 def test_rows_may_begin_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     case = vary(DECODES, new=[1, 50], past=[300, 0], heads=(8, 2))
     batch = draw(case)
-    q, caches = batch.arguments["q"], (batch.arguments["k_cache"], batch.arguments["v_cache"])
-    planned = plan(**batch.arguments)
+    caches = batch.arguments["k_cache"], batch.arguments["v_cache"]
+    padded = torch.cat([batch.arguments["q"], batch.arguments["q"][:2]])
+    planned = plan(**{**batch.arguments, "q": padded})
     assert planned.implementation == "hopper"
-    for out in odd(q), torch.empty_like(q), odd(q):
-        planned.run(q, *caches, out=out)
-        assert relative_error(out, batch.expected) < TOLERANCE[torch.bfloat16]
+    sevens = torch.full_like(padded, 7.0)
+    for out in odd(sevens), sevens.clone(), odd(sevens):
+        planned.run(padded, *caches, out=out)
+        assert relative_error(out[:-2], batch.expected) < TOLERANCE[torch.bfloat16]
+        assert (out[-2:] == 7).all()
+    q = batch.arguments["q"]
     for implementation, kernel in kernels().items():
         monkeypatch.setattr(kernel, "configs", runnable(implementation, case)[:1])
     out = paged_attention(**{**batch.arguments, "q": odd(q)}, out=odd(q))
     assert relative_error(out, batch.expected) < TOLERANCE[torch.bfloat16]
     with pytest.raises(ValueError, match="rows of q and out at even offsets"):
         paged_attention(**{**batch.arguments, "q": odd(q)}, implementation="hopper")
+
+
+def test_memory_between_heads_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = vary(DECODES, new=[1, 50], past=[300, 0], heads=(8, 2), head_size=80)
+    batch = draw(case)
+    for name in ("k_cache", "v_cache"):
+        cache = batch.arguments[name]
+        wider = torch.full((*cache.shape[:-1], 128), float("nan"), dtype=cache.dtype, device="cuda")
+        wider[..., :80] = cache
+        batch.arguments[name] = wider[..., :80]
+    for implementation, kernel in kernels().items():
+        monkeypatch.setattr(kernel, "configs", runnable(implementation, case)[:1])
+    assert relative_error(batch.run("auto"), batch.expected) < TOLERANCE[torch.bfloat16]
 
 
 def test_a_graph_keeps_its_counters_when_many_more_are_captured(

@@ -17,7 +17,16 @@ from ..batch import Batch
 from ..schedule import Schedule, make_schedule
 from .kernel_call import KernelCall, num_sms, zeros
 
-__all__ = ["COVERED", "TRIED", "available", "holds_words", "launch", "run", "suits"]
+__all__ = [
+    "COVERED",
+    "TRIED",
+    "available",
+    "has_no_gaps",
+    "holds_words",
+    "launch",
+    "run",
+    "suits",
+]
 
 
 def suits(batch: Batch) -> bool:
@@ -37,6 +46,7 @@ def suits(batch: Batch) -> bool:
         and cache.stride(1) % 8 == 0
         and cache.stride(0) % cache.stride(1) == 0
         and (cache.stride(2) % cache.stride(1) == 0 or cache.stride(2) % 8 == 0)
+        and has_no_gaps(cache, max(64, batch.head_padded))
         and cache.data_ptr() % 16 == 0
         and batch.v_cache.data_ptr() % 16 == 0
         and available(batch.q.device)
@@ -51,6 +61,20 @@ def holds_words(tensor: torch.Tensor) -> bool:
         and tensor.stride(0) % 2 == 0
         and tensor.stride(1) % 2 == 0
     )
+
+
+def has_no_gaps(cache: torch.Tensor, head_padded: int) -> bool:
+    """Check that a head has no memory of nobody's behind it, where it is loaded with padding.
+
+    Zeros of the queries multiply the padding, and zero times NaN is not zero.
+
+    Args:
+        cache: keys.
+        head_padded: elements of a head that are loaded.
+    """
+    _, _, heads, head = cache.shape
+    heads_are_rows = cache.stride(2) % cache.stride(1) == 0
+    return heads == 1 or heads_are_rows or cache.stride(2) == head or head_padded == head
 
 
 TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])
@@ -83,8 +107,8 @@ def launch(batch: Batch, schedule: Schedule | None = None) -> KernelCall:
     if not suits(batch):
         raise ValueError(
             "implementation: 'hopper' takes a Hopper GPU, Triton 3.6 to 3.8, bfloat16 or float16 "
-            "in q and caches, rows of q and out at even offsets, a block_size that is a multiple "
-            "of 8, and no ALiBi or scales; use 'auto'"
+            "in q and caches, rows of q and out at even offsets, heads without gaps between "
+            "them, a block_size that is a multiple of 8, and no ALiBi or scales; use 'auto'"
         )
     from .hopper_kernel import hopper_kernel
 
