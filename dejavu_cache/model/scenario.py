@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Mapping
 from datetime import datetime, timedelta, timezone
@@ -29,6 +30,7 @@ from pydantic import (
 from .buckets import Bucket, FiniteFloat
 
 __all__ = [
+    "MOST_CHARACTERS",
     "Config",
     "Context",
     "Device",
@@ -47,6 +49,7 @@ __all__ = [
     "Values",
     "canonical_json",
     "is_from_future",
+    "is_scalar",
     "now",
     "sort_by_name",
 ]
@@ -54,8 +57,29 @@ __all__ = [
 JsonInteger = Annotated[StrictInt, Field(ge=-(2**63), lt=2**64)]
 """An integer that an argument of a kernel can hold: any of i64 or u64."""
 
-Scalar = StrictBool | JsonInteger | FiniteFloat | Annotated[StrictStr, Field(max_length=500)] | None
+MOST_CHARACTERS = 500
+"""Limit of a string in a record."""
+
+Scalar = (
+    StrictBool
+    | JsonInteger
+    | FiniteFloat
+    | Annotated[StrictStr, Field(max_length=MOST_CHARACTERS)]
+    | None
+)
 """A value of a key argument or a meta-parameter, as JSON has it."""
+
+
+def is_scalar(value: object) -> bool:
+    """Check that records can hold a value as it is: a `Scalar`, and no integer as a float."""
+    if type(value) is int:
+        return -(2**63) <= value < 2**64
+    if type(value) is float:
+        return math.isfinite(value)
+    if type(value) is str:
+        return len(value) <= MOST_CHARACTERS and not any("\ud800" <= c <= "\udfff" for c in value)
+    return value is None or type(value) is bool
+
 
 Text = Annotated[str, Field(min_length=1, max_length=500, pattern=r"^[^\x00-\x1f\x7f]+$")]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{8,64}$")]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from ..model.scenario import Config, Scalar
+from ..model.scenario import Config, Scalar, is_scalar
 from ..system.notices import warn_once
 from .scenario_key import dtype_name, function_text
 
@@ -39,7 +40,7 @@ what they do is not in their value, so that no record may set them.
 
 
 def can_be_recorded(kernel: str, configs: Iterable[Any], parameters: Iterable[str]) -> bool:
-    """Return whether records may hold all configs of a kernel; if not, warn once.
+    """Return whether records can hold all configs of a kernel, and may; if not, warn once.
 
     Args:
         kernel: the kernel's name.
@@ -54,7 +55,17 @@ def can_be_recorded(kernel: str, configs: Iterable[Any], parameters: Iterable[st
             f"{kernel}: its configs set {', '.join(sorted(refused))}, whose effect is not part of "
             "a record's key: it is tuned by Triton, and nothing is recorded",
         )
-    return not refused
+        return False
+    for config in configs:
+        for name, value in config.all_kwargs().items():
+            if not is_scalar(_scalar(value)):
+                warn_once(
+                    f"options {kernel}",
+                    f"{kernel}: a config sets {name} to {reprlib.repr(value)}, which no record can "
+                    "hold: it is tuned by Triton, and nothing is recorded",
+                )
+                return False
+    return True
 
 
 def describe(config: Any) -> Config:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
+import reprlib
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..errors import KeyArgumentError, UnreadableKernelError
 from ..model.buckets import Bucket, Exact
-from ..model.scenario import Scalar, Scenario
+from ..model.scenario import MOST_CHARACTERS, Scalar, Scenario, is_scalar
 from .constants import is_jit
 from .source_hash import kernel_name, value_hash
 
@@ -85,7 +85,11 @@ class ScenarioKey:
 
     def _representative(self, name: str, value: Any) -> Any:
         bucket = self._bucket_of[name]
-        return value if bucket is None else bucket(value)
+        try:
+            return value if bucket is None else bucket(value)
+        except (OverflowError, ValueError):
+            _scalar(name, value)  # infinity has no bucket, and records have no form for it
+            raise
 
 
 def _raw_type(arg: Any) -> Any:
@@ -127,14 +131,13 @@ def dtype_name(dtype: Any) -> str:
 
 
 def _scalar(name: str, value: Any) -> Scalar:
-    if value is None or type(value) in (bool, int, str):
-        return value  # type: ignore[no-any-return]
-    if type(value) is float and math.isfinite(value):
-        return value
     if type(value).__name__ == "dtype":
         return dtype_name(value)
-    shown = f"{value}" if isinstance(value, float) else type(value).__qualname__
+    if is_scalar(value):
+        return value  # type: ignore[no-any-return]
+    is_plain = type(value) in (int, float, str)
+    shown = reprlib.repr(value) if is_plain else type(value).__qualname__
     raise KeyArgumentError(
-        f"key argument {name!r} is {shown}: a key may be an int, a bool, a finite float, a string, "
-        "None or a dtype"
+        f"key argument {name!r} is {shown}: a key may be an int of 64 bits, a bool, a finite "
+        f"float, a string of at most {MOST_CHARACTERS} characters, None or a dtype"
     )

@@ -76,7 +76,9 @@ def function_syntax(function: Callable[..., Any], text: str | None = None) -> Fu
         return _load_or_describe(read, lambda: describe_function(function))
     except SyntaxError as error:
         name = f"{function.__module__}.{function.__qualname__}"
-        raise UnreadableKernelError(f"{name} cannot be parsed: {error}") from None
+        raise UnreadableKernelError(
+            f"{name} cannot be parsed: {error}; perhaps its file has changed since it was imported"
+        ) from None
 
 
 @lru_cache(maxsize=1024)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,15 +13,18 @@ import triton
 import triton.language as tl
 from support.addition import CONFIGS, Bench, add_one, make
 from support.kernels import launch
+from support.processes import fork_python
 from triton.runtime.autotuner import Autotuner
 
 from dejavu_cache import (
     Exact,
+    Multiple,
     Pow2,
-    cached_autotune,
     open_store,
 )
-from dejavu_cache.errors import SettingsError
+from dejavu_cache.errors import KeyArgumentError, SettingsError
+from dejavu_cache.model.buckets import Bucket
+from dejavu_cache.stores import MemoryStore
 
 
 def test_it_is_an_autotuner() -> None:
@@ -262,14 +264,49 @@ def test_warmup_is_upstreams() -> None:
     assert kernel.benchmarked == 0
 
 
-@pytest.mark.parametrize("value", [torch.ones(1), [1], object(), float("nan"), 1 + 2j])
+NAMELESS = [
+    *(torch.ones(1), [1], object(), 1 + 2j),
+    *(float("nan"), float("inf"), "x" * 501, "\ud800", 2**64),
+]
+"""Values that records have no form for."""
+
+
+@pytest.mark.parametrize("value", NAMELESS)
 def test_a_key_that_cannot_be_written_down_names_its_argument(value: object) -> None:
     @triton.jit
     def ignores(x_ptr, odd, BLOCK: tl.constexpr):
         pass
 
-    with pytest.raises(TypeError, match="key argument 'odd' is"):
+    with pytest.raises(KeyArgumentError, match="key argument 'odd' is"):
         make(fn=ignores, key=["odd"])[(1,)](torch.ones(1), value)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("bucket", [Pow2(), Multiple(16)])
+def test_a_key_that_has_no_bucket_is_named(value: float, bucket: Bucket) -> None:
+    @triton.jit
+    def ignores(x_ptr, odd, BLOCK: tl.constexpr):
+        pass
+
+    kernel = make(fn=ignores, key=["odd"], buckets={"odd": bucket})
+    with pytest.raises(KeyArgumentError, match="key argument 'odd' is"):
+        kernel[(1,)](torch.ones(1), value)
+
+
+@pytest.mark.parametrize("value", [float("inf"), "x" * 501, "\ud800", 2**64])
+def test_a_config_that_no_record_can_hold_leaves_its_kernel_to_triton(
+    value: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    @triton.jit
+    def ignores(x_ptr, BLOCK: tl.constexpr, ODD: tl.constexpr):
+        pass
+
+    store = MemoryStore()
+    configs = [triton.Config({"BLOCK": 16, "ODD": value}), triton.Config({"BLOCK": 16, "ODD": 1})]
+    kernel = make(fn=ignores, configs=configs, key=[], store=store)
+    kernel[(1,)](torch.ones(1))
+    assert list(store.record_sets()) == []
+    assert "a config sets ODD to" in caplog.text
 
 
 def test_keys_may_be_of_any_plain_type() -> None:
@@ -362,6 +399,16 @@ def test_what_tuning_found_is_printed_as_upstream_prints_it(
 
 
 def test_a_tune_draws_none_of_the_programs_random_numbers(tmp_path: Path) -> None:
-    state = random.getstate()
-    launch(cached_autotune(CONFIGS, ["n"], store=tmp_path)(add_one), 100)
-    assert random.getstate() == state
+    """In a process of its own, since other tests' threads may draw some."""
+    code = """
+        import random, sys
+        from support.addition import CONFIGS, add_one
+        from support.kernels import launch
+        from dejavu_cache import cached_autotune
+        kernel = cached_autotune(CONFIGS, ["n"], store=sys.argv[1])(add_one)
+        state = random.getstate()
+        launch(kernel, 100)
+        print(kernel.benchmarked, random.getstate() == state)
+    """
+    done = fork_python(code, str(tmp_path), TRITON_INTERPRET="1")
+    assert done.stdout.split() == [str(len(CONFIGS)), "True"]

@@ -17,7 +17,8 @@ def random(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 def mask_of(mask: float | str, dtype: torch.dtype) -> float:
-    return torch.finfo(dtype).min if mask == "min" else float(mask)
+    number = torch.finfo(dtype).min if mask == "min" else float(mask)
+    return float(torch.tensor(number, dtype=torch.float64).to(dtype))
 
 
 @pytest.mark.parametrize("outlier", [1e4, 1e9, 1e20, "largest"])

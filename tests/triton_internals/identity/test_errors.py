@@ -66,6 +66,7 @@ def test_a_file_that_changed_since_its_import_is_the_reason(
     text = f"{LAZY}{heuristic}\n{KERNEL}"
     kernel = load(path, text).k
     path.write_text(text.replace(old, new))
+    # Triton 3.9 reads a kernel's text when it is first needed, and then finds other lines.
     assert "has changed since it was imported" in str(identify(kernel, []).unstored)
     assert identify(load(path, text.replace(old, new)).k, []).unstored is None
 
