@@ -24,7 +24,7 @@ from dejavu_cache import attention
 LAYERS, HEADS, KV_HEADS, HEAD, PAGE = 32, 32, 8, 128, 16
 PAGES, MOST_PAGES = 8448, 1024
 INNER, PRODUCTS = 28672, 8
-"""Rows of a layer's weights, [INNER, HEADS * HEAD], and different ones."""
+"""Rows of a layer's weights, [INNER, HEADS * HEAD], and the number of different weights."""
 
 DECODES = ((1, 500), (1, 2000), (1, 4000), (4, 1000), (8, 4000), (16, 600), (32, 2000), (64, 900))
 """Sequences and their lengths, each with one new token."""
@@ -105,17 +105,17 @@ def measure() -> dict[str, dict[str, float]]:
     options: dict[str, Any] = {"device": "cuda", "dtype": torch.bfloat16}
     caches = [torch.randn(PAGES, 2, PAGE, KV_HEADS, HEAD, **options) for _ in range(LAYERS)]
     weights = [torch.randn(INNER, HEADS * HEAD, **options) for _ in range(PRODUCTS)]
-    found: dict[str, dict[str, float]] = {}
+    times: dict[str, dict[str, float]] = {}
     for count, length in DECODES:
         step = Step([1] * count, [length] * count, caches)
-        found[f"decode {count} x {length}"] = {
+        times[f"decode {count} x {length}"] = {
             "alone": min(microseconds(step.attend) for _ in range(2)),
             "after a product": time_after_products(step, weights),
         }
     for name, (new, lengths) in PROMPTS.items():
         step = Step(new, lengths, caches)
-        found[name] = {"alone": min(microseconds(step.attend, 8) for _ in range(3))}
-    return found
+        times[name] = {"alone": min(microseconds(step.attend, 8) for _ in range(3))}
+    return times
 
 
 def main() -> None:

@@ -197,7 +197,7 @@ def _implementation_of(batch: Batch, covered: bool) -> str:
     with ExitStack() as patches:
         patches.enter_context(patch.object(dispatch, "num_sms", lambda device: MULTIPROCESSORS))
         patches.enter_context(patch.object(hopper, "suits", lambda batch: covered))
-        patches.enter_context(patch.object(hopper, "TRIED", True))
+        patches.enter_context(patch.object(dispatch, "GLUON_IS_TESTED", True))
         return dispatch.choose(batch)
 
 

@@ -163,7 +163,6 @@ class Requests:
         self._produce(count * steps)
         with profile(activities=[ProfilerActivity.CUDA]) as seen:
             self._produce(count * steps)
-            torch.cuda.synchronize()
         self.drain()
         kernels = [event for event in seen.key_averages() if event.device_time_total]
         kernels.sort(key=lambda event: -event.device_time_total)

@@ -5,7 +5,7 @@
 writes OUT/PLAN.json and a log of each engine. Plans: `speed`, `figure9`, `day`, `full` (these
 three), `profile`, `cold`, `starts` (which ends with `tuning`), `tuning`, `compiled`. Engines that
 are compared take turns in one run, for clocks and temperatures differ. `profile` also runs the
-checkout that `OTHER_CHECKOUT` names, if it does. `ENGINES` limits `speed` to some: fa3,ours.
+checkout that `OTHER_CHECKOUT` names, if it is set. `ENGINES` limits `speed` to some: fa3,ours.
 """
 
 from __future__ import annotations
@@ -247,7 +247,7 @@ def run_speed() -> None:
 
 
 def run_profile() -> None:
-    """Keep what steps that decode take, and the GPU's share of it by kernel."""
+    """Record the time of decoding steps, and the GPU time of each kernel in them."""
     engines = [Engine(name, BACKENDS[name]) for name in ("fa3", "ours")]
     other = os.environ.get("OTHER_CHECKOUT")
     if other:
@@ -255,15 +255,17 @@ def run_profile() -> None:
         engines.append(Engine("other", BACKENDS["ours"], PYTHONPATH=os.pathsep.join(paths)))
     for engine in engines:
         engine.wait_until_started()
+    for engine in engines:
+        engine.tell("weights")
     for count, prompt in ((8, 4000), (1, 500), (32, 2000)):
         batch = f"decode {count} x {prompt}"
         for turn in ("first", "second"):
             for engine in engines:
-                told = engine.tell("decode", count, prompt, 100)
-                keep("profile", batch, turn, engine.name, value=told)
+                answer = engine.tell("decode", count, prompt, 100)
+                keep("profile", batch, turn, engine.name, value=answer)
         for engine in engines:
-            told = engine.tell("profile", count, prompt)
-            keep("profile", batch, "kernels", engine.name, value=told)
+            answer = engine.tell("profile", count, prompt)
+            keep("profile", batch, "kernels", engine.name, value=answer)
     end(engines)
 
 

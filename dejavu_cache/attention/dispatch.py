@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 
+from ..triton_internals.versions import GLUON_IS_TESTED
 from .batch import Batch
 from .kernels import hopper, qblock, segmented, static_grid
 from .kernels.kernel_call import num_sms
@@ -25,7 +26,7 @@ RUNS = {
 
 def choose(batch: Batch) -> str:
     """Return the name of the implementation that suits a batch."""
-    if hopper.TRIED and hopper.suits(batch):
+    if GLUON_IS_TESTED and hopper.suits(batch):
         return "hopper"
     rows = batch.max_seqlen_q * batch.group
     programs = max(batch.num_tokens * batch.group // 64, batch.num_seqs) * batch.kv_heads

@@ -16,7 +16,10 @@ __all__ = ["Plan"]
 
 
 class TensorForm(NamedTuple):
-    """What of a layer's tensor must be as planned; `misaligned` counts bytes past a 16th."""
+    """Properties of a layer's tensor that must be as planned.
+
+    `misaligned` is its address modulo 16.
+    """
 
     shape: torch.Size
     strides: tuple[int, ...]
@@ -124,10 +127,9 @@ class Plan:
         if self._schedule is None:
             return dispatch.run(batch, self._implementation)
         if not hopper.holds_words(out):
-            contiguous = out.clone(
-                memory_format=torch.contiguous_format
-            )  # some rows stay as they are
-            return out.copy_(self.run(q, k_cache, v_cache, contiguous))
+            # A copy and not an empty tensor: rows past the last sequence must keep their content.
+            copy = out.clone(memory_format=torch.contiguous_format)
+            return out.copy_(self.run(q, k_cache, v_cache, copy))
         call = hopper.launch(batch, self._schedule)
         kernel = call.kernel[call.grid](*call.args, **call.kwargs)
         self._keep(call, kernel, form_of(out))

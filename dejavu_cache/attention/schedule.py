@@ -116,7 +116,7 @@ def heads_at_once(kv_heads: int) -> int:
 def make_schedule(batch: Batch) -> Schedule:
     """Launch the kernel that schedules a batch, and return its buffers.
 
-    Needs at most 64 rows per KV head, and `batch.group` of at most 64.
+    Needs `batch.group` of at most HALF.
     """
     device, half = batch.q.device, HALF // batch.group
     pairs = pairs_of(batch)

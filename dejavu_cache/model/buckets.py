@@ -1,7 +1,8 @@
 """Buckets: rules that map an argument's value to the representative of its bucket.
 
-A bucket accepts every value. None and strings stay as they are; a number below the first step goes
-to the first step. `above` rounds up instead of down, for buffers that must hold a value.
+A bucket accepts every value. None, strings and numbers that are not finite stay as they are (but
+infinity has an edge of `Edges` below it); a number below the first step goes to the first step.
+`above` rounds up instead of down, for buffers that must hold a value.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ _FORBID = ConfigDict(extra="forbid")
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 @dataclass(frozen=True, config=_FORBID)
@@ -109,7 +112,7 @@ class Edges:
 
     def __call__(self, value: Any) -> Any:
         """Return the representative of the value's bucket."""
-        if not _is_number(value):
+        if not _is_number(value) and value not in (math.inf, -math.inf):
             return value
         return self.edges[max(bisect.bisect_right(self.edges, value) - 1, 0)]
 

@@ -71,14 +71,17 @@ Scalar = (
 
 
 def is_scalar(value: object) -> bool:
-    """Check that records can hold a value as it is: a `Scalar`, and no integer as a float."""
-    if type(value) is int:
+    """Check that records can hold a value as it is: a `Scalar`, and no integer as a float.
+
+    Values of derived classes, such as those of an enumeration, are held as what they derive from.
+    """
+    if isinstance(value, int):
         return -(2**63) <= value < 2**64
-    if type(value) is float:
+    if isinstance(value, float):
         return math.isfinite(value)
-    if type(value) is str:
+    if isinstance(value, str):
         return len(value) <= MOST_CHARACTERS and not any("\ud800" <= c <= "\udfff" for c in value)
-    return value is None or type(value) is bool
+    return value is None
 
 
 Text = Annotated[str, Field(min_length=1, max_length=500, pattern=r"^[^\x00-\x1f\x7f]+$")]

@@ -284,7 +284,7 @@ class CachedAutotuner(DeclaredAutotuner):
         try:
             raw, configs = self._raw_key(device, args, kwargs)
             return self._choices.current(raw) or self._look_up(raw, device, args, kwargs, configs)
-        except (TypeError, ValueError, OverflowError):
+        except TypeError:
             # Raises an error that names the key argument, if one of them is at fault.
             self._scenario_key.scenario(self._arguments_by_name(args, kwargs))
             raise

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from ..model.scenario import Config, Scalar, is_scalar
@@ -39,8 +39,8 @@ what they do is not in their value, so that no record may set them.
 """
 
 
-def can_be_recorded(kernel: str, configs: Iterable[Any], parameters: Iterable[str]) -> bool:
-    """Return whether records can hold all configs of a kernel, and may; if not, warn once.
+def can_be_recorded(kernel: str, configs: Sequence[Any], parameters: Iterable[str]) -> bool:
+    """Return whether records can and may hold all configs of a kernel; if not, warn once.
 
     Args:
         kernel: the kernel's name.

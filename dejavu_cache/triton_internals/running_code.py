@@ -110,7 +110,10 @@ def _find_lambda(function: Callable[..., Any]) -> ast.AST:
     if len(candidates) > 1:
         candidates = [node for node in candidates if _compiles_to(node, code)]
     if len({normalized_text(node) for node in candidates}) != 1:
-        raise UnreadableKernelError(f"{_name(function)} is not found in its file")
+        raise UnreadableKernelError(
+            f"{_name(function)} cannot be told from other lambdas on its line: "
+            "give it a line of its own"
+        )
     return candidates[0]
 
 
@@ -124,13 +127,10 @@ def _lambdas(text: str) -> dict[int, list[ast.Lambda]]:
     return lambdas
 
 
-def _compiles_to(node: ast.Lambda, code: Any) -> bool:
-    compiled = compile(ast.Expression(node), "<lambda>", "eval").co_consts[0]
-    return bool(
-        compiled.co_code == code.co_code
-        and repr(compiled.co_consts) == repr(code.co_consts)
-        and compiled.co_names + compiled.co_varnames == code.co_names + code.co_varnames
-    )
+def _compiles_to(node: ast.Lambda, code: CodeType) -> bool:
+    compiled = compile(ast.Expression(node), "<source>", "eval", dont_inherit=True)
+    *_, itself = (constant for constant in compiled.co_consts if isinstance(constant, CodeType))
+    return text_of_code(itself) == text_of_code(code)
 
 
 def _name(function: Callable[..., Any]) -> str:

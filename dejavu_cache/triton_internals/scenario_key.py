@@ -85,11 +85,7 @@ class ScenarioKey:
 
     def _representative(self, name: str, value: Any) -> Any:
         bucket = self._bucket_of[name]
-        try:
-            return value if bucket is None else bucket(value)
-        except (OverflowError, ValueError):
-            _scalar(name, value)  # infinity has no bucket, and records have no form for it
-            raise
+        return value if bucket is None else bucket(value)
 
 
 def _raw_type(arg: Any) -> Any:
@@ -133,9 +129,9 @@ def dtype_name(dtype: Any) -> str:
 def _scalar(name: str, value: Any) -> Scalar:
     if type(value).__name__ == "dtype":
         return dtype_name(value)
-    if is_scalar(value):
-        return value  # type: ignore[no-any-return]
     is_plain = type(value) in (int, float, str)
+    if (is_plain or value is None or type(value) is bool) and is_scalar(value):
+        return value  # type: ignore[no-any-return]
     shown = reprlib.repr(value) if is_plain else type(value).__qualname__
     raise KeyArgumentError(
         f"key argument {name!r} is {shown}: a key may be an int of 64 bits, a bool, a finite "

@@ -1,4 +1,4 @@
-"""Normalised syntax trees: what a function's text says, without comments, formatting and places."""
+"""Normalised syntax trees: what a function's text says, without comments, formatting, positions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .syntax_names import (
     find_imports,
     find_mutated_names,
     find_names_bound_by_statements,
-    find_read_first,
+    find_names_read_first,
     nodes_of_body,
 )
 
@@ -120,7 +120,7 @@ def describe_tree(tree: ast.AST) -> FunctionSyntax:
         local_names=frozenset(find_bound_names(nodes)),
         dotted_names=frozenset(chain for node in nodes if (chain := chain_of(node))),
         bare_names=frozenset(find_bare_names(nodes_of_body(nodes))),
-        read_first=frozenset(find_read_first(tree)),
+        read_first=frozenset(find_names_read_first(tree)),
         annotations=annotations_of(nodes),
         bound_names=frozenset(find_names_bound_by_statements(nodes_of_body(nodes))),
         imports=frozenset(find_imports(nodes)),

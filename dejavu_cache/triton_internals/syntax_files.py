@@ -38,9 +38,9 @@ _NAME = re.compile(r"[0-9a-f]{64}(\.tmp-.*)?")
 
 
 def _maker_of_descriptions() -> bytes:
-    """Return what tells this Python and the code of the description from others.
+    """Return a digest of this Python and of the modules that describe functions.
 
-    It is empty if the code cannot be read.
+    It is empty if their code cannot be read.
     """
     digest = hashlib.sha256(sys.version.encode())
     for module in (syntax, syntax_names, running_code):

@@ -19,7 +19,7 @@ __all__ = [
     "find_imports",
     "find_mutated_names",
     "find_names_bound_by_statements",
-    "find_read_first",
+    "find_names_read_first",
     "nodes_of_body",
 ]
 
@@ -31,8 +31,8 @@ Import = tuple[str, str, str, int]
 for the module itself, or `as` for a submodule under a name of its own), and the leading dots."""
 
 ANY_ATTRIBUTE = "*"
-"""Ends a dotted name of which an attribute is read by a name that only the running code knows,
-or of which only the presence is asked for."""
+"""Last part of a dotted name whose attribute is computed at run time, or only tested for by
+`hasattr`."""
 
 
 def find_bound_names(nodes: Iterable[ast.AST]) -> Iterator[str]:
@@ -45,7 +45,7 @@ def find_bound_names(nodes: Iterable[ast.AST]) -> Iterator[str]:
 
 
 def find_names_bound_by_statements(nodes: Iterable[ast.AST]) -> Iterator[str]:
-    """Yield the names that other statements than assignments bind."""
+    """Yield the names that imports, nested functions and classes, `except` and `case` bind."""
     for node in nodes:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             yield node.name
@@ -167,7 +167,7 @@ def chain_of(node: ast.AST) -> Chain | None:
     return (node.id, *names) if isinstance(node, ast.Name) else None
 
 
-def find_read_first(tree: ast.AST) -> set[str]:
+def find_names_read_first(tree: ast.AST) -> set[str]:
     """Return the names that a function may read before it assigns them."""
     finder = _ReadsFinder()
     finder.visit(tree)

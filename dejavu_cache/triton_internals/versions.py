@@ -17,6 +17,8 @@ from triton.runtime import jit
 
 __all__ = [
     "COVERED",
+    "GLUON_IS_COVERED",
+    "GLUON_IS_TESTED",
     "HOOK_CHAIN",
     "SPECIALIZE",
     "WATCHED_KNOBS",
@@ -29,6 +31,7 @@ __all__ = [
     "only_alignment_counts",
     "specialize_values",
     "specializer",
+    "thread_barrier",
     "triton_key",
 ]
 
@@ -36,6 +39,12 @@ _VERSION: tuple[int, ...] = tuple(map(int, triton.__version__.split("+")[0].spli
 
 COVERED = (3, 4) <= _VERSION <= (3, 9)
 """Whether `JITFunction.run` of this Triton is known."""
+
+GLUON_IS_COVERED = (3, 6) <= _VERSION <= (3, 8)
+"""Whether this Triton has a version of Gluon that the Hopper kernel is written in."""
+
+GLUON_IS_TESTED = _VERSION == (3, 6)
+"""Whether the Hopper kernel was run on a GPU with this Triton."""
 
 HOOK_CHAIN: Any = getattr(knobs, "HookChain", None)
 """Class of launch hooks from Triton 3.5 on, whose instances are often empty and never None."""
@@ -222,3 +231,8 @@ def _python_launcher(kernel: Any) -> Callable[..., None]:
         )
 
     return call
+
+
+def thread_barrier(language: Any) -> Any:
+    """Return Gluon's barrier of a group of warps, which was renamed in Triton 3.7."""
+    return language.thread_barrier if _VERSION < (3, 7) else language.barrier

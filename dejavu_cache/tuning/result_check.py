@@ -40,8 +40,8 @@ MEMORY_SHARE = 0.5
 REPEATS = 2
 """Number of times a config's results are computed: a race need not show in the first launch."""
 
-PROBED_OUTPUTS = 8
-"""Number of outputs that are tried one by one where a launch reads what some of them held."""
+MOST_PROBES = 8
+"""Limit of the arguments that are tried one by one: outputs, or small ones that may be outputs."""
 
 NUDGES = 7
 """Number of different changes of the last bits; in bfloat16 the largest is by 5%."""
@@ -90,7 +90,7 @@ class _Difference(NamedTuple):
 
     Attributes:
         evidence: which argument differs and how far.
-        is_nan: whether NaN stands where a number is expected: it may be left of before the launch.
+        is_nan: whether NaN stands where a number is expected: the argument may have held it before.
     """
 
     evidence: str
@@ -271,7 +271,7 @@ class ResultChecker:
         nudged = [name for name in unchanged if self._may_be_rewritten(name)]
         rewritten = self._find_written(unchanged, nudged) if nudged else []
         small = [name for name in nudged if self._tensors[name].numel() <= SMALL]
-        for name in [name for name in small if name not in rewritten][:PROBED_OUTPUTS]:
+        for name in [name for name in small if name not in rewritten][:MOST_PROBES]:
             rewritten += self._find_written([name], [name])
         return rewritten
 
@@ -307,7 +307,7 @@ class ResultChecker:
         blanks = self._try_blanks(outputs)
         if blanks is None and len(outputs) > 1:
             # Most kernels that update an argument write others that depend on its old content.
-            tries = ((name, self._try_blanks([name])) for name in outputs[:PROBED_OUTPUTS])
+            tries = ((name, self._try_blanks([name])) for name in outputs[:MOST_PROBES])
             independent = {name: blank for name, blank in tries if blank is not None}
             if len(independent) == 1:
                 return next(iter(independent.values()))

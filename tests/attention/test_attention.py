@@ -81,9 +81,9 @@ def test_auto_takes_the_hopper_kernel_only_where_it_has_been_run(
     case = Case(new=[1, 1], past=[30, 5], heads=(8, 2), head_size=64, dtype=torch.float16)
     batch = make_batch(**draw(case, "cpu").arguments, softmax_scale=None, out=None)
     monkeypatch.setattr(hopper, "suits", lambda batch: True)
-    for is_tried in (True, False):
-        monkeypatch.setattr(hopper, "TRIED", is_tried)
-        assert (dispatch.choose(batch) == "hopper") == is_tried
+    for is_tested in (True, False):
+        monkeypatch.setattr(dispatch, "GLUON_IS_TESTED", is_tested)
+        assert (dispatch.choose(batch) == "hopper") == is_tested
 
 
 def test_words_need_even_sizes_and_offsets() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,7 +16,7 @@ VALUES = st.one_of(
     st.booleans(),
     st.text(),
     st.integers(),
-    st.floats(allow_nan=False, allow_infinity=False),
+    st.floats(allow_nan=False),
 )
 BUCKETS = st.one_of(
     st.just(Exact()),
@@ -103,3 +105,16 @@ def test_what_is_above_holds_the_value_and_is_a_step(value: int, bucket: Pow2) -
 
 def test_above_the_last_step_there_is_none() -> None:
     assert (Pow2(max=64).above(65), Edges([1, 8]).above(9)) == (None, None)
+
+
+@pytest.mark.parametrize("bucket", [Pow2(), Pow2(max=64), Multiple(16)])
+@pytest.mark.parametrize("value", [math.inf, -math.inf])
+def test_infinity_stays_as_it_is(bucket: Bucket, value: float) -> None:
+    assert bucket(value) == value
+    assert math.isnan(bucket(math.nan))
+
+
+def test_infinity_has_an_edge_below_it() -> None:
+    edges = Edges((1, 16))
+    assert (edges(-math.inf), edges(math.inf)) == (1, 16)
+    assert math.isnan(edges(math.nan))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import enum
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -25,6 +27,24 @@ def test_a_scalar_is_kept(value: object) -> None:
             Config(params={"n": value}).params["n"],
         ):
             assert (type(kept), kept) == (type(value), value)
+
+
+class Mode(enum.IntEnum):
+    FAST = 3
+
+
+class Name(str):
+    pass
+
+
+class Half(float):
+    pass
+
+
+@pytest.mark.parametrize("value", [Mode.FAST, Name("x"), Half(0.5)])
+def test_values_of_derived_classes_are_kept_as_what_they_derive_from(value: object) -> None:
+    assert is_scalar(value)
+    assert Config(params={"n": value}).params["n"] == value
 
 
 @pytest.mark.parametrize(

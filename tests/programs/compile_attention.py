@@ -19,10 +19,11 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from dejavu_cache.attention import schedule
-from dejavu_cache.attention.kernels import hopper, segmented
+from dejavu_cache.attention.kernels import segmented
 from dejavu_cache.attention.kernels.schedule_kernel import schedule_kernel
 from dejavu_cache.attention.search_space import hopper_why_not, why_not
 from dejavu_cache.attention.sweep_suite import kernel_of
+from dejavu_cache.triton_internals.versions import GLUON_IS_COVERED
 
 TARGETS = {
     "cuda:80": GPUTarget("cuda", 80, 32),
@@ -152,7 +153,7 @@ def jobs(everything: bool, target: str) -> Iterator[tuple[str, str, str, dict[st
         "segmented",
         "merge",
         "static_grid",
-        *(("hopper", "schedule") if hopper.COVERED else ()),
+        *(("hopper", "schedule") if GLUON_IS_COVERED else ()),
     ):
         pick = random.Random(f"{target} {name}")
         shapes = ["plain"] if name in ("hopper", "schedule") else list(SHAPES)

@@ -14,6 +14,7 @@ import pytest
 from support.processes import run_python
 
 from dejavu_cache.system.deprecated_modules import LIBRARY_MOVES, RENAMED_NAMES
+from dejavu_cache.triton_internals.versions import GLUON_IS_COVERED
 
 MOVES = [
     (f"{package}.{former}", [f"{package}.{target}" for target in targets.split()])
@@ -46,11 +47,8 @@ def test_a_former_module_has_the_names_of_the_present_ones(
 ) -> None:
     if former.endswith("sweep.cluster"):
         pytest.importorskip("ray")
-    if former.endswith("attention.hopper_kernel"):
-        from dejavu_cache.attention.kernels import hopper
-
-        if not hopper.COVERED:
-            pytest.skip("the kernel's module needs another Triton")
+    if former.endswith("attention.hopper_kernel") and not GLUON_IS_COVERED:
+        pytest.skip("the kernel's module needs another Triton")
     module = import_former(former)
     for target in targets:
         present = importlib.import_module(target)

@@ -10,16 +10,14 @@ from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import torch
-import triton
 
 from ...triton_internals.environment import is_interpreting
+from ...triton_internals.versions import GLUON_IS_COVERED
 from ..batch import Batch
 from ..schedule import Schedule, make_schedule
 from .kernel_call import KernelCall, num_sms, zeros
 
 __all__ = [
-    "COVERED",
-    "TRIED",
     "available",
     "has_no_gaps",
     "holds_words",
@@ -64,9 +62,9 @@ def holds_words(tensor: torch.Tensor) -> bool:
 
 
 def has_no_gaps(cache: torch.Tensor, head_padded: int) -> bool:
-    """Check that a head has no memory of nobody's behind it, where it is loaded with padding.
+    """Check that what is loaded beyond a head's end is another head of the cache, or zeros.
 
-    Zeros of the queries multiply the padding, and zero times NaN is not zero.
+    Zeros of the queries multiply it, and zero times NaN is not zero.
 
     Args:
         cache: keys.
@@ -77,19 +75,15 @@ def has_no_gaps(cache: torch.Tensor, head_padded: int) -> bool:
     return heads == 1 or heads_are_rows or cache.stride(2) == head or head_padded == head
 
 
-TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])
-
-COVERED = (3, 6) <= TRITON <= (3, 8)
-"""Whether the installed Triton has a version of Gluon that the kernel is written in."""
-
-TRIED = TRITON == (3, 6)
-"""Whether the kernel has been run with the installed Triton, on a GPU: `auto` takes no other."""
-
-
 @cache
 def available(device: torch.device) -> bool:
     """Return whether the kernel runs on a device at all."""
-    if not COVERED or device.type != "cuda" or not torch.cuda.is_available() or is_interpreting():
+    if (
+        not GLUON_IS_COVERED
+        or device.type != "cuda"
+        or not torch.cuda.is_available()
+        or is_interpreting()
+    ):
         return False
     return torch.version.hip is None and torch.cuda.get_device_capability(device)[0] == 9
 
@@ -107,8 +101,9 @@ def launch(batch: Batch, schedule: Schedule | None = None) -> KernelCall:
     if not suits(batch):
         raise ValueError(
             "implementation: 'hopper' takes a Hopper GPU, Triton 3.6 to 3.8, bfloat16 or float16 "
-            "in q and caches, rows of q and out at even offsets, heads without gaps between "
-            "them, a block_size that is a multiple of 8, and no ALiBi or scales; use 'auto'"
+            "in q and caches, an even head size, rows of q and out at even offsets, no gaps between "
+            "a cache's heads that are padded, a block_size that is a multiple of 8, and no ALiBi "
+            "or scales; use 'auto'"
         )
     from .hopper_kernel import hopper_kernel
 

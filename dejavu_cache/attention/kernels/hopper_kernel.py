@@ -20,6 +20,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from ...runtime.autotuner import cached_autotune
+from ...triton_internals.versions import thread_barrier
 from ...tuning.result_check import CheckOptions
 from ..search_space import HOPPER_KEYS, METHOD, hopper_prune_rules, hopper_space
 from .hopper_merge import merge
@@ -40,8 +41,7 @@ from .hopper_rows import (
 
 __all__ = ["hopper_kernel"]
 
-wait_for_threads = gl.thread_barrier if hasattr(gl, "thread_barrier") else gl.barrier
-"""Barrier of a group of warps, by its name until Triton 3.6 or since 3.7."""
+wait_for_threads = thread_barrier(gl)
 
 
 @gluon.jit
@@ -198,7 +198,7 @@ def finish(which: gl.constexpr, out, queries, scratch, arrivals, acc, peak, tota
            HEAD_PADDED: gl.constexpr, O_LAYOUT: gl.constexpr):  # fmt: skip
     """Store half a Q block's output, or a partial result, whose arrival is counted.
 
-    The queries' shared memory is used up.
+    Overwrites the queries in shared memory.
     """
     count = gl.minimum(tokens, ROWS // GROUP) * GROUP
     if not shared:

@@ -161,7 +161,8 @@ def merge_task(out, scratch, arrivals, units, task, waits, stride_token, stride_
         if waits:
             while gl.atomic_add(counter, 0, sem="acquire") % TASK < parts:
                 pass
-        if (PAIRS == 0) or (parts > FEW):  # decoding has few rows, and one variant is less code
+        # As `constants_of` lists the rows: decoding has few, and one variant is less code.
+        if (PAIRS == 0) or (parts > FEW):
             merge_parts(
                 out, scratch, row, pitch, parts, line, count, first, kv_head, stride_token, stride_head,
                 KV_HEADS, GROUP, HEAD, HEAD_PADDED, 2048 // HEAD_PADDED, MANY_ROWS,

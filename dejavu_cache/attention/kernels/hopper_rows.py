@@ -135,20 +135,20 @@ def take_pairs(packed, DTYPE: gl.constexpr):
 
 
 @gluon.jit
-def store_rows(out, shared, acc, total, first, tokens, kv_head, stride_token, stride_head,
+def store_rows(out, staging, acc, total, first, tokens, kv_head, stride_token, stride_head,
                GROUP: gl.constexpr, HEAD: gl.constexpr, HEAD_PADDED: gl.constexpr, LAYOUT: gl.constexpr):  # fmt: skip
     """Divide the outputs of half a Q block by their sums and store them.
 
-    They go through shared memory, [ROWS, HEAD_PADDED]: in the layout of wgmma, threads would store
+    They go through `staging` in shared memory, [ROWS, HEAD_PADDED]: in the layout of wgmma, threads would store
     4 bytes at a time, which takes a short prompt as long as some of its tiles.
     """
     inside = gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT)) < tokens * GROUP
     divisor = gl.where(inside, gl.convert_layout(total, gl.SliceLayout(1, LAYOUT)), 1.0)
-    shared.store((acc * (1.0 / divisor)[:, None]).to(out.dtype.element_ty))
+    staging.store((acc * (1.0 / divisor)[:, None]).to(out.dtype.element_ty))
     at, there = find_words(
         first, tokens, kv_head, stride_token, stride_head, GROUP, HEAD, HEAD_PADDED
     )
-    words = as_words(shared, ROWS, HEAD_PADDED).load(WORDS)
+    words = as_words(staging, ROWS, HEAD_PADDED).load(WORDS)
     gl.store(out.to(gl.pointer_type(gl.int32), bitcast=True) + at, words, mask=there)
 
 

@@ -161,13 +161,14 @@ def schedule_kernel(
         WINDOW: keys before its own position that a query sees; -1 for all.
         MAX_SEQS: num_seqs at most; one of few powers of two, since each is another binary.
         CHUNK: Q blocks that are scheduled at a time.
-        HALF: as above.
-        ENTRY: as above.
-        HEADER: as above.
-        BINS: as above.
-        MERGE: as above.
+        HALF: as in `schedule`.
+        ENTRY: likewise.
+        HEADER: likewise.
+        BINS: likewise.
+        MERGE: likewise.
         FEW: FEW_PARTS.
-        FEW_ROWS: ROWS_OF_FEW.
+        FEW_ROWS: rows to merge at a time that have at most FEW parts: ROWS_OF_FEW, or ROWS_OF_MANY
+            in decoding.
         MANY_ROWS: ROWS_OF_MANY.
         CANDIDATES: of `choose_cost`.
         HEADS: of `heads_at_once`.

@@ -41,6 +41,24 @@ def test_an_optional_package_that_is_missing_is_the_reason(tmp_path: Path, name:
         source_hash(kernel)
 
 
+@pytest.mark.parametrize(
+    "heuristic",
+    [
+        "block = lambda args: max((16, 64), key=lambda size: -size)",
+        "other, block = lambda n, k=1: n + k, lambda args: 64",
+    ],
+)
+def test_lambdas_that_share_a_line_are_told_apart(tmp_path: Path, heuristic: str) -> None:
+    kernel = load(tmp_path / "edited.py", f"{LAZY}{heuristic}\n{KERNEL}").k
+    assert identify(kernel, []).unstored is None
+
+
+def test_lambdas_that_differ_in_defaults_alone_cannot_be_told_apart(tmp_path: Path) -> None:
+    heuristic = "block, other = lambda args, k=64: k, lambda args, k=32: k"
+    kernel = load(tmp_path / "edited.py", f"{LAZY}{heuristic}\n{KERNEL}").k
+    assert "give it a line of its own" in str(identify(kernel, []).unstored)
+
+
 def test_a_file_that_is_broken_while_it_is_edited_is_the_reason(tmp_path: Path) -> None:
     path = tmp_path / "edited.py"
     kernel = load(path, f"{LAZY}block = lambda args: 64\n{KERNEL}").k
