@@ -98,7 +98,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "a partial": {"do_bench": functools.partial(bench_beside, more=1)},
     "restored values": {"restore_value": ["x"]},
 }
-if triton.__version__ < "3.9":  # from then on Triton asks for the length
+if triton.__version__ < "3.8":  # from then on Triton asks for the length
     OPTIONS["pruning yields"] = {
         "prune_configs_by": {"early_config_prune": lambda c, n, **_: iter([*c])}
     }
