@@ -112,7 +112,8 @@ class Edges:
 
     def __call__(self, value: Any) -> Any:
         """Return the representative of the value's bucket."""
-        if not _is_number(value) and value not in (math.inf, -math.inf):
+        is_infinite = isinstance(value, float) and math.isinf(value)
+        if not is_infinite and not _is_number(value):
             return value
         return self.edges[max(bisect.bisect_right(self.edges, value) - 1, 0)]
 
