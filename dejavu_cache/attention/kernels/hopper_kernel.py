@@ -126,7 +126,7 @@ def attend(which: gl.constexpr, begin, stop, stride, top, pace, acc, peak, total
     """
     DTYPE: gl.constexpr = queries.dtype
     # Decoding waits for memory, so it may mask every tile. A loop without masks would be more code:
-    # a launch after the products of a model finds its code in no cache, and waits for it.
+    # a launch after the products of a model probably finds its code in no cache, and waits for it.
     HAS_PLAIN_LOOP: gl.constexpr = (WINDOW < 0) & (PAIRS > 0)
     count = gl.cdiv(stop - begin, stride)
     stage = begin % STAGES
