@@ -5,7 +5,8 @@
 writes OUT/PLAN.json and a log of each engine. Plans: `speed`, `figure9`, `day`, `full` (these
 three), `profile`, `cold`, `starts` (which ends with `tuning`), `tuning`, `compiled`. Engines that
 are compared take turns in one run, for clocks and temperatures differ. `profile` also runs the
-checkout that `OTHER_CHECKOUT` names, if it is set. `ENGINES` limits `speed` to some: fa3,ours.
+checkout that `OTHER_CHECKOUT` names, if it is set. `ENGINES` limits `speed` and `full` to some:
+fa3,ours.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ VLLM = Path(os.environ["VLLM_FOLDER"])
 OUT = Path(os.environ["OUT"])
 PLAN, LIMIT = sys.argv[1], float(sys.argv[2]) if len(sys.argv) > 2 else 150.0
 BEGIN = time.monotonic()
+ENGINES = os.environ.get("ENGINES", "fa3,ours,triton").split(",")
 BACKENDS = {"fa3": "FLASH_ATTN", "ours": "CUSTOM", "triton": "TRITON_ATTN"}
 RESULTS: dict[str, Any] = {"plan": PLAN}
 
@@ -240,7 +242,7 @@ def end(engines: list[Engine]) -> None:
 
 
 def run_speed() -> None:
-    engines = start(*os.environ.get("ENGINES", "fa3,ours,triton").split(","))
+    engines = start(*ENGINES)
     compare_agreement(engines)
     compare_speed(engines)
     end(engines)
@@ -282,11 +284,11 @@ def run_day() -> None:
 
 
 def run_full() -> None:
-    engines = start("fa3", "ours", "triton")
+    engines = start(*ENGINES)
     compare_agreement(engines)
     compare_speed(engines)
-    *both, triton = engines
-    triton.end()
+    both, others = engines[:2], engines[2:]
+    end(others)
     compare_days(both)
     compare_long_request(both)
     end(both)

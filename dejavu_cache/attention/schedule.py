@@ -68,6 +68,12 @@ ROWS_OF_FEW = 16
 ROWS_OF_MANY = 4
 """Rows that are merged at a time if they have many, or in decoding."""
 
+PARTS_OF_LAST = 8
+"""Partial results in decoding, at most, that the half merges whose own came last."""
+
+ROWS_OF_LAST = 16
+"""Rows, at most, that it merges."""
+
 FEW_SEQS = 16
 """Sequences for which the kernel is compiled at least; others are powers of four of it."""
 
@@ -150,13 +156,16 @@ def constants_of(batch: Batch) -> dict[str, int]:
     while max_seqs < batch.num_seqs:
         max_seqs *= 4
     has_pairs = pairs_of(batch) > 0
-    few_blocks = max_seqs == FEW_SEQS and batch.q_blocks(2 * (HALF // batch.group)) <= 32
+    is_small = max_seqs == FEW_SEQS and batch.q_blocks(2 * (HALF // batch.group)) <= 32
+    chunk = 512 if has_pairs else min(2 * max_seqs, 256)
     return {
         "GROUP": batch.group, "WINDOW": batch.window, "MAX_SEQS": max_seqs,
-        "CHUNK": 32 if few_blocks else 512, "HALF": HALF, "ENTRY": ENTRY, "HEADER": HEADER,
+        "CHUNK": 32 if is_small else chunk, "HALF": HALF, "ENTRY": ENTRY, "HEADER": HEADER,
         "BINS": BINS, "MERGE": MERGE, "FEW": FEW_PARTS,
         "FEW_ROWS": ROWS_OF_FEW if has_pairs else ROWS_OF_MANY,
-        "MANY_ROWS": ROWS_OF_MANY, "CANDIDATES": 32 if max_seqs <= 256 else 16,
+        "MANY_ROWS": ROWS_OF_MANY, "LAST_PARTS": 0 if has_pairs else PARTS_OF_LAST,
+        "LAST_ROWS": ROWS_OF_LAST, "CANDIDATES": 32 if max_seqs <= 64 else 16,
+        "SIZES": 8 if has_pairs and max_seqs <= 64 else 0,
         "HEADS": heads_at_once(batch.kv_heads), "SPAN": SPANS[has_pairs],
     }  # fmt: skip
 
@@ -170,7 +179,9 @@ def _launch(values: tuple[Any, ...], constants: dict[str, Any]) -> None:
     launch = _repeated.get(key)
     if launch is not None and launch(*values):
         return
-    kernel = schedule_kernel[(1,)](*values, **constants, num_warps=8)
+    # Many warps, so that each thread has few numbers: the code of more takes longer to load.
+    warps = 8 if constants["CHUNK"] == 32 else 32
+    kernel = schedule_kernel[(1,)](*values, **constants, num_warps=warps)
     if launch is None and not is_interpreting():
         names = schedule_kernel.arg_names
         arguments = dict(zip(names, (*values, *constants.values()), strict=True))

@@ -23,7 +23,7 @@ from ...runtime.autotuner import cached_autotune
 from ...triton_internals.versions import thread_barrier
 from ...tuning.result_check import CheckOptions
 from ..search_space import HOPPER_KEYS, METHOD, hopper_prune_rules, hopper_space
-from .hopper_merge import merge
+from .hopper_merge import is_few, merge, merge_few
 from .hopper_pages import COLUMNS, RING, locate, produce, receive, skip, watch
 from .hopper_rows import (
     LANES,
@@ -59,15 +59,9 @@ def load_half(which: gl.constexpr, q, unit, stride_token, stride_head, HEADS: gl
 
 
 @gluon.constexpr_function
-def when_to_load(head_padded, tile):
-    """Return when a half loads the next unit's queries, by the registers that are left.
-
-    "first" is before this unit's tiles, "last" beside its last values, and "after" when its output
-    is stored.
-    """
-    if head_padded > 128:
-        return "after"
-    return "first" if tile == 64 else "last"
+def loads_early(head_padded):
+    """Return whether a half has the registers to load the next unit's queries in this one."""
+    return head_padded <= 128
 
 
 @gluon.jit
@@ -121,8 +115,8 @@ def attend(which: gl.constexpr, begin, stop, stride, top, pace, acc, peak, total
     These are the keys' tiles top, top - pace, …; the last keys come first.
 
     Returns:
-        The output, its maximum and sum; what `receive` returns for the next unit; and its queries,
-        unless `when_to_load` says that they are loaded later.
+        The output, its maximum and sum; what `receive` returns for the next unit; and its queries
+        if this `loads_early`.
     """
     DTYPE: gl.constexpr = queries.dtype
     # Decoding waits for memory, so it may mask every tile. A loop without masks would be more code:
@@ -152,12 +146,6 @@ def attend(which: gl.constexpr, begin, stop, stride, top, pace, acc, peak, total
         values = as_words(v.index(stage), TILE, HEAD_PADDED)
         values.store(gl.where((tokens < end)[:, None], values.load(WORDS), 0))
         fence_async_shared()
-    next_unit = receive(units, ring, ring_full, ring_free, turn, KV_HEADS, HEADS)
-    next_queries = 0
-    if when_to_load(HEAD_PADDED, TILE) == "first":
-        next_queries = load_half(
-            which, q, next_unit, stride_token, stride_head, HEADS, GROUP, HEAD, HEAD_PADDED
-        )
     masked = count
     if HAS_PLAIN_LOOP:
         # Every row sees the tiles that end before the first row's position.
@@ -180,7 +168,9 @@ def attend(which: gl.constexpr, begin, stop, stride, top, pace, acc, peak, total
     watch(v_full, last, STAGES)
     acc = acc * gl.convert_layout(fade, gl.SliceLayout(1, O_LAYOUT))[:, None]
     acc = warpgroup_mma(take_pairs(weights, DTYPE), v.index(last % STAGES), acc, is_async=True)
-    if when_to_load(HEAD_PADDED, TILE) == "last":
+    next_unit = receive(units, ring, ring_full, ring_free, turn, KV_HEADS, HEADS)
+    next_queries = 0
+    if loads_early(HEAD_PADDED):
         next_queries = load_half(
             which, q, next_unit, stride_token, stride_head, HEADS, GROUP, HEAD, HEAD_PADDED
         )
@@ -194,9 +184,9 @@ def attend(which: gl.constexpr, begin, stop, stride, top, pace, acc, peak, total
 @gluon.jit
 def finish(which: gl.constexpr, out, queries, scratch, arrivals, acc, peak, total, first, tokens, kv_head, together,
            mine, entry, shared, stride_out_token, stride_out_head,
-           KV_HEADS: gl.constexpr, HEADS: gl.constexpr, GROUP: gl.constexpr, HEAD: gl.constexpr,
+           PAIRS: gl.constexpr, KV_HEADS: gl.constexpr, HEADS: gl.constexpr, GROUP: gl.constexpr, HEAD: gl.constexpr,
            HEAD_PADDED: gl.constexpr, O_LAYOUT: gl.constexpr):  # fmt: skip
-    """Store half a Q block's output, or a partial result, whose arrival is counted.
+    """Store half a Q block's output, or a partial result; the last of a few merges them.
 
     Overwrites the queries in shared memory.
     """
@@ -209,6 +199,7 @@ def finish(which: gl.constexpr, out, queries, scratch, arrivals, acc, peak, tota
             )  # fmt: skip
     else:
         piece = gl.load(entry + 6)
+        pieces = gl.load(entry + 7)
         row = gl.load(entry + 8)
         # Parts lie one behind the other: of both halves in turns, unless these have a head each.
         size = gl.where(together, ROWS, count)
@@ -221,7 +212,16 @@ def finish(which: gl.constexpr, out, queries, scratch, arrivals, acc, peak, tota
         wait_for_threads()  # all threads have written before the arrival is counted
         own = gl.where(together, which, 0)
         counter = arrivals + (2 * gl.load(entry + 9) + own) * KV_HEADS + kv_head
-        gl.atomic_add(counter, 1, sem="release")
+        parts = pieces * halves
+        if (PAIRS == 0) and is_few(parts, count):
+            if gl.atomic_add(counter, 1) == parts - 1:
+                merge_few(
+                    out, scratch, row, parts, count, first, kv_head, stride_out_token, stride_out_head,
+                    KV_HEADS, GROUP, HEAD, HEAD_PADDED,
+                )  # fmt: skip
+                gl.store(counter, 0)  # as the next launch must find it
+        else:
+            gl.atomic_add(counter, 1, sem="release")
 
 
 @gluon.jit
@@ -300,7 +300,7 @@ def consume(which: gl.constexpr, out, q, sinks, units, scratch, arrivals, taken,
         else:  # the other half has the only tile
             unit = receive(units, ring, ring_full, ring_free, turn, KV_HEADS, HEADS)
             next_queries = 0
-            if when_to_load(HEAD_PADDED, TILE) != "after":
+            if loads_early(HEAD_PADDED):
                 next_queries = load_half(
                     which, q, unit, stride_token, stride_head, HEADS, GROUP, HEAD, HEAD_PADDED
                 )
@@ -310,10 +310,10 @@ def consume(which: gl.constexpr, out, q, sinks, units, scratch, arrivals, taken,
         finish(
             which, out, queries, scratch, arrivals, acc, peak, gl.sum(total, 1), first + skipped, tokens - skipped, head, together,
             begin < loaded, entry, shared, stride_out_token, stride_out_head,
-            KV_HEADS, HEADS, GROUP, HEAD, HEAD_PADDED, O_LAYOUT,
+            PAIRS, KV_HEADS, HEADS, GROUP, HEAD, HEAD_PADDED, O_LAYOUT,
         )  # fmt: skip
         queries_here = next_queries
-        if when_to_load(HEAD_PADDED, TILE) == "after":
+        if not loads_early(HEAD_PADDED):
             queries_here = load_half(
                 which, q, unit, stride_token, stride_head, HEADS, GROUP, HEAD, HEAD_PADDED
             )

@@ -1,8 +1,9 @@
 """Device functions of the Hopper kernel that merge partial results.
 
 A block that several units or both halves of a program compute has partial results: each is the
-output so far, its maximum (base 2) and its sum. When no unit is left, all programs merge them, a
-few rows each: the program whose part came last would take longer alone than for the part.
+output so far, its maximum (base 2) and its sum. In decoding, a few of them are merged by the half
+whose part came last. All others wait until no unit is left, and then all programs merge them, a few
+rows each: one half would take longer alone than for its part.
 """
 
 from __future__ import annotations
@@ -10,11 +11,21 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from ..schedule import FEW_PARTS, MERGE, ROWS_OF_FEW, ROWS_OF_MANY
+from ...triton_internals.versions import thread_barrier
+from ..schedule import (
+    FEW_PARTS,
+    MERGE,
+    PARTS_OF_LAST,
+    ROWS_OF_FEW,
+    ROWS_OF_LAST,
+    ROWS_OF_MANY,
+)
 from .hopper_pages import STARTED, hear
 from .hopper_rows import EXTRA
 
-__all__ = ["merge"]
+__all__ = ["is_few", "merge", "merge_few"]
+
+wait_for_threads = thread_barrier(gl)
 
 LEFT = gl.constexpr(3)
 """Counter of the halves that are done."""
@@ -29,6 +40,8 @@ MERGE_ENTRY = gl.constexpr(MERGE)
 FEW = gl.constexpr(FEW_PARTS)
 MANY_ROWS = gl.constexpr(ROWS_OF_MANY)
 FEW_ROWS = gl.constexpr(ROWS_OF_FEW)
+LAST_PARTS = gl.constexpr(PARTS_OF_LAST)
+LAST_ROWS = gl.constexpr(ROWS_OF_LAST)
 
 
 @gluon.jit
@@ -103,6 +116,23 @@ def merge_parts(out, scratch, row, pitch, parts, line, count, first, kv_head, st
 
 
 @gluon.jit
+def is_few(parts, rows):
+    """Check the partial results of some rows, in decoding, for being merged by the last of them."""
+    return (parts <= LAST_PARTS) & (rows <= LAST_ROWS)
+
+
+@gluon.jit
+def merge_few(out, scratch, row, parts, rows, first, kv_head, stride_token, stride_head,
+              KV_HEADS: gl.constexpr, GROUP: gl.constexpr, HEAD: gl.constexpr, HEAD_PADDED: gl.constexpr):  # fmt: skip
+    """Merge all rows of a Q block of one half; all parts have arrived, one behind the other."""
+    for line in range(0, rows, MANY_ROWS):
+        merge_parts(
+            out, scratch, row, rows, parts, line, rows, first, kv_head, stride_token, stride_head,
+            KV_HEADS, GROUP, HEAD, HEAD_PADDED, 1024 // HEAD_PADDED, MANY_ROWS,
+        )  # fmt: skip
+
+
+@gluon.jit
 def merge(which: gl.constexpr, out, scratch, arrivals, counters, units, ring, ring_full, turn, stride_token, stride_head,
           PAIRS: gl.constexpr, KV_HEADS: gl.constexpr, GROUP: gl.constexpr, HEAD: gl.constexpr,
           HEAD_PADDED: gl.constexpr, TILE: gl.constexpr):  # fmt: skip
@@ -159,8 +189,9 @@ def merge_task(out, scratch, arrivals, units, task, waits, stride_token, stride_
     if gl.load(entry + 8) > TILE:
         counter = arrivals + gl.load(entry + 6) * KV_HEADS + kv_head
         if waits:
-            while gl.atomic_add(counter, 0, sem="acquire") % TASK < parts:
+            while ask(counter) % TASK < parts:
                 pass
+            wait_for_threads()  # all threads have seen the count before one of them resets it
         # As `constants_of` lists the rows: decoding has few, and one variant is less code.
         if (PAIRS == 0) or (parts > FEW):
             merge_parts(
@@ -178,3 +209,12 @@ def merge_task(out, scratch, arrivals, units, task, waits, stride_token, stride_
             last = gl.atomic_add(counter, TASK, sem="relaxed") // TASK == chunks - 1
         if last:
             gl.store(counter, 0)
+
+
+@gluon.jit
+def ask(counter):
+    """Read a counter, and see what was stored before its arrivals were counted."""
+    return gl.inline_asm_elementwise(
+        "ld.acquire.gpu.global.s32 $0, [$1];", "=r,l,~{memory}", [counter.to(gl.int64, bitcast=True)],
+        dtype=gl.int32, is_pure=False, pack=1,
+    )  # fmt: skip

@@ -139,11 +139,9 @@ def produce(keys, values, k_boxes, v_boxes, k_full, k_free, v_full, v_free, ring
                 rows = rows + (page * page_rows + head * head_rows + token % PAGE,)  # type: ignore[assignment]
             mbarrier.wait(k_free.index(stage), turned ^ 1)
             fetch_tile(keys, k_boxes, k_full, rows, head * head_columns, stage, TILE, HEAD_PADDED)
-            mbarrier.wait(v_free.index(stage), turned ^ 1)
-            fetch_tile(values, v_boxes, v_full, rows, head * head_columns, stage, TILE, HEAD_PADDED)
-            # The next unit is taken while this one's tiles fly, and read, so that the L1 cache has
-            # its entry when the halves look.
-            if step == gl.minimum(tiles * heads, STAGES) - 1:
+            # The next unit is taken while this one's first keys fly, and read, so that the L1 cache
+            # has its entry when the halves look.
+            if step == 0:
                 turn += 1
                 unit = programs + gl.atomic_add(taken, 1, sem="relaxed")
                 if unit >= count:
@@ -152,6 +150,8 @@ def produce(keys, values, k_boxes, v_boxes, k_full, k_free, v_full, v_free, ring
                 sequence, tokens, position, low, high, kv_head = read_range(
                     units, unit, KV_HEADS, HEADS
                 )
+            mbarrier.wait(v_free.index(stage), turned ^ 1)
+            fetch_tile(values, v_boxes, v_full, rows, head * head_columns, stage, TILE, HEAD_PADDED)
         done += tiles * heads
     if merges > 0:
         announce(ring, ring_full, ring_free, turn + 1, await_programs(taken + STARTED, programs))

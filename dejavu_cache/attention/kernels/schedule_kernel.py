@@ -14,6 +14,12 @@ __all__ = ["schedule_kernel"]
 ONE_HALF = tl.constexpr(0.7)
 """Cost of a head's keys for a Q block of one half, in those of a block of two: that of loading."""
 
+UNSTEADY = tl.constexpr(0.5)
+"""Part of a decoding unit's cost by which its time differs from the estimate."""
+
+PART = tl.constexpr(0.015)
+"""Cost of merging a partial result that has to wait for the others."""
+
 LONG = tl.constexpr(128)
 """Keys whose cost for a Q block of two halves is the unit of all costs."""
 
@@ -51,37 +57,66 @@ def first_key(position, WINDOW: tl.constexpr, SPAN: tl.constexpr):
 
 
 @triton.jit
-def choose_cost(blocks, mean, most, cut, slots, least, most_cuts, CANDIDATES: tl.constexpr):
+def cut_into(cost, limit):
+    """Return into how many pieces a cost is cut for each limit, [CANDIDATES, MAX_SEQS]."""
+    return tl.maximum(tl.ceil(cost[None, :] / limit[:, None] - 0.001), 1.0)
+
+
+@triton.jit
+def choose_cost(
+    blocks, mean, most, single, cut, part, slots, least, most_cuts,
+    CANDIDATES: tl.constexpr, QUARTERS: tl.constexpr, SIZES: tl.constexpr,
+):  # fmt: skip
     """Return the largest cost of a unit for which the estimated time is shortest.
 
-    The estimate is that of list scheduling: an equal share of all work and half of the longest
-    unit, or that unit alone where there are no more units than multiprocessors.
+    The estimate starts from an equal share of all work, where each unit costs 1 beside its keys.
+    List scheduling is not that even: of the N longest units, one multiprocessor has N / slots,
+    rounded up. Units of decoding take more or less time, as memory is more or less busy; half of
+    the longest is added for that.
 
     Args:
         blocks: number of each sequence's Q blocks, [MAX_SEQS], float32.
         mean: mean cost of these.
         most: largest cost of these.
+        single: whether these have one half, as in decoding.
         cut: cost of cutting one once more: a partial result is written and merged.
+        part: cost of another partial result for those that merge them, beside that.
         slots: multiprocessors per unit of an entry.
         least: smallest cost of a unit.
         most_cuts: limit of units beyond one per Q block.
-        CANDIDATES: number of costs to compare, from a quarter of an equal share to four.
+        CANDIDATES: number of costs to compare, from a quarter of an equal share to four. They are
+            multiples of the smallest.
+        QUARTERS: number of costs that stand for those of a prompt's Q blocks; 1 in decoding.
+        SIZES: number of N to look at. More code takes longer to load than to run.
     """
     share = tl.sum(blocks * mean, 0) / slots
     exponent = tl.arange(0, CANDIDATES).to(tl.float32) * (4.0 / CANDIDATES) - 2.0
-    limit = tl.maximum(share * tl.exp2(exponent), least)
+    limit = tl.maximum(tl.floor(share * tl.exp2(exponent) / least), 1.0) * least
     lowest = tl.maximum(2.0 * mean - most, 0.0)
     pieces = tl.zeros([CANDIDATES, blocks.shape[0]], dtype=tl.float32)
-    for quarter in tl.static_range(4):  # a prompt's Q blocks have costs from the lowest to the most
-        cost = lowest + (most - lowest) * (quarter * 0.25 + 0.25)
-        pieces += 0.25 * tl.maximum(tl.ceil(cost[None, :] / limit[:, None]), 1.0)
+    longest = tl.zeros([CANDIDATES, blocks.shape[0]], dtype=tl.float32)
+    for quarter in tl.static_range(QUARTERS):
+        cost = lowest + (most - lowest) * ((quarter + 1) / QUARTERS)
+        parts = cut_into(cost, limit)
+        pieces += parts / QUARTERS
+        longest = tl.maximum(longest, tl.where(blocks > 0, cost, 0.0)[None, :] / parts)
     units = tl.sum(blocks[None, :] * pieces, 1)
     cuts = tl.sum((blocks * cut)[None, :] * (pieces - 1.0), 1)
-    pieces = tl.maximum(tl.ceil(most[None, :] / limit[:, None]), 1.0)
-    longest = tl.max(tl.where(blocks > 0, most, 0.0)[None, :] / pieces, 1)
-    alone = longest + tl.where(cuts > 0, 2.0 * tl.max(tl.where(blocks > 0, cut, 0.0), 0), 0.0)
-    crowded = share + (cuts + units) / slots + 0.5 * longest + (alone - longest)
-    time = tl.where(units <= slots, alone, tl.maximum(alone, crowded))
+    unsteady = tl.max(tl.where(single[None, :], longest, 0.0), 1)
+    longest = tl.max(longest, 1)
+    time = tl.maximum(share + units / slots, longest + 1.0)
+    for number in tl.static_range(SIZES):
+        size = longest * (1.0 - number / SIZES) - 0.001
+        longer = tl.zeros([CANDIDATES, blocks.shape[0]], dtype=tl.float32)
+        for quarter in tl.static_range(QUARTERS):
+            cost = lowest + (most - lowest) * ((quarter + 1) / QUARTERS)
+            parts = cut_into(cost, limit)
+            longer += tl.where(cost[None, :] >= size[:, None] * parts, parts / QUARTERS, 0.0)
+        rounds = tl.ceil(tl.sum(blocks[None, :] * longer, 1) / slots - 0.001)
+        time = tl.maximum(time, (size + 1.0) * rounds)
+    time += cuts / slots + tl.where(cuts > 0, tl.max(tl.where(blocks > 0, cut, 0.0), 0), 0.0)
+    time += tl.where(units > slots, UNSTEADY * unsteady, 0.0)
+    time += part * tl.max(tl.where(blocks > 0, cut_into(most, limit), 0.0), 1)
     time = tl.where(units - tl.sum(blocks, 0) > most_cuts, float("inf"), time)
     best = tl.arange(0, CANDIDATES) == tl.argmin(time, 0)
     return tl.sum(tl.where(best, limit, 0.0), 0), tl.sum(tl.where(best, longest, 0.0), 0)
@@ -91,9 +126,11 @@ def choose_cost(blocks, mean, most, cut, slots, least, most_cuts, CANDIDATES: tl
 def list_merges(
     merges, before, block, first, tokens, pieces, row, keys,
     half: tl.constexpr, GROUP: tl.constexpr, HALF: tl.constexpr, MERGE: tl.constexpr, FEW: tl.constexpr, FEW_ROWS: tl.constexpr,
-    MANY_ROWS: tl.constexpr, HEADS: tl.constexpr,
+    MANY_ROWS: tl.constexpr, LAST_PARTS: tl.constexpr, LAST_ROWS: tl.constexpr, HEADS: tl.constexpr,
 ):  # fmt: skip
     """List the rows of Q blocks that have several partial results, a few at a time.
+
+    Left out is what the half merges whose part comes last.
 
     The numbers of a merge are: first token of the half; its rows; the first of them to merge; the
     scratch row of the first part; scratch rows from one part to the next; number of parts; half of
@@ -104,8 +141,9 @@ def list_merges(
         The number of merges.
     """
     parts = pieces * tl.where(tokens <= half, 3 - HEADS, 1)
-    split = (tokens > 0) & (row >= 0) & (parts > 1)
     rows = tl.minimum(tokens, half) * GROUP
+    split = (tokens > 0) & (row >= 0) & (parts > 1)
+    split = split & ((parts > LAST_PARTS) | (rows > LAST_ROWS))
     later_rows = tl.maximum(tokens - half, 0) * GROUP
     at_once = tl.where(parts > FEW, MANY_ROWS, FEW_ROWS)
     chunks = tl.cdiv(rows, at_once)
@@ -137,7 +175,8 @@ def schedule_kernel(
     entries, GROUP: tl.constexpr, WINDOW: tl.constexpr, MAX_SEQS: tl.constexpr, CHUNK: tl.constexpr,
     HALF: tl.constexpr, ENTRY: tl.constexpr, HEADER: tl.constexpr, BINS: tl.constexpr,
     MERGE: tl.constexpr, FEW: tl.constexpr, FEW_ROWS: tl.constexpr, MANY_ROWS: tl.constexpr,
-    CANDIDATES: tl.constexpr, HEADS: tl.constexpr, SPAN: tl.constexpr,
+    LAST_PARTS: tl.constexpr, LAST_ROWS: tl.constexpr, CANDIDATES: tl.constexpr, SIZES: tl.constexpr,
+    HEADS: tl.constexpr, SPAN: tl.constexpr,
 ):  # fmt: skip
     """Write the lists of units and of rows to merge; runs as one program.
 
@@ -170,7 +209,10 @@ def schedule_kernel(
         FEW_ROWS: rows to merge at a time that have at most FEW parts: ROWS_OF_FEW, or ROWS_OF_MANY
             in decoding.
         MANY_ROWS: ROWS_OF_MANY.
+        LAST_PARTS: PARTS_OF_LAST, or 0 where there are prompts.
+        LAST_ROWS: ROWS_OF_LAST.
         CANDIDATES: of `choose_cost`.
+        SIZES: likewise.
         HEADS: of `heads_at_once`.
         SPAN: one of SPANS.
     """
@@ -192,11 +234,12 @@ def schedule_kernel(
         most = tl.minimum(most, WINDOW // SPAN + 2.0)
         mean = tl.minimum(mean, most)
     tile = tl.where(new <= half, one, two)
-    cut = tl.where(new <= half, 0.5 + 0.02 * new * GROUP, 5.0)
+    cut = tl.where(new <= half, 0.5 + 0.02 * new * GROUP, 10.0)
     units_each = count * tl.where(new <= half, 1.0, HEADS)
     limit, longest = choose_cost(
-        units_each, mean * tile, most * tile, cut, slots, one, 0.8 * most_cuts, CANDIDATES
-    )
+        units_each, mean * tile, most * tile, new <= half, cut, PART * (3 - HEADS),
+        slots, one, 0.8 * most_cuts, CANDIDATES, 4 if SPAN == LONG else 1, SIZES,
+    )  # fmt: skip
 
     sizes = tl.zeros([BINS], dtype=tl.int32)
     used_cuts = 0
@@ -273,6 +316,6 @@ def schedule_kernel(
             tl.store(entry + 10, number % copies, mask=there)
         merged += list_merges(
             merges, merged, block, first, tokens, pieces, row, end - low,
-            half, GROUP, HALF, MERGE, FEW, FEW_ROWS, MANY_ROWS, HEADS,
+            half, GROUP, HALF, MERGE, FEW, FEW_ROWS, MANY_ROWS, LAST_PARTS, LAST_ROWS, HEADS,
         )  # fmt: skip
     tl.store(units + 1, merged)
