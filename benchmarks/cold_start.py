@@ -132,6 +132,13 @@ def pretend_gpu() -> None:
     torch.cuda.synchronize = lambda device=None: None
 
 
+def pretend_gpu_file() -> None:
+    """Have our `install` find a GPU among the devices."""
+    from dejavu_cache.triton_internals import compiler_digest
+
+    compiler_digest.GPU_FILES = (os.devnull,)
+
+
 def pretend_timings() -> None:
     """Have our timer run kernels once, and find that they take 1 ms."""
     from dejavu_cache.tuning.device_timer import DeviceTimer, Sample
@@ -201,6 +208,8 @@ def measure(role: str, *, is_first: bool, profiled: bool) -> dict[str, Any]:
     if role != THEIRS:
         import dejavu_cache
 
+        if is_pretended:
+            pretend_gpu_file()
         dejavu_cache.install()
     profiles[PARTS[0]].disable()
     clock.note(PARTS[0])

@@ -15,7 +15,10 @@ from ..policy import current_policy
 from ..runtime.autotuner import CachedAutotuner
 from ..runtime.choices import ChosenConfig
 from ..runtime.config_cache import ConfigCache
+from ..settings import Mode, current_settings
 from ..system.notices import logger, warn_once
+from ..triton_internals.compiler_digest import begin_digest_beside_imports
+from ..triton_internals.environment import is_interpreting
 from ..triton_internals.hooks import is_autotune_replaced_by, replace_autotune
 from ..triton_internals.source_hash import kernel_name
 from ..triton_internals.upstream import Autotuner, Heuristics, autotune
@@ -95,6 +98,9 @@ def install() -> None:
     _originals["run"] = Autotuner.run
     replace_autotune(_cached_or_triton_autotune, _run_subclass)
     install_inductor_pass()
+    with suppress(DejavuError):  # a wrong setting is named when a kernel is decorated
+        if current_settings().mode is not Mode.OFF and not is_interpreting():
+            begin_digest_beside_imports()
     if late:
         logger.warning(
             "install() came too late for %s: these stay with triton.autotune; call it before they "

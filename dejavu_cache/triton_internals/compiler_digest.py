@@ -1,18 +1,22 @@
 """Compute Triton's digest of its own files while the process waits for something else.
 
 The first compilation of a process needs it, and so does the first look into Triton's cache of
-binaries: hundreds of megabytes are read, which takes some 0.4 s. Before that, a process asks for
-its device, and Triton may have to build the module that it does that with.
+binaries: hundreds of megabytes are read, which takes some 0.4 s. Before that, a program imports its
+kernels and asks for its device, and Triton may have to build the module that it does that with.
 """
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 from threading import Thread
 
 from .versions import triton_key
 
-__all__ = ["await_digest", "begin_digest"]
+__all__ = ["await_digest", "begin_digest", "begin_digest_beside_imports"]
+
+GPU_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
+"""Devices of NVIDIA's driver, of AMD's, and of both under Windows' subsystem for Linux."""
 
 _begun: list[Thread] = []
 
@@ -25,6 +29,12 @@ def begin_digest() -> None:
     with suppress(RuntimeError):  # A process may have no thread left, or be at its end.
         thread.start()
         _begun.append(thread)
+
+
+def begin_digest_beside_imports() -> None:
+    """Begin before any launch, on a machine with a GPU: to ask Triton for one would start it."""
+    if any(os.path.exists(path) for path in GPU_FILES):
+        begin_digest()
 
 
 def await_digest() -> None:

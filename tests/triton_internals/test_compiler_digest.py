@@ -1,4 +1,4 @@
-"""Triton's digest of its own files is computed beside a process's first launch, once."""
+"""Triton's digest of its own files is computed beside other work of a process, once."""
 
 from __future__ import annotations
 
@@ -62,6 +62,45 @@ def test_a_first_launch_computes_it_while_it_asks_for_the_device() -> None:
     assert computed().misses == 1
     """,
         TRITON_INTERPRET="0",
+    )
+
+
+INSTALL = f"""{COUNT}
+    import os
+    import dejavu_cache
+
+    compiler_digest.GPU_FILES = (os.devnull,)
+"""
+
+
+def test_install_computes_it_beside_the_imports_that_follow() -> None:
+    run_python(
+        f"""{INSTALL}
+    dejavu_cache.install()
+    assert len(compiler_digest._begun) == 1
+    await_digest()
+    assert computed().misses == 1
+    """,
+        TRITON_INTERPRET="0",
+    )
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [{}, {"DEJAVU_CACHE_MODE": "off"}, {"TRITON_INTERPRET": "1"}, {"DEJAVU_CACHE_MODE": "wrong"}],
+    ids=["no GPU", "off", "interpreter", "wrong setting"],
+)
+def test_install_computes_nothing_where_no_kernel_of_ours_is_compiled(
+    variables: dict[str, str],
+) -> None:
+    run_python(
+        f"""{INSTALL}
+    if not {variables}:
+        compiler_digest.GPU_FILES = ("/dev/no such device",)
+    dejavu_cache.install()
+    assert not compiler_digest._begun
+    """,
+        **{"TRITON_INTERPRET": "0", **variables},
     )
 
 
