@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 
@@ -86,21 +87,26 @@ def test_install_computes_it_beside_the_imports_that_follow() -> None:
 
 
 @pytest.mark.parametrize(
-    "variables",
-    [{}, {"DEJAVU_CACHE_MODE": "off"}, {"TRITON_INTERPRET": "1"}, {"DEJAVU_CACHE_MODE": "wrong"}],
-    ids=["no GPU", "off", "interpreter", "wrong setting"],
+    ("file", "mode", "interpreted"),
+    [
+        ("/dev/no such device", "tune", "0"),
+        (os.devnull, "off", "0"),
+        (os.devnull, "wrong", "0"),
+        (os.devnull, "tune", "1"),
+    ],
+    ids=["no GPU", "off", "wrong setting", "interpreter"],
 )
 def test_install_computes_nothing_where_no_kernel_of_ours_is_compiled(
-    variables: dict[str, str],
+    file: str, mode: str, interpreted: str
 ) -> None:
     run_python(
         f"""{INSTALL}
-    if not {variables}:
-        compiler_digest.GPU_FILES = ("/dev/no such device",)
+    compiler_digest.GPU_FILES = ({file!r},)
     dejavu_cache.install()
     assert not compiler_digest._begun
     """,
-        **{"TRITON_INTERPRET": "0", **variables},
+        DEJAVU_CACHE_MODE=mode,
+        TRITON_INTERPRET=interpreted,
     )
 
 
