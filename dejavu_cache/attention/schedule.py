@@ -133,7 +133,7 @@ def make_schedule(batch: Batch) -> Schedule:
     most_cuts = int(MOST_CUTS * slots) + 8
     rows = HALF if pairs else batch.max_seqlen_q * batch.group
     single_rows = min(batch.num_tokens, batch.num_seqs * half) * batch.group
-    most_rows = 2 * single_rows + most_cuts * rows
+    most_rows = 2 * single_rows + most_cuts * rows * (3 - heads)
     most_merges = (most_cuts if heads == 2 else blocks) * (2 * HALF // ROWS_OF_MANY)
     units = torch.empty(
         HEADER + (entries + most_cuts) * ENTRY + 2 * blocks + most_merges * MERGE,

@@ -247,3 +247,19 @@ def test_what_finds_no_room_is_left_whole(monkeypatch: pytest.MonkeyPatch) -> No
     for heads in (32, 8), (7, 1):
         made = schedule_of(batch_of([1] * 12 + [100], [20000] * 13, heads))
         check(made)
+
+
+def test_odd_heads_have_room_for_all_their_partial_results() -> None:
+    pick = random.Random(7)
+    for heads in (8, 1), (6, 3):
+        past = [max(1, int(pick.lognormvariate(0, 0.9) * 8000)) for _ in range(96)]
+        made = schedule_of(batch_of([1] * 96, past, heads))
+        assert all(entry.row >= 0 for entry in made.entries)
+        assert balance(made) > 0.8, heads
+
+
+def test_short_prompts_and_uneven_chunks_are_not_cut() -> None:
+    """To merge what was cut would take longer than to compute it."""
+    for new, past, heads in ((241, 0, (32, 8)), (299, 0, (28, 4)), (2048, 6790, (8, 1))):
+        made = schedule_of(batch_of([new], [past], heads))
+        assert {entry.pieces for entry in made.entries} == {1}, (new, past, heads)

@@ -120,9 +120,9 @@ def configs(name: str, target: str) -> list[Any]:
             "BINS": schedule.BINS, "MERGE": schedule.MERGE, "FEW": schedule.FEW_PARTS,
             "FEW_ROWS": schedule.ROWS_OF_FEW, "MANY_ROWS": schedule.ROWS_OF_MANY,
             "LAST_PARTS": 0, "LAST_ROWS": schedule.ROWS_OF_LAST,
-            "CHUNK": 512, "CANDIDATES": 32, "HEADS": 2, "SPAN": schedule.SPANS[True],
+            "CHUNK": 512, "CANDIDATES": 32, "SIZES": 8, "HEADS": 2, "SPAN": schedule.SPANS[True],
         }  # fmt: skip
-        return [triton.Config(lists, num_warps=8)] if target == "cuda:90" else []
+        return [triton.Config(lists, num_warps=32)] if target == "cuda:90" else []
     declared = kernel_of(name).configs
     declared = (
         declared.for_vendor(TARGETS[target].backend)

@@ -20,6 +20,9 @@ UNSTEADY = tl.constexpr(0.5)
 PART = tl.constexpr(0.015)
 """Cost of merging a partial result that has to wait for the others."""
 
+INEXACT = tl.constexpr(0.001)
+"""What a quotient may be too large by, as divisions on a GPU are not exact."""
+
 LONG = tl.constexpr(128)
 """Keys whose cost for a Q block of two halves is the unit of all costs."""
 
@@ -59,7 +62,7 @@ def first_key(position, WINDOW: tl.constexpr, SPAN: tl.constexpr):
 @triton.jit
 def cut_into(cost, limit):
     """Return into how many pieces a cost is cut for each limit, [CANDIDATES, MAX_SEQS]."""
-    return tl.maximum(tl.ceil(cost[None, :] / limit[:, None] - 0.001), 1.0)
+    return tl.maximum(tl.ceil(cost[None, :] / limit[:, None] - INEXACT), 1.0)
 
 
 @triton.jit
@@ -92,6 +95,10 @@ def choose_cost(
     share = tl.sum(blocks * mean, 0) / slots
     exponent = tl.arange(0, CANDIDATES).to(tl.float32) * (4.0 / CANDIDATES) - 2.0
     limit = tl.maximum(tl.floor(share * tl.exp2(exponent) / least), 1.0) * least
+    if QUARTERS > 1:  # not to cut at all is one of the candidates
+        uncut = tl.maximum(tl.max(tl.where(blocks > 0, most, 0.0), 0), least)
+        is_last = tl.arange(0, CANDIDATES) == CANDIDATES - 1
+        limit = tl.where(is_last, tl.maximum(limit, uncut), limit)
     lowest = tl.maximum(2.0 * mean - most, 0.0)
     pieces = tl.zeros([CANDIDATES, blocks.shape[0]], dtype=tl.float32)
     longest = tl.zeros([CANDIDATES, blocks.shape[0]], dtype=tl.float32)
@@ -106,13 +113,13 @@ def choose_cost(
     longest = tl.max(longest, 1)
     time = tl.maximum(share + units / slots, longest + 1.0)
     for number in tl.static_range(SIZES):
-        size = longest * (1.0 - number / SIZES) - 0.001
+        size = longest * (1.0 - number / SIZES) - INEXACT
         longer = tl.zeros([CANDIDATES, blocks.shape[0]], dtype=tl.float32)
         for quarter in tl.static_range(QUARTERS):
             cost = lowest + (most - lowest) * ((quarter + 1) / QUARTERS)
             parts = cut_into(cost, limit)
             longer += tl.where(cost[None, :] >= size[:, None] * parts, parts / QUARTERS, 0.0)
-        rounds = tl.ceil(tl.sum(blocks[None, :] * longer, 1) / slots - 0.001)
+        rounds = tl.ceil(tl.sum(blocks[None, :] * longer, 1) / slots - INEXACT)
         time = tl.maximum(time, (size + 1.0) * rounds)
     time += cuts / slots + tl.where(cuts > 0, tl.max(tl.where(blocks > 0, cut, 0.0), 0), 0.0)
     time += tl.where(units > slots, UNSTEADY * unsteady, 0.0)
@@ -253,7 +260,8 @@ def schedule_kernel(
         tiles = tl.where(tokens > 0, tl.maximum(tiles, 1), 0)
         single = tokens <= half
         weight = tl.where(single, one, two)
-        length = tl.ceil(tiles / tl.maximum(tl.ceil(tiles * weight / limit), 1.0)).to(tl.int32)
+        cuts = tl.maximum(tl.ceil(tiles * weight / limit - INEXACT), 1.0)
+        length = tl.ceil(tiles / cuts).to(tl.int32)
         length = tl.maximum(length, 1)
         pieces = tl.cdiv(tiles, length)
         rows = tl.where(single, tokens * GROUP * (3 - HEADS), 2 * HALF) * pieces
