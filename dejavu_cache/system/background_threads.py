@@ -19,6 +19,7 @@ from __future__ import annotations
 import atexit
 import multiprocessing
 import os
+import signal
 import threading
 import time
 import weakref
@@ -32,6 +33,7 @@ __all__ = [
     "Finisher",
     "at_program_end",
     "program_is_ending",
+    "signals_left_to_others",
     "start_thread",
     "uninterrupted",
 ]
@@ -127,13 +129,30 @@ def start_thread(target: Callable[[], object], name: str) -> threading.Thread | 
     """
     if _ending:
         return None
-    thread = threading.Thread(target=target, name=name, daemon=True)
     try:
-        thread.start()
+        with signals_left_to_others():
+            thread = threading.Thread(target=target, name=name, daemon=True)
+            thread.start()
     except RuntimeError:
         return None
     _threads.add(thread)
     return thread
+
+
+@contextmanager
+def signals_left_to_others() -> Iterator[None]:
+    """Have a thread that is started in this block receive no signal.
+
+    A program that blocks a signal later, to wait for it, could otherwise be killed by it here.
+    """
+    if not hasattr(signal, "pthread_sigmask"):  # Windows has none
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager

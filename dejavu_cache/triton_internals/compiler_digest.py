@@ -8,9 +8,11 @@ kernels and asks for its device, and Triton may have to build the module that it
 from __future__ import annotations
 
 import os
+import sys
 from contextlib import suppress
 from threading import Thread
 
+from ..system.background_threads import signals_left_to_others
 from .versions import triton_key
 
 __all__ = ["await_digest", "begin_digest", "begin_digest_beside_imports"]
@@ -25,9 +27,10 @@ def begin_digest() -> None:
     """Have a thread compute the digest, once in a process; Triton keeps it."""
     if _begun:
         return
-    thread = Thread(target=_compute_digest, name="dejavu-cache digest", daemon=True)
-    with suppress(RuntimeError):  # A process may have no thread left, or be at its end.
-        thread.start()
+    with suppress(RuntimeError):  # a process may have no thread left, or be at its end
+        with signals_left_to_others():
+            thread = Thread(target=_compute_digest, name="dejavu-cache digest", daemon=True)
+            thread.start()
         _begun.append(thread)
 
 
@@ -39,10 +42,15 @@ def begin_digest_beside_imports() -> None:
 
 def await_digest() -> None:
     """Wait for a digest that was begun; before it is there, Triton would compute another."""
-    for thread in _begun:
-        thread.join()
+    if not sys.is_finalizing():  # a thread that the interpreter has stopped would never end
+        for thread in _begun:
+            thread.join()
 
 
 def _compute_digest() -> None:
     with suppress(Exception):  # Triton meets the same error and reports it.
         triton_key()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_begun.clear)  # its threads are the parent's

@@ -169,6 +169,59 @@ def test_a_child_that_is_forked_meanwhile_does_not_wait() -> None:
     """)
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="it has no fork")
+def test_a_child_that_is_forked_meanwhile_computes_its_own() -> None:
+    run_python(f"""{COUNT}
+    import os, time
+    compiler_digest.triton_key = lambda: time.sleep(600)
+    begin_digest()
+    child = os.fork()
+    if child == 0:
+        compiler_digest.triton_key = triton_key
+        begin_digest()
+        await_digest()
+        os._exit(computed().misses - 1)
+    assert os.waitpid(child, 0)[1] == 0
+    """)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="it has no masks of signals")
+@pytest.mark.parametrize(
+    "begin",
+    [
+        "begin_digest()",
+        "background_threads.start_thread(compiler_digest.triton_key, 'any')",
+    ],
+)
+def test_a_signal_that_the_program_waits_for_does_not_end_it(begin: str) -> None:
+    run_python(f"""{COUNT}
+    import os, signal, time
+    from dejavu_cache.system import background_threads
+
+    compiler_digest.triton_key = lambda: time.sleep(2)
+    {begin}
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, {{signal.SIGUSR1}}) == set()
+    os.kill(os.getpid(), signal.SIGUSR1)
+    assert signal.sigwait({{signal.SIGUSR1}}) == signal.SIGUSR1
+    """)
+
+
+def test_what_ends_with_the_interpreter_does_not_wait_for_it() -> None:
+    start = time.monotonic()
+    run_python(f"""{COUNT}
+    import time
+
+    class Late:
+        def __del__(self):
+            await_digest()
+
+    compiler_digest.triton_key = lambda: time.sleep(600)
+    begin_digest()
+    compiler_digest.late = Late()
+    """)
+    assert time.monotonic() - start < 300
+
+
 def test_an_error_is_left_to_triton() -> None:
     done = run_python(f"""{COUNT}
     def fail():
