@@ -179,7 +179,8 @@ def _launch(values: tuple[Any, ...], constants: dict[str, Any]) -> None:
     launch = _repeated.get(key)
     if launch is not None and launch(*values):
         return
-    # Many warps, so that each thread has few numbers: the code of more takes longer to load.
+    # Many warps, so that each thread has few numbers and the kernel little code: after the kernels
+    # of a model, it is probably in no cache.
     warps = 8 if constants["CHUNK"] == 32 else 32
     kernel = schedule_kernel[(1,)](*values, **constants, num_warps=warps)
     if launch is None and not is_interpreting():

@@ -35,7 +35,10 @@ def begin_digest() -> None:
 
 
 def begin_digest_beside_imports() -> None:
-    """Begin before any launch, on a machine with a GPU: to ask Triton for one would start it."""
+    """Begin before any launch, if a file shows that there is a GPU.
+
+    Nothing asks the driver: that would initialise it, and break programs that fork later.
+    """
     if any(os.path.exists(path) for path in GPU_FILES):
         begin_digest()
 

@@ -5,7 +5,7 @@ unit. A Q block of a prompt has two halves of 64 rows, which share tiles of keys
 one multiplies, the other computes exponentials. Where the rows of a block fit one half, as in
 decoding, the halves compute two KV heads, or every other tile if the number of heads is odd. One
 more warp only takes units and loads pages, so the next unit's pages are on their way while the
-results of the previous one are written. When no unit is left, both groups merge partial results.
+results of the previous one are written. `hopper_merge` says who merges partial results, and when.
 """
 
 from __future__ import annotations
