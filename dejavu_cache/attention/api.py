@@ -112,6 +112,7 @@ def plan(
     sinks: torch.Tensor | None = None,
     k_scale: torch.Tensor | float | None = None,
     v_scale: torch.Tensor | float | None = None,
+    overlap: bool = True,
 ) -> Plan:
     """Check and schedule once what all layers of a step share.
 
@@ -119,6 +120,9 @@ def plan(
     Nothing waits for the device. Inside a captured graph the schedule is made anew at each replay,
     from the lengths that lie in cu_seqlens_q and seqused_k then; max_seqlen_q must still hold.
     Layers run one after the other, on one stream: they share memory for partial results.
+
+    `overlap` says whether a layer's launch on a Hopper GPU may begin while the kernel before it
+    ends (programmatic dependent launch); it reads nothing before that kernel has ended.
 
     Returns:
         A plan, whose `run(q, k_cache, v_cache, out=None)` computes one layer.
@@ -132,7 +136,7 @@ def plan(
         softmax_scale, window_size, softcap, alibi_slopes, sinks, k_scale, v_scale, None,
     )  # fmt: skip
     with _on_device(q):
-        return Plan(batch)
+        return Plan(batch, overlap)
 
 
 def _check_device(q: torch.Tensor, implementation: str) -> None:

@@ -52,11 +52,12 @@ class Plan:
 
     Args:
         batch: the validated call of one layer.
+        overlap: as in `plan`.
     """
 
-    def __init__(self, batch: Batch) -> None:
+    def __init__(self, batch: Batch, overlap: bool = True) -> None:
         """Choose an implementation, and schedule the batch."""
-        self._batch = batch
+        self._batch, self._overlap = batch, overlap
         self._implementation = dispatch.choose(batch)
         self._q_form, self._keys_form = form_of(batch.q), form_of(batch.k_cache)
         self._values_form = form_of(batch.v_cache)
@@ -130,7 +131,7 @@ class Plan:
             # A copy and not an empty tensor: rows past the last sequence must keep their content.
             copy = out.clone(memory_format=torch.contiguous_format)
             return out.copy_(self.run(q, k_cache, v_cache, copy))
-        call = hopper.launch(batch, self._schedule)
+        call = hopper.launch(batch, self._schedule, self._overlap)
         kernel = call.kernel[call.grid](*call.args, **call.kwargs)
         self._keep(call, kernel, form_of(out))
         return out

@@ -33,6 +33,7 @@ __all__ = [
     "heads_at_once",
     "make_schedule",
     "pairs_of",
+    "shares_columns",
 ]
 
 HALF = 64
@@ -119,6 +120,28 @@ def heads_at_once(kv_heads: int) -> int:
     return 2 - kv_heads % 2
 
 
+def shares_columns(pairs: int, kv_heads: int, head_padded: int) -> bool:
+    """Return whether the halves of a program compute half the output's columns each, of all keys.
+
+    Otherwise, the halves compute every other tile of an odd KV head, and have a partial result
+    each. These are many and large in decoding with heads of 256, and take longer to merge than to
+    multiply the queries twice.
+
+    Args:
+        pairs: as in `Schedule`.
+        kv_heads: KV heads of the cache.
+        head_padded: the head size of the kernel's tiles.
+    """
+    return pairs == 0 and kv_heads % 2 == 1 and head_padded == 256
+
+
+def parts_each(batch: Batch) -> int:
+    """Return the partial results of a piece of a Q block of one half: 2 if halves share keys."""
+    if shares_columns(pairs_of(batch), batch.kv_heads, batch.head_padded):
+        return 1
+    return 3 - heads_at_once(batch.kv_heads)
+
+
 def make_schedule(batch: Batch) -> Schedule:
     """Launch the kernel that schedules a batch, and return its buffers.
 
@@ -133,7 +156,7 @@ def make_schedule(batch: Batch) -> Schedule:
     most_cuts = int(MOST_CUTS * slots) + 8
     rows = HALF if pairs else batch.max_seqlen_q * batch.group
     single_rows = min(batch.num_tokens, batch.num_seqs * half) * batch.group
-    most_rows = 2 * single_rows + most_cuts * rows * (3 - heads)
+    most_rows = 2 * single_rows + most_cuts * rows * parts_each(batch)
     most_merges = (most_cuts if heads == 2 else blocks) * (2 * HALF // ROWS_OF_MANY)
     units = torch.empty(
         HEADER + (entries + most_cuts) * ENTRY + 2 * blocks + most_merges * MERGE,
@@ -166,7 +189,8 @@ def constants_of(batch: Batch) -> dict[str, int]:
         "MANY_ROWS": ROWS_OF_MANY, "LAST_PARTS": 0 if has_pairs else PARTS_OF_LAST,
         "LAST_ROWS": ROWS_OF_LAST, "CANDIDATES": 32 if max_seqs <= 64 else 16,
         "SIZES": 8 if has_pairs and max_seqs <= 64 else 0,
-        "HEADS": heads_at_once(batch.kv_heads), "SPAN": SPANS[has_pairs],
+        "HEADS": heads_at_once(batch.kv_heads), "PARTS": parts_each(batch),
+        "SPAN": SPANS[has_pairs],
     }  # fmt: skip
 
 

@@ -61,13 +61,18 @@ class Scheduled(NamedTuple):
     rows: int
     span: int
     heads: int
+    parts: int
 
 
 def batch_of(
-    new: list[int], past: list[int], heads: tuple[int, int] = (32, 8), window: int = -1
+    new: list[int],
+    past: list[int],
+    heads: tuple[int, int] = (32, 8),
+    window: int = -1,
+    head_size: int = 64,
 ) -> Batch:
-    q = torch.empty(max(sum(new), 1), heads[0], 64, dtype=torch.float16)
-    cache = torch.empty(1, 16, heads[1], 64, dtype=torch.float16)
+    q = torch.empty(max(sum(new), 1), heads[0], head_size, dtype=torch.float16)
+    cache = torch.empty(1, 16, heads[1], head_size, dtype=torch.float16)
     begins = torch.tensor([0, *new]).cumsum(0).to(torch.int32)
     lengths = torch.tensor([a + b for a, b in zip(new, past, strict=True)], dtype=torch.int32)
     table = torch.empty(len(new), 1, dtype=torch.int32)
@@ -93,7 +98,8 @@ def schedule_of(batch: Batch) -> Scheduled:
     merges = [Merge(*merge) for merge in numbers]
     heads = schedule.heads_at_once(batch.kv_heads)
     rows, span = made.scratch.shape[0], SPANS[made.pairs > 0]
-    return Scheduled(batch, entries, merges, rows, span, heads)
+    parts = schedule.parts_each(batch)
+    return Scheduled(batch, entries, merges, rows, span, heads, parts)
 
 
 def check_cover(made: Scheduled) -> None:
@@ -132,8 +138,8 @@ def check_rows(made: Scheduled) -> None:
     ranges = set()
     for entry in made.entries:
         single = entry.tokens <= half
-        if entry.pieces > 1 or (entry.pieces == 1 and single and made.heads == 1):
-            rows = entry.tokens * made.batch.group * (3 - made.heads) if single else 2 * HALF
+        if entry.pieces > 1 or (entry.pieces == 1 and single and made.parts == 2):
+            rows = entry.tokens * made.batch.group * made.parts if single else 2 * HALF
             ranges.add((entry.row, entry.row + rows * entry.pieces))
     assert all(before[1] <= after[0] for before, after in pairwise(sorted(ranges)))
     assert max((end for _, end in ranges), default=0) <= made.rows
@@ -148,7 +154,7 @@ def check_merges(made: Scheduled) -> None:
     expected = {}
     for entry in made.entries:
         single = entry.tokens <= half
-        parts = entry.pieces * (3 - made.heads if single else 1)
+        parts = entry.pieces * (made.parts if single else 1)
         rows = min(entry.tokens, half) * group
         few = parts <= schedule.PARTS_OF_LAST and rows <= schedule.ROWS_OF_LAST
         if parts < 2 or (made.span == SPANS[False] and few):
@@ -208,11 +214,18 @@ BATCHES = {
 
 
 @pytest.mark.parametrize(
-    ("heads", "window"), [((32, 8), -1), ((7, 1), 100), ((6, 3), 5000), ((64, 8), 0)]
+    ("heads", "window", "head_size"),
+    [
+        ((32, 8), -1, 96),
+        ((7, 1), 100, 64),
+        ((8, 1), -1, 256),
+        ((6, 3), 5000, 192),
+        ((64, 8), 0, 64),
+    ],
 )
-def test_units_cover_each_batch(heads: tuple[int, int], window: int) -> None:
+def test_units_cover_each_batch(heads: tuple[int, int], window: int, head_size: int) -> None:
     for new, past in BATCHES.values():
-        made = schedule_of(batch_of(new, past, heads, window))
+        made = schedule_of(batch_of(new, past, heads, window, head_size))
         check(made)
 
 
@@ -223,7 +236,11 @@ def test_units_cover_random_batches() -> None:
         longest = pick.choice([1, 4, 17, 300])
         new = [pick.randrange(longest + 1) for _ in range(count - 1)] + [longest]
         past = [pick.choice([0, 1, 127, 128, pick.randrange(30000)]) for _ in new]
-        made = schedule_of(batch_of(new, past, pick.choice([(32, 8), (8, 1), (28, 4)])))
+        made = schedule_of(
+            batch_of(
+                new, past, pick.choice([(32, 8), (8, 1), (28, 4)]), head_size=pick.choice([64, 256])
+            )
+        )
         check(made)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from itertools import pairwise
 
 import pytest
 import torch
@@ -152,6 +153,34 @@ def test_a_sequence_without_keys_is_left_out(new: int, heads: tuple[int, int]) -
     for rows in (slice(0, new), slice(2 * new, 3 * new)):
         assert relative_error(out[rows], batch.expected[rows]) < TOLERANCE[torch.bfloat16]
     assert out[new : 2 * new].isnan().all()
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("new", [1, 4, 100])
+@pytest.mark.parametrize("heads", [(32, 8), (7, 1)])
+def test_a_layer_waits_for_what_the_one_before_writes(
+    new: int, heads: tuple[int, int], overlap: bool
+) -> None:
+    """Launches may begin before the ones before them end; results are then to be the same."""
+    batch = draw(vary(DECODES, new=[new] * 8, heads=heads))
+    caches = batch.arguments["k_cache"], batch.arguments["v_cache"]
+    planned = plan(**batch.arguments, overlap=overlap)
+    assert planned.implementation == "hopper"
+    apart = [batch.arguments["q"]]
+    for _ in range(8):
+        apart.append(planned.run(apart[-1], *caches))
+        torch.cuda.synchronize()
+    at_once = [apart[0], *map(torch.empty_like, apart[1:])]
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = plan(**batch.arguments, overlap=overlap)
+        for q, out in pairwise(at_once):
+            captured.run(q, *caches, out=out)
+    for _ in range(50):
+        for out in at_once[1:]:
+            out.fill_(float("nan"))
+        graph.replay()
+        assert all(torch.equal(*both) for both in zip(apart, at_once, strict=True))
 
 
 def odd(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,8 @@
 """Compile the configs of the attention kernels for every target, without a GPU; print failures.
 
-Without arguments, one random config and shape of each kernel. With `all`, for each target every
-config that the rules allow in the first shape, and one in the second, which takes an hour.
+Without arguments, one random config and shape of each kernel, and all shapes of the Hopper one.
+With `all`, for each target every config that the rules allow in the first shape, and one in the
+others, which takes an hour.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ SHARED = {
 
 PLAIN = {
     "KV_HEADS": 8, "GROUP": 4, "HEADS": 32, "HEAD": 128, "HEAD_PADDED": 128, "PAGE": 16,
-    "WINDOW": -1, "PAIRS": 1, "BOX": 16,
+    "WINDOW": -1, "PAIRS": 1, "BOX": 16, "OVERLAP": True,
     "SOFTCAP": False, "PRECISION": "ieee", "MAX_SEQS": 16, "MOST_ROWS": 128,
     "alibi_slopes": None, "sinks": None, "k_scale": None, "v_scale": None,
 }  # fmt: skip
@@ -57,6 +58,15 @@ SHAPES: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 """Llama 3 8B's; and one with all that a call may have, odd heads and pages, and a float8 cache."""
+
+HOPPER_SHAPES: dict[str, dict[str, Any]] = {
+    "plain": PLAIN,
+    "heads of 96": {**PLAIN, "HEAD": 96, "PAIRS": 2},
+    "halves that share columns": {
+        **PLAIN, "KV_HEADS": 1, "GROUP": 8, "HEAD": 256, "HEAD_PADDED": 256, "PAIRS": 0,
+    },
+}  # fmt: skip
+"""Shapes for which the Hopper kernel has code of its own."""
 
 POINTERS = {
     **dict.fromkeys(("q", "k_cache", "v_cache", "out"), "*bf16"),
@@ -76,7 +86,7 @@ def source(name: str, shape: str, params: dict[str, Any]) -> Any:
     fn = helpers[name] if name in helpers else kernel_of(name).fn
     constants = {
         argument: value
-        for argument, value in {**SHAPES[shape], **params}.items()
+        for argument, value in {**(HOPPER_SHAPES | SHAPES)[shape], **params}.items()
         if argument in fn.arg_names
     }
     constants = {
@@ -110,7 +120,7 @@ def tma() -> str:
     return f"tensordesc<bf16[16, 64],{gl.NVMMASharedLayout(128, 16, 2)!r}>"
 
 
-def configs(name: str, target: str) -> list[Any]:
+def configs(name: str, target: str, shape: str) -> list[Any]:
     """Return the kernel's configs that the rules allow, each binary once."""
     if name == "merge":
         return [triton.Config({"SLOTS": 1 << power}) for power in range(8)]
@@ -120,7 +130,8 @@ def configs(name: str, target: str) -> list[Any]:
             "BINS": schedule.BINS, "MERGE": schedule.MERGE, "FEW": schedule.FEW_PARTS,
             "FEW_ROWS": schedule.ROWS_OF_FEW, "MANY_ROWS": schedule.ROWS_OF_MANY,
             "LAST_PARTS": 0, "LAST_ROWS": schedule.ROWS_OF_LAST,
-            "CHUNK": 512, "CANDIDATES": 32, "SIZES": 8, "HEADS": 2, "SPAN": schedule.SPANS[True],
+            "CHUNK": 512, "CANDIDATES": 32, "SIZES": 8, "HEADS": 2, "PARTS": 1,
+            "SPAN": schedule.SPANS[True],
         }  # fmt: skip
         return [triton.Config(lists, num_warps=32)] if target == "cuda:90" else []
     declared = kernel_of(name).configs
@@ -133,7 +144,8 @@ def configs(name: str, target: str) -> list[Any]:
     able = []
     for config in declared:
         if name == "hopper":
-            reason = hopper_why_not(config, 128) if target == "cuda:90" else "for Hopper only"
+            padded = HOPPER_SHAPES[shape]["HEAD_PADDED"]
+            reason = hopper_why_not(config, padded) if target == "cuda:90" else "for Hopper only"
         elif name == "naive":
             reason = None
         else:
@@ -157,9 +169,9 @@ def jobs(everything: bool, target: str) -> Iterator[tuple[str, str, str, dict[st
         *(("hopper", "schedule") if GLUON_IS_COVERED else ()),
     ):
         pick = random.Random(f"{target} {name}")
-        shapes = ["plain"] if name in ("hopper", "schedule") else list(SHAPES)
-        for shape in shapes if everything else [pick.choice(shapes)]:
-            able = configs(name, target)
+        shapes = {"hopper": list(HOPPER_SHAPES), "schedule": ["plain"]}.get(name, list(SHAPES))
+        for shape in shapes if everything or name == "hopper" else [pick.choice(shapes)]:
+            able = configs(name, target, shape)
             if able and not (everything and shape == "plain"):
                 able = [pick.choice(able)]
             for config in able:

@@ -6,6 +6,7 @@ them itself. It covers the features that most models need, and `suits` checks a 
 
 from __future__ import annotations
 
+import ctypes
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
@@ -88,12 +89,24 @@ def available(device: torch.device) -> bool:
     return torch.version.hip is None and torch.cuda.get_device_capability(device)[0] == 9
 
 
-def launch(batch: Batch, schedule: Schedule | None = None) -> KernelCall:
+@cache
+def may_overlap() -> bool:
+    """Return whether the driver can capture a launch that begins before the one before it ends."""
+    version = ctypes.c_int()
+    try:
+        ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
+    except OSError:
+        return False
+    return version.value >= 12030
+
+
+def launch(batch: Batch, schedule: Schedule | None = None, overlap: bool = True) -> KernelCall:
     """Prepare a launch with one program per multiprocessor.
 
     Args:
         batch: the call.
         schedule: that of the batch's lengths; made if None.
+        overlap: as in `plan`.
 
     Raises:
         ValueError: the kernel does not cover the batch; `auto` would choose another one.
@@ -108,6 +121,7 @@ def launch(batch: Batch, schedule: Schedule | None = None) -> KernelCall:
     from .hopper_kernel import hopper_kernel
 
     schedule = schedule or make_schedule(batch)
+    overlap = overlap and may_overlap()
     q, out, cache = batch.q, batch.out, batch.k_cache
     page, strides = cache.shape[1], cache.stride()
     counters = 5 + 2 * schedule.blocks * batch.kv_heads
@@ -128,6 +142,7 @@ def launch(batch: Batch, schedule: Schedule | None = None) -> KernelCall:
             "PAIRS": schedule.pairs, "KV_HEADS": batch.kv_heads, "GROUP": batch.group,
             "HEAD": q.shape[2], "HEAD_PADDED": max(64, batch.head_padded), "PAGE": page,
             "BOX": box_rows(page), "WINDOW": batch.window, "SOFTCAP": batch.softcap > 0,
+            "OVERLAP": overlap, "launch_pdl": overlap,
         },
     )  # fmt: skip
 

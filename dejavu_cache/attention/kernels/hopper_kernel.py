@@ -3,9 +3,12 @@
 Programs take units from the list of `schedule.py`. Two groups of four warps each compute half a
 unit. A Q block of a prompt has two halves of 64 rows, which share tiles of keys and values; while
 one multiplies, the other computes exponentials. Where the rows of a block fit one half, as in
-decoding, the halves compute two KV heads, or every other tile if the number of heads is odd. One
-more warp only takes units and loads pages, so the next unit's pages are on their way while the
-results of the previous one are written. `hopper_merge` says who merges partial results, and when.
+decoding, the halves compute two KV heads. If the number of heads is odd, they compute every other
+tile, or half of the columns each (`shares_columns`). One more warp only takes units and loads pages,
+so the next unit's pages are on their way while the results of the previous one are written.
+`hopper_merge` says who merges partial results, and when.
+
+With OVERLAP, the kernel may be launched while the one before it ends, and lets the next one do so.
 """
 
 from __future__ import annotations
@@ -15,9 +18,9 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
-    warpgroup_mma,
     warpgroup_mma_wait,
 )
+from triton.language.extra.cuda import gdc_wait
 
 from ...runtime.autotuner import cached_autotune
 from ...triton_internals.versions import thread_barrier
@@ -25,18 +28,27 @@ from ...tuning.result_check import CheckOptions
 from ..search_space import HOPPER_KEYS, METHOD, hopper_prune_rules, hopper_space
 from .hopper_merge import is_few, merge, merge_few
 from .hopper_pages import COLUMNS, RING, locate, produce, receive, skip, watch
+from .hopper_products import (
+    ROWS,
+    await_products,
+    columns_of_half,
+    multiply_keys,
+    multiply_values,
+    no_output,
+    round_pairs,
+    shares_columns,
+    weights_layout,
+    widths_of,
+)
 from .hopper_rows import (
     LANES,
     LOG2E,
-    ROWS,
     WORDS,
     as_words,
     load_queries,
-    round_pairs,
     softmax,
     store_part,
     store_rows,
-    take_pairs,
 )
 
 __all__ = ["hopper_kernel"]
@@ -65,29 +77,24 @@ def loads_early(head_padded):
 
 
 @gluon.jit
-def consume_tile(step, stride, tile, MASKED: gl.constexpr, acc, weights, fade, peak, total, queries, k, v,
-                 k_full, k_free, v_full, v_free, positions, low, end, scale, softcap,
-                 PAIRS: gl.constexpr, WINDOW: gl.constexpr, SOFTCAP: gl.constexpr, TILE: gl.constexpr, STAGES: gl.constexpr,
-                 S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr, P_LAYOUT: gl.constexpr):  # fmt: skip
+def consume_tile(which: gl.constexpr, step, stride, tile, MASKED: gl.constexpr, acc, weights, fade, peak, total,
+                 queries, k, v, k_full, k_free, v_full, v_free, positions, low, end, scale, softcap,
+                 PAIRS: gl.constexpr, WIDTHS: gl.constexpr, OUT_WIDTHS: gl.constexpr, WINDOW: gl.constexpr, SOFTCAP: gl.constexpr,
+                 TILE: gl.constexpr, STAGES: gl.constexpr, S_LAYOUT: gl.constexpr):  # fmt: skip
     """Multiply a tile's keys and the previous tile's values; the softmax overlaps the latter.
 
     The output so far is scaled for the previous tile while the keys are multiplied.
     """
-    DTYPE: gl.constexpr = queries.dtype
     stage = step % STAGES
     before = (step - stride) % STAGES
-    nothing = gl.zeros([ROWS, TILE], gl.float32, S_LAYOUT)
     watch(k_full, step, STAGES)
-    scores = warpgroup_mma(
-        queries, k.index(stage).permute((1, 0)), nothing, use_acc=False, is_async=True
-    )
+    scores = multiply_keys(queries, k.index(stage), WIDTHS, TILE, S_LAYOUT)
     watch(v_full, step - stride, STAGES)
-    acc = acc * gl.convert_layout(fade, gl.SliceLayout(1, O_LAYOUT))[:, None]
-    acc = warpgroup_mma(take_pairs(weights, DTYPE), v.index(before), acc, is_async=True)
+    acc = multiply_values(weights, own_values(which, v, before, STAGES), acc, fade, OUT_WIDTHS)
     if PAIRS == 0:
         if stride == 2:
             skip(k_full, k_free, v_full, v_free, step - 1, STAGES)
-    scores = warpgroup_mma_wait(1, [scores])
+    scores = warpgroup_mma_wait(len(OUT_WIDTHS), [scores])
     mbarrier.arrive(k_free.index(stage))
     new_weights, fade, peak, total = softmax(
         scores, peak, total, positions, low + tile * TILE, end, scale, softcap, MASKED, WINDOW, SOFTCAP, TILE, S_LAYOUT
@@ -97,10 +104,19 @@ def consume_tile(step, stride, tile, MASKED: gl.constexpr, acc, weights, fade, p
     if PAIRS > 0:
         if stride == 2:
             skip(k_full, k_free, v_full, v_free, step - 1, STAGES)
-    acc, total = warpgroup_mma_wait(0, [acc, total])
+    acc, total = await_products(acc, total)
     mbarrier.arrive(v_free.index(before))
-    weights = round_pairs(gl.convert_layout(new_weights, P_LAYOUT), DTYPE)
+    weights = round_pairs(
+        gl.convert_layout(new_weights, weights_layout(OUT_WIDTHS[0])), queries.dtype
+    )
     return acc, weights, fade, peak, total
+
+
+@gluon.jit
+def own_values(which: gl.constexpr, v, stage, STAGES: gl.constexpr):
+    """Return the columns of a stage's values that a half multiplies: all, or its own."""
+    PARTS: gl.constexpr = v.shape[0] // STAGES
+    return v.index(stage * PARTS + which * (PARTS - 1))
 
 
 @gluon.jit
@@ -108,8 +124,9 @@ def attend(which: gl.constexpr, begin, stop, stride, top, pace, acc, peak, total
            k_full, k_free, v_full, v_free, positions, first_position, low, high, end, scale, softcap,
            q, units, ring, ring_full, ring_free, turn, stride_token, stride_head,
            PAIRS: gl.constexpr, KV_HEADS: gl.constexpr, HEADS: gl.constexpr, GROUP: gl.constexpr,
-           HEAD: gl.constexpr, HEAD_PADDED: gl.constexpr, WINDOW: gl.constexpr, SOFTCAP: gl.constexpr, TILE: gl.constexpr,
-           STAGES: gl.constexpr, S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr, P_LAYOUT: gl.constexpr):  # fmt: skip
+           HEAD: gl.constexpr, HEAD_PADDED: gl.constexpr, WIDTHS: gl.constexpr, OUT_WIDTHS: gl.constexpr,
+           WINDOW: gl.constexpr, SOFTCAP: gl.constexpr, TILE: gl.constexpr,
+           STAGES: gl.constexpr, S_LAYOUT: gl.constexpr):  # fmt: skip
     """Compute half a unit: loaded tiles begin, begin + stride, … before stop.
 
     These are the keys' tiles top, top - pace, …; the last keys come first.
@@ -124,11 +141,8 @@ def attend(which: gl.constexpr, begin, stop, stride, top, pace, acc, peak, total
     HAS_PLAIN_LOOP: gl.constexpr = (WINDOW < 0) & (PAIRS > 0)
     count = gl.cdiv(stop - begin, stride)
     stage = begin % STAGES
-    nothing = gl.zeros([ROWS, TILE], gl.float32, S_LAYOUT)
     watch(k_full, begin, STAGES)
-    scores = warpgroup_mma(
-        queries, k.index(stage).permute((1, 0)), nothing, use_acc=False, is_async=True
-    )
+    scores = multiply_keys(queries, k.index(stage), WIDTHS, TILE, S_LAYOUT)
     if (stride == 2) & (which == 1):
         skip(k_full, k_free, v_full, v_free, begin - 1, STAGES)
     scores = warpgroup_mma_wait(0, [scores])
@@ -137,13 +151,14 @@ def attend(which: gl.constexpr, begin, stop, stride, top, pace, acc, peak, total
     weights, fade, peak, total = softmax(
         scores, peak, total, positions, start, end, scale, softcap, True, WINDOW, SOFTCAP, TILE, S_LAYOUT
     )  # fmt: skip
-    weights = round_pairs(gl.convert_layout(weights, P_LAYOUT), DTYPE)
+    weights = round_pairs(gl.convert_layout(weights, weights_layout(OUT_WIDTHS[0])), DTYPE)
     if end < start + TILE:
-        # Values past the last token may be anything, and zero times that must be zero. Both halves
-        # write the same, so neither need wait for the other.
+        # Values past the last token may be anything, and zero times that must be zero. Where both
+        # halves write, they write the same, so neither need wait for the other.
         watch(v_full, begin, STAGES)
         tokens = start + gl.arange(0, TILE, gl.SliceLayout(1, WORDS))
-        values = as_words(v.index(stage), TILE, HEAD_PADDED)
+        columns = own_values(which, v, stage, STAGES)
+        values = as_words(columns, TILE, columns.shape[1])
         values.store(gl.where((tokens < end)[:, None], values.load(WORDS), 0))
         fence_async_shared()
     masked = count
@@ -153,28 +168,29 @@ def attend(which: gl.constexpr, begin, stop, stride, top, pace, acc, peak, total
         masked = gl.minimum(gl.maximum(gl.cdiv(top + 1 - visible, pace), 1), count)
     for index in range(1, masked):
         acc, weights, fade, peak, total = consume_tile(
-            begin + index * stride, stride, top - index * pace, True, acc, weights, fade, peak, total, queries, k, v,
-            k_full, k_free, v_full, v_free, positions, low, end, scale, softcap,
-            PAIRS, WINDOW, SOFTCAP, TILE, STAGES, S_LAYOUT, O_LAYOUT, P_LAYOUT,
+            which, begin + index * stride, stride, top - index * pace, True, acc, weights, fade, peak, total,
+            queries, k, v, k_full, k_free, v_full, v_free, positions, low, end, scale, softcap,
+            PAIRS, WIDTHS, OUT_WIDTHS, WINDOW, SOFTCAP, TILE, STAGES, S_LAYOUT,
         )  # fmt: skip
     if HAS_PLAIN_LOOP:
         for index in range(masked, count):
             acc, weights, fade, peak, total = consume_tile(
-                begin + index * stride, stride, top - index * pace, False, acc, weights, fade, peak, total, queries, k, v,
-                k_full, k_free, v_full, v_free, positions, low, end, scale, softcap,
-                PAIRS, WINDOW, SOFTCAP, TILE, STAGES, S_LAYOUT, O_LAYOUT, P_LAYOUT,
+                which, begin + index * stride, stride, top - index * pace, False, acc, weights, fade, peak, total,
+                queries, k, v, k_full, k_free, v_full, v_free, positions, low, end, scale, softcap,
+                PAIRS, WIDTHS, OUT_WIDTHS, WINDOW, SOFTCAP, TILE, STAGES, S_LAYOUT,
             )  # fmt: skip
     last = begin + (count - 1) * stride
     watch(v_full, last, STAGES)
-    acc = acc * gl.convert_layout(fade, gl.SliceLayout(1, O_LAYOUT))[:, None]
-    acc = warpgroup_mma(take_pairs(weights, DTYPE), v.index(last % STAGES), acc, is_async=True)
+    acc = multiply_values(
+        weights, own_values(which, v, last % STAGES, STAGES), acc, fade, OUT_WIDTHS
+    )
     next_unit = receive(units, ring, ring_full, ring_free, turn, KV_HEADS, HEADS)
     next_queries = 0
     if loads_early(HEAD_PADDED):
         next_queries = load_half(
             which, q, next_unit, stride_token, stride_head, HEADS, GROUP, HEAD, HEAD_PADDED
         )
-    acc = warpgroup_mma_wait(0, [acc])
+    acc, total = await_products(acc, total)
     mbarrier.arrive(v_free.index(last % STAGES))
     if last + 1 < stop:
         skip(k_full, k_free, v_full, v_free, last + 1, STAGES)
@@ -185,36 +201,42 @@ def attend(which: gl.constexpr, begin, stop, stride, top, pace, acc, peak, total
 def finish(which: gl.constexpr, out, queries, scratch, arrivals, acc, peak, total, first, tokens, kv_head, together,
            mine, entry, shared, stride_out_token, stride_out_head,
            PAIRS: gl.constexpr, KV_HEADS: gl.constexpr, HEADS: gl.constexpr, GROUP: gl.constexpr, HEAD: gl.constexpr,
-           HEAD_PADDED: gl.constexpr, O_LAYOUT: gl.constexpr):  # fmt: skip
+           HEAD_PADDED: gl.constexpr, SHARES_COLUMNS: gl.constexpr, OUT_WIDTHS: gl.constexpr):  # fmt: skip
     """Store half a Q block's output, or a partial result; the last of a few merges them.
 
     Overwrites the queries in shared memory.
     """
+    COLUMN: gl.constexpr = which * (HEAD_PADDED // 2) if SHARES_COLUMNS else 0
     count = gl.minimum(tokens, ROWS // GROUP) * GROUP
     if not shared:
         if mine:
+            PARTS: gl.constexpr = 2 if SHARES_COLUMNS else 1
+            staging = queries._reinterpret(
+                queries.dtype, [PARTS, ROWS, HEAD_PADDED // PARTS], gl.NVMMASharedLayout(128, 16, 2)
+            ).index(0)
             store_rows(
-                out, queries, acc, total, first, tokens, kv_head, stride_out_token, stride_out_head,
-                GROUP, HEAD, HEAD_PADDED, O_LAYOUT,
+                out, staging, acc, total, first, tokens, kv_head, stride_out_token, stride_out_head,
+                GROUP, HEAD, COLUMN, OUT_WIDTHS,
             )  # fmt: skip
     else:
         piece = gl.load(entry + 6)
         pieces = gl.load(entry + 7)
         row = gl.load(entry + 8)
-        # Parts lie one behind the other: of both halves in turns, unless these have a head each.
+        # Parts lie one behind the other: of both halves in turns, unless these have a head each, or
+        # columns of the same part.
         size = gl.where(together, ROWS, count)
-        halves = gl.where(together, 2, 3 - HEADS)
+        halves = gl.where(together, 2, 1 if SHARES_COLUMNS else 3 - HEADS)
         half = which * (halves - 1)
         store_part(
             scratch, acc, peak, total, row + (halves * piece + half) * size, count, kv_head,
-            KV_HEADS, HEAD_PADDED, O_LAYOUT,
+            KV_HEADS, HEAD_PADDED, COLUMN, OUT_WIDTHS,
         )  # fmt: skip
         wait_for_threads()  # all threads have written before the arrival is counted
         own = gl.where(together, which, 0)
         counter = arrivals + (2 * gl.load(entry + 9) + own) * KV_HEADS + kv_head
         parts = pieces * halves
         if (PAIRS == 0) and is_few(parts, count):
-            if gl.atomic_add(counter, 1) == parts - 1:
+            if gl.atomic_add(counter, 1) == parts * (2 if SHARES_COLUMNS else 1) - 1:
                 merge_few(
                     out, scratch, row, parts, count, first, kv_head, stride_out_token, stride_out_head,
                     KV_HEADS, GROUP, HEAD, HEAD_PADDED,
@@ -230,22 +252,27 @@ def consume(which: gl.constexpr, out, q, sinks, units, scratch, arrivals, taken,
             stride_out_token, stride_out_head, stride_token, stride_head,
             PAIRS: gl.constexpr, KV_HEADS: gl.constexpr, HEADS: gl.constexpr, GROUP: gl.constexpr,
             HEAD: gl.constexpr, HEAD_PADDED: gl.constexpr, WINDOW: gl.constexpr, SOFTCAP: gl.constexpr,
-            TILE: gl.constexpr, STAGES: gl.constexpr):  # fmt: skip
+            TILE: gl.constexpr, STAGES: gl.constexpr, OVERLAP: gl.constexpr):  # fmt: skip
     """Compute half of each unit; runs in four warps."""
     DTYPE: gl.constexpr = q.dtype.element_ty
     BLOCK_Q: gl.constexpr = ROWS // GROUP
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TILE, 16])
-    O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_PADDED, 16])
-    P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, O_LAYOUT, 2)
+    SHARES_COLUMNS: gl.constexpr = shares_columns(PAIRS, KV_HEADS, HEAD_PADDED)
+    WIDTHS: gl.constexpr = widths_of(HEAD, HEAD_PADDED)
+    OUT_WIDTHS: gl.constexpr = columns_of_half(HEAD, HEAD_PADDED, SHARES_COLUMNS)
+    PARTS: gl.constexpr = 2 if SHARES_COLUMNS else 1
+    HAS_TILES: gl.constexpr = (HEADS == 2) or SHARES_COLUMNS
     SHARED: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     # Boxes, first down and then across, are how swizzled shared memory holds a tile.
     k = k_boxes._reinterpret(DTYPE, [STAGES, TILE, HEAD_PADDED], SHARED)
-    v = v_boxes._reinterpret(DTYPE, [STAGES, TILE, HEAD_PADDED], SHARED)
+    v = v_boxes._reinterpret(DTYPE, [STAGES * PARTS, TILE, HEAD_PADDED // PARTS], SHARED)
     queries = q_tiles.index(which)
     scale = softmax_scale * LOG2E
     if SOFTCAP:
         scale = softmax_scale * (-2.0 * LOG2E) / softcap
 
+    if OVERLAP:
+        gdc_wait()
     turn = 0
     done = 0  # tiles loaded for the units before
     unit = receive(units, ring, ring_full, ring_free, turn, KV_HEADS, HEADS)
@@ -268,6 +295,12 @@ def consume(which: gl.constexpr, out, q, sinks, units, scratch, arrivals, taken,
             begin = gl.where(alone, which, 0)
             pace = 1
             head = kv_head + begin
+        elif SHARES_COLUMNS:
+            loaded = tiles
+            stride = 1
+            begin = 0
+            pace = 1
+            head = kv_head
         else:
             loaded = tiles
             stride = gl.where(alone & (pieces > 0), 2, 1)
@@ -282,35 +315,36 @@ def consume(which: gl.constexpr, out, q, sinks, units, scratch, arrivals, taken,
         total = gl.zeros([ROWS, 4], gl.float32, LANES)
         lane = gl.arange(0, 4, gl.SliceLayout(0, LANES))
         if sinks is not None:  # one part of each row counts its head's sink
-            counts = (gl.load(entry + 6) == 0) & (together | (which == 0) | (HEADS == 2))
+            counts = (gl.load(entry + 6) == 0) & (together | (which == 0) | HAS_TILES)
             sink = gl.load(sinks + head * GROUP + rows % GROUP).to(gl.float32) * LOG2E
             peak = gl.where(counts & (rows >= 0), sink, peak)
             total = gl.where(counts & (lane == 0)[None, :], 1.0, total)
-        acc = gl.zeros([ROWS, HEAD_PADDED], gl.float32, O_LAYOUT)
+        acc = no_output(OUT_WIDTHS)
         turn += 1
-        if (HEADS == 2) or (begin < loaded):  # each unit has keys, so two heads have a tile each
+        if HAS_TILES or (begin < loaded):  # each unit has keys, so two heads have a tile each
             acc, peak, total, unit, next_queries = attend(
                 which, done + begin, done + loaded, stride, top, pace, acc, peak, total, queries, k, v,
                 k_full, k_free, v_full, v_free, position + skipped + rows // GROUP, position + skipped,
                 low, high, position + tokens, scale, softcap,
                 q, units, ring, ring_full, ring_free, turn, stride_token, stride_head,
-                PAIRS, KV_HEADS, HEADS, GROUP, HEAD, HEAD_PADDED,
-                WINDOW, SOFTCAP, TILE, STAGES, S_LAYOUT, O_LAYOUT, P_LAYOUT,
+                PAIRS, KV_HEADS, HEADS, GROUP, HEAD, HEAD_PADDED, WIDTHS, OUT_WIDTHS,
+                WINDOW, SOFTCAP, TILE, STAGES, S_LAYOUT,
             )  # fmt: skip
         else:  # the other half has the only tile
+            # The producer sends the next unit only after this one's tiles, which need their stages.
+            for tile in range(done, done + loaded):
+                skip(k_full, k_free, v_full, v_free, tile, STAGES)
             unit = receive(units, ring, ring_full, ring_free, turn, KV_HEADS, HEADS)
             next_queries = 0
             if loads_early(HEAD_PADDED):
                 next_queries = load_half(
                     which, q, unit, stride_token, stride_head, HEADS, GROUP, HEAD, HEAD_PADDED
                 )
-            for tile in range(done, done + loaded):
-                skip(k_full, k_free, v_full, v_free, tile, STAGES)
         done += loaded
         finish(
             which, out, queries, scratch, arrivals, acc, peak, gl.sum(total, 1), first + skipped, tokens - skipped, head, together,
             begin < loaded, entry, shared, stride_out_token, stride_out_head,
-            PAIRS, KV_HEADS, HEADS, GROUP, HEAD, HEAD_PADDED, O_LAYOUT,
+            PAIRS, KV_HEADS, HEADS, GROUP, HEAD, HEAD_PADDED, SHARES_COLUMNS, OUT_WIDTHS,
         )  # fmt: skip
         queries_here = next_queries
         if not loads_early(HEAD_PADDED):
@@ -333,7 +367,7 @@ def hopper_kernel(
     units, scratch, arrivals, q, block_table, sinks, softmax_scale, softcap, stride_token, stride_head, stride_table,
     PAIRS: gl.constexpr, KV_HEADS: gl.constexpr, GROUP: gl.constexpr, HEAD: gl.constexpr,
     HEAD_PADDED: gl.constexpr, PAGE: gl.constexpr, BOX: gl.constexpr, WINDOW: gl.constexpr, SOFTCAP: gl.constexpr,
-    TILE: gl.constexpr, STAGES: gl.constexpr,
+    OVERLAP: gl.constexpr, TILE: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     HEADS: gl.constexpr = 2 - KV_HEADS % 2
     BOXES: gl.constexpr = STAGES * TILE // BOX * HEAD_PADDED // COLUMNS
@@ -363,12 +397,12 @@ def hopper_kernel(
         (consume, (gl.constexpr(0), out, q, sinks, units, scratch, counters, taken, q_tiles, k_boxes, v_boxes,
                    k_full, k_free, v_full, v_free, ring, ring_full, ring_free, softmax_scale, softcap,
                    stride_out_token, stride_out_head, stride_token, stride_head,
-                   PAIRS, KV_HEADS, HEADS, GROUP, HEAD, HEAD_PADDED, WINDOW, SOFTCAP, TILE, STAGES)),
+                   PAIRS, KV_HEADS, HEADS, GROUP, HEAD, HEAD_PADDED, WINDOW, SOFTCAP, TILE, STAGES, OVERLAP)),
         (consume, (gl.constexpr(1), out, q, sinks, units, scratch, counters, taken, q_tiles, k_boxes, v_boxes,
                    k_full, k_free, v_full, v_free, ring, ring_full, ring_free, softmax_scale, softcap,
                    stride_out_token, stride_out_head, stride_token, stride_head,
-                   PAIRS, KV_HEADS, HEADS, GROUP, HEAD, HEAD_PADDED, WINDOW, SOFTCAP, TILE, STAGES)),
+                   PAIRS, KV_HEADS, HEADS, GROUP, HEAD, HEAD_PADDED, WINDOW, SOFTCAP, TILE, STAGES, OVERLAP)),
         (produce, (keys, values, k_boxes, v_boxes, k_full, k_free, v_full, v_free, ring, ring_full, ring_free,
                    units, taken, block_table, stride_table, page_rows, head_rows, head_columns,
-                   ROWS // GROUP, KV_HEADS, HEADS, HEAD_PADDED, PAGE, BOX, TILE, STAGES)),
+                   ROWS // GROUP, KV_HEADS, HEADS, HEAD_PADDED, PAGE, BOX, TILE, STAGES, OVERLAP)),
     ], [4, 1], [232, 40])  # fmt: skip

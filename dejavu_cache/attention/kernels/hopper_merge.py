@@ -21,6 +21,7 @@ from ..schedule import (
     ROWS_OF_MANY,
 )
 from .hopper_pages import STARTED, hear
+from .hopper_products import shares_columns
 from .hopper_rows import EXTRA
 
 __all__ = ["is_few", "merge", "merge_few"]
@@ -186,10 +187,11 @@ def merge_task(out, scratch, arrivals, units, task, waits, stride_token, stride_
     pitch = gl.load(entry + 4)
     parts = gl.load(entry + 5)
     chunks = gl.load(entry + 7)
+    ARRIVALS: gl.constexpr = 2 if shares_columns(PAIRS, KV_HEADS, HEAD_PADDED) else 1
     if gl.load(entry + 8) > TILE:
         counter = arrivals + gl.load(entry + 6) * KV_HEADS + kv_head
         if waits:
-            while ask(counter) % TASK < parts:
+            while ask(counter) % TASK < parts * ARRIVALS:
                 pass
             wait_for_threads()  # all threads have seen the count before one of them resets it
         # As `constants_of` lists the rows: decoding has few, and one variant is less code.

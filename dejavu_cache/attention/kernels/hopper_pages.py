@@ -10,6 +10,7 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ..schedule import ENTRY, HEADER
 
@@ -102,11 +103,14 @@ def read_range(units, unit, KV_HEADS: gl.constexpr, HEADS: gl.constexpr):
 def produce(keys, values, k_boxes, v_boxes, k_full, k_free, v_full, v_free, ring, ring_full, ring_free,
             units, taken, block_table, stride_table, page_rows, head_rows, head_columns, BLOCK_Q: gl.constexpr,
             KV_HEADS: gl.constexpr, HEADS: gl.constexpr, HEAD_PADDED: gl.constexpr, PAGE: gl.constexpr,
-            BOX: gl.constexpr, TILE: gl.constexpr, STAGES: gl.constexpr):  # fmt: skip
+            BOX: gl.constexpr, TILE: gl.constexpr, STAGES: gl.constexpr, OVERLAP: gl.constexpr):  # fmt: skip
     """Take units and load their tiles, the last first; runs in one warp.
 
     Tiles of a unit with two KV heads alternate between these.
     """
+    if OVERLAP:
+        gdc_wait()
+        gdc_launch_dependents()
     programs = gl.num_programs(0)
     turn = 0
     done = 0
@@ -126,33 +130,30 @@ def produce(keys, values, k_boxes, v_boxes, k_full, k_free, v_full, v_free, ring
         last_page = (position + tokens - 1) // PAGE
         heads = gl.where(tokens <= BLOCK_Q, HEADS, 1)
         tiles = gl.cdiv(high - low, TILE)
-        first_key, first_head = low, kv_head
         for step in range(tiles * heads):
             stage = (done + step) % STAGES
             turned = ((done + step) // STAGES) & 1
             tile = tiles - 1 - step // heads
-            head = first_head + step % heads
+            head = kv_head + step % heads
             rows = ()
             for box in gl.static_range(TILE // BOX):
-                token = first_key + tile * TILE + box * BOX
+                token = low + tile * TILE + box * BOX
                 page = gl.load(pages + gl.minimum(token // PAGE, last_page))
                 rows = rows + (page * page_rows + head * head_rows + token % PAGE,)  # type: ignore[assignment]
             mbarrier.wait(k_free.index(stage), turned ^ 1)
             fetch_tile(keys, k_boxes, k_full, rows, head * head_columns, stage, TILE, HEAD_PADDED)
-            # The next unit is taken while this one's first keys fly, and read, so that the L1 cache
-            # has its entry when the halves look.
-            if step == 0:
-                turn += 1
-                unit = programs + gl.atomic_add(taken, 1, sem="relaxed")
-                if unit >= count:
-                    unit = -1
-                announce(ring, ring_full, ring_free, turn, unit)
-                sequence, tokens, position, low, high, kv_head = read_range(
-                    units, unit, KV_HEADS, HEADS
-                )
             mbarrier.wait(v_free.index(stage), turned ^ 1)
             fetch_tile(values, v_boxes, v_full, rows, head * head_columns, stage, TILE, HEAD_PADDED)
         done += tiles * heads
+        # The next unit is taken while this one's last tiles fly, so that a program with long units
+        # leaves the rest to others. Its entry is read, so that the L1 cache has it when the halves
+        # look.
+        turn += 1
+        unit = programs + gl.atomic_add(taken, 1, sem="relaxed")
+        if unit >= count:
+            unit = -1
+        announce(ring, ring_full, ring_free, turn, unit)
+        sequence, tokens, position, low, high, kv_head = read_range(units, unit, KV_HEADS, HEADS)
     if merges > 0:
         announce(ring, ring_full, ring_free, turn + 1, await_programs(taken + STARTED, programs))
     # The last program leaves the counters as the next launch must find them.

@@ -5,22 +5,20 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from ..schedule import HALF, PART_COLUMNS
+from ..schedule import PART_COLUMNS
+from .hopper_products import ROWS, output_layout, take_columns
 
 __all__ = [
-    "EXTRA", "LANES", "LOG2E", "ROWS", "WORDS", "as_words", "load_queries", "round_pairs", "softmax",
-    "store_part", "store_rows", "take_pairs",
+    "EXTRA", "LANES", "LOG2E", "WORDS", "as_words", "load_queries", "softmax", "store_part",
+    "store_rows",
 ]  # fmt: skip
-
-ROWS = gl.constexpr(HALF)
-"""Rows of half a Q block: those of one wgmma instruction."""
 
 EXTRA = gl.constexpr(PART_COLUMNS)
 """Columns of a partial result beside the output."""
 
 LANES = gl.constexpr(
     gl.DistributedLinearLayout(
-        [[8, 0]], [[0, 1], [0, 2], [1, 0], [2, 0], [4, 0]], [[16, 0], [32, 0]], [], [HALF, 4]
+        [[8, 0]], [[0, 1], [0, 2], [1, 0], [2, 0], [4, 0]], [[16, 0], [32, 0]], [], [ROWS.value, 4]
     )
 )
 """Layout of one number per row and lane that holds some of the row of a product of wgmma."""
@@ -41,11 +39,11 @@ def as_words(tile, TOKENS: gl.constexpr, HEAD_PADDED: gl.constexpr):
 
 
 @gluon.jit
-def find_words(first, tokens, kv_head, stride_token, stride_head,
-               GROUP: gl.constexpr, HEAD: gl.constexpr, HEAD_PADDED: gl.constexpr):  # fmt: skip
-    """Return the offsets of half a Q block's words, [ROWS, HEAD_PADDED // 2], and which exist."""
+def find_words(first, tokens, kv_head, stride_token, stride_head, column: gl.constexpr,
+               GROUP: gl.constexpr, HEAD: gl.constexpr, WIDTH: gl.constexpr):  # fmt: skip
+    """Return the offsets of WIDTH columns of half a Q block, [ROWS, WIDTH // 2], and which exist."""
     rows = gl.arange(0, ROWS, gl.SliceLayout(1, WORDS))
-    words = gl.arange(0, HEAD_PADDED // 2, gl.SliceLayout(0, WORDS))
+    words = column // 2 + gl.arange(0, WIDTH // 2, gl.SliceLayout(0, WORDS))
     at = (first + rows // GROUP).to(gl.int64) * (stride_token // 2) + (
         kv_head * GROUP + rows % GROUP
     ) * (stride_head // 2)
@@ -58,7 +56,7 @@ def load_queries(q, first, tokens, kv_head, stride_token, stride_head,
                  GROUP: gl.constexpr, HEAD: gl.constexpr, HEAD_PADDED: gl.constexpr):  # fmt: skip
     """Load the queries of half a Q block as words, padded with zeros."""
     at, there = find_words(
-        first, tokens, kv_head, stride_token, stride_head, GROUP, HEAD, HEAD_PADDED
+        first, tokens, kv_head, stride_token, stride_head, 0, GROUP, HEAD, HEAD_PADDED
     )
     return gl.load(q.to(gl.pointer_type(gl.int32), bitcast=True) + at, mask=there, other=0)
 
@@ -101,66 +99,54 @@ def softmax(scores, peak, total, positions, start, end, scale, softcap, MASKED: 
 
 
 @gluon.jit
-def round_pairs(weights, DTYPE: gl.constexpr):
-    """Round float32 to a 2-byte type, two numbers to one int32; the other of each two is zero.
-
-    Triton carries 2-byte numbers through a loop in a register each, and repacking them takes as
-    long as the exponentials.
-    """
-    if gl.bfloat16 == DTYPE:
-        packed = gl.inline_asm_elementwise(
-            "cvt.rn.bf16x2.f32 $0, $3, $2; mov.b32 $1, 0;", "=r,=r,r,r", [weights],
-            dtype=gl.int32, is_pure=True, pack=2,
-        )  # fmt: skip
-    else:
-        packed = gl.inline_asm_elementwise(
-            "cvt.rn.f16x2.f32 $0, $3, $2; mov.b32 $1, 0;", "=r,=r,r,r", [weights],
-            dtype=gl.int32, is_pure=True, pack=2,
-        )  # fmt: skip
-    return packed
-
-
-@gluon.jit
-def take_pairs(packed, DTYPE: gl.constexpr):
-    """Return the numbers that `round_pairs` packed."""
-    if gl.bfloat16 == DTYPE:
-        weights = gl.inline_asm_elementwise(
-            "mov.b32 $0, $1;", "=r,r,r", [packed], dtype=gl.bfloat16, is_pure=True, pack=2
-        )
-    else:
-        weights = gl.inline_asm_elementwise(
-            "mov.b32 $0, $1;", "=r,r,r", [packed], dtype=gl.float16, is_pure=True, pack=2
-        )
-    return weights
-
-
-@gluon.jit
 def store_rows(out, staging, acc, total, first, tokens, kv_head, stride_token, stride_head,
-               GROUP: gl.constexpr, HEAD: gl.constexpr, HEAD_PADDED: gl.constexpr, LAYOUT: gl.constexpr):  # fmt: skip
-    """Divide the outputs of half a Q block by their sums and store them.
+               GROUP: gl.constexpr, HEAD: gl.constexpr, COLUMN: gl.constexpr, WIDTHS: gl.constexpr):  # fmt: skip
+    """Divide the outputs of half a Q block by their sums and store them, from column COLUMN on.
 
-    They go through `staging` in shared memory, [ROWS, HEAD_PADDED]: in the layout of wgmma, threads
+    They go through `staging` in shared memory, [ROWS, columns]: in the layout of wgmma, threads
     would store 4 bytes at a time, which takes short prompts a tenth of their time.
     """
-    inside = gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT)) < tokens * GROUP
-    divisor = gl.where(inside, gl.convert_layout(total, gl.SliceLayout(1, LAYOUT)), 1.0)
-    staging.store((acc * (1.0 / divisor)[:, None]).to(out.dtype.element_ty))
+    WIDTH: gl.constexpr = staging.shape[1]
+    for index in gl.static_range(len(WIDTHS)):
+        stage_columns(take_columns(staging, index, WIDTHS), acc[index], total, tokens * GROUP)
     at, there = find_words(
-        first, tokens, kv_head, stride_token, stride_head, GROUP, HEAD, HEAD_PADDED
+        first, tokens, kv_head, stride_token, stride_head, COLUMN, GROUP, HEAD, WIDTH
     )
-    words = as_words(staging, ROWS, HEAD_PADDED).load(WORDS)
+    words = as_words(staging, ROWS, WIDTH).load(WORDS)
     gl.store(out.to(gl.pointer_type(gl.int32), bitcast=True) + at, words, mask=there)
 
 
 @gluon.jit
+def stage_columns(staging, acc, total, count):
+    """Divide some columns of `count` rows by the rows' sums, and put them into shared memory."""
+    LAYOUT: gl.constexpr = output_layout(staging.shape[1])
+    inside = gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT)) < count
+    divisor = gl.where(inside, gl.convert_layout(total, gl.SliceLayout(1, LAYOUT)), 1.0)
+    staging.store((acc * (1.0 / divisor)[:, None]).to(staging.dtype))
+
+
+@gluon.jit
 def store_part(scratch, acc, peak, total, row, count, kv_head,
-               KV_HEADS: gl.constexpr, HEAD_PADDED: gl.constexpr, LAYOUT: gl.constexpr):  # fmt: skip
+               KV_HEADS: gl.constexpr, HEAD_PADDED: gl.constexpr,
+               COLUMN: gl.constexpr, WIDTHS: gl.constexpr):  # fmt: skip
     """Store `count` rows of a partial result from the scratch's row `row` on."""
     WIDTH: gl.constexpr = HEAD_PADDED + EXTRA
+    for index in gl.static_range(len(WIDTHS)):
+        start = COLUMN + (0 if index == 0 else WIDTHS[0])
+        store_columns(scratch + start, acc[index], row, count, kv_head, KV_HEADS, WIDTH)
+    LAYOUT: gl.constexpr = output_layout(WIDTHS[0])
     rows = gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))
-    dims = gl.arange(0, HEAD_PADDED, gl.SliceLayout(0, LAYOUT))
     inside = rows < count
+    at = scratch + ((row + rows).to(gl.int64) * KV_HEADS + kv_head) * WIDTH + HEAD_PADDED
+    gl.store(at, gl.convert_layout(peak, gl.SliceLayout(1, LAYOUT)), mask=inside)
+    gl.store(at + 1, gl.convert_layout(total, gl.SliceLayout(1, LAYOUT)), mask=inside)
+
+
+@gluon.jit
+def store_columns(scratch, acc, row, count, kv_head, KV_HEADS: gl.constexpr, WIDTH: gl.constexpr):
+    """Store some columns of a partial result; WIDTH is that of all."""
+    LAYOUT: gl.constexpr = output_layout(acc.shape[1])
+    rows = gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))
+    dims = gl.arange(0, acc.shape[1], gl.SliceLayout(0, LAYOUT))
     at = scratch + ((row + rows).to(gl.int64) * KV_HEADS + kv_head) * WIDTH
-    gl.store(at[:, None] + dims[None, :], acc, mask=inside[:, None])
-    gl.store(at + HEAD_PADDED, gl.convert_layout(peak, gl.SliceLayout(1, LAYOUT)), mask=inside)
-    gl.store(at + HEAD_PADDED + 1, gl.convert_layout(total, gl.SliceLayout(1, LAYOUT)), mask=inside)
+    gl.store(at[:, None] + dims[None, :], acc, mask=(rows < count)[:, None])

@@ -134,7 +134,7 @@ def choose_cost(
 def list_merges(
     merges, before, block, first, tokens, pieces, row, keys,
     half: tl.constexpr, GROUP: tl.constexpr, HALF: tl.constexpr, MERGE: tl.constexpr, FEW: tl.constexpr, FEW_ROWS: tl.constexpr,
-    MANY_ROWS: tl.constexpr, LAST_PARTS: tl.constexpr, LAST_ROWS: tl.constexpr, HEADS: tl.constexpr,
+    MANY_ROWS: tl.constexpr, LAST_PARTS: tl.constexpr, LAST_ROWS: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """List the rows of Q blocks that have several partial results, a few at a time.
 
@@ -148,7 +148,7 @@ def list_merges(
     Returns:
         The number of merges.
     """
-    parts = pieces * tl.where(tokens <= half, 3 - HEADS, 1)
+    parts = pieces * tl.where(tokens <= half, PARTS, 1)
     rows = tl.minimum(tokens, half) * GROUP
     split = (tokens > 0) & (row >= 0) & (parts > 1)
     split = split & ((parts > LAST_PARTS) | (rows > LAST_ROWS))
@@ -184,7 +184,7 @@ def schedule_kernel(
     HALF: tl.constexpr, ENTRY: tl.constexpr, HEADER: tl.constexpr, BINS: tl.constexpr,
     MERGE: tl.constexpr, FEW: tl.constexpr, FEW_ROWS: tl.constexpr, MANY_ROWS: tl.constexpr,
     LAST_PARTS: tl.constexpr, LAST_ROWS: tl.constexpr, CANDIDATES: tl.constexpr, SIZES: tl.constexpr,
-    HEADS: tl.constexpr, SPAN: tl.constexpr,
+    HEADS: tl.constexpr, PARTS: tl.constexpr, SPAN: tl.constexpr,
 ):  # fmt: skip
     """Write the lists of units and of rows to merge; runs as one program.
 
@@ -222,6 +222,7 @@ def schedule_kernel(
         CANDIDATES: of `choose_cost`.
         SIZES: likewise.
         HEADS: of `heads_at_once`.
+        PARTS: of `parts_each`.
         SPAN: one of SPANS.
     """
     half: tl.constexpr = HALF // GROUP
@@ -246,7 +247,7 @@ def schedule_kernel(
     cut = tl.where(new <= half, 0.5 + 0.02 * new * GROUP, 10.0)
     units_each = count * tl.where(new <= half, 1.0, HEADS)
     limit, longest = choose_cost(
-        units_each, mean * tile, most * tile, new <= half, cut, PART * (3 - HEADS),
+        units_each, mean * tile, most * tile, new <= half, cut, PART * PARTS,
         slots, one, 0.8 * most_cuts, CANDIDATES, 4 if SPAN == LONG else 1, SIZES,
     )  # fmt: skip
 
@@ -266,8 +267,8 @@ def schedule_kernel(
         length = tl.ceil(tiles / cuts).to(tl.int32)
         length = tl.maximum(length, 1)
         pieces = tl.cdiv(tiles, length)
-        rows = tl.where(single, tokens * GROUP * (3 - HEADS), 2 * HALF) * pieces
-        rows = tl.where((pieces > 1) | (single & (HEADS == 1)), rows, 0)
+        rows = tl.where(single, tokens * GROUP * PARTS, 2 * HALF) * pieces
+        rows = tl.where((pieces > 1) | (single & (PARTS == 2)), rows, 0)
         copies = tl.where(single, 1, HEADS)
         last_row = used_rows + tl.cumsum(rows, 0)
         last_cut = used_cuts + tl.cumsum(tl.maximum(pieces - 1, 0) * copies, 0)
@@ -326,6 +327,6 @@ def schedule_kernel(
             tl.store(entry + 10, number % copies, mask=there)
         merged += list_merges(
             merges, merged, block, first, tokens, pieces, row, end - low,
-            half, GROUP, HALF, MERGE, FEW, FEW_ROWS, MANY_ROWS, LAST_PARTS, LAST_ROWS, HEADS,
+            half, GROUP, HALF, MERGE, FEW, FEW_ROWS, MANY_ROWS, LAST_PARTS, LAST_ROWS, PARTS,
         )  # fmt: skip
     tl.store(units + 1, merged)

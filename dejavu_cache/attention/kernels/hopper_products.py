@@ -1,0 +1,148 @@
+"""Device functions of the Hopper kernel that multiply: queries with keys, and weights with values.
+
+A half computes some columns of its rows' outputs, as one or two products of wgmma. Triton's tensors
+have powers of two columns: a head of 96 is multiplied as 64 and 32, and not padded to 128.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warpgroup_mma_wait
+
+from .. import schedule
+
+__all__ = [
+    "ROWS", "await_products", "columns_of_half", "multiply_keys", "multiply_values", "no_output",
+    "output_layout", "round_pairs", "shares_columns", "take_columns", "weights_layout", "widths_of",
+]  # fmt: skip
+
+ROWS = gl.constexpr(schedule.HALF)
+"""Rows of half a Q block: those of one wgmma instruction."""
+
+shares_columns = gluon.constexpr_function(schedule.shares_columns)
+
+
+@gluon.constexpr_function
+def widths_of(head, head_padded):
+    """Return the columns of the products that cover a head, each a power of two."""
+    if head_padded >= 128 and 4 * head <= 3 * head_padded:
+        return (head_padded // 2, head_padded // 4)
+    return (head_padded,)
+
+
+@gluon.constexpr_function
+def columns_of_half(head, head_padded, shares):
+    """Return the columns of a half's products with values: of half the columns if it shares them."""
+    return (head_padded // 2,) if shares else widths_of(head, head_padded)
+
+
+@gluon.constexpr_function
+def output_layout(width):
+    """Return the layout of the product with so many columns of values."""
+    return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, width, 16])
+
+
+@gluon.constexpr_function
+def weights_layout(width):
+    """Return the layout of the softmax weights that values are multiplied with."""
+    return gl.DotOperandLayout(0, output_layout(width), 2)
+
+
+@gluon.jit
+def no_output(WIDTHS: gl.constexpr):
+    """Return zeros, a tensor per product."""
+    acc = ()
+    for index in gl.static_range(len(WIDTHS)):
+        acc = acc + (no_product(WIDTHS[index]),)  # type: ignore[assignment]
+    return acc
+
+
+@gluon.jit
+def no_product(WIDTH: gl.constexpr):
+    return gl.zeros([ROWS, WIDTH], gl.float32, output_layout(WIDTH))
+
+
+@gluon.jit
+def multiply_keys(queries, keys, WIDTHS: gl.constexpr, TILE: gl.constexpr, LAYOUT: gl.constexpr):
+    """Begin to multiply queries with the keys of a tile; returns the scores."""
+    scores = gl.zeros([ROWS, TILE], gl.float32, LAYOUT)
+    for index in gl.static_range(len(WIDTHS)):
+        scores = warpgroup_mma(
+            take_columns(queries, index, WIDTHS), take_columns(keys, index, WIDTHS).permute((1, 0)),
+            scores, use_acc=index > 0, is_async=True,
+        )  # fmt: skip
+    return scores
+
+
+@gluon.jit
+def multiply_values(weights, values, acc, fade, WIDTHS: gl.constexpr):
+    """Scale the outputs so far by `fade`, and begin to add weights times the values of a tile."""
+    result = ()
+    for index in gl.static_range(len(WIDTHS)):
+        product = add_product(weights, take_columns(values, index, WIDTHS), acc[index], fade)
+        result = result + (product,)  # type: ignore[assignment]
+    return result
+
+
+@gluon.jit
+def add_product(weights, values, acc, fade):
+    WIDTH: gl.constexpr = values.shape[1]
+    acc = acc * gl.convert_layout(fade, gl.SliceLayout(1, output_layout(WIDTH)))[:, None]
+    rounded = gl.convert_layout(take_pairs(weights, values.dtype), weights_layout(WIDTH))
+    return warpgroup_mma(rounded, values, acc, is_async=True)
+
+
+@gluon.jit
+def await_products(acc, total):
+    """Wait until the outputs are there, and a sum, so that nothing moves it behind the wait."""
+    if len(acc) == 1:
+        wide, total = warpgroup_mma_wait(0, [acc[0], total])
+        products = (wide,)
+    else:
+        wide, narrow, total = warpgroup_mma_wait(0, [acc[0], acc[1], total])
+        products = (wide, narrow)
+    return products, total
+
+
+@gluon.jit
+def take_columns(tile, index: gl.constexpr, WIDTHS: gl.constexpr):
+    """Return the columns of a tile for a product."""
+    columns = tile
+    if tile.shape[1] != WIDTHS[index]:
+        columns = tile.slice(0 if index == 0 else WIDTHS[0], WIDTHS[index], dim=1)
+    return columns
+
+
+@gluon.jit
+def round_pairs(weights, DTYPE: gl.constexpr):
+    """Round float32 to a 2-byte type, two numbers to one int32; the other of each two is zero.
+
+    Triton carries 2-byte numbers through a loop in a register each, and repacking them takes as
+    long as the exponentials.
+    """
+    if gl.bfloat16 == DTYPE:
+        packed = gl.inline_asm_elementwise(
+            "cvt.rn.bf16x2.f32 $0, $3, $2; mov.b32 $1, 0;", "=r,=r,r,r", [weights],
+            dtype=gl.int32, is_pure=True, pack=2,
+        )  # fmt: skip
+    else:
+        packed = gl.inline_asm_elementwise(
+            "cvt.rn.f16x2.f32 $0, $3, $2; mov.b32 $1, 0;", "=r,=r,r,r", [weights],
+            dtype=gl.int32, is_pure=True, pack=2,
+        )  # fmt: skip
+    return packed
+
+
+@gluon.jit
+def take_pairs(packed, DTYPE: gl.constexpr):
+    """Return the numbers that `round_pairs` packed."""
+    if gl.bfloat16 == DTYPE:
+        weights = gl.inline_asm_elementwise(
+            "mov.b32 $0, $1;", "=r,r,r", [packed], dtype=gl.bfloat16, is_pure=True, pack=2
+        )
+    else:
+        weights = gl.inline_asm_elementwise(
+            "mov.b32 $0, $1;", "=r,r,r", [packed], dtype=gl.float16, is_pure=True, pack=2
+        )
+    return weights
