@@ -17,6 +17,7 @@ from dejavu_cache.attention import IMPLEMENTATIONS, dispatch, paged_attention
 from dejavu_cache.attention.batch import make_batch
 from dejavu_cache.attention.kernels import hopper
 from dejavu_cache.attention.kernels.segmented import PER_SM, num_segments
+from dejavu_cache.triton_internals.versions import GLUON_IS_COVERED
 
 # The interpreter divides masked lanes by zero, and converts one-element arrays in the old way.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::RuntimeWarning")
@@ -84,6 +85,21 @@ def test_auto_takes_the_hopper_kernel_only_where_it_has_been_run(
     for is_tested in (True, False):
         monkeypatch.setattr(dispatch, "GLUON_IS_TESTED", is_tested)
         assert (dispatch.choose(batch) == "hopper") == is_tested
+
+
+@pytest.mark.skipif(not GLUON_IS_COVERED, reason="this Triton has no Hopper kernel")
+@pytest.mark.parametrize("asked", [True, False])
+@pytest.mark.parametrize("driver", [12020, 12030, None])
+def test_launches_overlap_where_caller_and_driver_allow_it(
+    asked: bool, driver: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = Case(new=[1, 1], past=[30, 5], heads=(8, 2), head_size=64, dtype=torch.float16)
+    batch = make_batch(**draw(case, "cpu").arguments, softmax_scale=None, out=None)
+    monkeypatch.setattr(hopper, "suits", lambda batch: True)
+    monkeypatch.setattr(hopper, "driver_version", lambda: driver)
+    kwargs = hopper.launch(batch, overlap=asked).kwargs
+    allowed = asked and driver == 12030
+    assert (kwargs["OVERLAP"], kwargs["launch_pdl"]) == (allowed, allowed)
 
 
 def test_words_need_even_sizes_and_offsets() -> None:

@@ -89,15 +89,19 @@ def available(device: torch.device) -> bool:
     return torch.version.hip is None and torch.cuda.get_device_capability(device)[0] == 9
 
 
+CAPTURES_OVERLAP = 12030
+"""Version of the driver from which a graph may contain launches that overlap: CUDA 12.3."""
+
+
 @cache
-def may_overlap() -> bool:
-    """Return whether the driver can capture a launch that begins before the one before it ends."""
+def driver_version() -> int | None:
+    """Return the version of CUDA that the driver supports, such as 12030; None without one."""
     version = ctypes.c_int()
     try:
         ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
     except OSError:
-        return False
-    return version.value >= 12030
+        return None
+    return version.value
 
 
 def launch(batch: Batch, schedule: Schedule | None = None, overlap: bool = True) -> KernelCall:
@@ -121,7 +125,7 @@ def launch(batch: Batch, schedule: Schedule | None = None, overlap: bool = True)
     from .hopper_kernel import hopper_kernel
 
     schedule = schedule or make_schedule(batch)
-    overlap = overlap and may_overlap()
+    overlap = overlap and (driver_version() or 0) >= CAPTURES_OVERLAP
     q, out, cache = batch.q, batch.out, batch.k_cache
     page, strides = cache.shape[1], cache.stride()
     counters = 5 + 2 * schedule.blocks * batch.kv_heads
