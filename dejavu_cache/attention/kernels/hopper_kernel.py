@@ -27,7 +27,18 @@ from ...triton_internals.versions import thread_barrier
 from ...tuning.result_check import CheckOptions
 from ..search_space import HOPPER_KEYS, METHOD, hopper_prune_rules, hopper_space
 from .hopper_merge import is_few, merge, merge_few
-from .hopper_pages import COLUMNS, RING, locate, produce, receive, skip, watch
+from .hopper_pages import (
+    COLUMNS,
+    RING,
+    Ring,
+    Stages,
+    locate,
+    make_barriers,
+    produce,
+    receive,
+    skip,
+    watch,
+)
 from .hopper_products import (
     ROWS,
     await_products,
@@ -78,7 +89,7 @@ def loads_early(head_padded):
 
 @gluon.jit
 def consume_tile(which: gl.constexpr, step, stride, tile, MASKED: gl.constexpr, acc, weights, fade, peak, total,
-                 queries, k, v, k_full, k_free, v_full, v_free, positions, low, end, scale, softcap,
+                 queries, k, v, stages, positions, low, end, scale, softcap,
                  PAIRS: gl.constexpr, WIDTHS: gl.constexpr, OUT_WIDTHS: gl.constexpr, WINDOW: gl.constexpr, SOFTCAP: gl.constexpr,
                  TILE: gl.constexpr, STAGES: gl.constexpr, S_LAYOUT: gl.constexpr):  # fmt: skip
     """Multiply a tile's keys and the previous tile's values; the softmax overlaps the latter.
@@ -87,15 +98,15 @@ def consume_tile(which: gl.constexpr, step, stride, tile, MASKED: gl.constexpr, 
     """
     stage = step % STAGES
     before = (step - stride) % STAGES
-    watch(k_full, step, STAGES)
+    watch(stages.k_full, step, STAGES)
     scores = multiply_keys(queries, k.index(stage), WIDTHS, TILE, S_LAYOUT)
-    watch(v_full, step - stride, STAGES)
+    watch(stages.v_full, step - stride, STAGES)
     acc = multiply_values(weights, own_values(which, v, before, STAGES), acc, fade, OUT_WIDTHS)
     if PAIRS == 0:
         if stride == 2:
-            skip(k_full, k_free, v_full, v_free, step - 1, STAGES)
+            skip(stages, step - 1, STAGES)
     scores = warpgroup_mma_wait(len(OUT_WIDTHS), [scores])
-    mbarrier.arrive(k_free.index(stage))
+    mbarrier.arrive(stages.k_free.index(stage))
     new_weights, fade, peak, total = softmax(
         scores, peak, total, positions, low + tile * TILE, end, scale, softcap, MASKED, WINDOW, SOFTCAP, TILE, S_LAYOUT
     )  # fmt: skip
@@ -103,9 +114,9 @@ def consume_tile(which: gl.constexpr, step, stride, tile, MASKED: gl.constexpr, 
     # their sum is waited for too, and the branch ends the block in which ptxas may move them.
     if PAIRS > 0:
         if stride == 2:
-            skip(k_full, k_free, v_full, v_free, step - 1, STAGES)
+            skip(stages, step - 1, STAGES)
     acc, total = await_products(acc, total)
-    mbarrier.arrive(v_free.index(before))
+    mbarrier.arrive(stages.v_free.index(before))
     weights = round_pairs(
         gl.convert_layout(new_weights, weights_layout(OUT_WIDTHS[0])), queries.dtype
     )
@@ -121,8 +132,8 @@ def own_values(which: gl.constexpr, v, stage, STAGES: gl.constexpr):
 
 @gluon.jit
 def attend(which: gl.constexpr, begin, stop, stride, top, pace, acc, peak, total, queries, k, v,
-           k_full, k_free, v_full, v_free, positions, first_position, low, high, end, scale, softcap,
-           q, units, ring, ring_full, ring_free, turn, stride_token, stride_head,
+           stages, positions, first_position, low, high, end, scale, softcap,
+           q, units, ring, turn, stride_token, stride_head,
            PAIRS: gl.constexpr, KV_HEADS: gl.constexpr, HEADS: gl.constexpr, GROUP: gl.constexpr,
            HEAD: gl.constexpr, HEAD_PADDED: gl.constexpr, WIDTHS: gl.constexpr, OUT_WIDTHS: gl.constexpr,
            WINDOW: gl.constexpr, SOFTCAP: gl.constexpr, TILE: gl.constexpr,
@@ -141,12 +152,12 @@ def attend(which: gl.constexpr, begin, stop, stride, top, pace, acc, peak, total
     HAS_PLAIN_LOOP: gl.constexpr = (WINDOW < 0) & (PAIRS > 0)
     count = gl.cdiv(stop - begin, stride)
     stage = begin % STAGES
-    watch(k_full, begin, STAGES)
+    watch(stages.k_full, begin, STAGES)
     scores = multiply_keys(queries, k.index(stage), WIDTHS, TILE, S_LAYOUT)
     if (stride == 2) & (which == 1):
-        skip(k_full, k_free, v_full, v_free, begin - 1, STAGES)
+        skip(stages, begin - 1, STAGES)
     scores = warpgroup_mma_wait(0, [scores])
-    mbarrier.arrive(k_free.index(stage))
+    mbarrier.arrive(stages.k_free.index(stage))
     start = low + top * TILE
     weights, fade, peak, total = softmax(
         scores, peak, total, positions, start, end, scale, softcap, True, WINDOW, SOFTCAP, TILE, S_LAYOUT
@@ -155,7 +166,7 @@ def attend(which: gl.constexpr, begin, stop, stride, top, pace, acc, peak, total
     if end < start + TILE:
         # Values past the last token may be anything, and zero times that must be zero. Where both
         # halves write, they write the same, so neither need wait for the other.
-        watch(v_full, begin, STAGES)
+        watch(stages.v_full, begin, STAGES)
         tokens = start + gl.arange(0, TILE, gl.SliceLayout(1, WORDS))
         columns = own_values(which, v, stage, STAGES)
         values = as_words(columns, TILE, columns.shape[1])
@@ -169,31 +180,31 @@ def attend(which: gl.constexpr, begin, stop, stride, top, pace, acc, peak, total
     for index in range(1, masked):
         acc, weights, fade, peak, total = consume_tile(
             which, begin + index * stride, stride, top - index * pace, True, acc, weights, fade, peak, total,
-            queries, k, v, k_full, k_free, v_full, v_free, positions, low, end, scale, softcap,
+            queries, k, v, stages, positions, low, end, scale, softcap,
             PAIRS, WIDTHS, OUT_WIDTHS, WINDOW, SOFTCAP, TILE, STAGES, S_LAYOUT,
         )  # fmt: skip
     if HAS_PLAIN_LOOP:
         for index in range(masked, count):
             acc, weights, fade, peak, total = consume_tile(
                 which, begin + index * stride, stride, top - index * pace, False, acc, weights, fade, peak, total,
-                queries, k, v, k_full, k_free, v_full, v_free, positions, low, end, scale, softcap,
+                queries, k, v, stages, positions, low, end, scale, softcap,
                 PAIRS, WIDTHS, OUT_WIDTHS, WINDOW, SOFTCAP, TILE, STAGES, S_LAYOUT,
             )  # fmt: skip
     last = begin + (count - 1) * stride
-    watch(v_full, last, STAGES)
+    watch(stages.v_full, last, STAGES)
     acc = multiply_values(
         weights, own_values(which, v, last % STAGES, STAGES), acc, fade, OUT_WIDTHS
     )
-    next_unit = receive(units, ring, ring_full, ring_free, turn, KV_HEADS, HEADS)
+    next_unit = receive(units, ring, turn, KV_HEADS, HEADS)
     next_queries = 0
     if loads_early(HEAD_PADDED):
         next_queries = load_half(
             which, q, next_unit, stride_token, stride_head, HEADS, GROUP, HEAD, HEAD_PADDED
         )
     acc, total = await_products(acc, total)
-    mbarrier.arrive(v_free.index(last % STAGES))
+    mbarrier.arrive(stages.v_free.index(last % STAGES))
     if last + 1 < stop:
-        skip(k_full, k_free, v_full, v_free, last + 1, STAGES)
+        skip(stages, last + 1, STAGES)
     return acc, peak, total, next_unit, next_queries
 
 
@@ -248,7 +259,7 @@ def finish(which: gl.constexpr, out, queries, scratch, arrivals, acc, peak, tota
 
 @gluon.jit
 def consume(which: gl.constexpr, out, q, sinks, units, scratch, arrivals, taken, q_tiles, k_boxes, v_boxes,
-            k_full, k_free, v_full, v_free, ring, ring_full, ring_free, softmax_scale, softcap,
+            stages, ring, softmax_scale, softcap,
             stride_out_token, stride_out_head, stride_token, stride_head,
             PAIRS: gl.constexpr, KV_HEADS: gl.constexpr, HEADS: gl.constexpr, GROUP: gl.constexpr,
             HEAD: gl.constexpr, HEAD_PADDED: gl.constexpr, WINDOW: gl.constexpr, SOFTCAP: gl.constexpr,
@@ -275,7 +286,7 @@ def consume(which: gl.constexpr, out, q, sinks, units, scratch, arrivals, taken,
         gdc_wait()
     turn = 0
     done = 0  # tiles loaded for the units before
-    unit = receive(units, ring, ring_full, ring_free, turn, KV_HEADS, HEADS)
+    unit = receive(units, ring, turn, KV_HEADS, HEADS)
     queries_here = load_half(
         which, q, unit, stride_token, stride_head, HEADS, GROUP, HEAD, HEAD_PADDED
     )
@@ -324,17 +335,17 @@ def consume(which: gl.constexpr, out, q, sinks, units, scratch, arrivals, taken,
         if HAS_TILES or (begin < loaded):  # each unit has keys, so two heads have a tile each
             acc, peak, total, unit, next_queries = attend(
                 which, done + begin, done + loaded, stride, top, pace, acc, peak, total, queries, k, v,
-                k_full, k_free, v_full, v_free, position + skipped + rows // GROUP, position + skipped,
+                stages, position + skipped + rows // GROUP, position + skipped,
                 low, high, position + tokens, scale, softcap,
-                q, units, ring, ring_full, ring_free, turn, stride_token, stride_head,
+                q, units, ring, turn, stride_token, stride_head,
                 PAIRS, KV_HEADS, HEADS, GROUP, HEAD, HEAD_PADDED, WIDTHS, OUT_WIDTHS,
                 WINDOW, SOFTCAP, TILE, STAGES, S_LAYOUT,
             )  # fmt: skip
         else:  # the other half has the only tile
             # The producer sends the next unit only after this one's tiles, which need their stages.
             for tile in range(done, done + loaded):
-                skip(k_full, k_free, v_full, v_free, tile, STAGES)
-            unit = receive(units, ring, ring_full, ring_free, turn, KV_HEADS, HEADS)
+                skip(stages, tile, STAGES)
+            unit = receive(units, ring, turn, KV_HEADS, HEADS)
             next_queries = 0
             if loads_early(HEAD_PADDED):
                 next_queries = load_half(
@@ -352,7 +363,7 @@ def consume(which: gl.constexpr, out, q, sinks, units, scratch, arrivals, taken,
                 which, q, unit, stride_token, stride_head, HEADS, GROUP, HEAD, HEAD_PADDED
             )
     merge(
-        which, out, scratch, arrivals, taken, units, ring, ring_full, turn + 1, stride_out_token, stride_out_head,
+        which, out, scratch, arrivals, taken, units, ring, turn + 1, stride_out_token, stride_out_head,
         PAIRS, KV_HEADS, GROUP, HEAD, HEAD_PADDED, TILE,
     )  # fmt: skip
 
@@ -376,33 +387,31 @@ def hopper_kernel(
     q_tiles = gl.allocate_shared_memory(DTYPE, [2, ROWS, HEAD_PADDED], SHARED)
     k_boxes = gl.allocate_shared_memory(DTYPE, [BOXES, BOX, COLUMNS], SHARED)
     v_boxes = gl.allocate_shared_memory(DTYPE, [BOXES, BOX, COLUMNS], SHARED)
-    ring = gl.allocate_shared_memory(gl.int32, [RING, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    k_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    k_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    v_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    ring_full = gl.allocate_shared_memory(gl.int64, [RING, 1], mbarrier.MBarrierLayout())
-    ring_free = gl.allocate_shared_memory(gl.int64, [RING, 1], mbarrier.MBarrierLayout())
-    for stage in gl.static_range(STAGES):
-        mbarrier.init(k_full.index(stage), count=1)
-        mbarrier.init(v_full.index(stage), count=1)
-        mbarrier.init(k_free.index(stage), count=2)
-        mbarrier.init(v_free.index(stage), count=2)
+    slots = gl.allocate_shared_memory(gl.int32, [RING, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    stages = Stages(
+        make_barriers(STAGES), make_barriers(STAGES), make_barriers(STAGES), make_barriers(STAGES)
+    )
+    ring = Ring(slots, make_barriers(RING), make_barriers(RING))
+    for stage in gl.static_range(STAGES):  # the producer fills, and both halves free
+        mbarrier.init(stages.k_full.index(stage), count=1)
+        mbarrier.init(stages.v_full.index(stage), count=1)
+        mbarrier.init(stages.k_free.index(stage), count=2)
+        mbarrier.init(stages.v_free.index(stage), count=2)
     for slot in gl.static_range(RING):
-        mbarrier.init(ring_full.index(slot), count=1)
-        mbarrier.init(ring_free.index(slot), count=2)
+        mbarrier.init(ring.full.index(slot), count=1)
+        mbarrier.init(ring.free.index(slot), count=2)
     taken = arrivals
     counters = arrivals + 4
     gl.warp_specialize([
         (consume, (gl.constexpr(0), out, q, sinks, units, scratch, counters, taken, q_tiles, k_boxes, v_boxes,
-                   k_full, k_free, v_full, v_free, ring, ring_full, ring_free, softmax_scale, softcap,
+                   stages, ring, softmax_scale, softcap,
                    stride_out_token, stride_out_head, stride_token, stride_head,
                    PAIRS, KV_HEADS, HEADS, GROUP, HEAD, HEAD_PADDED, WINDOW, SOFTCAP, TILE, STAGES, OVERLAP)),
         (consume, (gl.constexpr(1), out, q, sinks, units, scratch, counters, taken, q_tiles, k_boxes, v_boxes,
-                   k_full, k_free, v_full, v_free, ring, ring_full, ring_free, softmax_scale, softcap,
+                   stages, ring, softmax_scale, softcap,
                    stride_out_token, stride_out_head, stride_token, stride_head,
                    PAIRS, KV_HEADS, HEADS, GROUP, HEAD, HEAD_PADDED, WINDOW, SOFTCAP, TILE, STAGES, OVERLAP)),
-        (produce, (keys, values, k_boxes, v_boxes, k_full, k_free, v_full, v_free, ring, ring_full, ring_free,
+        (produce, (keys, values, k_boxes, v_boxes, stages, ring,
                    units, taken, block_table, stride_table, page_rows, head_rows, head_columns,
                    ROWS // GROUP, KV_HEADS, HEADS, HEAD_PADDED, PAGE, BOX, TILE, STAGES, OVERLAP)),
     ], [4, 1], [232, 40])  # fmt: skip

@@ -134,7 +134,7 @@ def merge_few(out, scratch, row, parts, rows, first, kv_head, stride_token, stri
 
 
 @gluon.jit
-def merge(which: gl.constexpr, out, scratch, arrivals, counters, units, ring, ring_full, turn, stride_token, stride_head,
+def merge(which: gl.constexpr, out, scratch, arrivals, counters, units, ring, turn, stride_token, stride_head,
           PAIRS: gl.constexpr, KV_HEADS: gl.constexpr, GROUP: gl.constexpr, HEAD: gl.constexpr,
           HEAD_PADDED: gl.constexpr, TILE: gl.constexpr):  # fmt: skip
     """Merge this half's share of the schedule's list of rows to merge, when no unit is left.
@@ -148,7 +148,7 @@ def merge(which: gl.constexpr, out, scratch, arrivals, counters, units, ring, ri
         halves = 2 * gl.num_programs(0)
         task = 2 * gl.program_id(0) + which
         step = halves
-        waits = hear(ring, ring_full, turn) > 0
+        waits = hear(ring, turn) > 0
         own = gl.where(waits, 1, MISSED + 1)
         task = gl.where(waits, task, tasks)
         going = True

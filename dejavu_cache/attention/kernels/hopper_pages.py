@@ -7,6 +7,8 @@ full and one that it is free.
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
@@ -14,7 +16,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ..schedule import ENTRY, HEADER
 
-__all__ = ["COLUMNS", "RING", "STARTED", "hear", "locate", "produce", "receive", "skip", "watch"]
+__all__ = ["COLUMNS", "RING", "STARTED", "Ring", "Stages", "hear", "locate", "make_barriers", "produce", "receive", "skip", "watch"]
 
 COLUMNS = gl.constexpr(64)
 """Columns of a box that TMA loads, and the limit of its rows.
@@ -35,6 +37,29 @@ UNIT = gl.constexpr(ENTRY)
 FIRST_UNIT = gl.constexpr(HEADER)
 
 
+class Stages(NamedTuple):
+    """Barriers of the tiles in shared memory: filled by the producer, freed by both halves."""
+
+    k_full: Any
+    k_free: Any
+    v_full: Any
+    v_free: Any
+
+
+class Ring(NamedTuple):
+    """Units in shared memory that the producer has taken, and their barriers."""
+
+    slots: Any
+    full: Any
+    free: Any
+
+
+@gluon.jit
+def make_barriers(COUNT: gl.constexpr):
+    """Allocate barriers in shared memory."""
+    return gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
+
+
 @gluon.jit
 def locate(units, unit, KV_HEADS: gl.constexpr, HEADS: gl.constexpr):
     """Return a pointer to a unit's entry and the first of its KV heads; any for unit -1."""
@@ -44,17 +69,17 @@ def locate(units, unit, KV_HEADS: gl.constexpr, HEADS: gl.constexpr):
 
 
 @gluon.jit
-def announce(ring, ring_full, ring_free, turn, unit):
+def announce(ring, turn, unit):
     """Send both halves the next unit; -1 ends them."""
     LAYOUT: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
     slot = turn % RING
-    mbarrier.wait(ring_free.index(slot), ((turn // RING) & 1) ^ 1)
-    ring.index(slot).store(gl.full([1], unit, gl.int32, LAYOUT))
-    mbarrier.arrive(ring_full.index(slot))
+    mbarrier.wait(ring.free.index(slot), ((turn // RING) & 1) ^ 1)
+    ring.slots.index(slot).store(gl.full([1], unit, gl.int32, LAYOUT))
+    mbarrier.arrive(ring.full.index(slot))
 
 
 @gluon.jit
-def receive(units, ring, ring_full, ring_free, turn, KV_HEADS: gl.constexpr, HEADS: gl.constexpr):
+def receive(units, ring, turn, KV_HEADS: gl.constexpr, HEADS: gl.constexpr):
     """Receive the next unit, and read its entry.
 
     Returns:
@@ -63,9 +88,9 @@ def receive(units, ring, ring_full, ring_free, turn, KV_HEADS: gl.constexpr, HEA
     """
     LAYOUT: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
     slot = turn % RING
-    mbarrier.wait(ring_full.index(slot), (turn // RING) & 1)
-    unit = gl.max(ring.index(slot).load(LAYOUT), 0)
-    mbarrier.arrive(ring_free.index(slot))
+    mbarrier.wait(ring.full.index(slot), (turn // RING) & 1)
+    unit = gl.max(ring.slots.index(slot).load(LAYOUT), 0)
+    mbarrier.arrive(ring.free.index(slot))
     entry, kv_head = locate(units, unit, KV_HEADS, HEADS)
     tokens = gl.where(unit >= 0, gl.load(entry + 2), 0)
     return (
@@ -100,8 +125,7 @@ def read_range(units, unit, KV_HEADS: gl.constexpr, HEADS: gl.constexpr):
 
 
 @gluon.jit
-def produce(keys, values, k_boxes, v_boxes, k_full, k_free, v_full, v_free, ring, ring_full, ring_free,
-            units, taken, block_table, stride_table, page_rows, head_rows, head_columns, BLOCK_Q: gl.constexpr,
+def produce(keys, values, k_boxes, v_boxes, stages, ring, units, taken, block_table, stride_table, page_rows, head_rows, head_columns, BLOCK_Q: gl.constexpr,
             KV_HEADS: gl.constexpr, HEADS: gl.constexpr, HEAD_PADDED: gl.constexpr, PAGE: gl.constexpr,
             BOX: gl.constexpr, TILE: gl.constexpr, STAGES: gl.constexpr, OVERLAP: gl.constexpr):  # fmt: skip
     """Take units and load their tiles, the last first; runs in one warp.
@@ -123,7 +147,7 @@ def produce(keys, values, k_boxes, v_boxes, k_full, k_free, v_full, v_free, ring
         gl.atomic_add(taken + STARTED, 1, sem="relaxed")
     if unit >= count:
         unit = -1
-    announce(ring, ring_full, ring_free, turn, unit)
+    announce(ring, turn, unit)
     while unit >= 0:
         # Heads vary fastest, so that programs which run together read the same page numbers.
         pages = block_table + sequence.to(gl.int64) * stride_table
@@ -140,10 +164,10 @@ def produce(keys, values, k_boxes, v_boxes, k_full, k_free, v_full, v_free, ring
                 token = low + tile * TILE + box * BOX
                 page = gl.load(pages + gl.minimum(token // PAGE, last_page))
                 rows = rows + (page * page_rows + head * head_rows + token % PAGE,)  # type: ignore[assignment]
-            mbarrier.wait(k_free.index(stage), turned ^ 1)
-            fetch_tile(keys, k_boxes, k_full, rows, head * head_columns, stage, TILE, HEAD_PADDED)
-            mbarrier.wait(v_free.index(stage), turned ^ 1)
-            fetch_tile(values, v_boxes, v_full, rows, head * head_columns, stage, TILE, HEAD_PADDED)
+            mbarrier.wait(stages.k_free.index(stage), turned ^ 1)
+            fetch_tile(keys, k_boxes, stages.k_full, rows, head * head_columns, stage, TILE, HEAD_PADDED)
+            mbarrier.wait(stages.v_free.index(stage), turned ^ 1)
+            fetch_tile(values, v_boxes, stages.v_full, rows, head * head_columns, stage, TILE, HEAD_PADDED)
         done += tiles * heads
         # The next unit is taken while this one's last tiles fly, so that a program with long units
         # leaves the rest to others. Its entry is read, so that the L1 cache has it when the halves
@@ -152,10 +176,10 @@ def produce(keys, values, k_boxes, v_boxes, k_full, k_free, v_full, v_free, ring
         unit = programs + gl.atomic_add(taken, 1, sem="relaxed")
         if unit >= count:
             unit = -1
-        announce(ring, ring_full, ring_free, turn, unit)
+        announce(ring, turn, unit)
         sequence, tokens, position, low, high, kv_head = read_range(units, unit, KV_HEADS, HEADS)
     if merges > 0:
-        announce(ring, ring_full, ring_free, turn + 1, await_programs(taken + STARTED, programs))
+        announce(ring, turn + 1, await_programs(taken + STARTED, programs))
     # The last program leaves the counters as the next launch must find them.
     if gl.atomic_add(taken + 1, 1, sem="relaxed") == programs - 1:
         gl.store(taken, 0)
@@ -174,11 +198,11 @@ def await_programs(started, programs):
 
 
 @gluon.jit
-def hear(ring, ring_full, turn):
+def hear(ring, turn):
     """Receive the number that follows the last unit: whether all programs run."""
     LAYOUT: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
-    mbarrier.wait(ring_full.index(turn % RING), (turn // RING) & 1)
-    return gl.max(ring.index(turn % RING).load(LAYOUT), 0)
+    mbarrier.wait(ring.full.index(turn % RING), (turn // RING) & 1)
+    return gl.max(ring.slots.index(turn % RING).load(LAYOUT), 0)
 
 
 @gluon.jit
@@ -188,12 +212,12 @@ def watch(full, tile, STAGES: gl.constexpr):
 
 
 @gluon.jit
-def skip(k_full, k_free, v_full, v_free, tile, STAGES: gl.constexpr):
+def skip(stages, tile, STAGES: gl.constexpr):
     """Leave a tile to the other half.
 
     Each half sees and releases every tile, or it could not tell a stage's tile from a later one.
     """
-    watch(k_full, tile, STAGES)
-    mbarrier.arrive(k_free.index(tile % STAGES))
-    watch(v_full, tile, STAGES)
-    mbarrier.arrive(v_free.index(tile % STAGES))
+    watch(stages.k_full, tile, STAGES)
+    mbarrier.arrive(stages.k_free.index(tile % STAGES))
+    watch(stages.v_full, tile, STAGES)
+    mbarrier.arrive(stages.v_free.index(tile % STAGES))
