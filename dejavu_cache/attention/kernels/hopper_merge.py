@@ -21,7 +21,6 @@ from ..schedule import (
     ROWS_OF_MANY,
 )
 from .hopper_pages import STARTED, hear
-from .hopper_products import shares_columns
 from .hopper_rows import EXTRA
 
 __all__ = ["is_few", "merge", "merge_few"]
@@ -46,13 +45,12 @@ LAST_ROWS = gl.constexpr(ROWS_OF_LAST)
 
 
 @gluon.jit
-def merge_parts(out, scratch, row, pitch, parts, line, count, first, kv_head, stride_token, stride_head,
-                KV_HEADS: gl.constexpr, GROUP: gl.constexpr, HEAD: gl.constexpr, HEAD_PADDED: gl.constexpr,
-                PARTS: gl.constexpr, AT_ONCE: gl.constexpr):  # fmt: skip
+def merge_parts(out, scratch, row, pitch, parts, line, count, first, kv_head,
+                PARTS: gl.constexpr, AT_ONCE: gl.constexpr, KIND: gl.constexpr):  # fmt: skip
     """Merge partial results of a few rows of half a Q block, and store their outputs.
 
     Args:
-        out: the output.
+        out: `Rows` of the output.
         scratch: the partial results.
         row: scratch row of the half's first part.
         pitch: scratch rows from one part to the next.
@@ -61,15 +59,11 @@ def merge_parts(out, scratch, row, pitch, parts, line, count, first, kv_head, st
         count: rows of the half.
         first: token of the half's first row.
         kv_head: the KV head.
-        stride_token: of `out`.
-        stride_head: of `out`.
-        KV_HEADS: number of KV heads.
-        GROUP: query heads per KV head.
-        HEAD: head size.
-        HEAD_PADDED: head size in the scratch.
         PARTS: partial results to load at a time.
         AT_ONCE: rows to merge.
+        KIND: the binary's.
     """
+    HEAD_PADDED: gl.constexpr = KIND.head_padded
     WIDTH: gl.constexpr = HEAD_PADDED + EXTRA
     LANES: gl.constexpr = min(HEAD_PADDED // 4, 32)
     CUBE: gl.constexpr = gl.BlockedLayout([1, 1, 4], [1, 32 // LANES, LANES], [1, 4, 1], [2, 1, 0])
@@ -85,7 +79,7 @@ def merge_parts(out, scratch, row, pitch, parts, line, count, first, kv_head, st
         part = begin + gl.arange(0, PARTS, gl.SliceLayout(1, MATRIX))
         there = (part < parts)[:, None] & (lines < count)[None, :]
         at_row = row + part[:, None] * pitch + lines[None, :]
-        at = scratch + (at_row.to(gl.int64) * KV_HEADS + kv_head) * WIDTH
+        at = scratch + (at_row.to(gl.int64) * KIND.kv_heads + kv_head) * WIDTH
         # Bypass the L1 cache, which may still hold the scratch data of an earlier launch.
         peaks = gl.load(at + HEAD_PADDED, mask=there, other=float("-inf"), cache_modifier=".cg")
         totals = gl.load(at + HEAD_PADDED + 1, mask=there, other=0.0, cache_modifier=".cg")
@@ -106,13 +100,13 @@ def merge_parts(out, scratch, row, pitch, parts, line, count, first, kv_head, st
     lines = line + gl.arange(0, AT_ONCE, gl.SliceLayout(1, RESULT))
     inside = lines < count
     divisor = gl.where(inside, gl.convert_layout(total, gl.SliceLayout(1, RESULT)), 1.0)
-    at_out = (first + lines // GROUP).to(gl.int64) * stride_token + (
-        kv_head * GROUP + lines % GROUP
-    ) * stride_head
+    at_out = (first + lines // KIND.group).to(gl.int64) * out.stride_token + (
+        kv_head * KIND.group + lines % KIND.group
+    ) * out.stride_head
     gl.store(
-        out + at_out[:, None] + columns[None, :],
-        (acc * (1.0 / divisor)[:, None]).to(out.dtype.element_ty),
-        mask=inside[:, None] & (columns < HEAD)[None, :],
+        out.pointer + at_out[:, None] + columns[None, :],
+        (acc * (1.0 / divisor)[:, None]).to(out.pointer.dtype.element_ty),
+        mask=inside[:, None] & (columns < KIND.head)[None, :],
     )
 
 
@@ -123,27 +117,26 @@ def is_few(parts, rows):
 
 
 @gluon.jit
-def merge_few(out, scratch, row, parts, rows, first, kv_head, stride_token, stride_head,
-              KV_HEADS: gl.constexpr, GROUP: gl.constexpr, HEAD: gl.constexpr, HEAD_PADDED: gl.constexpr):  # fmt: skip
+def merge_few(out, scratch, row, parts, rows, first, kv_head, KIND: gl.constexpr):  # fmt: skip
     """Merge all rows of a Q block of one half; all parts have arrived, one behind the other."""
     for line in range(0, rows, MANY_ROWS):
         merge_parts(
-            out, scratch, row, rows, parts, line, rows, first, kv_head, stride_token, stride_head,
-            KV_HEADS, GROUP, HEAD, HEAD_PADDED, 1024 // HEAD_PADDED, MANY_ROWS,
+            out, scratch, row, rows, parts, line, rows, first, kv_head,
+            1024 // KIND.head_padded, MANY_ROWS, KIND,
         )  # fmt: skip
 
 
 @gluon.jit
-def merge(which: gl.constexpr, out, scratch, arrivals, counters, units, ring, turn, stride_token, stride_head,
-          PAIRS: gl.constexpr, KV_HEADS: gl.constexpr, GROUP: gl.constexpr, HEAD: gl.constexpr,
-          HEAD_PADDED: gl.constexpr, TILE: gl.constexpr):  # fmt: skip
+def merge(
+    which: gl.constexpr, out, scratch, arrivals, counters, units, ring, turn, KIND: gl.constexpr
+):
     """Merge this half's share of the schedule's list of rows to merge, when no unit is left.
 
     A part is waited for only if all programs run: one that is yet to start, on a GPU that other
     work shares, might wait for this program to end. If it does not start soon, nothing is merged by
     this half, and all by the last half to leave.
     """
-    tasks = gl.load(units + 1) * KV_HEADS
+    tasks = gl.load(units + 1) * KIND.kv_heads
     if tasks > 0:
         halves = 2 * gl.num_programs(0)
         task = 2 * gl.program_id(0) + which
@@ -155,8 +148,7 @@ def merge(which: gl.constexpr, out, scratch, arrivals, counters, units, ring, tu
         while going:
             while task < tasks:
                 merge_task(
-                    out, scratch, arrivals, units, task, waits, stride_token, stride_head,
-                    PAIRS, KV_HEADS, GROUP, HEAD, HEAD_PADDED, TILE,
+                    out, scratch, arrivals, units, task, waits, KIND,
                 )  # fmt: skip
                 task += step
             going = False
@@ -174,12 +166,10 @@ def merge(which: gl.constexpr, out, scratch, arrivals, counters, units, ring, tu
 
 
 @gluon.jit
-def merge_task(out, scratch, arrivals, units, task, waits, stride_token, stride_head,
-               PAIRS: gl.constexpr, KV_HEADS: gl.constexpr, GROUP: gl.constexpr, HEAD: gl.constexpr,
-               HEAD_PADDED: gl.constexpr, TILE: gl.constexpr):  # fmt: skip
+def merge_task(out, scratch, arrivals, units, task, waits, KIND: gl.constexpr):  # fmt: skip
     """Merge a few rows of a KV head, after their parts have arrived."""
-    entry = units + gl.load(units + 2) + task // KV_HEADS * MERGE_ENTRY
-    kv_head = task % KV_HEADS
+    entry = units + gl.load(units + 2) + task // KIND.kv_heads * MERGE_ENTRY
+    kv_head = task % KIND.kv_heads
     first = gl.load(entry)
     count = gl.load(entry + 1)
     line = gl.load(entry + 2)
@@ -187,23 +177,22 @@ def merge_task(out, scratch, arrivals, units, task, waits, stride_token, stride_
     pitch = gl.load(entry + 4)
     parts = gl.load(entry + 5)
     chunks = gl.load(entry + 7)
-    ARRIVALS: gl.constexpr = 2 if shares_columns(PAIRS, KV_HEADS, HEAD_PADDED) else 1
-    if gl.load(entry + 8) > TILE:
-        counter = arrivals + gl.load(entry + 6) * KV_HEADS + kv_head
+    if gl.load(entry + 8) > KIND.tile:
+        counter = arrivals + gl.load(entry + 6) * KIND.kv_heads + kv_head
         if waits:
-            while ask(counter) % TASK < parts * ARRIVALS:
+            while ask(counter) % TASK < parts * KIND.sharers:
                 pass
             wait_for_threads()  # all threads have seen the count before one of them resets it
         # As `constants_of` lists the rows: decoding has few, and one variant is less code.
-        if (PAIRS == 0) or (parts > FEW):
+        if (KIND.pairs == 0) or (parts > FEW):
             merge_parts(
-                out, scratch, row, pitch, parts, line, count, first, kv_head, stride_token, stride_head,
-                KV_HEADS, GROUP, HEAD, HEAD_PADDED, 2048 // HEAD_PADDED, MANY_ROWS,
+                out, scratch, row, pitch, parts, line, count, first, kv_head,
+                2048 // KIND.head_padded, MANY_ROWS, KIND,
             )  # fmt: skip
         else:
             merge_parts(
-                out, scratch, row, pitch, parts, line, count, first, kv_head, stride_token, stride_head,
-                KV_HEADS, GROUP, HEAD, HEAD_PADDED, 512 // HEAD_PADDED, FEW_ROWS,
+                out, scratch, row, pitch, parts, line, count, first, kv_head,
+                512 // KIND.head_padded, FEW_ROWS, KIND,
             )  # fmt: skip
         # The last one to have seen the count leaves it as the next launch must find it.
         last = (chunks == 1) | (waits == 0)

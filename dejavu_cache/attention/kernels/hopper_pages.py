@@ -16,7 +16,20 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ..schedule import ENTRY, HEADER
 
-__all__ = ["COLUMNS", "RING", "STARTED", "Ring", "Stages", "hear", "locate", "make_barriers", "produce", "receive", "skip", "watch"]
+__all__ = [
+    "COLUMNS",
+    "RING",
+    "STARTED",
+    "Ring",
+    "Stages",
+    "hear",
+    "locate",
+    "make_barriers",
+    "produce",
+    "receive",
+    "skip",
+    "watch",
+]
 
 COLUMNS = gl.constexpr(64)
 """Columns of a box that TMA loads, and the limit of its rows.
@@ -61,11 +74,12 @@ def make_barriers(COUNT: gl.constexpr):
 
 
 @gluon.jit
-def locate(units, unit, KV_HEADS: gl.constexpr, HEADS: gl.constexpr):
+def locate(units, unit, KIND: gl.constexpr):
     """Return a pointer to a unit's entry and the first of its KV heads; any for unit -1."""
+    EACH: gl.constexpr = KIND.kv_heads // KIND.heads
     number = gl.maximum(unit, 0)
-    entry = units + FIRST_UNIT + number // (KV_HEADS // HEADS) * UNIT
-    return entry, number % (KV_HEADS // HEADS) * HEADS + gl.load(entry + 10)
+    entry = units + FIRST_UNIT + number // EACH * UNIT
+    return entry, number % EACH * KIND.heads + gl.load(entry + 10)
 
 
 @gluon.jit
@@ -79,7 +93,7 @@ def announce(ring, turn, unit):
 
 
 @gluon.jit
-def receive(units, ring, turn, KV_HEADS: gl.constexpr, HEADS: gl.constexpr):
+def receive(units, ring, turn, KIND: gl.constexpr):
     """Receive the next unit, and read its entry.
 
     Returns:
@@ -91,7 +105,7 @@ def receive(units, ring, turn, KV_HEADS: gl.constexpr, HEADS: gl.constexpr):
     mbarrier.wait(ring.full.index(slot), (turn // RING) & 1)
     unit = gl.max(ring.slots.index(slot).load(LAYOUT), 0)
     mbarrier.arrive(ring.free.index(slot))
-    entry, kv_head = locate(units, unit, KV_HEADS, HEADS)
+    entry, kv_head = locate(units, unit, KIND)
     tokens = gl.where(unit >= 0, gl.load(entry + 2), 0)
     return (
         unit, gl.load(entry + 1), tokens, gl.load(entry + 3), gl.load(entry + 4), gl.load(entry + 5),
@@ -100,13 +114,11 @@ def receive(units, ring, turn, KV_HEADS: gl.constexpr, HEADS: gl.constexpr):
 
 
 @gluon.jit
-def fetch_tile(
-    cache, boxes, full, rows, column, stage, TILE: gl.constexpr, HEAD_PADDED: gl.constexpr
-):
+def fetch_tile(cache, boxes, full, rows, column, stage, KIND: gl.constexpr):
     """Load a tile box by box; the barrier `full` counts its bytes."""
-    ACROSS: gl.constexpr = HEAD_PADDED // COLUMNS
+    ACROSS: gl.constexpr = KIND.head_padded // COLUMNS
     DOWN: gl.constexpr = len(rows)
-    mbarrier.expect(full.index(stage), TILE * HEAD_PADDED * 2)
+    mbarrier.expect(full.index(stage), KIND.tile * KIND.head_padded * 2)
     for down in gl.static_range(DOWN):
         for across in gl.static_range(ACROSS):
             box = boxes.index((stage * ACROSS + across) * DOWN + down)
@@ -116,23 +128,22 @@ def fetch_tile(
 
 
 @gluon.jit
-def read_range(units, unit, KV_HEADS: gl.constexpr, HEADS: gl.constexpr):
+def read_range(units, unit, KIND: gl.constexpr):
     """Read a unit's sequence, tokens, first position, first key, end of the keys and KV head."""
-    entry, kv_head = locate(units, unit, KV_HEADS, HEADS)
+    entry, kv_head = locate(units, unit, KIND)
     return (
         gl.load(entry), gl.load(entry + 2), gl.load(entry + 3), gl.load(entry + 4), gl.load(entry + 5), kv_head
     )  # fmt: skip
 
 
 @gluon.jit
-def produce(keys, values, k_boxes, v_boxes, stages, ring, units, taken, block_table, stride_table, page_rows, head_rows, head_columns, BLOCK_Q: gl.constexpr,
-            KV_HEADS: gl.constexpr, HEADS: gl.constexpr, HEAD_PADDED: gl.constexpr, PAGE: gl.constexpr,
-            BOX: gl.constexpr, TILE: gl.constexpr, STAGES: gl.constexpr, OVERLAP: gl.constexpr):  # fmt: skip
+def produce(keys, values, k_boxes, v_boxes, stages, ring, units, taken, block_table, stride_table,
+            page_rows, head_rows, head_columns, KIND: gl.constexpr):  # fmt: skip
     """Take units and load their tiles, the last first; runs in one warp.
 
     Tiles of a unit with two KV heads alternate between these.
     """
-    if OVERLAP:
+    if KIND.overlap:
         gdc_wait()
         gdc_launch_dependents()
     programs = gl.num_programs(0)
@@ -140,8 +151,8 @@ def produce(keys, values, k_boxes, v_boxes, stages, ring, units, taken, block_ta
     done = 0
     unit = gl.program_id(0)
     # The list has room for an entry of each program, which is read before its length is known.
-    sequence, tokens, position, low, high, kv_head = read_range(units, unit, KV_HEADS, HEADS)
-    count = gl.load(units) * (KV_HEADS // HEADS)
+    sequence, tokens, position, low, high, kv_head = read_range(units, unit, KIND)
+    count = gl.load(units) * (KIND.kv_heads // KIND.heads)
     merges = gl.load(units + 1)
     if merges > 0:
         gl.atomic_add(taken + STARTED, 1, sem="relaxed")
@@ -151,23 +162,23 @@ def produce(keys, values, k_boxes, v_boxes, stages, ring, units, taken, block_ta
     while unit >= 0:
         # Heads vary fastest, so that programs which run together read the same page numbers.
         pages = block_table + sequence.to(gl.int64) * stride_table
-        last_page = (position + tokens - 1) // PAGE
-        heads = gl.where(tokens <= BLOCK_Q, HEADS, 1)
-        tiles = gl.cdiv(high - low, TILE)
+        last_page = (position + tokens - 1) // KIND.page
+        heads = gl.where(tokens <= KIND.block_q, KIND.heads, 1)
+        tiles = gl.cdiv(high - low, KIND.tile)
         for step in range(tiles * heads):
-            stage = (done + step) % STAGES
-            turned = ((done + step) // STAGES) & 1
+            stage = (done + step) % KIND.stages
+            turned = ((done + step) // KIND.stages) & 1
             tile = tiles - 1 - step // heads
             head = kv_head + step % heads
             rows = ()
-            for box in gl.static_range(TILE // BOX):
-                token = low + tile * TILE + box * BOX
-                page = gl.load(pages + gl.minimum(token // PAGE, last_page))
-                rows = rows + (page * page_rows + head * head_rows + token % PAGE,)  # type: ignore[assignment]
+            for box in gl.static_range(KIND.tile // KIND.box):
+                token = low + tile * KIND.tile + box * KIND.box
+                page = gl.load(pages + gl.minimum(token // KIND.page, last_page))
+                rows = rows + (page * page_rows + head * head_rows + token % KIND.page,)  # type: ignore[assignment]
             mbarrier.wait(stages.k_free.index(stage), turned ^ 1)
-            fetch_tile(keys, k_boxes, stages.k_full, rows, head * head_columns, stage, TILE, HEAD_PADDED)
+            fetch_tile(keys, k_boxes, stages.k_full, rows, head * head_columns, stage, KIND)
             mbarrier.wait(stages.v_free.index(stage), turned ^ 1)
-            fetch_tile(values, v_boxes, stages.v_full, rows, head * head_columns, stage, TILE, HEAD_PADDED)
+            fetch_tile(values, v_boxes, stages.v_full, rows, head * head_columns, stage, KIND)
         done += tiles * heads
         # The next unit is taken while this one's last tiles fly, so that a program with long units
         # leaves the rest to others. Its entry is read, so that the L1 cache has it when the halves
@@ -177,7 +188,7 @@ def produce(keys, values, k_boxes, v_boxes, stages, ring, units, taken, block_ta
         if unit >= count:
             unit = -1
         announce(ring, turn, unit)
-        sequence, tokens, position, low, high, kv_head = read_range(units, unit, KV_HEADS, HEADS)
+        sequence, tokens, position, low, high, kv_head = read_range(units, unit, KIND)
     if merges > 0:
         announce(ring, turn + 1, await_programs(taken + STARTED, programs))
     # The last program leaves the counters as the next launch must find them.
@@ -206,18 +217,18 @@ def hear(ring, turn):
 
 
 @gluon.jit
-def watch(full, tile, STAGES: gl.constexpr):
+def watch(full, tile, KIND: gl.constexpr):
     """Wait until a tile is loaded."""
-    mbarrier.wait(full.index(tile % STAGES), (tile // STAGES) & 1)
+    mbarrier.wait(full.index(tile % KIND.stages), (tile // KIND.stages) & 1)
 
 
 @gluon.jit
-def skip(stages, tile, STAGES: gl.constexpr):
+def skip(stages, tile, KIND: gl.constexpr):
     """Leave a tile to the other half.
 
     Each half sees and releases every tile, or it could not tell a stage's tile from a later one.
     """
-    watch(stages.k_full, tile, STAGES)
-    mbarrier.arrive(stages.k_free.index(tile % STAGES))
-    watch(stages.v_full, tile, STAGES)
-    mbarrier.arrive(stages.v_free.index(tile % STAGES))
+    watch(stages.k_full, tile, KIND)
+    mbarrier.arrive(stages.k_free.index(tile % KIND.stages))
+    watch(stages.v_full, tile, KIND)
+    mbarrier.arrive(stages.v_free.index(tile % KIND.stages))

@@ -1,7 +1,7 @@
 """Device functions of the Hopper kernel that multiply: queries with keys, and weights with values.
 
-A half computes some columns of its rows' outputs, as one or two products of wgmma. Triton's tensors
-have powers of two columns: a head of 96 is multiplied as 64 and 32, and not padded to 128.
+A half computes some columns of its rows' outputs, as one or two products of wgmma (`Kind` has their
+widths).
 """
 
 from __future__ import annotations
@@ -10,48 +10,17 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warpgroup_mma_wait
 
-from .. import schedule
+from .hopper_kind import ROWS, product_layout, weights_layout
 
 __all__ = [
-    "ROWS", "await_products", "columns_of_half", "multiply_keys", "multiply_values", "no_output",
-    "output_layout", "round_pairs", "shares_columns", "take_columns", "weights_layout", "widths_of",
+    "await_products", "multiply_keys", "multiply_values", "no_output", "round_pairs", "take_columns",
 ]  # fmt: skip
-
-ROWS = gl.constexpr(schedule.HALF)
-"""Rows of half a Q block: those of one wgmma instruction."""
-
-shares_columns = gluon.constexpr_function(schedule.shares_columns)
-
-
-@gluon.constexpr_function
-def widths_of(head, head_padded):
-    """Return the columns of the products that cover a head, each a power of two."""
-    if head_padded >= 128 and 4 * head <= 3 * head_padded:
-        return (head_padded // 2, head_padded // 4)
-    return (head_padded,)
-
-
-@gluon.constexpr_function
-def columns_of_half(head, head_padded, shares):
-    """Return the columns of a half's products with values: of half the columns if it shares them."""
-    return (head_padded // 2,) if shares else widths_of(head, head_padded)
-
-
-@gluon.constexpr_function
-def output_layout(width):
-    """Return the layout of the product with so many columns of values."""
-    return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, width, 16])
-
-
-@gluon.constexpr_function
-def weights_layout(width):
-    """Return the layout of the softmax weights that values are multiplied with."""
-    return gl.DotOperandLayout(0, output_layout(width), 2)
 
 
 @gluon.jit
-def no_output(WIDTHS: gl.constexpr):
+def no_output(KIND: gl.constexpr):
     """Return zeros, a tensor per product."""
+    WIDTHS: gl.constexpr = KIND.value_widths
     acc = ()
     for index in gl.static_range(len(WIDTHS)):
         acc = acc + (no_product(WIDTHS[index]),)  # type: ignore[assignment]
@@ -60,13 +29,14 @@ def no_output(WIDTHS: gl.constexpr):
 
 @gluon.jit
 def no_product(WIDTH: gl.constexpr):
-    return gl.zeros([ROWS, WIDTH], gl.float32, output_layout(WIDTH))
+    return gl.zeros([ROWS, WIDTH], gl.float32, product_layout(WIDTH))
 
 
 @gluon.jit
-def multiply_keys(queries, keys, WIDTHS: gl.constexpr, TILE: gl.constexpr, LAYOUT: gl.constexpr):
+def multiply_keys(queries, keys, KIND: gl.constexpr):
     """Begin to multiply queries with the keys of a tile; returns the scores."""
-    scores = gl.zeros([ROWS, TILE], gl.float32, LAYOUT)
+    WIDTHS: gl.constexpr = KIND.key_widths
+    scores = gl.zeros([ROWS, KIND.tile], gl.float32, product_layout(KIND.tile))
     for index in gl.static_range(len(WIDTHS)):
         scores = warpgroup_mma(
             take_columns(queries, index, WIDTHS), take_columns(keys, index, WIDTHS).permute((1, 0)),
@@ -76,8 +46,9 @@ def multiply_keys(queries, keys, WIDTHS: gl.constexpr, TILE: gl.constexpr, LAYOU
 
 
 @gluon.jit
-def multiply_values(weights, values, acc, fade, WIDTHS: gl.constexpr):
+def multiply_values(weights, values, acc, fade, KIND: gl.constexpr):
     """Scale the outputs so far by `fade`, and begin to add weights times the values of a tile."""
+    WIDTHS: gl.constexpr = KIND.value_widths
     result = ()
     for index in gl.static_range(len(WIDTHS)):
         product = add_product(weights, take_columns(values, index, WIDTHS), acc[index], fade)
@@ -88,7 +59,7 @@ def multiply_values(weights, values, acc, fade, WIDTHS: gl.constexpr):
 @gluon.jit
 def add_product(weights, values, acc, fade):
     WIDTH: gl.constexpr = values.shape[1]
-    acc = acc * gl.convert_layout(fade, gl.SliceLayout(1, output_layout(WIDTH)))[:, None]
+    acc = acc * gl.convert_layout(fade, gl.SliceLayout(1, product_layout(WIDTH)))[:, None]
     rounded = gl.convert_layout(take_pairs(weights, values.dtype), weights_layout(WIDTH))
     return warpgroup_mma(rounded, values, acc, is_async=True)
 

@@ -6,7 +6,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from ..schedule import PART_COLUMNS
-from .hopper_products import ROWS, output_layout, take_columns
+from .hopper_kind import ROWS, product_layout
+from .hopper_products import take_columns
 
 __all__ = [
     "EXTRA", "LANES", "LOG2E", "WORDS", "as_words", "load_queries", "softmax", "store_part",
@@ -39,26 +40,23 @@ def as_words(tile, TOKENS: gl.constexpr, HEAD_PADDED: gl.constexpr):
 
 
 @gluon.jit
-def find_words(first, tokens, kv_head, stride_token, stride_head, column: gl.constexpr,
-               GROUP: gl.constexpr, HEAD: gl.constexpr, WIDTH: gl.constexpr):  # fmt: skip
-    """Return the offsets of WIDTH columns of half a Q block, [ROWS, WIDTH // 2], and which exist."""
+def find_words(memory, first, tokens, kv_head, COLUMN: gl.constexpr, WIDTH: gl.constexpr, KIND: gl.constexpr):  # fmt: skip
+    """Return pointers to WIDTH columns of half a Q block, [ROWS, WIDTH // 2], and which exist."""
     rows = gl.arange(0, ROWS, gl.SliceLayout(1, WORDS))
-    words = column // 2 + gl.arange(0, WIDTH // 2, gl.SliceLayout(0, WORDS))
-    at = (first + rows // GROUP).to(gl.int64) * (stride_token // 2) + (
-        kv_head * GROUP + rows % GROUP
-    ) * (stride_head // 2)
-    there = (rows < tokens * GROUP)[:, None] & (words < HEAD // 2)[None, :]
-    return at[:, None] + words[None, :], there
+    words = COLUMN // 2 + gl.arange(0, WIDTH // 2, gl.SliceLayout(0, WORDS))
+    at = (first + rows // KIND.group).to(gl.int64) * (memory.stride_token // 2) + (
+        kv_head * KIND.group + rows % KIND.group
+    ) * (memory.stride_head // 2)
+    there = (rows < tokens * KIND.group)[:, None] & (words < KIND.head // 2)[None, :]
+    begin = memory.pointer.to(gl.pointer_type(gl.int32), bitcast=True)
+    return begin + (at[:, None] + words[None, :]), there
 
 
 @gluon.jit
-def load_queries(q, first, tokens, kv_head, stride_token, stride_head,
-                 GROUP: gl.constexpr, HEAD: gl.constexpr, HEAD_PADDED: gl.constexpr):  # fmt: skip
+def load_queries(q, first, tokens, kv_head, KIND: gl.constexpr):
     """Load the queries of half a Q block as words, padded with zeros."""
-    at, there = find_words(
-        first, tokens, kv_head, stride_token, stride_head, 0, GROUP, HEAD, HEAD_PADDED
-    )
-    return gl.load(q.to(gl.pointer_type(gl.int32), bitcast=True) + at, mask=there, other=0)
+    at, there = find_words(q, first, tokens, kv_head, 0, KIND.head_padded, KIND)
+    return gl.load(at, mask=there, other=0)
 
 
 @gluon.jit
@@ -71,21 +69,22 @@ def split_columns(scores, TILE: gl.constexpr):
 
 
 @gluon.jit
-def softmax(scores, peak, total, positions, start, end, scale, softcap, MASKED: gl.constexpr,
-            WINDOW: gl.constexpr, SOFTCAP: gl.constexpr, TILE: gl.constexpr, LAYOUT: gl.constexpr):  # fmt: skip
+def softmax(scores, peak, total, positions, start, end, scale, softcap, MASKED: gl.constexpr, KIND: gl.constexpr):  # fmt: skip
     """Return a tile's softmax weights, the factor of the output so far, and new peak and totals.
 
     Each lane that holds some of a row has a total of its own, [ROWS, 4]; they are added at the end.
     """
-    if SOFTCAP:  # tanh(x) = 2 / (1 + exp(-2 x)) - 1; `scale` is of the exponent here
+    TILE: gl.constexpr = KIND.tile
+    LAYOUT: gl.constexpr = product_layout(TILE)
+    if KIND.softcap:  # tanh(x) = 2 / (1 + exp(-2 x)) - 1; `scale` is of the exponent here
         scores = softcap * (2.0 / (1.0 + gl.exp2(scores * scale)) - 1.0)
         scale = LOG2E
     if MASKED:
         tokens = start + gl.arange(0, TILE, gl.SliceLayout(0, LAYOUT))
         last = gl.minimum(positions, end - 1)
         seen = tokens[None, :] <= last[:, None]
-        if WINDOW >= 0:
-            seen = seen & (tokens[None, :] + WINDOW >= positions[:, None])
+        if KIND.window >= 0:
+            seen = seen & (tokens[None, :] + KIND.window >= positions[:, None])
         scores = gl.where(seen, scores, float("-inf"))
     new_peak = gl.maximum(peak, gl.max(scores, 1) * scale)
     shift = new_peak
@@ -99,45 +98,41 @@ def softmax(scores, peak, total, positions, start, end, scale, softcap, MASKED: 
 
 
 @gluon.jit
-def store_rows(out, staging, acc, total, first, tokens, kv_head, stride_token, stride_head,
-               GROUP: gl.constexpr, HEAD: gl.constexpr, COLUMN: gl.constexpr, WIDTHS: gl.constexpr):  # fmt: skip
+def store_rows(out, staging, acc, total, first, tokens, kv_head, COLUMN: gl.constexpr, KIND: gl.constexpr):  # fmt: skip
     """Divide the outputs of half a Q block by their sums and store them, from column COLUMN on.
 
     They go through `staging` in shared memory, [ROWS, columns]: in the layout of wgmma, threads
     would store 4 bytes at a time, which takes short prompts a tenth of their time.
     """
     WIDTH: gl.constexpr = staging.shape[1]
+    WIDTHS: gl.constexpr = KIND.value_widths
     for index in gl.static_range(len(WIDTHS)):
-        stage_columns(take_columns(staging, index, WIDTHS), acc[index], total, tokens * GROUP)
-    at, there = find_words(
-        first, tokens, kv_head, stride_token, stride_head, COLUMN, GROUP, HEAD, WIDTH
-    )
-    words = as_words(staging, ROWS, WIDTH).load(WORDS)
-    gl.store(out.to(gl.pointer_type(gl.int32), bitcast=True) + at, words, mask=there)
+        stage_columns(take_columns(staging, index, WIDTHS), acc[index], total, tokens * KIND.group)
+    at, there = find_words(out, first, tokens, kv_head, COLUMN, WIDTH, KIND)
+    gl.store(at, as_words(staging, ROWS, WIDTH).load(WORDS), mask=there)
 
 
 @gluon.jit
 def stage_columns(staging, acc, total, count):
     """Divide some columns of `count` rows by the rows' sums, and put them into shared memory."""
-    LAYOUT: gl.constexpr = output_layout(staging.shape[1])
+    LAYOUT: gl.constexpr = product_layout(staging.shape[1])
     inside = gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT)) < count
     divisor = gl.where(inside, gl.convert_layout(total, gl.SliceLayout(1, LAYOUT)), 1.0)
     staging.store((acc * (1.0 / divisor)[:, None]).to(staging.dtype))
 
 
 @gluon.jit
-def store_part(scratch, acc, peak, total, row, count, kv_head,
-               KV_HEADS: gl.constexpr, HEAD_PADDED: gl.constexpr,
-               COLUMN: gl.constexpr, WIDTHS: gl.constexpr):  # fmt: skip
+def store_part(scratch, acc, peak, total, row, count, kv_head, COLUMN: gl.constexpr, KIND: gl.constexpr):  # fmt: skip
     """Store `count` rows of a partial result from the scratch's row `row` on."""
-    WIDTH: gl.constexpr = HEAD_PADDED + EXTRA
+    WIDTH: gl.constexpr = KIND.head_padded + EXTRA
+    WIDTHS: gl.constexpr = KIND.value_widths
     for index in gl.static_range(len(WIDTHS)):
         start = COLUMN + (0 if index == 0 else WIDTHS[0])
-        store_columns(scratch + start, acc[index], row, count, kv_head, KV_HEADS, WIDTH)
-    LAYOUT: gl.constexpr = output_layout(WIDTHS[0])
+        store_columns(scratch + start, acc[index], row, count, kv_head, KIND.kv_heads, WIDTH)
+    LAYOUT: gl.constexpr = product_layout(WIDTHS[0])
     rows = gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))
     inside = rows < count
-    at = scratch + ((row + rows).to(gl.int64) * KV_HEADS + kv_head) * WIDTH + HEAD_PADDED
+    at = scratch + ((row + rows).to(gl.int64) * KIND.kv_heads + kv_head) * WIDTH + KIND.head_padded
     gl.store(at, gl.convert_layout(peak, gl.SliceLayout(1, LAYOUT)), mask=inside)
     gl.store(at + 1, gl.convert_layout(total, gl.SliceLayout(1, LAYOUT)), mask=inside)
 
@@ -145,7 +140,7 @@ def store_part(scratch, acc, peak, total, row, count, kv_head,
 @gluon.jit
 def store_columns(scratch, acc, row, count, kv_head, KV_HEADS: gl.constexpr, WIDTH: gl.constexpr):
     """Store some columns of a partial result; WIDTH is that of all."""
-    LAYOUT: gl.constexpr = output_layout(acc.shape[1])
+    LAYOUT: gl.constexpr = product_layout(acc.shape[1])
     rows = gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))
     dims = gl.arange(0, acc.shape[1], gl.SliceLayout(0, LAYOUT))
     at = scratch + ((row + rows).to(gl.int64) * KV_HEADS + kv_head) * WIDTH

@@ -1,0 +1,105 @@
+"""Class `Kind`: what a binary of the Hopper kernel is compiled for, and what follows from that."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from .. import schedule
+
+__all__ = ["ROWS", "Kind", "Rows", "kind_of", "product_layout", "weights_layout"]
+
+ROWS = gl.constexpr(schedule.HALF)
+"""Rows of half a Q block: those of one wgmma instruction."""
+
+HALF = schedule.HALF
+shares_columns = gluon.constexpr_function(schedule.shares_columns)
+
+
+class Kind(NamedTuple):
+    """Constants of a binary; device functions take them as one argument.
+
+    Attributes:
+        pairs: as in `Schedule`.
+        kv_heads: number of KV heads.
+        heads: KV heads of a unit whose Q block fits one half; of `heads_at_once`.
+        group: query heads per KV head.
+        block_q: tokens of half a Q block.
+        head: head size.
+        head_padded: head size of the tiles.
+        page: tokens in a block of the cache.
+        box: rows of a box that TMA loads.
+        window: keys before its own position that a query sees; -1 for all.
+        softcap: whether scores are capped.
+        tile: keys in a tile.
+        stages: tiles in shared memory, of keys and of values each.
+        overlap: whether launches overlap, as in `plan`.
+        sharers: halves of a program that compute columns of the same partial result: 2 if each
+            computes half of the columns, else 1.
+        parts: partial results of a piece of a block of one half; as `parts_each`.
+        key_widths: columns of the products of queries and keys, each a power of two.
+        value_widths: columns of a half's products of weights and values, likewise.
+    """
+
+    pairs: int
+    kv_heads: int
+    heads: int
+    group: int
+    block_q: int
+    head: int
+    head_padded: int
+    page: int
+    box: int
+    window: int
+    softcap: bool
+    tile: int
+    stages: int
+    overlap: bool
+    sharers: int
+    parts: int
+    key_widths: tuple[int, ...]
+    value_widths: tuple[int, ...]
+
+
+@gluon.constexpr_function
+def kind_of(
+    pairs, kv_heads, group, head, head_padded, page, box, window, softcap, tile, stages, overlap
+):
+    """Return the constants of a binary.
+
+    Triton's tensors have powers of two columns: a head of 96 is multiplied as 64 and 32, and not
+    padded to 128.
+    """
+    widths = (head_padded,)
+    if head_padded >= 128 and 4 * head <= 3 * head_padded:
+        widths = (head_padded // 2, head_padded // 4)
+    heads = 2 - kv_heads % 2
+    sharers = 2 if shares_columns(pairs, kv_heads, head_padded) else 1
+    values = (
+        pairs, kv_heads, heads, group, HALF // group, head, head_padded, page, box, window, softcap,
+        tile, stages, overlap, sharers, 1 if sharers == 2 else 3 - heads, widths,
+        (head_padded // 2,) if sharers == 2 else widths,
+    )  # fmt: skip
+    return Kind(*[gl.constexpr(value) for value in values])
+
+
+class Rows(NamedTuple):
+    """Rows of queries or outputs in memory, [token, head]: a pointer, and the strides."""
+
+    pointer: Any
+    stride_token: Any
+    stride_head: Any
+
+
+@gluon.constexpr_function
+def product_layout(width):
+    """Return the layout of a product of wgmma with so many columns."""
+    return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, width, 16])
+
+
+@gluon.constexpr_function
+def weights_layout(width):
+    """Return the layout of the softmax weights that so many columns of values are multiplied with."""
+    return gl.DotOperandLayout(0, product_layout(width), 2)
