@@ -75,6 +75,11 @@ class Plan:
         """Validated call that was planned."""
         return self._batch
 
+    @property
+    def overlap(self) -> bool:
+        """Whether a launch may begin while the kernel before it ends."""
+        return self._overlap
+
     def run(
         self,
         q: torch.Tensor,

@@ -28,6 +28,7 @@ from dejavu_cache.engines.vllm.expected_batches import (
 from dejavu_cache.engines.vllm.planned_attention import (
     LayerFeatures,
     StepInputs,
+    plan_layer,
     run_layer,
     split_cache,
 )
@@ -104,6 +105,14 @@ def test_layers_are_right_over_every_layout_of_the_cache(case: Case, layout: str
     run_layer(step, features_of(arguments), arguments["q"], keys, values, out[:tokens])
     assert torch.allclose(out[:tokens], batch.expected, rtol=2e-3, atol=2e-3)
     assert out[tokens:].isnan().all()
+
+
+def test_launches_do_not_overlap_in_an_engine() -> None:
+    arguments = draw(MIXED, "cpu").arguments
+    keys, values = arguments["k_cache"], arguments["v_cache"]
+    step = step_of(arguments, len(arguments["q"]))
+    planned = plan_layer(step, features_of(arguments), arguments["q"], keys, values)
+    assert not planned.overlap
 
 
 def test_bounds_of_a_warm_up_are_brought_into_what_is_possible() -> None:
