@@ -77,7 +77,7 @@ class Plan:
 
     @property
     def overlap(self) -> bool:
-        """Whether a launch may begin while the kernel before it ends."""
+        """Whether launches may begin while the kernel before them ends, where that is possible."""
         return self._overlap
 
     def run(

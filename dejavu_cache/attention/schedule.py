@@ -33,7 +33,7 @@ __all__ = [
     "heads_at_once",
     "make_schedule",
     "pairs_of",
-    "shares_columns",
+    "parts_each",
 ]
 
 HALF = 64
@@ -120,26 +120,20 @@ def heads_at_once(kv_heads: int) -> int:
     return 2 - kv_heads % 2
 
 
-def shares_columns(pairs: int, kv_heads: int, head_padded: int) -> bool:
-    """Return whether the halves of a program compute half the output's columns each, of all keys.
+def parts_each(pairs: int, kv_heads: int, head_padded: int) -> int:
+    """Return the partial results of a piece of a Q block of one half.
 
-    Otherwise, the halves compute every other tile of an odd KV head, and have a partial result
-    each. These are many and large in decoding with heads of 256, and take longer to merge than to
-    multiply the queries twice.
+    With an odd number of KV heads, the halves of a program compute every other tile, and have a
+    partial result each. In decoding with heads of 256 these would be many and large, and take
+    longer to merge than to multiply the queries twice: each half computes half of the columns.
 
     Args:
         pairs: as in `Schedule`.
         kv_heads: KV heads of the cache.
         head_padded: the head size of the kernel's tiles.
     """
-    return pairs == 0 and kv_heads % 2 == 1 and head_padded == 256
-
-
-def parts_each(batch: Batch) -> int:
-    """Return the partial results of a piece of a Q block of one half: 2 if halves share keys."""
-    if shares_columns(pairs_of(batch), batch.kv_heads, batch.head_padded):
-        return 1
-    return 3 - heads_at_once(batch.kv_heads)
+    halves_share_keys = kv_heads % 2 == 1 and not (pairs == 0 and head_padded == 256)
+    return 2 if halves_share_keys else 1
 
 
 def make_schedule(batch: Batch) -> Schedule:
@@ -156,7 +150,8 @@ def make_schedule(batch: Batch) -> Schedule:
     most_cuts = int(MOST_CUTS * slots) + 8
     rows = HALF if pairs else batch.max_seqlen_q * batch.group
     single_rows = min(batch.num_tokens, batch.num_seqs * half) * batch.group
-    most_rows = 2 * single_rows + most_cuts * rows * parts_each(batch)
+    parts = parts_each(pairs, batch.kv_heads, batch.head_padded)
+    most_rows = 2 * single_rows + most_cuts * rows * parts
     most_merges = (most_cuts if heads == 2 else blocks) * (2 * HALF // ROWS_OF_MANY)
     units = torch.empty(
         HEADER + (entries + most_cuts) * ENTRY + 2 * blocks + most_merges * MERGE,
@@ -179,6 +174,7 @@ def constants_of(batch: Batch) -> dict[str, int]:
     while max_seqs < batch.num_seqs:
         max_seqs *= 4
     has_pairs = pairs_of(batch) > 0
+    parts = parts_each(pairs_of(batch), batch.kv_heads, batch.head_padded)
     is_small = max_seqs == FEW_SEQS and batch.q_blocks(2 * (HALF // batch.group)) <= 32
     chunk = 512 if has_pairs else min(2 * max_seqs, 256)
     return {
@@ -189,7 +185,7 @@ def constants_of(batch: Batch) -> dict[str, int]:
         "MANY_ROWS": ROWS_OF_MANY, "LAST_PARTS": 0 if has_pairs else PARTS_OF_LAST,
         "LAST_ROWS": ROWS_OF_LAST, "CANDIDATES": 32 if max_seqs <= 64 else 16,
         "SIZES": 8 if has_pairs and max_seqs <= 64 else 0,
-        "HEADS": heads_at_once(batch.kv_heads), "PARTS": parts_each(batch),
+        "HEADS": heads_at_once(batch.kv_heads), "PARTS": parts,
         "SPAN": SPANS[has_pairs],
     }  # fmt: skip
 

@@ -98,7 +98,7 @@ def schedule_of(batch: Batch) -> Scheduled:
     merges = [Merge(*merge) for merge in numbers]
     heads = schedule.heads_at_once(batch.kv_heads)
     rows, span = made.scratch.shape[0], SPANS[made.pairs > 0]
-    parts = schedule.parts_each(batch)
+    parts = schedule.parts_each(made.pairs, batch.kv_heads, batch.head_padded)
     return Scheduled(batch, entries, merges, rows, span, heads, parts)
 
 

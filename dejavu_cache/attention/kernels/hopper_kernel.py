@@ -4,7 +4,7 @@ Programs take units from the list of `schedule.py`. Two groups of four warps eac
 unit. A Q block of a prompt has two halves of 64 rows, which share tiles of keys and values; while
 one multiplies, the other computes exponentials. Where the rows of a block fit one half, as in
 decoding, the halves compute two KV heads. If the number of heads is odd, they compute every other
-tile, or half of the columns each (`shares_columns`). One more warp only takes units and loads pages,
+tile, or half of the columns each (`parts_each` says when). One more warp only takes units and loads pages,
 so the next unit's pages are on their way while the results of the previous one are written.
 `hopper_merge` says who merges partial results, and when.
 
@@ -26,7 +26,7 @@ from ...runtime.autotuner import cached_autotune
 from ...triton_internals.versions import thread_barrier
 from ...tuning.result_check import CheckOptions
 from ..search_space import HOPPER_KEYS, METHOD, hopper_prune_rules, hopper_space
-from .hopper_kind import ROWS, Rows, kind_of, product_layout, weights_layout
+from .hopper_kind import ROWS, kind_of
 from .hopper_merge import is_few, merge, merge_few
 from .hopper_pages import (
     COLUMNS,
@@ -45,12 +45,15 @@ from .hopper_products import (
     multiply_keys,
     multiply_values,
     no_output,
+    product_layout,
     round_pairs,
+    weights_layout,
 )
 from .hopper_rows import (
     LANES,
     LOG2E,
     WORDS,
+    TokenHeads,
     as_words,
     load_queries,
     softmax,
@@ -356,8 +359,8 @@ def hopper_kernel(
     for slot in gl.static_range(RING):
         mbarrier.init(ring.full.index(slot), count=1)
         mbarrier.init(ring.free.index(slot), count=2)
-    outputs = Rows(out, stride_out_token, stride_out_head)
-    queries = Rows(q, stride_token, stride_head)
+    outputs = TokenHeads(out, stride_out_token, stride_out_head)
+    queries = TokenHeads(q, stride_token, stride_head)
     taken = arrivals
     counters = arrivals + 4
     gl.warp_specialize([

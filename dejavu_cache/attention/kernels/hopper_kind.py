@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from .. import schedule
 
-__all__ = ["ROWS", "Kind", "Rows", "kind_of", "product_layout", "weights_layout"]
+__all__ = ["ROWS", "Kind", "kind_of"]
 
 ROWS = gl.constexpr(schedule.HALF)
 """Rows of half a Q block: those of one wgmma instruction."""
 
 HALF = schedule.HALF
-shares_columns = gluon.constexpr_function(schedule.shares_columns)
+heads_at_once = gluon.constexpr_function(schedule.heads_at_once)
+parts_each = gluon.constexpr_function(schedule.parts_each)
 
 
 class Kind(NamedTuple):
@@ -75,31 +76,12 @@ def kind_of(
     widths = (head_padded,)
     if head_padded >= 128 and 4 * head <= 3 * head_padded:
         widths = (head_padded // 2, head_padded // 4)
-    heads = 2 - kv_heads % 2
-    sharers = 2 if shares_columns(pairs, kv_heads, head_padded) else 1
+    heads = heads_at_once(kv_heads)
+    parts = parts_each(pairs, kv_heads, head_padded)
+    sharers = 2 if heads == 1 and parts == 1 else 1
     values = (
         pairs, kv_heads, heads, group, HALF // group, head, head_padded, page, box, window, softcap,
-        tile, stages, overlap, sharers, 1 if sharers == 2 else 3 - heads, widths,
+        tile, stages, overlap, sharers, parts, widths,
         (head_padded // 2,) if sharers == 2 else widths,
     )  # fmt: skip
     return Kind(*[gl.constexpr(value) for value in values])
-
-
-class Rows(NamedTuple):
-    """Rows of queries or outputs in memory, [token, head]: a pointer, and the strides."""
-
-    pointer: Any
-    stride_token: Any
-    stride_head: Any
-
-
-@gluon.constexpr_function
-def product_layout(width):
-    """Return the layout of a product of wgmma with so many columns."""
-    return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, width, 16])
-
-
-@gluon.constexpr_function
-def weights_layout(width):
-    """Return the layout of the softmax weights that so many columns of values are multiplied with."""
-    return gl.DotOperandLayout(0, product_layout(width), 2)

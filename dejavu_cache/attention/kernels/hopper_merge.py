@@ -50,7 +50,7 @@ def merge_parts(out, scratch, row, pitch, parts, line, count, first, kv_head,
     """Merge partial results of a few rows of half a Q block, and store their outputs.
 
     Args:
-        out: `Rows` of the output.
+        out: the output, `TokenHeads`.
         scratch: the partial results.
         row: scratch row of the half's first part.
         pitch: scratch rows from one part to the next.

@@ -144,6 +144,8 @@ def produce(keys, values, k_boxes, v_boxes, stages, ring, units, taken, block_ta
     Tiles of a unit with two KV heads alternate between these.
     """
     if KIND.overlap:
+        # Nothing is read before the kernel before this one has ended. The next one may begin when
+        # all programs of this one have come here, and so takes the place of none.
         gdc_wait()
         gdc_launch_dependents()
     programs = gl.num_programs(0)

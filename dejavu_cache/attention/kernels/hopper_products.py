@@ -10,11 +10,24 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warpgroup_mma_wait
 
-from .hopper_kind import ROWS, product_layout, weights_layout
+from .hopper_kind import ROWS
 
 __all__ = [
-    "await_products", "multiply_keys", "multiply_values", "no_output", "round_pairs", "take_columns",
+    "await_products", "multiply_keys", "multiply_values", "no_output", "product_layout",
+    "round_pairs", "take_columns", "weights_layout",
 ]  # fmt: skip
+
+
+@gluon.constexpr_function
+def product_layout(width):
+    """Return the layout of a product of wgmma with so many columns."""
+    return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, width, 16])
+
+
+@gluon.constexpr_function
+def weights_layout(width):
+    """Return the layout of the softmax weights that so many columns of values are multiplied with."""
+    return gl.DotOperandLayout(0, product_layout(width), 2)
 
 
 @gluon.jit

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from ..schedule import PART_COLUMNS
-from .hopper_kind import ROWS, product_layout
-from .hopper_products import take_columns
+from .hopper_kind import ROWS
+from .hopper_products import product_layout, take_columns
 
 __all__ = [
-    "EXTRA", "LANES", "LOG2E", "WORDS", "as_words", "load_queries", "softmax", "store_part",
+    "EXTRA", "LANES", "LOG2E", "WORDS", "TokenHeads", "as_words", "load_queries", "softmax", "store_part",
     "store_rows",
 ]  # fmt: skip
 
@@ -31,6 +33,14 @@ Triton moves 2-byte elements through a register each, and packs and unpacks them
 """
 
 LOG2E = gl.constexpr(1.4426950408889634)
+
+
+class TokenHeads(NamedTuple):
+    """Queries or outputs in memory, [token, head]: a pointer to the first, and the strides."""
+
+    pointer: Any
+    stride_token: Any
+    stride_head: Any
 
 
 @gluon.jit
