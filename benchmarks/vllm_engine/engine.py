@@ -13,6 +13,7 @@ import statistics
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -93,6 +94,26 @@ def prompt_of(count: int, seed: int) -> list[int]:
     return tokens
 
 
+def kernel_times(run: Callable[[], object], of: int) -> dict[str, Any]:
+    """Return the GPU's microseconds while something runs, divided by `of`, by kernel."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        run()
+    kernels = [event for event in seen.key_averages() if event.device_time_total]
+    kernels.sort(key=lambda event: -event.device_time_total)
+    return {
+        "busy_us": round(sum(event.device_time_total for event in kernels) / of, 1),
+        "kernels": {
+            event.key[:80]: {
+                "launches": round(event.count / of, 2),
+                "us": round(event.device_time_total / of, 2),
+            }
+            for event in kernels[:14]
+        },
+    }
+
+
 class Requests:
     """Requests to an engine that is stepped by hand."""
 
@@ -156,26 +177,16 @@ class Requests:
 
     def profile(self, count: int, prompt: int, steps: int = 20) -> dict[str, Any]:
         """Return the GPU's microseconds per step of a batch that decodes, by kernel."""
-        from torch.profiler import ProfilerActivity, profile
-
         for seed in range(count):
             self.add(prompt_of(prompt, seed), 2 * steps + 40)
         self._produce(count * steps)
-        with profile(activities=[ProfilerActivity.CUDA]) as seen:
-            self._produce(count * steps)
+        found = kernel_times(lambda: self._produce(count * steps), steps)
         self.drain()
-        kernels = [event for event in seen.key_averages() if event.device_time_total]
-        kernels.sort(key=lambda event: -event.device_time_total)
-        return {
-            "busy_us": round(sum(event.device_time_total for event in kernels) / steps, 1),
-            "kernels": {
-                event.key[:80]: {
-                    "launches": round(event.count / steps, 2),
-                    "us": round(event.device_time_total / steps, 2),
-                }
-                for event in kernels[:14]
-            },
-        }
+        return found
+
+    def profile_prefill(self, count: int, prompt: int, repeats: int = 4) -> dict[str, Any]:
+        """Return the GPU's microseconds from requests to the last first token, by kernel."""
+        return kernel_times(lambda: self.prefill(count, prompt, repeats - 1), repeats)
 
     def _produce(self, count: int) -> None:
         """Step until that many tokens have come."""
@@ -239,6 +250,7 @@ def main() -> None:
         "decode": requests.decode,
         "prefill": requests.prefill,
         "profile": requests.profile,
+        "profile_prefill": requests.profile_prefill,
         "long": requests.long,
         "day": requests.run_day,
         "drain": lambda: len(requests.drain()),

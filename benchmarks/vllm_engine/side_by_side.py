@@ -5,8 +5,8 @@
 writes OUT/PLAN.json and a log of each engine. Plans: `speed`, `figure9`, `day`, `full` (these
 three), `profile`, `cold`, `starts` (which ends with `tuning`), `tuning`, `compiled`. Engines that
 are compared take turns in one run, for clocks and temperatures differ. `profile` also runs the
-checkout that `OTHER_CHECKOUT` names, if it is set. `ENGINES` limits `speed` and `full` to some:
-fa3,ours.
+checkouts whose folders `OTHER_CHECKOUTS` names, separated by colons. `ENGINES` limits `speed` and
+`full` to some: fa3,ours.
 """
 
 from __future__ import annotations
@@ -249,26 +249,36 @@ def run_speed() -> None:
 
 
 def run_profile() -> None:
-    """Record the time of decoding steps, and the GPU time of each kernel in them."""
+    """Record the time of steps of decoding and of prompts, and the GPU time of their kernels."""
     engines = [Engine(name, BACKENDS[name]) for name in ("fa3", "ours")]
-    other = os.environ.get("OTHER_CHECKOUT")
-    if other:
+    for other in filter(None, os.environ.get("OTHER_CHECKOUTS", "").split(os.pathsep)):
         paths = [other, f"{other}/client", os.environ["PYTHONPATH"]]
-        engines.append(Engine("other", BACKENDS["ours"], PYTHONPATH=os.pathsep.join(paths)))
+        name = Path(other).name
+        engines.append(Engine(name, BACKENDS["ours"], PYTHONPATH=os.pathsep.join(paths)))
     for engine in engines:
         engine.wait_until_started()
     for engine in engines:
         engine.tell("weights")
-    for count, prompt in ((8, 4000), (1, 500), (32, 2000)):
-        batch = f"decode {count} x {prompt}"
+    for kind, count, prompt in PROFILED:
+        batch, options = f"{kind} {count} x {prompt}", [100] if kind == "decode" else []
         for turn in ("first", "second"):
             for engine in engines:
-                answer = engine.tell("decode", count, prompt, 100)
+                answer = engine.tell(kind, count, prompt, *options)
                 keep("profile", batch, turn, engine.name, value=answer)
         for engine in engines:
-            answer = engine.tell("profile", count, prompt)
+            command = "profile" if kind == "decode" else "profile_prefill"
+            answer = engine.tell(command, count, prompt)
             keep("profile", batch, "kernels", engine.name, value=answer)
     end(engines)
+
+
+PROFILED = (
+    ("decode", 1, 500),
+    ("decode", 8, 4000),
+    ("decode", 32, 2000),
+    ("prefill", 1, 8000),
+    ("decode", 1, 6000),
+)
 
 
 def run_figure9() -> None:
