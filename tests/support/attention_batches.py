@@ -61,6 +61,42 @@ class Case:
         return " ".join([f"{name}={value}" for name, value in fields.items()] + features)
 
 
+COMPOSITIONS = {
+    "decode": ([1] * 7, [300, 1, 64, 1000, 0, 33, 2049]),
+    "prefill": ([200, 1, 77, 130], [0, 0, 0, 0]),
+    "mixed": ([1, 130, 1, 40, 1], [700, 0, 5, 260, 1500]),
+    "chunked": ([128, 128], [1024, 77]),
+    "one token": ([1], [0]),
+    "draft": ([4, 3, 4], [500, 2000, 31]),
+}
+"""New and past tokens of batches, by what they are."""
+
+
+def drawn_case(seed: int, implementation: str) -> Case:
+    """Return a random case that a GPU's kernel supports."""
+    pick = random.Random(f"{implementation} {seed}")
+    new, past = pick.choice(list(COMPOSITIONS.values()))
+    hopper = implementation == "hopper"
+    dtype = pick.choice([torch.bfloat16, torch.float16] if hopper else list(TOLERANCE))
+    return Case(
+        new=new,
+        past=past,
+        heads=pick.choice([(1, 1), (4, 4), (8, 2), (7, 1), (10, 2), (16, 1), (12, 4)]),
+        head_size=pick.choice([64, 80, 96, 128, 192, 256]),
+        page=pick.choice([8, 16, 24, 64, 528] if hopper else [1, 7, 16, 24, 32, 64, 128, 544]),
+        dtype=dtype,
+        cache_dtype=None
+        if hopper
+        else pick.choice([None, None, torch.float8_e4m3fn, torch.float8_e5m2]),
+        window=pick.choice([-1, -1, 0, 40, 128, 5000]),
+        softcap=pick.choice([0.0, 0.0, 20.0]),
+        alibi=not hopper and pick.random() < 0.3,
+        sinks=pick.random() < 0.3,
+        padding=pick.choice([0, 0, 3]),
+        seed=seed,
+    )
+
+
 @dataclass
 class Drawn:
     """A batch's arguments, and the reference's answer."""

@@ -1,0 +1,58 @@
+"""The attention kernels under NVIDIA's compute-sanitizer: no access outside of their tensors."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.attention_batches import kernels
+
+pytestmark = pytest.mark.gpu
+
+PROGRAM = Path(__file__).parents[1] / "programs" / "attend_drawn_batches.py"
+BATCHES = {
+    "hopper": 12,
+    "few_sequences": 4,
+    "qblock": 4,
+    "segmented": 4,
+    "static_grid": 4,
+    "naive": 4,
+}
+
+
+def sanitizer() -> str:
+    found = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
+    if not os.path.exists(found):
+        pytest.skip("compute-sanitizer is not installed")
+    return found
+
+
+@pytest.mark.parametrize("implementation", list(BATCHES))
+def test_no_kernel_reads_or_writes_outside_of_its_tensors(implementation: str) -> None:
+    if implementation not in {*kernels(), "few_sequences"}:
+        pytest.skip(f"{implementation} does not run on this GPU")
+    program = [sys.executable, str(PROGRAM), implementation, str(BATCHES[implementation])]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(PROGRAM.parents[1]), *sys.path]),
+        # An allocation of its own for each tensor, so that what lies beside one is not another.
+        "PYTORCH_NO_CUDA_MEMORY_CACHING": "1",
+    }
+
+    def run(*command: str) -> tuple[int, str]:
+        ended = subprocess.run(
+            command, env=environment, capture_output=True, text=True, check=False
+        )
+        return ended.returncode, ended.stdout + ended.stderr[-4000:]
+
+    returned, text = run(*program)  # compiles
+    assert returned == 0, text
+    returned, text = run(sanitizer(), "--tool", "memcheck", "--error-exitcode", "9", *program)
+    if "Device not supported" in text:
+        pytest.skip("compute-sanitizer does not support this device")
+    assert returned == 0, text
+    assert "ERROR SUMMARY: 0 errors" in text

@@ -1,0 +1,25 @@
+"""Compute drawn batches by one implementation on a GPU, and check each result.
+
+attend_drawn_batches.py IMPLEMENTATION BATCHES
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+
+import torch
+from support.attention_batches import check, drawn_case, kernels, runnable, vary
+
+implementation, batches = sys.argv[1], int(sys.argv[2])
+kernel = kernels().get(implementation)  # `few_sequences` has none of its own
+declared = kernel.configs if kernel else ()
+for seed in range(batches):
+    case = drawn_case(1000 + seed, implementation)
+    if kernel is None:
+        case = vary(case, dtype=torch.bfloat16)
+    else:
+        kernel.configs = declared
+        kernel.configs = [random.Random(seed).choice(runnable(implementation, case))]
+    check(case, implementation)
+print(f"{batches} batches by {implementation}")
