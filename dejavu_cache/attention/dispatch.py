@@ -10,12 +10,13 @@ import torch
 
 from ..triton_internals.versions import GLUON_IS_TESTED
 from .batch import Batch
-from .kernels import hopper, qblock, segmented, static_grid
-from .kernels.kernel_call import num_sms
+from .kernels import few_sequences, hopper, qblock, segmented, static_grid
+from .kernels.kernel_call import Layers, num_sms
 
-__all__ = ["RUNS", "choose", "run"]
+__all__ = ["RUNS", "choose", "layers_of", "run"]
 
 RUNS = {
+    "few_sequences": few_sequences.run,
     "hopper": hopper.run,
     "qblock": qblock.run,
     "segmented": segmented.run,
@@ -27,7 +28,7 @@ RUNS = {
 def choose(batch: Batch) -> str:
     """Return the name of the implementation that suits a batch."""
     if GLUON_IS_TESTED and hopper.suits(batch):
-        return "hopper"
+        return "few_sequences" if few_sequences.suits(batch) else "hopper"
     rows = batch.max_seqlen_q * batch.group
     programs = max(batch.num_tokens * batch.group // 64, batch.num_seqs) * batch.kv_heads
     sms = num_sms(batch.q.device)
@@ -37,6 +38,13 @@ def choose(batch: Batch) -> str:
     if programs < sms // 2 and batch.max_seqlen_k >= 2048:
         return "segmented"  # too few Q blocks for the GPU, with many keys each
     return "qblock"
+
+
+def layers_of(implementation: str, batch: Batch, overlap: bool) -> Layers | None:
+    """Return what the layers of a step share, or None if each is an independent call."""
+    if implementation == "hopper":
+        return hopper.HopperLayers(batch, overlap)
+    return few_sequences.FewSequences() if implementation == "few_sequences" else None
 
 
 def run(batch: Batch, implementation: str | None = None) -> torch.Tensor:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
-from ..triton_internals.repeated_launch import RepeatedLaunch
 from . import dispatch
 from .batch import Batch, check_out
-from .kernels import hopper
-from .schedule import make_schedule
+from .kernels.kernel_call import Repeat
 
 __all__ = ["Plan"]
 
@@ -56,14 +54,13 @@ class Plan:
     """
 
     def __init__(self, batch: Batch, overlap: bool = True) -> None:
-        """Choose an implementation, and schedule the batch."""
+        """Choose an implementation, and prepare what its layers share."""
         self._batch, self._overlap = batch, overlap
         self._implementation = dispatch.choose(batch)
         self._q_form, self._keys_form = form_of(batch.q), form_of(batch.k_cache)
         self._values_form = form_of(batch.v_cache)
-        self._schedule = make_schedule(batch) if self._implementation == "hopper" else None
-        self._descriptors = hopper.descriptors_like(batch.k_cache)
-        self._repeat: tuple[TensorForm, RepeatedLaunch] | None = None
+        self._layers = dispatch.layers_of(self._implementation, batch, overlap)
+        self._repeat: tuple[TensorForm, Repeat] | None = None
 
     @property
     def implementation(self) -> str:
@@ -119,35 +116,16 @@ class Plan:
     ) -> torch.Tensor:
         """Compute a layer of the planned form on the current device."""
         if self._repeat is not None and has_form(out, self._repeat[0]):
-            keys = hopper.descriptor_of(k_cache, self._descriptors)
-            values = hopper.descriptor_of(v_cache, self._descriptors)
-            if self._repeat[1](out, keys, values, q):
+            if self._repeat[1](q, k_cache, v_cache, out):
                 return out
         check_out(out, q)
-        return self._launch(q, k_cache, v_cache, out)
-
-    def _launch(
-        self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, out: torch.Tensor
-    ) -> torch.Tensor:
         batch = self._batch.with_tensors(q, k_cache, v_cache, out)
-        if self._schedule is None:
+        if self._layers is None:
             return dispatch.run(batch, self._implementation)
-        if not hopper.holds_words(out):
-            # A copy and not an empty tensor: rows past the last sequence must keep their content.
-            copy = out.clone(memory_format=torch.contiguous_format)
-            return out.copy_(self.run(q, k_cache, v_cache, copy))
-        call = hopper.launch(batch, self._schedule, self._overlap)
-        kernel = call.kernel[call.grid](*call.args, **call.kwargs)
-        self._keep(call, kernel, form_of(out))
+        repeat = self._layers.launch(batch)
+        if repeat is not None:
+            self._repeat = form_of(out), repeat
         return out
-
-    def _keep(self, call: Any, kernel: Any, form: TensorForm) -> None:
-        """Prepare the launches of the layers that follow."""
-        config = call.kernel.best_config
-        arguments = {**call.arguments, **config.kwargs}
-        ordered = {name: arguments[name] for name in call.kernel.arg_names}
-        repeated = RepeatedLaunch(kernel, call.grid[0], ordered, ("out", "keys", "values", "q"))
-        self._repeat = form, repeated
 
     def _reject(self, *tensors: torch.Tensor) -> None:
         forms = (self._q_form, self._keys_form, self._values_form)

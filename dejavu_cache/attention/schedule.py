@@ -206,4 +206,4 @@ def _launch(values: tuple[Any, ...], constants: dict[str, Any]) -> None:
     if launch is None and not is_interpreting():
         names = schedule_kernel.arg_names
         arguments = dict(zip(names, (*values, *constants.values()), strict=True))
-        _repeated[key] = RepeatedLaunch(kernel, 1, arguments, names[: len(values)])
+        _repeated[key] = RepeatedLaunch(kernel, (1,), arguments, names[: len(values)])

@@ -21,13 +21,17 @@ class RepeatedLaunch:
 
     Args:
         kernel: Triton's `CompiledKernel`, launched once on the current device.
-        grid: number of programs, of one dimension.
+        grid: number of programs, of up to three dimensions.
         arguments: all of the function's arguments by name, in order, including those of a config.
         changing: names of the arguments that later launches give.
     """
 
     def __init__(
-        self, kernel: Any, grid: int, arguments: Mapping[str, Any], changing: Sequence[str]
+        self,
+        kernel: Any,
+        grid: tuple[int, ...],
+        arguments: Mapping[str, Any],
+        changing: Sequence[str],
     ) -> None:
         """Prepare the launch; the arguments are described at the class."""
         names = list(arguments)
@@ -35,7 +39,7 @@ class RepeatedLaunch:
         self._arguments = list(arguments.values())
         for index in self._at:
             self._arguments[index] = None  # a tensor that is kept here would never be freed
-        self._grid = grid
+        self._grid = (*grid, 1, 1)[:3]
         self._call = c_launcher(kernel)
         self._device = driver.active.get_current_device()
 
@@ -55,5 +59,5 @@ class RepeatedLaunch:
         for index, value in zip(self._at, values, strict=True):
             arguments[index] = value
         stream = driver.active.get_current_stream(self._device)
-        self._call(self._grid, 1, 1, stream, None, None, None, arguments)
+        self._call(*self._grid, stream, None, None, None, arguments)
         return True

@@ -15,7 +15,7 @@ from support.processes import fork_python
 
 from dejavu_cache.attention import IMPLEMENTATIONS, dispatch, paged_attention
 from dejavu_cache.attention.batch import make_batch
-from dejavu_cache.attention.kernels import hopper
+from dejavu_cache.attention.kernels import few_sequences, hopper
 from dejavu_cache.attention.kernels.segmented import PER_SM, num_segments
 from dejavu_cache.triton_internals.versions import GLUON_IS_COVERED
 
@@ -66,6 +66,31 @@ def test_every_implementation_agrees_with_the_reference(
     for config in configs:
         monkeypatch.setattr(kernel, "configs", [config])
         check(case, implementation)
+
+
+@REFUSED_MASK
+def test_few_sequences_agree_with_the_reference() -> None:
+    for case in CASES.values():
+        check(case, "few_sequences")
+
+
+def test_auto_takes_segments_for_few_sequences_where_the_hopper_kernel_would_serve(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(hopper, "suits", lambda batch: True)
+    monkeypatch.setattr(dispatch, "GLUON_IS_TESTED", True)
+    monkeypatch.setattr(few_sequences, "num_sms", lambda device: 132)
+    for new, heads, count, expected in (
+        (1, (32, 8), 2, "few_sequences"),
+        (1, (32, 8), 3, "hopper"),
+        (4, (32, 8), 1, "few_sequences"),
+        (5, (32, 8), 1, "hopper"),
+        (1, (16, 16), 1, "few_sequences"),
+        (1, (16, 16), 2, "hopper"),
+    ):
+        case = Case(new=[new] * count, past=[9] * count, heads=heads, dtype=torch.float16)
+        batch = make_batch(**draw(case, "cpu").arguments, softmax_scale=None, out=None)
+        assert dispatch.choose(batch) == expected
 
 
 @REFUSED_MASK

@@ -60,7 +60,7 @@ def test_the_kernel_with_one_config_misses_nothing() -> None:
     day = Day(2048, 131072, 20.0, True)
     for step in islice(simulate(3, 2048, 131072, 20.0, 100), 100):
         day.count(graph_of(step, 131072), MODEL)
-    assert {kernel for kernel, _ in day.scenarios} == {engine_day.ONE_CONFIG}
+    assert {kernel for kernel, _ in day.scenarios} <= set(engine_day.ONE_CONFIG)
     assert (day.steps, day.missed_steps) == (100, 0)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -20,6 +19,7 @@ from support.attention_batches import REFUSED_MASK
 from support.fork_server import kernel_nursery
 from support.forked_processes import worker_starter
 
+from dejavu_cache.attention.kernels import hopper
 from dejavu_cache.attention.sweep_suite import Lengths, Model, kernel_of, scenario_arguments
 from dejavu_cache.engines.vllm import attention_suite, attention_warmup
 from dejavu_cache.engines.vllm.attention_suite import (
@@ -167,8 +167,7 @@ def test_where_the_hopper_kernel_serves_nothing_is_tuned(
     start: Callable[..., int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dejavu_cache.attention.dispatch.choose", lambda batch: "hopper")
-    plans = sys.modules["dejavu_cache.attention.plan"]  # the package has a function of this name
-    monkeypatch.setattr(plans, "make_schedule", lambda batch: None)
+    monkeypatch.setattr(hopper, "make_schedule", lambda batch: None)
     monkeypatch.setattr(worker_process, "start_process", lambda *_: pytest.fail("it tunes"))
     assert start(WARMUP_SECONDS="100") == 0
 

@@ -13,6 +13,7 @@ from support.attention_batches import (
     Case,
     check,
     draw,
+    drawn_case,
     kernels,
     relative_error,
     runnable,
@@ -26,39 +27,6 @@ from dejavu_cache.attention.kernels import kernel_call as launch
 pytestmark = pytest.mark.gpu
 
 PER_IMPLEMENTATION = 130
-COMPOSITIONS = {
-    "decode": ([1] * 7, [300, 1, 64, 1000, 0, 33, 2049]),
-    "prefill": ([200, 1, 77, 130], [0, 0, 0, 0]),
-    "mixed": ([1, 130, 1, 40, 1], [700, 0, 5, 260, 1500]),
-    "chunked": ([128, 128], [1024, 77]),
-    "one token": ([1], [0]),
-    "draft": ([4, 3, 4], [500, 2000, 31]),
-}
-
-
-def drawn_case(seed: int, implementation: str) -> Case:
-    """Return a random case; for `hopper`, one that its kernel supports."""
-    pick = random.Random(f"{implementation} {seed}")
-    new, past = pick.choice(list(COMPOSITIONS.values()))
-    hopper = implementation == "hopper"
-    dtype = pick.choice([torch.bfloat16, torch.float16] if hopper else list(TOLERANCE))
-    return Case(
-        new=new,
-        past=past,
-        heads=pick.choice([(1, 1), (4, 4), (8, 2), (7, 1), (10, 2), (16, 1), (12, 4)]),
-        head_size=pick.choice([64, 80, 96, 128, 192, 256]),
-        page=pick.choice([8, 16, 24, 64, 528] if hopper else [1, 7, 16, 24, 32, 64, 128, 544]),
-        dtype=dtype,
-        cache_dtype=None
-        if hopper
-        else pick.choice([None, None, torch.float8_e4m3fn, torch.float8_e5m2]),
-        window=pick.choice([-1, -1, 0, 40, 128, 5000]),
-        softcap=pick.choice([0.0, 0.0, 20.0]),
-        alibi=not hopper and pick.random() < 0.3,
-        sinks=pick.random() < 0.3,
-        padding=pick.choice([0, 0, 3]),
-        seed=seed,
-    )
 
 
 def implementations_with_seeds() -> Iterator[tuple[str, int]]:
@@ -76,6 +44,28 @@ def test_every_implementation_agrees_with_the_reference(
     config = random.Random(seed).choice(configs)
     monkeypatch.setattr(kernels()[implementation], "configs", [config])
     check(case, implementation)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_few_sequences_agree_with_the_reference(seed: int) -> None:
+    case = drawn_case(seed, "few_sequences")
+    pick = random.Random(seed)
+    past = [pick.choice([0, 1, 60, 700, 3000, 9000]) for _ in case.new]
+    check(vary(case, past=past, dtype=torch.bfloat16), "few_sequences")
+
+
+@pytest.mark.parametrize("heads", [(32, 8), (7, 1)])
+def test_layers_of_few_sequences_each_get_their_own_result(heads: tuple[int, int]) -> None:
+    layers = [draw(vary(DECODES, new=[1] * 2, past=[3000, 40], heads=heads)) for _ in range(2)]
+    for name in ("q", "k_cache", "v_cache"):
+        layers[1].arguments[name] = layers[0].arguments[name] * 0.5
+    layers[1].expected = layers[1].run("reference")
+    planned = plan(**layers[0].arguments)
+    assert planned.implementation == "few_sequences"
+    for layer in (*layers, *layers):
+        q, keys, values = (layer.arguments[name] for name in ("q", "k_cache", "v_cache"))
+        out = planned.run(q, keys, values, out=torch.full_like(q, float("nan")))
+        assert relative_error(out, layer.expected) < TOLERANCE[torch.bfloat16]
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -123,18 +113,18 @@ def other_lengths(shape: Case, seed: int) -> Case:
 
 
 @pytest.mark.parametrize("shape", [DECODES, PROMPTS], ids=["decodes", "prompts"])
-@pytest.mark.parametrize("implementation", ["static_grid", "segmented", "hopper"])
+@pytest.mark.parametrize("implementation", ["static_grid", "segmented", "hopper", "few_sequences"])
 def test_one_captured_graph_serves_fifty_batches(
     implementation: str, shape: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = 16 if shape is DECODES else 64
-    kernel = kernels()[implementation]
-    able = [
-        config
-        for config in runnable(implementation, shape)
-        if config.kwargs.get("BLOCK_M", rows) == rows
-    ]
-    monkeypatch.setattr(kernel, "configs", able[:1])
+    if implementation != "few_sequences":  # it has one config
+        able = [
+            config
+            for config in runnable(implementation, shape)
+            if config.kwargs.get("BLOCK_M", rows) == rows
+        ]
+        monkeypatch.setattr(kernels()[implementation], "configs", able[:1])
     captured = Captured(shape, implementation)
     for seed in range(50):
         case = other_lengths(shape, seed)

@@ -16,9 +16,10 @@ from ...triton_internals.environment import is_interpreting
 from ...triton_internals.versions import GLUON_IS_COVERED
 from ..batch import Batch
 from ..schedule import Schedule, make_schedule
-from .kernel_call import KernelCall, num_sms, zeros
+from .kernel_call import KernelCall, Repeat, num_sms, zeros
 
 __all__ = [
+    "HopperLayers",
     "available",
     "has_no_gaps",
     "holds_words",
@@ -155,6 +156,42 @@ def run(batch: Batch) -> torch.Tensor:
     """Compute a batch's attention, and return its `out`."""
     launch(batch)()
     return batch.out
+
+
+class HopperLayers:
+    """Launches in the layers of a step, which share a schedule and the form of their caches.
+
+    Args:
+        batch: the call of one layer.
+        overlap: as in `plan`.
+    """
+
+    def __init__(self, batch: Batch, overlap: bool) -> None:
+        """Schedule the batch."""
+        self._schedule, self._overlap = make_schedule(batch), overlap
+        self._descriptors = descriptors_like(batch.k_cache)
+
+    def launch(self, batch: Batch) -> Repeat | None:
+        """Compute a layer; None for an `out` that the kernel cannot write, which is copied."""
+        out = batch.out
+        if not holds_words(out):
+            # A copy and not an empty tensor: rows past the last sequence must keep their content.
+            copy = out.clone(memory_format=torch.contiguous_format)
+            self.launch(batch.with_tensors(batch.q, batch.k_cache, batch.v_cache, copy))
+            out.copy_(copy)
+            return None
+        call = launch(batch, self._schedule, self._overlap)
+        kernel = call()
+        config = call.kernel.best_config.kwargs
+        repeated = call.repeated(kernel, ("out", "keys", "values", "q"), **config)
+
+        def repeat(
+            q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, out: torch.Tensor
+        ) -> bool:
+            keys = descriptor_of(k_cache, self._descriptors)
+            return repeated(out, keys, descriptor_of(v_cache, self._descriptors), q)
+
+        return repeat
 
 
 def box_rows(page: int) -> int:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
-__all__ = ["KernelCall", "num_sms", "zeros"]
+from ...triton_internals.repeated_launch import RepeatedLaunch
+from ..batch import Batch
+
+__all__ = ["KernelCall", "Layers", "Repeat", "num_sms", "zeros"]
 
 SPARE = 1 << 20
 """Zeros allocated at a time for captured graphs: enough for hundreds of launches."""
@@ -21,14 +25,37 @@ class KernelCall(NamedTuple):
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
-    def __call__(self) -> None:
-        """Launch the kernel."""
-        self.kernel[self.grid](*self.args, **self.kwargs)
+    def __call__(self) -> Any:
+        """Launch the kernel, and return it as it was compiled; None in Triton's interpreter."""
+        return self.kernel[self.grid](*self.args, **self.kwargs)
 
     @property
     def arguments(self) -> dict[str, Any]:
         """All arguments by name."""
         return {**dict(zip(self.kernel.arg_names, self.args, strict=False)), **self.kwargs}
+
+    def repeated(self, kernel: Any, changing: Sequence[str], **config: Any) -> RepeatedLaunch:
+        """Return the launch with other values of some arguments.
+
+        Args:
+            kernel: what the launch returned.
+            changing: names of these arguments.
+            **config: arguments that a config gave.
+        """
+        arguments = {**self.arguments, **config}
+        ordered = {name: arguments[name] for name in self.kernel.arg_names}
+        return RepeatedLaunch(kernel, self.grid, ordered, changing)
+
+
+Repeat = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], bool]
+"""Computes another layer from its q, k_cache, v_cache and out; False if it could not."""
+
+
+class Layers(Protocol):
+    """What the layers of a step share, of an implementation that repeats its launches."""
+
+    def launch(self, batch: Batch) -> Repeat | None:
+        """Compute a layer, and return how to compute others of the same form, if that is known."""
 
 
 @cache

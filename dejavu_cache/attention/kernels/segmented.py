@@ -21,7 +21,7 @@ from ..search_space import BUCKETS, KEYS, METHOD, default_rule, prune_rules, spa
 from .kernel_call import KernelCall, num_sms
 from .softmax_tiles import attend, find_block, init_softmax, load_block
 
-__all__ = ["launch", "merge_kernel", "run", "segment_kernel"]
+__all__ = ["launch", "merge", "merge_kernel", "num_segments", "run", "segment_kernel"]
 
 PER_SM = (1, 2, 4, 8, 16, 32)
 """Programs per multiprocessor; counted per GPU so that one config suits few and many sequences."""
@@ -63,29 +63,49 @@ def merge_kernel(
     tl.store(at_out, merged.to(out.dtype.element_ty), mask=(dims < HEAD) & (row // HEADS < tokens))
 
 
-def _merge(
+def merge(
     out: torch.Tensor,
     scratch: torch.Tensor,
     cu_seqlens_q: torch.Tensor,
     v_scale: torch.Tensor | None,
     head_padded: int,
     segments: int,
-) -> None:
+    slots: int = 0,
+) -> KernelCall:
+    """Prepare the launch that merges segments.
+
+    Args:
+        out: as in `paged_attention`.
+        scratch: what `segment_kernel` wrote.
+        cu_seqlens_q: as in `paged_attention`.
+        v_scale: likewise.
+        head_padded: the head size of the kernel's tiles.
+        segments: number of segments.
+        slots: a power of two that is no smaller, for which the kernel is compiled; 0: the least.
+    """
     tokens, heads, head = out.shape
-    slots = 1 << (segments - 1).bit_length()
-    merge_kernel[(tokens * heads,)](
-        out, out.stride(0), out.stride(1), scratch, cu_seqlens_q, v_scale, len(cu_seqlens_q) - 1, tokens * heads,
-        segments, HEADS=heads, HEAD=head, HEAD_PADDED=head_padded, SLOTS=slots, num_warps=4 if slots > 16 else 2,
+    slots = slots or 1 << (segments - 1).bit_length()
+    return KernelCall(
+        merge_kernel,
+        (tokens * heads,),
+        (
+            out, out.stride(0), out.stride(1), scratch, cu_seqlens_q, v_scale,
+            len(cu_seqlens_q) - 1, tokens * heads, segments,
+        ),
+        {
+            "HEADS": heads, "HEAD": head, "HEAD_PADDED": head_padded, "SLOTS": slots,
+            "num_warps": 4 if slots > 16 else 2,
+        },
     )  # fmt: skip
 
 
 def _merge_after_benchmark(nargs: dict[str, Any], exception: Exception | None) -> None:
     """Merge after each benchmarked launch, so that its time includes the cost of merging."""
     if exception is None:
-        _merge(
+        merge(
             nargs["out"], nargs["scratch"], nargs["cu_seqlens_q"], nargs["v_scale"], nargs["HEAD_PADDED"],
             num_segments(nargs, nargs),
-        )  # fmt: skip
+        )()  # fmt: skip
 
 
 def num_segments(arguments: Mapping[str, Any], config: Mapping[str, Any]) -> int:
@@ -191,15 +211,20 @@ def segment_kernel(
     tl.store(peaks + num_rows.to(tl.int64) * segments + at, total, mask=inside)
 
 
-def launch(batch: Batch, on_grid: Callable[[int], object] = lambda segments: None) -> KernelCall:
+def launch(
+    batch: Batch,
+    on_grid: Callable[[int], object] = lambda segments: None,
+    most: int = MOST_SEGMENTS,
+) -> KernelCall:
     """Prepare a launch with one program per Q block, KV head and segment.
 
     Args:
         batch: the call.
         on_grid: called at the launch with the number of segments, which depends on the config.
+        most: segments of a sequence, at most.
     """
     rows, sms = batch.num_tokens * batch.q.shape[1], num_sms(batch.q.device)
-    most = min(MOST_SEGMENTS, max(ROOM // (batch.num_tokens * batch.kv_heads), 1))
+    most = min(most, max(ROOM // (batch.num_tokens * batch.kv_heads), 1))
     scratch = torch.empty(
         rows * most * (batch.head_padded + 2), dtype=torch.float32, device=batch.q.device
     )
@@ -227,12 +252,6 @@ def run(batch: Batch) -> torch.Tensor:
     segments: list[int] = []
     segmented = launch(batch, segments.append)
     segmented()
-    _merge(
-        batch.out,
-        segmented.args[1],
-        batch.cu_seqlens_q,
-        batch.v_scale,
-        batch.head_padded,
-        segments[-1],
-    )
+    scratch = segmented.args[1]
+    merge(batch.out, scratch, batch.cu_seqlens_q, batch.v_scale, batch.head_padded, segments[-1])()
     return batch.out
