@@ -50,8 +50,8 @@ def slots_of(batch: Batch) -> int:
 
     Kernels are compiled for it, and nothing is to be compiled for another length of a sequence.
     """
-    programs = CONFIG["per_sm"] * num_sms(batch.q.device)
-    return min(1 << ((programs // batch.kv_heads) | 1).bit_length() - 1, MOST_SLOTS)
+    programs = max(CONFIG["per_sm"] * num_sms(batch.q.device) // batch.kv_heads, 1)
+    return min(1 << (programs.bit_length() - 1), MOST_SLOTS)
 
 
 def prepare(batch: Batch) -> tuple[KernelCall, KernelCall]:
