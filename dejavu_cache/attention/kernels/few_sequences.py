@@ -9,12 +9,14 @@ products of a model a launch finds none of it in a cache.
 from __future__ import annotations
 
 import torch
+import triton
 
 from ..batch import Batch
+from ..search_space import why_not_here
 from . import segmented
 from .kernel_call import KernelCall, Repeat, num_sms
 
-__all__ = ["FewSequences", "run", "suits"]
+__all__ = ["FewSequencesLayers", "run", "suits"]
 
 CONFIG = {"TILE": 32, "per_sm": 4, "num_warps": 4, "num_stages": 4}
 """The config: of 19, the fastest with long contexts, and among the fastest with short ones.
@@ -31,12 +33,9 @@ MOST_SEQS = 2
 SMS_PER_HEAD = 8
 """Multiprocessors for each sequence's KV head, at least."""
 
-MOST_SLOTS = 128
-"""Segments that are merged, at most."""
-
 
 def suits(batch: Batch) -> bool:
-    """Check a batch for few new tokens of few sequences."""
+    """Check a batch for few rows of one or two sequences, and a GPU that is large beside them."""
     heads = batch.num_seqs * batch.kv_heads
     return (
         batch.num_seqs <= MOST_SEQS
@@ -51,16 +50,28 @@ def slots_of(batch: Batch) -> int:
     Kernels are compiled for it, and nothing is to be compiled for another length of a sequence.
     """
     programs = max(CONFIG["per_sm"] * num_sms(batch.q.device) // batch.kv_heads, 1)
-    return min(1 << (programs.bit_length() - 1), MOST_SLOTS)
+    return min(1 << (programs.bit_length() - 1), segmented.MOST_SEGMENTS)
 
 
 def prepare(batch: Batch) -> tuple[KernelCall, KernelCall]:
-    """Prepare the launches that compute and merge a batch's segments."""
+    """Prepare the launches that compute and merge a batch's segments.
+
+    Raises:
+        ValueError: the config cannot run the batch's shape on this GPU.
+    """
     slots = slots_of(batch)
     call = segmented.launch(batch, most=slots)
     config = {**CONFIG, "BLOCK_M": max(ROWS, 1 << (batch.group - 1).bit_length())}
     arguments = {**call.arguments, **config}
+    tiles = {name: config[name] for name in ("BLOCK_M", "TILE")}
+    options = {name: config[name] for name in ("num_warps", "num_stages")}
+    reason = why_not_here(triton.Config(tiles, **options), arguments)
+    if reason:
+        raise ValueError(
+            f"implementation: 'few_sequences' has one config, which {reason}; use 'auto'"
+        )
     grid = call.grid(arguments)
+    # The function behind the autotuner, since there is nothing to choose.
     computing = KernelCall(call.kernel.fn, grid, call.args, {**call.kwargs, **config})
     merging = segmented.merge(
         batch.out, arguments["scratch"], batch.cu_seqlens_q, batch.v_scale, batch.head_padded,
@@ -76,7 +87,7 @@ def run(batch: Batch) -> torch.Tensor:
     return batch.out
 
 
-class FewSequences:
+class FewSequencesLayers:
     """Launches in the layers of a step, which share the memory for segments."""
 
     def launch(self, batch: Batch) -> Repeat:

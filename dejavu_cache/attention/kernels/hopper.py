@@ -15,7 +15,7 @@ import torch
 from ...triton_internals.environment import is_interpreting
 from ...triton_internals.versions import GLUON_IS_COVERED
 from ..batch import Batch
-from ..schedule import Schedule, make_schedule
+from ..schedule import COUNTERS, Schedule, make_schedule
 from .kernel_call import KernelCall, Repeat, num_sms, zeros
 
 __all__ = [
@@ -119,9 +119,10 @@ def launch(batch: Batch, schedule: Schedule | None = None, overlap: bool = True)
     if not suits(batch):
         raise ValueError(
             "implementation: 'hopper' takes a Hopper GPU, Triton 3.6 to 3.8, bfloat16 or float16 "
-            "in q and caches, an even head size, rows of q and out at even offsets, no gaps between "
-            "a cache's heads that are padded, a block_size that is a multiple of 8, and no ALiBi "
-            "or scales; use 'auto'"
+            "in q and caches, an even head size, at most 64 query heads per KV head, rows of q and "
+            "out at even offsets, caches aligned to 16 bytes, without gaps between heads whose "
+            "size is not 64, 128 or 256, a block_size that is a multiple of 8, and no ALiBi or "
+            "scales; use 'auto'"
         )
     from .hopper_kernel import hopper_kernel
 
@@ -129,7 +130,7 @@ def launch(batch: Batch, schedule: Schedule | None = None, overlap: bool = True)
     overlap = overlap and (driver_version() or 0) >= CAPTURES_OVERLAP
     q, out, cache = batch.q, batch.out, batch.k_cache
     page, strides = cache.shape[1], cache.stride()
-    counters = 5 + 2 * schedule.blocks * batch.kv_heads
+    counters = COUNTERS + 2 * schedule.blocks * batch.kv_heads
     heads_below = strides[2] % strides[1] == 0  # a head's pages are rows of their own
     return KernelCall(
         hopper_kernel,

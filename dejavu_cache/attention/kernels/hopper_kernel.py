@@ -4,8 +4,8 @@ Programs take units from the list of `schedule.py`. Two groups of four warps eac
 unit. A Q block of a prompt has two halves of 64 rows, which share tiles of keys and values; while
 one multiplies, the other computes exponentials. Where the rows of a block fit one half, as in
 decoding, the halves compute two KV heads. If the number of heads is odd, they compute every other
-tile, or half of the columns each (`parts_each` says when). One more warp only takes units and loads pages,
-so the next unit's pages are on their way while the results of the previous one are written.
+tile, or half of the columns each (`parts_each` says when). One more warp only takes units and loads
+pages, so the next unit's pages are on their way while the results of the previous one are written.
 `hopper_merge` says who merges partial results, and when.
 
 With OVERLAP, the kernel may be launched while the one before it ends, and lets the next one do so.
@@ -25,6 +25,7 @@ from triton.language.extra.cuda import gdc_wait
 from ...runtime.autotuner import cached_autotune
 from ...triton_internals.versions import thread_barrier
 from ...tuning.result_check import CheckOptions
+from ..schedule import COUNTERS
 from ..search_space import HOPPER_KEYS, METHOD, hopper_prune_rules, hopper_space
 from .hopper_kind import ROWS, kind_of
 from .hopper_merge import is_few, merge, merge_few
@@ -33,12 +34,12 @@ from .hopper_pages import (
     RING,
     Ring,
     Stages,
+    await_tile,
     locate,
     make_barriers,
     produce,
     receive,
     skip,
-    watch,
 )
 from .hopper_products import (
     await_products,
@@ -64,6 +65,8 @@ from .hopper_rows import (
 __all__ = ["hopper_kernel"]
 
 wait_for_threads = thread_barrier(gl)
+
+FIRST_ARRIVAL = gl.constexpr(COUNTERS)
 
 SHARED = gl.constexpr(gl.NVMMASharedLayout(128, 16, 2))
 """Layout of tiles in shared memory: that of TMA's boxes, one beside the other."""
@@ -94,9 +97,9 @@ def consume_tile(which: gl.constexpr, step, stride, tile, MASKED: gl.constexpr, 
     """
     stage = step % KIND.stages
     before = (step - stride) % KIND.stages
-    watch(stages.k_full, step, KIND)
+    await_tile(stages.k_full, step, KIND)
     scores = multiply_keys(queries, k.index(stage), KIND)
-    watch(stages.v_full, step - stride, KIND)
+    await_tile(stages.v_full, step - stride, KIND)
     acc = multiply_values(weights, own_values(which, v, before, KIND), acc, fade, KIND)
     if KIND.pairs == 0:
         if stride == 2:
@@ -143,7 +146,7 @@ def attend(which: gl.constexpr, begin, stop, stride, top, pace, acc, peak, total
     HAS_PLAIN_LOOP: gl.constexpr = (KIND.window < 0) & (KIND.pairs > 0)
     count = gl.cdiv(stop - begin, stride)
     stage = begin % KIND.stages
-    watch(stages.k_full, begin, KIND)
+    await_tile(stages.k_full, begin, KIND)
     scores = multiply_keys(queries, k.index(stage), KIND)
     if (stride == 2) & (which == 1):
         skip(stages, begin - 1, KIND)
@@ -157,7 +160,7 @@ def attend(which: gl.constexpr, begin, stop, stride, top, pace, acc, peak, total
     if end < start + KIND.tile:
         # Values past the last token may be anything, and zero times that must be zero. Where both
         # halves write, they write the same, so neither need wait for the other.
-        watch(stages.v_full, begin, KIND)
+        await_tile(stages.v_full, begin, KIND)
         tokens = start + gl.arange(0, KIND.tile, gl.SliceLayout(1, WORDS))
         columns = own_values(which, v, stage, KIND)
         values = as_words(columns, KIND.tile, columns.shape[1])
@@ -180,7 +183,7 @@ def attend(which: gl.constexpr, begin, stop, stride, top, pace, acc, peak, total
                 queries, k, v, stages, positions, low, end, scale, softcap, KIND,
             )  # fmt: skip
     last = begin + (count - 1) * stride
-    watch(stages.v_full, last, KIND)
+    await_tile(stages.v_full, last, KIND)
     acc = multiply_values(weights, own_values(which, v, last % KIND.stages, KIND), acc, fade, KIND)
     next_unit = receive(units, ring, turn, KIND)
     next_queries = 0
@@ -207,9 +210,7 @@ def finish(which: gl.constexpr, out, queries, scratch, arrivals, acc, peak, tota
             staging = queries._reinterpret(
                 queries.dtype, [KIND.sharers, ROWS, KIND.head_padded // KIND.sharers], SHARED
             ).index(0)
-            store_rows(
-                out, staging, acc, total, first, tokens, kv_head, COLUMN, KIND
-            )  # fmt: skip
+            store_rows(out, staging, acc, total, first, tokens, kv_head, COLUMN, KIND)
     else:
         piece = gl.load(entry + 6)
         pieces = gl.load(entry + 7)
@@ -235,7 +236,7 @@ def finish(which: gl.constexpr, out, queries, scratch, arrivals, acc, peak, tota
 
 
 @gluon.jit
-def consume(which: gl.constexpr, out, q, sinks, units, scratch, arrivals, taken, q_tiles, k_boxes, v_boxes,
+def consume(which: gl.constexpr, out, q, sinks, units, scratch, arrivals, counters, q_tiles, k_boxes, v_boxes,
             stages, ring, softmax_scale, softcap, KIND: gl.constexpr):  # fmt: skip
     """Compute half of each unit; runs in four warps."""
     DTYPE: gl.constexpr = q.pointer.dtype.element_ty
@@ -298,9 +299,8 @@ def consume(which: gl.constexpr, out, q, sinks, units, scratch, arrivals, taken,
             total = gl.where(counts & (lane == 0)[None, :], 1.0, total)
         acc = no_output(KIND)
         turn += 1
-        if (KIND.parts == 1) or (
-            begin < loaded
-        ):  # each unit has keys, so two heads have a tile each
+        # Each unit has keys, so two heads have a tile each.
+        if (KIND.parts == 1) or (begin < loaded):
             acc, peak, total, unit, next_queries = attend(
                 which, done + begin, done + loaded, stride, top, pace, acc, peak, total, queries, k, v,
                 stages, position + skipped + rows // KIND.group, position + skipped,
@@ -323,7 +323,7 @@ def consume(which: gl.constexpr, out, q, sinks, units, scratch, arrivals, taken,
         queries_here = next_queries
         if not loads_early(KIND.head_padded):
             queries_here = load_half(which, q, unit, KIND)
-    merge(which, out, scratch, arrivals, taken, units, ring, turn + 1, KIND)
+    merge(which, out, scratch, arrivals, counters, units, ring, turn + 1, KIND)
 
 
 @cached_autotune(
@@ -333,7 +333,7 @@ def consume(which: gl.constexpr, out, q, sinks, units, scratch, arrivals, taken,
 @gluon.jit(do_not_specialize=["stride_table", "page_rows", "head_rows", "head_columns"])
 def hopper_kernel(
     out, stride_out_token, stride_out_head, keys, values, page_rows, head_rows, head_columns,
-    units, scratch, arrivals, q, block_table, sinks, softmax_scale, softcap, stride_token, stride_head, stride_table,
+    units, scratch, counters, q, block_table, sinks, softmax_scale, softcap, stride_token, stride_head, stride_table,
     PAIRS: gl.constexpr, KV_HEADS: gl.constexpr, GROUP: gl.constexpr, HEAD: gl.constexpr,
     HEAD_PADDED: gl.constexpr, PAGE: gl.constexpr, BOX: gl.constexpr, WINDOW: gl.constexpr, SOFTCAP: gl.constexpr,
     OVERLAP: gl.constexpr, TILE: gl.constexpr, STAGES: gl.constexpr,
@@ -361,13 +361,12 @@ def hopper_kernel(
         mbarrier.init(ring.free.index(slot), count=2)
     outputs = TokenHeads(out, stride_out_token, stride_out_head)
     queries = TokenHeads(q, stride_token, stride_head)
-    taken = arrivals
-    counters = arrivals + 4
+    arrivals = counters + FIRST_ARRIVAL
     gl.warp_specialize([
-        (consume, (gl.constexpr(0), outputs, queries, sinks, units, scratch, counters, taken, q_tiles, k_boxes, v_boxes,
+        (consume, (gl.constexpr(0), outputs, queries, sinks, units, scratch, arrivals, counters, q_tiles, k_boxes, v_boxes,
                    stages, ring, softmax_scale, softcap, KIND)),
-        (consume, (gl.constexpr(1), outputs, queries, sinks, units, scratch, counters, taken, q_tiles, k_boxes, v_boxes,
+        (consume, (gl.constexpr(1), outputs, queries, sinks, units, scratch, arrivals, counters, q_tiles, k_boxes, v_boxes,
                    stages, ring, softmax_scale, softcap, KIND)),
         (produce, (keys, values, k_boxes, v_boxes, stages, ring,
-                   units, taken, block_table, stride_table, page_rows, head_rows, head_columns, KIND)),
+                   units, counters, block_table, stride_table, page_rows, head_rows, head_columns, KIND)),
     ], [4, 1], [232, 40])  # fmt: skip

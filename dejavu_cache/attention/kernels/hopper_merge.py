@@ -20,7 +20,7 @@ from ..schedule import (
     ROWS_OF_LAST,
     ROWS_OF_MANY,
 )
-from .hopper_pages import STARTED, hear
+from .hopper_pages import STARTED, receive_started
 from .hopper_rows import EXTRA
 
 __all__ = ["is_few", "merge", "merge_few"]
@@ -141,15 +141,13 @@ def merge(
         halves = 2 * gl.num_programs(0)
         task = 2 * gl.program_id(0) + which
         step = halves
-        waits = hear(ring, turn) > 0
+        waits = receive_started(ring, turn) > 0
         own = gl.where(waits, 1, MISSED + 1)
         task = gl.where(waits, task, tasks)
         going = True
         while going:
             while task < tasks:
-                merge_task(
-                    out, scratch, arrivals, units, task, waits, KIND,
-                )  # fmt: skip
+                merge_task(out, scratch, arrivals, units, task, waits, KIND)
                 task += step
             going = False
             if own > 0:
@@ -166,7 +164,7 @@ def merge(
 
 
 @gluon.jit
-def merge_task(out, scratch, arrivals, units, task, waits, KIND: gl.constexpr):  # fmt: skip
+def merge_task(out, scratch, arrivals, units, task, waits, KIND: gl.constexpr):
     """Merge a few rows of a KV head, after their parts have arrived."""
     entry = units + gl.load(units + 2) + task // KIND.kv_heads * MERGE_ENTRY
     kv_head = task % KIND.kv_heads
@@ -180,7 +178,7 @@ def merge_task(out, scratch, arrivals, units, task, waits, KIND: gl.constexpr): 
     if gl.load(entry + 8) > KIND.tile:
         counter = arrivals + gl.load(entry + 6) * KIND.kv_heads + kv_head
         if waits:
-            while ask(counter) % TASK < parts * KIND.sharers:
+            while load_acquire(counter) % TASK < parts * KIND.sharers:
                 pass
             wait_for_threads()  # all threads have seen the count before one of them resets it
         # As `constants_of` lists the rows: decoding has few, and one variant is less code.
@@ -203,7 +201,7 @@ def merge_task(out, scratch, arrivals, units, task, waits, KIND: gl.constexpr): 
 
 
 @gluon.jit
-def ask(counter):
+def load_acquire(counter):
     """Read a counter, and see what was stored before its arrivals were counted."""
     return gl.inline_asm_elementwise(
         "ld.acquire.gpu.global.s32 $0, [$1];", "=r,l,~{memory}", [counter.to(gl.int64, bitcast=True)],

@@ -22,13 +22,13 @@ __all__ = [
     "STARTED",
     "Ring",
     "Stages",
-    "hear",
+    "await_tile",
     "locate",
     "make_barriers",
     "produce",
     "receive",
+    "receive_started",
     "skip",
-    "watch",
 ]
 
 COLUMNS = gl.constexpr(64)
@@ -39,6 +39,12 @@ A row of swizzled shared memory has as many 2-byte elements.
 
 RING = gl.constexpr(2)
 """Number of units that the producer may be ahead."""
+
+TAKEN = gl.constexpr(0)
+"""Counter of the units that were taken, beyond the first one of each program."""
+
+ENDED = gl.constexpr(1)
+"""Counter of the producers that have ended."""
 
 STARTED = gl.constexpr(2)
 """Counter of the programs that run, by which `hopper_merge` knows whether it may wait for them."""
@@ -83,7 +89,7 @@ def locate(units, unit, KIND: gl.constexpr):
 
 
 @gluon.jit
-def announce(ring, turn, unit):
+def send_unit(ring, turn, unit):
     """Send both halves the next unit; -1 ends them."""
     LAYOUT: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
     slot = turn % RING
@@ -137,7 +143,7 @@ def read_range(units, unit, KIND: gl.constexpr):
 
 
 @gluon.jit
-def produce(keys, values, k_boxes, v_boxes, stages, ring, units, taken, block_table, stride_table,
+def produce(keys, values, k_boxes, v_boxes, stages, ring, units, counters, block_table, stride_table,
             page_rows, head_rows, head_columns, KIND: gl.constexpr):  # fmt: skip
     """Take units and load their tiles, the last first; runs in one warp.
 
@@ -157,10 +163,10 @@ def produce(keys, values, k_boxes, v_boxes, stages, ring, units, taken, block_ta
     count = gl.load(units) * (KIND.kv_heads // KIND.heads)
     merges = gl.load(units + 1)
     if merges > 0:
-        gl.atomic_add(taken + STARTED, 1, sem="relaxed")
+        gl.atomic_add(counters + STARTED, 1, sem="relaxed")
     if unit >= count:
         unit = -1
-    announce(ring, turn, unit)
+    send_unit(ring, turn, unit)
     while unit >= 0:
         # Heads vary fastest, so that programs which run together read the same page numbers.
         pages = block_table + sequence.to(gl.int64) * stride_table
@@ -186,17 +192,17 @@ def produce(keys, values, k_boxes, v_boxes, stages, ring, units, taken, block_ta
         # leaves the rest to others. Its entry is read, so that the L1 cache has it when the halves
         # look.
         turn += 1
-        unit = programs + gl.atomic_add(taken, 1, sem="relaxed")
+        unit = programs + gl.atomic_add(counters + TAKEN, 1, sem="relaxed")
         if unit >= count:
             unit = -1
-        announce(ring, turn, unit)
+        send_unit(ring, turn, unit)
         sequence, tokens, position, low, high, kv_head = read_range(units, unit, KIND)
     if merges > 0:
-        announce(ring, turn + 1, await_programs(taken + STARTED, programs))
+        send_unit(ring, turn + 1, await_programs(counters + STARTED, programs))
     # The last program leaves the counters as the next launch must find them.
-    if gl.atomic_add(taken + 1, 1, sem="relaxed") == programs - 1:
-        gl.store(taken, 0)
-        gl.store(taken + 1, 0)
+    if gl.atomic_add(counters + ENDED, 1, sem="relaxed") == programs - 1:
+        gl.store(counters + TAKEN, 0)
+        gl.store(counters + ENDED, 0)
 
 
 @gluon.jit
@@ -211,7 +217,7 @@ def await_programs(started, programs):
 
 
 @gluon.jit
-def hear(ring, turn):
+def receive_started(ring, turn):
     """Receive the number that follows the last unit: whether all programs run."""
     LAYOUT: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
     mbarrier.wait(ring.full.index(turn % RING), (turn // RING) & 1)
@@ -219,7 +225,7 @@ def hear(ring, turn):
 
 
 @gluon.jit
-def watch(full, tile, KIND: gl.constexpr):
+def await_tile(full, tile, KIND: gl.constexpr):
     """Wait until a tile is loaded."""
     mbarrier.wait(full.index(tile % KIND.stages), (tile // KIND.stages) & 1)
 
@@ -230,7 +236,7 @@ def skip(stages, tile, KIND: gl.constexpr):
 
     Each half sees and releases every tile, or it could not tell a stage's tile from a later one.
     """
-    watch(stages.k_full, tile, KIND)
+    await_tile(stages.k_full, tile, KIND)
     mbarrier.arrive(stages.k_free.index(tile % KIND.stages))
-    watch(stages.v_full, tile, KIND)
+    await_tile(stages.v_full, tile, KIND)
     mbarrier.arrive(stages.v_free.index(tile % KIND.stages))

@@ -52,7 +52,7 @@ Repeat = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], bool
 
 
 class Layers(Protocol):
-    """What the layers of a step share, of an implementation that repeats its launches."""
+    """Launches of an implementation in the layers of a step, which share memory and schedule."""
 
     def launch(self, batch: Batch) -> Repeat | None:
         """Compute a layer, and return how to compute others of the same form, if that is known."""

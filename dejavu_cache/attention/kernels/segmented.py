@@ -27,6 +27,7 @@ PER_SM = (1, 2, 4, 8, 16, 32)
 """Programs per multiprocessor; counted per GPU so that one config suits few and many sequences."""
 
 MOST_SEGMENTS = 128
+"""Segments of a sequence, at most: a program that merges loads those of a row at once."""
 
 AT_ONCE = 1 << 15
 """Elements of keys that the tiles of all programs on a multiprocessor hold at the same time."""
@@ -42,9 +43,8 @@ def merge_kernel(
 ):  # fmt: skip
     """Merge the segments' outputs, weighted by their sums; one program per (token, query head)."""
     row = tl.program_id(0).to(tl.int64)
-    tokens = tl.load(
-        cu_seqlens_q + num_seqs
-    )  # those after the last sequence are padding, and left alone
+    # Tokens after the last sequence are padding, and left alone.
+    tokens = tl.load(cu_seqlens_q + num_seqs)
     slots = tl.arange(0, SLOTS)
     at = row * segments + slots
     dims = tl.arange(0, HEAD_PADDED)

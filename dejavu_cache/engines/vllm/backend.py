@@ -99,7 +99,7 @@ class DejavuAttentionBackend(AttentionBackend):  # type: ignore[misc]
 
     @classmethod
     def supports_kv_connector(cls) -> bool:
-        """Return that caches are not handed to other engines; nobody has tried it."""
+        """Return False: handing caches to other engines is untested."""
         return False
 
     @staticmethod
