@@ -160,12 +160,19 @@ def _text(name: str, value: Any) -> str:
     if isinstance(value, (str, int)) or hasattr(value, "path"):
         path = Path(text)
         if not (os.sep in text and path.exists()):
-            return text[:500] or _UNREADABLE
+            return _shortened(text) or _UNREADABLE
         return _UNREADABLE if path.is_dir() else f"{path.name} {_file_digest(text)}"
     try:
         return value_hash(value)
     except (UnreadableKernelError, OSError):
         return _UNREADABLE
+
+
+def _shortened(text: str) -> str:
+    """Return a text that tells long ones apart, too."""
+    if len(text) <= 500:
+        return text
+    return f"{text[:460]} {hashlib.sha256(text.encode()).hexdigest()[:32]}"
 
 
 @cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import reprlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -93,6 +94,8 @@ _described: dict[Any, Config] = {}
 
 def _scalar(value: Any) -> Scalar:
     """Return a meta-parameter's value, as text if JSON has nothing better; it is only compared."""
+    if isinstance(value, enum.Enum):  # an `IntEnum` is more to a kernel than its number
+        return function_text(value)
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if type(value).__name__ == "constexpr":

@@ -12,6 +12,7 @@ import enum
 import functools
 import inspect
 import reprlib
+import struct
 import sys
 import types
 from abc import ABC, ABCMeta
@@ -38,6 +39,8 @@ Tokens = Iterator[str]
 _PLAIN = (int, float, complex, str, bytes, bool, type(None), type(Ellipsis), range)
 _TYPING_FORMS: tuple[Any, ...] = (type(Optional), type(List))  # noqa: UP006
 """Classes of the names that `typing` has for annotations, such as `Optional`, without arguments."""
+_GENERATORS = ("<string>", "<attrs generated", dataclasses.__file__)
+"""Files of generated methods, or how their names begin."""
 _EMPTY_BASES = (object, Generic, Protocol, ABC)
 # What Python itself puts into a class, which differs between its versions.
 _MADE_BY_PYTHON = frozenset(
@@ -74,10 +77,17 @@ def is_jit(value: Any) -> bool:
     """Return whether a value is a jit function, perhaps decorated, or a `constexpr_function`."""
     if isinstance(value, type) or not hasattr(value, "fn") or not callable(value):
         return False
+    if not _has_class_of_triton(value):
+        return False  # it runs code of its own, and is read with all that it holds
     try:
         return inspect.isfunction(python_function(value))
     except AttributeError:
         return False
+
+
+def _has_class_of_triton(value: Any) -> bool:
+    """Return whether an object's class is one of Triton's, or made from one."""
+    return any(kind.__module__.partition(".")[0] == "triton" for kind in type(value).__mro__)
 
 
 def is_triton_own(value: Any) -> bool:
@@ -108,6 +118,9 @@ def unwrap(value: Any) -> tuple[Any, bool]:
 
 def plain_text(value: Any) -> str | None:
     """Return a text that tells plain values apart, or None for a value that is not plain."""
+    if type(value) is float and value != value:
+        bits = struct.pack(">d", value).hex()
+        return "float:nan" if bits == _USUAL_NAN else f"float:nan {bits}"
     if type(value) in _PLAIN:
         return f"{type(value).__name__}:{value!a}"
     if type(value) in (tuple, list):
@@ -121,6 +134,7 @@ def plain_text(value: Any) -> str | None:
     return None
 
 
+_USUAL_NAN = struct.pack(">d", float("nan")).hex()
 _DTYPES = ("triton", "torch", "numpy")
 
 
@@ -149,13 +163,13 @@ class ConstantReader:
         Raises:
             UnreadableKernelError: the value, or a part of it, has no encoding.
         """
-        value, wrapped = unwrap(value)
+        value, _ = unwrap(value)
         text = plain_text(value)
         if text is not None:
             yield f"{name}={text}"
         elif is_triton_own(value):
-            if wrapped or "." in name:
-                yield f"{name} is Triton's {value.__module__}.{value.__qualname__}"
+            function = python_function(value) if is_jit(value) else value
+            yield f"{name} is Triton's {function.__module__}.{function.__qualname__}"
         elif is_jit(value):
             yield f"{name} calls"
             yield from self._read_function(name, value)
@@ -181,11 +195,13 @@ class ConstantReader:
             yield from self._class(name, value)
         elif isinstance(value, _TYPING_FORMS):
             yield f"typing.{value._name} of python"
-        elif type(value).__module__ == "numpy" and hasattr(value, "item") and not value.shape:
+        elif _is_numpy_scalar(value):
             yield f"{value.dtype} {value.item()!a}"
         elif isinstance(value, tuple) and hasattr(type(value), "_fields"):
             yield from self.read(name, type(value))
             yield from self._items(name, tuple(value))
+            for attribute, held in sorted(getattr(value, "__dict__", {}).items()):
+                yield from self.read(f"{name}.{attribute}", held)
         else:
             yield from self._instance(name, value)
 
@@ -242,7 +258,7 @@ class ConstantReader:
             yield from self.read(name, accessor)
 
     def _class(self, name: str, value: type) -> Tokens:
-        library = library_of(value)
+        library = library_of(value) if _is_where_it_says(value) else ""
         if library or is_triton_own(value):
             yield f"{value.__module__}.{value.__qualname__} of {library or 'triton'}"
             return
@@ -263,6 +279,8 @@ class ConstantReader:
     def _dataclass_fields(self, name: str, value: type) -> Tokens:
         for field in vars(value).get("__dataclass_fields__", {}).values():
             yield f"{field.name} {field.init} {field.compare} {getattr(field, 'kw_only', False)}"
+            if field.metadata:
+                yield from self.read(f"{name}.{field.name} metadata", field.metadata)
             for default in (field.default, field.default_factory):
                 if type(default).__name__ != "_MISSING_TYPE":
                     yield from self.read(f"{name}.{field.name}", default)
@@ -271,21 +289,26 @@ class ConstantReader:
             yield f"{options.init} {options.eq} {options.order} {options.frozen}"
 
     def _members(self, name: str, value: type) -> Tokens:
-        is_enum = isinstance(value, enum.EnumMeta)
         if isinstance(value, enum.EnumMeta):
-            member: Any
-            for label, member in value.__members__.items():
-                yield label
-                yield from self.read(f"{name}.{label}", member.value)
+            yield from self._enum_members(name, value)
         for attribute in sorted(set(vars(value)) - _MADE_BY_PYTHON):
             held = vars(value)[attribute]
             if type(held).__name__ in ("member_descriptor", "getset_descriptor", "_tuplegetter"):
                 continue
-            if is_enum and getattr(_function_of(held), "__module__", None) != value.__module__:
+            if isinstance(value, enum.EnumMeta) and _is_made_for_enum(value, attribute):
                 continue
-            if _is_generated(held):
+            if _is_generated(held, value):
                 continue
             yield from self.read(f"{name}.{attribute}", held)
+
+    def _enum_members(self, name: str, value: enum.EnumMeta) -> Tokens:
+        member: Any
+        for label, member in value.__members__.items():
+            yield label
+            yield from self.read(f"{name}.{label}", member.value)
+            for attribute, held in sorted(vars(member).items()):
+                if not _is_reserved(attribute):
+                    yield from self.read(f"{name}.{label}.{attribute}", held)
 
     def _instance(self, name: str, value: Any) -> Tokens:
         """Write an object of a class that keeps all its state in attributes of its own."""
@@ -324,6 +347,11 @@ class ConstantReader:
     }
 
 
+def _is_numpy_scalar(value: Any) -> bool:
+    is_number = type(value).__module__ == "numpy" and hasattr(value, "item") and not value.shape
+    return bool(is_number and value.dtype.kind != "O")
+
+
 def library_of(value: Any) -> str:
     """Return the library that a function or class belongs to by its name and version, or ``."""
     return _library_of_module(getattr(value, "__module__", None) or "")
@@ -359,27 +387,55 @@ def _aggregated_class(aggregate: type) -> type:
     raise UnreadableKernelError(f"the aggregate {aggregate.__qualname__} hides its class")
 
 
+def _is_where_it_says(kind: type) -> bool:
+    """Check that a class is the one of its name in its module; `make_dataclass` says `types`."""
+    found: Any = sys.modules.get(kind.__module__)
+    for name in kind.__qualname__.split("."):
+        found = getattr(found, name, None)
+    return found is kind
+
+
 def _annotation_text(annotation: Any) -> str:
     if isinstance(annotation, type):
         return f"{module_name(annotation)}.{annotation.__qualname__}"
     return repr(annotation)
 
 
+def _is_reserved(name: str) -> bool:
+    """Return whether a name of an enum is Python's own, such as `_value_` or `__objclass__`."""
+    return name.startswith("_") and name.endswith("_")
+
+
+def _is_made_for_enum(kind: enum.EnumMeta, attribute: str) -> bool:
+    """Return whether an attribute of an enum is a member, or what Python itself puts there."""
+    function = _function_of(vars(kind)[attribute])
+    is_own = getattr(function, "__module__", None) == kind.__module__
+    return attribute in kind.__members__ or (_is_reserved(attribute) and not is_own)
+
+
 def _function_of(member: Any) -> Any:
     return getattr(member, "__func__", None) or getattr(member, "fget", None) or member
 
 
-def _is_generated(member: Any) -> bool:
+def _is_generated(member: Any, kind: type) -> bool:
     """Return whether a method was generated from a class's fields, as dataclasses do."""
+    if not (hasattr(kind, "__dataclass_fields__") or hasattr(kind, "_fields")):
+        return False
     function = _function_of(member)
     code = getattr(function, "__code__", None)
     if code is not None and code.co_filename == reprlib.__file__:
         # Newer versions of Python guard a generated `__repr__` against recursion.
         code = getattr(getattr(function, "__wrapped__", None), "__code__", None)
-    return code is not None and code.co_filename.startswith(("<", dataclasses.__file__))
+    return code is not None and code.co_filename.startswith(_GENERATORS)
 
 
 def _slots(kind: type) -> list[str]:
     slots = vars(kind).get("__slots__", ())
     names = [slots] if isinstance(slots, str) else list(slots)
-    return [name for name in names if name not in ("__dict__", "__weakref__")]
+    return [_mangled(kind, name) for name in names if name not in ("__dict__", "__weakref__")]
+
+
+def _mangled(kind: type, name: str) -> str:
+    """Return the name that Python gives a private attribute of a class."""
+    is_private = name.startswith("__") and not name.endswith("__")
+    return f"_{kind.__name__.lstrip('_')}{name}" if is_private else name

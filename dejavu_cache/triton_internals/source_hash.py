@@ -114,7 +114,8 @@ class _CodeReader:
     def _read(self, kernel: Any, function: Callable[..., Any]) -> Iterator[str]:
         compiled = _jit_object(kernel)
         is_compiled = _compiles(compiled)
-        text = getattr(compiled, "src", None)
+        # The text of a `constexpr_function` is that of what its decorators wrap, and not of these.
+        text = getattr(compiled, "src", None) if is_compiled else None
         if text is None and is_compiled:
             # Triton's interpreter runs what the file holds at the first launch, not what it held.
             text = inspect.getsource(function.__code__)
@@ -125,13 +126,18 @@ class _CodeReader:
             names = {**names, **imported_values(function, syntax)}
             chains |= syntax.fetched_names  # in a jit function, `getattr` is Triton's
             check_reads(function, syntax, names)
-        parameters = inspect.signature(function).parameters
+        # Triton takes the parameters of what a decorator wraps; Python those of the wrapper.
+        parameters = inspect.signature(function, follow_wrapped=is_compiled).parameters
         yield syntax.normalized
         for chain in sorted(chains):
             if chain[0] not in syntax.local_names:
                 yield from self._read_chain(names, chain)
         for name, default in sorted(_defaults(parameters)):
             yield from self._read_constant(f"default {name}", default, expect_constexpr=False)
+        if not is_compiled:
+            for name, value in sorted(vars(function).items()):
+                if name != "__wrapped__":  # what runs is the function's own code
+                    yield from self.constants.read(f"attribute {name}", value)
         yield from self._read_first_reads(names, syntax, compiled is not None)
         yield from self._read_wrapping(names, syntax, is_compiled)
         if compiled is not None:
@@ -139,11 +145,9 @@ class _CodeReader:
 
     def _read_chain(self, names: Names, chain: Chain) -> Iterator[str]:
         value = resolve(names, chain)
-        if (
-            value is not MISSING
-            and not isinstance(value, ModuleType)
-            and (not is_triton_own(unwrap(value)[0]))
-        ):
+        if value is MISSING or isinstance(value, ModuleType):
+            return
+        if not (is_triton_own(value) and value is _usual_value(chain)):
             yield from self.constants.read(".".join(chain), value)
 
     def _read_constant(self, name: str, value: Any, *, expect_constexpr: bool) -> Iterator[str]:
@@ -186,6 +190,18 @@ class _CodeReader:
                 yield f"{'.'.join(chain)} wrapped {wrapped}"
 
 
+def _usual_value(chain: Chain) -> Any:
+    """Return what a name of Triton's usually stands for: `tl.exp` and `exp` for Triton's `exp`.
+
+    There is one for each text, so that kernels which read it need not say which one they read.
+    """
+    import triton
+
+    if chain[0] == "triton":
+        return resolve({"triton": triton}, chain)
+    return resolve({"tl": triton.language}, ("tl", *(chain[1:] or chain)))
+
+
 def _jit_object(kernel: Any) -> Any:
     """Return Triton's object right around the Python function, or None without any."""
     inner = None
@@ -199,7 +215,8 @@ def _compiles(compiled: Any) -> bool:
 
 
 def _heuristics(kernel: Any) -> dict[str, Any]:
-    return dict(kernel.values) if type(kernel).__name__ == "Heuristics" else {}
+    kinds = {kind.__name__ for kind in type(kernel).__mro__}
+    return dict(kernel.values) if "Heuristics" in kinds else {}
 
 
 # Attributes of a jit function that hold its source, its caches, or what runs beside the launch.
@@ -218,6 +235,8 @@ def _decoration(compiled: Any, parameters: Parameters, syntax: FunctionSyntax) -
     """Write the decorator and those of its arguments that are not the default."""
     if type(compiled).__name__ not in ("JITFunction", "InterpretedFunction"):
         yield f"decorated by {type(compiled).__qualname__}"
+    if type(compiled).__module__.partition(".")[0] != "triton":
+        yield f"decorated by {value_hash(type(compiled))}"
     options = {**vars(compiled), **getattr(compiled, "kwargs", {})}
     for name in sorted(set(options) - _NOT_CODE):
         # An argument that is not given is None or False.

@@ -88,7 +88,8 @@ def describe_text(text: str) -> FunctionSyntax:
     tree = parse_text(text)
     for node in ast.walk(tree):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            node.decorator_list = []
+            node.decorator_list = []  # the values of the outermost one's are read
+            break
     return describe_tree(tree)
 
 
