@@ -65,7 +65,9 @@ class AdoptedAutotuner(CachedAutotuner):
             )
         return module is not None
 
-    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ChosenConfig]:
+    def _run_recorded(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, ChosenConfig]:
         try:
             chosen = self._choose(args, kwargs)
         except ScenarioNotTuned:  # what mode `strict` is for

@@ -199,6 +199,16 @@ class CachedAutotuner(DeclaredAutotuner):
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ChosenConfig]:
         """Launch through Triton; return its result and the config that was chosen."""
+        self._notice_changed_configs()
+        if self._is_left_to_triton:  # since its configs have changed
+            result = self._run_by_triton(args, kwargs)
+            return result, ChosenConfig.of(self.best_config, until=0.0)
+        return self._run_recorded(args, kwargs)
+
+    def _run_recorded(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, ChosenConfig]:
+        """Launch by records or a tune, as `_run` does where the kernel is not left to Triton."""
         while True:
             chosen = self._choose(args, kwargs)
             try:
@@ -281,9 +291,13 @@ class CachedAutotuner(DeclaredAutotuner):
 
     def _choose_for_scenario(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> ChosenConfig:
         device = self._device()
+        # Before the key: pruning writes it in terms of configs, which may be assigned meanwhile.
+        choices = self._choices
         try:
             raw, configs = self._raw_key(device, args, kwargs)
-            return self._choices.current(raw) or self._look_up(raw, device, args, kwargs, configs)
+            return choices.current(raw) or self._look_up(
+                choices, raw, device, args, kwargs, configs
+            )
         except TypeError:
             # Raises an error that names the key argument, if one of them is at fault.
             self._scenario_key.scenario(self._arguments_by_name(args, kwargs))
@@ -304,6 +318,7 @@ class CachedAutotuner(DeclaredAutotuner):
 
         Nothing is launched, benchmarked or written.
         """
+        self._notice_changed_configs()
         if self._is_left_to_triton:
             return self._explain_off(args, kwargs)
         request = self.request(*args, **kwargs)
@@ -319,6 +334,7 @@ class CachedAutotuner(DeclaredAutotuner):
 
     def look_up(self, *args: Any, **kwargs: Any) -> Resolution:
         """Return what `explain` returns, and put a miss on the worklist of the store."""
+        self._notice_changed_configs()
         if self._is_left_to_triton:
             return self._explain_off(args, kwargs)
         resolution = self._explain_now(args, kwargs)
@@ -337,6 +353,7 @@ class CachedAutotuner(DeclaredAutotuner):
 
     def _look_up(
         self,
+        choices: Choices,
         raw: RawKey,
         device: int,
         args: Sequence[Any],
@@ -344,7 +361,6 @@ class CachedAutotuner(DeclaredAutotuner):
         configs: Sequence[Any] | None,
     ) -> ChosenConfig:
         """Choose a launch's config from records or by a tune; `configs` are what pruning leaves."""
-        choices = self._choices
         # Before the lookup: what is written while it reads is then noticed by the next launch.
         revision = self._resolver.revision(self._context(device))
         kept = choices.keep_fallback(raw, revision)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import copy
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
+
+from pydantic import ValidationError
 
 from ..errors import UnreadableKernelError
 from ..model.buckets import Bucket, Exact
 from ..model.resolution import Resolution
-from ..model.scenario import Context, Kernel, Problem
+from ..model.scenario import MOST_CHARACTERS, Context, Kernel, Problem, Scenario
 from ..policy import current_policy
 from ..settings import Mode, current_settings
 from ..system.notices import warn_once
@@ -54,7 +56,8 @@ class DeclaredAutotuner(Autotuner):  # type: ignore[misc]
     """Triton's `Autotuner` with the options of `cached_autotune`, and an identity in stores.
 
     `configs` and `fn` may be assigned at any time, as for Triton's; what was derived from them is
-    derived anew.
+    derived anew. A list of configs may change in place too, which the next launch notices that is
+    not repeated by the hot path.
 
     Attributes:
         benchmarked: the number of configs that this object has benchmarked.
@@ -146,8 +149,15 @@ class DeclaredAutotuner(Autotuner):  # type: ignore[misc]
     @configs.setter
     def configs(self, configs: Sequence[Any]) -> None:
         self._configs = configs
+        self._seen_configs = list(configs) if isinstance(configs, list) else None
         self._forget_declaration()
         self.forget_choices()
+
+    def _notice_changed_configs(self) -> None:
+        """Take a list of configs that has changed in place for an assigned one."""
+        # Lists of the same objects are equal without a look into them, so this takes little time.
+        if self._seen_configs is not None and self._seen_configs != self._configs:
+            self.configs = self._configs
 
     @property
     def fn(self) -> Any:
@@ -183,6 +193,8 @@ class DeclaredAutotuner(Autotuner):  # type: ignore[misc]
 
         A kernel with configs that records must not hold is left to Triton.
         """
+        if not _can_be_named(self._name, self.arg_names):
+            return Mode.OFF
         if not can_be_recorded(self._name, self.configs, self.arg_names):
             return Mode.OFF
         mode = self._options.get("mode") or self._policy.mode
@@ -323,10 +335,39 @@ class DeclaredAutotuner(Autotuner):  # type: ignore[misc]
         return self._default_config(named, DeclaredConfigs(self._name, configs))
 
     def _default_config(self, named: Mapping[str, Any], declared: DeclaredConfigs) -> Any:
-        """Return the default config, or the first one left if pruning leaves the default out."""
+        """Return the default config, or the first one left if it is left out or not declared."""
         default = self._default(named) if callable(self._default) else self._default
         if default is None:
             default = self.configs[0]
-        if self._prunes and describe(default) not in declared:
-            return declared[next(iter(declared))]
-        return default
+        name = describe(default)
+        if name in declared:
+            return declared[name]  # with the hook that the kernel declares
+        first = next(iter(declared))
+        if name not in map(describe, self.configs):
+            warn_once(
+                f"default {self._name}",
+                f"{self._name}: its default ({name}) is not among the declared configs: "
+                f"({first}) is used instead",
+            )
+        return declared[first]
+
+
+def _can_be_named(kernel: str, parameters: Iterable[str]) -> bool:
+    """Return whether records can name a kernel and its arguments; if not, warn once.
+
+    Args:
+        kernel: the kernel's name.
+        parameters: its parameters, any of which may be a tensor.
+    """
+    try:
+        Kernel(name=kernel, source="0" * 32)
+        Scenario(dtypes=dict.fromkeys(parameters, "float32"))
+    except ValidationError as error:
+        reason = "; ".join(problem["msg"] for problem in error.errors())
+        warn_once(
+            f"name {kernel}",
+            f"{kernel[:MOST_CHARACTERS]}: no record can hold its name or arguments: {reason}: "
+            "it is tuned by Triton, and nothing is recorded",
+        )
+        return False
+    return True

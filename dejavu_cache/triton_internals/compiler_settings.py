@@ -160,7 +160,7 @@ def _text(name: str, value: Any) -> str:
     if isinstance(value, (str, int)) or hasattr(value, "path"):
         path = Path(text)
         if not (os.sep in text and path.exists()):
-            return _shortened(text) or _UNREADABLE
+            return _shorten(text) or _UNREADABLE
         return _UNREADABLE if path.is_dir() else f"{path.name} {_file_digest(text)}"
     try:
         return value_hash(value)
@@ -168,7 +168,7 @@ def _text(name: str, value: Any) -> str:
         return _UNREADABLE
 
 
-def _shortened(text: str) -> str:
+def _shorten(text: str) -> str:
     """Return a text that tells long ones apart, too."""
     if len(text) <= 500:
         return text

@@ -432,10 +432,10 @@ def _is_generated(member: Any, kind: type) -> bool:
 def _slots(kind: type) -> list[str]:
     slots = vars(kind).get("__slots__", ())
     names = [slots] if isinstance(slots, str) else list(slots)
-    return [_mangled(kind, name) for name in names if name not in ("__dict__", "__weakref__")]
+    return [_mangle(kind, name) for name in names if name not in ("__dict__", "__weakref__")]
 
 
-def _mangled(kind: type, name: str) -> str:
+def _mangle(kind: type, name: str) -> str:
     """Return the name that Python gives a private attribute of a class."""
     is_private = name.startswith("__") and not name.endswith("__")
     return f"_{kind.__name__.lstrip('_')}{name}" if is_private else name

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import reprlib
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from types import FunctionType
 from typing import Any
 
 from ..errors import KeyArgumentError, UnreadableKernelError
 from ..model.buckets import Bucket, Exact
 from ..model.scenario import MOST_CHARACTERS, Scalar, Scenario, is_scalar
-from .constants import is_jit
+from .constants import is_jit, is_triton_own
 from .source_hash import kernel_name, value_hash
 
 __all__ = ["ScenarioKey", "dtype_name", "function_text"]
@@ -18,6 +20,9 @@ __all__ = ["ScenarioKey", "dtype_name", "function_text"]
 RawKey = tuple[Any, ...]
 
 _ABSENT: Any = object()
+
+_WITHOUT_CODE = frozenset({int, float, bool, str, type(None)})
+"""The types of most arguments beside tensors, which need no closer look at each launch."""
 
 
 class ScenarioKey:
@@ -91,26 +96,83 @@ class ScenarioKey:
 def _raw_type(arg: Any) -> Any:
     """Return what a launch's code depends on of any argument: a tensor's dtype, or a function."""
     dtype = getattr(arg, "dtype", None)
-    if dtype is None and (is_jit(arg) or _holds_functions(arg)):
+    if dtype is not None:
+        return dtype
+    if arg.__class__ in _WITHOUT_CODE:
+        return None
+    if _is_code(arg):
         return arg
-    return dtype
+    if isinstance(arg, tuple):
+        return _raw_tuple(arg)
+    return _descriptor_dtype(arg)
+
+
+def _raw_tuple(items: tuple[Any, ...]) -> Any:
+    """Return what code depends on of a tuple's items, and all of the values beside functions."""
+    types = tuple(map(_raw_type, items))
+    if _holds_functions(items):
+        values = zip(items, types, strict=True)
+        return tuple((item.__class__, item) if type_ is None else type_ for item, type_ in values)
+    return None if types.count(None) == len(types) else types
 
 
 def _type_name(arg: Any) -> str | None:
     if hasattr(arg, "dtype"):
         return dtype_name(arg.dtype)
-    if is_jit(arg) or _holds_functions(arg):
+    if _is_code(arg):
         return function_text(arg)
-    return None
+    if isinstance(arg, tuple):
+        return _tuple_text(arg)
+    dtype = _descriptor_dtype(arg)
+    return None if dtype is None else dtype_name(dtype)
+
+
+def _tuple_text(items: tuple[Any, ...]) -> str | None:
+    """Return a text for the items that code depends on, or None if there are none."""
+    # Such tuples have this text in the records of earlier versions.
+    if _holds_functions(items) and not _is_unhashed(items):
+        return function_text(items)
+    names = [_type_name(item) for item in items]
+    if names.count(None) == len(names):
+        return None
+    text = f"({', '.join(name or '_' for name in names)})"
+    if len(text) <= MOST_CHARACTERS:
+        return text
+    return f"tuple {hashlib.sha256(text.encode()).hexdigest()[:32]}"
+
+
+def _is_unhashed(arg: Any) -> bool:
+    """Return whether a hash of values has no place for an argument, or for an item of it."""
+    if isinstance(arg, tuple):
+        return any(map(_is_unhashed, arg))
+    return hasattr(arg, "dtype") or _descriptor_dtype(arg) is not None or is_triton_own(arg)
+
+
+def _is_code(arg: Any) -> bool:
+    """Return whether an argument is a function that a kernel can call: a jit one, or Triton's."""
+    return is_jit(arg) or (arg.__class__ is FunctionType and is_triton_own(arg))
 
 
 def _holds_functions(arg: Any) -> bool:
-    return isinstance(arg, tuple) and any(is_jit(item) or _holds_functions(item) for item in arg)
+    return isinstance(arg, tuple) and any(_is_code(item) or _holds_functions(item) for item in arg)
+
+
+def _descriptor_dtype(arg: Any) -> Any:
+    """Return the dtype of the tensor that a descriptor describes, or None."""
+    return getattr(getattr(arg, "base", None), "dtype", None)
 
 
 def function_text(value: Any) -> str:
-    """Return a text for jit functions, or for another value that holds code, by its hash."""
-    name = kernel_name(value) if is_jit(value) else type(value).__name__
+    """Return a text for functions, or for another value that holds code, by its hash.
+
+    Triton's own have no hash: they count by their names, and the environment has their version.
+    """
+    if is_jit(value):
+        name = kernel_name(value)
+    elif is_triton_own(value):
+        name = f"{value.__module__}.{value.__qualname__}"
+    else:
+        name = type(value).__name__
     try:
         return f"{name[:400]} {value_hash(value)}"
     except (UnreadableKernelError, OSError):

@@ -13,7 +13,11 @@ import triton.language as tl
 from support.processes import fork_program, fork_python
 
 from dejavu_cache import Pow2, cached_autotune
+from dejavu_cache.installation.autotune_replacement import AdoptedAutotuner
+from dejavu_cache.runtime.cached_autotuner import CachedAutotuner
 from dejavu_cache.runtime.config_cache import ConfigCache
+from dejavu_cache.settings import Mode
+from dejavu_cache.stores import MemoryStore
 
 CONFIGS = [triton.Config({"BLOCK": block}) for block in (64, 128, 256)]
 
@@ -158,3 +162,36 @@ def test_the_listener_gets_the_jit_function_and_the_timings() -> None:
     """Tools read the function's `cache_key` and `fn`; one config that is left is no choice."""
     seen = fork_program("listen_to_tuning.py", TRITON_INTERPRET="0", DEJAVU_CACHE_CHECK="0")
     assert seen.stdout.splitlines() == ["False False", "True True"]
+
+
+def test_configs_that_change_in_place_are_the_ones_to_choose_from() -> None:
+    kernel, bench = make(store="memory://")
+    launch(kernel)
+    kernel.configs.append(triton.Config({"BLOCK": 512}))
+    launch(kernel, M=100)
+    assert bench.calls == 7
+    kernel.configs[:] = CONFIGS[1:2]
+    launch(kernel)
+    assert kernel.best_config is CONFIGS[1]
+
+
+@pytest.mark.parametrize("kind", [CachedAutotuner, AdoptedAutotuner])
+def test_a_config_added_in_place_that_no_record_may_hold_leaves_its_kernel_to_triton(
+    kind: type,
+) -> None:
+    store = MemoryStore()
+    kernel, bench = make(store=store)
+    kernel.__class__ = kind
+    launch(kernel)
+    kernel.configs.append(triton.Config({"BLOCK": 512}, ir_override="other.ttir"))
+    launch(kernel, M=100)
+    assert kernel.mode is Mode.OFF
+    assert bench.calls == 7, "Triton measures all four"
+    assert len(kernel.cache) == 2
+    recorded = [
+        measurement.config
+        for record_set in store.record_sets()
+        for record in record_set.records
+        for measurement in record.measurements
+    ]
+    assert len(recorded) == 3

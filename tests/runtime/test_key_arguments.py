@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 import triton
@@ -106,3 +109,35 @@ def test_a_key_of_no_argument_is_refused_or_said(caplog: pytest.LogCaptureFixtur
     else:
         launch(make(key=["n", "typo"]), 100)
         assert "typo" in caplog.text
+
+
+def _spy(name: str, parameters: int) -> Any:
+    """Return a kernel of a name and of many parameters, which notes its launches."""
+    names = [f"x{place}" for place in range(parameters)]
+
+    def launched(*args: Any, **kwargs: Any) -> None:
+        _LAUNCHED.append(kwargs["BLOCK"])
+
+    @triton.jit
+    def ignores(BLOCK: tl.constexpr):
+        pass
+
+    ignores.fn.__qualname__ = name
+    return SimpleNamespace(fn=ignores, arg_names=[*names, "BLOCK"], run=launched)
+
+
+_LAUNCHED: list[int] = []
+
+
+@pytest.mark.parametrize(("name", "parameters"), [("ignores", 257), ("a" * 501, 2)])
+def test_a_kernel_that_no_record_can_name_is_left_to_triton(
+    name: str, parameters: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = MemoryStore()
+    kernel = make(fn=_spy(name, parameters), key=[], store=store)
+    for _ in range(2):
+        _LAUNCHED.clear()
+        kernel[(1,)](*[torch.ones(1)] * parameters)
+        assert _LAUNCHED[-1] == 32
+    assert list(store.record_sets()) == []
+    assert caplog.text.count("no record can hold its name or arguments") == 1

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import triton
 from support.addition import CONFIGS, Bench, make
 from support.kernels import launch
 
@@ -72,6 +73,27 @@ def test_the_default_may_be_given(default: Any) -> None:
     kernel = make(mode="reuse", default=default)
     launch(kernel, 100)
     assert kernel.best_config is CONFIGS[2]
+
+
+@pytest.mark.parametrize("mode", ["tune", "reuse"])
+def test_a_default_that_is_not_declared_gives_way_to_the_first_config(
+    mode: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = Bench()
+    kernel = make(bench, mode=mode, default=lambda named: triton.Config({"BLOCK": 128}))
+    for n in (100, 200):
+        launch(kernel, n)
+        assert kernel.best_config is CONFIGS[1 if mode == "tune" else 0]
+    assert bench.calls == (6 if mode == "tune" else 0)
+    (warning,) = (text for text in caplog.messages if "declared" in text)
+    assert "add_one: its default (BLOCK=128" in warning
+
+
+def test_a_default_that_is_no_longer_declared_gives_way_too() -> None:
+    kernel = make(mode="reuse", default=CONFIGS[2])
+    kernel.configs = CONFIGS[:2]
+    launch(kernel, 100)
+    assert kernel.best_config is CONFIGS[0]
 
 
 def test_strict_names_the_nearest_record_and_what_differs() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -271,3 +272,43 @@ def test_the_hot_path_runs_what_pruning_leaves_each_launch() -> None:
     counts = json.loads(outcome.stdout)
     assert counts["left out"] == 0, outcome.stdout
     assert counts["hot"] > 1000, "most launches take the hot path"
+
+
+def test_configs_that_are_assigned_while_a_launch_prunes_are_chosen_from_afterwards() -> None:
+    """Two configs of one place would else pass for each other."""
+    pruning, assigned = threading.Event(), threading.Event()
+
+    def wait(configs: Sequence[Any], named: dict[str, Any], **more: Any) -> list[Any]:
+        left = list(configs)
+        if not assigned.is_set():
+            pruning.set()
+            assigned.wait(30)
+        return left
+
+    kernel = make(prune_configs_by={"early_config_prune": wait}, configs=CONFIGS[:2])
+    launcher = threading.Thread(target=run, args=(kernel, 128))
+    launcher.start()
+    assert pruning.wait(30)
+    kernel.configs = CONFIGS[2:]
+    assigned.set()
+    launcher.join()
+    for _ in range(2):
+        assert run(kernel, 128) == (128, 128)
+
+
+def test_a_model_prunes_once_a_config_is_added_in_place() -> None:
+    """Two configs were all of the best two, so that nothing was pruned before."""
+
+    def largest_divisor_first(K: int, B: int, **more: Any) -> float:
+        return -B if K % B == 0 else 1.0
+
+    kernel = make(
+        configs=CONFIGS[:2],
+        default=CONFIGS[1],
+        prune_configs_by={"perf_model": largest_divisor_first, "top_k": 2},
+    )
+    run(kernel, 1024)
+    assert not kernel.prunes
+    kernel.configs.append(CONFIGS[2])
+    assert run(kernel, 64) == (64, 64)
+    assert run(kernel, 96) == (96, 32)
