@@ -18,12 +18,12 @@ KEY = ScenarioKey(["x"], [], {})
 
 
 @triton.jit
-def double(x):
+def double(x: Any) -> Any:
     return x * 2
 
 
 @triton.jit
-def triple(x):
+def triple(x: Any) -> Any:
     return x * 3
 
 
