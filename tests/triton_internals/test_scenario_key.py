@@ -18,12 +18,12 @@ KEY = ScenarioKey(["x"], [], {})
 
 
 @triton.jit
-def double(x: Any) -> Any:
+def double(x):
     return x * 2
 
 
 @triton.jit
-def triple(x: Any) -> Any:
+def triple(x):
     return x * 3
 
 
