@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import enum
+import struct
+import textwrap
 from pathlib import Path
 from typing import Any
 
 import pytest
 import triton
+import triton.language as tl
 from support.kernels import load
 
 from dejavu_cache.errors import UnreadableKernelError
@@ -155,8 +158,6 @@ HEURISTICS = {
 
 @pytest.mark.parametrize("source", HEURISTICS.values(), ids=HEURISTICS.keys())
 def test_what_a_heuristic_runs_is_told_apart_or_refused(tmp_path: Path, source: str) -> None:
-    import textwrap
-
     hashes: list[str] = []
     for size in ("64", "128"):
         text = textwrap.dedent(source).replace("@@", size)
@@ -196,14 +197,10 @@ def test_an_enum_in_a_config_is_no_number() -> None:
 
 
 def test_functions_of_triton_in_configs_are_told_apart() -> None:
-    import triton.language as tl
-
     assert value_hash(tl.exp) != value_hash(tl.sin)
 
 
 def test_numbers_that_are_none_differ_by_their_bits() -> None:
-    import struct
-
     other: Any = struct.unpack(">d", bytes.fromhex("fff8000000000001"))[0]
     assert value_hash(other) != value_hash(float("nan"))
     assert value_hash(-float("nan")) != value_hash(float("nan"))
