@@ -175,7 +175,7 @@ class Requests:
         gaps = gaps[-(tokens - 20) : -4]
         return {"ms": round(statistics.median(gaps), 4), "mean_ms": round(statistics.mean(gaps), 4)}
 
-    def profile(self, count: int, prompt: int, steps: int = 20) -> dict[str, Any]:
+    def profile_decode(self, count: int, prompt: int, steps: int = 20) -> dict[str, Any]:
         """Return the GPU's microseconds per step of a batch that decodes, by kernel."""
         for seed in range(count):
             self.add(prompt_of(prompt, seed), 2 * steps + 40)
@@ -250,7 +250,7 @@ def main() -> None:
         "agree": requests.agree,
         "decode": requests.decode,
         "prefill": requests.prefill,
-        "profile": requests.profile,
+        "profile_decode": requests.profile_decode,
         "profile_prefill": requests.profile_prefill,
         "long": requests.long,
         "day": requests.run_day,

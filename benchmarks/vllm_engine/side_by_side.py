@@ -153,7 +153,11 @@ class Engine:
 
 def start(*names: str, **options: Any) -> list[Engine]:
     """Start engines at the same time, and give them the same weights."""
-    engines = [Engine(name, BACKENDS[name], options=options) for name in names]
+    return make_ready([Engine(name, BACKENDS[name], options=options) for name in names])
+
+
+def make_ready(engines: list[Engine]) -> list[Engine]:
+    """Wait until engines have started, and give them the same weights."""
     for engine in engines:
         engine.wait_until_started()
     for engine in engines:
@@ -272,20 +276,16 @@ def run_profile() -> None:
         paths = [other, f"{other}/client", os.environ["PYTHONPATH"]]
         name = f"other-{number}-{Path(other).name}"
         engines.append(Engine(name, BACKENDS["ours"], PYTHONPATH=os.pathsep.join(paths)))
-    for engine in engines:
-        engine.wait_until_started()
-    for engine in engines:
-        engine.tell("weights")
+    make_ready(engines)
     for kind, count, prompt in PROFILED:
         batch, options = f"{kind} {count} x {prompt}", [100] if kind == "decode" else []
         for turn in ("first", "second"):
             for engine in engines:
-                answer = engine.tell(kind, count, prompt, *options)
-                keep("profile", batch, turn, engine.name, value=answer)
+                told = engine.tell(kind, count, prompt, *options)
+                keep("profile", batch, turn, engine.name, value=told)
         for engine in engines:
-            command = "profile" if kind == "decode" else "profile_prefill"
-            answer = engine.tell(command, count, prompt)
-            keep("profile", batch, "kernels", engine.name, value=answer)
+            told = engine.tell(f"profile_{kind}", count, prompt)
+            keep("profile", batch, "kernels", engine.name, value=told)
     end(engines)
 
 

@@ -152,11 +152,9 @@ class CachedAutotuner(DeclaredAutotuner):
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Launch the kernel with its scenario's config; `triton.heuristics` calls this method."""
         if "grid" not in kwargs or kwargs.get("warmup"):
-            return (
-                self._run_by_triton(args, kwargs)
-                if self._is_left_to_triton
-                else self._run(args, kwargs)[0]
-            )
+            if self._is_left_to_triton:
+                return self._run_by_triton(args, kwargs)
+            return self._run(args, kwargs)[0]
         grid = kwargs.pop("grid")
         kwargs.pop("warmup", None)
         return self._launch(grid, args, kwargs)
@@ -201,8 +199,7 @@ class CachedAutotuner(DeclaredAutotuner):
         """Launch through Triton; return its result and the config that was chosen."""
         self._notice_changed_configs()
         if self._is_left_to_triton:  # since its configs have changed
-            result = self._run_by_triton(args, kwargs)
-            return result, ChosenConfig.of(self.best_config, until=0.0)
+            return self._run_by_triton(args, kwargs), ChosenConfig.of(self.best_config, until=0.0)
         return self._run_recorded(args, kwargs)
 
     def _run_recorded(
@@ -363,8 +360,7 @@ class CachedAutotuner(DeclaredAutotuner):
         """Choose a launch's config from records or by a tune; `configs` are what pruning leaves."""
         # Before the lookup: what is written while it reads is then noticed by the next launch.
         revision = self._resolver.revision(self._context(device))
-        kept = choices.keep_fallback(raw, revision)
-        if kept is not None:
+        if kept := choices.keep_fallback(raw, revision):
             return kept
         request = self._request(device, args, kwargs, configs)
         resolution = self._resolve_and_report(request, choices.fallback(raw))
@@ -385,8 +381,7 @@ class CachedAutotuner(DeclaredAutotuner):
             values = resolution.config.all_kwargs()
             self.pre_hook({**request.autotuner.nargs, **request.kwargs, **values}, reset_only=True)
         before = fallback.resolution if fallback else None
-        seconds = time.perf_counter() - start
-        choice = NewChoice(request, resolution, benchmarked, seconds, before)
+        choice = NewChoice(request, resolution, benchmarked, time.perf_counter() - start, before)
         report_choice(self, choice, self._resolver)
         return resolution
 

@@ -17,30 +17,31 @@ import sys
 import types
 from abc import ABC, ABCMeta
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, ClassVar, Generic, List, Optional, Protocol  # noqa: UP035
 
 from ..errors import UnreadableKernelError
 from .pure_functions import is_pure_function, refuse_impure
+from .triton_objects import (
+    defining_module,
+    is_jit,
+    is_triton_own,
+    module_name,
+    python_function,
+    unwrap,
+)
 
-__all__ = [
-    "ConstantReader",
-    "is_jit",
-    "is_triton_own",
-    "library_of",
-    "module_name",
-    "plain_text",
-    "python_function",
-    "unwrap",
-]
+__all__ = ["ConstantReader", "library_of", "plain_text"]
 
 Tokens = Iterator[str]
 
 _PLAIN = (int, float, complex, str, bytes, bool, type(None), type(Ellipsis), range)
 _TYPING_FORMS: tuple[Any, ...] = (type(Optional), type(List))  # noqa: UP006
 """Classes of the names that `typing` has for annotations, such as `Optional`, without arguments."""
-_GENERATORS = ("<string>", "<attrs generated", dataclasses.__file__)
-"""Files of generated methods, or how their names begin."""
+_GENERATED = frozenset(
+    {"__init__", "__new__", "__repr__", "__eq__", "__lt__", "__le__", "__gt__", "__ge__"}
+    | {"__hash__", "__setattr__", "__delattr__"}
+)
+"""Methods that dataclasses and named tuples generate as text."""
 _EMPTY_BASES = (object, Generic, Protocol, ABC)
 # What Python itself puts into a class, which differs between its versions.
 _MADE_BY_PYTHON = frozenset(
@@ -50,70 +51,6 @@ _MADE_BY_PYTHON = frozenset(
     | {"__abstractmethods__", "_abc_impl", "__orig_bases__", "__parameters__", "_is_protocol"}
     | {"__protocol_attrs__", "__non_callable_proto_members__", "__slots__", "__hash__"}
 )
-
-
-def python_function(kernel: Any) -> Callable[..., Any]:
-    """Return the Python function under a kernel's decorators (`jit`, `heuristics`, `autotune`)."""
-    while not inspect.isfunction(kernel):
-        kernel = kernel.fn
-    return kernel
-
-
-def module_name(definition: Any) -> str:
-    """Return the module of a function or class.
-
-    That of a script which runs as `__main__`, or which a spawned process imports as `__mp_main__`,
-    is the one it would be imported as.
-    """
-    module: str = getattr(definition, "__module__", None) or ""
-    if module in ("__main__", "__mp_main__"):
-        main = sys.modules[module]
-        spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
-        return spec.name if spec else Path(file).stem if file else "__main__"
-    return module
-
-
-def is_jit(value: Any) -> bool:
-    """Return whether a value is a jit function, perhaps decorated, or a `constexpr_function`."""
-    if isinstance(value, type) or not hasattr(value, "fn") or not callable(value):
-        return False
-    if not _has_class_of_triton(value):
-        return False  # it runs code of its own, and is read with all that it holds
-    try:
-        return inspect.isfunction(python_function(value))
-    except AttributeError:
-        return False
-
-
-def _has_class_of_triton(value: Any) -> bool:
-    """Return whether an object's class is one of Triton's, or made from one."""
-    return any(kind.__module__.partition(".")[0] == "triton" for kind in type(value).__mro__)
-
-
-def is_triton_own(value: Any) -> bool:
-    """Return whether a value is a function or class of Triton's, identified by its version."""
-    # The interpreter's wrapper hides the module.
-    function = python_function(value) if is_jit(value) else value
-    module = getattr(function, "__module__", None) or ""
-    if not callable(value) or module.partition(".")[0] != "triton":
-        return False
-    is_defined = isinstance(function, (type, types.BuiltinFunctionType)) or (
-        isinstance(function, types.FunctionType)
-        and _defining_module(function).partition(".")[0] == "triton"
-    )
-    # Triton's tools hold kernels that are read like anybody's.
-    in_language = module == "triton" or module.startswith(
-        ("triton.language", "triton.experimental")
-    )
-    return is_defined and (in_language or not is_jit(value))
-
-
-def unwrap(value: Any) -> tuple[Any, bool]:
-    """Return a constant without its `tl.constexpr`, and whether it had one."""
-    wrapped = False
-    while type(value).__name__ == "constexpr" and hasattr(value, "value"):
-        value, wrapped = value.value, True
-    return value, wrapped
 
 
 def plain_text(value: Any) -> str | None:
@@ -224,7 +161,7 @@ class ConstantReader:
 
     def _function(self, name: str, function: Any) -> Tokens:
         library = library_of(function)
-        if library and library == _library_of_module(_defining_module(function)):
+        if library and library == _library_of_module(defining_module(function)):
             _check_pure(name, function)
             yield f"{function.__module__}.{function.__qualname__} of {library}"
         else:
@@ -365,11 +302,6 @@ def _library_of_module(module: str) -> str:
     return "python" if top in sys.stdlib_module_names and top != "__main__" else ""
 
 
-def _defining_module(function: Any) -> str:
-    """Return the module whose code a function is; `functools.wraps` sets another's name on it."""
-    return str(function.__globals__.get("__name__", ""))
-
-
 def _check_pure(name: str, function: Any) -> None:
     if not is_pure_function(function):
         raise refuse_impure(name, function)
@@ -426,7 +358,10 @@ def _is_generated(member: Any, kind: type) -> bool:
     if code is not None and code.co_filename == reprlib.__file__:
         # Newer versions of Python guard a generated `__repr__` against recursion.
         code = getattr(getattr(function, "__wrapped__", None), "__code__", None)
-    return code is not None and code.co_filename.startswith(_GENERATORS)
+    if code is None:
+        return False
+    is_text = code.co_filename == "<string>" and function.__name__ in _GENERATED
+    return is_text or code.co_filename == dataclasses.__file__
 
 
 def _slots(kind: type) -> list[str]:

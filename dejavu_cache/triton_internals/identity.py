@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 
 from ..errors import UnreadableKernelError
 from .compiler_settings import unreadable_settings
-from .constants import plain_text, unwrap
+from .constants import plain_text
 from .environment import is_interpreting
 from .source_hash import source_hash, value_hash
+from .triton_objects import unwrap
 
 __all__ = ["KernelIdentity", "identify"]
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, MutableMapping, MutableSequence, 
 from typing import Any
 
 from ..errors import UnreadableKernelError
-from .constants import is_jit, is_triton_own, library_of, python_function, unwrap
+from .constants import library_of
 from .pure_functions import (
     is_pure_builtin,
     is_pure_class,
@@ -26,6 +26,7 @@ from .pure_functions import (
 )
 from .syntax import FunctionSyntax
 from .syntax_names import ANY_ATTRIBUTE, Chain, Import
+from .triton_objects import is_jit, is_triton_own, python_function, unwrap
 
 __all__ = ["MISSING", "check_reads", "imported_values", "is_standard", "resolve"]
 

@@ -12,8 +12,8 @@ from typing import Any
 from ..errors import KeyArgumentError, UnreadableKernelError
 from ..model.buckets import Bucket, Exact
 from ..model.scenario import MOST_CHARACTERS, Scalar, Scenario, is_scalar
-from .constants import is_jit, is_triton_own
 from .source_hash import kernel_name, value_hash
+from .triton_objects import is_jit, is_triton_own
 
 __all__ = ["ScenarioKey", "dtype_name", "function_text"]
 
@@ -145,7 +145,7 @@ def _is_unhashed(arg: Any) -> bool:
     """Return whether a hash of values has no place for an argument, or for an item of it."""
     if isinstance(arg, tuple):
         return any(map(_is_unhashed, arg))
-    return hasattr(arg, "dtype") or _descriptor_dtype(arg) is not None or is_triton_own(arg)
+    return hasattr(arg, "dtype") or _descriptor_dtype(arg) is not None
 
 
 def _is_code(arg: Any) -> bool:
@@ -163,10 +163,7 @@ def _descriptor_dtype(arg: Any) -> Any:
 
 
 def function_text(value: Any) -> str:
-    """Return a text for functions, or for another value that holds code, by its hash.
-
-    Triton's own have no hash: they count by their names, and the environment has their version.
-    """
+    """Return a text for a function, or another value that holds code: its name and its hash."""
     if is_jit(value):
         name = kernel_name(value)
     elif is_triton_own(value):

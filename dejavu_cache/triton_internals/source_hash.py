@@ -15,19 +15,12 @@ from types import ModuleType
 from typing import Any
 
 from ..errors import UnreadableKernelError
-from .constants import (
-    ConstantReader,
-    is_jit,
-    is_triton_own,
-    module_name,
-    plain_text,
-    python_function,
-    unwrap,
-)
+from .constants import ConstantReader, plain_text
 from .python_reads import MISSING, check_reads, imported_values, is_standard, resolve
 from .syntax import FunctionSyntax
 from .syntax_files import function_syntax
 from .syntax_names import Chain
+from .triton_objects import is_jit, is_triton_own, module_name, python_function, unwrap
 
 __all__ = ["kernel_name", "python_function", "source_hash", "value_hash"]
 

@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..errors import UnreadableKernelError
-from ..triton_internals.constants import module_name, plain_text
+from ..triton_internals.constants import plain_text
 from ..triton_internals.syntax_files import function_syntax
+from ..triton_internals.triton_objects import module_name
 
 __all__ = ["benchmark_name"]
 

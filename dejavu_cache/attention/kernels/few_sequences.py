@@ -18,7 +18,8 @@ from .kernel_call import KernelCall, Repeat, num_sms
 
 __all__ = ["FewSequencesLayers", "run", "suits"]
 
-CONFIG = {"TILE": 32, "per_sm": 4, "num_warps": 4, "num_stages": 4}
+TILES = {"TILE": 32, "per_sm": 4}
+OPTIONS = {"num_warps": 4, "num_stages": 4}
 """The config: of 19, the fastest with long contexts, and among the fastest with short ones.
 
 They were measured between the products of a model, on an H200.
@@ -49,7 +50,7 @@ def slots_of(batch: Batch) -> int:
 
     Kernels are compiled for it, and nothing is to be compiled for another length of a sequence.
     """
-    programs = max(CONFIG["per_sm"] * num_sms(batch.q.device) // batch.kv_heads, 1)
+    programs = max(TILES["per_sm"] * num_sms(batch.q.device) // batch.kv_heads, 1)
     return min(1 << (programs.bit_length() - 1), segmented.MOST_SEGMENTS)
 
 
@@ -61,18 +62,16 @@ def prepare(batch: Batch) -> tuple[KernelCall, KernelCall]:
     """
     slots = slots_of(batch)
     call = segmented.launch(batch, most=slots)
-    config = {**CONFIG, "BLOCK_M": max(ROWS, 1 << (batch.group - 1).bit_length())}
-    arguments = {**call.arguments, **config}
-    tiles = {name: config[name] for name in ("BLOCK_M", "TILE")}
-    options = {name: config[name] for name in ("num_warps", "num_stages")}
-    reason = why_not_here(triton.Config(tiles, **options), arguments)
+    tiles = {**TILES, "BLOCK_M": max(ROWS, 1 << (batch.group - 1).bit_length())}
+    arguments = {**call.arguments, **tiles}
+    reason = why_not_here(triton.Config(tiles, **OPTIONS), arguments)
     if reason:
         raise ValueError(
             f"implementation: 'few_sequences' has one config, which {reason}; use 'auto'"
         )
     grid = call.grid(arguments)
     # The function behind the autotuner, since there is nothing to choose.
-    computing = KernelCall(call.kernel.fn, grid, call.args, {**call.kwargs, **config})
+    computing = KernelCall(call.kernel.fn, grid, call.args, {**call.kwargs, **tiles, **OPTIONS})
     merging = segmented.merge(
         batch.out, arguments["scratch"], batch.cu_seqlens_q, batch.v_scale, batch.head_padded,
         grid[1], slots,

@@ -1,0 +1,88 @@
+"""Recognise Triton's objects: jit functions, wrapped constants, and what is Triton's own."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+__all__ = [
+    "defining_module",
+    "is_jit",
+    "is_triton_own",
+    "module_name",
+    "python_function",
+    "unwrap",
+]
+
+
+def python_function(kernel: Any) -> Callable[..., Any]:
+    """Return the Python function under a kernel's decorators (`jit`, `heuristics`, `autotune`)."""
+    while not inspect.isfunction(kernel):
+        kernel = kernel.fn
+    return kernel
+
+
+def module_name(definition: Any) -> str:
+    """Return the module of a function or class.
+
+    That of a script which runs as `__main__`, or which a spawned process imports as `__mp_main__`,
+    is the one it would be imported as.
+    """
+    module: str = getattr(definition, "__module__", None) or ""
+    if module in ("__main__", "__mp_main__"):
+        main = sys.modules[module]
+        spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
+        return spec.name if spec else Path(file).stem if file else "__main__"
+    return module
+
+
+def is_jit(value: Any) -> bool:
+    """Return whether a value is a jit function, perhaps decorated, or a `constexpr_function`."""
+    if isinstance(value, type) or not hasattr(value, "fn") or not callable(value):
+        return False
+    if not _has_class_of_triton(value):
+        return False  # it runs code of its own, and is read with all that it holds
+    try:
+        return inspect.isfunction(python_function(value))
+    except AttributeError:
+        return False
+
+
+def _has_class_of_triton(value: Any) -> bool:
+    """Return whether an object's class is one of Triton's, or made from one."""
+    return any(kind.__module__.partition(".")[0] == "triton" for kind in type(value).__mro__)
+
+
+def is_triton_own(value: Any) -> bool:
+    """Return whether a value is a function or class of Triton's, identified by its version."""
+    # The interpreter's wrapper hides the module.
+    function = python_function(value) if is_jit(value) else value
+    module = getattr(function, "__module__", None) or ""
+    if not callable(value) or module.partition(".")[0] != "triton":
+        return False
+    is_defined = isinstance(function, (type, types.BuiltinFunctionType)) or (
+        isinstance(function, types.FunctionType)
+        and defining_module(function).partition(".")[0] == "triton"
+    )
+    # Triton's tools hold kernels that are read like anybody's.
+    in_language = module == "triton" or module.startswith(
+        ("triton.language", "triton.experimental")
+    )
+    return is_defined and (in_language or not is_jit(value))
+
+
+def unwrap(value: Any) -> tuple[Any, bool]:
+    """Return a constant without its `tl.constexpr`, and whether it had one."""
+    wrapped = False
+    while type(value).__name__ == "constexpr" and hasattr(value, "value"):
+        value, wrapped = value.value, True
+    return value, wrapped
+
+
+def defining_module(function: Any) -> str:
+    """Return the module whose code a function is; `functools.wraps` sets another's name on it."""
+    return str(function.__globals__.get("__name__", ""))
