@@ -10,9 +10,10 @@ from __future__ import annotations
 from typing import Any
 
 from .api import IMPLEMENTATIONS, paged_attention, plan
+from .new_tokens import NewTokens
 from .plan import Plan
 
-__all__ = ["IMPLEMENTATIONS", "Plan", "paged_attention", "plan", "suite"]
+__all__ = ["IMPLEMENTATIONS", "NewTokens", "Plan", "paged_attention", "plan", "suite"]
 
 
 def __getattr__(name: str) -> Any:

@@ -13,8 +13,9 @@ from ..triton_internals.versions import GLUON_IS_TESTED
 from .batch import Batch
 from .kernels import few_sequences, hopper, qblock, segmented, static_grid
 from .kernels.kernel_call import Layers, num_sms
+from .new_tokens import NewTokens
 
-__all__ = ["RUNS", "choose", "layers_of", "run"]
+__all__ = ["RUNS", "choose", "layers_of", "run", "writes"]
 
 RUNS = {
     "few_sequences": few_sequences.run,
@@ -49,6 +50,11 @@ def layers_of(implementation: str, batch: Batch, overlap: bool) -> Layers | None
     if implementation == "few_sequences":
         return few_sequences.FewSequencesLayers()
     return None
+
+
+def writes(implementation: str, batch: Batch, new: NewTokens) -> bool:
+    """Check whether an implementation's layers can write a batch's new keys and values."""
+    return implementation == "few_sequences" and few_sequences.writes(batch, new)
 
 
 def run(batch: Batch, implementation: str | None = None) -> torch.Tensor:

@@ -9,6 +9,7 @@ import torch
 from . import dispatch
 from .batch import Batch, check_out
 from .kernels.kernel_call import Repeat
+from .new_tokens import NewTokens, check_new
 
 __all__ = ["Plan"]
 
@@ -60,7 +61,7 @@ class Plan:
         self._q_form, self._keys_form = form_of(batch.q), form_of(batch.k_cache)
         self._values_form = form_of(batch.v_cache)
         self._layers = dispatch.layers_of(self._implementation, batch, overlap)
-        self._repeat: tuple[TensorForm, Repeat] | None = None
+        self._repeat: tuple[tuple[TensorForm, ...], Repeat] | None = None
 
     @property
     def implementation(self) -> str:
@@ -77,12 +78,17 @@ class Plan:
         """Whether launches may begin while the kernel before them ends, where that is possible."""
         return self._overlap
 
+    def writes(self, new: NewTokens) -> bool:
+        """Return whether `run` can write new keys and values into the cache, beside reading it."""
+        return dispatch.writes(self._implementation, self._batch, new)
+
     def run(
         self,
         q: torch.Tensor,
         k_cache: torch.Tensor,
         v_cache: torch.Tensor,
         out: torch.Tensor | None = None,
+        new: NewTokens | None = None,
     ) -> torch.Tensor:
         """Compute one layer's attention.
 
@@ -91,12 +97,14 @@ class Plan:
             k_cache: the layer's keys, likewise.
             v_cache: the layer's values, likewise.
             out: tensor to write to, with the shape and dtype of q; allocated if None.
+            new: keys and values of the new tokens, to be written into the cache; None if they are
+                there already. Only a plan that `writes` them takes them.
 
         Returns:
             `out`, [num_tokens, num_query_heads, head_size].
 
         Raises:
-            ValueError: a tensor is not as planned.
+            ValueError: a tensor is not as planned, or the plan does not write such new tokens.
         """
         if out is None:
             out = torch.empty_like(q, memory_format=torch.contiguous_format)
@@ -108,23 +116,38 @@ class Plan:
             self._reject(q, k_cache, v_cache)
         if q.is_cuda and q.device.index != torch.cuda.current_device():
             with torch.cuda.device(q.device):  # Triton launches on the current device
-                return self._run(q, k_cache, v_cache, out)
-        return self._run(q, k_cache, v_cache, out)
+                return self._run(q, k_cache, v_cache, out, new)
+        return self._run(q, k_cache, v_cache, out, new)
 
     def _run(
-        self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, out: torch.Tensor
+        self,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        out: torch.Tensor,
+        new: NewTokens | None,
     ) -> torch.Tensor:
         """Compute a layer of the planned form on the current device."""
-        if self._repeat is not None and has_form(out, self._repeat[0]):
-            if self._repeat[1](q, k_cache, v_cache, out):
-                return out
+        free = (out,) if new is None else (out, *new)
+        if self._repeat is not None:
+            forms, repeat = self._repeat
+            if len(free) == len(forms) and all(map(has_form, free, forms)):
+                if repeat(q, k_cache, v_cache, *free):
+                    return out
         check_out(out, q)
+        if new is not None:
+            check_new(new, q, k_cache)
+            if not self.writes(new):
+                raise ValueError(
+                    f"new: {self._implementation!r} does not write these keys and values: where "
+                    "`writes` of the plan is False, write them before"
+                )
         batch = self._batch.with_tensors(q, k_cache, v_cache, out)
         if self._layers is None:
             return dispatch.run(batch, self._implementation)
-        repeat = self._layers.launch(batch)
-        if repeat is not None:
-            self._repeat = form_of(out), repeat
+        known = self._layers.launch(batch, new)
+        if known is not None:
+            self._repeat = tuple(map(form_of, free)), known
         return out
 
     def _reject(self, *tensors: torch.Tensor) -> None:

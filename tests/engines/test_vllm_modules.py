@@ -111,6 +111,7 @@ def test_a_step_is_computed_through_vllm_s_interface(
         assert backend.get_kv_cache_stride_order() == tuple(range(5))
     tokens = len(arguments["q"])
     padded = torch.cat([arguments["q"], arguments["q"][:2]])
+    rows = torch.zeros(len(padded), 2, CASE.head_size)
     out = torch.full_like(padded, float("nan"))
     builder = backend.get_builder_cls()(None, ["0"], config(), torch.device("cpu"))
     support = builder.get_cudagraph_support(config(), None)
@@ -118,13 +119,17 @@ def test_a_step_is_computed_through_vllm_s_interface(
     common = common_metadata(arguments, tokens)
     step = builder.build(0, common)
     scales = SimpleNamespace(_k_scale=torch.ones(()), _v_scale=torch.ones(()))
-    layer.forward(scales, padded, padded, padded, cache, step, out)
+    written: list[Any] = []
+    monkeypatch.setattr(layer, "_write", lambda *arguments: written.append(arguments[1]))
+    layer.forward(scales, padded, rows, rows, cache, step, out)
     assert torch.allclose(out[:tokens], batch.expected, rtol=1e-4, atol=1e-4)
     assert out[tokens:].isnan().all()
+    ((_, _, slots),) = written  # by vLLM's own kernel, which runs on GPUs only
+    assert torch.equal(slots, common.slot_mapping)
     captured = builder.build_for_cudagraph_capture(common)
     assert captured.is_for_capture
     assert captured.seq_lens.tolist() == [arguments["max_seqlen_q"]] * 4
-    assert not layer.forward(scales, padded, padded, padded, cache, None, out).any()
+    assert not layer.forward(scales, padded, rows, rows, cache, None, out).any()
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from support.attention_batches import (
     kernels,
     relative_error,
     runnable,
+    take_new_tokens,
     vary,
 )
 
@@ -49,6 +50,40 @@ def test_every_implementation_agrees_with_the_reference(
 @pytest.mark.parametrize("seed", range(40))
 def test_few_sequences_agree_with_the_reference(seed: int) -> None:
     check(drawn_case(seed, "few_sequences"), "few_sequences")
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_new_tokens_are_computed_and_written_beside_few_sequences(seed: int) -> None:
+    """In a captured graph too, replayed after the cache has changed."""
+    batch = draw(drawn_case(seed, "few_sequences"))
+    q, k_cache, v_cache = (batch.arguments[name] for name in ("q", "k_cache", "v_cache"))
+    caches = [k_cache, v_cache]
+    whole = [cache.clone() for cache in caches]
+    new, stale = take_new_tokens(batch.arguments), [cache.clone() for cache in caches]
+    planned = plan(**batch.arguments)
+    assert planned.writes(new)
+    out = torch.empty_like(batch.expected)
+
+    def run() -> None:
+        out.fill_(float("nan"))
+        for cache, before in zip(caches, stale, strict=True):
+            cache.copy_(before)
+        planned.run(q, k_cache, v_cache, out=out, new=new)
+
+    def check_results() -> None:
+        assert relative_error(out, batch.expected) < TOLERANCE[out.dtype]
+        for cache, expected in zip(caches, whole, strict=True):
+            assert torch.equal(cache.nan_to_num(), expected.nan_to_num())
+
+    for _ in range(2):  # the second time repeats the first one's launches
+        run()
+        check_results()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    out.fill_(0.0)
+    graph.replay()
+    check_results()
 
 
 @pytest.mark.parametrize("heads", [(32, 8), (7, 1)])

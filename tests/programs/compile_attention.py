@@ -20,7 +20,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from dejavu_cache.attention import schedule
-from dejavu_cache.attention.kernels import segmented
+from dejavu_cache.attention.kernels import few_sequences, segmented
 from dejavu_cache.attention.kernels.schedule_kernel import schedule_kernel
 from dejavu_cache.attention.search_space import hopper_why_not, why_not
 from dejavu_cache.attention.sweep_suite import kernel_of
@@ -69,7 +69,7 @@ HOPPER_SHAPES: dict[str, dict[str, Any]] = {
 """Shapes for which the Hopper kernel has code of its own."""
 
 POINTERS = {
-    **dict.fromkeys(("q", "k_cache", "v_cache", "out"), "*bf16"),
+    **dict.fromkeys(("q", "k_cache", "v_cache", "new_keys", "new_values", "out"), "*bf16"),
     **dict.fromkeys(
         ("cu_seqlens_q", "seqused_k", "block_table", "arrivals", "counters", "units"), "*i32"
     ),
@@ -77,6 +77,7 @@ POINTERS = {
     "softmax_scale": "fp32",
     "softcap": "fp32",
     "slots": "fp32",
+    "new_slots": "*i64",
 }
 RUNTIME = ("per_sm",)
 """Parameters of configs that do not change the binary."""
@@ -84,7 +85,11 @@ RUNTIME = ("per_sm",)
 
 def source(name: str, shape: str, params: dict[str, Any]) -> Any:
     """Return the source that Triton compiles for a launch of the kernel."""
-    helpers = {"merge": segmented.merge_kernel, "schedule": schedule_kernel}
+    helpers = {
+        "merge": segmented.merge_kernel,
+        "schedule": schedule_kernel,
+        "few_sequences": few_sequences.few_sequences_kernel,
+    }
     fn = helpers[name] if name in helpers else kernel_of(name).fn
     constants = {
         argument: value
@@ -96,7 +101,7 @@ def source(name: str, shape: str, params: dict[str, Any]) -> Any:
     }
     types = {**POINTERS, **({} if name != "hopper" else dict.fromkeys(("keys", "values"), tma()))}
     if shape == "everything":
-        types.update(dict.fromkeys(("k_cache", "v_cache"), "*fp8e5"))
+        types.update(dict.fromkeys(("k_cache", "v_cache", "new_keys", "new_values"), "*fp8e5"))
     signature = {
         argument: "constexpr" if argument in constants else types.get(argument, "i32")
         for argument in fn.arg_names
@@ -126,6 +131,9 @@ def configs(name: str, target: str, shape: str) -> list[Any]:
     """Return the kernel's configs that the rules allow, each binary once."""
     if name == "merge":
         return [triton.Config({"SLOTS": 1 << power}) for power in range(8)]
+    if name == "few_sequences":
+        sizes = {"BLOCK_M": few_sequences.ROWS, "TILE": few_sequences.TILES["TILE"]}
+        return [triton.Config(sizes, **few_sequences.OPTIONS)]
     if name == "schedule":
         lists = {
             "HALF": schedule.HALF, "ENTRY": schedule.ENTRY, "HEADER": schedule.HEADER,
@@ -167,6 +175,7 @@ def jobs(everything: bool, target: str) -> Iterator[tuple[str, str, str, dict[st
         "qblock",
         "segmented",
         "merge",
+        "few_sequences",
         "static_grid",
         *(("hopper", "schedule") if GLUON_IS_COVERED else ()),
     ):

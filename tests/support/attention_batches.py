@@ -12,7 +12,7 @@ import pytest
 import torch
 import triton
 
-from dejavu_cache.attention import paged_attention
+from dejavu_cache.attention import NewTokens, paged_attention
 from dejavu_cache.attention.sweep_suite import LAUNCHES, kernel_of
 
 TOLERANCE = {torch.bfloat16: 5e-3, torch.float16: 1e-3, torch.float32: 1e-5}
@@ -177,6 +177,25 @@ def draw(case: Case, device: str | None = None) -> Drawn:
             "v_scale": 1.3 if scaled else None,
         }
     )
+
+
+def take_new_tokens(arguments: dict[str, Any]) -> NewTokens:
+    """Take a batch's new keys and values out of its cache, and leave NaN there.
+
+    They lie beside each other in memory, as an engine's do.
+    """
+    caches = [arguments[name].flatten(0, 1) for name in ("k_cache", "v_cache")]
+    page, begins = arguments["k_cache"].shape[1], arguments["cu_seqlens_q"].tolist()
+    slots = [
+        int(arguments["block_table"][row, position // page]) * page + position % page
+        for row, length in enumerate(arguments["seqused_k"].tolist())
+        for position in range(length - (begins[row + 1] - begins[row]), length)
+    ]
+    kv_heads = caches[0].shape[1]
+    keys, values = torch.cat([cache[slots] for cache in caches], 1).split(kv_heads, 1)
+    for cache in caches:
+        cache[slots] = float("nan")
+    return NewTokens(keys, values, torch.tensor(slots, device=keys.device))
 
 
 def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:

@@ -15,6 +15,7 @@ import torch
 from ...triton_internals.environment import is_interpreting
 from ...triton_internals.versions import GLUON_IS_COVERED
 from ..batch import Batch
+from ..new_tokens import NewTokens
 from ..schedule import COUNTERS, Schedule, make_schedule
 from .kernel_call import KernelCall, Repeat, num_sms, zeros
 
@@ -172,7 +173,7 @@ class HopperLayers:
         self._schedule, self._overlap = make_schedule(batch), overlap
         self._descriptors = descriptors_like(batch.k_cache)
 
-    def launch(self, batch: Batch) -> Repeat | None:
+    def launch(self, batch: Batch, new: NewTokens | None = None) -> Repeat | None:
         """Compute a layer; None for an `out` that the kernel cannot write, which is copied."""
         out = batch.out
         if not holds_words(out):

@@ -10,6 +10,7 @@ import torch
 
 from ...triton_internals.repeated_launch import RepeatedLaunch
 from ..batch import Batch
+from ..new_tokens import NewTokens
 
 __all__ = ["KernelCall", "Layers", "Repeat", "num_sms", "zeros"]
 
@@ -47,15 +48,23 @@ class KernelCall(NamedTuple):
         return RepeatedLaunch(kernel, self.grid, ordered, changing)
 
 
-Repeat = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], bool]
-"""Computes another layer from its q, k_cache, v_cache and out; False if it could not."""
+Repeat = Callable[..., bool]
+"""Computes another layer from its tensors; False if it could not.
+
+The tensors are q, k_cache, v_cache and out, and those of `NewTokens` if the first layer had these.
+"""
 
 
 class Layers(Protocol):
     """Launches of an implementation in the layers of a step, which share memory and schedule."""
 
-    def launch(self, batch: Batch) -> Repeat | None:
-        """Compute a layer, and return how to compute others of the same form, if that is known."""
+    def launch(self, batch: Batch, new: NewTokens | None = None) -> Repeat | None:
+        """Compute a layer, and return how to compute others of the same form, if that is known.
+
+        Args:
+            batch: the call of the layer.
+            new: its new tokens, if these are to be written and the implementation does that.
+        """
 
 
 @cache

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ...attention import NewTokens
 from ...errors import SettingsError
 from ...settings import Mode, current_settings
 from ...stores import MemoryStore, TieredStore
@@ -81,10 +82,18 @@ def warm_up_attention(shape: LayerShape, features: LayerFeatures, limits: Servin
 def launch_batch(
     shape: LayerShape, features: LayerFeatures, batch: ExpectedBatch, device: torch.device
 ) -> torch.Tensor:
-    """Launch attention for a made-up batch, and return its output."""
+    """Launch attention for a made-up batch, and return its output.
+
+    It is launched with new tokens to write, though nowhere, and without: some layers share the
+    cache of another one, and write nothing.
+    """
     arguments = made_up_step(shape, features, batch, device)
-    out = torch.empty_like(arguments[2])
-    run_layer(*arguments, out)
+    _, _, query, keys, _ = arguments
+    out = torch.empty_like(query)
+    rows = torch.zeros(len(query), *keys.shape[2:], dtype=query.dtype, device=device)
+    slots = torch.full((len(query),), -1, dtype=torch.int64, device=device)
+    for new in (NewTokens(rows, rows, slots), None):
+        run_layer(*arguments, out, new)
     return out
 
 

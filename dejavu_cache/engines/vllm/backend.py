@@ -14,6 +14,7 @@ from vllm._custom_ops import reshape_and_cache_flash
 from vllm.config import get_current_vllm_config
 from vllm.v1.attention.backend import AttentionBackend, AttentionImpl, AttentionType, MultipleOf
 
+from ...attention import NewTokens
 from .attention_warmup import warm_up_attention
 from .expected_batches import LayerShape, ServingLimits
 from .metadata import DejavuMetadataBuilder
@@ -39,7 +40,7 @@ class DejavuAttentionBackend(AttentionBackend):  # type: ignore[misc]
         torch.float32,
     ]
     supported_kv_cache_dtypes: ClassVar[list[Any]] = ["auto", "float16", "bfloat16", *FLOAT8]
-    forward_includes_kv_cache_update: bool = False
+    forward_includes_kv_cache_update: bool = True
 
     @staticmethod
     def get_name() -> str:
@@ -232,29 +233,25 @@ class DejavuAttentionImpl(AttentionImpl[StepInputs]):  # type: ignore[misc]
         if self._cache_dtype is not None:
             features = features._replace(k_scale=layer._k_scale, v_scale=layer._v_scale)
         keys, values = self._keys_and_values(kv_cache)
+        out = output
         if len(query) != tokens:
-            query, out = query[:tokens], output[:tokens]
-        else:
-            out = output
-        run_layer(attn_metadata, features, query, keys, values, out)
+            query, key, value, out = query[:tokens], key[:tokens], value[:tokens], output[:tokens]
+        if self.kv_sharing_target_layer_name is not None:  # another layer writes the cache
+            run_layer(attn_metadata, features, query, keys, values, out)
+            return output
+        new = NewTokens(key, value, attn_metadata.slots)
+        write = partial(self._write, layer, new, keys, values)
+        run_layer(attn_metadata, features, query, keys, values, out, new, write)
         return output
 
-    def do_kv_cache_update(
-        self,
-        layer: Any,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        kv_cache: torch.Tensor,
-        slot_mapping: torch.Tensor,
-    ) -> None:
+    def _write(self, layer: Any, new: NewTokens, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Write a step's new keys and values into the cache, by vLLM's own kernel."""
-        keys, values = self._keys_and_values(kv_cache)
         reshape_and_cache_flash(
-            key,
-            value,
+            new.keys,
+            new.values,
             keys,
             values,
-            slot_mapping,
+            new.slots,
             self.kv_cache_dtype,
             layer._k_scale,
             layer._v_scale,

@@ -62,6 +62,7 @@ class DejavuMetadataBuilder(AttentionMetadataBuilder[StepInputs]):  # type: igno
             common.query_start_loc,
             common.seq_lens,
             common.block_table_tensor,
+            common.slot_mapping[: common.num_actual_tokens],
         )
 
     def build_for_cudagraph_capture(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -43,6 +44,8 @@ class StepInputs:
         query_start_loc: `cu_seqlens_q` of `paged_attention`.
         seq_lens: its `seqused_k`.
         block_table: its `block_table`.
+        slots: where the new keys and values belong in the cache, as in `attention.NewTokens`; None
+            if they are there already.
         is_for_capture: whether the step is captured into a graph. What a plan allocates has to
             belong to the graph then, so that a plan from before the capture is of no use in it.
     """
@@ -55,6 +58,7 @@ class StepInputs:
         query_start_loc: torch.Tensor,
         seq_lens: torch.Tensor,
         block_table: torch.Tensor,
+        slots: torch.Tensor | None = None,
         *,
         is_for_capture: bool = False,
     ) -> None:
@@ -65,6 +69,7 @@ class StepInputs:
         self.query_start_loc = query_start_loc
         self.seq_lens = seq_lens
         self.block_table = block_table
+        self.slots = slots
         self.is_for_capture = is_for_capture
         self.plans: dict[Any, Any] = {}
 
@@ -119,6 +124,8 @@ def run_layer(
     keys: torch.Tensor,
     values: torch.Tensor,
     out: torch.Tensor,
+    new: attention.NewTokens | None = None,
+    write: Callable[[], object] = lambda: None,
 ) -> None:
     """Compute a layer's attention in a step; nothing is benchmarked for it.
 
@@ -129,6 +136,8 @@ def run_layer(
         keys: of the layer's cache, from `split_cache`.
         values: likewise.
         out: is written.
+        new: the new tokens' keys and values, if they are not in the cache yet.
+        write: writes them into the cache; called where attention does not do that itself.
     """
     with without_benchmarks():
         key = features.key, query.shape, query.stride(), keys.shape, keys.stride()
@@ -137,7 +146,10 @@ def run_layer(
             plan = plan_layer(step, features, query, keys, values)
             if not step.is_for_capture or torch.cuda.is_current_stream_capturing():
                 step.plans[key] = plan
-        plan.run(query, keys, values, out)
+        if new is not None and not plan.writes(new):
+            write()
+            new = None
+        plan.run(query, keys, values, out, new)
 
 
 def plan_layer(
