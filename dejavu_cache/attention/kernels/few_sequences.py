@@ -2,7 +2,7 @@
 
 One sequence occupies a GPU only if it is cut into many segments, and then all of them are short.
 What the Hopper kernel prepares takes longer than they do: a list of units, barriers, and warps with
-tasks of their own. Its code is six times as long, too (99 KB, and 15 KB here), and after the
+tasks of their own. Its code is six times as long, too (99 KB, and 16 KB here), and after the
 products of a model a launch finds none of it in a cache.
 """
 
