@@ -50,8 +50,9 @@ def write_rows(
     dims = tl.arange(0, HEAD_PADDED)
     slot = tl.load(slots + first + tokens, mask=tokens < count, other=-1)
     inside = (slot >= 0)[:, None] & (dims < HEAD)[None, :]
-    source = rows + (first + tokens).to(tl.int64)[:, None] * stride_token + kv_head * stride_head
-    at = slot // PAGE * stride_page + slot % PAGE * stride_slot + kv_head * stride_kv_head
+    head = kv_head.to(tl.int64)
+    source = rows + (first + tokens).to(tl.int64)[:, None] * stride_token + head * stride_head
+    at = slot // PAGE * stride_page + slot % PAGE * stride_slot + head * stride_kv_head
     tl.store(
         cache + at[:, None] + dims[None, :],
         tl.load(source + dims[None, :], mask=inside),
