@@ -176,6 +176,7 @@ def writes(batch: Batch, new: NewTokens) -> bool:
         and new.keys.stride(2) == new.values.stride(2) == 1
         and new.keys.dtype == new.values.dtype == batch.q.dtype
         and new.slots.dtype == torch.int64
+        and len(new.slots) == batch.num_tokens
         and slots_of(batch) > 1
     )
 
