@@ -13,9 +13,10 @@ from ..triton_internals.versions import GLUON_IS_TESTED
 from .batch import Batch
 from .kernels import few_sequences, hopper, qblock, segmented, static_grid
 from .kernels.kernel_call import Layers, num_sms
+from .kernels.write_cache import WritingLayers
 from .new_tokens import NewTokens
 
-__all__ = ["RUNS", "choose", "layers_of", "run", "writes"]
+__all__ = ["RUNS", "choose", "layers_of", "run"]
 
 RUNS = {
     "few_sequences": few_sequences.run,
@@ -43,18 +44,35 @@ def choose(batch: Batch) -> str:
     return "qblock"
 
 
-def layers_of(implementation: str, batch: Batch, overlap: bool) -> Layers | None:
-    """Prepare what the layers of a step share; None if each is an independent call."""
+class IndependentLayers:
+    """Layers of a step that share nothing."""
+
+    def __init__(self, implementation: str) -> None:
+        """Keep the implementation's name, a key of `RUNS`."""
+        self._run = RUNS[implementation]
+
+    def writes(self, batch: Batch, new: NewTokens) -> bool:
+        """Return False: the kernels read the cache only."""
+        return False
+
+    def launch(self, batch: Batch, new: NewTokens | None = None) -> None:
+        """Compute a layer."""
+        self._run(batch)
+
+
+def layers_of(implementation: str, batch: Batch, overlap: bool) -> Layers:
+    """Prepare an implementation's launches in the layers of a step.
+
+    Args:
+        implementation: a key of `RUNS`.
+        batch: the call of one layer.
+        overlap: as in `plan`.
+    """
     if implementation == "hopper":
-        return hopper.HopperLayers(batch, overlap)
+        return WritingLayers(hopper.HopperLayers(batch, overlap))
     if implementation == "few_sequences":
-        return few_sequences.FewSequencesLayers()
-    return None
-
-
-def writes(implementation: str, batch: Batch, new: NewTokens) -> bool:
-    """Check whether an implementation's layers can write a batch's new keys and values."""
-    return implementation == "few_sequences" and few_sequences.writes(batch, new)
+        return WritingLayers(few_sequences.FewSequencesLayers())
+    return WritingLayers(IndependentLayers(implementation))
 
 
 def run(batch: Batch, implementation: str | None = None) -> torch.Tensor:

@@ -79,8 +79,8 @@ class Plan:
         return self._overlap
 
     def writes(self, new: NewTokens) -> bool:
-        """Return whether `run` can write new keys and values into the cache, beside reading it."""
-        return dispatch.writes(self._implementation, self._batch, new)
+        """Return whether `run` can write new keys and values into the cache, before it is read."""
+        return self._layers.writes(self._batch, new)
 
     def run(
         self,
@@ -139,12 +139,10 @@ class Plan:
             check_new(new, q, k_cache)
             if not self.writes(new):
                 raise ValueError(
-                    f"new: {self._implementation!r} does not write these keys and values: where "
-                    "`writes` of the plan is False, write them before"
+                    f"new: keys and values of {q.dtype} are not written into a cache of "
+                    f"{k_cache.dtype}; write them before"
                 )
         batch = self._batch.with_tensors(q, k_cache, v_cache, out)
-        if self._layers is None:
-            return dispatch.run(batch, self._implementation)
         known = self._layers.launch(batch, new)
         if known is not None:
             self._repeat = tuple(map(form_of, free)), known

@@ -10,6 +10,7 @@ import torch
 from support.attention_batches import (
     FEW_SEQUENCES,
     Case,
+    Drawn,
     draw,
     relative_error,
     take_new_tokens,
@@ -17,6 +18,7 @@ from support.attention_batches import (
 )
 
 from dejavu_cache.attention import NewTokens, Plan, dispatch, plan
+from dejavu_cache.attention.kernels import few_sequences
 
 pytestmark = pytest.mark.filterwarnings(  # Triton's interpreter, where a grid is computed
     "ignore:Conversion of an array with ndim > 0:DeprecationWarning"
@@ -29,6 +31,17 @@ LAYER = ("q", "k_cache", "v_cache")
 def planned(arguments: dict[str, Any]) -> Plan:
     layer = [arguments[name] for name in LAYER]
     return plan(*layer, **{k: v for k, v in arguments.items() if k not in LAYER})
+
+
+def check_written(batch: Drawn, new: NewTokens) -> None:
+    """Check a layer's results, and the cache, in which each token lies at its slot."""
+    q, k_cache, v_cache = (batch.arguments[name] for name in LAYER)
+    step = planned(batch.arguments)
+    assert step.writes(new)
+    out = step.run(q, k_cache, v_cache, new=new)
+    assert relative_error(out, batch.expected) < 1e-3
+    for cache, rows in zip((k_cache, v_cache), new, strict=False):
+        assert torch.equal(cache.flatten(0, 1)[new.slots], rows)
 
 
 @pytest.fixture
@@ -75,26 +88,37 @@ def test_a_token_without_a_slot_is_not_written() -> None:
 def test_keys_and_values_of_single_tokens_may_have_strides_of_their_own() -> None:
     """As a compiler leaves them: keys that were rotated lie by themselves."""
     batch = draw(vary(SMALL, new=[1, 1]))
-    q, k_cache, v_cache = (batch.arguments[name] for name in LAYER)
     tokens = take_new_tokens(batch.arguments)
     tokens = tokens._replace(keys=tokens.keys.contiguous())
     assert tokens.keys.stride() != tokens.values.stride()
-    out = planned(batch.arguments).run(q, k_cache, v_cache, new=tokens)
-    assert relative_error(out, batch.expected) < 1e-3
-    for cache, rows in zip((k_cache, v_cache), tokens, strict=False):
-        assert torch.equal(cache.flatten(0, 1)[tokens.slots], rows)
+    check_written(batch, tokens)
 
 
 @pytest.mark.usefixtures("for_few_sequences")
-def test_several_tokens_of_a_sequence_need_equal_strides() -> None:
+def test_tokens_that_are_not_computed_as_a_page_are_written_before() -> None:
+    """Several tokens of a sequence, whose keys are not as far apart as their values."""
     batch = draw(SMALL)
-    q, k_cache, v_cache = (batch.arguments[name] for name in LAYER)
     tokens = take_new_tokens(batch.arguments)
     tokens = tokens._replace(keys=tokens.keys.contiguous())
-    step = planned(batch.arguments)
-    assert not step.writes(tokens)
-    with pytest.raises(ValueError, match=r"^new: 'few_sequences' does not write these"):
-        step.run(q, k_cache, v_cache, new=tokens)
+    assert not few_sequences.writes(planned(batch.arguments).batch, tokens)
+    check_written(batch, tokens)
+
+
+@pytest.mark.parametrize("page", [7, 16])
+@pytest.mark.parametrize("head_size", [64, 96])
+def test_every_kernel_finds_the_new_tokens_written(head_size: int, page: int) -> None:
+    batch = draw(
+        Case(
+            new=[1, 40, 3],
+            past=[30, 0, 9],
+            heads=(4, 2),
+            head_size=head_size,
+            page=page,
+            dtype=torch.float16,
+        )
+    )
+    assert planned(batch.arguments).implementation != "few_sequences"
+    check_written(batch, take_new_tokens(batch.arguments))
 
 
 def with_columns_apart(new: NewTokens) -> NewTokens:
@@ -120,18 +144,12 @@ def test_new_tokens_that_do_not_fit_are_refused_by_name(message: str) -> None:
         planned(batch.arguments).run(q, k_cache, v_cache, new=tokens)
 
 
-def test_a_plan_that_does_not_write_the_cache_refuses_new_tokens() -> None:
-    batch = draw(SMALL)
-    q, k_cache, v_cache = (batch.arguments[name] for name in LAYER)
-    step = planned(batch.arguments)
-    tokens = take_new_tokens(batch.arguments)
-    assert not step.writes(tokens)
-    with pytest.raises(ValueError, match=r"^new: .* does not write these"):
-        step.run(q, k_cache, v_cache, new=tokens)
-
-
 @pytest.mark.usefixtures("for_few_sequences")
 def test_a_quantized_cache_is_not_written() -> None:
     tokens = take_new_tokens(draw(SMALL).arguments)
     batch = draw(vary(SMALL, cache_dtype=torch.float8_e4m3fn))
-    assert not planned(batch.arguments).writes(tokens)
+    step = planned(batch.arguments)
+    assert not step.writes(tokens)
+    q, k_cache, v_cache = (batch.arguments[name] for name in LAYER)
+    with pytest.raises(ValueError, match=r"^new: .* a cache of torch.float8_e4m3fn; write them"):
+        step.run(q, k_cache, v_cache, new=tokens)

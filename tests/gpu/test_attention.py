@@ -53,9 +53,10 @@ def test_few_sequences_agree_with_the_reference(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_new_tokens_are_computed_and_written_beside_few_sequences(seed: int) -> None:
+@pytest.mark.parametrize("implementation", ["few_sequences", "hopper"])
+def test_new_tokens_are_computed_and_written(implementation: str, seed: int) -> None:
     """In a captured graph too, replayed after the cache has changed."""
-    batch = draw(drawn_case(seed, "few_sequences"))
+    batch = draw(vary(drawn_case(seed, implementation), padding=0))
     q, k_cache, v_cache = (batch.arguments[name] for name in ("q", "k_cache", "v_cache"))
     caches = [k_cache, v_cache]
     whole = [cache.clone() for cache in caches]

@@ -20,6 +20,7 @@ from ..search_space import why_not_here
 from . import segmented
 from .kernel_call import KernelCall, Repeat, num_sms
 from .softmax_tiles import attend, init_softmax, load_block
+from .write_cache import write_rows
 
 __all__ = ["FewSequencesLayers", "few_sequences_kernel", "run", "suits", "writes"]
 
@@ -38,26 +39,6 @@ MOST_SEQS = 2
 
 SMS_PER_HEAD = 8
 """Multiprocessors for each sequence's KV head, at least."""
-
-
-@triton.jit
-def write_rows(
-    cache, rows, slots, first, count, kv_head, stride_token, stride_head, stride_page, stride_slot,
-    stride_kv_head, ROWS: tl.constexpr, HEAD: tl.constexpr, HEAD_PADDED: tl.constexpr, PAGE: tl.constexpr,
-):  # fmt: skip
-    """Write one KV head's keys or values of new tokens into the cache, but for negative slots."""
-    tokens = tl.arange(0, ROWS)
-    dims = tl.arange(0, HEAD_PADDED)
-    slot = tl.load(slots + first + tokens, mask=tokens < count, other=-1)
-    inside = (slot >= 0)[:, None] & (dims < HEAD)[None, :]
-    head = kv_head.to(tl.int64)
-    source = rows + (first + tokens).to(tl.int64)[:, None] * stride_token + head * stride_head
-    at = slot // PAGE * stride_page + slot % PAGE * stride_slot + head * stride_kv_head
-    tl.store(
-        cache + at[:, None] + dims[None, :],
-        tl.load(source + dims[None, :], mask=inside),
-        mask=inside,
-    )
 
 
 @triton.jit(do_not_specialize=["num_rows", "stride_table"])
@@ -162,21 +143,16 @@ def suits(batch: Batch) -> bool:
 
 
 def writes(batch: Batch, new: NewTokens) -> bool:
-    """Check that new keys and values can be written too.
+    """Check that the kernel can write new keys and values too, if `write_cache` can.
 
-    They are written as they are, and one program computes those of a sequence as one page, whose
-    slots are equally far apart in keys and values.
+    One program computes those of a sequence as one page, whose slots are equally far apart in keys
+    and values.
     """
     most = batch.max_seqlen_q
     return (
-        batch.k_cache.dtype == batch.q.dtype
-        and most * batch.group <= ROWS
+        most * batch.group <= ROWS
         and most <= batch.k_cache.shape[1]
         and (most == 1 or new.keys.stride(0) == new.values.stride(0))
-        and new.keys.stride(2) == new.values.stride(2) == 1
-        and new.keys.dtype == new.values.dtype == batch.q.dtype
-        and new.slots.dtype == torch.int64
-        and len(new.slots) == batch.num_tokens
         and slots_of(batch) > 1
     )
 
@@ -251,6 +227,10 @@ def run(batch: Batch) -> torch.Tensor:
 
 class FewSequencesLayers:
     """Launches in the layers of a step, which share the memory for segments."""
+
+    def writes(self, batch: Batch, new: NewTokens) -> bool:
+        """Return whether the launches write new tokens, as `Layers` says."""
+        return writes(batch, new)
 
     def launch(self, batch: Batch, new: NewTokens | None = None) -> Repeat | None:
         """Compute a layer; None in Triton's interpreter, which compiles nothing to repeat."""

@@ -173,6 +173,10 @@ class HopperLayers:
         self._schedule, self._overlap = make_schedule(batch), overlap
         self._descriptors = descriptors_like(batch.k_cache)
 
+    def writes(self, batch: Batch, new: NewTokens) -> bool:
+        """Return False: the kernel reads the cache only."""
+        return False
+
     def launch(self, batch: Batch, new: NewTokens | None = None) -> Repeat | None:
         """Compute a layer; None for an `out` that the kernel cannot write, which is copied."""
         out = batch.out

@@ -58,12 +58,15 @@ The tensors are q, k_cache, v_cache and out, and those of `NewTokens` if the fir
 class Layers(Protocol):
     """Launches of an implementation in the layers of a step, which share memory and schedule."""
 
+    def writes(self, batch: Batch, new: NewTokens) -> bool:
+        """Return whether these launches write a layer's new tokens beside computing attention."""
+
     def launch(self, batch: Batch, new: NewTokens | None = None) -> Repeat | None:
         """Compute a layer, and return how to compute others of the same form, if that is known.
 
         Args:
             batch: the call of the layer.
-            new: its new tokens, if these are to be written and the implementation does that.
+            new: its new tokens, if these launches are to write them.
         """
 
 
