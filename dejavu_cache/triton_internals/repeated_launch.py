@@ -8,7 +8,7 @@ from typing import Any
 from triton import knobs
 from triton.runtime import driver
 
-from .versions import active_hook, c_launcher
+from .versions import active_hook, c_launcher, expand_descriptor, expandable_descriptors
 
 __all__ = ["RepeatedLaunch"]
 
@@ -34,17 +34,45 @@ class RepeatedLaunch:
         changing: Sequence[str],
     ) -> None:
         """Prepare the launch; the arguments are described at the class."""
-        names = list(arguments)
-        self._at = [names.index(name) for name in changing]
-        self._arguments = list(arguments.values())
-        for index in self._at:
-            self._arguments[index] = None  # a tensor that is kept here would never be freed
+        descriptors = expandable_descriptors(kernel)
+        self._metadata: dict[str, Any] = {}
+        self._arguments: list[Any] = []
+        places: dict[str, int | slice] = {}
+        for index, (name, value) in enumerate(arguments.items()):
+            begin = len(self._arguments)
+            if index in descriptors:
+                self._metadata[name] = descriptors[index]
+                self._arguments += self.expand(name, value)
+                places[name] = slice(begin, len(self._arguments))
+            else:
+                # A tensor that is kept here would never be freed.
+                self._arguments.append(None if name in changing else value)
+                places[name] = begin
+        self._at: list[Any] = [places[name] for name in changing]
         self._grid = (*grid, 1, 1)[:3]
-        self._call = c_launcher(kernel)
+        self._call = c_launcher(kernel, expanded=bool(descriptors))
         self._device = driver.active.get_current_device()
+
+    @property
+    def expands(self) -> bool:
+        """Whether launches take descriptors as `expand` returns them, and not as they are."""
+        return bool(self._metadata)
+
+    def expand(self, name: str, descriptor: Any) -> Any:
+        """Return a TMA descriptor as launches take it; it may be kept for later ones.
+
+        Args:
+            name: the argument's name.
+            descriptor: Triton's `TensorDescriptor`.
+        """
+        metadata = self._metadata.get(name)
+        return descriptor if metadata is None else expand_descriptor(descriptor, metadata)
 
     def __call__(self, *values: Any) -> bool:
         """Launch with new values of the changing arguments, in their order.
+
+        Args:
+            *values: tensors and numbers, and descriptors as `expand` returns them.
 
         Returns:
             False if nothing was launched, because a hook wants to see each launch.

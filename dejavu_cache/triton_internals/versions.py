@@ -26,6 +26,8 @@ __all__ = [
     "async_compile_module",
     "autotuning_listener",
     "c_launcher",
+    "expand_descriptor",
+    "expandable_descriptors",
     "is_covered",
     "kernel_follows_hooks",
     "only_alignment_counts",
@@ -161,7 +163,7 @@ def active_hook(hook: Any) -> Any:
     return None if hook.__class__ is HOOK_CHAIN and not hook.calls else hook
 
 
-def c_launcher(kernel: Any) -> Callable[..., None]:
+def c_launcher(kernel: Any, expanded: bool = False) -> Callable[..., None]:
     """Return the function that puts a compiled kernel on a stream.
 
     It takes `(x, y, z, stream, launch_metadata, enter_hook, exit_hook, arguments)`. It calls the
@@ -170,11 +172,14 @@ def c_launcher(kernel: Any) -> Callable[..., None]:
 
     Args:
         kernel: Triton's `CompiledKernel`, loaded onto the device.
+        expanded: take the values that `expand_descriptor` returns in the place of each descriptor;
+            only for a kernel that has `expandable_descriptors`.
     """
     run = kernel.run
-    if not _only_passes_on(run):
+    if not (expanded or _only_passes_on(run)):
         return _python_launcher(kernel)
-    launch, function, packed = run.launch, kernel.function, kernel.packed_metadata
+    launch = _behind_descriptors(run)["launcher"] if expanded else run.launch
+    function, packed = kernel.function, kernel.packed_metadata
     cooperative, pdl = run.launch_cooperative_grid, run.launch_pdl
     if _LAUNCHER_TAKES_A_TUPLE:
         annotations, signature = run.arg_annotations, run.kernel_signature
@@ -210,12 +215,59 @@ def c_launcher(kernel: Any) -> Callable[..., None]:
     return call
 
 
+def expandable_descriptors(kernel: Any) -> dict[int, Any]:
+    """Return Triton's metadata of a kernel's TMA descriptors, by their place in the arguments.
+
+    Triton 3.6 makes a tensor map from each descriptor at each launch. Its C function takes one that
+    was made before. Empty for a kernel without descriptors, and for any other launcher.
+
+    Args:
+        kernel: Triton's `CompiledKernel`, loaded onto the device.
+    """
+    if not _allocates_nothing(kernel.run):
+        return {}
+    inside = _behind_descriptors(kernel.run)
+    places, metadata = inside.get("tensordesc_indices"), inside.get("tensordesc_meta")
+    if not (places and metadata and inspect.isbuiltin(inside.get("launcher"))):
+        return {}
+    return dict(zip(sorted(places), metadata, strict=True))
+
+
+def expand_descriptor(descriptor: Any, metadata: Any) -> list[Any]:
+    """Return a TMA descriptor as the C function takes it: a tensor map, its shape and strides.
+
+    Args:
+        descriptor: Triton's `TensorDescriptor`.
+        metadata: what `expandable_descriptors` says of its place.
+    """
+    from triton.backends.nvidia import driver as cuda
+
+    expanded: list[Any] = cuda.make_tensordesc_arg(descriptor, metadata)
+    return expanded
+
+
+def _behind_descriptors(run: Any) -> dict[str, Any]:
+    """Return what Triton 3.6's function that expands descriptors has in its closure, by name."""
+    wrapper = run.launch
+    if _VERSION != (3, 6) or not inspect.isfunction(wrapper):
+        return {}
+    cells = wrapper.__closure__ or ()
+    return {
+        name: cell.cell_contents
+        for name, cell in zip(wrapper.__code__.co_freevars, cells, strict=True)
+    }
+
+
 def _only_passes_on(run: Any) -> bool:
     """Return whether a Python launcher adds nothing to the arguments of the C function."""
+    return _allocates_nothing(run) and inspect.isbuiltin(run.launch)
+
+
+def _allocates_nothing(run: Any) -> bool:
+    """Return whether a launcher is Triton's own for CUDA, and its launches need no memory."""
     return (
         type(run).__name__ == "CudaLauncher"
         and type(run).__module__ == "triton.backends.nvidia.driver"
-        and inspect.isbuiltin(run.launch)
         and run.global_scratch_size == 0
         and getattr(run, "profile_scratch_size", 0) == 0
         and not getattr(run, "gsan_enabled", False)

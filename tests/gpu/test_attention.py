@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from itertools import pairwise
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -24,6 +25,7 @@ from support.attention_batches import (
 from dejavu_cache.attention import batch as arguments
 from dejavu_cache.attention import paged_attention, plan
 from dejavu_cache.attention.kernels import kernel_call as launch
+from dejavu_cache.triton_internals.versions import GLUON_IS_TESTED
 
 pytestmark = pytest.mark.gpu
 
@@ -99,6 +101,32 @@ def test_layers_of_few_sequences_each_get_their_own_result(heads: tuple[int, int
         q, keys, values = (layer.arguments[name] for name in ("q", "k_cache", "v_cache"))
         out = planned.run(q, keys, values, out=torch.full_like(q, float("nan")))
         assert relative_error(out, layer.expected) < TOLERANCE[torch.bfloat16]
+
+
+@pytest.mark.skipif(not GLUON_IS_TESTED, reason="Triton 3.6 makes tensor maps at each launch")
+def test_layers_of_hopper_make_tensor_maps_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    import triton.backends.nvidia.driver as cuda
+
+    layers = [draw(vary(DECODES, new=[1] * 5, past=[3000, 40, 7, 500, 90])) for _ in range(3)]
+    for factor, layer in enumerate(layers[1:], start=2):
+        for name in ("q", "k_cache", "v_cache"):
+            layer.arguments[name] = layers[0].arguments[name] / factor
+        layer.expected = layer.run("reference")
+
+    def run_layers() -> None:
+        planned = plan(**layers[0].arguments)
+        assert planned.implementation == "hopper"
+        for layer in layers:
+            q, keys, values = (layer.arguments[name] for name in ("q", "k_cache", "v_cache"))
+            out = planned.run(q, keys, values, out=torch.full_like(q, float("nan")))
+            assert relative_error(out, layer.expected) < TOLERANCE[torch.bfloat16]
+
+    run_layers()
+    made = Mock(wraps=cuda.make_tensordesc_arg)
+    monkeypatch.setattr(cuda, "make_tensordesc_arg", made)
+    run_layers()
+    # A plan's first launch is Triton's own: two maps for it, and two to prepare its repetition.
+    assert made.call_count <= 4
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ...triton_internals.environment import is_interpreting
+from ...triton_internals.repeated_launch import RepeatedLaunch
 from ...triton_internals.versions import GLUON_IS_COVERED
 from ..batch import Batch
 from ..new_tokens import NewTokens
@@ -171,7 +172,6 @@ class HopperLayers:
     def __init__(self, batch: Batch, overlap: bool) -> None:
         """Schedule the batch."""
         self._schedule, self._overlap = make_schedule(batch), overlap
-        self._descriptors = descriptors_like(batch.k_cache)
 
     def writes(self, batch: Batch, new: NewTokens) -> bool:
         """Return False: the kernel reads the cache only."""
@@ -190,12 +190,16 @@ class HopperLayers:
         kernel = call()
         config = call.kernel.best_config.kwargs
         repeated = call.repeated(kernel, ("out", "keys", "values", "q"), **config)
+        kept = [
+            descriptors_like(cache, repeated.expands) for cache in (batch.k_cache, batch.v_cache)
+        ]
 
         def repeat(
             q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, out: torch.Tensor
         ) -> bool:
-            keys = descriptor_of(k_cache, self._descriptors)
-            return repeated(out, keys, descriptor_of(v_cache, self._descriptors), q)
+            keys = descriptor_of(k_cache, kept[0], repeated, "keys")
+            values = descriptor_of(v_cache, kept[1], repeated, "values")
+            return repeated(out, keys, values, q)
 
         return repeat
 
@@ -225,26 +229,35 @@ def _descriptors(*form: Any) -> dict[int, Any]:
     return {}
 
 
-def descriptors_like(cache: torch.Tensor) -> dict[int, Any]:
-    """Return the descriptors, by address, of the caches that have a cache's shape and strides."""
-    return _descriptors(cache.shape, cache.stride(), cache.dtype)
+def descriptors_like(cache: torch.Tensor, expanded: bool) -> dict[int, Any]:
+    """Return the descriptors, by address, of the caches that have a cache's shape and strides.
+
+    Args:
+        cache: keys or values.
+        expanded: whether they are tensor maps, as a launch of Triton 3.6 repeats with them.
+    """
+    return _descriptors(cache.shape, cache.stride(), cache.dtype, expanded)
 
 
-def descriptor_of(cache: torch.Tensor, like: dict[int, Any]) -> Any:
+def descriptor_of(
+    cache: torch.Tensor, like: dict[int, Any], launch: RepeatedLaunch, name: str
+) -> Any:
     """Return the descriptor of a cache, made once for the same memory and shape.
 
     Args:
         cache: keys or values.
         like: `descriptors_like` it.
+        launch: what takes the descriptor.
+        name: its argument's name.
     """
     address = cache.data_ptr()
     descriptor = like.get(address)
     if descriptor is None:
         if len(like) >= MOST_DESCRIPTORS:
             like.clear()
-        descriptor = describe(cache)
-        descriptor.base = Address(cache.dtype, address)
-        like[address] = descriptor
+        described = describe(cache)
+        described.base = Address(cache.dtype, address)
+        descriptor = like[address] = launch.expand(name, described)
     return descriptor
 
 
