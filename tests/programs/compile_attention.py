@@ -20,7 +20,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from dejavu_cache.attention import schedule
-from dejavu_cache.attention.kernels import few_sequences, segmented
+from dejavu_cache.attention.kernels import few_sequences, segmented, write_cache
 from dejavu_cache.attention.kernels.schedule_kernel import schedule_kernel
 from dejavu_cache.attention.search_space import hopper_why_not, why_not
 from dejavu_cache.attention.sweep_suite import kernel_of
@@ -89,6 +89,7 @@ def source(name: str, shape: str, params: dict[str, Any]) -> Any:
         "merge": segmented.merge_kernel,
         "schedule": schedule_kernel,
         "few_sequences": few_sequences.few_sequences_kernel,
+        "write_cache": write_cache.write_cache_kernel,
     }
     fn = helpers[name] if name in helpers else kernel_of(name).fn
     constants = {
@@ -134,6 +135,8 @@ def configs(name: str, target: str, shape: str) -> list[Any]:
     if name == "few_sequences":
         sizes = {"BLOCK_M": few_sequences.ROWS, "TILE": few_sequences.TILES["TILE"]}
         return [triton.Config(sizes, **few_sequences.OPTIONS)]
+    if name == "write_cache":
+        return [triton.Config({"ROWS": write_cache.ROWS})]
     if name == "schedule":
         lists = {
             "HALF": schedule.HALF, "ENTRY": schedule.ENTRY, "HEADER": schedule.HEADER,
@@ -176,6 +179,7 @@ def jobs(everything: bool, target: str) -> Iterator[tuple[str, str, str, dict[st
         "segmented",
         "merge",
         "few_sequences",
+        "write_cache",
         "static_grid",
         *(("hopper", "schedule") if GLUON_IS_COVERED else ()),
     ):
