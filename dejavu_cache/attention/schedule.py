@@ -1,7 +1,8 @@
 """Schedule of a batch, made on the device: units of work that all layers of a step share.
 
 A unit is a range of one Q block's keys. Prompts are cut into Q blocks of two halves. Where the rows
-of a block fit one half, as in decoding, the halves compute two KV heads, or every other tile. One
+of a block fit one half, the halves compute two KV heads, or every other tile. In most decoding,
+programs have one half, and a multiprocessor has two programs. One
 small kernel turns the batch's lengths into a list of units, the long ones first and none so long
 that the others would wait for it. Programs take units from the list until it is empty, so the
 speed depends on the total work and not on the longest sequence.
@@ -31,6 +32,7 @@ __all__ = [
     "SPANS",
     "Schedule",
     "constants_of",
+    "halves_of",
     "heads_at_once",
     "make_schedule",
     "pairs_of",
@@ -79,6 +81,9 @@ PARTS_OF_LAST = 8
 ROWS_OF_LAST = 16
 """Rows, at most, that it merges."""
 
+FEW_ROWS = 8
+"""Rows of a sequence up to which programs of one half are no slower, whatever comes between."""
+
 FEW_SEQS = 16
 """Fewest sequences that the kernel is compiled for; larger binaries are for 4, 16, … times them."""
 
@@ -100,12 +105,14 @@ class Schedule(NamedTuple):
         scratch: partial results, float32, [rows, KV heads, head size + PART_COLUMNS].
         blocks: number of Q blocks at most.
         pairs: 0 if no Q block can have two halves, 2 for long prompts, else 1.
+        halves: halves of a program, of `halves_of`.
     """
 
     units: torch.Tensor
     scratch: torch.Tensor
     blocks: int
     pairs: int
+    halves: int
 
 
 def pairs_of(batch: Batch) -> int:
@@ -119,44 +126,63 @@ def pairs_of(batch: Batch) -> int:
     return 2 if long and batch.num_tokens >= LONG_QUERY * batch.num_seqs else 1
 
 
-def heads_at_once(kv_heads: int) -> int:
+def halves_of(pairs: int, rows: int, overlap: bool) -> int:
+    """Return the halves of a program: one in decoding, where a multiprocessor has two programs.
+
+    One half is half of the code, which a launch after the products of a model finds in no cache.
+    Where launches follow each other, their code is in a cache: then, drawn batches of several
+    tokens a sequence took 1 to 11% less time in two halves.
+
+    Args:
+        pairs: as in `Schedule`.
+        rows: new tokens of a sequence, at most, times query heads of a KV head.
+        overlap: as in `plan`.
+    """
+    return 1 if pairs == 0 and (rows <= FEW_ROWS or not overlap) else 2
+
+
+def heads_at_once(kv_heads: int, halves: int) -> int:
     """Return the KV heads of a unit whose Q block fits one half: one for each half, if even."""
-    return 2 - kv_heads % 2
+    return halves if kv_heads % 2 == 0 else 1
 
 
-def parts_each(pairs: int, kv_heads: int, head_padded: int) -> int:
+def parts_each(pairs: int, halves: int, kv_heads: int, head_padded: int) -> int:
     """Return the partial results of a piece of a Q block of one half.
 
-    With an odd number of KV heads, the halves of a program compute every other tile, and have a
+    With an odd number of KV heads, two halves of a program compute every other tile, and have a
     partial result each. In decoding with heads of 256 these would be many and large, and take
     longer to merge than to multiply the queries twice: each half computes half of the columns.
 
     Args:
         pairs: as in `Schedule`.
+        halves: likewise.
         kv_heads: KV heads of the cache.
         head_padded: the head size of the kernel's tiles.
     """
     halves_share_keys = kv_heads % 2 == 1 and not (pairs == 0 and head_padded == 256)
-    return 2 if halves_share_keys else 1
+    return 2 if halves == 2 and halves_share_keys else 1
 
 
-def make_schedule(batch: Batch) -> Schedule:
+def make_schedule(batch: Batch, overlap: bool = True) -> Schedule:
     """Launch the kernel that schedules a batch, and return its buffers.
 
-    Needs `batch.group` of at most HALF.
+    Args:
+        batch: the call; its `group` is at most HALF.
+        overlap: as in `plan`.
     """
     device, half = batch.q.device, HALF // batch.group
     pairs = pairs_of(batch)
-    heads = heads_at_once(batch.kv_heads)
+    halves = halves_of(pairs, batch.max_seqlen_q * batch.group, overlap)
+    heads = heads_at_once(batch.kv_heads, halves)
     blocks = batch.q_blocks(2 * half)
     entries = blocks * heads if pairs else blocks
-    slots = num_sms(device) * heads / batch.kv_heads
+    slots = num_sms(device) * (2 // halves) * heads / batch.kv_heads
     most_cuts = int(MOST_CUTS * slots) + 8
     rows = HALF if pairs else batch.max_seqlen_q * batch.group
     single_rows = min(batch.num_tokens, batch.num_seqs * half) * batch.group
-    parts = parts_each(pairs, batch.kv_heads, batch.head_padded)
+    parts = parts_each(pairs, halves, batch.kv_heads, batch.head_padded)
     most_rows = 2 * single_rows + most_cuts * rows * parts
-    most_merges = (most_cuts if heads == 2 else blocks) * (2 * HALF // ROWS_OF_MANY)
+    most_merges = (most_cuts if parts == 1 else blocks) * (2 * HALF // ROWS_OF_MANY)
     units = torch.empty(
         HEADER + (entries + most_cuts) * ENTRY + 2 * blocks + most_merges * MERGE,
         dtype=torch.int32,
@@ -167,18 +193,23 @@ def make_schedule(batch: Batch) -> Schedule:
     _launch(
         (units, batch.cu_seqlens_q, batch.seqused_k, batch.num_seqs, blocks, slots, most_cuts,
          most_rows, entries),
-        constants_of(batch),
+        constants_of(batch, halves),
     )  # fmt: skip
-    return Schedule(units, scratch, blocks, pairs)
+    return Schedule(units, scratch, blocks, pairs, halves)
 
 
-def constants_of(batch: Batch) -> dict[str, int]:
-    """Return what `schedule_kernel` is compiled for: few values, since an engine meets them all."""
+def constants_of(batch: Batch, halves: int) -> dict[str, int]:
+    """Return what `schedule_kernel` is compiled for: few values, since an engine meets them all.
+
+    Args:
+        batch: the call.
+        halves: as in `Schedule`.
+    """
     max_seqs = FEW_SEQS
     while max_seqs < batch.num_seqs:
         max_seqs *= 4
-    has_pairs = pairs_of(batch) > 0
-    parts = parts_each(pairs_of(batch), batch.kv_heads, batch.head_padded)
+    pairs = pairs_of(batch)
+    has_pairs = pairs > 0
     is_small = max_seqs == FEW_SEQS and batch.q_blocks(2 * (HALF // batch.group)) <= 32
     chunk = 512 if has_pairs else min(2 * max_seqs, 256)
     return {
@@ -189,7 +220,8 @@ def constants_of(batch: Batch) -> dict[str, int]:
         "MANY_ROWS": ROWS_OF_MANY, "LAST_PARTS": 0 if has_pairs else PARTS_OF_LAST,
         "LAST_ROWS": ROWS_OF_LAST, "CANDIDATES": 32 if max_seqs <= 64 else 16,
         "SIZES": 8 if has_pairs and max_seqs <= 64 else 0,
-        "HEADS": heads_at_once(batch.kv_heads), "PARTS": parts,
+        "HEADS": heads_at_once(batch.kv_heads, halves) * (2 // halves),
+        "PARTS": parts_each(pairs, halves, batch.kv_heads, batch.head_padded),
         "SPAN": SPANS[has_pairs],
     }  # fmt: skip
 

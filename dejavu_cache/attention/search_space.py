@@ -110,7 +110,24 @@ def hopper_space() -> Sequence[triton.Config]:
     STAGES counts tiles of keys, and as many of values. Pruning leaves one config for a head size
     and kind of work, so nothing is benchmarked.
     """
-    return config_space({"TILE": (64, 128), "STAGES": (4, 3, 2)})
+    return config_space({"TILE": (64, 128, 32), "STAGES": (4, 3, 2)})
+
+
+def hopper_tile(pairs: int, halves: int, head_padded: int) -> int:
+    """Return the keys of the Hopper kernel's tiles for a kind of work.
+
+    Long prompts have large ones, which take fewer instructions per key; in all other work the rest
+    of a sequence's last tile and the first tile's latency cost more. Heads of 256 leave room for
+    small ones where two programs share a multiprocessor.
+
+    Args:
+        pairs: as in `Schedule`.
+        halves: likewise.
+        head_padded: the head size of the tiles.
+    """
+    if head_padded > 128:
+        return 32 if halves == 1 else 64
+    return 128 if pairs == 2 else 64
 
 
 def why_not(
@@ -152,13 +169,21 @@ def why_not(
     return None
 
 
-def hopper_why_not(config: triton.Config, head_padded: int) -> str | None:
-    """Explain why a config of the Hopper kernel cannot run a head size; None if it can."""
+def hopper_why_not(config: triton.Config, head_padded: int, halves: int) -> str | None:
+    """Explain why a config of the Hopper kernel cannot run a shape; None if it can.
+
+    Args:
+        config: the config.
+        head_padded: the head size of the kernel's tiles.
+        halves: as in `Schedule`.
+    """
     tile, stages = config.kwargs["TILE"], config.kwargs["STAGES"]
-    # Two Q blocks, the tiles of keys and of values, and the barriers.
-    need = 2 * head_padded * (2 * 64 + 2 * stages * tile) + 1024
-    if need > SHARED_MEMORY[90]:
-        return f"needs {need // 1024} KiB of shared memory, {SHARED_MEMORY[90] // 1024} are there"
+    # Queries, the tiles of keys and of values, and the barriers.
+    need = 2 * head_padded * (halves * 64 + 2 * stages * tile) + 512
+    # A multiprocessor has the memory of its programs, 2 / halves, and 1 KiB more for each.
+    there = (SHARED_MEMORY[90] + 1024) * halves // 2 - 1024
+    if need > there:
+        return f"needs {need / 1024} KiB of shared memory, {there / 1024} are there"
     return None
 
 
@@ -189,22 +214,18 @@ def prune_rules(
 
 
 def hopper_prune_rules() -> dict[str, Callable[..., list[triton.Config]]]:
-    """Return `prune_configs_by` for the Hopper kernel: leave the deepest config that fits.
-
-    Long prompts have tiles of 128 keys, which take fewer instructions per key; in all other work
-    the rest of a sequence's last tile and the first tile's latency cost more.
-    """
+    """Return `prune_configs_by` for the Hopper kernel: leave the deepest config that fits."""
 
     def prune(
         configs: Sequence[triton.Config], nargs: Mapping[str, Any], **kwargs: Any
     ) -> list[triton.Config]:
         arguments = {**nargs, **kwargs}
-        head_padded = arguments["HEAD_PADDED"]
-        tile = 128 if arguments["PAIRS"] == 2 and head_padded <= 128 else 64
+        halves, head_padded = arguments["HALVES"], arguments["HEAD_PADDED"]
+        tile = hopper_tile(arguments["PAIRS"], halves, head_padded)
         able = [
             config
             for config in configs
-            if config.kwargs["TILE"] == tile and hopper_why_not(config, head_padded) is None
+            if config.kwargs["TILE"] == tile and hopper_why_not(config, head_padded, halves) is None
         ]
         return [max(able, key=lambda config: int(config.kwargs["STAGES"]))]
 

@@ -81,12 +81,12 @@ def test_auto_takes_segments_for_few_sequences_where_the_hopper_kernel_would_ser
     monkeypatch.setattr(dispatch, "GLUON_IS_TESTED", True)
     monkeypatch.setattr(few_sequences, "num_sms", lambda device: 132)
     for new, heads, count, expected in (
-        (1, (32, 8), 2, "few_sequences"),
-        (1, (32, 8), 3, "hopper"),
+        (1, (32, 8), 1, "few_sequences"),
+        (1, (32, 8), 2, "hopper"),
         (4, (32, 8), 1, "few_sequences"),
         (5, (32, 8), 1, "hopper"),
         (1, (16, 16), 1, "few_sequences"),
-        (1, (16, 16), 2, "hopper"),
+        (1, (17, 17), 1, "hopper"),
     ):
         case = Case(new=[new] * count, past=[9] * count, heads=heads, dtype=torch.float16)
         batch = make_batch(**draw(case, "cpu").arguments, softmax_scale=None, out=None)

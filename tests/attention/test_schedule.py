@@ -60,6 +60,7 @@ class Scheduled(NamedTuple):
     merges: list[Merge]
     rows: int
     span: int
+    halves: int
     heads: int
     parts: int
 
@@ -87,8 +88,8 @@ def h200(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schedule, "num_sms", lambda device: SMS)
 
 
-def schedule_of(batch: Batch) -> Scheduled:
-    made = make_schedule(batch)
+def schedule_of(batch: Batch, overlap: bool = True) -> Scheduled:
+    made = make_schedule(batch, overlap)
     end = HEADER + int(made.units[0]) * ENTRY
     numbers = made.units[HEADER:end].view(-1, ENTRY).tolist()
     entries = [Entry(*entry) for entry in numbers]
@@ -96,10 +97,10 @@ def schedule_of(batch: Batch) -> Scheduled:
     assert begin + count * MERGE <= made.units.numel()
     numbers = made.units[begin : begin + count * MERGE].view(-1, MERGE).tolist()
     merges = [Merge(*merge) for merge in numbers]
-    heads = schedule.heads_at_once(batch.kv_heads)
+    heads = schedule.heads_at_once(batch.kv_heads, made.halves)
     rows, span = made.scratch.shape[0], SPANS[made.pairs > 0]
-    parts = schedule.parts_each(made.pairs, batch.kv_heads, batch.head_padded)
-    return Scheduled(batch, entries, merges, rows, span, heads, parts)
+    parts = schedule.parts_each(made.pairs, made.halves, batch.kv_heads, batch.head_padded)
+    return Scheduled(batch, entries, merges, rows, span, made.halves, heads, parts)
 
 
 def check_cover(made: Scheduled) -> None:
@@ -194,13 +195,14 @@ def check(made: Scheduled) -> None:
 
 
 def balance(made: Scheduled) -> float:
-    """Return an equal share of the keys over the most of a multiprocessor, by list scheduling."""
-    half, times = HALF // made.batch.group, [0.0] * SMS
+    """Return an equal share of the keys over the most of a program, by list scheduling."""
+    programs = SMS * (2 // made.halves)
+    half, times = HALF // made.batch.group, [0.0] * programs
     for entry in made.entries:
         heads = made.heads if entry.tokens <= half else 1
         for _ in range(made.batch.kv_heads // made.heads):
             heapreplace(times, times[0] + heads * (entry.high - entry.low))
-    return sum(times) / SMS / max(times)
+    return sum(times) / programs / max(times)
 
 
 BATCHES = {
@@ -225,8 +227,8 @@ BATCHES = {
 )
 def test_units_cover_each_batch(heads: tuple[int, int], window: int, head_size: int) -> None:
     for new, past in BATCHES.values():
-        made = schedule_of(batch_of(new, past, heads, window, head_size))
-        check(made)
+        for overlap in (True, False):
+            check(schedule_of(batch_of(new, past, heads, window, head_size), overlap))
 
 
 def test_units_cover_random_batches() -> None:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from support.attention_batches import REFUSED_MASK, Case, draw, kernels
 
 from dejavu_cache.attention.batch import Batch
-from dejavu_cache.attention.schedule import constants_of, pairs_of
+from dejavu_cache.attention.schedule import constants_of, halves_of, pairs_of
 from dejavu_cache.engines.vllm.attention_warmup import launch_batch
 from dejavu_cache.engines.vllm.expected_batches import (
     ExpectedBatch,
@@ -154,7 +154,9 @@ def compiled_kernels(new: Sequence[int], context: int, heads: tuple[int, int]) -
         block_table=lengths, max_seqlen_q=max(new), max_seqlen_k=context, softmax_scale=1.0,
         window=-1, softcap=0.0, **nothing,
     )  # fmt: skip
-    return pairs_of(batch), *constants_of(batch).values()
+    pairs = pairs_of(batch)
+    halves = halves_of(pairs, batch.max_seqlen_q * batch.group, overlap=False)
+    return pairs, halves, *constants_of(batch, halves).values()
 
 
 def draw_step(limits: ServingLimits, draw: random.Random) -> tuple[list[int], int]:

@@ -167,7 +167,7 @@ def test_where_the_hopper_kernel_serves_nothing_is_tuned(
     start: Callable[..., int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dejavu_cache.attention.dispatch.choose", lambda batch: "hopper")
-    monkeypatch.setattr(hopper, "make_schedule", lambda batch: None)
+    monkeypatch.setattr(hopper, "make_schedule", lambda batch, overlap: None)
     monkeypatch.setattr(worker_process, "start_process", lambda *_: pytest.fail("it tunes"))
     assert start(WARMUP_SECONDS="100") == 0
 

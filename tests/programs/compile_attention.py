@@ -21,6 +21,7 @@ from triton.compiler import ASTSource
 
 from dejavu_cache.attention import schedule
 from dejavu_cache.attention.kernels import few_sequences, segmented, write_cache
+from dejavu_cache.attention.kernels.hopper import REGISTERS
 from dejavu_cache.attention.kernels.schedule_kernel import schedule_kernel
 from dejavu_cache.attention.search_space import hopper_why_not, why_not
 from dejavu_cache.attention.sweep_suite import kernel_of
@@ -46,7 +47,7 @@ SHARED = {
 
 PLAIN = {
     "KV_HEADS": 8, "GROUP": 4, "HEADS": 32, "HEAD": 128, "HEAD_PADDED": 128, "PAGE": 16,
-    "WINDOW": -1, "PAIRS": 1, "BOX": 16, "OVERLAP": True,
+    "WINDOW": -1, "PAIRS": 1, "HALVES": 2, "BOX": 16, "OVERLAP": True,
     "SOFTCAP": False, "PRECISION": "ieee", "MAX_SEQS": 16, "MOST_ROWS": 128,
     "alibi_slopes": None, "sinks": None, "k_scale": None, "v_scale": None,
 }  # fmt: skip
@@ -59,12 +60,22 @@ SHAPES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 """Llama 3 8B's; and one with all that a call may have, odd heads and pages, and a float8 cache."""
 
+READING = {
+    **PLAIN,
+    **dict.fromkeys(("k_cache", "v_cache", "new_keys", "new_values", "new_slots")),
+    **dict.fromkeys(("stride_slot", "stride_new", "stride_new_head")),
+}
+"""A step that reads the cache, and does not write new tokens."""
+
+WIDE = {"KV_HEADS": 1, "GROUP": 8, "HEAD": 256, "HEAD_PADDED": 256, "PAIRS": 0}
 HOPPER_SHAPES: dict[str, dict[str, Any]] = {
-    "plain": PLAIN,
-    "heads of 96": {**PLAIN, "HEAD": 96, "PAIRS": 2},
-    "halves that share columns": {
-        **PLAIN, "KV_HEADS": 1, "GROUP": 8, "HEAD": 256, "HEAD_PADDED": 256, "PAIRS": 0,
-    },
+    "plain": READING,
+    "heads of 96": {**READING, "HEAD": 96, "PAIRS": 2},
+    "decoding": {**READING, "PAIRS": 0, "HALVES": 1},
+    "decoding that writes": {**PLAIN, "PAIRS": 0, "HALVES": 1},
+    "decoding in two halves that writes": {**PLAIN, "PAIRS": 0},
+    "decoding with heads of 256": {**PLAIN, **WIDE, "HALVES": 1},
+    "halves that share columns": {**PLAIN, **WIDE},
 }  # fmt: skip
 """Shapes for which the Hopper kernel has code of its own."""
 
@@ -92,9 +103,10 @@ def source(name: str, shape: str, params: dict[str, Any]) -> Any:
         "write_cache": write_cache.write_cache_kernel,
     }
     fn = helpers[name] if name in helpers else kernel_of(name).fn
+    shapes = HOPPER_SHAPES if name == "hopper" else SHAPES
     constants = {
         argument: value
-        for argument, value in {**(HOPPER_SHAPES | SHAPES)[shape], **params}.items()
+        for argument, value in {**shapes[shape], **params}.items()
         if argument in fn.arg_names
     }
     constants = {
@@ -158,7 +170,13 @@ def configs(name: str, target: str, shape: str) -> list[Any]:
     for config in declared:
         if name == "hopper":
             padded = HOPPER_SHAPES[shape]["HEAD_PADDED"]
-            reason = hopper_why_not(config, padded) if target == "cuda:90" else "for Hopper only"
+            halves = HOPPER_SHAPES[shape]["HALVES"]
+            config.maxnreg = REGISTERS // 2 if halves == 1 else None
+            reason = "for Hopper only"
+            if target == "cuda:90":
+                reason = hopper_why_not(config, padded, halves)
+                if config.kwargs["TILE"] < HOPPER_SHAPES[shape]["BOX"]:
+                    reason = "boxes are larger"
         elif name == "naive":
             reason = None
         else:

@@ -226,8 +226,8 @@ def kernels() -> dict[str, Any]:
 def runnable(implementation: str, case: Case) -> list[Any]:
     """Return the configs of a kernel that can run a case on this machine."""
     from dejavu_cache.attention.kernels.static_grid import most_rows
-    from dejavu_cache.attention.schedule import HALF, SPANS
-    from dejavu_cache.attention.search_space import hopper_why_not, why_not
+    from dejavu_cache.attention.schedule import HALF, SPANS, halves_of
+    from dejavu_cache.attention.search_space import hopper_tile, hopper_why_not, why_not
 
     configs = list(kernels()[implementation].configs)
     padded = max(16, 1 << (case.head_size - 1).bit_length())
@@ -235,11 +235,14 @@ def runnable(implementation: str, case: Case) -> list[Any]:
     if implementation == "naive":
         return configs
     if implementation == "hopper":
-        span = SPANS[max(case.new) > HALF // group]
+        has_pairs, padded = max(case.new) > HALF // group, max(64, padded)
+        halves = halves_of(int(has_pairs), max(case.new) * group, overlap=True)
+        tile = hopper_tile(int(has_pairs), halves, padded)
         return [
             config
             for config in configs
-            if config.kwargs["TILE"] <= span and hopper_why_not(config, max(64, padded)) is None
+            if tile <= config.kwargs["TILE"] <= SPANS[has_pairs]
+            and hopper_why_not(config, padded, halves) is None
         ]
     capability = 90
     if torch.cuda.is_available():

@@ -1,8 +1,8 @@
-"""Decoding of one or two sequences: the paper's segments (4.5) in one config, without a schedule.
+"""Decoding of few sequences, today one: the paper's segments (4.5) in one config, without a schedule.
 
 One sequence occupies a GPU only if it is cut into many segments, and then all of them are short.
 What the Hopper kernel prepares takes longer than they do: a list of units, barriers, and warps with
-tasks of their own. Its code is five times as long, too (99 KB, and 19 KB here), and after the
+tasks of their own. Its code is longer, too (54 KB, and 19 KB here), and after the
 products of a model a launch finds none of it in a cache.
 """
 
@@ -34,7 +34,7 @@ They were measured between the products of a model, on an H200.
 ROWS = 16
 """Rows of a sequence, at most; a row is a (token, query head of one KV head)."""
 
-MOST_SEQS = 2
+MOST_SEQS = 1
 """Sequences, at most: more of different lengths need the balance that a schedule gives."""
 
 SMS_PER_HEAD = 8
@@ -133,7 +133,7 @@ def few_sequences_kernel(
 
 
 def suits(batch: Batch) -> bool:
-    """Check a batch for few rows of one or two sequences, and a GPU that is large beside them."""
+    """Check a batch for few rows of few sequences, and a GPU that is large beside them."""
     heads = batch.num_seqs * batch.kv_heads
     return (
         batch.num_seqs <= MOST_SEQS

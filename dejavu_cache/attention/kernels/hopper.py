@@ -18,6 +18,7 @@ from ...triton_internals.versions import GLUON_IS_COVERED
 from ..batch import Batch
 from ..new_tokens import NewTokens
 from ..schedule import COUNTERS, Schedule, make_schedule
+from ..search_space import hopper_tile
 from .kernel_call import KernelCall, Repeat, num_sms, zeros
 
 __all__ = [
@@ -107,13 +108,23 @@ def driver_version() -> int | None:
     return version.value
 
 
-def launch(batch: Batch, schedule: Schedule | None = None, overlap: bool = True) -> KernelCall:
-    """Prepare a launch with one program per multiprocessor.
+REGISTERS = 256
+"""Registers of a multiprocessor for each thread of a program that has it alone."""
+
+
+def launch(
+    batch: Batch,
+    schedule: Schedule | None = None,
+    overlap: bool = True,
+    new: NewTokens | None = None,
+) -> KernelCall:
+    """Prepare a launch with the programs that run at the same time.
 
     Args:
         batch: the call.
         schedule: that of the batch's lengths; made if None.
         overlap: as in `plan`.
+        new: keys and values of new tokens to write into the cache, if the kernel `writes` them.
 
     Raises:
         ValueError: the kernel does not cover the batch; `auto` would choose another one.
@@ -128,19 +139,25 @@ def launch(batch: Batch, schedule: Schedule | None = None, overlap: bool = True)
         )
     from .hopper_kernel import hopper_kernel
 
-    schedule = schedule or make_schedule(batch)
+    schedule = schedule or make_schedule(batch, overlap)
     overlap = overlap and (driver_version() or 0) >= CAPTURES_OVERLAP
     q, out, cache = batch.q, batch.out, batch.k_cache
     page, strides = cache.shape[1], cache.stride()
     counters = COUNTERS + 2 * schedule.blocks * batch.kv_heads
     heads_below = strides[2] % strides[1] == 0  # a head's pages are rows of their own
+    head_padded = max(64, batch.head_padded)
+    programs = 2 // schedule.halves
+    box = box_rows(page, hopper_tile(schedule.pairs, schedule.halves, head_padded))
     return KernelCall(
         hopper_kernel,
-        (num_sms(q.device),),
+        (programs * num_sms(q.device),),
         (
-            out, out.stride(0), out.stride(1), describe(cache), describe(batch.v_cache),
+            out, out.stride(0), out.stride(1), describe(cache, box), describe(batch.v_cache, box),
             strides[0] // strides[1],
             strides[2] // strides[1] if heads_below else 0, 0 if heads_below else strides[2],
+            *((None,) * 8 if new is None else (
+                cache, batch.v_cache, strides[1], *new, *new.keys.stride()[:2]
+            )),
             schedule.units, schedule.scratch,
             zeros(q.device, 1 << (counters - 1).bit_length()),  # kept for each size: a few sizes
             q, batch.block_table, batch.sinks, batch.softmax_scale, batch.softcap,
@@ -148,9 +165,10 @@ def launch(batch: Batch, schedule: Schedule | None = None, overlap: bool = True)
         ),
         {
             "PAIRS": schedule.pairs, "KV_HEADS": batch.kv_heads, "GROUP": batch.group,
-            "HEAD": q.shape[2], "HEAD_PADDED": max(64, batch.head_padded), "PAGE": page,
-            "BOX": box_rows(page), "WINDOW": batch.window, "SOFTCAP": batch.softcap > 0,
-            "OVERLAP": overlap, "launch_pdl": overlap,
+            "HEAD": q.shape[2], "HEAD_PADDED": head_padded, "PAGE": page,
+            "BOX": box, "WINDOW": batch.window, "SOFTCAP": batch.softcap > 0,
+            "OVERLAP": overlap, "HALVES": schedule.halves, "launch_pdl": overlap,
+            **({} if programs == 1 else {"maxnreg": REGISTERS // programs}),
         },
     )  # fmt: skip
 
@@ -159,6 +177,20 @@ def run(batch: Batch) -> torch.Tensor:
     """Compute a batch's attention, and return its `out`."""
     launch(batch)()
     return batch.out
+
+
+def writes(schedule: Schedule, new: NewTokens) -> bool:
+    """Check that the kernel can write new keys and values too, if `write_cache` can.
+
+    In decoding, one unit computes all new tokens of a sequence's keys. A prompt's Q blocks would
+    have to wait for each other.
+    """
+    return (
+        schedule.pairs == 0
+        and holds_words(new.keys)
+        and holds_words(new.values)
+        and new.keys.stride() == new.values.stride()
+    )
 
 
 class HopperLayers:
@@ -171,11 +203,11 @@ class HopperLayers:
 
     def __init__(self, batch: Batch, overlap: bool) -> None:
         """Schedule the batch."""
-        self._schedule, self._overlap = make_schedule(batch), overlap
+        self._schedule, self._overlap = make_schedule(batch, overlap), overlap
 
     def writes(self, batch: Batch, new: NewTokens) -> bool:
-        """Return False: the kernel reads the cache only."""
-        return False
+        """Return whether the kernel writes new tokens, as `Layers` says."""
+        return writes(self._schedule, new)
 
     def launch(self, batch: Batch, new: NewTokens | None = None) -> Repeat | None:
         """Compute a layer; None for an `out` that the kernel cannot write, which is copied."""
@@ -183,30 +215,40 @@ class HopperLayers:
         if not holds_words(out):
             # A copy and not an empty tensor: rows past the last sequence must keep their content.
             copy = out.clone(memory_format=torch.contiguous_format)
-            self.launch(batch.with_tensors(batch.q, batch.k_cache, batch.v_cache, copy))
+            self.launch(batch.with_tensors(batch.q, batch.k_cache, batch.v_cache, copy), new)
             out.copy_(copy)
             return None
-        call = launch(batch, self._schedule, self._overlap)
+        call = launch(batch, self._schedule, self._overlap, new)
         kernel = call()
         config = call.kernel.best_config.kwargs
-        repeated = call.repeated(kernel, ("out", "keys", "values", "q"), **config)
+        box = call.kwargs["BOX"]
+        names = ("out", "keys", "values", "q")
+        if new is not None:
+            names += ("k_cache", "v_cache", "new_keys", "new_values", "new_slots")
+        repeated = call.repeated(kernel, names, **config)
         kept = [
-            descriptors_like(cache, repeated.expands) for cache in (batch.k_cache, batch.v_cache)
+            descriptors_like(cache, box, repeated.expands)
+            for cache in (batch.k_cache, batch.v_cache)
         ]
 
         def repeat(
-            q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, out: torch.Tensor
+            q: torch.Tensor,
+            k_cache: torch.Tensor,
+            v_cache: torch.Tensor,
+            out: torch.Tensor,
+            *new: torch.Tensor,
         ) -> bool:
-            keys = descriptor_of(k_cache, kept[0], repeated, "keys")
-            values = descriptor_of(v_cache, kept[1], repeated, "values")
-            return repeated(out, keys, values, q)
+            keys = descriptor_of(k_cache, box, kept[0], repeated, "keys")
+            values = descriptor_of(v_cache, box, kept[1], repeated, "values")
+            writing = (k_cache, v_cache, *new) if new else ()
+            return repeated(out, keys, values, q, *writing)
 
         return repeat
 
 
-def box_rows(page: int) -> int:
-    """Return the rows of a box of TMA, which must not cross a page: a power of two up to 64."""
-    return min(page & -page, 64)
+def box_rows(page: int, tile: int) -> int:
+    """Return the rows of a box of TMA, a power of two: at most 64, and none crosses page or tile."""
+    return min(page & -page, tile, 64)
 
 
 class Address(NamedTuple):
@@ -229,23 +271,25 @@ def _descriptors(*form: Any) -> dict[int, Any]:
     return {}
 
 
-def descriptors_like(cache: torch.Tensor, expanded: bool) -> dict[int, Any]:
+def descriptors_like(cache: torch.Tensor, box: int, expanded: bool) -> dict[int, Any]:
     """Return the descriptors, by address, of the caches that have a cache's shape and strides.
 
     Args:
         cache: keys or values.
+        box: of `box_rows`.
         expanded: whether they are tensor maps, as a launch of Triton 3.6 repeats with them.
     """
-    return _descriptors(cache.shape, cache.stride(), cache.dtype, expanded)
+    return _descriptors(cache.shape, cache.stride(), cache.dtype, box, expanded)
 
 
 def descriptor_of(
-    cache: torch.Tensor, like: dict[int, Any], launch: RepeatedLaunch, name: str
+    cache: torch.Tensor, box: int, like: dict[int, Any], launch: RepeatedLaunch, name: str
 ) -> Any:
     """Return the descriptor of a cache, made once for the same memory and shape.
 
     Args:
         cache: keys or values.
+        box: of `box_rows`.
         like: `descriptors_like` it.
         launch: what takes the descriptor.
         name: its argument's name.
@@ -255,17 +299,21 @@ def descriptor_of(
     if descriptor is None:
         if len(like) >= MOST_DESCRIPTORS:
             like.clear()
-        described = describe(cache)
+        described = describe(cache, box)
         described.base = Address(cache.dtype, address)
         descriptor = like[address] = launch.expand(name, described)
     return descriptor
 
 
-def describe(cache: torch.Tensor) -> Any:
+def describe(cache: torch.Tensor, box: int) -> Any:
     """Make TMA's descriptor of a cache: a matrix whose rows are one token's heads, or one of them.
 
     Its rows are `cache.stride(1)` elements apart. Rows that belong to no token of this cache, as in
     memory that layers or keys and values share, are never read.
+
+    Args:
+        cache: keys or values.
+        box: of `box_rows`.
     """
     from triton.experimental.gluon.language import NVMMASharedLayout
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
@@ -281,5 +329,4 @@ def describe(cache: torch.Tensor) -> Any:
     else:
         columns += (heads - 1) * of_heads
     layout = NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
-    box = [box_rows(page), COLUMNS.value]
-    return TensorDescriptor(cache, [rows, columns], [of_slots, 1], box, layout)
+    return TensorDescriptor(cache, [rows, columns], [of_slots, 1], [box, COLUMNS.value], layout)

@@ -2,9 +2,10 @@
 
 Programs take units from the list of `schedule.py`. Two groups of four warps each compute half a
 unit. A Q block of a prompt has two halves of 64 rows, which share tiles of keys and values; while
-one multiplies, the other computes exponentials. Where the rows of a block fit one half, as in
-decoding, the halves compute two KV heads. If the number of heads is odd, they compute every other
-tile, or half of the columns each (`parts_each` says when). One more warp only takes units and loads
+one multiplies, the other computes exponentials. Where the rows of a block fit one half, the halves
+compute two KV heads. If the number of heads is odd, they compute every other tile, or half of the
+columns each (`parts_each` says when). In most decoding, a program has one such group only, and two
+programs share a multiprocessor (`halves_of` says when). One more warp only takes units and loads
 pages, so the next unit's pages are on their way while the results of the previous one are written.
 `hopper_merge` says who merges partial results, and when.
 
@@ -29,6 +30,7 @@ from ..schedule import COUNTERS
 from ..search_space import HOPPER_KEYS, METHOD, hopper_prune_rules, hopper_space
 from .hopper_kind import ROWS, kind_of
 from .hopper_merge import is_few, merge, merge_few
+from .hopper_new_tokens import NewRows
 from .hopper_pages import (
     COLUMNS,
     RING,
@@ -40,6 +42,7 @@ from .hopper_pages import (
     produce,
     receive,
     skip,
+    tile_of,
 )
 from .hopper_products import (
     await_products,
@@ -129,12 +132,12 @@ def own_values(which: gl.constexpr, v, stage, KIND: gl.constexpr):
 
 
 @gluon.jit
-def attend(which: gl.constexpr, begin, stop, stride, top, pace, acc, peak, total, queries, k, v,
+def attend(which: gl.constexpr, begin, stop, stride, tile, pace, acc, peak, total, queries, k, v,
            stages, positions, first_position, low, high, end, scale, softcap,
            q, units, ring, turn, KIND: gl.constexpr):  # fmt: skip
     """Compute half a unit: loaded tiles begin, begin + stride, … before stop.
 
-    These are the keys' tiles top, top - pace, …; the last keys come first.
+    These are the keys' tiles `tile`, `tile` + pace, ….
 
     Returns:
         The output, its maximum and sum; what `receive` returns for the next unit; and its queries
@@ -152,38 +155,34 @@ def attend(which: gl.constexpr, begin, stop, stride, top, pace, acc, peak, total
         skip(stages, begin - 1, KIND)
     scores = warpgroup_mma_wait(0, [scores])
     mbarrier.arrive(stages.k_free.index(stage))
-    start = low + top * KIND.tile
+    start = low + tile * KIND.tile
     weights, fade, peak, total = softmax(
         scores, peak, total, positions, start, end, scale, softcap, True, KIND
     )  # fmt: skip
     weights = round_pairs(gl.convert_layout(weights, weights_layout(KIND.value_widths[0])), DTYPE)
-    if end < start + KIND.tile:
-        # Values past the last token may be anything, and zero times that must be zero. Where both
-        # halves write, they write the same, so neither need wait for the other.
-        await_tile(stages.v_full, begin, KIND)
-        tokens = start + gl.arange(0, KIND.tile, gl.SliceLayout(1, WORDS))
-        columns = own_values(which, v, stage, KIND)
-        values = as_words(columns, KIND.tile, columns.shape[1])
-        values.store(gl.where((tokens < end)[:, None], values.load(WORDS), 0))
-        fence_async_shared()
+    if KIND.pairs > 0:
+        clear_end(which, v, begin, start, end, stages, KIND)
     masked = count
     if HAS_PLAIN_LOOP:
         # Every row sees the tiles that end before the first row's position.
         visible = gl.maximum(gl.minimum(first_position + 1, high) - low, 0) // KIND.tile
-        masked = gl.minimum(gl.maximum(gl.cdiv(top + 1 - visible, pace), 1), count)
+        masked = gl.minimum(gl.maximum(gl.cdiv(tile + 1 - visible, -pace), 1), count)
     for index in range(1, masked):
         acc, weights, fade, peak, total = consume_tile(
-            which, begin + index * stride, stride, top - index * pace, True, acc, weights, fade, peak, total,
+            which, begin + index * stride, stride, tile + index * pace, True, acc, weights, fade, peak, total,
             queries, k, v, stages, positions, low, end, scale, softcap, KIND,
         )  # fmt: skip
     if HAS_PLAIN_LOOP:
         for index in range(masked, count):
             acc, weights, fade, peak, total = consume_tile(
-                which, begin + index * stride, stride, top - index * pace, False, acc, weights, fade, peak, total,
+                which, begin + index * stride, stride, tile + index * pace, False, acc, weights, fade, peak, total,
                 queries, k, v, stages, positions, low, end, scale, softcap, KIND,
             )  # fmt: skip
     last = begin + (count - 1) * stride
     await_tile(stages.v_full, last, KIND)
+    if KIND.pairs == 0:
+        start = low + (tile + (count - 1) * pace) * KIND.tile
+        clear_end(which, v, last, start, end, stages, KIND)
     acc = multiply_values(weights, own_values(which, v, last % KIND.stages, KIND), acc, fade, KIND)
     next_unit = receive(units, ring, turn, KIND)
     next_queries = 0
@@ -194,6 +193,22 @@ def attend(which: gl.constexpr, begin, stop, stride, top, pace, acc, peak, total
     if last + 1 < stop:
         skip(stages, last + 1, KIND)
     return acc, peak, total, next_unit, next_queries
+
+
+@gluon.jit
+def clear_end(which: gl.constexpr, v, step, start, end, stages, KIND: gl.constexpr):
+    """Set a tile's values past the last token to zero.
+
+    They may be anything, and zero times that must be zero. Where both halves write, they write the
+    same, so neither need wait for the other.
+    """
+    if end < start + KIND.tile:
+        await_tile(stages.v_full, step, KIND)
+        tokens = start + gl.arange(0, KIND.tile, gl.SliceLayout(1, WORDS))
+        columns = own_values(which, v, step % KIND.stages, KIND)
+        values = as_words(columns, KIND.tile, columns.shape[1])
+        values.store(gl.where((tokens < end)[:, None], values.load(WORDS), 0))
+        fence_async_shared()
 
 
 @gluon.jit
@@ -265,15 +280,15 @@ def consume(which: gl.constexpr, out, q, sinks, units, scratch, arrivals, counte
         together = (tokens > KIND.block_q) & (KIND.pairs > 0)
         alone = (tokens <= KIND.block_q) | (KIND.pairs == 0)
         tiles = gl.cdiv(high - low, KIND.tile)
-        top = tiles - 1
         shared = pieces > 1
+        index = 0
         if KIND.heads == 2:
             loaded = gl.where(alone, 2 * tiles, tiles)
             stride = gl.where(alone, 2, 1)
             begin = gl.where(alone, which, 0)
             pace = 1
             head = kv_head + begin
-        elif KIND.sharers == 2:
+        elif (KIND.halves == 1) or (KIND.sharers == 2):
             loaded = tiles
             stride = 1
             begin = 0
@@ -284,9 +299,11 @@ def consume(which: gl.constexpr, out, q, sinks, units, scratch, arrivals, counte
             stride = gl.where(alone & (pieces > 0), 2, 1)
             begin = gl.where(alone, gl.where(pieces > 0, which, which * tiles), 0)
             pace = stride
-            top -= begin
+            index = begin
             head = kv_head
             shared = shared | (alone & (pieces > 0) & (tiles > 1))
+        if KIND.pairs > 0:
+            pace = -pace
         skipped = gl.where(together, which * KIND.block_q, 0)
         rows = gl.arange(0, ROWS, gl.SliceLayout(1, S_LAYOUT))
         peak = gl.full([ROWS], float("-inf"), gl.float32, gl.SliceLayout(1, S_LAYOUT))
@@ -302,7 +319,8 @@ def consume(which: gl.constexpr, out, q, sinks, units, scratch, arrivals, counte
         # Each unit has keys, so two heads have a tile each.
         if (KIND.parts == 1) or (begin < loaded):
             acc, peak, total, unit, next_queries = attend(
-                which, done + begin, done + loaded, stride, top, pace, acc, peak, total, queries, k, v,
+                which, done + begin, done + loaded, stride,
+                tile_of(index, tiles, KIND), pace, acc, peak, total, queries, k, v,
                 stages, position + skipped + rows // KIND.group, position + skipped,
                 low, high, position + tokens, scale, softcap,
                 q, units, ring, turn, KIND,
@@ -330,20 +348,37 @@ def consume(which: gl.constexpr, out, q, sinks, units, scratch, arrivals, counte
     configs=hopper_space(), key=HOPPER_KEYS, prune_configs_by=hopper_prune_rules(), method=METHOD,
     prune_per="scenario", check=CheckOptions(ignore=("scratch",)),
 )  # fmt: skip
-@gluon.jit(do_not_specialize=["stride_table", "page_rows", "head_rows", "head_columns"])
+@gluon.jit(
+    do_not_specialize=["stride_table", "page_rows", "head_rows", "head_columns", "stride_slot", "stride_new",
+                       "stride_new_head"],
+    do_not_specialize_on_alignment=["k_cache", "v_cache", "new_keys", "new_values", "new_slots"],
+)  # fmt: skip
 def hopper_kernel(
     out, stride_out_token, stride_out_head, keys, values, page_rows, head_rows, head_columns,
+    k_cache, v_cache, stride_slot, new_keys, new_values, new_slots, stride_new, stride_new_head,
     units, scratch, counters, q, block_table, sinks, softmax_scale, softcap, stride_token, stride_head, stride_table,
     PAIRS: gl.constexpr, KV_HEADS: gl.constexpr, GROUP: gl.constexpr, HEAD: gl.constexpr,
     HEAD_PADDED: gl.constexpr, PAGE: gl.constexpr, BOX: gl.constexpr, WINDOW: gl.constexpr, SOFTCAP: gl.constexpr,
-    OVERLAP: gl.constexpr, TILE: gl.constexpr, STAGES: gl.constexpr,
+    OVERLAP: gl.constexpr, HALVES: gl.constexpr, TILE: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     KIND: gl.constexpr = kind_of(
-        PAIRS, KV_HEADS, GROUP, HEAD, HEAD_PADDED, PAGE, BOX, WINDOW, SOFTCAP, TILE, STAGES, OVERLAP
+        PAIRS,
+        HALVES,
+        KV_HEADS,
+        GROUP,
+        HEAD,
+        HEAD_PADDED,
+        PAGE,
+        BOX,
+        WINDOW,
+        SOFTCAP,
+        TILE,
+        STAGES,
+        OVERLAP,
     )
     BOXES: gl.constexpr = STAGES * TILE // BOX * HEAD_PADDED // COLUMNS
     DTYPE: gl.constexpr = q.dtype.element_ty
-    q_tiles = gl.allocate_shared_memory(DTYPE, [2, ROWS, HEAD_PADDED], SHARED)
+    q_tiles = gl.allocate_shared_memory(DTYPE, [KIND.halves, ROWS, HEAD_PADDED], SHARED)
     k_boxes = gl.allocate_shared_memory(DTYPE, [BOXES, BOX, COLUMNS], SHARED)
     v_boxes = gl.allocate_shared_memory(DTYPE, [BOXES, BOX, COLUMNS], SHARED)
     slots = gl.allocate_shared_memory(gl.int32, [RING, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
@@ -351,22 +386,33 @@ def hopper_kernel(
         make_barriers(STAGES), make_barriers(STAGES), make_barriers(STAGES), make_barriers(STAGES)
     )
     ring = Ring(slots, make_barriers(RING), make_barriers(RING))
-    for stage in gl.static_range(STAGES):  # the producer fills, and both halves free
+    for stage in gl.static_range(STAGES):  # the producer fills, and the halves free
         mbarrier.init(stages.k_full.index(stage), count=1)
         mbarrier.init(stages.v_full.index(stage), count=1)
-        mbarrier.init(stages.k_free.index(stage), count=2)
-        mbarrier.init(stages.v_free.index(stage), count=2)
+        mbarrier.init(stages.k_free.index(stage), count=KIND.halves)
+        mbarrier.init(stages.v_free.index(stage), count=KIND.halves)
     for slot in gl.static_range(RING):
         mbarrier.init(ring.full.index(slot), count=1)
-        mbarrier.init(ring.free.index(slot), count=2)
+        mbarrier.init(ring.free.index(slot), count=KIND.halves)
     outputs = TokenHeads(out, stride_out_token, stride_out_head)
     queries = TokenHeads(q, stride_token, stride_head)
     arrivals = counters + FIRST_ARRIVAL
-    gl.warp_specialize([
-        (consume, (gl.constexpr(0), outputs, queries, sinks, units, scratch, arrivals, counters, q_tiles, k_boxes, v_boxes,
-                   stages, ring, softmax_scale, softcap, KIND)),
-        (consume, (gl.constexpr(1), outputs, queries, sinks, units, scratch, arrivals, counters, q_tiles, k_boxes, v_boxes,
-                   stages, ring, softmax_scale, softcap, KIND)),
-        (produce, (keys, values, k_boxes, v_boxes, stages, ring,
-                   units, counters, block_table, stride_table, page_rows, head_rows, head_columns, KIND)),
-    ], [4, 1], [232, 40])  # fmt: skip
+    new = NewRows(
+        new_keys, new_values, new_slots, k_cache, v_cache, stride_new, stride_new_head, stride_slot
+    )  # fmt: skip
+    if KIND.halves == 1:
+        gl.warp_specialize([
+            (consume, (gl.constexpr(0), outputs, queries, sinks, units, scratch, arrivals, counters, q_tiles, k_boxes, v_boxes,
+                       stages, ring, softmax_scale, softcap, KIND)),
+            (produce, (keys, values, k_boxes, v_boxes, stages, ring,
+                       units, counters, block_table, stride_table, page_rows, head_rows, head_columns, new, KIND)),
+        ], [1], [40])  # fmt: skip
+    else:
+        gl.warp_specialize([
+            (consume, (gl.constexpr(0), outputs, queries, sinks, units, scratch, arrivals, counters, q_tiles, k_boxes, v_boxes,
+                       stages, ring, softmax_scale, softcap, KIND)),
+            (consume, (gl.constexpr(1), outputs, queries, sinks, units, scratch, arrivals, counters, q_tiles, k_boxes, v_boxes,
+                       stages, ring, softmax_scale, softcap, KIND)),
+            (produce, (keys, values, k_boxes, v_boxes, stages, ring,
+                       units, counters, block_table, stride_table, page_rows, head_rows, head_columns, new, KIND)),
+        ], [4, 1], [232, 40])  # fmt: skip

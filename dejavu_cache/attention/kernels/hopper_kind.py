@@ -25,6 +25,7 @@ class Kind(NamedTuple):
     Attributes:
         pairs: as in `Schedule`.
         kv_heads: number of KV heads.
+        halves: halves of a program, of `halves_of`.
         heads: KV heads of a unit whose Q block fits one half; of `heads_at_once`.
         group: query heads per KV head.
         block_q: tokens of half a Q block.
@@ -46,6 +47,7 @@ class Kind(NamedTuple):
 
     pairs: int
     kv_heads: int
+    halves: int
     heads: int
     group: int
     block_q: int
@@ -66,21 +68,36 @@ class Kind(NamedTuple):
 
 @gluon.constexpr_function
 def kind_of(
-    pairs, kv_heads, group, head, head_padded, page, box, window, softcap, tile, stages, overlap
+    pairs,
+    halves,
+    kv_heads,
+    group,
+    head,
+    head_padded,
+    page,
+    box,
+    window,
+    softcap,
+    tile,
+    stages,
+    overlap,
 ):
     """Return the constants of a binary.
 
     Triton's tensors have powers of two columns: a head of 96 is multiplied as 64 and 32, and not
-    padded to 128.
+    padded to 128. Where two programs share a multiprocessor, ptxas finds no registers for a product
+    with 256 columns, and so it is two.
     """
     widths = (head_padded,)
     if head_padded >= 128 and 4 * head <= 3 * head_padded:
         widths = (head_padded // 2, head_padded // 4)
-    heads = heads_at_once(kv_heads)
-    parts = parts_each(pairs, kv_heads, head_padded)
-    sharers = 2 if heads == 1 and parts == 1 else 1
+    elif head_padded == 256 and halves == 1:
+        widths = (128, 128)
+    heads = heads_at_once(kv_heads, halves)
+    parts = parts_each(pairs, halves, kv_heads, head_padded)
+    sharers = halves // (heads * parts)
     values = (
-        pairs, kv_heads, heads, group, HALF // group, head, head_padded, page, box, window, softcap,
+        pairs, kv_heads, halves, heads, group, HALF // group, head, head_padded, page, box, window, softcap,
         tile, stages, overlap, sharers, parts, widths,
         (head_padded // 2,) if sharers == 2 else widths,
     )  # fmt: skip

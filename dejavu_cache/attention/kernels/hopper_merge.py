@@ -138,8 +138,8 @@ def merge(
     """
     tasks = gl.load(units + 1) * KIND.kv_heads
     if tasks > 0:
-        halves = 2 * gl.num_programs(0)
-        task = 2 * gl.program_id(0) + which
+        halves = KIND.halves * gl.num_programs(0)
+        task = KIND.halves * gl.program_id(0) + which
         step = halves
         waits = receive_started(ring, turn) > 0
         own = gl.where(waits, 1, MISSED + 1)

@@ -15,6 +15,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ..schedule import ENTRY, HEADER
+from .hopper_new_tokens import write_tile
 
 __all__ = [
     "COLUMNS",
@@ -29,6 +30,7 @@ __all__ = [
     "receive",
     "receive_started",
     "skip",
+    "tile_of",
 ]
 
 COLUMNS = gl.constexpr(64)
@@ -144,10 +146,11 @@ def read_range(units, unit, KIND: gl.constexpr):
 
 @gluon.jit
 def produce(keys, values, k_boxes, v_boxes, stages, ring, units, counters, block_table, stride_table,
-            page_rows, head_rows, head_columns, KIND: gl.constexpr):  # fmt: skip
-    """Take units and load their tiles, the last first; runs in one warp.
+            page_rows, head_rows, head_columns, new, KIND: gl.constexpr):  # fmt: skip
+    """Take units and load their tiles, as `tile_of` orders them; runs in one warp.
 
-    Tiles of a unit with two KV heads alternate between these.
+    Tiles of a unit with two KV heads alternate between these. New tokens, if given, are written
+    into the cache before their tile is loaded.
     """
     if KIND.overlap:
         # Nothing is read before the kernel before this one has ended. The next one may begin when
@@ -176,13 +179,21 @@ def produce(keys, values, k_boxes, v_boxes, stages, ring, units, counters, block
         for step in range(tiles * heads):
             stage = (done + step) % KIND.stages
             turned = ((done + step) // KIND.stages) & 1
-            tile = tiles - 1 - step // heads
+            tile = tile_of(step // heads, tiles, KIND)
             head = kv_head + step % heads
             rows = ()
             for box in gl.static_range(KIND.tile // KIND.box):
                 token = low + tile * KIND.tile + box * KIND.box
                 page = gl.load(pages + gl.minimum(token // KIND.page, last_page))
                 rows = rows + (page * page_rows + head * head_rows + token % KIND.page,)  # type: ignore[assignment]
+            if new.new_keys is not None:
+                start = low + tile * KIND.tile
+                if (step % heads == 0) & (start + KIND.tile > position):
+                    entry, _ = locate(units, unit, KIND)
+                    first = gl.load(entry + 1)
+                    write_tile(
+                        new, first, tokens, position, start, kv_head, page_rows, head_rows, head_columns, KIND
+                    )  # fmt: skip
             mbarrier.wait(stages.k_free.index(stage), turned ^ 1)
             fetch_tile(keys, k_boxes, stages.k_full, rows, head * head_columns, stage, KIND)
             mbarrier.wait(stages.v_free.index(stage), turned ^ 1)
@@ -203,6 +214,19 @@ def produce(keys, values, k_boxes, v_boxes, stages, ring, units, counters, block
     if gl.atomic_add(counters + ENDED, 1, sem="relaxed") == programs - 1:
         gl.store(counters + TAKEN, 0)
         gl.store(counters + ENDED, 0)
+
+
+@gluon.jit
+def tile_of(index, tiles, KIND: gl.constexpr):
+    """Return the tile of keys that is loaded as number `index` of a unit.
+
+    Prompts begin with their last keys, the only ones that they mask. In decoding, the last keys
+    come last: other tiles are on their way while new tokens are written.
+    """
+    tile = index
+    if KIND.pairs > 0:
+        tile = tiles - 1 - index
+    return tile
 
 
 @gluon.jit

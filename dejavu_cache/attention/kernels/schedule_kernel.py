@@ -188,11 +188,11 @@ def schedule_kernel(
 ):  # fmt: skip
     """Write the lists of units and of rows to merge; runs as one program.
 
-    An entry stands for one unit per HEADS KV heads. Its numbers are: sequence; first token in q;
+    An entry stands for the units of all KV heads. Its numbers are: sequence; first token in q;
     number of tokens; position of the first; first key; end of the keys; which piece of the Q block
     this is; how many there are, or 0 if there is no room for partial results; the first row of
     these; the number of the Q block; and the KV head, of every HEADS, that a block of two halves
-    has, which gets an entry for each.
+    has, which gets an entry for each of them.
 
     Args:
         units: the list; behind it two numbers per Q block, and then the rows to merge.
@@ -221,7 +221,7 @@ def schedule_kernel(
         LAST_ROWS: ROWS_OF_LAST.
         CANDIDATES: of `choose_cost`.
         SIZES: likewise.
-        HEADS: of `heads_at_once`.
+        HEADS: KV heads that a multiprocessor computes at a time, of blocks of one half.
         PARTS: of `parts_each`.
         SPAN: one of SPANS.
     """

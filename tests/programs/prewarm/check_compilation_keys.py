@@ -106,8 +106,9 @@ def gluon(target: Any) -> None:
     values.update(
         out=cache, q=cache, keys=described, values=described, sinks=None, softmax_scale=0.1
     )
+    values.update(k_cache=None, v_cache=None, new_keys=None, new_values=None, new_slots=None)
     values.update(PAIRS=1, KV_HEADS=8, GROUP=4, HEAD=128, HEAD_PADDED=128, PAGE=16, BOX=16)
-    values.update(softcap=0.0, WINDOW=-1, SOFTCAP=False, OVERLAP=False)
+    values.update(softcap=0.0, WINDOW=-1, SOFTCAP=False, OVERLAP=False, HALVES=2)
     config = triton.Config({"TILE": 64, "STAGES": 2}, num_warps=4)
     args = tuple(values[name] for name in fn.arg_names if name not in config.kwargs)
     launch = check(fn, target, config, *args)
