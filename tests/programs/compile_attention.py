@@ -172,7 +172,7 @@ def configs(name: str, target: str, shape: str) -> list[Any]:
             padded = HOPPER_SHAPES[shape]["HEAD_PADDED"]
             halves = HOPPER_SHAPES[shape]["HALVES"]
             config.maxnreg = REGISTERS // 2 if halves == 1 else None
-            reason = "for Hopper only"
+            reason: str | None = "for Hopper only"
             if target == "cuda:90":
                 reason = hopper_why_not(config, padded, halves)
                 if config.kwargs["TILE"] < HOPPER_SHAPES[shape]["BOX"]:

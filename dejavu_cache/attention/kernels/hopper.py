@@ -222,7 +222,7 @@ class HopperLayers:
         kernel = call()
         config = call.kernel.best_config.kwargs
         box = call.kwargs["BOX"]
-        names = ("out", "keys", "values", "q")
+        names: tuple[str, ...] = ("out", "keys", "values", "q")
         if new is not None:
             names += ("k_cache", "v_cache", "new_keys", "new_values", "new_slots")
         repeated = call.repeated(kernel, names, **config)
