@@ -55,11 +55,18 @@ class Batch:
     v_scale: torch.Tensor | None
 
     def with_tensors(
-        self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, out: torch.Tensor
+        self,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        out: torch.Tensor,
+        scales: tuple[torch.Tensor, torch.Tensor] | None = None,
     ) -> Batch:
         """Return the call with another layer's tensors, which must be of the same form."""
         other = copy(self)
         other.q, other.k_cache, other.v_cache, other.out = q, k_cache, v_cache, out
+        if scales is not None:
+            other.k_scale, other.v_scale = scales
         return other
 
     @cached_property
@@ -86,6 +93,18 @@ class Batch:
     def head_padded(self) -> int:
         """Head size of the kernels' tiles: the next power of two, at least 16."""
         return max(16, 1 << (self.q.shape[2] - 1).bit_length())
+
+    @property
+    def scales(self) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Factors of the cached keys and values; None unless there are both."""
+        if self.k_scale is None or self.v_scale is None:
+            return None
+        return self.k_scale, self.v_scale
+
+    @cached_property
+    def casts(self) -> bool:
+        """Whether the cache has float8 elements, which are converted to the queries' dtype."""
+        return self.k_cache.element_size() < self.q.element_size()
 
     @cached_property
     def decode_share(self) -> int:

@@ -7,11 +7,15 @@ from typing import NamedTuple
 import torch
 
 from . import dispatch
+from .argument_checks import scale_tensor
 from .batch import Batch, check_out
 from .kernels.kernel_call import Repeat
 from .new_tokens import NewTokens, check_new
 
 __all__ = ["Plan"]
+
+
+Scales = tuple[torch.Tensor, torch.Tensor]
 
 
 class TensorForm(NamedTuple):
@@ -89,6 +93,7 @@ class Plan:
         v_cache: torch.Tensor,
         out: torch.Tensor | None = None,
         new: NewTokens | None = None,
+        scales: Scales | None = None,
     ) -> torch.Tensor:
         """Compute one layer's attention.
 
@@ -99,12 +104,15 @@ class Plan:
             out: tensor to write to, with the shape and dtype of q; allocated if None.
             new: keys and values of the new tokens, to be written into the cache; None if they are
                 there already. Only a plan that `writes` them takes them.
+            scales: the layer's own factors of the cached keys and values, one float32 each; those
+                that were planned if None.
 
         Returns:
             `out`, [num_tokens, num_query_heads, head_size].
 
         Raises:
-            ValueError: a tensor is not as planned, or the plan does not write such new tokens.
+            ValueError: a tensor is not as planned, the plan does not write such new tokens, or
+                it was made without `k_scale` or `v_scale`.
         """
         if out is None:
             out = torch.empty_like(q, memory_format=torch.contiguous_format)
@@ -116,8 +124,8 @@ class Plan:
             self._reject(q, k_cache, v_cache)
         if q.is_cuda and q.device.index != torch.cuda.current_device():
             with torch.cuda.device(q.device):  # Triton launches on the current device
-                return self._run(q, k_cache, v_cache, out, new)
-        return self._run(q, k_cache, v_cache, out, new)
+                return self._run(q, k_cache, v_cache, out, new, scales)
+        return self._run(q, k_cache, v_cache, out, new, scales)
 
     def _run(
         self,
@@ -126,9 +134,13 @@ class Plan:
         v_cache: torch.Tensor,
         out: torch.Tensor,
         new: NewTokens | None,
+        scales: Scales | None,
     ) -> torch.Tensor:
         """Compute a layer of the planned form on the current device."""
         free = (out,) if new is None else (out, *new)
+        scales = scales or self._batch.scales
+        if scales is not None:
+            free += scales
         if self._repeat is not None:
             forms, repeat = self._repeat
             if len(free) == len(forms) and all(map(has_form, free, forms)):
@@ -142,11 +154,19 @@ class Plan:
                     f"new: keys and values of {q.dtype} are not written into a cache of "
                     f"{k_cache.dtype}; write them before"
                 )
-        batch = self._batch.with_tensors(q, k_cache, v_cache, out)
+        if scales is not None:
+            self._check_scales(scales)
+        batch = self._batch.with_tensors(q, k_cache, v_cache, out, scales)
         known = self._layers.launch(batch, new)
         if known is not None:
             self._repeat = tuple(map(form_of, free)), known
         return out
+
+    def _check_scales(self, scales: Scales) -> None:
+        if self._batch.scales is None:
+            raise ValueError("scales: the plan was made without k_scale or v_scale; give it both")
+        for name, scale in zip(("k_scale", "v_scale"), scales, strict=True):
+            scale_tensor(name, scale, self._batch.q)
 
     def _reject(self, *tensors: torch.Tensor) -> None:
         forms = (self._q_form, self._keys_form, self._values_form)

@@ -38,6 +38,28 @@ def test_each_layer_gets_its_own_result() -> None:
         assert relative_error(step.run(*tensors), layer.expected) < 1e-3
 
 
+@REFUSED_MASK
+def test_each_layer_has_scales_of_its_own() -> None:
+    batch = draw(vary(SMALL, cache_dtype=torch.float8_e4m3fn))
+    tensors = [batch.arguments[name] for name in LENGTHS]
+    step = plan_of(batch.arguments)
+    for factors in (None, (0.3, 2.5), (1.9, 0.5)):
+        if factors is not None:
+            batch.arguments.update(k_scale=factors[0], v_scale=factors[1])
+            batch.expected = batch.run("reference")
+        scales = factors and tuple(torch.tensor([factor]) for factor in factors)
+        assert relative_error(step.run(*tensors, scales=scales), batch.expected) < 1e-3
+
+
+def test_scales_that_are_no_scales_are_refused() -> None:
+    scales = torch.ones(1), torch.ones(2)
+    for cache_dtype, message in ((None, "without k_scale"), (torch.float8_e5m2, "^v_scale: ")):
+        arguments = draw(vary(SMALL, cache_dtype=cache_dtype)).arguments
+        step = plan_of(arguments)
+        with pytest.raises(ValueError, match=message):
+            step.run(*(arguments[name] for name in LENGTHS), scales=scales)
+
+
 @pytest.mark.parametrize("name", LENGTHS)
 def test_a_layer_of_another_form_is_refused(name: str) -> None:
     arguments = draw(SMALL).arguments

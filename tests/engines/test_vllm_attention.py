@@ -107,6 +107,19 @@ def test_layers_are_right_over_every_layout_of_the_cache(case: Case, layout: str
     assert out[tokens:].isnan().all()
 
 
+def test_layers_with_scales_of_their_own_share_a_plan() -> None:
+    batch = draw(replace(MIXED, dtype=torch.float16, cache_dtype=torch.float8_e4m3fn), "cpu")
+    arguments = batch.arguments
+    q, caches = arguments["q"], (arguments["k_cache"], arguments["v_cache"])
+    step = step_of(arguments, len(q))
+    for k_scale, v_scale in ((0.7, 1.3), (0.2, 3.0)):
+        arguments.update(k_scale=k_scale, v_scale=v_scale)
+        out = torch.full_like(q, float("nan"))
+        run_layer(step, features_of(arguments), q, *caches, out)
+        assert torch.allclose(out, batch.run("reference"), rtol=4e-3, atol=4e-3)
+    assert len(step.plans) == 1
+
+
 def test_launches_do_not_overlap_in_an_engine() -> None:
     arguments = draw(MIXED, "cpu").arguments
     keys, values = arguments["k_cache"], arguments["v_cache"]
@@ -155,7 +168,7 @@ def compiled_kernels(new: Sequence[int], context: int, heads: tuple[int, int]) -
         window=-1, softcap=0.0, **nothing,
     )  # fmt: skip
     pairs = pairs_of(batch)
-    halves = halves_of(pairs, batch.max_seqlen_q * batch.group, overlap=False)
+    halves = halves_of(batch, overlap=False)
     return pairs, halves, *constants_of(batch, halves).values()
 
 

@@ -58,7 +58,7 @@ def test_few_sequences_agree_with_the_reference(seed: int) -> None:
 @pytest.mark.parametrize("implementation", ["few_sequences", "hopper"])
 def test_new_tokens_are_computed_and_written(implementation: str, seed: int) -> None:
     """In a captured graph too, replayed after the cache has changed."""
-    batch = draw(vary(drawn_case(seed, implementation), padding=0))
+    batch = draw(vary(drawn_case(seed, implementation), padding=0, cache_dtype=None))
     q, k_cache, v_cache = (batch.arguments[name] for name in ("q", "k_cache", "v_cache"))
     caches = [k_cache, v_cache]
     whole = [cache.clone() for cache in caches]
@@ -101,6 +101,26 @@ def test_layers_of_few_sequences_each_get_their_own_result(heads: tuple[int, int
         q, keys, values = (layer.arguments[name] for name in ("q", "k_cache", "v_cache"))
         out = planned.run(q, keys, values, out=torch.full_like(q, float("nan")))
         assert relative_error(out, layer.expected) < TOLERANCE[torch.bfloat16]
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+@pytest.mark.parametrize(
+    ("implementation", "new"),
+    [("few_sequences", [1]), ("hopper", [1] * 4), ("hopper", [4] * 4), ("hopper", [90, 1])],
+)
+def test_layers_of_a_float8_cache_have_scales_of_their_own(
+    implementation: str, new: list[int], dtype: torch.dtype
+) -> None:
+    batch = draw(vary(DECODES, new=new, past=[3000, 40, 7, 900][: len(new)], cache_dtype=dtype))
+    q, keys, values = (batch.arguments[name] for name in ("q", "k_cache", "v_cache"))
+    planned = plan(**batch.arguments)
+    assert planned.implementation == implementation
+    for k_scale, v_scale in ((0.7, 1.3), (0.2, 3.0), (1.5, 0.1)):
+        batch.arguments.update(k_scale=k_scale, v_scale=v_scale)
+        batch.expected = batch.run("reference")
+        scales = tuple(torch.tensor(scale, device="cuda") for scale in (k_scale, v_scale))
+        out = planned.run(q, keys, values, out=torch.full_like(q, float("nan")), scales=scales)
+        assert relative_error(out, batch.expected) < TOLERANCE[torch.bfloat16]
 
 
 @pytest.mark.skipif(not GLUON_IS_TESTED, reason="Triton 3.6 makes tensor maps at each launch")

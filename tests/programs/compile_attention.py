@@ -21,7 +21,7 @@ from triton.compiler import ASTSource
 
 from dejavu_cache.attention import schedule
 from dejavu_cache.attention.kernels import few_sequences, segmented, write_cache
-from dejavu_cache.attention.kernels.hopper import REGISTERS
+from dejavu_cache.attention.kernels.hopper import registers_per_thread
 from dejavu_cache.attention.kernels.schedule_kernel import schedule_kernel
 from dejavu_cache.attention.search_space import hopper_why_not, why_not
 from dejavu_cache.attention.sweep_suite import kernel_of
@@ -47,7 +47,7 @@ SHARED = {
 
 PLAIN = {
     "KV_HEADS": 8, "GROUP": 4, "HEADS": 32, "HEAD": 128, "HEAD_PADDED": 128, "PAGE": 16,
-    "WINDOW": -1, "PAIRS": 1, "HALVES": 2, "BOX": 16, "OVERLAP": True,
+    "WINDOW": -1, "PAIRS": 1, "HALVES": 2, "BOX": 16, "OVERLAP": True, "CAST": False,
     "SOFTCAP": False, "PRECISION": "ieee", "MAX_SEQS": 16, "MOST_ROWS": 128,
     "alibi_slopes": None, "sinks": None, "k_scale": None, "v_scale": None,
 }  # fmt: skip
@@ -67,6 +67,7 @@ READING = {
 }
 """A step that reads the cache, and does not write new tokens."""
 
+FLOAT8: dict[str, Any] = {"CAST": True}
 WIDE = {"KV_HEADS": 1, "GROUP": 8, "HEAD": 256, "HEAD_PADDED": 256, "PAIRS": 0}
 HOPPER_SHAPES: dict[str, dict[str, Any]] = {
     "plain": READING,
@@ -76,6 +77,12 @@ HOPPER_SHAPES: dict[str, dict[str, Any]] = {
     "decoding in two halves that writes": {**PLAIN, "PAIRS": 0},
     "decoding with heads of 256": {**PLAIN, **WIDE, "HALVES": 1},
     "halves that share columns": {**PLAIN, **WIDE},
+    "prompts in float8": {**READING, **FLOAT8, "PAIRS": 2},
+    "decoding in float8": {**READING, **FLOAT8, "PAIRS": 0, "HALVES": 1},
+    "heads of 64 in float8": {
+        **READING, **FLOAT8, "PAIRS": 0, "HALVES": 1, "HEAD": 64, "HEAD_PADDED": 64,
+    },
+    "heads of 256 in float8": {**READING, **FLOAT8, **WIDE},
 }  # fmt: skip
 """Shapes for which the Hopper kernel has code of its own."""
 
@@ -112,7 +119,12 @@ def source(name: str, shape: str, params: dict[str, Any]) -> Any:
     constants = {
         argument: value for argument, value in constants.items() if argument not in RUNTIME
     }
-    types = {**POINTERS, **({} if name != "hopper" else dict.fromkeys(("keys", "values"), tma()))}
+    types = dict(POINTERS)
+    if name == "hopper":
+        types.update(dict.fromkeys(("keys", "values"), tma(shapes[shape])))
+        if shapes[shape]["CAST"]:
+            constants.pop("k_scale")
+            constants.pop("v_scale")
     if shape == "everything":
         types.update(dict.fromkeys(("k_cache", "v_cache", "new_keys", "new_values"), "*fp8e5"))
     signature = {
@@ -133,11 +145,14 @@ def source(name: str, shape: str, params: dict[str, Any]) -> Any:
     return form(fn, signature, constexprs=constants, attrs=attrs)
 
 
-def tma() -> str:
+def tma(shape: dict[str, Any]) -> str:
     """Return the type of a tensor descriptor of pages of 16 tokens."""
     from triton.experimental.gluon import language as gl
 
-    return f"tensordesc<bf16[16, 64],{gl.NVMMASharedLayout(128, 16, 2)!r}>"
+    if not shape["CAST"]:
+        return f"tensordesc<bf16[16, 64],{gl.NVMMASharedLayout(128, 16, 2)!r}>"
+    width = min(shape["HEAD_PADDED"], 128)
+    return f"tensordesc<fp8e4nv[16, {width}],{gl.NVMMASharedLayout(width, 8, 2)!r}>"
 
 
 def configs(name: str, target: str, shape: str) -> list[Any]:
@@ -169,12 +184,13 @@ def configs(name: str, target: str, shape: str) -> list[Any]:
     able = []
     for config in declared:
         if name == "hopper":
-            padded = HOPPER_SHAPES[shape]["HEAD_PADDED"]
-            halves = HOPPER_SHAPES[shape]["HALVES"]
-            config.maxnreg = REGISTERS // 2 if halves == 1 else None
+            halves, padded, casts = (
+                HOPPER_SHAPES[shape][name] for name in ("HALVES", "HEAD_PADDED", "CAST")
+            )
+            config.maxnreg = registers_per_thread(halves, casts)
             reason: str | None = "for Hopper only"
             if target == "cuda:90":
-                reason = hopper_why_not(config, padded, halves)
+                reason = hopper_why_not(config, halves, padded, casts)
                 if config.kwargs["TILE"] < HOPPER_SHAPES[shape]["BOX"]:
                     reason = "boxes are larger"
         elif name == "naive":

@@ -100,9 +100,7 @@ def drawn_case(seed: int, implementation: str) -> Case:
         head_size=pick.choice([64, 80, 96, 128, 192, 256]),
         page=pick.choice([8, 16, 24, 64, 528] if hopper else [1, 7, 16, 24, 32, 64, 128, 544]),
         dtype=dtype,
-        cache_dtype=None
-        if hopper
-        else pick.choice([None, None, torch.float8_e4m3fn, torch.float8_e5m2]),
+        cache_dtype=pick.choice([None, None, torch.float8_e4m3fn, torch.float8_e5m2]),
         window=pick.choice([-1, -1, 0, 40, 128, 5000]),
         softcap=pick.choice([0.0, 0.0, 20.0]),
         alibi=not hopper and pick.random() < 0.3,
@@ -226,7 +224,7 @@ def kernels() -> dict[str, Any]:
 def runnable(implementation: str, case: Case) -> list[Any]:
     """Return the configs of a kernel that can run a case on this machine."""
     from dejavu_cache.attention.kernels.static_grid import most_rows
-    from dejavu_cache.attention.schedule import HALF, SPANS, halves_of
+    from dejavu_cache.attention.schedule import HALF, SPANS
     from dejavu_cache.attention.search_space import hopper_tile, hopper_why_not, why_not
 
     configs = list(kernels()[implementation].configs)
@@ -235,14 +233,15 @@ def runnable(implementation: str, case: Case) -> list[Any]:
     if implementation == "naive":
         return configs
     if implementation == "hopper":
-        has_pairs, padded = max(case.new) > HALF // group, max(64, padded)
-        halves = halves_of(int(has_pairs), max(case.new) * group, overlap=True)
-        tile = hopper_tile(int(has_pairs), halves, padded)
+        has_pairs = max(case.new) > HALF // group
+        # The fewest that serve any kind of work: programs of two halves have the larger tiles.
+        shape = 2, max(64, padded), case.cache_dtype is not None
+        tile = hopper_tile(int(has_pairs), *shape)
         return [
             config
             for config in configs
             if tile <= config.kwargs["TILE"] <= SPANS[has_pairs]
-            and hopper_why_not(config, padded, halves) is None
+            and hopper_why_not(config, *shape) is None
         ]
     capability = 90
     if torch.cuda.is_available():

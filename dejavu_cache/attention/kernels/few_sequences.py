@@ -239,16 +239,21 @@ class FewSequencesLayers:
         if computed is None:
             return None
         of_new = () if new is None else ("new_keys", "new_values", "new_slots")
-        compute = computing.repeated(computed, ("q", "k_cache", "v_cache", *of_new))
-        merge = merging.repeated(merged, ("out",))
+        of_keys, of_values = ((), ()) if batch.scales is None else (("k_scale",), ("v_scale",))
+        compute = computing.repeated(computed, ("q", "k_cache", "v_cache", *of_new, *of_keys))
+        merge = merging.repeated(merged, ("out", *of_values))
+        own = len(of_values)
 
         def repeat(
             q: torch.Tensor,
             k_cache: torch.Tensor,
             v_cache: torch.Tensor,
             out: torch.Tensor,
-            *new: torch.Tensor,
+            *others: torch.Tensor,
         ) -> bool:
-            return compute(q, k_cache, v_cache, *new) and merge(out)
+            of_merge = others[len(others) - own :]
+            return compute(q, k_cache, v_cache, *others[: len(others) - own]) and merge(
+                out, *of_merge
+            )
 
         return repeat

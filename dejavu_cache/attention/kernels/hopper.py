@@ -32,24 +32,27 @@ __all__ = [
 ]
 
 
+FLOAT8 = torch.float8_e4m3fn, torch.float8_e5m2
+"""Dtypes of caches whose tiles the kernel converts; `hopper_cast` says how."""
+
+
 def suits(batch: Batch) -> bool:
-    """Check a batch for a Hopper GPU, 2-byte elements, TMA's alignment and plain features."""
+    """Check a batch for a Hopper GPU, dtypes that it covers, TMA's alignment and plain features."""
     cache = batch.k_cache
+    aligned = 16 // cache.element_size()
     return (
         batch.alibi_slopes is None
         and batch.q.element_size() == 2
-        and cache.dtype == batch.q.dtype
-        and batch.k_scale is None
-        and batch.v_scale is None
+        and (cache.dtype == batch.q.dtype or cache.dtype in FLOAT8)
         and batch.group <= 64
         and holds_words(batch.q)
         and holds_words(batch.out)
         and cache.shape[1] % 8 == 0
         and cache.stride(1) > 0
-        and cache.stride(1) % 8 == 0
+        and cache.stride(1) % aligned == 0
         and cache.stride(0) % cache.stride(1) == 0
-        and (cache.stride(2) % cache.stride(1) == 0 or cache.stride(2) % 8 == 0)
-        and has_no_gaps(cache, max(64, batch.head_padded))
+        and (cache.stride(2) % cache.stride(1) == 0 or cache.stride(2) % aligned == 0)
+        and has_no_gaps(cache, padded(cache.shape[3]))
         and cache.data_ptr() % 16 == 0
         and batch.v_cache.data_ptr() % 16 == 0
         and available(batch.q.device)
@@ -108,8 +111,21 @@ def driver_version() -> int | None:
     return version.value
 
 
-REGISTERS = 256
-"""Registers of a multiprocessor for each thread of a program that has it alone."""
+REGISTERS = 512
+"""Registers of a multiprocessor for each thread of a group of four warps that has it alone."""
+
+
+def registers_per_thread(halves: int, casts: bool) -> int | None:
+    """Return the registers that a program is compiled for; None for as many as there are.
+
+    A program has a group of four warps for each half, for the producer, and for a float8 cache.
+
+    Args:
+        halves: as in `Schedule`.
+        casts: as in `Batch`.
+    """
+    groups = halves + (2 if casts else 1)
+    return None if halves == 2 else REGISTERS // (2 * groups) // 8 * 8
 
 
 def launch(
@@ -132,10 +148,10 @@ def launch(
     if not suits(batch):
         raise ValueError(
             "implementation: 'hopper' takes a Hopper GPU, Triton 3.6 to 3.8, bfloat16 or float16 "
-            "in q and caches, an even head size, at most 64 query heads per KV head, rows of q and "
-            "out at even offsets, caches aligned to 16 bytes, without gaps between heads whose "
-            "size is not 64, 128 or 256, a block_size that is a multiple of 8, and no ALiBi or "
-            "scales; use 'auto'"
+            "in q, the same or float8 in caches, an even head size, at most 64 query heads per KV "
+            "head, rows of q and out at even offsets, caches aligned to 16 bytes, without gaps "
+            "between heads whose size is not 64, 128 or 256, a block_size that is a multiple of 8, "
+            "and no ALiBi; use 'auto'"
         )
     from .hopper_kernel import hopper_kernel
 
@@ -145,9 +161,11 @@ def launch(
     page, strides = cache.shape[1], cache.stride()
     counters = COUNTERS + 2 * schedule.blocks * batch.kv_heads
     heads_below = strides[2] % strides[1] == 0  # a head's pages are rows of their own
-    head_padded = max(64, batch.head_padded)
+    head_padded = padded(q.shape[2])
     programs = 2 // schedule.halves
-    box = box_rows(page, hopper_tile(schedule.pairs, schedule.halves, head_padded))
+    tile = hopper_tile(schedule.pairs, schedule.halves, head_padded, batch.casts)
+    box = box_rows(page, tile)
+    registers = registers_per_thread(schedule.halves, batch.casts)
     return KernelCall(
         hopper_kernel,
         (programs * num_sms(q.device),),
@@ -160,15 +178,16 @@ def launch(
             )),
             schedule.units, schedule.scratch,
             zeros(q.device, 1 << (counters - 1).bit_length()),  # kept for each size: a few sizes
-            q, batch.block_table, batch.sinks, batch.softmax_scale, batch.softcap,
+            q, batch.block_table, batch.sinks, batch.k_scale, batch.v_scale,
+            batch.softmax_scale, batch.softcap,
             q.stride(0), q.stride(1), batch.block_table.stride(0),
         ),
         {
             "PAIRS": schedule.pairs, "KV_HEADS": batch.kv_heads, "GROUP": batch.group,
             "HEAD": q.shape[2], "HEAD_PADDED": head_padded, "PAGE": page,
             "BOX": box, "WINDOW": batch.window, "SOFTCAP": batch.softcap > 0,
-            "OVERLAP": overlap, "HALVES": schedule.halves, "launch_pdl": overlap,
-            **({} if programs == 1 else {"maxnreg": REGISTERS // programs}),
+            "OVERLAP": overlap, "HALVES": schedule.halves, "CAST": batch.casts,
+            "launch_pdl": overlap, **({} if registers is None else {"maxnreg": registers}),
         },
     )  # fmt: skip
 
@@ -221,10 +240,12 @@ class HopperLayers:
         call = launch(batch, self._schedule, self._overlap, new)
         kernel = call()
         config = call.kernel.best_config.kwargs
-        box = call.kwargs["BOX"]
+        box, is_writing = call.kwargs["BOX"], new is not None
         names: tuple[str, ...] = ("out", "keys", "values", "q")
         if new is not None:
             names += ("k_cache", "v_cache", "new_keys", "new_values", "new_slots")
+        if batch.scales is not None:
+            names += ("k_scale", "v_scale")
         repeated = call.repeated(kernel, names, **config)
         kept = [
             descriptors_like(cache, box, repeated.expands)
@@ -236,14 +257,23 @@ class HopperLayers:
             k_cache: torch.Tensor,
             v_cache: torch.Tensor,
             out: torch.Tensor,
-            *new: torch.Tensor,
+            *others: torch.Tensor,
         ) -> bool:
             keys = descriptor_of(k_cache, box, kept[0], repeated, "keys")
             values = descriptor_of(v_cache, box, kept[1], repeated, "values")
-            writing = (k_cache, v_cache, *new) if new else ()
-            return repeated(out, keys, values, q, *writing)
+            caches = (k_cache, v_cache) if is_writing else ()
+            return repeated(out, keys, values, q, *caches, *others)
 
         return repeat
+
+
+SWIZZLED_ROW = 128
+"""Bytes of a row of swizzled shared memory, which a box of TMA is as wide as, at most."""
+
+
+def padded(head: int) -> int:
+    """Return the head size of the kernel's tiles: a power of two, at least 64."""
+    return max(64, 1 << (head - 1).bit_length())
 
 
 def box_rows(page: int, tile: int) -> int:
@@ -318,8 +348,6 @@ def describe(cache: torch.Tensor, box: int) -> Any:
     from triton.experimental.gluon.language import NVMMASharedLayout
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-    from .hopper_pages import COLUMNS
-
     blocks, page, heads, head = cache.shape
     of_blocks, of_slots, of_heads, _ = cache.stride()
     rows = (blocks - 1) * (of_blocks // of_slots) + page
@@ -328,5 +356,7 @@ def describe(cache: torch.Tensor, box: int) -> Any:
         rows += (heads - 1) * (of_heads // of_slots)
     else:
         columns += (heads - 1) * of_heads
-    layout = NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
-    return TensorDescriptor(cache, [rows, columns], [of_slots, 1], [box, COLUMNS.value], layout)
+    size = cache.element_size()
+    width = min(SWIZZLED_ROW, size * padded(head))
+    layout = NVMMASharedLayout(swizzle_byte_width=width, element_bitwidth=8 * size, rank=2)
+    return TensorDescriptor(cache, [rows, columns], [of_slots, 1], [box, width // size], layout)

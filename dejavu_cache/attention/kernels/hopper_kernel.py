@@ -14,6 +14,8 @@ With OVERLAP, the kernel may be launched while the one before it ends, and lets 
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -27,18 +29,20 @@ from ...runtime.autotuner import cached_autotune
 from ...triton_internals.versions import thread_barrier
 from ...tuning.result_check import CheckOptions
 from ..schedule import COUNTERS
-from ..search_space import HOPPER_KEYS, METHOD, hopper_prune_rules, hopper_space
+from ..search_space import CAST_STAGES, HOPPER_KEYS, METHOD, hopper_prune_rules, hopper_space
+from .hopper_cast import cast_tiles, make_raw_tiles
 from .hopper_kind import ROWS, kind_of
 from .hopper_merge import is_few, merge, merge_few
 from .hopper_new_tokens import NewRows
 from .hopper_pages import (
     COLUMNS,
     RING,
+    Pages,
     Ring,
-    Stages,
     await_tile,
     locate,
     make_barriers,
+    make_stages,
     produce,
     receive,
     skip,
@@ -75,6 +79,40 @@ SHARED = gl.constexpr(gl.NVMMASharedLayout(128, 16, 2))
 """Layout of tiles in shared memory: that of TMA's boxes, one beside the other."""
 
 
+FIRST = gl.constexpr(0)
+"""Number of the first half of a program."""
+
+SECOND = gl.constexpr(1)
+"""Number of the second half."""
+
+READY = gl.constexpr(CAST_STAGES)
+"""Tiles of a float8 cache that are ready to be multiplied; others are loaded ahead as they are."""
+
+
+class Tiles(NamedTuple):
+    """Tiles to multiply in shared memory: queries of each half, and boxes of keys and values."""
+
+    q: Any
+    k: Any
+    v: Any
+
+
+class Factors(NamedTuple):
+    """Numbers that scale scores and outputs.
+
+    Attributes:
+        scores: `softmax_scale`.
+        softcap: limit of the scores.
+        k_scale: pointer to the factor of the cached keys, or None.
+        v_scale: pointer to that of the values, or None.
+    """
+
+    scores: Any
+    softcap: Any
+    k_scale: Any
+    v_scale: Any
+
+
 @gluon.jit
 def load_half(which: gl.constexpr, q, unit, KIND: gl.constexpr):
     """Load this half's queries of a unit: its rows of a block of two, else those of its KV head."""
@@ -93,7 +131,7 @@ def loads_early(head_padded):
 
 @gluon.jit
 def consume_tile(which: gl.constexpr, step, stride, tile, MASKED: gl.constexpr, acc, weights, fade, peak, total,
-                 queries, k, v, stages, positions, low, end, scale, softcap, KIND: gl.constexpr):  # fmt: skip
+                 queries, k, v, stages, positions, first_position, low, end, scale, softcap, KIND: gl.constexpr):  # fmt: skip
     """Multiply a tile's keys and the previous tile's values; the softmax overlaps the latter.
 
     The output so far is scaled for the previous tile while the keys are multiplied.
@@ -110,7 +148,7 @@ def consume_tile(which: gl.constexpr, step, stride, tile, MASKED: gl.constexpr, 
     scores = warpgroup_mma_wait(len(KIND.value_widths), [scores])
     mbarrier.arrive(stages.k_free.index(stage))
     new_weights, fade, peak, total = softmax(
-        scores, peak, total, positions, low + tile * KIND.tile, end, scale, softcap, MASKED, KIND
+        scores, peak, total, positions, first_position, low + tile * KIND.tile, end, scale, softcap, MASKED, KIND
     )  # fmt: skip
     # The exponentials overlap the multiplication only if the compiler leaves them before the wait:
     # their sum is waited for too, and the branch ends the block in which ptxas may move them.
@@ -144,8 +182,8 @@ def attend(which: gl.constexpr, begin, stop, stride, tile, pace, acc, peak, tota
         if this `loads_early`.
     """
     DTYPE: gl.constexpr = queries.dtype
-    # Decoding waits for memory, so it may mask every tile. A loop without masks would be more code:
-    # a launch after the products of a model probably finds its code in no cache, and waits for it.
+    # In decoding, the softmax asks for each tile whether to mask it. A loop without masks would be more
+    # code: a launch after the products of a model probably finds its code in no cache, and waits for it.
     HAS_PLAIN_LOOP: gl.constexpr = (KIND.window < 0) & (KIND.pairs > 0)
     count = gl.cdiv(stop - begin, stride)
     stage = begin % KIND.stages
@@ -157,7 +195,7 @@ def attend(which: gl.constexpr, begin, stop, stride, tile, pace, acc, peak, tota
     mbarrier.arrive(stages.k_free.index(stage))
     start = low + tile * KIND.tile
     weights, fade, peak, total = softmax(
-        scores, peak, total, positions, start, end, scale, softcap, True, KIND
+        scores, peak, total, positions, first_position, start, end, scale, softcap, True, KIND
     )  # fmt: skip
     weights = round_pairs(gl.convert_layout(weights, weights_layout(KIND.value_widths[0])), DTYPE)
     if KIND.pairs > 0:
@@ -170,13 +208,13 @@ def attend(which: gl.constexpr, begin, stop, stride, tile, pace, acc, peak, tota
     for index in range(1, masked):
         acc, weights, fade, peak, total = consume_tile(
             which, begin + index * stride, stride, tile + index * pace, True, acc, weights, fade, peak, total,
-            queries, k, v, stages, positions, low, end, scale, softcap, KIND,
+            queries, k, v, stages, positions, first_position, low, end, scale, softcap, KIND,
         )  # fmt: skip
     if HAS_PLAIN_LOOP:
         for index in range(masked, count):
             acc, weights, fade, peak, total = consume_tile(
                 which, begin + index * stride, stride, tile + index * pace, False, acc, weights, fade, peak, total,
-                queries, k, v, stages, positions, low, end, scale, softcap, KIND,
+                queries, k, v, stages, positions, first_position, low, end, scale, softcap, KIND,
             )  # fmt: skip
     last = begin + (count - 1) * stride
     await_tile(stages.v_full, last, KIND)
@@ -251,23 +289,25 @@ def finish(which: gl.constexpr, out, queries, scratch, arrivals, acc, peak, tota
 
 
 @gluon.jit
-def consume(which: gl.constexpr, out, q, sinks, units, scratch, arrivals, counters, q_tiles, k_boxes, v_boxes,
-            stages, ring, softmax_scale, softcap, KIND: gl.constexpr):  # fmt: skip
+def consume(which: gl.constexpr, out, q, sinks, units, scratch, counters, tiles, stages, ring, factors, KIND: gl.constexpr):  # fmt: skip
     """Compute half of each unit; runs in four warps."""
     DTYPE: gl.constexpr = q.pointer.dtype.element_ty
     S_LAYOUT: gl.constexpr = product_layout(KIND.tile)
     # Boxes, first down and then across, are how swizzled shared memory holds a tile.
-    k = k_boxes._reinterpret(DTYPE, [KIND.stages, KIND.tile, KIND.head_padded], SHARED)
-    v = v_boxes._reinterpret(
+    k = tiles.k._reinterpret(DTYPE, [KIND.stages, KIND.tile, KIND.head_padded], SHARED)
+    v = tiles.v._reinterpret(
         DTYPE, [KIND.stages * KIND.sharers, KIND.tile, KIND.head_padded // KIND.sharers], SHARED
     )
-    queries = q_tiles.index(which)
-    scale = softmax_scale * LOG2E
-    if KIND.softcap:
-        scale = softmax_scale * (-2.0 * LOG2E) / softcap
-
+    queries = tiles.q.index(which)
+    arrivals = counters + FIRST_ARRIVAL
     if KIND.overlap:
         gdc_wait()
+    softcap = factors.softcap
+    scale = factors.scores * LOG2E
+    if KIND.softcap:
+        scale = factors.scores * (-2.0 * LOG2E) / softcap
+    if factors.k_scale is not None:
+        scale *= gl.load(factors.k_scale)
     turn = 0
     done = 0  # tiles loaded for the units before
     unit = receive(units, ring, turn, KIND)
@@ -279,29 +319,29 @@ def consume(which: gl.constexpr, out, q, sinks, units, scratch, arrivals, counte
         entry, _ = locate(units, number, KIND)
         together = (tokens > KIND.block_q) & (KIND.pairs > 0)
         alone = (tokens <= KIND.block_q) | (KIND.pairs == 0)
-        tiles = gl.cdiv(high - low, KIND.tile)
+        count = gl.cdiv(high - low, KIND.tile)
         shared = pieces > 1
         index = 0
         if KIND.heads == 2:
-            loaded = gl.where(alone, 2 * tiles, tiles)
+            loaded = gl.where(alone, 2 * count, count)
             stride = gl.where(alone, 2, 1)
             begin = gl.where(alone, which, 0)
             pace = 1
             head = kv_head + begin
         elif (KIND.halves == 1) or (KIND.sharers == 2):
-            loaded = tiles
+            loaded = count
             stride = 1
             begin = 0
             pace = 1
             head = kv_head
         else:
-            loaded = tiles
+            loaded = count
             stride = gl.where(alone & (pieces > 0), 2, 1)
-            begin = gl.where(alone, gl.where(pieces > 0, which, which * tiles), 0)
+            begin = gl.where(alone, gl.where(pieces > 0, which, which * count), 0)
             pace = stride
             index = begin
             head = kv_head
-            shared = shared | (alone & (pieces > 0) & (tiles > 1))
+            shared = shared | (alone & (pieces > 0) & (count > 1))
         if KIND.pairs > 0:
             pace = -pace
         skipped = gl.where(together, which * KIND.block_q, 0)
@@ -320,7 +360,7 @@ def consume(which: gl.constexpr, out, q, sinks, units, scratch, arrivals, counte
         if (KIND.parts == 1) or (begin < loaded):
             acc, peak, total, unit, next_queries = attend(
                 which, done + begin, done + loaded, stride,
-                tile_of(index, tiles, KIND), pace, acc, peak, total, queries, k, v,
+                tile_of(index, count, KIND), pace, acc, peak, total, queries, k, v,
                 stages, position + skipped + rows // KIND.group, position + skipped,
                 low, high, position + tokens, scale, softcap,
                 q, units, ring, turn, KIND,
@@ -334,8 +374,11 @@ def consume(which: gl.constexpr, out, q, sinks, units, scratch, arrivals, counte
             if loads_early(KIND.head_padded):
                 next_queries = load_half(which, q, unit, KIND)
         done += loaded
+        sums = gl.sum(total, 1)
+        if factors.v_scale is not None:
+            sums = sums / gl.load(factors.v_scale)
         finish(
-            which, out, queries, scratch, arrivals, acc, peak, gl.sum(total, 1), first + skipped, tokens - skipped, head, together,
+            which, out, queries, scratch, arrivals, acc, peak, sums, first + skipped, tokens - skipped, head, together,
             begin < loaded, entry, shared, KIND,
         )  # fmt: skip
         queries_here = next_queries
@@ -351,15 +394,15 @@ def consume(which: gl.constexpr, out, q, sinks, units, scratch, arrivals, counte
 @gluon.jit(
     do_not_specialize=["stride_table", "page_rows", "head_rows", "head_columns", "stride_slot", "stride_new",
                        "stride_new_head"],
-    do_not_specialize_on_alignment=["k_cache", "v_cache", "new_keys", "new_values", "new_slots"],
+    do_not_specialize_on_alignment=["k_cache", "v_cache", "new_keys", "new_values", "new_slots", "k_scale", "v_scale"],
 )  # fmt: skip
 def hopper_kernel(
     out, stride_out_token, stride_out_head, keys, values, page_rows, head_rows, head_columns,
     k_cache, v_cache, stride_slot, new_keys, new_values, new_slots, stride_new, stride_new_head,
-    units, scratch, counters, q, block_table, sinks, softmax_scale, softcap, stride_token, stride_head, stride_table,
+    units, scratch, counters, q, block_table, sinks, k_scale, v_scale, softmax_scale, softcap, stride_token, stride_head, stride_table,
     PAIRS: gl.constexpr, KV_HEADS: gl.constexpr, GROUP: gl.constexpr, HEAD: gl.constexpr,
     HEAD_PADDED: gl.constexpr, PAGE: gl.constexpr, BOX: gl.constexpr, WINDOW: gl.constexpr, SOFTCAP: gl.constexpr,
-    OVERLAP: gl.constexpr, HALVES: gl.constexpr, TILE: gl.constexpr, STAGES: gl.constexpr,
+    OVERLAP: gl.constexpr, HALVES: gl.constexpr, CAST: gl.constexpr, TILE: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     KIND: gl.constexpr = kind_of(
         PAIRS,
@@ -373,46 +416,52 @@ def hopper_kernel(
         WINDOW,
         SOFTCAP,
         TILE,
-        STAGES,
+        READY if CAST else STAGES,
+        STAGES if CAST else 0,
         OVERLAP,
     )
-    BOXES: gl.constexpr = STAGES * TILE // BOX * HEAD_PADDED // COLUMNS
+    BOXES: gl.constexpr = KIND.stages * TILE // BOX * HEAD_PADDED // COLUMNS
     DTYPE: gl.constexpr = q.dtype.element_ty
     q_tiles = gl.allocate_shared_memory(DTYPE, [KIND.halves, ROWS, HEAD_PADDED], SHARED)
     k_boxes = gl.allocate_shared_memory(DTYPE, [BOXES, BOX, COLUMNS], SHARED)
     v_boxes = gl.allocate_shared_memory(DTYPE, [BOXES, BOX, COLUMNS], SHARED)
     slots = gl.allocate_shared_memory(gl.int32, [RING, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    stages = Stages(
-        make_barriers(STAGES), make_barriers(STAGES), make_barriers(STAGES), make_barriers(STAGES)
-    )
+    stages = make_stages(KIND.stages, KIND.halves)
     ring = Ring(slots, make_barriers(RING), make_barriers(RING))
-    for stage in gl.static_range(STAGES):  # the producer fills, and the halves free
-        mbarrier.init(stages.k_full.index(stage), count=1)
-        mbarrier.init(stages.v_full.index(stage), count=1)
-        mbarrier.init(stages.k_free.index(stage), count=KIND.halves)
-        mbarrier.init(stages.v_free.index(stage), count=KIND.halves)
     for slot in gl.static_range(RING):
         mbarrier.init(ring.full.index(slot), count=1)
-        mbarrier.init(ring.free.index(slot), count=KIND.halves)
+        mbarrier.init(ring.free.index(slot), count=KIND.halves + (1 if CAST else 0))
     outputs = TokenHeads(out, stride_out_token, stride_out_head)
     queries = TokenHeads(q, stride_token, stride_head)
-    arrivals = counters + FIRST_ARRIVAL
+    factors = Factors(softmax_scale, softcap, k_scale, v_scale)
     new = NewRows(
         new_keys, new_values, new_slots, k_cache, v_cache, stride_new, stride_new_head, stride_slot
     )  # fmt: skip
-    if KIND.halves == 1:
+    tiles = Tiles(q_tiles, k_boxes, v_boxes)
+    pages = Pages(block_table, stride_table, page_rows, head_rows, head_columns)
+    if CAST:
+        raw = make_raw_tiles(keys.dtype, BOX, KIND)
+        if KIND.halves == 1:
+            gl.warp_specialize([
+                (consume, (FIRST, outputs, queries, sinks, units, scratch, counters, tiles, stages, ring, factors, KIND)),
+                (cast_tiles, (raw, k_boxes, v_boxes, stages, ring, units, DTYPE, KIND)),
+                (produce, (keys, values, raw.k, raw.v, raw.stages, ring, units, counters, pages, new, KIND)),
+            ], [4, 1], [40, 40])  # fmt: skip
+        else:
+            gl.warp_specialize([
+                (consume, (FIRST, outputs, queries, sinks, units, scratch, counters, tiles, stages, ring, factors, KIND)),
+                (consume, (SECOND, outputs, queries, sinks, units, scratch, counters, tiles, stages, ring, factors, KIND)),
+                (cast_tiles, (raw, k_boxes, v_boxes, stages, ring, units, DTYPE, KIND)),
+                (produce, (keys, values, raw.k, raw.v, raw.stages, ring, units, counters, pages, new, KIND)),
+            ], [4, 4, 1], [216, 40, 40])  # fmt: skip
+    elif KIND.halves == 1:
         gl.warp_specialize([
-            (consume, (gl.constexpr(0), outputs, queries, sinks, units, scratch, arrivals, counters, q_tiles, k_boxes, v_boxes,
-                       stages, ring, softmax_scale, softcap, KIND)),
-            (produce, (keys, values, k_boxes, v_boxes, stages, ring,
-                       units, counters, block_table, stride_table, page_rows, head_rows, head_columns, new, KIND)),
+            (consume, (FIRST, outputs, queries, sinks, units, scratch, counters, tiles, stages, ring, factors, KIND)),
+            (produce, (keys, values, k_boxes, v_boxes, stages, ring, units, counters, pages, new, KIND)),
         ], [1], [40])  # fmt: skip
     else:
         gl.warp_specialize([
-            (consume, (gl.constexpr(0), outputs, queries, sinks, units, scratch, arrivals, counters, q_tiles, k_boxes, v_boxes,
-                       stages, ring, softmax_scale, softcap, KIND)),
-            (consume, (gl.constexpr(1), outputs, queries, sinks, units, scratch, arrivals, counters, q_tiles, k_boxes, v_boxes,
-                       stages, ring, softmax_scale, softcap, KIND)),
-            (produce, (keys, values, k_boxes, v_boxes, stages, ring,
-                       units, counters, block_table, stride_table, page_rows, head_rows, head_columns, new, KIND)),
+            (consume, (FIRST, outputs, queries, sinks, units, scratch, counters, tiles, stages, ring, factors, KIND)),
+            (consume, (SECOND, outputs, queries, sinks, units, scratch, counters, tiles, stages, ring, factors, KIND)),
+            (produce, (keys, values, k_boxes, v_boxes, stages, ring, units, counters, pages, new, KIND)),
         ], [4, 1], [232, 40])  # fmt: skip

@@ -36,7 +36,9 @@ class Kind(NamedTuple):
         window: keys before its own position that a query sees; -1 for all.
         softcap: whether scores are capped.
         tile: keys in a tile.
-        stages: tiles in shared memory, of keys and of values each.
+        stages: tiles in shared memory that can be multiplied, of keys and of values each.
+        raw_stages: tiles in shared memory of a float8 cache, likewise; 0 for other caches, whose
+            tiles are multiplied as they are loaded.
         overlap: whether launches overlap, as in `plan`.
         sharers: halves of a program that compute columns of the same partial result: 2 if each
             computes half of the columns, else 1.
@@ -59,6 +61,7 @@ class Kind(NamedTuple):
     softcap: bool
     tile: int
     stages: int
+    raw_stages: int
     overlap: bool
     sharers: int
     parts: int
@@ -80,6 +83,7 @@ def kind_of(
     softcap,
     tile,
     stages,
+    raw_stages,
     overlap,
 ):
     """Return the constants of a binary.
@@ -91,6 +95,8 @@ def kind_of(
     widths = (head_padded,)
     if head_padded >= 128 and 4 * head <= 3 * head_padded:
         widths = (head_padded // 2, head_padded // 4)
+    elif raw_stages and head_padded >= (128 if halves == 1 else 256):
+        widths = (head_padded // 2, head_padded // 2)
     elif head_padded == 256 and halves == 1:
         widths = (128, 128)
     heads = heads_at_once(kv_heads, halves)
@@ -98,7 +104,7 @@ def kind_of(
     sharers = halves // (heads * parts)
     values = (
         pairs, kv_heads, halves, heads, group, HALF // group, head, head_padded, page, box, window, softcap,
-        tile, stages, overlap, sharers, parts, widths,
+        tile, stages, raw_stages, overlap, sharers, parts, widths,
         (head_padded // 2,) if sharers == 2 else widths,
     )  # fmt: skip
     return Kind(*[gl.constexpr(value) for value in values])

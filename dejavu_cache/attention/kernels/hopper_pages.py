@@ -21,11 +21,13 @@ __all__ = [
     "COLUMNS",
     "RING",
     "STARTED",
+    "Pages",
     "Ring",
     "Stages",
     "await_tile",
     "locate",
     "make_barriers",
+    "make_stages",
     "produce",
     "receive",
     "receive_started",
@@ -59,12 +61,30 @@ FIRST_UNIT = gl.constexpr(HEADER)
 
 
 class Stages(NamedTuple):
-    """Barriers of the tiles in shared memory: filled by the producer, freed by both halves."""
+    """Barriers of tiles in shared memory, of which the producer fills and the halves free some."""
 
     k_full: Any
     k_free: Any
     v_full: Any
     v_free: Any
+
+
+class Pages(NamedTuple):
+    """Where tokens lie in the matrix of a cache that TMA reads.
+
+    Attributes:
+        table: pointer to the numbers of a sequence's pages.
+        stride_table: numbers from one sequence to the next.
+        page_rows: rows of the matrix from one page to the next.
+        head_rows: rows from one KV head to the next.
+        head_columns: columns from one KV head to the next.
+    """
+
+    table: Any
+    stride_table: Any
+    page_rows: Any
+    head_rows: Any
+    head_columns: Any
 
 
 class Ring(NamedTuple):
@@ -79,6 +99,20 @@ class Ring(NamedTuple):
 def make_barriers(COUNT: gl.constexpr):
     """Allocate barriers in shared memory."""
     return gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
+
+
+@gluon.jit
+def make_stages(COUNT: gl.constexpr, READERS: gl.constexpr):
+    """Return the barriers of COUNT tiles of keys and of values, which READERS free."""
+    stages = Stages(
+        make_barriers(COUNT), make_barriers(COUNT), make_barriers(COUNT), make_barriers(COUNT)
+    )
+    for stage in gl.static_range(COUNT):
+        mbarrier.init(stages.k_full.index(stage), count=1)
+        mbarrier.init(stages.v_full.index(stage), count=1)
+        mbarrier.init(stages.k_free.index(stage), count=READERS)
+        mbarrier.init(stages.v_free.index(stage), count=READERS)
+    return stages
 
 
 @gluon.jit
@@ -124,9 +158,11 @@ def receive(units, ring, turn, KIND: gl.constexpr):
 @gluon.jit
 def fetch_tile(cache, boxes, full, rows, column, stage, KIND: gl.constexpr):
     """Load a tile box by box; the barrier `full` counts its bytes."""
+    COLUMNS: gl.constexpr = boxes.shape[2]
     ACROSS: gl.constexpr = KIND.head_padded // COLUMNS
     DOWN: gl.constexpr = len(rows)
-    mbarrier.expect(full.index(stage), KIND.tile * KIND.head_padded * 2)
+    BYTES: gl.constexpr = cache.dtype.primitive_bitwidth // 8
+    mbarrier.expect(full.index(stage), KIND.tile * KIND.head_padded * BYTES)
     for down in gl.static_range(DOWN):
         for across in gl.static_range(ACROSS):
             box = boxes.index((stage * ACROSS + across) * DOWN + down)
@@ -145,13 +181,13 @@ def read_range(units, unit, KIND: gl.constexpr):
 
 
 @gluon.jit
-def produce(keys, values, k_boxes, v_boxes, stages, ring, units, counters, block_table, stride_table,
-            page_rows, head_rows, head_columns, new, KIND: gl.constexpr):  # fmt: skip
+def produce(keys, values, k_boxes, v_boxes, stages, ring, units, counters, cache, new, KIND: gl.constexpr):  # fmt: skip
     """Take units and load their tiles, as `tile_of` orders them; runs in one warp.
 
     Tiles of a unit with two KV heads alternate between these. New tokens, if given, are written
     into the cache before their tile is loaded.
     """
+    STAGES: gl.constexpr = KIND.raw_stages if KIND.raw_stages else KIND.stages
     if KIND.overlap:
         # Nothing is read before the kernel before this one has ended. The next one may begin when
         # all programs of this one have come here, and so takes the place of none.
@@ -172,32 +208,33 @@ def produce(keys, values, k_boxes, v_boxes, stages, ring, units, counters, block
     send_unit(ring, turn, unit)
     while unit >= 0:
         # Heads vary fastest, so that programs which run together read the same page numbers.
-        pages = block_table + sequence.to(gl.int64) * stride_table
+        pages = cache.table + sequence.to(gl.int64) * cache.stride_table
         last_page = (position + tokens - 1) // KIND.page
         heads = gl.where(tokens <= KIND.block_q, KIND.heads, 1)
         tiles = gl.cdiv(high - low, KIND.tile)
         for step in range(tiles * heads):
-            stage = (done + step) % KIND.stages
-            turned = ((done + step) // KIND.stages) & 1
+            stage = (done + step) % STAGES
+            turned = ((done + step) // STAGES) & 1
             tile = tile_of(step // heads, tiles, KIND)
             head = kv_head + step % heads
             rows = ()
             for box in gl.static_range(KIND.tile // KIND.box):
                 token = low + tile * KIND.tile + box * KIND.box
                 page = gl.load(pages + gl.minimum(token // KIND.page, last_page))
-                rows = rows + (page * page_rows + head * head_rows + token % KIND.page,)  # type: ignore[assignment]
+                rows = rows + (page * cache.page_rows + head * cache.head_rows + token % KIND.page,)  # type: ignore[assignment]
             if new.new_keys is not None:
                 start = low + tile * KIND.tile
                 if (step % heads == 0) & (start + KIND.tile > position):
                     entry, _ = locate(units, unit, KIND)
                     first = gl.load(entry + 1)
                     write_tile(
-                        new, first, tokens, position, start, kv_head, page_rows, head_rows, head_columns, KIND
+                        new, first, tokens, position, start, kv_head, cache.page_rows, cache.head_rows,
+                        cache.head_columns, KIND
                     )  # fmt: skip
             mbarrier.wait(stages.k_free.index(stage), turned ^ 1)
-            fetch_tile(keys, k_boxes, stages.k_full, rows, head * head_columns, stage, KIND)
+            fetch_tile(keys, k_boxes, stages.k_full, rows, head * cache.head_columns, stage, KIND)
             mbarrier.wait(stages.v_free.index(stage), turned ^ 1)
-            fetch_tile(values, v_boxes, stages.v_full, rows, head * head_columns, stage, KIND)
+            fetch_tile(values, v_boxes, stages.v_full, rows, head * cache.head_columns, stage, KIND)
         done += tiles * heads
         # The next unit is taken while this one's last tiles fly, so that a program with long units
         # leaves the rest to others. Its entry is read, so that the L1 cache has it when the halves

@@ -79,23 +79,33 @@ def split_columns(scores, TILE: gl.constexpr):
 
 
 @gluon.jit
-def softmax(scores, peak, total, positions, start, end, scale, softcap, MASKED: gl.constexpr, KIND: gl.constexpr):  # fmt: skip
+def hide(scores, positions, start, end, KIND: gl.constexpr):
+    """Return a tile's scores without those of keys that a row does not see."""
+    tokens = start + gl.arange(0, KIND.tile, gl.SliceLayout(0, product_layout(KIND.tile)))
+    last = gl.minimum(positions, end - 1)
+    seen = tokens[None, :] <= last[:, None]
+    if KIND.window >= 0:
+        seen = seen & (tokens[None, :] + KIND.window >= positions[:, None])
+    return gl.where(seen, scores, float("-inf"))
+
+
+@gluon.jit
+def softmax(scores, peak, total, positions, first_position, start, end, scale, softcap, MASKED: gl.constexpr,
+            KIND: gl.constexpr):  # fmt: skip
     """Return a tile's softmax weights, the factor of the output so far, and new peak and totals.
 
     Each lane that holds some of a row has a total of its own, [ROWS, 4]; they are added at the end.
     """
     TILE: gl.constexpr = KIND.tile
-    LAYOUT: gl.constexpr = product_layout(TILE)
     if KIND.softcap:  # tanh(x) = 2 / (1 + exp(-2 x)) - 1; `scale` is of the exponent here
         scores = softcap * (2.0 / (1.0 + gl.exp2(scores * scale)) - 1.0)
         scale = LOG2E
     if MASKED:
-        tokens = start + gl.arange(0, TILE, gl.SliceLayout(0, LAYOUT))
-        last = gl.minimum(positions, end - 1)
-        seen = tokens[None, :] <= last[:, None]
-        if KIND.window >= 0:
-            seen = seen & (tokens[None, :] + KIND.window >= positions[:, None])
-        scores = gl.where(seen, scores, float("-inf"))
+        if (KIND.pairs == 0) and (KIND.window < 0):
+            if start + TILE > first_position + 1:  # in decoding, few tiles have keys to hide
+                scores = hide(scores, positions, start, end, KIND)
+        else:
+            scores = hide(scores, positions, start, end, KIND)
     new_peak = gl.maximum(peak, gl.max(scores, 1) * scale)
     shift = new_peak
     if MASKED:  # a row may have seen no key yet

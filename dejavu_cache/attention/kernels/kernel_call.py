@@ -51,7 +51,8 @@ class KernelCall(NamedTuple):
 Repeat = Callable[..., bool]
 """Computes another layer from its tensors; False if it could not.
 
-The tensors are q, k_cache, v_cache and out, and those of `NewTokens` if the first layer had these.
+The tensors are q, k_cache, v_cache and out, those of `NewTokens` if the first layer had these, and
+the factors of keys and values if it had both.
 """
 
 

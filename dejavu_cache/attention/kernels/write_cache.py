@@ -92,6 +92,9 @@ def prepare(batch: Batch, new: NewTokens) -> KernelCall:
     )  # fmt: skip
 
 
+NEW_TENSORS = len(NewTokens._fields)
+
+
 class WritingLayers:
     """Layers of a step whose new tokens are written before attention reads the cache.
 
@@ -124,8 +127,9 @@ class WritingLayers:
             k_cache: torch.Tensor,
             v_cache: torch.Tensor,
             out: torch.Tensor,
-            *new: torch.Tensor,
+            *others: torch.Tensor,
         ) -> bool:
-            return write(k_cache, v_cache, *new) and attend(q, k_cache, v_cache, out)
+            new, scales = others[:NEW_TENSORS], others[NEW_TENSORS:]
+            return write(k_cache, v_cache, *new) and attend(q, k_cache, v_cache, out, *scales)
 
         return repeat

@@ -16,8 +16,8 @@ __all__ = ["LayerFeatures", "StepInputs", "plan_layer", "run_layer", "split_cach
 class LayerFeatures(NamedTuple):
     """What a layer asks of attention, beside its queries and its cache.
 
-    Layers with the same `key` share one plan within a step. Do not compare with `==`: tensors have
-    no single truth value.
+    Layers with the same `key` share one plan within a step, to which each gives its own factors of
+    keys and values. Do not compare with `==`: tensors have no single truth value.
     """
 
     scale: float
@@ -31,7 +31,13 @@ class LayerFeatures(NamedTuple):
     @property
     def key(self) -> tuple[Any, ...]:
         """Hashable key; tensors count by identity."""
-        return (self.scale, self.window, self.softcap, *map(id, self[3:]))
+        shared = (self.scale, self.window, self.softcap, id(self.alibi_slopes), id(self.sinks))
+        return (*shared, self.k_scale is None, self.v_scale is None)
+
+    @property
+    def scales(self) -> tuple[Any, Any] | None:
+        """The layer's factors of keys and values; None unless there are both."""
+        return None if self.k_scale is None or self.v_scale is None else self[-2:]
 
 
 class StepInputs:
@@ -149,7 +155,7 @@ def run_layer(
         if new is not None and not plan.writes(new):
             write()
             new = None
-        plan.run(query, keys, values, out, new)
+        plan.run(query, keys, values, out, new, features.scales)
 
 
 def plan_layer(
