@@ -21,12 +21,19 @@ PLAN = ROOT / "tools" / "shipped_records.json"
 def commands(plan: dict[str, Any]) -> list[list[str]]:
     """Return the arguments of `dejavu-cache`, in the order in which they are run."""
     store = ["--store", (ROOT / plan["records"]).as_uri()]
-    options = [f"--option={name}={value}" for name, value in plan["options"].items()]
+    sweeps = [
+        ["sweep", plan["suite"], *_option_arguments({**plan["options"], **sweep}), *store]
+        for sweep in plan["sweeps"]
+    ]
     fits = [
         ["heuristics", "fit", kernel, "--bound", str(percent), *store]
         for kernel, percent in plan["bounds_percent"].items()
     ]
-    return [["sweep", plan["suite"], *options, *store], ["gc", *store], *fits]
+    return [*sweeps, ["gc", *store], *fits]
+
+
+def _option_arguments(options: dict[str, str]) -> list[str]:
+    return [f"--option={name}={value}" for name, value in options.items()]
 
 
 def main() -> int:

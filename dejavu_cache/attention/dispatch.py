@@ -16,7 +16,7 @@ from .kernels.kernel_call import Layers, num_sms
 from .kernels.write_cache import WritingLayers
 from .new_tokens import NewTokens
 
-__all__ = ["RUNS", "choose", "layers_of", "run"]
+__all__ = ["RUNS", "UNTUNED", "choose", "layers_of", "run"]
 
 RUNS = {
     "few_sequences": few_sequences.run,
@@ -26,6 +26,9 @@ RUNS = {
     "static_grid": static_grid.run,
 }
 """Implementations that a batch may be given to, by name."""
+
+UNTUNED = ("few_sequences", "hopper")
+"""Implementations with one config for each kind of work, which leaves nothing to tune."""
 
 
 def choose(batch: Batch) -> str:

@@ -1,13 +1,15 @@
 """Sweep suite of the attention kernels: typical batches of a server for several models.
 
-Run it with `dejavu-cache sweep dejavu_cache.attention --preset llama3-8b --store URL`.
+Run it with `dejavu-cache sweep dejavu_cache.attention --preset llama3-8b --store URL`. It tunes
+what `auto` launches on the GPU that it runs on.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 import torch
@@ -15,6 +17,7 @@ import torch
 from ..model.buckets import Exact
 from ..model.scenario import Scenario
 from ..sweep.suite import Case, Suite
+from . import dispatch
 from .batch import Batch, make_batch
 from .kernels import hopper, naive, qblock, segmented, static_grid
 from .kernels.kernel_call import KernelCall
@@ -26,9 +29,9 @@ __all__ = [
     "PRESETS",
     "Lengths",
     "Model",
+    "auto_choices",
     "batch_of",
     "case_of",
-    "is_worth_tuning",
     "kernel_of",
     "lengths",
     "scenario_arguments",
@@ -76,6 +79,9 @@ MOST_TOKENS = 1 << 20
 """Limit of a batch's context; for llama3-8b it is 4 GiB of keys and values."""
 
 MOST_NEW_TOKENS = 1 << 15
+
+KINDS = ("decode", "prefill", "mixed", "chunked")
+"""Kinds of batches; the first word of a composition's name."""
 
 
 @dataclass(frozen=True)
@@ -148,15 +154,8 @@ def batch_of(
         ValueError: the heads cannot be divided among the GPUs.
     """
     new_tokens = composition.new
-    if model.query_heads % tensor_parallel or model.kv_heads % min(tensor_parallel, model.kv_heads):
-        raise ValueError(
-            f"tp={tensor_parallel}: {model.query_heads}/{model.kv_heads} heads cannot be shared out"
-        )
-    query_heads, kv_heads = (
-        model.query_heads // tensor_parallel,
-        max(model.kv_heads // tensor_parallel, 1),
-    )
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    query_heads, kv_heads = _heads(model, tensor_parallel)
+    device = _device()
     totals = [new + past for new, past in zip(new_tokens, composition.past, strict=True)]
     pages = [math.ceil(total / page) for total in totals]
     order = torch.randperm(sum(pages), device=device, dtype=torch.int32)
@@ -182,12 +181,49 @@ def batch_of(
     )  # fmt: skip
 
 
-def is_worth_tuning(implementation: str, composition: Lengths, model: Model) -> bool:
-    """Return whether an implementation is made for a batch, or may compete for it."""
-    decoding = max(composition.new) == 1
-    if implementation in ("segmented", "static_grid"):
-        return decoding or max(composition.past) >= 2048
-    return implementation not in ("hopper", "naive")  # the first has one config per shape
+def _heads(model: Model, tensor_parallel: int) -> tuple[int, int]:
+    """Return the query heads and KV heads of one of the GPUs that share a model.
+
+    Raises:
+        ValueError: the heads cannot be divided among the GPUs.
+    """
+    if model.query_heads % tensor_parallel or model.kv_heads % min(tensor_parallel, model.kv_heads):
+        raise ValueError(
+            f"tp={tensor_parallel}: {model.query_heads}/{model.kv_heads} heads cannot be shared out"
+        )
+    return model.query_heads // tensor_parallel, max(model.kv_heads // tensor_parallel, 1)
+
+
+def _device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+Shape = tuple[Model, int, torch.dtype, int]
+"""The model, tokens in a page, dtype of the queries, and GPUs that share the heads."""
+
+
+def auto_choices(composition: Lengths, shape: Shape) -> set[str]:
+    """Return the implementations to which `auto` gives a batch and others of its scenario here.
+
+    A scenario reaches to twice the sequences, tokens and context. Each rule of `choose` has its
+    boundary between few and many of them, so that some corner lies on either side.
+    """
+    return {dispatch.choose(_outline(corner, shape, _device())) for corner in _corners(composition)}
+
+
+def _corners(composition: Lengths) -> Iterator[Lengths]:
+    """Yield a batch, and ones with sequences, new tokens and context at the end of the buckets."""
+    new, past, longest = composition.new, composition.past, composition.longest
+    count = len(new)
+    most_seqs = max(count, 2 * BUCKETS["num_seqs"](count) - 1)
+    most_context = max(longest, 2 * BUCKETS["max_context"](longest) - 1)
+    for sequences, factor, bound in product((count, most_seqs), (1, 2), (0, most_context)):
+        yield Lengths(
+            composition.name,
+            [factor * (new[index % count] - 1) + 1 for index in range(sequences)],
+            [past[index % count] for index in range(sequences)],
+            bound,
+        )
 
 
 LAUNCHES: dict[str, Callable[[Batch], KernelCall]] = {
@@ -198,6 +234,9 @@ LAUNCHES: dict[str, Callable[[Batch], KernelCall]] = {
     "naive": naive.launch,
 }
 """Functions that prepare a launch of each tuned implementation, the most used ones first."""
+
+TUNED = [name for name in LAUNCHES if name not in dispatch.UNTUNED]
+"""Those of them with more than one config for a kind of work."""
 
 
 def kernel_of(implementation: str) -> Any:
@@ -218,30 +257,39 @@ def cases(
     preset: str = "llama3-8b",
     page: str = "16",
     dtype: str = "bfloat16",
+    cache: str = "",
     tp: str = "1",
     only: str = "",
     batches: str = "",
 ) -> Iterator[Case]:
-    """Yield one case per batch and implementation.
+    """Yield one case per batch and implementation that `auto` launches for it.
 
     Args:
         preset: a model of `PRESETS`.
         page: tokens in a block of the cache.
-        dtype: of queries and caches.
+        dtype: of the queries.
+        cache: dtype of the caches; empty for that of the queries. One of its own has scales.
         tp: number of GPUs that share the model's heads.
-        only: implementations, separated by +; empty for all that are worth tuning.
+        only: implementations to tune for all batches, separated by +; empty for those that `auto`
+            launches on this GPU, for the batches of the scenarios in which it does.
         batches: decode, prefill, mixed or chunked, separated by +; empty for all.
     """
     if preset not in PRESETS:
         raise ValueError(f"preset={preset}: choose one of {', '.join(PRESETS)}")
     if only and not set(only.split("+")) <= set(LAUNCHES):
         raise ValueError(f"only={only}: choose from {', '.join(LAUNCHES)}, with + between them")
+    kinds = batches.split("+") if batches else KINDS
+    if not set(kinds) <= set(KINDS):
+        raise ValueError(f"batches={batches}: choose from {', '.join(KINDS)}, with + between them")
     model = PRESETS[preset]
+    if cache not in ("", dtype):
+        model = replace(model, cache=cache, has_scales=True)
     shape = (model, int(page), getattr(torch, dtype), int(tp))
-    for implementation in only.split("+") if only else LAUNCHES:
-        for composition in lengths():
-            selected = not batches or composition.name.split()[0] in batches.split("+")
-            if selected and (only or is_worth_tuning(implementation, composition, model)):
+    selected = [composition for composition in lengths() if composition.name.split()[0] in kinds]
+    launched = [() if only else auto_choices(composition, shape) for composition in selected]
+    for implementation in only.split("+") if only else TUNED:
+        for composition, chosen in zip(selected, launched, strict=True):
+            if only or implementation in chosen:
                 yield case_of(implementation, composition, shape)
 
 
@@ -249,15 +297,13 @@ _current_call: list[KernelCall] = []
 """The call whose arguments were made last. Only this one is kept, so that memory can be freed."""
 
 
-def case_of(
-    implementation: str, composition: Lengths, shape: tuple[Model, int, torch.dtype, int]
-) -> Case:
+def case_of(implementation: str, composition: Lengths, shape: Shape) -> Case:
     """Return the case of an implementation and a batch.
 
     Args:
         implementation: a key of `LAUNCHES`.
         composition: the sequences' lengths.
-        shape: the model, tokens in a page, dtype of the queries, and GPUs that share the heads.
+        shape: what the batch's tensors are made for.
     """
 
     def arguments() -> Mapping[str, Any]:
@@ -303,13 +349,10 @@ def for_scenario(kernel: str, scenario: Scenario) -> Case | None:
 
 
 def scenario_arguments(
-    implementation: str,
-    composition: Lengths,
-    shape: tuple[Model, int, torch.dtype, int],
-    names: Iterable[str] = KEYS,
+    implementation: str, composition: Lengths, shape: Shape, names: Iterable[str] = KEYS
 ) -> dict[str, Any]:
     """Return the bucketed key arguments of a launch, by name."""
-    actual = _meta_arguments(implementation, composition, shape)
+    actual = LAUNCHES[implementation](_outline(composition, shape, "meta")).arguments
     return {name: BUCKETS.get(name, Exact())(actual[name]) for name in names}
 
 
@@ -332,21 +375,40 @@ def _compositions(name: str, num_seqs: int, new: int, longest: int) -> Iterator[
             yield Lengths(name, new_tokens, past)
 
 
-def _meta_arguments(
-    implementation: str, composition: Lengths, shape: tuple[Model, int, torch.dtype, int]
-) -> Mapping[str, Any]:
-    """Return a launch's arguments with tensors that have no memory."""
-    model, page, dtype, _ = shape
-    new_tokens = composition.new
-    with torch.device("meta"):
-        q = torch.empty(sum(new_tokens), model.query_heads, model.head_size, dtype=dtype)
-        cache = torch.empty(1, page, model.kv_heads, model.head_size, dtype=dtype)
-        table = torch.empty(len(new_tokens), 1, dtype=torch.int32)
-        batch = Batch(
-            q, cache, cache, q, table[:, 0], table[:, 0], table, max(new_tokens),
-            composition.longest, 1.0, model.window, model.softcap, None, None, None, None,
+def _outline(composition: Lengths, shape: Shape, device: str) -> Batch:
+    """Return a batch for what is decided before a launch: of its sizes, and with hardly any memory.
+
+    Args:
+        composition: the sequences' lengths.
+        shape: what the batch's tensors are made for.
+        device: of the tensors; `meta` for none at all.
+    """
+    model, page, dtype, tensor_parallel = shape
+    query_heads, kv_heads = _heads(model, tensor_parallel)
+    sequences = len(composition.new)
+    with torch.device(device):
+        token = torch.empty(1, query_heads, model.head_size, dtype=dtype)
+        q = token.expand(sum(composition.new), -1, -1)
+        cache = torch.empty(
+            1, page, kv_heads, model.head_size,
+            dtype=getattr(torch, model.cache) if model.cache else dtype,
         )  # fmt: skip
-        return LAUNCHES[implementation](batch).arguments
+        table = torch.empty(sequences, 1, dtype=torch.int32)
+        scale = torch.empty((), dtype=torch.float32) if model.has_scales else None
+        slopes, sinks = (
+            torch.empty(query_heads, dtype=getattr(torch, name)) if name else None
+            for name in (model.alibi, model.sinks)
+        )
+        return Batch(
+            q, cache, cache, q, table[:, 0], table[:, 0], table, max(composition.new),
+            composition.longest, 1.0, model.window, model.softcap, slopes, sinks, scale, scale,
+        )  # fmt: skip
 
 
-suite = Suite(cases=cases, for_scenario=for_scenario)
+suite = Suite(
+    cases=cases,
+    for_scenario=for_scenario,
+    everything={"only": "+".join(TUNED)},
+    why_empty="auto gives these batches to hopper and few_sequences here, which have one config "
+    "for each kind of work; --option only=... tunes others",
+)

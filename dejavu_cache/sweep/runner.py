@@ -58,6 +58,7 @@ class SweepReport:
     """The result of a sweep.
 
     Attributes:
+        total: number of the suite's cases, those of other shards included.
         outcomes: the outcomes by case, in the order in which they came.
         left: cases without an outcome.
         stopped: the reason why the sweep ended early; empty if it did not.
@@ -66,6 +67,7 @@ class SweepReport:
         workers: number of workers at once.
     """
 
+    total: int = 0
     outcomes: dict[str, CaseOutcome] = field(default_factory=dict)
     left: list[str] = field(default_factory=list)
     stopped: str = ""
@@ -148,7 +150,7 @@ class Sweep:
         self._losses: Counter[tuple[str, str]] = Counter()
         self._last_progress = time.monotonic()
         self._errors: list[Exception] = []
-        self.report = SweepReport(workers=len(hosts))
+        self.report = SweepReport(total=len(cases), workers=len(hosts))
 
     def run(self) -> SweepReport:
         """Work until all cases are done, the budget is used up, or the user presses Ctrl-C.

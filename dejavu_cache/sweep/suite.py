@@ -6,7 +6,7 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -48,12 +48,17 @@ class Suite:
         for_scenario: function that returns the case for a kernel's name and a scenario that
             programs missed, or several, or None; used by `--from-misses`. It is only called for
             kernels that the cases have.
+        everything: options with which `cases` returns what may have a record, where it returns less
+            without them. `--from-misses`, `audit` and `verify` begin with these.
+        why_empty: the reason, for users, why `cases` may return none.
 
     Cases of one scenario are measured together: see `case_scores` for what wins.
     """
 
     cases: Callable[..., Iterable[Case]]
     for_scenario: Callable[[str, Scenario], Case | Iterable[Case] | None] | None = None
+    everything: Mapping[str, str] = field(default_factory=dict)
+    why_empty: str = "the suite has no cases"
 
     def load_cases(self, options: Mapping[str, str]) -> list[Case]:
         """Return the cases in order.
@@ -75,6 +80,14 @@ class Suite:
         if repeated:
             raise SettingsError(f"the suite has several cases of the name {sorted(repeated)[0]!r}")
         return cases
+
+    def load_all_cases(self, options: Mapping[str, str]) -> list[Case]:
+        """Return the cases with `everything`, as far as the options do not say otherwise.
+
+        Raises:
+            SettingsError: as in `load_cases`.
+        """
+        return self.load_cases({**self.everything, **options})
 
     def cases_for(self, kernel: str, scenario: Scenario) -> list[Case]:
         """Return the cases that the suite makes for a scenario.

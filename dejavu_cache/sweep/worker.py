@@ -60,7 +60,8 @@ class SweepWorker:
         self._parent = parent
         self._misses = None if spec.misses is None else set(spec.misses)
         suite = load_suite(spec.suite)
-        cases = suite.load_cases(spec.options)
+        load_cases = suite.load_cases if spec.misses is None else suite.load_all_cases
+        cases = load_cases(spec.options)
         made_cases = list(cases_of_misses(suite, cases, spec.misses)) if spec.misses else []
         self._miss_of_case = {case.name: miss for case, miss in made_cases}
         self.cases = {case.name: case for case in [*(case for case, _ in made_cases), *cases]}

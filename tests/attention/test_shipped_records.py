@@ -11,11 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import triton
 from support.tree_agreement import check_agreement
 
 from dejavu_cache.attention import records as shipped
-from dejavu_cache.attention.search_space import METHOD
+from dejavu_cache.attention.search_space import KEYS, METHOD
+from dejavu_cache.attention.sweep_suite import PRESETS, lengths, scenario_arguments, suite
 from dejavu_cache.attention.sweep_suite import kernel_of as kernel
 from dejavu_cache.heuristics.fit import fit
 from dejavu_cache.model.record import RecordSet
@@ -116,14 +118,40 @@ def test_each_tree_exported_as_python_agrees_with_it_on_10000_random_scenarios(n
         )
 
 
+@pytest.mark.parametrize("name", SHIPPED)
+def test_the_planned_sweeps_have_every_shipped_scenario(name: str) -> None:
+    options = PLAN["options"]
+    shape = (PRESETS[options["preset"]], int(options["page"]), torch.bfloat16, 1)
+    names = [
+        case.name for sweep in PLAN["sweeps"] for case in suite.load_cases({**options, **sweep})
+    ]
+    planned = {
+        tuple(scenario_arguments(name, composition, shape).values())
+        for composition in lengths()
+        if f"{name} {composition.name}" in names
+    }
+    store, recorded_contexts = contexts(name)
+    recorded = {
+        tuple(record.scenario.args[key] for key in KEYS)
+        for context in recorded_contexts
+        for record in store.records(context)
+    }
+    assert len(recorded) > 90
+    assert recorded <= planned
+
+
 def test_make_shipped_plans_the_sweep_and_a_tree_for_each_kernel() -> None:
     script = ROOT / "tools" / "ship_attention_records.py"
     output = subprocess.run(
         [sys.executable, script, "--dry-run"], capture_output=True, text=True, check=True
     ).stdout
-    sweep, gc, *fits = output.splitlines()
+    *sweeps, gc, _, _, _ = lines = output.splitlines()
+    fits = lines[len(sweeps) + 1 :]
     records = Path(shipped.__path__[0]).as_uri()
-    assert sweep.startswith("dejavu-cache sweep dejavu_cache.attention --option=preset=llama3-8b ")
+    for sweep in sweeps:
+        assert sweep.startswith(
+            "dejavu-cache sweep dejavu_cache.attention --option=preset=llama3-8b "
+        )
     assert gc.startswith("dejavu-cache gc ")
     assert [line.split()[3] for line in fits] == sorted(PLAN["bounds_percent"])
-    assert all(line.endswith(f"--store {records}") for line in (sweep, gc, *fits))
+    assert all(line.endswith(f"--store {records}") for line in (*sweeps, gc, *fits))

@@ -46,3 +46,10 @@ def cases():
 
 suite = Suite(cases, for_scenario=lambda kernel, scenario: case(scenario.args["n"]))
 fixed = Suite(cases)
+
+
+def selected(only=""):
+    return [case(int(size)) for size in only.split()]
+
+
+narrow = Suite(selected, suite.for_scenario, everything={"only": "100"})

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from dejavu_cache import cached_autotune
-from dejavu_cache.sweep.suite import Case
+from dejavu_cache.sweep.suite import Case, Suite
 
 MILLISECONDS = {32: 0.1, 1024: 1.0, 2048: 2.0}
 if "SLOWER" in os.environ:
@@ -56,3 +56,6 @@ def suite() -> Iterator[Case]:
     """Return the cases."""
     for n in (900, 1000):
         yield Case(f"n={n}", total, (1,), partial(arguments, n))
+
+
+on_demand = Suite(lambda only="": suite() if only else [], everything={"only": "all"})

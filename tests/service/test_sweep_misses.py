@@ -46,6 +46,15 @@ def test_only_what_programs_missed_is_tuned(sqlite_url: str, tmp_path: Path) -> 
         assert "0 cases tuned" in sweep_misses(env, "met")
 
 
+def test_misses_of_what_a_sweep_leaves_out_by_default_are_tuned(
+    sqlite_url: str, tmp_path: Path
+) -> None:
+    with running_server(sqlite_url, tmp_path / "log") as server:
+        env = setting(tmp_path, server.base)
+        launch("200", "300", **env)
+        assert "2 cases tuned, 4 configs measured" in sweep_misses(env, "met:narrow")
+
+
 def test_a_miss_that_no_case_stands_for_is_told(sqlite_url: str, tmp_path: Path) -> None:
     with running_server(sqlite_url, tmp_path / "log") as server:
         env = setting(tmp_path, server.base)

@@ -35,6 +35,15 @@ def test_a_sweep_leaves_wrong_configs_out(tmp_path: Path) -> None:
     )
 
 
+def test_winners_of_cases_that_a_sweep_leaves_out_are_audited_and_verified(tmp_path: Path) -> None:
+    suite = f"{SUITE}:on_demand"
+    assert dejavu("sweep", suite, "--option", "only=all", "--store", tmp_path).returncode == 0
+    audited = dejavu("audit", suite, "--store", tmp_path)
+    assert audited.stdout == "2 winners audited: 2 right, 0 wrong, 0 unchecked\n"
+    verified = dejavu("verify", "--winners", "5", "--store", tmp_path, suite)
+    assert verified.stdout.endswith("2 winners measured again: 2 hold, 0 set aside, 0 unchecked\n")
+
+
 def test_winners_that_nobody_checked_are_found_recorded_and_replaced(tmp_path: Path) -> None:
     assert dejavu("sweep", SUITE, "--store", tmp_path, CHECK="0").returncode == 0
     assert failures_in(tmp_path) == []

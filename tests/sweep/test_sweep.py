@@ -35,6 +35,12 @@ def test_the_second_sweep_measures_nothing(swept: Sweeps) -> None:
     assert len(swept.measurements_taken) == 8
 
 
+@pytest.mark.parametrize("options", [(), ("--dry-run",), ("--verify", "3"), ("--shard", "2/2")])
+def test_a_sweep_of_nothing_ends_with_the_reason(sweeps: Sweeps, options: tuple[str, ...]) -> None:
+    printed = sweeps.run(*options, suite=":empty")
+    assert printed == "nothing to tune: these sizes need no tuning\n"
+
+
 def test_a_larger_suite_measures_what_is_new(swept: Sweeps) -> None:
     assert "6 cases tuned, 24 configs measured" in swept.run()
     assert swept.recorded_times == swept.whole()

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from ...attention.dispatch import UNTUNED
 from ...attention.kernels.kernel_call import KernelCall
 from ...attention.plan import Plan
 from ...attention.sweep_suite import (
@@ -39,13 +40,8 @@ __all__ = ["draw_lengths", "drawn_batches", "suite", "suite_options", "tuned_cal
 
 
 def tuned_call(plan: Plan) -> KernelCall | None:
-    """Return a planned layer's launch, or None where its kernel is not tuned.
-
-    What `auto` chooses on Hopper GPUs has one config for each kind of work.
-    """
-    if plan.implementation in ("few_sequences", "hopper"):
-        return None
-    return LAUNCHES[plan.implementation](plan.batch)
+    """Return a planned layer's launch, or None where its kernel is not tuned."""
+    return None if plan.implementation in UNTUNED else LAUNCHES[plan.implementation](plan.batch)
 
 
 CASES = 3
@@ -254,4 +250,9 @@ def suite_options(
     return {option: str(value) for option, value in options.items()}
 
 
-suite = Suite(cases=cases, for_scenario=for_scenario)
+suite = Suite(
+    cases=cases,
+    for_scenario=for_scenario,
+    why_empty="hopper and few_sequences, which have one config for each kind of work, take these "
+    "batches here, or the free memory holds none of them",
+)

@@ -45,7 +45,7 @@ def audit(
     rows = []
     with open_existing_store(store, write=True) as chosen:
         next(chosen.contexts(), None)  # raises before the suite is imported if no store answers
-        for winner in audit_winners(load_suite(suite).load_cases(options), chosen):
+        for winner in audit_winners(load_suite(suite).load_all_cases(options), chosen):
             outcomes[winner.verdict.outcome] += 1
             rows.append({**winner._asdict(), "verdict": winner.verdict._asdict()})
             if winner.verdict.outcome != "right" and not as_json:

@@ -26,7 +26,7 @@ from ..options import (
     SuiteOption,
     parse_suite_options,
 )
-from ..output import show_json
+from ..output import say, show_json
 from ..progress_lines import sweep_lines
 from ..sweep_summary import (
     drift,
@@ -111,6 +111,8 @@ def sweep(
     lacking = 0 if shard or verify or report.left else _without_case(spec.misses or (), report)
     if as_json:
         show_json({**report_json(report), "misses_without_case": lacking})
+    elif not (report.total or report.stopped):
+        _say_empty(suite)
     else:
         _say_report(report, do, home.url, lacking)
     for path in report.kept:
@@ -122,6 +124,12 @@ def sweep(
     drifted = [case for case in report.of("verified") if abs(drift(case)) > LARGEST_DRIFT]
     if report.kept or lacking or drifted or report.left or not (report.complete or dry_run):
         raise typer.Exit(1)
+
+
+def _say_empty(suite: str) -> None:
+    from dejavu_cache.sweep.suite import load_suite
+
+    say(f"nothing to tune: {load_suite(suite).why_empty}")
 
 
 def _say_report(report: SweepReport, do: Task, url: str, lacking: int) -> None:
@@ -161,7 +169,7 @@ def _run(
     hosts = new_hosts()
     try:
         cases = hosts[0].cases()
-        if sample:
+        if sample and cases:
             report = Sweep(hosts, cases, do="plan", shard=shard).run()
             if report.stopped:
                 return report

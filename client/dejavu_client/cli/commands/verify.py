@@ -112,7 +112,7 @@ def _verify_winners(
     verified = []
     with open_existing_store(store, write=True) as chosen:
         next(chosen.contexts(), None)  # raises before the suite is imported if no store answers
-        for winner in verify_winners(load_suite(suite).load_cases(options), chosen, most):
+        for winner in verify_winners(load_suite(suite).load_all_cases(options), chosen, most):
             verified.append(winner)
             if not as_json:
                 _say_winner(winner)
