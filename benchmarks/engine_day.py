@@ -2,7 +2,7 @@
 
     python benchmarks/engine_day.py                    # needs no GPU
     python benchmarks/engine_day.py --seed 2 --most 1  # exit code 1 if more than 1% of steps miss
-    python benchmarks/engine_day.py --float8           # without the kernel that needs no records
+    python benchmarks/engine_day.py --uncovered        # without the kernels that need no records
 
 Simulates a scheduler with continuous batching and chunked prefill, as vLLM's: requests arrive at
 random, with lognormal lengths as in ShareGPT; where the model takes longer contexts, some requests
@@ -167,8 +167,7 @@ def scenario_of(
         step: the batch.
         model: shape of the model.
         page: tokens in a block of the cache.
-        covered: whether the Hopper kernel covers the model's features; it does not if the cache
-            is float8.
+        covered: whether the Hopper kernel covers the model's features; it does not cover ALiBi.
     """
     with torch.device("meta"):
         q = torch.empty(sum(step.new), model.query_heads, model.head_size, dtype=torch.bfloat16)
@@ -275,14 +274,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--steps", type=int, default=1000, help="steps of each simulation")
-    parser.add_argument("--float8", action="store_true", help="as if the cache were float8")
+    parser.add_argument("--uncovered", action="store_true", help="as if the model had ALiBi")
     parser.add_argument("--most", type=float, help="percentage of steps that may miss")
     arguments = parser.parse_args()
     model, days = PRESETS[MODEL], []
     for budget, length, load in product(BUDGETS, MODEL_LENGTHS, LOADS):
         steps = list(simulate(arguments.seed, budget, length, load, arguments.steps))
         for graphs in (False, True):
-            day = Day(budget, length, load, graphs, not arguments.float8)
+            day = Day(budget, length, load, graphs, not arguments.uncovered)
             for step in steps:
                 day.count(graph_of(step, length) if graphs else step, model)
             days.append(day)
@@ -303,9 +302,9 @@ def main() -> int:
         )
     print(f"all: {total}")
     result = {"device": DEVICE, "model": MODEL, "page": PAGE, "seed": arguments.seed,
-              "steps": arguments.steps, "float8": arguments.float8, "total": total,
+              "steps": arguments.steps, "uncovered": arguments.uncovered, "total": total,
               "days": rows}  # fmt: skip
-    name = "engine-day-float8.json" if arguments.float8 else "engine-day.json"
+    name = "engine-day-uncovered.json" if arguments.uncovered else "engine-day.json"
     (RESULTS / name).write_text(json.dumps(result, indent=1) + "\n")
     return int(arguments.most is not None and total["missed_steps_percent"] > arguments.most)
 

@@ -30,7 +30,7 @@ import torch
 import triton
 
 from dejavu_cache.attention.kernels.kernel_call import KernelCall
-from dejavu_cache.attention.search_space import METHOD, hopper_why_not, why_not
+from dejavu_cache.attention.search_space import METHOD, why_not
 from dejavu_cache.attention.sweep_suite import LAUNCHES, PRESETS, Lengths, batch_of, lengths
 from dejavu_cache.tuning.device_timer import FULL, SCREENING, DeviceTimer
 
@@ -53,14 +53,10 @@ def sample() -> list[tuple[str, Lengths]]:
     return random.Random(SEED).sample(cases, SAMPLE)
 
 
-def runnable_configs(implementation: str, launch: KernelCall) -> list[triton.Config]:
+def runnable_configs(launch: KernelCall) -> list[triton.Config]:
     """Return the kernel's configs that can run."""
     arguments = launch.arguments
     padded, group = arguments["HEAD_PADDED"], arguments["GROUP"]
-    if implementation == "hopper":
-        return [
-            config for config in launch.kernel.configs if hopper_why_not(config, padded) is None
-        ]
     configs = [
         config
         for config in launch.kernel.configs
@@ -90,7 +86,7 @@ def compile_share(share: int, of: int) -> None:
     """Compile one worker's share of all configs into Triton's cache."""
     for implementation, composition in sample():
         launch = LAUNCHES[implementation](batch_of(composition, MODEL, PAGE, DTYPE))
-        for config in distinct_binaries(runnable_configs(implementation, launch))[share::of]:
+        for config in distinct_binaries(runnable_configs(launch))[share::of]:
             with suppress(*CANNOT):
                 launch.kernel.fn.warmup(
                     *launch.args, grid=(1,), **launch.kwargs, **config.all_kwargs()
@@ -115,7 +111,7 @@ def measure(implementation: str, composition: Lengths) -> dict[str, Any]:
     timer = DeviceTimer(METHOD)
     timer.warm_up()
     calls = {
-        str(config): call(launch, config) for config in runnable_configs(implementation, launch)
+        str(config): call(launch, config) for config in runnable_configs(launch)
     }
     limit = HOPELESS * statistics.median(timer.sample(calls[chosen], FULL).times)
     screened: dict[str, float] = {}
