@@ -24,7 +24,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.extra.cuda import gdc_wait
 
 from ...runtime.autotuner import cached_autotune
-from ...triton_internals.versions import thread_barrier
+from ...triton_internals.versions import reinterpret_shared, thread_barrier
 from ...tuning.result_check import CheckOptions
 from ..schedule import COUNTERS
 from ..search_space import HOPPER_KEYS, METHOD, hopper_prune_rules, hopper_space
@@ -68,6 +68,7 @@ from .hopper_rows import (
 __all__ = ["hopper_kernel"]
 
 wait_for_threads = thread_barrier(gl)
+reinterpret = reinterpret_shared(gl)
 
 FIRST_ARRIVAL = gl.constexpr(COUNTERS)
 
@@ -222,8 +223,11 @@ def finish(which: gl.constexpr, out, queries, scratch, arrivals, acc, peak, tota
     count = gl.minimum(tokens, KIND.block_q) * KIND.group
     if not shared:
         if mine:
-            staging = queries._reinterpret(
-                queries.dtype, [KIND.sharers, ROWS, KIND.head_padded // KIND.sharers], SHARED
+            staging = reinterpret(
+                queries,
+                queries.dtype,
+                [KIND.sharers, ROWS, KIND.head_padded // KIND.sharers],
+                SHARED,
             ).index(0)
             store_rows(out, staging, acc, total, first, tokens, kv_head, COLUMN, KIND)
     else:
@@ -257,9 +261,12 @@ def consume(which: gl.constexpr, out, q, sinks, units, scratch, arrivals, counte
     DTYPE: gl.constexpr = q.pointer.dtype.element_ty
     S_LAYOUT: gl.constexpr = product_layout(KIND.tile)
     # Boxes, first down and then across, are how swizzled shared memory holds a tile.
-    k = k_boxes._reinterpret(DTYPE, [KIND.stages, KIND.tile, KIND.head_padded], SHARED)
-    v = v_boxes._reinterpret(
-        DTYPE, [KIND.stages * KIND.sharers, KIND.tile, KIND.head_padded // KIND.sharers], SHARED
+    k = reinterpret(k_boxes, DTYPE, [KIND.stages, KIND.tile, KIND.head_padded], SHARED)
+    v = reinterpret(
+        v_boxes,
+        DTYPE,
+        [KIND.stages * KIND.sharers, KIND.tile, KIND.head_padded // KIND.sharers],
+        SHARED,
     )
     queries = q_tiles.index(which)
     scale = softmax_scale * LOG2E
