@@ -30,7 +30,9 @@ __all__ = [
     "expandable_descriptors",
     "is_covered",
     "kernel_follows_hooks",
+    "load_box",
     "only_alignment_counts",
+    "reinterpret_shared",
     "specialize_values",
     "specializer",
     "thread_barrier",
@@ -42,10 +44,10 @@ _VERSION: tuple[int, ...] = tuple(map(int, triton.__version__.split("+")[0].spli
 COVERED = (3, 4) <= _VERSION <= (3, 9)
 """Whether `JITFunction.run` of this Triton is known."""
 
-GLUON_IS_COVERED = (3, 6) <= _VERSION <= (3, 8)
+GLUON_IS_COVERED = (3, 6) <= _VERSION <= (3, 9)
 """Whether this Triton has a version of Gluon that the Hopper kernel is written in."""
 
-GLUON_IS_TESTED = _VERSION == (3, 6)
+GLUON_IS_TESTED = _VERSION in {(3, 6)}
 """Whether the Hopper kernel was run on a GPU with this Triton."""
 
 HOOK_CHAIN: Any = getattr(knobs, "HookChain", None)
@@ -288,3 +290,14 @@ def _python_launcher(kernel: Any) -> Callable[..., None]:
 def thread_barrier(language: Any) -> Any:
     """Return Gluon's barrier of a group of warps, which was renamed in Triton 3.7."""
     return language.thread_barrier if _VERSION < (3, 7) else language.barrier
+
+
+def reinterpret_shared(language: Any) -> Any:
+    """Return Gluon's view of shared memory in another form, which became public in Triton 3.9."""
+    descriptor = language.shared_memory_descriptor
+    return descriptor._reinterpret if _VERSION < (3, 9) else descriptor.reinterpret
+
+
+def load_box(tma: Any) -> Any:
+    """Return Gluon's load of a box by TMA, which was renamed in Triton 3.8."""
+    return tma.async_copy_global_to_shared if _VERSION < (3, 8) else tma.async_load

@@ -147,7 +147,7 @@ def launch(
     """
     if not suits(batch):
         raise ValueError(
-            "implementation: 'hopper' takes a Hopper GPU, Triton 3.6 to 3.8, bfloat16 or float16 "
+            "implementation: 'hopper' takes a Hopper GPU, Triton 3.6 to 3.9, bfloat16 or float16 "
             "in q, the same or float8 in caches, an even head size, at most 64 query heads per KV "
             "head, rows of q and out at even offsets, caches aligned to 16 bytes, without gaps "
             "between heads whose size is not 64, 128 or 256, a block_size that is a multiple of 8, "

@@ -14,11 +14,12 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 from triton.language.extra.cuda import gdc_wait
 
-from ...triton_internals.versions import thread_barrier
+from ...triton_internals.versions import reinterpret_shared, thread_barrier
 from .hopper_pages import Stages, make_stages, receive
 
 __all__ = ["RawTiles", "cast_tiles", "make_raw_tiles", "raw_columns", "raw_layout"]
 
+reinterpret = reinterpret_shared(gl)
 wait_for_threads = thread_barrier(gl)
 
 
@@ -77,14 +78,14 @@ def cast_tiles(raw, k_boxes, v_boxes, stages, ring, units, DTYPE: gl.constexpr, 
     """
     WORDS: gl.constexpr = KIND.head_padded // 4
     WIDE: gl.constexpr = gl.NVMMASharedLayout(128, 32, 2)
-    k_raw = raw.k._reinterpret(
-        gl.int32, [KIND.raw_stages, KIND.tile, WORDS], raw_layout(KIND.head_padded, 32)
+    k_raw = reinterpret(
+        raw.k, gl.int32, [KIND.raw_stages, KIND.tile, WORDS], raw_layout(KIND.head_padded, 32)
     )
-    v_raw = raw.v._reinterpret(
-        gl.int32, [KIND.raw_stages, KIND.tile, WORDS], raw_layout(KIND.head_padded, 32)
+    v_raw = reinterpret(
+        raw.v, gl.int32, [KIND.raw_stages, KIND.tile, WORDS], raw_layout(KIND.head_padded, 32)
     )
-    k = k_boxes._reinterpret(gl.int32, [KIND.stages, KIND.tile, 2 * WORDS], WIDE)
-    v = v_boxes._reinterpret(gl.int32, [KIND.stages, KIND.tile, 2 * WORDS], WIDE)
+    k = reinterpret(k_boxes, gl.int32, [KIND.stages, KIND.tile, 2 * WORDS], WIDE)
+    v = reinterpret(v_boxes, gl.int32, [KIND.stages, KIND.tile, 2 * WORDS], WIDE)
     if KIND.overlap:
         gdc_wait()
     turn = 0

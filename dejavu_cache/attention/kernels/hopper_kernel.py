@@ -26,7 +26,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.extra.cuda import gdc_wait
 
 from ...runtime.autotuner import cached_autotune
-from ...triton_internals.versions import thread_barrier
+from ...triton_internals.versions import reinterpret_shared, thread_barrier
 from ...tuning.result_check import CheckOptions
 from ..schedule import COUNTERS
 from ..search_space import CAST_STAGES, HOPPER_KEYS, METHOD, hopper_prune_rules, hopper_space
@@ -72,6 +72,7 @@ from .hopper_rows import (
 __all__ = ["hopper_kernel"]
 
 wait_for_threads = thread_barrier(gl)
+reinterpret = reinterpret_shared(gl)
 
 FIRST_ARRIVAL = gl.constexpr(COUNTERS)
 
@@ -260,8 +261,11 @@ def finish(which: gl.constexpr, out, queries, scratch, arrivals, acc, peak, tota
     count = gl.minimum(tokens, KIND.block_q) * KIND.group
     if not shared:
         if mine:
-            staging = queries._reinterpret(
-                queries.dtype, [KIND.sharers, ROWS, KIND.head_padded // KIND.sharers], SHARED
+            staging = reinterpret(
+                queries,
+                queries.dtype,
+                [KIND.sharers, ROWS, KIND.head_padded // KIND.sharers],
+                SHARED,
             ).index(0)
             store_rows(out, staging, acc, total, first, tokens, kv_head, COLUMN, KIND)
     else:
@@ -294,9 +298,12 @@ def consume(which: gl.constexpr, out, q, sinks, units, scratch, counters, tiles,
     DTYPE: gl.constexpr = q.pointer.dtype.element_ty
     S_LAYOUT: gl.constexpr = product_layout(KIND.tile)
     # Boxes, first down and then across, are how swizzled shared memory holds a tile.
-    k = tiles.k._reinterpret(DTYPE, [KIND.stages, KIND.tile, KIND.head_padded], SHARED)
-    v = tiles.v._reinterpret(
-        DTYPE, [KIND.stages * KIND.sharers, KIND.tile, KIND.head_padded // KIND.sharers], SHARED
+    k = reinterpret(tiles.k, DTYPE, [KIND.stages, KIND.tile, KIND.head_padded], SHARED)
+    v = reinterpret(
+        tiles.v,
+        DTYPE,
+        [KIND.stages * KIND.sharers, KIND.tile, KIND.head_padded // KIND.sharers],
+        SHARED,
     )
     queries = tiles.q.index(which)
     arrivals = counters + FIRST_ARRIVAL

@@ -14,6 +14,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from ...triton_internals.versions import load_box
 from ..schedule import ENTRY, HEADER
 from .hopper_new_tokens import write_tile
 
@@ -34,6 +35,8 @@ __all__ = [
     "skip",
     "tile_of",
 ]
+
+fetch_box = load_box(tma)
 
 COLUMNS = gl.constexpr(64)
 """Columns of a box that TMA loads, and the limit of its rows.
@@ -166,9 +169,7 @@ def fetch_tile(cache, boxes, full, rows, column, stage, KIND: gl.constexpr):
     for down in gl.static_range(DOWN):
         for across in gl.static_range(ACROSS):
             box = boxes.index((stage * ACROSS + across) * DOWN + down)
-            tma.async_copy_global_to_shared(
-                cache, [rows[down], column + across * COLUMNS], full.index(stage), box
-            )
+            fetch_box(cache, [rows[down], column + across * COLUMNS], full.index(stage), box)
 
 
 @gluon.jit

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from ...triton_internals.versions import reinterpret_shared
 from ..schedule import PART_COLUMNS
 from .hopper_kind import ROWS
 from .hopper_products import product_layout, take_columns
@@ -15,6 +16,8 @@ __all__ = [
     "EXTRA", "LANES", "LOG2E", "WORDS", "TokenHeads", "as_words", "load_queries", "softmax", "store_part",
     "store_rows",
 ]  # fmt: skip
+
+reinterpret = reinterpret_shared(gl)
 
 EXTRA = gl.constexpr(PART_COLUMNS)
 """Columns of a partial result beside the output."""
@@ -46,7 +49,7 @@ class TokenHeads(NamedTuple):
 @gluon.jit
 def as_words(tile, TOKENS: gl.constexpr, HEAD_PADDED: gl.constexpr):
     """View a tile in swizzled shared memory, [TOKENS, HEAD_PADDED], as words."""
-    return tile._reinterpret(gl.int32, [TOKENS, HEAD_PADDED // 2], gl.NVMMASharedLayout(128, 32, 2))
+    return reinterpret(tile, gl.int32, [TOKENS, HEAD_PADDED // 2], gl.NVMMASharedLayout(128, 32, 2))
 
 
 @gluon.jit
