@@ -110,9 +110,7 @@ def measure(implementation: str, composition: Lengths) -> dict[str, Any]:
     chosen = str(launch.kernel.best_config)
     timer = DeviceTimer(METHOD)
     timer.warm_up()
-    calls = {
-        str(config): call(launch, config) for config in runnable_configs(launch)
-    }
+    calls = {str(config): call(launch, config) for config in runnable_configs(launch)}
     limit = HOPELESS * statistics.median(timer.sample(calls[chosen], FULL).times)
     screened: dict[str, float] = {}
     for name, run in calls.items():

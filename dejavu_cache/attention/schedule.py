@@ -118,11 +118,13 @@ class Schedule(NamedTuple):
 def pairs_of(batch: Batch) -> int:
     """Return whether a batch has Q blocks of two halves: 0 if none can, 2 for long prompts, else 1.
 
-    Prompts are long if contexts may be and few of the sequences can be decoding.
+    Prompts are long if contexts may be and few of the sequences can be decoding; with heads of 256,
+    the latter is enough.
     """
     if batch.max_seqlen_q <= HALF // batch.group:
         return 0
-    long = batch.max_seqlen_k - batch.max_seqlen_q // 2 >= LONG_CONTEXT
+    keys = batch.max_seqlen_k - batch.max_seqlen_q // 2
+    long = keys >= LONG_CONTEXT or batch.head_padded > 128
     return 2 if long and batch.num_tokens >= LONG_QUERY * batch.num_seqs else 1
 
 

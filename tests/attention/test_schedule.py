@@ -261,6 +261,13 @@ def test_one_long_sequence_does_not_hold_up_the_others() -> None:
         assert balance(made) > 0.6, f"{count} decodes of some {mean}"
 
 
+def test_a_long_decoding_sequence_is_cut_beside_prompts_that_are_not() -> None:
+    new, past = [1] * 60 + [100] * 4, [400] * 59 + [2200] + [0] * 4
+    made = schedule_of(batch_of(new, past, heads=(8, 1)))
+    cut = {entry.sequence for entry in made.entries if entry.pieces > 1}
+    assert cut == {59}
+
+
 def test_what_finds_no_room_is_left_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schedule, "MOST_CUTS", 0)
     for heads in (32, 8), (7, 1):

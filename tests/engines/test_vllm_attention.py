@@ -156,11 +156,13 @@ def test_expected_batches_stay_within_the_engine_s_limits() -> None:
         assert limits.decoded_at_once > 1 or limits.max_requests in decoded
 
 
-def compiled_kernels(new: Sequence[int], context: int, heads: tuple[int, int]) -> tuple[Any, ...]:
+def compiled_kernels(
+    new: Sequence[int], context: int, heads: tuple[int, int], head_size: int
+) -> tuple[Any, ...]:
     """Return what a batch's schedule and its Hopper kernel are compiled for."""
     tokens, lengths = sum(new), torch.empty(len(new), device="meta")
-    cache = torch.empty(1, 16, heads[1], 128, device="meta")
-    q = torch.empty(tokens, heads[0], 128, device="meta")
+    cache = torch.empty(1, 16, heads[1], head_size, device="meta")
+    q = torch.empty(tokens, heads[0], head_size, device="meta")
     nothing = dict.fromkeys(("alibi_slopes", "sinks", "k_scale", "v_scale"))
     batch = Batch(
         q=q, k_cache=cache, v_cache=cache, out=q, cu_seqlens_q=lengths, seqused_k=lengths,
@@ -196,18 +198,19 @@ def draw_step(limits: ServingLimits, draw: random.Random) -> tuple[list[int], in
         decoded_at_once=st.integers(1, 9),
     ),
     heads=st.sampled_from([(32, 8), (64, 8), (28, 4), (16, 16), (8, 1), (64, 1)]),
+    head_size=st.sampled_from([128, 256]),
     seed=st.integers(0, 1 << 30),
 )
 def test_no_kernel_is_new_to_an_engine_that_has_warmed_up(
-    limits: ServingLimits, heads: tuple[int, int], seed: int
+    limits: ServingLimits, heads: tuple[int, int], head_size: int, seed: int
 ) -> None:
     limits = replace(limits, max_requests=min(limits.max_requests, limits.max_tokens))
     expected = batches_to_expect(limits)
-    compiled = {compiled_kernels(batch.new, batch.context, heads) for batch in expected}
+    compiled = {compiled_kernels(batch.new, batch.context, heads, head_size) for batch in expected}
     pick = random.Random(seed)
     for _ in range(100):
         new, context = draw_step(limits, pick)
-        pairs, *schedule = compiled_kernels(new, context, heads)
+        pairs, *schedule = compiled_kernels(new, context, heads, head_size)
         assert pairs in {kernels[0] for kernels in compiled}, (new, context)
         assert tuple(schedule) in {kernels[1:] for kernels in compiled}, (new, context)
 
