@@ -6,6 +6,7 @@ pip install matplotlib; python benchmarks/plots.py
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
@@ -44,8 +45,8 @@ def drawn_attention(result: dict[str, Any]) -> None:
     colours = dict(zip(KINDS, tuple(COLOURS.values())[1:], strict=False))
     figure, (upper, lower) = plt.subplots(2, figsize=(11, 8.4), layout="constrained")
     draws = result["batches"][SHAPE]
-    names = list(next(iter(draws.values())))
-    for draw in draws.values():
+    for draw in sorted(draws.values(), key=len, reverse=True):  # the first one orders the names
+        names = list(draw)
         shares = [share_of(draw[name]) for name in names]
         upper.scatter(names, shares, s=16, color=[colours[name.split()[0]] for name in names])
     upper.set_title(
@@ -75,13 +76,14 @@ def share_of(row: dict[str, dict[str, float]]) -> float:
 
 
 def mean_share(draws: dict[str, Any], kind: str) -> float:
-    """Return the geometric mean of the shares on all drawn batches of a kind."""
-    return geometric_mean(
+    """Return the geometric mean of the shares on all drawn batches of a kind; NaN without any."""
+    shares = [
         share_of(row)
         for draw in draws.values()
         for name, row in draw.items()
         if name.startswith(kind)
-    )
+    ]
+    return geometric_mean(shares) if shares else math.nan
 
 
 def decode(result: dict[str, Any]) -> None:
