@@ -11,11 +11,12 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 
 from ..errors import SettingsError, StoreError
 from ..model.merge import merge_into
+from ..model.recall import part_digests
 from ..model.record import Record
 from ..model.scenario import Context, Scenario
 from ..settings import Settings, current_settings
@@ -52,6 +53,7 @@ class LocalCopies:
         self._lock = threading.Lock()
         self._scenarios: dict[Context, set[Scenario]] = {}
         self._count = 0
+        self._recalls: dict[Context, Mapping[str, Collection[str]]] = {}
         self._thread: _RevalidationThread | None = None
 
     def watch(self, context: Context, scenario: Scenario) -> None:
@@ -74,6 +76,7 @@ class LocalCopies:
 
     def apply(self, context: Context, changes: CopyChanges) -> None:
         """Change the local copies as a server's records have changed."""
+        self._recalls[context] = changes.recalls
         scenarios = self.watched().get(context, set())
         before = self._gather(context, scenarios)
         for tier in self._local:
@@ -84,6 +87,18 @@ class LocalCopies:
         changed = self._changed()
         if changed is not None and self._gather(context, scenarios) != before:
             changed(context)
+
+    def recall_again(self) -> None:
+        """Remove recalled parts that are in the local copies again.
+
+        A look-up that began before a recall may write what it found after it, and a store may have
+        failed when the recall was to be applied.
+        """
+        for context, recalls in list(self._recalls.items()):
+            scenarios = {s for s in self.watched().get(context, ()) if recalls.get(s.digest)}
+            copies = self._gather(context, scenarios).values()
+            if any(part_digests(copy) & set(recalls[copy.scenario.digest]) for copy in copies):
+                self.apply(context, CopyChanges([], dict(recalls)))
 
     def _gather(self, context: Context, scenarios: Iterable[Scenario]) -> dict[Scenario, Record]:
         merged: dict[Scenario, Record] = {}
@@ -194,6 +209,8 @@ def _revalidate_with(tier: Store, users: Sequence[LocalCopies]) -> None:
         for context in copies.watched().keys() & changes.keys():
             with uninterrupted():
                 copies.apply(context, changes[context])
+        with uninterrupted():
+            copies.recall_again()
 
 
 _thread = _RevalidationThread()
