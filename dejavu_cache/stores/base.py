@@ -38,11 +38,14 @@ class CopyChanges(NamedTuple):
 
     Attributes:
         records: the records that have changed.
-        recalls: digests of the parts that no copy may keep, by the digest of their scenario.
+        recalls: digests of the parts that no copy may keep, by the digest of their scenario; also
+            those that were told before.
+        is_new: whether something has changed; else there are recalls to repeat.
     """
 
     records: Sequence[Record]
     recalls: Mapping[str, Collection[str]]
+    is_new: bool = True
 
 
 class Store(ABC):
@@ -169,7 +172,8 @@ class Store(ABC):
     ) -> dict[Context, CopyChanges]:
         """Return what has changed of the records of which copies exist elsewhere.
 
-        Contexts without changes are left out; only a remote store has any.
+        Contexts without changes and recalls are left out; only a remote store has any. Recalls are
+        repeated, since a look-up that began before one may write what it found after it.
         """
         return {}
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 
 from ..errors import SettingsError, StoreError
@@ -53,7 +53,6 @@ class LocalCopies:
         self._lock = threading.Lock()
         self._scenarios: dict[Context, set[Scenario]] = {}
         self._count = 0
-        self._recalls: dict[Context, Mapping[str, Collection[str]]] = {}
         self._thread: _RevalidationThread | None = None
 
     def watch(self, context: Context, scenario: Scenario) -> None:
@@ -76,8 +75,11 @@ class LocalCopies:
 
     def apply(self, context: Context, changes: CopyChanges) -> None:
         """Change the local copies as a server's records have changed."""
-        self._recalls[context] = changes.recalls
         scenarios = self.watched().get(context, set())
+        if not changes.is_new:
+            if len(self.remote) > 1:  # another server may still have what this one has recalled
+                return
+            scenarios = {each for each in scenarios if each.digest in changes.recalls}
         before = self._gather(context, scenarios)
         for tier in self._local:
             try:
@@ -87,18 +89,6 @@ class LocalCopies:
         changed = self._changed()
         if changed is not None and self._gather(context, scenarios) != before:
             changed(context)
-
-    def recall_again(self) -> None:
-        """Remove recalled parts that are in the local copies again.
-
-        A look-up that began before a recall may write what it found after it, and a store may have
-        failed when the recall was to be applied.
-        """
-        for context, recalls in list(self._recalls.items()):
-            scenarios = {s for s in self.watched().get(context, ()) if recalls.get(s.digest)}
-            copies = self._gather(context, scenarios).values()
-            if any(part_digests(copy) & set(recalls[copy.scenario.digest]) for copy in copies):
-                self.apply(context, CopyChanges([], dict(recalls)))
 
     def _gather(self, context: Context, scenarios: Iterable[Scenario]) -> dict[Scenario, Record]:
         merged: dict[Scenario, Record] = {}
@@ -123,11 +113,12 @@ def take_over(
         scenarios: the scenarios that may change.
         changes: what has changed on a server.
     """
-    recalled = {
-        scenario: changes.recalls[scenario.digest]
-        for scenario in scenarios
-        if changes.recalls.get(scenario.digest)
-    }
+    recalled = {}
+    for scenario in scenarios:
+        parts = changes.recalls.get(scenario.digest, ())
+        hit = store.get(context, scenario) if parts else None
+        if hit is not None and not part_digests(hit.record).isdisjoint(parts):
+            recalled[scenario] = parts
     if recalled:
         store.recall(context, recalled)
     records = [record for record in changes.records if record.scenario in scenarios]
@@ -209,8 +200,6 @@ def _revalidate_with(tier: Store, users: Sequence[LocalCopies]) -> None:
         for context in copies.watched().keys() & changes.keys():
             with uninterrupted():
                 copies.apply(context, changes[context])
-        with uninterrupted():
-            copies.recall_again()
 
 
 _thread = _RevalidationThread()

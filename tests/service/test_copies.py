@@ -245,6 +245,31 @@ def test_copies_are_asked_about_in_parts(app: FastAPI, monkeypatch: pytest.Monke
         }
 
 
+def test_recalls_are_repeated_whatever_else_has_changed(
+    app: FastAPI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dejavu_client.http.copy_check.MOST_COPIES", 2)
+    local = MemoryStore()
+    with client_of(app) as http_client:
+        check = CopyCheck(ProtocolClient("http://localhost", http_client=http_client))
+
+        def compare(*of: int) -> set[Scenario]:
+            wanted = [scenario(m) for m in of]
+            for changes in check.changes({context(): wanted}).values():
+                take_over(local, context(), wanted, changes)
+            return {each.scenario for each in local.records(context())}
+
+        http_client.post("/v1/main/records", json=body(record_set(*map(record, (1, 2)))))
+        assert compare(1, 2) == {scenario(1), scenario(2)}
+        http_client.delete(f"/v1/main/contexts/{context().digest}/records")
+        assert compare(1, 2) == set()
+        later = record(3, after=(now() - START).total_seconds())
+        http_client.post("/v1/main/records", json=body(record_set(later)))
+        assert compare(1, 2, 3) == {scenario(3)}
+        local.put(context(), [record(1)])  # as a look-up does that began before the deletion
+        assert compare(1, 2, 3) == {scenario(3)}
+
+
 def test_a_server_that_cannot_compare_copies_is_not_asked_again() -> None:
     asked: list[str] = []
 

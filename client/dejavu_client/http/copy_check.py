@@ -29,10 +29,12 @@ class _ContextState:
     Attributes:
         revision: the revision of the context.
         tags: the tags of the records by the digest of their scenario; empty without a record.
+        recalls: the recalled parts by the digest of their scenario.
     """
 
     revision: str = ""
     tags: dict[str, str] = field(default_factory=dict)
+    recalls: dict[str, list[str]] = field(default_factory=dict)
 
 
 class CopyCheck:
@@ -49,24 +51,32 @@ class CopyCheck:
         self._is_supported = True
 
     def changes(self, copies: Mapping[Context, Collection[Scenario]]) -> dict[Context, CopyChanges]:
-        """Return what has changed; nothing if the server is of a version that cannot tell."""
-        changes: dict[Context, CopyChanges] = {}
+        """Return what has changed, and all recalls that the server has told of these contexts.
+
+        Nothing is returned if the server is of a version that cannot tell.
+        """
+        changed: dict[Context, list[Record]] = {}
         # Described before the first answer, which renews the revisions.
         requests = [
             (part, {context.digest: self._describe(context, part[context]) for context in part})
             for part in _split(copies)
         ]
         for part, request in requests:
-            for context, received in self._ask(part, request).items():
-                earlier = changes.get(context, CopyChanges([], {}))
-                changes[context] = CopyChanges(
-                    [*earlier.records, *received.records], {**earlier.recalls, **received.recalls}
-                )
-        return changes
+            for context, records in self._ask(part, request).items():
+                changed.setdefault(context, []).extend(records)
+        recalls = {
+            context: self._states[context].recalls for context in copies if context in self._states
+        }
+        return {
+            context: CopyChanges(changed.get(context, []), dict(parts), context in changed)
+            for context, parts in recalls.items()
+            if parts or context in changed
+        }
 
     def _ask(
         self, part: Mapping[Context, Collection[Scenario]], request: Mapping[str, Any]
-    ) -> dict[Context, CopyChanges]:
+    ) -> dict[Context, list[Record]]:
+        """Return the changed records of the contexts that have changed."""
         if not self._is_supported:
             return {}
         try:
@@ -91,7 +101,10 @@ class CopyCheck:
             "scenarios": {digest: state.tags.get(digest, "") for digest in digests},
         }
 
-    def _read(self, context: Context, changed: Any, scenarios: Collection[Scenario]) -> CopyChanges:
+    def _read(
+        self, context: Context, changed: Any, scenarios: Collection[Scenario]
+    ) -> list[Record]:
+        """Note a context's new state, and return the changed records of the scenarios."""
         changed = changed if isinstance(changed, dict) else {}
         server = self._client.url
         records: list[Record] = validate(list[Record], changed.get("records"), server)
@@ -101,13 +114,15 @@ class CopyCheck:
         state = self._states.setdefault(context, _ContextState())
         for digest in (scenario.digest for scenario in scenarios):
             state.tags.setdefault(digest, "")
+            state.recalls.pop(digest, None)
+        state.recalls.update(recalls)
         for digest in validate(list[str], changed.get("gone"), server):
             state.tags[digest] = ""
         for record in records:
             with uninterrupted():
                 state.tags[record.scenario.digest] = _tag(record)
         state.revision = str(changed.get("revision", ""))[:64]
-        return CopyChanges(records, recalls)
+        return records
 
 
 def _tag(record: Record) -> str:
