@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -93,7 +94,7 @@ class Plan:
         v_cache: torch.Tensor,
         out: torch.Tensor | None = None,
         new: NewTokens | None = None,
-        scales: Scales | None = None,
+        scales: Sequence[torch.Tensor] | None = None,
     ) -> torch.Tensor:
         """Compute one layer's attention.
 
@@ -111,8 +112,9 @@ class Plan:
             `out`, [num_tokens, num_query_heads, head_size].
 
         Raises:
-            ValueError: a tensor is not as planned, the plan does not write such new tokens, or
-                it was made without `k_scale` or `v_scale`.
+            ValueError: a tensor is not as planned, the plan does not write such new tokens,
+                `scales` are not two float32 tensors of one element, or the plan was made without
+                `k_scale` or `v_scale`.
         """
         if out is None:
             out = torch.empty_like(q, memory_format=torch.contiguous_format)
@@ -134,11 +136,11 @@ class Plan:
         v_cache: torch.Tensor,
         out: torch.Tensor,
         new: NewTokens | None,
-        scales: Scales | None,
+        scales: Sequence[torch.Tensor] | None,
     ) -> torch.Tensor:
         """Compute a layer of the planned form on the current device."""
         free = (out,) if new is None else (out, *new)
-        scales = scales or self._batch.scales
+        scales = self._batch.scales if scales is None else self._pair(scales)
         if scales is not None:
             free += scales
         if self._repeat is not None:
@@ -154,19 +156,21 @@ class Plan:
                     f"new: keys and values of {q.dtype} are not written into a cache of "
                     f"{k_cache.dtype}; write them before"
                 )
-        if scales is not None:
-            self._check_scales(scales)
+        for name, scale in zip(("k_scale", "v_scale"), scales or (), strict=False):
+            scale_tensor(name, scale, q)
         batch = self._batch.with_tensors(q, k_cache, v_cache, out, scales)
         known = self._layers.launch(batch, new)
         if known is not None:
             self._repeat = tuple(map(form_of, free)), known
         return out
 
-    def _check_scales(self, scales: Scales) -> None:
+    def _pair(self, scales: Sequence[torch.Tensor]) -> Scales:
+        """Return a layer's own scales; whether each is one float32 is checked before a launch."""
         if self._batch.scales is None:
             raise ValueError("scales: the plan was made without k_scale or v_scale; give it both")
-        for name, scale in zip(("k_scale", "v_scale"), scales, strict=True):
-            scale_tensor(name, scale, self._batch.q)
+        if len(scales) != 2 or not all(isinstance(scale, torch.Tensor) for scale in scales):
+            raise ValueError(f"scales: {scales}; expected two tensors, for keys and for values")
+        return scales[0], scales[1]
 
     def _reject(self, *tensors: torch.Tensor) -> None:
         forms = (self._q_form, self._keys_form, self._values_form)

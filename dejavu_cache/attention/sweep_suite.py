@@ -80,6 +80,9 @@ MOST_TOKENS = 1 << 20
 
 MOST_NEW_TOKENS = 1 << 15
 
+FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
+"""Dtypes of caches whose elements are smaller than the queries'."""
+
 KINDS = ("decode", "prefill", "mixed", "chunked")
 """Kinds of batches; the first word of a composition's name."""
 
@@ -281,6 +284,8 @@ def cases(
     kinds = batches.split("+") if batches else KINDS
     if not set(kinds) <= set(KINDS):
         raise ValueError(f"batches={batches}: choose from {', '.join(KINDS)}, with + between them")
+    if cache not in ("", dtype, *FLOAT8):
+        raise ValueError(f"cache={cache}: choose {dtype} or one of {', '.join(FLOAT8)}")
     model = PRESETS[preset]
     if cache not in ("", dtype):
         model = replace(model, cache=cache, has_scales=True)

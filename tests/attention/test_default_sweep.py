@@ -151,3 +151,9 @@ def test_a_case_of_a_float8_cache_has_scales() -> None:
 def test_a_kind_of_batches_that_is_unknown_is_refused(batches: str) -> None:
     with pytest.raises(SettingsError, match="choose from decode, prefill, mixed, chunked"):
         suite.load_cases({"batches": batches})
+
+
+@pytest.mark.parametrize("cache", ["fp8", "float16"])
+def test_a_dtype_that_no_cache_may_have_is_refused(cache: str) -> None:
+    with pytest.raises(SettingsError, match="choose bfloat16 or one of float8_e4m3fn"):
+        suite.load_cases({"cache": cache})

@@ -51,13 +51,23 @@ def test_each_layer_has_scales_of_its_own() -> None:
         assert relative_error(step.run(*tensors, scales=scales), batch.expected) < 1e-3
 
 
-def test_scales_that_are_no_scales_are_refused() -> None:
-    scales = torch.ones(1), torch.ones(2)
-    for cache_dtype, message in ((None, "without k_scale"), (torch.float8_e5m2, "^v_scale: ")):
-        arguments = draw(vary(SMALL, cache_dtype=cache_dtype)).arguments
-        step = plan_of(arguments)
-        with pytest.raises(ValueError, match=message):
-            step.run(*(arguments[name] for name in LENGTHS), scales=scales)
+@pytest.mark.parametrize(
+    ("cache_dtype", "scales", "message"),
+    [
+        (None, (torch.ones(1), torch.ones(1)), "without k_scale"),
+        (torch.float8_e5m2, (torch.ones(1), torch.ones(2)), "^v_scale: "),
+        (torch.float8_e5m2, (torch.ones(1), None), "^scales: .* two tensors"),
+        (torch.float8_e5m2, (2.0, 3.0), "^scales: .* two tensors"),
+        (torch.float8_e5m2, [torch.ones(1)] * 3, "^scales: .* two tensors"),
+    ],
+)
+def test_scales_that_are_no_scales_are_refused(
+    cache_dtype: torch.dtype | None, scales: Any, message: str
+) -> None:
+    arguments = draw(vary(SMALL, cache_dtype=cache_dtype)).arguments
+    step = plan_of(arguments)
+    with pytest.raises(ValueError, match=message):
+        step.run(*(arguments[name] for name in LENGTHS), scales=scales)
 
 
 @pytest.mark.parametrize("name", LENGTHS)

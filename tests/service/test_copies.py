@@ -35,7 +35,7 @@ from support.sweeping import wait_until
 
 from dejavu_cache.model.recall import part_digest, without_parts
 from dejavu_cache.model.record import Record, RecordSet
-from dejavu_cache.model.scenario import now
+from dejavu_cache.model.scenario import Scenario, now
 from dejavu_cache.stores import FileStore, MemoryStore, Store
 from dejavu_cache.stores.copies import take_over
 

@@ -234,9 +234,9 @@ def runnable(implementation: str, case: Case) -> list[Any]:
         return configs
     if implementation == "hopper":
         has_pairs = max(case.new) > HALF // group
-        # The fewest that serve any kind of work: programs of two halves have the larger tiles.
+        # Those that serve any kind of work: a box of TMA must fit the smallest tile that is taken.
         shape = 2, max(64, padded), case.cache_dtype is not None
-        tile = hopper_tile(int(has_pairs), *shape)
+        tile = max(hopper_tile(pairs, *shape) for pairs in ((1, 2) if has_pairs else (0,)))
         return [
             config
             for config in configs

@@ -427,6 +427,7 @@ def hopper_kernel(
         STAGES if CAST else 0,
         OVERLAP,
     )
+    gl.static_assert(TILE % BOX == 0, "a tile has fewer rows than a box, and would never be full")
     BOXES: gl.constexpr = KIND.stages * TILE // BOX * HEAD_PADDED // COLUMNS
     DTYPE: gl.constexpr = q.dtype.element_ty
     q_tiles = gl.allocate_shared_memory(DTYPE, [KIND.halves, ROWS, HEAD_PADDED], SHARED)

@@ -122,7 +122,8 @@ def choose_cost(
             longer += tl.where(cost[None, :] >= size[:, None] * parts, parts / QUARTERS, 0.0)
         rounds = tl.ceil(tl.sum(blocks[None, :] * longer, 1) / slots - INEXACT)
         time = tl.maximum(time, (size + 1.0) * rounds)
-    time += cuts / slots + tl.max(tl.where(pieces > 1.0, cut[None, :], 0.0), 1)
+    is_cut = (pieces > 1.0) & (blocks > 0)[None, :]
+    time += cuts / slots + tl.max(tl.where(is_cut, cut[None, :], 0.0), 1)
     time += tl.where(units > slots, UNSTEADY * unsteady, 0.0)
     time += part * tl.max(tl.where(blocks > 0, cut_into(most, limit), 0.0), 1)
     time = tl.where(units - tl.sum(blocks, 0) > most_cuts, float("inf"), time)

@@ -26,6 +26,13 @@ SHORTEST_CONTEXT = 128
 """Context from which on batches are told apart by it, in tokens."""
 
 
+SHORT_PROMPT = 96
+"""Tokens of a prompt that fills more than half a Q block of one query head, and is not long.
+
+Between two powers of two, it is the only kind of its work in an engine that serves one request.
+"""
+
+
 @dataclass(frozen=True)
 class LayerShape:
     """Shape of a layer and its cache; `page` is the number of tokens of a block."""
@@ -88,11 +95,14 @@ def _decode_batches(limits: ServingLimits) -> Iterator[ExpectedBatch]:
 
 
 def _prompt_batches(limits: ServingLimits) -> Iterator[ExpectedBatch]:
-    for length in _powers(16, min(limits.max_context, limits.max_tokens)):
+    longest = min(limits.max_context, limits.max_tokens)
+    for length in _powers(16, longest):
         for count in _powers(1, min(limits.max_requests, limits.max_tokens // length)):
             yield ExpectedBatch(
                 (length,) * count, max(length, min(SHORTEST_CONTEXT, limits.max_context))
             )
+    if longest > SHORT_PROMPT:
+        yield ExpectedBatch((SHORT_PROMPT,), SHORT_PROMPT)
 
 
 def _mixed_batches(limits: ServingLimits) -> Iterator[ExpectedBatch]:

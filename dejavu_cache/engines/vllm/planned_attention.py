@@ -32,7 +32,7 @@ class LayerFeatures(NamedTuple):
     def key(self) -> tuple[Any, ...]:
         """Hashable key; tensors count by identity."""
         shared = (self.scale, self.window, self.softcap, id(self.alibi_slopes), id(self.sinks))
-        return (*shared, self.k_scale is None, self.v_scale is None)
+        return shared if self.scales is not None else (*shared, id(self.k_scale), id(self.v_scale))
 
     @property
     def scales(self) -> tuple[Any, Any] | None:
