@@ -1,0 +1,356 @@
+"""Device functions of the Hopper kernel that compute half of each unit, in four warps.
+
+`hopper_kernel` says what the halves of a unit are.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    warpgroup_mma_wait,
+)
+from triton.language.extra.cuda import gdc_wait
+
+from ...triton_internals.versions import reinterpret_shared, thread_barrier
+from ..schedule import COUNTERS
+from .hopper_kind import ROWS
+from .hopper_merge import is_few, merge, merge_few
+from .hopper_pages import await_tile, locate, receive, skip, tile_of
+from .hopper_products import (
+    await_products,
+    multiply_keys,
+    multiply_values,
+    no_output,
+    product_layout,
+    round_pairs,
+    weights_layout,
+)
+from .hopper_rows import (
+    LANES,
+    LOG2E,
+    WORDS,
+    as_words,
+    load_queries,
+    softmax,
+    store_part,
+    store_rows,
+)
+
+__all__ = ["SHARED", "Factors", "Tiles", "consume"]
+
+wait_for_threads = thread_barrier(gl)
+reinterpret = reinterpret_shared(gl)
+
+FIRST_ARRIVAL = gl.constexpr(COUNTERS)
+
+SHARED = gl.constexpr(gl.NVMMASharedLayout(128, 16, 2))
+"""Layout of tiles in shared memory: that of TMA's boxes, one beside the other."""
+
+
+class Tiles(NamedTuple):
+    """Tiles to multiply in shared memory: queries of each half, and boxes of keys and values."""
+
+    q: Any
+    k: Any
+    v: Any
+
+
+class Factors(NamedTuple):
+    """Numbers that scale scores and outputs.
+
+    Attributes:
+        scores: `softmax_scale`.
+        softcap: limit of the scores.
+        k_scale: pointer to the factor of the cached keys, or None.
+        v_scale: pointer to that of the values, or None.
+    """
+
+    scores: Any
+    softcap: Any
+    k_scale: Any
+    v_scale: Any
+
+
+@gluon.jit
+def load_half(which: gl.constexpr, q, unit, KIND: gl.constexpr):
+    """Load this half's queries of a unit: its rows of a block of two, else those of its KV head."""
+    _, first, tokens, _, _, _, _, kv_head = unit
+    together = tokens > KIND.block_q
+    skipped = gl.where(together, which * KIND.block_q, 0)
+    head = kv_head + gl.where(together, 0, which * (KIND.heads - 1))
+    return load_queries(q, first + skipped, tokens - skipped, head, KIND)
+
+
+@gluon.constexpr_function
+def loads_early(head_padded):
+    """Return whether a half has the registers to load the next unit's queries in this one."""
+    return head_padded <= 128
+
+
+@gluon.jit
+def consume_tile(which: gl.constexpr, step, stride, tile, MASKED: gl.constexpr, acc, weights, fade, peak, total,
+                 queries, k, v, stages, positions, first_position, low, end, scale, softcap, KIND: gl.constexpr):  # fmt: skip
+    """Multiply a tile's keys and the previous tile's values; the softmax overlaps the latter.
+
+    The output so far is scaled for the previous tile while the keys are multiplied.
+    """
+    stage = step % KIND.stages
+    before = (step - stride) % KIND.stages
+    await_tile(stages.k_full, step, KIND)
+    scores = multiply_keys(queries, k.index(stage), KIND)
+    await_tile(stages.v_full, step - stride, KIND)
+    acc = multiply_values(weights, own_values(which, v, before, KIND), acc, fade, KIND)
+    if KIND.pairs == 0:
+        if stride == 2:
+            skip(stages, step - 1, KIND)
+    scores = warpgroup_mma_wait(len(KIND.value_widths), [scores])
+    mbarrier.arrive(stages.k_free.index(stage))
+    new_weights, fade, peak, total = softmax(
+        scores, peak, total, positions, first_position, low + tile * KIND.tile, end, scale, softcap, MASKED, KIND
+    )  # fmt: skip
+    # The exponentials overlap the multiplication only if the compiler leaves them before the wait:
+    # their sum is waited for too, and the branch ends the block in which ptxas may move them.
+    if KIND.pairs > 0:
+        if stride == 2:
+            skip(stages, step - 1, KIND)
+    acc, total = await_products(acc, total)
+    mbarrier.arrive(stages.v_free.index(before))
+    weights = round_pairs(
+        gl.convert_layout(new_weights, weights_layout(KIND.value_widths[0])), queries.dtype
+    )
+    return acc, weights, fade, peak, total
+
+
+@gluon.jit
+def own_values(which: gl.constexpr, v, stage, KIND: gl.constexpr):
+    """Return the columns of a stage's values that a half multiplies: all, or its own."""
+    return v.index(stage * KIND.sharers + which * (KIND.sharers - 1))
+
+
+@gluon.jit
+def attend(which: gl.constexpr, begin, stop, stride, tile, pace, acc, peak, total, queries, k, v,
+           stages, positions, first_position, low, high, end, scale, softcap,
+           q, units, ring, turn, KIND: gl.constexpr):  # fmt: skip
+    """Compute half a unit: loaded tiles begin, begin + stride, … before stop.
+
+    These are the keys' tiles `tile`, `tile` + pace, ….
+
+    Returns:
+        The output, its maximum and sum; what `receive` returns for the next unit; and its queries
+        if this `loads_early`.
+    """
+    DTYPE: gl.constexpr = queries.dtype
+    # In decoding, the softmax asks for each tile whether to mask it. A loop without masks would be more
+    # code: a launch after the products of a model probably finds its code in no cache, and waits for it.
+    HAS_PLAIN_LOOP: gl.constexpr = (KIND.window < 0) & (KIND.pairs > 0)
+    count = gl.cdiv(stop - begin, stride)
+    stage = begin % KIND.stages
+    await_tile(stages.k_full, begin, KIND)
+    scores = multiply_keys(queries, k.index(stage), KIND)
+    if (stride == 2) & (which == 1):
+        skip(stages, begin - 1, KIND)
+    scores = warpgroup_mma_wait(0, [scores])
+    mbarrier.arrive(stages.k_free.index(stage))
+    start = low + tile * KIND.tile
+    weights, fade, peak, total = softmax(
+        scores, peak, total, positions, first_position, start, end, scale, softcap, True, KIND
+    )  # fmt: skip
+    weights = round_pairs(gl.convert_layout(weights, weights_layout(KIND.value_widths[0])), DTYPE)
+    if KIND.pairs > 0:
+        clear_end(which, v, begin, start, end, stages, KIND)
+    masked = count
+    if HAS_PLAIN_LOOP:
+        # Every row sees the tiles that end before the first row's position.
+        visible = gl.maximum(gl.minimum(first_position + 1, high) - low, 0) // KIND.tile
+        masked = gl.minimum(gl.maximum(gl.cdiv(tile + 1 - visible, -pace), 1), count)
+    for index in range(1, masked):
+        acc, weights, fade, peak, total = consume_tile(
+            which, begin + index * stride, stride, tile + index * pace, True, acc, weights, fade, peak, total,
+            queries, k, v, stages, positions, first_position, low, end, scale, softcap, KIND,
+        )  # fmt: skip
+    if HAS_PLAIN_LOOP:
+        for index in range(masked, count):
+            acc, weights, fade, peak, total = consume_tile(
+                which, begin + index * stride, stride, tile + index * pace, False, acc, weights, fade, peak, total,
+                queries, k, v, stages, positions, first_position, low, end, scale, softcap, KIND,
+            )  # fmt: skip
+    last = begin + (count - 1) * stride
+    await_tile(stages.v_full, last, KIND)
+    if KIND.pairs == 0:
+        start = low + (tile + (count - 1) * pace) * KIND.tile
+        clear_end(which, v, last, start, end, stages, KIND)
+    acc = multiply_values(weights, own_values(which, v, last % KIND.stages, KIND), acc, fade, KIND)
+    next_unit = receive(units, ring, turn, KIND)
+    next_queries = 0
+    if loads_early(KIND.head_padded):
+        next_queries = load_half(which, q, next_unit, KIND)
+    acc, total = await_products(acc, total)
+    mbarrier.arrive(stages.v_free.index(last % KIND.stages))
+    if last + 1 < stop:
+        skip(stages, last + 1, KIND)
+    return acc, peak, total, next_unit, next_queries
+
+
+@gluon.jit
+def clear_end(which: gl.constexpr, v, step, start, end, stages, KIND: gl.constexpr):
+    """Set a tile's values past the last token to zero.
+
+    They may be anything, and zero times that must be zero. Where both halves write, they write the
+    same, so neither need wait for the other.
+    """
+    if end < start + KIND.tile:
+        await_tile(stages.v_full, step, KIND)
+        tokens = start + gl.arange(0, KIND.tile, gl.SliceLayout(1, WORDS))
+        columns = own_values(which, v, step % KIND.stages, KIND)
+        values = as_words(columns, KIND.tile, columns.shape[1])
+        values.store(gl.where((tokens < end)[:, None], values.load(WORDS), 0))
+        fence_async_shared()
+
+
+@gluon.jit
+def finish(which: gl.constexpr, out, queries, scratch, arrivals, acc, peak, total, first, tokens, kv_head, together,
+           mine, entry, shared, KIND: gl.constexpr):  # fmt: skip
+    """Store half a Q block's output, or a partial result; the last of a few merges them.
+
+    Overwrites the queries in shared memory.
+    """
+    COLUMN: gl.constexpr = which * (KIND.sharers - 1) * (KIND.head_padded // 2)
+    count = gl.minimum(tokens, KIND.block_q) * KIND.group
+    if not shared:
+        if mine:
+            staging = reinterpret(
+                queries,
+                queries.dtype,
+                [KIND.sharers, ROWS, KIND.head_padded // KIND.sharers],
+                SHARED,
+            ).index(0)
+            store_rows(out, staging, acc, total, first, tokens, kv_head, COLUMN, KIND)
+    else:
+        piece = gl.load(entry + 6)
+        pieces = gl.load(entry + 7)
+        row = gl.load(entry + 8)
+        # Parts lie one behind the other: of both halves in turns, unless these have a head each, or
+        # columns of the same part.
+        size = gl.where(together, ROWS, count)
+        halves = gl.where(together, 2, KIND.parts)
+        half = which * (halves - 1)
+        store_part(
+            scratch, acc, peak, total, row + (halves * piece + half) * size, count, kv_head, COLUMN, KIND
+        )  # fmt: skip
+        wait_for_threads()  # all threads have written before the arrival is counted
+        own = gl.where(together, which, 0)
+        counter = arrivals + (2 * gl.load(entry + 9) + own) * KIND.kv_heads + kv_head
+        parts = pieces * halves
+        if (KIND.pairs == 0) and is_few(parts, count):
+            if gl.atomic_add(counter, 1) == parts * KIND.sharers - 1:
+                merge_few(out, scratch, row, parts, count, first, kv_head, KIND)
+                gl.store(counter, 0)  # as the next launch must find it
+        else:
+            gl.atomic_add(counter, 1, sem="release")
+
+
+@gluon.jit
+def consume(which: gl.constexpr, out, q, sinks, units, scratch, counters, tiles, stages, ring, factors, KIND: gl.constexpr):  # fmt: skip
+    """Compute half of each unit; runs in four warps."""
+    DTYPE: gl.constexpr = q.pointer.dtype.element_ty
+    S_LAYOUT: gl.constexpr = product_layout(KIND.tile)
+    # Boxes, first down and then across, are how swizzled shared memory holds a tile.
+    k = reinterpret(tiles.k, DTYPE, [KIND.stages, KIND.tile, KIND.head_padded], SHARED)
+    v = reinterpret(
+        tiles.v,
+        DTYPE,
+        [KIND.stages * KIND.sharers, KIND.tile, KIND.head_padded // KIND.sharers],
+        SHARED,
+    )
+    queries = tiles.q.index(which)
+    arrivals = counters + FIRST_ARRIVAL
+    if KIND.overlap:
+        gdc_wait()
+    softcap = factors.softcap
+    scale = factors.scores * LOG2E
+    if KIND.softcap:
+        scale = factors.scores * (-2.0 * LOG2E) / softcap
+    if factors.k_scale is not None:
+        scale *= gl.load(factors.k_scale)
+    turn = 0
+    done = 0  # tiles loaded for the units before
+    unit = receive(units, ring, turn, KIND)
+    queries_here = load_half(which, q, unit, KIND)
+    while unit[0] >= 0:
+        as_words(queries, ROWS, KIND.head_padded).store(queries_here)
+        fence_async_shared()
+        number, first, tokens, position, low, high, pieces, kv_head = unit
+        entry, _ = locate(units, number, KIND)
+        together = (tokens > KIND.block_q) & (KIND.pairs > 0)
+        alone = (tokens <= KIND.block_q) | (KIND.pairs == 0)
+        count = gl.cdiv(high - low, KIND.tile)
+        shared = pieces > 1
+        index = 0
+        if KIND.heads == 2:
+            loaded = gl.where(alone, 2 * count, count)
+            stride = gl.where(alone, 2, 1)
+            begin = gl.where(alone, which, 0)
+            pace = 1
+            head = kv_head + begin
+        elif (KIND.halves == 1) or (KIND.sharers == 2):
+            loaded = count
+            stride = 1
+            begin = 0
+            pace = 1
+            head = kv_head
+        else:
+            loaded = count
+            stride = gl.where(alone & (pieces > 0), 2, 1)
+            begin = gl.where(alone, gl.where(pieces > 0, which, which * count), 0)
+            pace = stride
+            index = begin
+            head = kv_head
+            shared = shared | (alone & (pieces > 0) & (count > 1))
+        if KIND.pairs > 0:
+            pace = -pace
+        skipped = gl.where(together, which * KIND.block_q, 0)
+        rows = gl.arange(0, ROWS, gl.SliceLayout(1, S_LAYOUT))
+        peak = gl.full([ROWS], float("-inf"), gl.float32, gl.SliceLayout(1, S_LAYOUT))
+        total = gl.zeros([ROWS, 4], gl.float32, LANES)
+        lane = gl.arange(0, 4, gl.SliceLayout(0, LANES))
+        if sinks is not None:  # one part of each row counts its head's sink
+            counts = (gl.load(entry + 6) == 0) & (together | (which == 0) | (KIND.parts == 1))
+            sink = gl.load(sinks + head * KIND.group + rows % KIND.group).to(gl.float32) * LOG2E
+            peak = gl.where(counts & (rows >= 0), sink, peak)
+            total = gl.where(counts & (lane == 0)[None, :], 1.0, total)
+        acc = no_output(KIND)
+        turn += 1
+        # Each unit has keys, so two heads have a tile each.
+        if (KIND.parts == 1) or (begin < loaded):
+            acc, peak, total, unit, next_queries = attend(
+                which, done + begin, done + loaded, stride,
+                tile_of(index, count, KIND), pace, acc, peak, total, queries, k, v,
+                stages, position + skipped + rows // KIND.group, position + skipped,
+                low, high, position + tokens, scale, softcap,
+                q, units, ring, turn, KIND,
+            )  # fmt: skip
+        else:  # the other half has the only tile
+            # The producer sends the next unit only after this one's tiles, which need their stages.
+            for tile in range(done, done + loaded):
+                skip(stages, tile, KIND)
+            unit = receive(units, ring, turn, KIND)
+            next_queries = 0
+            if loads_early(KIND.head_padded):
+                next_queries = load_half(which, q, unit, KIND)
+        done += loaded
+        sums = gl.sum(total, 1)
+        if factors.v_scale is not None:
+            sums = sums / gl.load(factors.v_scale)
+        finish(
+            which, out, queries, scratch, arrivals, acc, peak, sums, first + skipped, tokens - skipped, head, together,
+            begin < loaded, entry, shared, KIND,
+        )  # fmt: skip
+        queries_here = next_queries
+        if not loads_early(KIND.head_padded):
+            queries_here = load_half(which, q, unit, KIND)
+    merge(which, out, scratch, arrivals, counters, units, ring, turn + 1, KIND)
