@@ -80,7 +80,7 @@ MOST_TOKENS = 1 << 20
 
 MOST_NEW_TOKENS = 1 << 15
 
-FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
+FLOAT8 = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2")
 """Dtypes of caches whose elements are smaller than the queries'."""
 
 KINDS = ("decode", "prefill", "mixed", "chunked")

@@ -268,6 +268,23 @@ def test_recalls_are_repeated_whatever_else_has_changed(
         assert compare(1, 2, 3) == {scenario(3)}
         local.put(context(), [record(1)])  # as a look-up does that began before the deletion
         assert compare(1, 2, 3) == {scenario(3)}
+        monkeypatch.setattr("dejavu_client.http.copy_check.REPEATED_SECONDS", -1.0)
+        assert compare(1, 2, 3) == {scenario(3)}
+        assert check.changes({context(): [scenario(m) for m in (1, 2, 3)]}) == {}
+
+
+def test_a_server_cannot_fill_the_memory_with_recalls_that_nobody_asked_for() -> None:
+    asked, others = scenario(1).digest, [f"{number:024x}" for number in range(100)]
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        recalls = {digest: ["0" * 64] for digest in [asked, *others]}
+        change = {"revision": "1", "records": [], "gone": [asked, *others], "recalls": recalls}
+        return httpx.Response(200, json={"contexts": {context().digest: change}})
+
+    with httpx.Client(transport=httpx.MockTransport(answer)) as http_client:
+        check = CopyCheck(ProtocolClient("http://lying", http_client=http_client))
+        (changes,) = check.changes({context(): [scenario(1)]}).values()
+    assert set(changes.recalls) == {asked}
 
 
 def test_a_server_that_cannot_compare_copies_is_not_asked_again() -> None:

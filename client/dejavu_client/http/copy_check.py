@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +22,9 @@ __all__ = ["CopyCheck"]
 MOST_COPIES = 1_000
 """Copies that one request asks about."""
 
+REPEATED_SECONDS = 60.0
+"""Time for which recalls are repeated, at least once: look-ups from before them end within it."""
+
 
 @dataclass
 class _ContextState:
@@ -29,12 +33,14 @@ class _ContextState:
     Attributes:
         revision: the revision of the context.
         tags: the tags of the records by the digest of their scenario; empty without a record.
-        recalls: the recalled parts by the digest of their scenario.
+        recalls: the recalled parts by the digest of their scenario, as long as they are repeated.
+        told_at: when the server last told of a change, by the monotonic clock.
     """
 
     revision: str = ""
     tags: dict[str, str] = field(default_factory=dict)
     recalls: dict[str, list[str]] = field(default_factory=dict)
+    told_at: float = 0.0
 
 
 class CopyCheck:
@@ -51,7 +57,7 @@ class CopyCheck:
         self._is_supported = True
 
     def changes(self, copies: Mapping[Context, Collection[Scenario]]) -> dict[Context, CopyChanges]:
-        """Return what has changed, and all recalls that the server has told of these contexts.
+        """Return what has changed, and the recalls that the server has told of lately.
 
         Nothing is returned if the server is of a version that cannot tell.
         """
@@ -64,14 +70,19 @@ class CopyCheck:
         for part, request in requests:
             for context, records in self._ask(part, request).items():
                 changed.setdefault(context, []).extend(records)
-        recalls = {
-            context: self._states[context].recalls for context in copies if context in self._states
-        }
         return {
-            context: CopyChanges(changed.get(context, []), dict(parts), context in changed)
-            for context, parts in recalls.items()
-            if parts or context in changed
+            context: CopyChanges(changed.get(context, []), recalls, context in changed)
+            for context in copies
+            if (recalls := self._repeat(context)) or context in changed
         }
+
+    def _repeat(self, context: Context) -> dict[str, list[str]]:
+        """Return a context's recalls; after some time, for the last time."""
+        state = self._states.get(context, _ContextState())
+        recalls = dict(state.recalls)
+        if time.monotonic() - state.told_at > REPEATED_SECONDS:
+            state.recalls.clear()
+        return recalls
 
     def _ask(
         self, part: Mapping[Context, Collection[Scenario]], request: Mapping[str, Any]
@@ -112,15 +123,18 @@ class CopyCheck:
             dict[str, list[str]], changed.get("recalls"), server
         )
         state = self._states.setdefault(context, _ContextState())
+        gone = set(validate(list[str], changed.get("gone"), server))
+        # Only what was asked about is kept, or a server could fill the memory.
         for digest in (scenario.digest for scenario in scenarios):
-            state.tags.setdefault(digest, "")
+            state.tags[digest] = "" if digest in gone else state.tags.get(digest, "")
             state.recalls.pop(digest, None)
-        state.recalls.update(recalls)
-        for digest in validate(list[str], changed.get("gone"), server):
-            state.tags[digest] = ""
+            if parts := recalls.get(digest):
+                state.recalls[digest] = parts
         for record in records:
             with uninterrupted():
-                state.tags[record.scenario.digest] = _tag(record)
+                if record.scenario.digest in state.tags:
+                    state.tags[record.scenario.digest] = _tag(record)
+        state.told_at = time.monotonic()
         state.revision = str(changed.get("revision", ""))[:64]
         return records
 

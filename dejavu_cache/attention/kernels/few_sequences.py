@@ -242,7 +242,6 @@ class FewSequencesLayers:
         of_keys, of_values = ((), ()) if batch.scales is None else (("k_scale",), ("v_scale",))
         compute = computing.repeated(computed, ("q", "k_cache", "v_cache", *of_new, *of_keys))
         merge = merging.repeated(merged, ("out", *of_values))
-        own = len(of_values)
 
         def repeat(
             q: torch.Tensor,
@@ -251,9 +250,7 @@ class FewSequencesLayers:
             out: torch.Tensor,
             *others: torch.Tensor,
         ) -> bool:
-            of_merge = others[len(others) - own :]
-            return compute(q, k_cache, v_cache, *others[: len(others) - own]) and merge(
-                out, *of_merge
-            )
+            count = len(others) - len(of_values)
+            return compute(q, k_cache, v_cache, *others[:count]) and merge(out, *others[count:])
 
         return repeat

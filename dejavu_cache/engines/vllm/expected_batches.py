@@ -27,9 +27,9 @@ SHORTEST_CONTEXT = 128
 
 
 SHORT_PROMPT = 96
-"""Tokens of a prompt that fills more than half a Q block of one query head, and is not long.
+"""Tokens of a prompt of more than half a Q block, with one query head per KV head, yet not long.
 
-Between two powers of two, it is the only kind of its work in an engine that serves one request.
+An engine that serves one request meets such prompts between two powers of two alone.
 """
 
 
