@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .batch import Batch
 
 __all__ = [
+    "FLOAT8",
     "check_lengths",
     "check_out",
     "check_per_head",

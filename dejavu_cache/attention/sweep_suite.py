@@ -18,6 +18,7 @@ from ..model.buckets import Exact
 from ..model.scenario import Scenario
 from ..sweep.suite import Case, Suite
 from . import dispatch
+from .argument_checks import FLOAT8
 from .batch import Batch, make_batch
 from .kernels import hopper, naive, qblock, segmented, static_grid
 from .kernels.kernel_call import KernelCall
@@ -79,9 +80,6 @@ MOST_TOKENS = 1 << 20
 """Limit of a batch's context; for llama3-8b it is 4 GiB of keys and values."""
 
 MOST_NEW_TOKENS = 1 << 15
-
-FLOAT8 = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2")
-"""Dtypes of caches whose elements are smaller than the queries'."""
 
 KINDS = ("decode", "prefill", "mixed", "chunked")
 """Kinds of batches; the first word of a composition's name."""
@@ -284,8 +282,9 @@ def cases(
     kinds = batches.split("+") if batches else KINDS
     if not set(kinds) <= set(KINDS):
         raise ValueError(f"batches={batches}: choose from {', '.join(KINDS)}, with + between them")
-    if cache not in ("", dtype, *FLOAT8):
-        raise ValueError(f"cache={cache}: choose {dtype} or one of {', '.join(FLOAT8)}")
+    float8 = [str(name).removeprefix("torch.") for name in FLOAT8]
+    if cache not in ("", dtype, *float8):
+        raise ValueError(f"cache={cache}: choose {dtype} or one of {', '.join(float8)}")
     model = PRESETS[preset]
     if cache not in ("", dtype):
         model = replace(model, cache=cache, has_scales=True)
