@@ -71,6 +71,9 @@ COMPOSITIONS = {
 }
 """New and past tokens of batches, by what they are."""
 
+LONG_PROMPTS = {"long prompts": ([300, 150, 400], [4200, 9000, 100])}
+"""Those whose Q blocks the Hopper kernel computes in two halves, with heads of any size."""
+
 FEW_SEQUENCES = {
     "one": ([1], [700]),
     "long": ([1], [9000]),
@@ -86,8 +89,9 @@ def drawn_case(seed: int, implementation: str) -> Case:
     """Return a random case that a GPU's kernel supports."""
     pick = random.Random(f"{implementation} {seed}")
     few = implementation == "few_sequences"
-    new, past = pick.choice(list((FEW_SEQUENCES if few else COMPOSITIONS).values()))
     hopper = implementation in ("few_sequences", "hopper")
+    many = {**COMPOSITIONS, **LONG_PROMPTS} if hopper else COMPOSITIONS
+    new, past = pick.choice(list((FEW_SEQUENCES if few else many).values()))
     dtype = pick.choice([torch.bfloat16, torch.float16] if hopper else list(TOLERANCE))
     return Case(
         new=new,
