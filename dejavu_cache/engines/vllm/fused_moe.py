@@ -311,7 +311,7 @@ def _grid_configs(layer: ExpertLayer, tokens: int) -> Iterator[dict[str, int]]:
     width = 1 if layer.is_float8 else 2
     depths = [layer.block] if layer.block else [64, 128, 256] if width == 2 else [128, 256]
     columns: tuple[int, ...] = (64, 128, 256)
-    stages = (3, 4, 5) if share <= 16 else (3, 4)
+    stages = (3, 4, 5) if share <= 4 else (2, 3, 4)
     groups = (1,) if share <= 4 else (1, 16)
     if share <= 1:  # few programs, each of which waits for its loads
         columns = (32, *columns)
@@ -319,12 +319,18 @@ def _grid_configs(layer: ExpertLayer, tokens: int) -> Iterator[dict[str, int]]:
     for m, n, k, stage, group in product(rows, columns, depths, stages, groups):
         if (m + n) * k * width * stage > SHARED_MEMORY or (m * n > 128 * 128 * 2):
             continue
-        warps = 8 if m * n >= 128 * 128 else 4
-        yield {
-            "BLOCK_SIZE_M": m,
-            "BLOCK_SIZE_N": n,
-            "BLOCK_SIZE_K": k,
-            "GROUP_SIZE_M": group,
-            "num_warps": warps,
-            "num_stages": stage,
-        }
+        for warps in _warps(m * n):
+            yield {
+                "BLOCK_SIZE_M": m,
+                "BLOCK_SIZE_N": n,
+                "BLOCK_SIZE_K": k,
+                "GROUP_SIZE_M": group,
+                "num_warps": warps,
+                "num_stages": stage,
+            }
+
+
+def _warps(products: int) -> tuple[int, ...]:
+    """Return the numbers of warps to try for a tile of so many products."""
+    limits = {16 * 64: (2, 4), 64 * 64: (4,), 64 * 128: (4, 8)}
+    return next((warps for limit, warps in limits.items() if products <= limit), (8,))
