@@ -48,8 +48,11 @@ SPANS = {True: 128, False: 64}
 Tiles of keys must divide it.
 """
 
-LONG_CONTEXT = 4096
-"""Keys that the middle one of a prompt's new tokens sees, from which the prompt is long."""
+LONG_CONTEXT = {64: 0, 96: 512, 128: 2560, 256: 0}
+"""Keys that the middle one of a prompt's tokens sees, from which it is long; by largest head size.
+
+Drawn prompts decided; heads up to 64 and above 128 lost nothing in any of them.
+"""
 
 LONG_QUERY = 128
 """New tokens per sequence from which most are prompts."""
@@ -118,14 +121,15 @@ class Schedule(NamedTuple):
 def pairs_of(batch: Batch) -> int:
     """Return whether a batch has Q blocks of two halves: 0 if none can, 2 for long prompts, else 1.
 
-    Prompts are long if contexts may be and few of the sequences can be decoding; with heads of 256,
-    the latter is enough.
+    Prompts are long if contexts may be and few of the sequences can be decoding.
     """
     if batch.max_seqlen_q <= HALF // batch.group:
         return 0
-    keys = batch.max_seqlen_k - batch.max_seqlen_q // 2
-    long = keys >= LONG_CONTEXT or batch.head_padded > 128
-    return 2 if long and batch.num_tokens >= LONG_QUERY * batch.num_seqs else 1
+    new = batch.num_tokens / batch.num_seqs
+    keys = batch.max_seqlen_k - batch.max_seqlen_q + new / 2
+    head = batch.q.shape[-1]
+    long = keys >= next(keys for size, keys in LONG_CONTEXT.items() if head <= size)
+    return 2 if long and new >= LONG_QUERY else 1
 
 
 def halves_of(batch: Batch, overlap: bool) -> int:

@@ -47,7 +47,7 @@ COVERED = (3, 4) <= _VERSION <= (3, 9)
 GLUON_IS_COVERED = (3, 6) <= _VERSION <= (3, 9)
 """Whether this Triton has a version of Gluon that the Hopper kernel is written in."""
 
-GLUON_IS_TESTED = _VERSION in {(3, 6)}
+GLUON_IS_TESTED = _VERSION in {(3, 6), (3, 8), (3, 9)}
 """Whether the Hopper kernel was run on a GPU with this Triton."""
 
 HOOK_CHAIN: Any = getattr(knobs, "HookChain", None)
