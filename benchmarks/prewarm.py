@@ -41,7 +41,8 @@ def serve(out: str) -> None:
     import triton  # noqa: F401 - part of what a program imports
 
     from dejavu_cache.attention.kernels import segmented
-    from dejavu_cache.attention.sweep_suite import LAUNCHES, PRESETS, batch_of, lengths
+    from dejavu_cache.attention.sweep_batches import PRESETS, batch_of, lengths
+    from dejavu_cache.attention.sweep_suite import LAUNCHES
 
     torch.zeros(1, device="cuda")
     torch.cuda.synchronize()

@@ -17,8 +17,9 @@ from support.tree_agreement import check_agreement
 
 from dejavu_cache.attention import records as shipped
 from dejavu_cache.attention.search_space import KEYS, METHOD
-from dejavu_cache.attention.sweep_suite import PRESETS, lengths, scenario_arguments, suite
+from dejavu_cache.attention.sweep_batches import PRESETS, lengths
 from dejavu_cache.attention.sweep_suite import kernel_of as kernel
+from dejavu_cache.attention.sweep_suite import scenario_arguments, suite
 from dejavu_cache.heuristics.fit import fit
 from dejavu_cache.model.record import RecordSet
 from dejavu_cache.model.scenario import Context, Problem

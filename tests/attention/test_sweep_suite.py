@@ -9,7 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dejavu_cache.attention.sweep_suite import Lengths, Model, case_of, suite
+from dejavu_cache.attention.sweep_batches import Lengths, Model
+from dejavu_cache.attention.sweep_suite import case_of, suite
 from dejavu_cache.model.scenario import Scenario
 from dejavu_cache.sweep.suite import Case
 

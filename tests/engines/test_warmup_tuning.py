@@ -20,7 +20,8 @@ from support.fork_server import kernel_nursery
 from support.forked_processes import worker_starter
 
 from dejavu_cache.attention.kernels import hopper
-from dejavu_cache.attention.sweep_suite import Lengths, Model, kernel_of, scenario_arguments
+from dejavu_cache.attention.sweep_batches import Lengths, Model
+from dejavu_cache.attention.sweep_suite import kernel_of, scenario_arguments
 from dejavu_cache.engines.vllm import attention_suite, attention_warmup
 from dejavu_cache.engines.vllm.attention_suite import (
     draw_lengths,

@@ -16,15 +16,8 @@ import torch
 from ...attention.dispatch import UNTUNED
 from ...attention.kernels.kernel_call import KernelCall
 from ...attention.plan import Plan
-from ...attention.sweep_suite import (
-    LAUNCHES,
-    MOST_TOKENS,
-    Lengths,
-    Model,
-    case_of,
-    for_scenario,
-    scenario_arguments,
-)
+from ...attention.sweep_batches import MOST_TOKENS, Lengths, Model
+from ...attention.sweep_suite import LAUNCHES, case_of, for_scenario, scenario_arguments
 from ...sweep.suite import Case, Suite
 from .expected_batches import (
     SHORTEST_CONTEXT,
