@@ -11,25 +11,15 @@ runs the checkouts whose folders `OTHER_CHECKOUTS` names, separated by colons. `
 
 from __future__ import annotations
 
-import json
 import os
-import queue
 import statistics
-import subprocess
-import sys
-import threading
-import time
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-VLLM = Path(os.environ["VLLM_FOLDER"])
-OUT = Path(os.environ["OUT"])
-PLAN, LIMIT = sys.argv[1], float(sys.argv[2]) if len(sys.argv) > 2 else 150.0
-BEGIN = time.monotonic()
+from engine_process import PLAN, Engine, keep, log, seconds_left
+
 ENGINES = os.environ.get("ENGINES", "fa3,ours,triton").split(",")
 BACKENDS = {"fa3": "FLASH_ATTN", "ours": "CUSTOM", "triton": "TRITON_ATTN"}
-RESULTS: dict[str, Any] = {"plan": PLAN}
 
 PROFILED = (
     ("decode", 1, 500),
@@ -55,113 +45,6 @@ A prompt of 500 tokens takes as long as the host needs for its launches, which v
 
 LENGTHS = (7, 130, 517, 2049, 8000)
 """Tokens of the first prompts after a cold start."""
-
-
-def seconds_left() -> float:
-    return LIMIT - (time.monotonic() - BEGIN)
-
-
-def log(*words: Any) -> None:
-    print(f"[{time.monotonic() - BEGIN:6.1f}]", *words, flush=True)
-
-
-def keep(*path: str, value: Any) -> None:
-    place = RESULTS
-    for name in path[:-1]:
-        place = place.setdefault(name, {})
-    place[path[-1]] = value
-    (OUT / f"{PLAN}.json").write_text(json.dumps(RESULTS, indent=1))
-    log(*path, json.dumps(value)[:400])
-
-
-class Engine:
-    """A vLLM engine in a process of its own."""
-
-    def __init__(
-        self,
-        name: str,
-        backend: str,
-        model: str = "llama3-8b",
-        options: dict[str, Any] | None = None,
-        cache: str = "",
-        **variables: str,
-    ) -> None:
-        self.name, self._lines = name, queue.Queue()
-        caches = VLLM / "caches" / (cache or name)
-        caches.mkdir(parents=True, exist_ok=True)
-        environment = {
-            **os.environ,
-            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-            "VLLM_USE_FLASHINFER_SAMPLER": "0",
-            "VLLM_NO_USAGE_STATS": "1",
-            "HF_HUB_OFFLINE": "1",
-            "TRANSFORMERS_OFFLINE": "1",
-            "VLLM_HOST_IP": "127.0.0.1",
-            "GLOO_SOCKET_IFNAME": "lo",
-            "NCCL_SOCKET_IFNAME": "lo",
-            "VLLM_USE_DEEP_GEMM": "0",
-            "VLLM_CACHE_ROOT": str(caches / "vllm"),
-            "TRITON_CACHE_DIR": str(caches / "triton"),
-            "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"),
-            "XDG_CACHE_HOME": str(caches / "xdg"),
-            "DEJAVU_CACHE_LOG": "info",
-            **variables,
-        }
-        self._log = (OUT / f"{PLAN}-{name}.log").open("w")
-        self._process = subprocess.Popen(
-            [
-                sys.executable,
-                str(HERE / "engine.py"),
-                name,
-                backend,
-                str(HERE / "models" / model),
-                json.dumps(options or {}),
-            ],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=environment,
-            cwd=caches,
-        )
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def wait_until_started(self) -> None:
-        keep("start", self.name, value=self._answer(seconds_left()))
-
-    def _read(self) -> None:
-        for line in self._process.stdout or ():
-            self._log.write(line)
-            self._log.flush()
-            if line.startswith("RESULT "):
-                self._lines.put(json.loads(line[7:]))
-        self._lines.put({"error": "ended"})
-
-    def _answer(self, seconds: float) -> Any:
-        try:
-            return self._lines.get(timeout=max(seconds, 1.0))
-        except queue.Empty:
-            self._process.kill()
-            return {"error": "out of time"}
-
-    def tell(self, *command: Any) -> Any:
-        if self._process.stdin is None:
-            return None
-        try:
-            self._process.stdin.write(json.dumps(command) + "\n")
-            self._process.stdin.flush()
-        except BrokenPipeError:
-            log(self.name, command, "has ended")
-            return None
-        answer = self._answer(seconds_left())
-        if "error" in answer:
-            log(self.name, command, answer)
-        return answer.get("answer")
-
-    def end(self) -> None:
-        keep("counts", self.name, value=self.tell("counts"))
-        self._process.kill()
-        self._process.wait()
 
 
 def start(*names: str, **options: Any) -> list[Engine]:
@@ -404,7 +287,6 @@ def run_compiled() -> None:
     end(engines)
 
 
-OUT.mkdir(parents=True, exist_ok=True)
 {
     "speed": run_speed,
     "float8": run_float8,
