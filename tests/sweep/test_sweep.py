@@ -41,6 +41,11 @@ def test_a_sweep_of_nothing_ends_with_the_reason(sweeps: Sweeps, options: tuple[
     assert printed == "nothing to tune: these sizes need no tuning\n"
 
 
+def test_the_reason_is_part_of_a_report_in_json(sweeps: Sweeps) -> None:
+    assert sweeps.json("--dry-run")["why_empty"] is None
+    assert sweeps.json(suite=":empty")["why_empty"] == "these sizes need no tuning"
+
+
 def test_a_larger_suite_measures_what_is_new(swept: Sweeps) -> None:
     assert "6 cases tuned, 24 configs measured" in swept.run()
     assert swept.recorded_times == swept.whole()

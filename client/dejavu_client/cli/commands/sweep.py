@@ -109,10 +109,11 @@ def sweep(
         raise typer.Exit(ExitCode.INTERRUPTED) from None
     # Only a sweep over the whole suite can tell which misses have no case.
     lacking = 0 if shard or verify or report.left else _without_case(spec.misses or (), report)
+    why_empty = None if report.total or report.stopped else _why_empty(suite)
     if as_json:
-        show_json({**report_json(report), "misses_without_case": lacking})
-    elif not (report.total or report.stopped):
-        _say_empty(suite)
+        show_json({**report_json(report), "misses_without_case": lacking, "why_empty": why_empty})
+    elif why_empty:
+        say(f"nothing to tune: {why_empty}")
     else:
         _say_report(report, do, home.url, lacking)
     for path in report.kept:
@@ -126,10 +127,10 @@ def sweep(
         raise typer.Exit(1)
 
 
-def _say_empty(suite: str) -> None:
+def _why_empty(suite: str) -> str:
     from dejavu_cache.sweep.suite import load_suite
 
-    say(f"nothing to tune: {load_suite(suite).why_empty}")
+    return load_suite(suite).why_empty
 
 
 def _say_report(report: SweepReport, do: Task, url: str, lacking: int) -> None:
