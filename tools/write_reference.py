@@ -132,7 +132,7 @@ def command_lines(name: str, command: Any) -> list[str]:
 def metavar_of(argument: Any) -> str:
     """Return how an argument is written in the usage."""
     name = argument.metavar or argument.name.upper()
-    name = f"{name}…" if argument.nargs == -1 else name
+    name = f"{name.removesuffix('…')}…" if argument.nargs == -1 else name
     return name if argument.required else f"[{name}]"
 
 
