@@ -21,16 +21,15 @@ from ..model.scenario_index import NearbyScenarios, ScenarioIndex
 from ..system.notices import warn_once
 from ..system.safe_files import open_folder, open_regular
 from .base import Found, FoundTree, Store
-from .file_access import acquire_lock, describe_failure, find_files, read_text, write_text
-from .file_layout import Page, read_context
+from .file_access import describe_failure, find_files, read_text, write_text
+from .file_layout import HEAD_BYTES, Page, context_of_head
+from .file_locks import FileLocks, acquire_lock
+from .leftovers import delete_leftovers
 from .page_cache import PageCache, signature_of
 
 __all__ = ["FileStore"]
 
-_LOCKS = ".locks"
 _TREE = ".tree.json"
-_WRITE_WAIT = 30.0
-"""Seconds to wait for another writer of the same file; a write takes milliseconds."""
 
 
 class FileStore(Store):
@@ -56,6 +55,7 @@ class FileStore(Store):
         self.read_only = read_only
         self.url = self.root.as_uri() + ("?read_only=1" if read_only else "")
         self._pages = PageCache(self.root)
+        self._locks = FileLocks(self.root)
 
     def path(self, context: Context) -> Path:
         """Return the path of a context's records."""
@@ -70,7 +70,7 @@ class FileStore(Store):
         try:
             record = self._pages.find(path, context, scenario)
         except DamagedRecordsError as error:
-            self._set_aside(path, str(error))
+            self._set_aside(path, context, str(error))
             return None
         return Found(record, self.url) if record else None
 
@@ -81,7 +81,7 @@ class FileStore(Store):
             page = self._pages.get(path, context)
             return iter(list(page.records(str(path))) if page else ())
         except DamagedRecordsError as error:
-            self._set_aside(path, str(error))
+            self._set_aside(path, context, str(error))
             return iter(())
 
     def scenario_texts(self, context: Context) -> Iterator[str]:
@@ -91,7 +91,7 @@ class FileStore(Store):
             page = self._pages.get(path, context)
             return iter(page.scenario_texts() if page else ())
         except DamagedRecordsError as error:
-            self._set_aside(path, str(error))
+            self._set_aside(path, context, str(error))
             return iter(())
 
     def scenario_index(self, context: Context) -> NearbyScenarios:
@@ -100,7 +100,7 @@ class FileStore(Store):
         try:
             return self._pages.index(path, context)
         except DamagedRecordsError as error:
-            self._set_aside(path, str(error))
+            self._set_aside(path, context, str(error))
             return ScenarioIndex()
 
     def revision(self, context: Context) -> Hashable | None:
@@ -164,13 +164,17 @@ class FileStore(Store):
                 yield path, unlisted
                 continue
             try:
-                with open(open_regular(self.root, path), encoding="utf-8") as file:
-                    context = read_context(file, str(path))
+                context = self._context_of(path)
                 if self.path(context) != path:
                     raise StoreError(f"it belongs at {self.path(context).relative_to(self.root)}")
                 yield path, context
             except (StoreError, OSError, UnicodeDecodeError) as error:
                 yield path, error
+
+    def _context_of(self, path: Path) -> Context:
+        with open(open_regular(self.root, path), "rb") as file:
+            context = context_of_head(file.read(HEAD_BYTES), str(path))
+        return context or Page.parse(read_text(path, self.root), str(path)).context
 
     def trees(self, kernel: str | None = None) -> Iterator[FoundTree]:
         """Yield the decision trees that can be read, and warn about the others."""
@@ -232,7 +236,7 @@ class FileStore(Store):
             by_function.setdefault(entry.function, []).append(entry)
         for function, results in by_function.items():
             path = self._imported_path(function)
-            with self._locked(path, f"imported-{path.stem}.lock"):
+            with self._locks.write(path, f"imported-{path.stem}.lock"):
                 try:
                     earlier = parse_foreign_results(read_text(path, self.root), str(path))
                 except FileNotFoundError:
@@ -288,7 +292,7 @@ class FileStore(Store):
             yield True
             return
         try:
-            lock = acquire_lock(self._lock_path(f"{context.digest}-{scenario.digest}.lease"), wait)
+            lock = acquire_lock(self._locks.path(f"{context.digest}-{scenario.digest}.lease"), wait)
         except Timeout:
             yield False
             return
@@ -314,48 +318,25 @@ class FileStore(Store):
         Args:
             older_than: the least age of a leftover, in seconds.
         """
-        leftovers = [*(self.root / _LOCKS).glob("*.lease"), *self.root.rglob("*.json.tmp-*")]
-        old = [path for path in leftovers if time.time() - path.lstat().st_mtime > older_than]
-        for path in old:
-            path.unlink(missing_ok=True)
-        return len(old)
+        return delete_leftovers(self.root, older_than)
 
     @contextmanager
     def _locked_page(self, context: Context) -> Iterator[tuple[Path, Page]]:
         """Hold a file's lock, and yield the file's path and content."""
         path = self.path(context)
-        with self._locked(path, f"{context.digest}.lock"), self._pages.lock:
+        with self._locks.write(path, f"{context.digest}.lock"), self._pages.lock:
             try:
                 yield path, self._page_to_write(path, context)
             except BaseException:
                 self._pages.forget(path)
                 raise
 
-    @contextmanager
-    def _locked(self, path: Path, lock_name: str) -> Iterator[None]:
-        """Hold the lock of a file that is to be written."""
-        try:
-            lock = acquire_lock(self._lock_path(lock_name), _WRITE_WAIT)
-        except Timeout:
-            raise StoreError(
-                f"{path} has been locked by another writer for {_WRITE_WAIT:.0f} s"
-            ) from None
-        except OSError as error:
-            raise describe_failure(error, self.root, "written") from error
-        try:
-            yield
-        finally:
-            lock.release()
-
-    def _lock_path(self, name: str) -> Path:
-        return self.root / _LOCKS / name
-
     def _page_to_write(self, path: Path, context: Context) -> Page:
         """Return a file's content, or an empty page if there is no file or a damaged one."""
         try:
             return self._pages.get(path, context) or Page(context)
         except DamagedRecordsError as error:
-            self._set_aside(path, str(error))
+            self._rename_damaged(path, str(error))
             return Page(context)
 
     def _replace(self, path: Path, page: Page) -> None:
@@ -370,25 +351,41 @@ class FileStore(Store):
             write_text(aside, "".join(f"{{{text}\n" for text in page.displaced), self.root)
             page.displaced = []
 
-    def _set_aside(self, path: Path, why: str) -> None:
-        """Rename a damaged file, and warn once; in a read-only store, only warn."""
-        with self._pages.lock:
-            self._pages.forget(path)
-            if self.read_only:
-                warn_once(
-                    f"{path}",
-                    f"{why}; the store is read-only, so the file stays and is passed over",
-                )
-                return
-            aside = path.with_name(f"{path.name}.damaged-{time.time_ns()}")
-            try:
-                with open_folder(self.root, path.parent) as folder:
-                    os.replace(path.name, aside.name, src_dir_fd=folder, dst_dir_fd=folder)
-            except FileNotFoundError:
-                return
-            except OSError as error:
-                raise describe_failure(error, path, "set aside") from error
-            warn_once(f"{path}", f"{why}; it is kept as {aside.name}")
+    def _set_aside(self, path: Path, context: Context, why: str) -> None:
+        """Rename a damaged file, and warn once; in a read-only store, only warn.
+
+        A file that somebody writes now is left to them, and one that was replaced is not damaged.
+        """
+        self._pages.forget(path)
+        if self.read_only:
+            warn_once(
+                f"{path}", f"{why}; the store is read-only, so the file stays and is passed over"
+            )
+            return
+        try:
+            lock = acquire_lock(self._locks.path(f"{context.digest}.lock"), 0.0)
+        except Timeout:
+            return
+        except OSError as error:
+            raise describe_failure(error, path, "set aside") from error
+        try:
+            with self._pages.lock:
+                self._page_to_write(path, context)
+        finally:
+            lock.release()
+
+    def _rename_damaged(self, path: Path, why: str) -> None:
+        """Rename a damaged file, whose lock is held, and warn once."""
+        aside = path.with_name(f"{path.name}.damaged-{time.time_ns()}")
+        self._pages.forget(path)
+        try:
+            with open_folder(self.root, path.parent) as folder:
+                os.replace(path.name, aside.name, src_dir_fd=folder, dst_dir_fd=folder)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise describe_failure(error, path, "set aside") from error
+        warn_once(f"{path}", f"{why}; it is kept as {aside.name}")
 
 
 def _slug(name: str) -> str:

@@ -1,4 +1,4 @@
-"""Find, lock, write and report on files for `stores.file`, also on file systems that lack locks."""
+"""Find, read and write files for `stores.file`, and report on failures."""
 
 from __future__ import annotations
 
@@ -6,20 +6,10 @@ import errno
 import os
 from pathlib import Path
 
-from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
-
 from ..errors import DamagedRecordsError, StoreError
-from ..system.safe_files import open_folder, read_file, replace_file
+from ..system.safe_files import read_file, replace_file
 
-__all__ = ["acquire_lock", "describe_failure", "find_files", "read_text", "write_text"]
-
-_ERRORS_WITHOUT_LOCKS = {
-    errno.ENOSYS,
-    errno.ENOLCK,
-    errno.EOPNOTSUPP,
-    errno.ENOTSUP,
-    errno.EINVAL,
-}
+__all__ = ["describe_failure", "find_files", "read_text", "write_text"]
 
 _ERRORS_OF_FOREIGN_FILES = {errno.ELOOP, errno.EINVAL, errno.EFBIG, errno.ENXIO}
 """Errors of opening a link, a device, a file that is too large, and a socket."""
@@ -39,31 +29,6 @@ _REMEDIES = {
 }
 
 
-def acquire_lock(path: Path, wait: float) -> BaseFileLock:
-    """Acquire the lock of a path; on a file system without locks, create a lock file instead.
-
-    Args:
-        path: the lock's file; its folder is created.
-        wait: seconds to wait for another holder.
-
-    Raises:
-        Timeout: another process still has the lock.
-        OSError: the file cannot be created.
-    """
-    with open_folder(path.parents[1], path.parent, create=True):
-        pass  # it is a folder, and no link to one of somebody else
-    try:
-        lock: BaseFileLock = FileLock(path, timeout=wait)
-        lock.acquire()
-    except (NotImplementedError, OSError) as error:
-        code = getattr(error, "errno", errno.ENOSYS)
-        if isinstance(error, Timeout) or code not in _ERRORS_WITHOUT_LOCKS:
-            raise
-        lock = SoftFileLock(path.with_name(f"{path.name}.soft"), timeout=wait)
-        lock.acquire()
-    return lock
-
-
 def read_text(path: Path, root: Path) -> str:
     """Return the text of a file in a store's folder.
 
@@ -72,7 +37,10 @@ def read_text(path: Path, root: Path) -> str:
         OSError: it cannot be read.
     """
     try:
-        return read_file(path, root).decode()
+        content = read_file(path, root)
+        if b"\0" in content:  # a sparse file of any length costs nothing on the disk
+            raise DamagedRecordsError(f"{path} is damaged: it has NUL bytes")
+        return content.decode()
     except UnicodeDecodeError as error:
         raise DamagedRecordsError(f"{path} is damaged: {error}") from None
     except OSError as error:

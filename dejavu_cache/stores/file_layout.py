@@ -33,8 +33,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import lru_cache
-from mmap import mmap
-from typing import Any, TextIO
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -45,8 +44,9 @@ from ..model.recall import without_parts
 from ..model.record import FORMAT, Record, RecordSet, required_format
 from ..model.scenario import Context, Scenario, canonical_json
 from ..system.notices import warn_once
+from .file_blocks import FileBlocks
 
-__all__ = ["Page", "find", "read_context", "read_set"]
+__all__ = ["HEAD_BYTES", "Page", "context_of_head", "find", "read_set"]
 
 _OPENINGS = tuple(f'{{"format": {version},\n"context": ' for version in range(1, FORMAT + 1))
 _OPENING_LENGTH = len(_OPENINGS[0])
@@ -54,6 +54,9 @@ _RECORDS = ',\n"records": ['
 _CLOSING = "\n]}\n"
 _SCENARIO = '"scenario": '
 _LINE_END = ",\n"
+
+HEAD_BYTES = 1 << 16
+"""Bytes at a file's begin that have its context, in this module's layout."""
 
 
 class Page:
@@ -227,31 +230,34 @@ def read_set(text: str | bytes, where: str) -> RecordSet:
         raise DamagedRecordsError(f"{where} is damaged: {_reason(error)}") from None
 
 
-def find(content: mmap, context: Context, scenario: Scenario, where: str) -> Record | None:
+def find(content: FileBlocks, context: Context, scenario: Scenario, where: str) -> Record | None:
     """Find a record by bisection of a file in this module's layout, without reading the rest.
 
     None only means that bisection did not find the record: the file may have another layout.
 
     Args:
-        content: the memory-mapped file.
+        content: the file.
         context: the context of the file's records.
         scenario: the scenario of the record.
         where: the file's name, for error messages.
     """
     heads, closing = [_head(context, version).encode() for version in (1, 2)], _CLOSING.encode()
     low, high = len(heads[0]), len(content) - len(closing)
-    if low >= high or content[:low] not in heads or content[high:] != closing:
+    if low >= high or content.read(0, low) not in heads:
+        return None
+    if content.read(high, len(content)) != closing:
         return None
     opening, wanted = f"\n{{{_SCENARIO}".encode(), scenario.text.encode()
     while low < high:
         start = content.rfind(b"\n{", low, (low + high) // 2 + 2)
         end = content.find(_LINE_END.encode(), start + 1, high)
-        if start < low or end < 0 or content[start : start + len(opening)] != opening:
+        if start < low or end < 0 or content.read(start, start + len(opening)) != opening:
             return None
-        current, after = content[start + len(opening) : end], content.find(b"\n{", end, high)
+        current, after = content.read(start + len(opening), end), content.find(b"\n{", end, high)
+        stop = high if after < 0 else after
         if current == wanted:
-            return _read_record(content[start + 2 : high if after < 0 else after].decode(), where)
-        low, high = (low, start) if current > wanted else (high if after < 0 else after, high)
+            return _read_record(content.read(start + 2, stop).decode(), where)
+        low, high = (low, start) if current > wanted else (stop, high)
     return None
 
 
@@ -267,19 +273,15 @@ def _head(context: Context, version: int) -> str:
     return f"{_OPENINGS[version - 1]}{text}{_RECORDS}"
 
 
-def read_context(file: TextIO, where: str) -> Context:
-    """Read the context of a record set, and if the layout allows, no further.
+def context_of_head(head: bytes, where: str) -> Context | None:
+    """Return the context of a record set from its first `HEAD_BYTES`, or None in another layout.
 
     Raises:
-        NewerFormatError: a newer version of this package wrote it.
         DamagedRecordsError: it is no record set.
     """
-    head = ""
-    for line in file:
-        head += line
-        if head.endswith(_RECORDS + "\n") and head.startswith(_OPENINGS):
-            return _context(head[_OPENING_LENGTH : -len(_RECORDS) - 1], where)
-    return Page.parse(head, where).context
+    end = head.find(f"{_RECORDS}\n".encode())
+    text = head[: max(end, 0)].decode(errors="replace")
+    return _context(text[_OPENING_LENGTH:], where) if text.startswith(_OPENINGS) else None
 
 
 def _context(text: str, where: str) -> Context:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from mmap import ACCESS_READ, mmap
 from pathlib import Path
 
 from ..errors import DamagedRecordsError
@@ -12,6 +11,7 @@ from ..model.scenario import Context, Scenario
 from ..model.scenario_index import NearbyScenarios, ScenarioIndex
 from ..system.safe_files import open_regular
 from .file_access import describe_failure, read_text
+from .file_blocks import FileBlocks
 from .file_layout import Page, find
 from .index_files import WORTHWHILE, IndexFiles, Signature
 
@@ -126,13 +126,10 @@ class PageCache:
         if path in self._pages:
             return None
         try:
-            with (
-                open(open_regular(self._root, path), "rb") as file,
-                mmap(file.fileno(), 0, access=ACCESS_READ) as content,
-            ):
-                return find(content, context, scenario, str(path))
+            with open(open_regular(self._root, path), "rb") as file:
+                return find(FileBlocks(file.fileno()), context, scenario, str(path))
         except (OSError, ValueError):
-            # The file is absent, empty or unreadable; the caller reads it next and reports which.
+            # The file is absent, changes or is unreadable; the caller reads it next and says which.
             return None
 
     def _read(self, path: Path, context: Context) -> Page:

@@ -12,7 +12,7 @@ from ..errors import DamagedRecordsError, NewerFormatError, StoreError
 from ..model.merge import OnConflict
 from ..model.record import FORMAT, Record, RecordSet
 from ..model.scenario import Context, Scenario, canonical_json
-from ..system.safe_files import replace_file
+from ..system.safe_files import read_file, replace_file
 from .base import Store
 from .memory import MemoryStore
 
@@ -40,7 +40,7 @@ class FrozenStore(MemoryStore):
         path = path if path.suffix == SUFFIX else path.with_name(path.name + SUFFIX)
         self.url = f"frozen://{path}"
         try:
-            content = path.read_bytes()
+            content = read_file(path)
         except OSError as error:
             raise StoreError(
                 f"the frozen snapshot {path} cannot be read ({error.strerror}): copy it there, or "

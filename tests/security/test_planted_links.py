@@ -15,7 +15,7 @@ from support.processes import dejavu
 from dejavu_cache.errors import StoreError
 from dejavu_cache.model.record import RecordSet
 from dejavu_cache.runtime.activity_report import read_events
-from dejavu_cache.stores import FileStore
+from dejavu_cache.stores import FileStore, FrozenStore
 from dejavu_cache.stores.snapshot import freeze
 from dejavu_cache.sweep.journal import Journal
 from dejavu_cache.system.safe_files import open_to_append, open_to_write, read_file, replace_file
@@ -129,6 +129,25 @@ def test_a_pipe_or_an_endless_device_holds_nobody(store: FileStore, victim: Path
         assert list(store.contexts()) == []
     os.mkfifo(path.with_suffix(".tree.json"))
     assert list(store.trees()) == []
+
+
+def test_sweeping_deletes_nothing_behind_a_link(store: FileStore, victim: Path) -> None:
+    for name in ("a.lease", "b.tmp-1-0123456789abcdef"):
+        (victim / name).touch()
+        os.utime(victim / name, (0, 0))
+    before = state(victim)
+    plant(store.root / ".locks", victim)
+    plant(store.root / "kernel", victim)
+    (store.root / "folder.tmp-1-0123456789abcdef").mkdir()
+    assert store.delete_leftovers(older_than=-1.0) == 0
+    assert state(victim) == before
+
+
+def test_a_pipe_as_a_snapshot_holds_nobody(tmp_path: Path) -> None:
+    name = tmp_path / f"{'0' * 64}.jsonl"
+    os.mkfifo(name)
+    with pytest.raises(StoreError, match="cannot be read"):
+        FrozenStore(name)
 
 
 def test_a_file_too_large_to_be_read_is_refused(tmp_path: Path) -> None:

@@ -352,7 +352,7 @@ def test_a_file_system_without_locks_is_still_written(
 
 
 def test_litter_of_killed_writers_can_be_swept(store: FileStore) -> None:
-    litter = only_file(store).with_name("x.json.tmp-1-1")
+    litter = only_file(store).with_name("x.json.tmp-1-0123456789abcdef")
     litter.write_text("half")
     os.utime(litter, (0, 0))
     assert store.delete_leftovers() == 1

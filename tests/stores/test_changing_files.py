@@ -1,0 +1,172 @@
+"""A folder's files may be cut, replaced, planted or kept locked by others at any moment."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import threading
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+from hypothesis import given
+from hypothesis import strategies as st
+from support.processes import run_python
+from support.records import context, record
+
+from dejavu_cache.errors import DamagedRecordsError, StoreError
+from dejavu_cache.stores import FileStore, file_locks
+from dejavu_cache.stores.file_blocks import FileBlocks
+
+LOOK_UP = """
+import sys, time, warnings
+from support.records import context, record
+from dejavu_cache.stores import FileStore
+
+warnings.simplefilter("ignore")
+until = time.monotonic() + 3
+while time.monotonic() < until:
+    FileStore(sys.argv[1], read_only=True).get(context(), record(17).scenario)
+print("ended")
+"""
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> FileStore:
+    store = FileStore(tmp_path / "store")
+    store.put(context(), [record(16), record(32)])
+    return store
+
+
+def lock_of(store: FileStore) -> FileLock:
+    return FileLock(store.root / ".locks" / f"{context().digest}.lock")
+
+
+PARTS = st.lists(
+    st.one_of(
+        st.sampled_from([b"\n{", b"\n", b"{", b",\n"]),
+        st.builds(bytes.__mul__, st.just(b"x"), st.integers(0, 20_000)),
+    ),
+    max_size=12,
+)
+
+
+@given(PARTS, st.sampled_from([b"\n{", b",\n"]), st.data())
+def test_a_search_finds_what_a_search_of_the_bytes_finds(
+    parts: list[bytes], text: bytes, data: st.DataObject
+) -> None:
+    content = b"".join(parts)
+    start = data.draw(st.integers(0, len(content)))
+    stop = data.draw(st.integers(start, len(content)))
+    with tempfile.TemporaryFile() as file:
+        file.write(content)
+        file.flush()
+        blocks = FileBlocks(file.fileno())
+        assert blocks.find(text, start, stop) == content.find(text, start, stop)
+        assert blocks.rfind(text, start, stop) == content.rfind(text, start, stop)
+
+
+def test_a_file_that_becomes_shorter_ends_its_search() -> None:
+    with tempfile.TemporaryFile() as file:
+        file.write(b"x" * 100_000)
+        file.flush()
+        blocks = FileBlocks(file.fileno())
+        file.truncate(10)
+        with pytest.raises(ValueError, match="shorter"):
+            blocks.find(b"\n{", 0, len(blocks))
+
+
+def test_a_search_reads_no_more_than_its_bound() -> None:
+    with tempfile.TemporaryFile() as file:
+        file.truncate(1 << 40)
+        blocks = FileBlocks(file.fileno())
+        for search in (blocks.find, blocks.rfind):
+            with pytest.raises(ValueError, match="too much"):
+                search(b"\n{", 0, len(blocks))
+
+
+def test_a_program_outlives_a_file_that_is_rewritten_in_place(tmp_path: Path) -> None:
+    store = FileStore(tmp_path / "store")
+    store.put(context(), [record(m) for m in range(1, 2001)])
+    path = store.path(context())
+    backup = shutil.copy(path, tmp_path)
+    is_over = threading.Event()
+
+    def rewrite() -> None:
+        while not is_over.is_set():
+            shutil.copyfile(backup, path)
+
+    writer = threading.Thread(target=rewrite)
+    writer.start()
+    try:
+        assert run_python(LOOK_UP, str(store.root)).stdout == "ended\n"
+    finally:
+        is_over.set()
+        writer.join()
+
+
+@pytest.mark.parametrize("length", [1 << 26, 1 << 40])
+def test_a_sparse_file_counts_as_damaged(store: FileStore, length: int) -> None:
+    """It has a valid begin and end, and takes no room on the disk."""
+    path = store.path(context())
+    whole = path.read_bytes()
+    with path.open("r+b") as file:
+        file.truncate(length)
+        file.seek(length - 5)
+        file.write(whole[-5:])
+    reader = FileStore(store.root)
+    assert reader.get(context(), record(64).scenario) is None
+    assert [aside.stat().st_size for aside in reader.damaged_files()] == [length]
+
+
+def test_a_line_without_end_is_passed_over_in_lists(store: FileStore) -> None:
+    with store.path(context()).with_name("endless.json").open("wb") as file:
+        file.truncate(1 << 40)
+    assert [found.text for found in store.contexts()] == [context().text]
+
+
+def test_a_writer_that_is_stuck_is_waited_for_once(
+    store: FileStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float] = []
+    acquire = file_locks.acquire_lock
+
+    def watched(path: Path, wait: float) -> object:
+        waits.append(wait)
+        return acquire(path, wait)
+
+    monkeypatch.setattr(file_locks, "acquire_lock", watched)
+    monkeypatch.setattr(file_locks, "_WAIT", 0.3)
+    with lock_of(store):
+        for m in (64, 128):
+            with pytest.raises(StoreError, match="locked by another writer"):
+                store.put(context(), [record(m)])
+    for m in (64, 128):
+        store.put(context(), [record(m)])
+    assert waits == [0.3, 0.1, 0.1, 0.3]
+    assert len(list(FileStore(store.root).records(context()))) == 4
+
+
+def test_a_file_that_was_mended_meanwhile_stays(
+    store: FileStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One process reads a damaged file; another one has replaced it before the first acts."""
+    reader = FileStore(store.root)
+
+    def late(*_: object) -> None:
+        raise DamagedRecordsError("it was damaged")
+
+    monkeypatch.setattr(reader._pages, "find", late)
+    assert reader.get(context(), record(16).scenario) is None
+    assert reader.damaged_files() == []
+    assert FileStore(store.root).get(context(), record(16).scenario) is not None
+
+
+def test_a_damaged_file_that_somebody_writes_is_left_to_them(store: FileStore) -> None:
+    path = store.path(context())
+    path.write_text("{")
+    with lock_of(store):
+        assert FileStore(store.root).get(context(), record(16).scenario) is None
+        assert path.exists()
+    assert FileStore(store.root).get(context(), record(16).scenario) is None
+    assert not path.exists()
