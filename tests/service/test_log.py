@@ -102,6 +102,7 @@ def test_the_log_is_read_by_namespace_actor_action_kernel_and_time(
     assert pins == [theirs, mine]
     assert entries(client, admin, kernel="nobody.knows") == []
     assert entries(client, admin, actor="%") == [], "it is a text and not a pattern"
+    assert entries(client, admin, actor="A admin") == [], "and minds the case of letters"
     assert entries(client, admin, since=theirs["at"], action="pin") == [theirs]
     assert entries(client, admin, until=theirs["at"], action="pin") == [mine]
 

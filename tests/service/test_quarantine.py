@@ -256,6 +256,35 @@ def test_a_writer_of_many_records_is_withdrawn_in_few_statements(
     assert [item.winner for item in again] == [item.winner for item in before]
 
 
+@pytest.mark.parametrize(
+    ("mine", "other"),
+    [("Fleet", "fleet"), ("a%", "ab"), ("a_c", "abc"), ("a\\c", "ac"), ("a/c", "ac"), ("É", "é")],
+)
+def test_names_are_compared_letter_by_letter(
+    client: httpx.Client, admin: Token, database: Database, mine: str, other: str
+) -> None:
+    for number, name in enumerate((mine, other, f"{mine}{other}"), start=1):
+        writer = Token(database, name)
+        post(client, writer, record(number, by=f"ann@{name}.host"))
+        if name == mine:
+            assert quarantine(client, admin, token=writer.id, preview=True)["records"] == 1
+    for wish in ({"token": mine}, {"host": f"{mine}.host"}, {"host": f"ann@{mine}.host"}):
+        assert quarantine(client, admin, **wish, preview=True)["measurements"] == 3, wish
+    assert quarantine(client, admin, host=f"{mine.swapcase()}.hos", preview=True)["records"] == 0
+    quarantine(client, admin, token=mine)
+    assert [item.scenario for item in read(client, admin)] == [scenario(2), scenario(3)]
+
+
+def test_what_a_promotion_wrote_is_found_by_the_promoter_exactly(
+    client: httpx.Client, fleet: Token, database: Database
+) -> None:
+    ops = Token(database, "Ops", "admin")
+    post(client, fleet, record(1), at="pr-1")
+    assert client.post("/v1/pr-1/promote", json={"to": "main"}, headers=ops.headers).is_success
+    for token, measurements in (("Ops", 3), (ops.id, 3), ("ops", 0), (ops.id[:-1] + "_", 0)):
+        assert quarantine(client, ops, token=token, preview=True)["measurements"] == measurements
+
+
 def test_a_host_is_found_behind_every_token(
     client: httpx.Client, admin: Token, fleet: Token
 ) -> None:

@@ -58,7 +58,7 @@ def activity(
     tuned = [
         TunedContext(covered, changed[covered.row.id])
         for covered in contexts_of(rows, {}, {})
-        if actor.lower() in (covered.row.changed_by or "").lower()
+        if actor in (covered.row.changed_by or "")
     ]
     tuned.sort(key=lambda entry: -entry.covered.changed_at)
     log = None

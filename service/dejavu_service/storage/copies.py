@@ -24,6 +24,7 @@ from dejavu_cache.model.record import Record
 from . import summaries
 from .records import save
 from .tables import contexts, epoch, measurements, recalls, records
+from .text_matching import contains
 from .upserts import insert
 
 __all__ = [
@@ -98,7 +99,7 @@ def add_records(connection: Connection, route: Route) -> int:
         .exists()
     )
     missing = and_(_source_records.c.context_id == route.source, ~present)
-    has_pin = _source_records.c.text.contains('"pin": {')
+    has_pin = contains(_source_records.c.text, '"pin": {')
     pinned = connection.execute(select(_source_records.c.text).where(missing, has_pin)).scalars()
     unpinned = [
         Record.model_validate_json(text).model_copy(update={"pin": None}) for text in pinned

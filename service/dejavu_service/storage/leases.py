@@ -5,6 +5,7 @@ from __future__ import annotations
 from sqlalchemy import Connection, and_, case, delete, func, or_, select, update
 
 from .tables import epoch, leases
+from .text_matching import ends_with
 from .upserts import insert
 
 __all__ = [
@@ -105,7 +106,7 @@ def count_of_owner(connection: Connection, namespace: str, ending: str) -> int:
     query = select(func.count()).where(
         leases.c.namespace == namespace,
         leases.c.expires_at > epoch(),
-        leases.c.holder.endswith(ending, autoescape=True),
+        ends_with(leases.c.holder, ending),
     )
     return connection.execute(query).scalar() or 0
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from sqlalchemy import Connection, select
 
 from .tables import epoch, log_entries
+from .text_matching import contains
 
 __all__ = ["LogFilter", "LogRow", "add", "read"]
 
@@ -72,7 +73,7 @@ def read(connection: Connection, wanted: LogFilter, limit: int) -> list[LogRow]:
         if value is not None:
             query = query.where(log_entries.c[name] == value)
     if wanted.actor is not None:
-        query = query.where(log_entries.c.actor.contains(wanted.actor, autoescape=True))
+        query = query.where(contains(log_entries.c.actor, wanted.actor))
     if wanted.since is not None:
         query = query.where(log_entries.c.at >= wanted.since - _SHOWN)
     if wanted.until is not None:

@@ -22,6 +22,7 @@ from dejavu_cache.model.scenario import canonical_json
 
 from .chunks import chunks
 from .tables import contexts, epoch, measured_by, measurements, quarantined, quarantines, records
+from .text_matching import contains, ends_with, starts_with
 
 __all__ = [
     "Part",
@@ -211,7 +212,7 @@ def _sent_by(wanted: WriterFilter) -> ColumnElement[bool]:
         clauses.append(_token_matches(measurements.c.sender, wanted.token))
     if wanted.host is not None:
         by = measured_by(measurements.c.text)
-        clauses.append(or_(by == wanted.host, by.endswith(f"@{wanted.host}", autoescape=True)))
+        clauses.append(or_(by == wanted.host, ends_with(by, f"@{wanted.host}")))
     return and_(*clauses, _came_within(measurements.c.received_at, wanted))
 
 
@@ -232,9 +233,9 @@ def _token_matches(sender: ColumnElement[Any], token: str) -> ColumnElement[bool
     """Compare with `name (id)`, or what a promotion by that token writes behind it."""
     identity = f" ({token})"
     return or_(
-        sender.startswith(f"{token} (", autoescape=True),
-        sender.endswith(identity, autoescape=True),
-        sender.contains(f"{identity} from ", autoescape=True),
+        starts_with(sender, f"{token} ("),
+        ends_with(sender, identity),
+        contains(sender, f"{identity} from "),
     )
 
 

@@ -13,6 +13,7 @@ from dejavu_cache.model.scenario import canonical_json
 from . import summaries
 from .chunks import chunks
 from .tables import contexts, epoch, measurements, records
+from .text_matching import contains
 from .upserts import insert
 
 __all__ = [
@@ -122,7 +123,7 @@ def find_won(
         .where(
             contexts.c.namespace == namespace,
             contexts.c.digest == digest,
-            records.c.text.contains(_WINNER),
+            contains(records.c.text, _WINNER),
         )
     )
     return {
