@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import re
 import time
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -16,9 +18,10 @@ from dejavu_service.middleware.principal_cache import PrincipalCache
 from dejavu_service.settings import ServerSettings
 from dejavu_service.storage import tokens as stored
 from dejavu_service.storage.database import Database
-from dejavu_service.storage.tables import epoch
+from dejavu_service.storage.tables import epoch, metadata
 from dejavu_service.storage.tables import tokens as token_table
-from sqlalchemy import select, update
+from fastapi.routing import APIRoute
+from sqlalchemy import func, select, update
 from support.service import (
     body,
     client_of,
@@ -60,6 +63,34 @@ def test_each_role_may_do_what_it_says_and_no_more(client: httpx.Client, token: 
             allowed = ROLES.index(role) >= ROLES.index(needed)
             assert (answer.status_code != 403) == allowed, (role, method, path, answer.text)
         assert client.request(method, f"/v1/main/{path}", json=sent).status_code == 401
+
+
+def test_reading_adds_no_rows(url: str, database: Database, token: MakeToken) -> None:
+    app = create_app(ServerSettings(database=url, open_read=True))
+    admin, reader = token("admin"), token("read")
+    names = {"namespace": "none", "context": context().digest, "scenario": scenario().digest}
+    with client_of(app) as client:
+        client.post("/v1/main/records", json=body(record_set()), headers=admin)
+        rows = count_rows(database)
+        for headers, namespace in itertools.product(({}, reader), ("main", "none")):
+            asked = [
+                client.get(route.path.format(**{**names, "namespace": namespace}), headers=headers)
+                for route in app.routes
+                if isinstance(route, APIRoute) and "GET" in (route.methods or ())
+                if {name.strip("{}") for name in re.findall(r"{\w+}", route.path)} <= names.keys()
+            ]
+            assert max(answer.status_code for answer in asked) < 500
+            assert sum(answer.is_success for answer in asked) > 10
+            app.state.server.reader.flush()
+            assert count_rows(database) == rows
+
+
+def count_rows(database: Database) -> dict[str, int]:
+    with database.read() as connection:
+        return {
+            table.name: connection.execute(select(func.count()).select_from(table)).scalar_one()
+            for table in metadata.sorted_tables
+        }
 
 
 def test_a_token_knows_only_its_namespaces(client: httpx.Client, token: MakeToken) -> None:

@@ -43,7 +43,6 @@ def test_every_change_is_logged_with_its_content(client: httpx.Client, token: Ma
         "create token",
         "delete",
         "import",
-        "export",
         "unpin",
         "pin",
         "promote",
@@ -107,10 +106,25 @@ def test_the_log_is_read_by_namespace_actor_action_kernel_and_time(
     assert entries(client, admin, until=theirs["at"], action="pin") == [mine]
 
 
+def test_an_export_is_in_the_log_of_requests(
+    client: httpx.Client, token: MakeToken, caplog: pytest.LogCaptureFixture
+) -> None:
+    reader = token("read")
+    with caplog.at_level("INFO", logger="dejavu_service.requests"):
+        client.get("/v1/main/contexts", headers=reader)
+        client.get("/v1/main/export", headers=reader)
+    (line,) = (line for line in caplog.records if line.name == "dejavu_service.requests")
+    fields: Any = line.__dict__["fields"]
+    assert fields["path"] == "/v1/main/export"
+    assert fields["who"].startswith("a read (")
+    assert entries(client, token("admin"), action="export") == []
+
+
 def test_the_log_is_paged(client: httpx.Client, token: MakeToken) -> None:
     admin = token("admin")
+    wish = {"name": "ci", "role": "read", "namespaces": ["main"]}
     for _ in range(5):
-        client.get("/v1/main/export", headers=admin)
+        client.post("/v1/tokens", json=wish, headers=admin)
     ids: list[int] = []
     before: dict[str, int] = {}
     while True:
@@ -126,18 +140,19 @@ def test_the_log_is_paged(client: httpx.Client, token: MakeToken) -> None:
 def test_the_command_prints_who_did_what(url: str, tmp_path: Path) -> None:
     with running_server(url, tmp_path / "log") as server:
         with httpx.Client(base_url=server.base) as client:
-            client.post("/v1/main/records", json=body(record_set()))
-            client.put(PIN, json={"config": body(config(32)), "by": "ann"})
-            client.get("/v1/other/export")
+            for namespace in ("main", "other"):
+                client.post(f"/v1/{namespace}/records", json=body(record_set()))
+                choice = {"config": body(config(32)), "by": "ann"}
+                client.put(PIN.replace("main", namespace), json=choice)
         env = {"DEJAVU_CACHE_URL": server.base}
         ours = dejavu("log", "--json", **env)
         everything = dejavu("log", "--all", "--actor", "anybody", **env)
         wrong = dejavu("log", "--since", "yesterday", **env)
     (entry,) = json.loads(ours.stdout)
     assert (entry["action"], entry["detail"]["by"]) == ("pin", "ann")
-    header, export, pin = everything.stdout.splitlines()
+    header, other, pin = everything.stdout.splitlines()
     assert header.split("\t")[1:4] == ["actor", "action", "namespace"]
-    assert export.split("\t")[1:4] == ["anybody", "export", "other"]
+    assert other.split("\t")[1:4] == ["anybody", "pin", "other"]
     assert f"config={config(32)}" in pin
     assert wrong.returncode == 2
     assert "since" in wrong.stderr

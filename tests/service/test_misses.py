@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import httpx
+import pytest
+from dejavu_service.services import misses as service
+from dejavu_service.storage.database import Database
+from dejavu_service.storage.tables import contexts
+from sqlalchemy import func, select
 from support.service import body, context, record, record_set, scenario
 
 
@@ -37,6 +43,44 @@ def test_misses_of_one_kernel(client: httpx.Client) -> None:
     report(client, miss(1), miss(2, kernel="other.kernel"))
     assert list_misses(client, "?kernel=other.kernel") == [(2, 1)]
     assert client.get("/v1/pr-1/misses").json() == {"misses": []}
+
+
+def test_readers_add_new_misses_while_there_is_room(
+    client: httpx.Client,
+    token: Callable[..., dict[str, str]],
+    database: Database,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(service, "MOST_MISSES", 3)
+    reader, writer = token("read"), token("write")
+
+    def count(headers: dict[str, str], *misses: dict[str, Any], at: str = "main") -> int:
+        answer = client.post(f"/v1/{at}/misses", json={"misses": misses}, headers=headers)
+        assert answer.status_code == 200, answer.text
+        return int(answer.json()["counted"])
+
+    assert count(reader, *(miss(m) for m in (1, 2, 1))) == 3
+    assert count(reader, miss(1, 5), miss(3), miss(4), miss(3)) == 7
+    assert count(reader, miss(5), miss(6, kernel="other.kernel")) == 0
+    assert count(reader, miss(1), at="made-up") == 0, "the room is the whole server's"
+    with database.read() as connection:
+        assert connection.execute(select(func.count()).select_from(contexts)).scalar() == 1
+    assert count(writer, miss(5), miss(6)) == 2
+    assert count(reader, miss(5), miss(7)) == 1
+    listed = client.get("/v1/main/misses", headers=reader).json()["misses"]
+    counts = {item["scenario"]["args"]["M"]: item["count"] for item in listed}
+    assert counts == {1: 7, 2: 1, 3: 2, 5: 2, 6: 1}
+
+
+def test_readers_report_no_miss_that_is_endless(
+    client: httpx.Client, token: Callable[..., dict[str, str]]
+) -> None:
+    long = miss(1)
+    long["context"]["environment"]["variables"] = {"TRITON_X": "x" * 40_000}
+    for role, counted in (("read", 1), ("write", 2)):
+        sent = {"misses": [long, miss(2)]}
+        answer = client.post("/v1/main/misses", json=sent, headers=token(role))
+        assert answer.json() == {"counted": counted}, role
 
 
 def test_a_scenario_with_a_record_is_no_miss(client: httpx.Client) -> None:

@@ -71,7 +71,7 @@ class RecordReader:
         present = [revision for revision in revisions if revision is not None]
         for namespace, revision in zip(view.namespaces, revisions, strict=True):
             if revision is not None and revision.records > 0:
-                self.used.add((namespace, view.context))
+                self.note_use((namespace, view.context))
         if not present or view.beneath is None:
             return present[0] if present else None
         # A context without records counts as none, as it does where the answer is rendered.
@@ -136,6 +136,10 @@ class RecordReader:
         if len(texts) > 1 or sum(map(len, texts)) > _THREAD_LENGTH:
             return await run_in_threadpool(_render_record, stored)
         return _render_record(stored)
+
+    def note_use(self, key: ContextKey) -> None:
+        """Note that a context was read, for the next `flush`."""
+        self.used.add(key)
 
     def flush(self) -> None:
         """Record in the database which contexts were read since the last call, and how often."""

@@ -20,6 +20,7 @@ __all__ = ["RequestLogMiddleware"]
 _logger = logging.getLogger("dejavu_service.requests")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _LONGEST_PATH = 500
+_EXPORT = "/v1/{namespace}/export"
 _METHODS = {"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS"}
 _ids = random.SystemRandom()
 """Random numbers of its own: those of `random` may be of a program that embeds the app."""
@@ -70,8 +71,10 @@ class RequestLogMiddleware:
         route: Any = scope.get("route")
         path_template = getattr(route, "path", "") or "(none)"
         self._metrics.count_request(_method_label(scope), path_template, status, seconds)
-        # A fleet reads all day long: successful reads are logged at the level `debug` only.
-        level = logging.DEBUG if scope["method"] == "GET" and status < 400 else logging.INFO
+        # A fleet reads all day long: successful reads are logged at the level `debug` only, except
+        # exports, by which somebody takes everything.
+        is_read = scope["method"] == "GET" and status < 400 and path_template != _EXPORT
+        level = logging.DEBUG if is_read else logging.INFO
         if _logger.isEnabledFor(level):
             fields = {
                 "request": request_id,

@@ -156,7 +156,7 @@ def show_context(
     """Show a kernel on a GPU: its scenarios, a map of the winners, and the costs of its configs."""
     wanted = ContextFilter(sort, page, reference)
     seen = context_page(call.database, call.principal, namespace, context, wanted)
-    call.server.reader.used.add((namespace, context))
+    call.server.reader.note_use((namespace, context))
     return render_page(
         "context.html",
         call,
@@ -175,7 +175,7 @@ def show_scenario(
 ) -> Response:
     """Show why a scenario's config runs, all its measurements, neighbours and history."""
     seen = scenario_page(call.database, call.principal, namespace, context, scenario)
-    call.server.reader.used.add((namespace, context))
+    call.server.reader.note_use((namespace, context))
     return render_page("scenario.html", call, namespace, seen=seen)
 
 

@@ -124,7 +124,7 @@ def revalidate_copies(namespace: Namespace, copies: Copies, call: CurrentCall) -
     limit = call.server.settings.max_records
     rules = call.server.read_through
     views = [rules.view(call.principal, namespace, context) for context in copies.contexts]
-    note_use = call.server.reader.used.add
+    note_use = call.server.reader.note_use
     return json_response(revalidate(call.database, views, copies, limit, note_use))
 
 

@@ -53,7 +53,8 @@ class Promoted(BaseModel):
 )
 def export_records(namespace: Namespace, call: CurrentCall, kernel: KernelName = None) -> Response:
     """Export a record set on each line."""
-    lines = transfer.export_lines(call.database, call.principal, namespace, kernel)
+    note_use = call.server.reader.note_use
+    lines = transfer.export_lines(call.database, call.principal, namespace, kernel, note_use)
     return StreamingResponse(lines, media_type=_NDJSON)
 
 

@@ -1,4 +1,4 @@
-"""The log of what people changed: pins, promotions, deletions, imports, exports and tokens."""
+"""The log of what people changed: pins, promotions, deletions, imports and tokens."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Action = Literal[
     "dismiss miss",
     "delete",
     "import",
-    "export",
+    "export",  # by earlier versions
     "create token",
     "revoke token",
     "quarantine",

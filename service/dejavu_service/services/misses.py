@@ -15,17 +15,27 @@ from ..storage.database import Database
 from .access import Principal
 from .log import Action, write_log
 
-__all__ = ["claim_miss", "count_misses", "dismiss_miss", "list_misses"]
+__all__ = ["MOST_MISSES", "claim_miss", "count_misses", "dismiss_miss", "list_misses"]
+
+MOST_MISSES = 100_000
+"""Misses of all namespaces, up to which those who may only read add new ones."""
+_LONGEST = 32 * 1024
+"""Characters of a scenario and its context in such a miss."""
+
+_Report = Sequence[tuple[Context, Scenario, int]]
 
 
 def count_misses(
     database: Database,
     principal: Principal,
     namespace: str,
-    reported: Sequence[tuple[Context, Scenario, int]],
+    reported: _Report,
     limit: int,
 ) -> int:
     """Add reported misses to the worklist.
+
+    Those who may only read, which everybody may be, cannot fill the database: they add to what is
+    on the worklist, and new misses while there are fewer than `MOST_MISSES`.
 
     Args:
         database: The server's database.
@@ -47,6 +57,8 @@ def count_misses(
             f"{len(reported)} misses in one request: send at most {limit} at a time"
         )
     with database.write() as connection:
+        if not principal.may("write", namespace):
+            reported = _fitting(connection, namespace, reported)
         ids = contexts.ensure(
             connection, namespace, [context for context, _, _ in reported], hold=True
         )
@@ -55,6 +67,25 @@ def count_misses(
             counts[ids[context.digest], scenario] += times
         misses.add_counts(connection, counts)
     return sum(times for _, _, times in reported)
+
+
+def _fitting(connection: Connection, namespace: str, reported: _Report) -> _Report:
+    """Return the misses that are on the worklist, and of the others those for which is room."""
+    reported = [miss for miss in reported if len(miss[0].text) + len(miss[1].text) <= _LONGEST]
+    room = MOST_MISSES - misses.count_all(connection)
+    if room >= len(reported):
+        return reported
+    digests = sorted({scenario.digest for _, scenario, _ in reported})
+    known = misses.find_known(connection, namespace, digests)
+    fitting = []
+    for miss in reported:
+        key = (miss[0].digest, miss[1].digest)
+        if key not in known and room > 0:
+            known.add(key)
+            room -= 1
+        if key in known:
+            fitting.append(miss)
+    return fitting
 
 
 def list_misses(

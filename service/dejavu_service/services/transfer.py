@@ -37,27 +37,43 @@ def render(stored: records.StoredRecordSet) -> str:
 
 
 def export_lines(
-    database: Database, principal: Principal, namespace: str, kernel: str | None
+    database: Database,
+    principal: Principal,
+    namespace: str,
+    kernel: str | None,
+    note_use: Callable[[contexts.ContextKey], None],
 ) -> Iterator[str]:
     """Export a namespace, a line for each context; contexts are read as lines are consumed.
+
+    Nothing is written: whoever may only read could otherwise fill the database.
+
+    Args:
+        database: The server's database.
+        principal: Who asks; needs the role `read`.
+        namespace: The namespace.
+        kernel: The name of the only kernel to export, or None for all.
+        note_use: Called with each context that is exported.
 
     Raises:
         AccessDeniedError: The principal lacks the role `read`; raised before the first line.
     """
     principal.require("read", namespace)
-    with database.write() as connection:
-        write_log(connection, principal, "export", namespace, kernel or "")
-        contexts.touch_all(connection, namespace, kernel)
-    return _lines(database, namespace, kernel)
+    return _lines(database, namespace, kernel, note_use)
 
 
-def _lines(database: Database, namespace: str, kernel: str | None) -> Iterator[str]:
+def _lines(
+    database: Database,
+    namespace: str,
+    kernel: str | None,
+    note_use: Callable[[contexts.ContextKey], None],
+) -> Iterator[str]:
     with database.read() as connection:
         digests = list(contexts.iter_digests(connection, namespace, kernel))
     for digest in digests:
         with database.read() as connection:
             stored = records.load_record_set(connection, namespace, digest)
         if stored is not None:
+            note_use((namespace, digest))
             yield render(stored) + "\n"
 
 

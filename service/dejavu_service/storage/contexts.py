@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Connection, func, select, update
+from sqlalchemy import Connection, and_, func, select, update
 
 from dejavu_cache.model.scenario import Context
 
@@ -29,7 +29,6 @@ __all__ = [
     "lock",
     "lock_existing",
     "touch",
-    "touch_all",
 ]
 
 ContextKey = tuple[str, str]
@@ -207,18 +206,16 @@ def touch(connection: Connection, keys: Iterable[ContextKey]) -> None:
         digests.setdefault(namespace, []).append(digest)
     for namespace, named in sorted(digests.items()):
         for chunk in chunks(named):
-            _touch(connection, contexts.c.namespace == namespace, contexts.c.digest.in_(chunk))
+            _touch(connection, namespace, chunk)
 
 
-def touch_all(connection: Connection, namespace: str, kernel: str | None) -> None:
-    """Record that all contexts of a namespace, or of a kernel in it, were read."""
-    wanted = [contexts.c.namespace == namespace]
-    _touch(connection, *wanted, *([] if kernel is None else [contexts.c.kernel == kernel]))
-
-
-def _touch(connection: Connection, *wanted: ColumnElement[bool]) -> None:
-    stale = contexts.c.used_at < epoch() - _DAY
-    connection.execute(update(contexts).where(*wanted, stale).values(used_at=epoch()))
+def _touch(connection: Connection, namespace: str, digests: Sequence[str]) -> None:
+    stale = and_(
+        contexts.c.namespace == namespace,
+        contexts.c.digest.in_(digests),
+        contexts.c.used_at < epoch() - _DAY,
+    )
+    connection.execute(update(contexts).where(stale).values(used_at=epoch()))
 
 
 def add_fetches(connection: Connection, counts: Mapping[int, int]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from sqlalchemy import ColumnElement, Connection, delete, select, update
+from sqlalchemy import ColumnElement, Connection, delete, func, select, update
 
 from dejavu_cache.model.scenario import Scenario
 
@@ -17,10 +17,12 @@ __all__ = [
     "CountedMiss",
     "add_counts",
     "claim",
+    "count_all",
     "dismiss",
     "drop_all_tuned",
     "drop_old",
     "drop_tuned",
+    "find_known",
     "list_misses",
 ]
 
@@ -63,6 +65,31 @@ def add_counts(connection: Connection, counts: Mapping[tuple[int, Scenario], int
         set_={"count": misses.c.count + statement.excluded.count, "last_seen": epoch()},
     )
     connection.execute(statement, rows)
+
+
+def count_all(connection: Connection) -> int:
+    """Count the misses of all namespaces."""
+    return connection.execute(select(func.count()).select_from(misses)).scalar_one()
+
+
+def find_known(
+    connection: Connection, namespace: str, scenarios: Sequence[str]
+) -> set[tuple[str, str]]:
+    """Find those of some scenarios, by their digests, that are on a namespace's worklist.
+
+    Returns:
+        Pairs of the digests of a context and a scenario.
+    """
+    query = (
+        select(contexts.c.digest, misses.c.scenario)
+        .join(misses, misses.c.context_id == contexts.c.id)
+        .where(contexts.c.namespace == namespace)
+    )
+    return {
+        (context, scenario)
+        for chunk in chunks(scenarios)
+        for context, scenario in connection.execute(query.where(misses.c.scenario.in_(chunk)))
+    }
 
 
 def drop_tuned(connection: Connection, context_id: int, scenarios: Sequence[str]) -> None:

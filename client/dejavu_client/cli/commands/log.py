@@ -32,7 +32,7 @@ def log(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """List who pinned, promoted, deleted, imported and exported what, newest first."""
+    """List who pinned, promoted, deleted and imported what, newest first."""
     require_moments(since=since, until=until)
     filters = {
         "kernel": kernel,
