@@ -12,8 +12,9 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from psycopg import Error as PsycopgError
+from psycopg.errors import DeadlockDetected, LockNotAvailable, SerializationFailure
 from pydantic import BaseModel
-from sqlalchemy.exc import DataError, InterfaceError, OperationalError
+from sqlalchemy.exc import DataError, DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
@@ -65,7 +66,7 @@ DATABASE_ERRORS: tuple[type[Exception], ...] = (
     PsycopgError,
     sqlite3.Error,
 )
-"""Exceptions that mean that the database does not answer."""
+"""Exceptions that mean that the database does not answer, or is busy with others."""
 ANSWERED_ERRORS: tuple[type[Exception], ...] = (ServiceError, *DATABASE_ERRORS)
 """Exceptions that `respond_to` answers."""
 
@@ -95,7 +96,7 @@ _DESCRIPTIONS = {
     415: "Not application/json",
     422: "Understood, and wrong",
     429: "Too many requests",
-    503: "The database is away",
+    503: "The database is away or busy",
 }
 RESPONSES: dict[int | str, dict[str, Any]] = {
     status: {"description": text, "content": _CONTENT} for status, text in _DESCRIPTIONS.items()
@@ -131,11 +132,22 @@ def problem(
 
 
 def database_unavailable(error: Exception) -> Response:
-    """Log that the database does not answer, and build the 503."""
-    _logger.warning(
-        "the database does not answer", extra={"fields": {"error": str(error).partition("\n")[0]}}
+    """Log that the database does not answer, or is busy with others, and build the 503."""
+    said = (
+        "the database is busy with others who write"
+        if _lost_to_others(error)
+        else "the database does not answer"
     )
-    return problem(503, "the database does not answer: try again", headers={"Retry-After": "1"})
+    _logger.warning(said, extra={"fields": {"error": str(error).partition("\n")[0]}})
+    return problem(503, f"{said}: try again", headers={"Retry-After": "1"})
+
+
+def _lost_to_others(error: Exception) -> bool:
+    """Return whether a transaction waited for others in vain, or was ended in favour of them."""
+    cause = error.orig if isinstance(error, DBAPIError) else error
+    if isinstance(cause, sqlite3.OperationalError):
+        return "is locked" in str(cause)
+    return isinstance(cause, (DeadlockDetected, LockNotAvailable, SerializationFailure))
 
 
 def install_handlers(app: FastAPI) -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from typing import Any
 
 import httpx
+import psycopg
 import pytest
 from dejavu_service.app import create_app
 from dejavu_service.middleware.limits import RateLimiter
-from dejavu_service.problems import ProblemError
+from dejavu_service.problems import ProblemError, respond_to
 from dejavu_service.settings import ServerSettings
+from sqlalchemy.exc import OperationalError
 from support.service import body, client_of, context, record, record_set, scenario
 
 from dejavu_cache.model.record import FORMAT
@@ -156,6 +159,23 @@ def test_a_lease_has_a_sensible_length(client: httpx.Client, ttl: str) -> None:
         client.post("/v1/main/leases", content=sent, headers={"Content-Type": "application/json"}),
         422,
     )
+
+
+@pytest.mark.parametrize(
+    ("cause", "said"),
+    [
+        (psycopg.errors.DeadlockDetected("deadlock detected"), "busy with others"),
+        (psycopg.errors.LockNotAvailable("canceling statement"), "busy with others"),
+        (sqlite3.OperationalError("database is locked"), "busy with others"),
+        (sqlite3.OperationalError("disk I/O error"), "does not answer"),
+        (psycopg.OperationalError("connection refused"), "does not answer"),
+    ],
+)
+def test_a_503_says_whether_the_database_is_away_or_busy(cause: Exception, said: str) -> None:
+    for error in (cause, OperationalError("SELECT 1", {}, cause)):
+        answer = respond_to(error)
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+        assert said in json.loads(bytes(answer.body))["detail"]
 
 
 def test_who_asks_too_fast_is_told_to_wait(url: str) -> None:

@@ -41,9 +41,12 @@ def prune(database: Database, unused_days: float, misses_days: float) -> Pruned:
     for namespace, digest in stale:
         with database.write() as connection:
             deleted += _prune_context(connection, namespace, digest, unused_days * _DAY)
+    # Who reports misses locks contexts first: a transaction that deletes misses locks no context.
     with database.write() as connection:
         old = misses.drop_old(connection, misses_days * _DAY)
+    with database.write() as connection:
         empty = retention.delete_empty(connection, misses_days * _DAY)
+    with database.write() as connection:
         leases.drop_expired(connection)
         tokens.drop_expired(connection, TOKENS_DAYS * _DAY)
     return Pruned(deleted, empty, old)

@@ -1,4 +1,8 @@
-"""Contexts, and the revision that changes with their records."""
+"""Contexts, and the revision that changes with their records.
+
+A transaction that locks several contexts locks them by namespace and digest, in ascending order, so
+that no two wait for each other.
+"""
 
 from __future__ import annotations
 
@@ -80,7 +84,7 @@ def _ids(
         contexts.c.namespace == namespace, contexts.c.digest.in_(list(wanted))
     )
     if hold:
-        query = query.with_for_update(read=True, key_share=True)
+        query = query.order_by(contexts.c.digest).with_for_update(read=True, key_share=True)
     return {row.digest: row.id for row in connection.execute(query)}
 
 
@@ -205,7 +209,7 @@ def touch(connection: Connection, keys: Iterable[ContextKey]) -> None:
     for namespace, digest in keys:
         digests.setdefault(namespace, []).append(digest)
     for namespace, named in sorted(digests.items()):
-        for chunk in chunks(named):
+        for chunk in chunks(sorted(named)):
             _touch(connection, namespace, chunk)
 
 
@@ -215,16 +219,25 @@ def _touch(connection: Connection, namespace: str, digests: Sequence[str]) -> No
         contexts.c.digest.in_(digests),
         contexts.c.used_at < epoch() - _DAY,
     )
-    connection.execute(update(contexts).where(stale).values(used_at=epoch()))
+    # An UPDATE alone would lock in whatever order it finds the rows.
+    query = select(contexts.c.id).where(stale).order_by(contexts.c.digest)
+    ids = connection.execute(query.with_for_update(key_share=True)).scalars().all()
+    connection.execute(update(contexts).where(contexts.c.id.in_(ids)).values(used_at=epoch()))
 
 
 def add_fetches(connection: Connection, counts: Mapping[int, int]) -> None:
     """Add to the number of fetches of contexts, which are keyed by their id."""
-    for context_id, count in sorted(counts.items()):
+    query = select(contexts.c.namespace, contexts.c.digest, contexts.c.id)
+    rows = [
+        tuple(row)
+        for chunk in chunks(list(counts))
+        for row in connection.execute(query.where(contexts.c.id.in_(chunk)))
+    ]
+    for _, _, context_id in sorted(rows):
         connection.execute(
             update(contexts)
             .where(contexts.c.id == context_id)
-            .values(fetches=contexts.c.fetches + count)
+            .values(fetches=contexts.c.fetches + counts[context_id])
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from sqlalchemy import ColumnElement, Connection, delete, func, select, update
+from sqlalchemy import ColumnElement, Connection, delete, func, select, tuple_, update
 
 from dejavu_cache.model.scenario import Scenario
 
@@ -109,8 +109,14 @@ def drop_all_tuned(connection: Connection, context_id: int) -> None:
 
 
 def drop_old(connection: Connection, seconds: float) -> int:
-    """Delete misses last seen more than `seconds` ago and return their number."""
-    return connection.execute(delete(misses).where(misses.c.last_seen < epoch() - seconds)).rowcount
+    """Delete misses last seen more than `seconds` ago and return their number.
+
+    What others have locked is missed just now, and is skipped.
+    """
+    key = (misses.c.context_id, misses.c.scenario)
+    old = select(*key).where(misses.c.last_seen < epoch() - seconds)
+    statement = delete(misses).where(tuple_(*key).in_(old.with_for_update(skip_locked=True)))
+    return connection.execute(statement).rowcount
 
 
 def claim(connection: Connection, context_id: int, scenario: str, by: str | None) -> bool:

@@ -288,13 +288,16 @@ def list_parts(connection: Connection, identity: str, after: int) -> list[PartRa
 def load_parts(
     connection: Connection, identity: str, first: int, last: int
 ) -> list[tuple[str, Part]]:
-    """Load parts of a quarantine, from the first id to the last, with the text of their context."""
+    """Load parts of a quarantine, from the first id to the last, with the text of their context.
+
+    They are sorted by the digest of their context, in which order transactions lock contexts.
+    """
     columns = [quarantined.c[name] for name in Part._fields]
     query = (
         select(contexts.c.text, *columns)
         .join(contexts, contexts.c.id == quarantined.c.context_id)
         .where(quarantined.c.quarantine == identity, quarantined.c.id.between(first, last))
-        .order_by(quarantined.c.id)
+        .order_by(contexts.c.digest, quarantined.c.id)
     )
     return [(row[0], Part(*row[1:])) for row in connection.execute(query)]
 

@@ -36,14 +36,17 @@ def delete_unpinned(connection: Connection, context_id: int) -> int:
 def delete_empty(connection: Connection, seconds: float) -> int:
     """Delete contexts of which there is nothing and that were last used `seconds` ago or earlier.
 
+    Contexts that others have locked are used just now, and are skipped.
+
     Returns:
         The number of contexts deleted.
     """
-    query = delete(contexts).where(
+    empty = select(contexts.c.id).where(
         contexts.c.records == 0,
         contexts.c.used_at < epoch() - seconds,
         ~select(misses.c.scenario).where(misses.c.context_id == contexts.c.id).exists(),
         ~select(quarantined.c.id).where(quarantined.c.context_id == contexts.c.id).exists(),
         ~select(records.c.scenario).where(records.c.context_id == contexts.c.id).exists(),
     )
-    return connection.execute(query).rowcount
+    statement = delete(contexts).where(contexts.c.id.in_(empty.with_for_update(skip_locked=True)))
+    return connection.execute(statement).rowcount

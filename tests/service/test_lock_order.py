@@ -1,0 +1,120 @@
+"""Transactions that lock several contexts lock them in one order, so that none is deadlocked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import pytest
+from dejavu_service.services import misses, quarantine, records, retention
+from dejavu_service.services.access import ANYBODY
+from dejavu_service.storage import contexts as storage
+from dejavu_service.storage.database import Database
+from dejavu_service.storage.quarantine import Part, WriterFilter, add
+from dejavu_service.storage.tables import contexts, quarantined
+from dejavu_service.storage.tables import misses as miss_table
+from sqlalchemy import select, text, update
+from support.service import context, record, record_set, scenario
+from support.sweeping import wait_until
+
+Ids = Mapping[str, int]
+EARLIER, LATER = sorted(
+    (context(f"shop.kernel{number}") for number in range(2)), key=lambda stored: stored.digest
+)
+"""Two contexts by the order of locks, against that of their rows and ids."""
+
+
+@pytest.fixture
+def database(postgres_url: str) -> Iterator[Database]:
+    opened = Database(postgres_url)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def ids(database: Database) -> Ids:
+    """Store the two contexts, not used for long, and return their ids by their digests."""
+    for stored in (LATER, EARLIER):
+        records.post_records(database, ANYBODY, "main", record_set(record(), of=stored), 50)
+    with database.write() as connection:
+        connection.execute(update(contexts).values(used_at=0.0))
+        query = select(contexts.c.digest, contexts.c.id)
+        return {row.digest: row.id for row in connection.execute(query)}
+
+
+def report_misses(database: Database, _: Ids) -> Callable[[], object]:
+    reported = [(missed, scenario(2), 1) for missed in (LATER, EARLIER)]
+    return partial(misses.count_misses, database, ANYBODY, "main", reported, 50)
+
+
+def note_use(database: Database, _: Ids) -> Callable[[], object]:
+    def note() -> None:
+        with database.write() as connection:
+            storage.touch(connection, [("main", LATER.digest), ("main", EARLIER.digest)])
+
+    return note
+
+
+def note_fetches(database: Database, ids: Ids) -> Callable[[], object]:
+    def note() -> None:
+        with database.write() as connection:
+            storage.add_fetches(connection, {ids[LATER.digest]: 1, ids[EARLIER.digest]: 1})
+
+    return note
+
+
+def undo_a_quarantine(database: Database, ids: Ids) -> Callable[[], object]:
+    """Quarantine what both contexts have, and let the parts of the later one come first."""
+    writer = WriterFilter(host="h200-1")
+    taken = quarantine.quarantine_writer(database, ANYBODY, "main", writer, preview=False)
+    assert taken.id is not None
+    with database.write() as connection:
+        query = select(*(quarantined.c[name] for name in Part._fields))
+        parts = [Part._make(row) for row in connection.execute(query)]
+        connection.execute(quarantined.delete())
+        add(connection, taken.id, sorted(parts, key=lambda part: part.context_id))
+    assert ids[LATER.digest] < ids[EARLIER.digest]
+    return partial(quarantine.undo_quarantine, database, ANYBODY, "main", taken.id)
+
+
+@pytest.mark.parametrize(
+    "prepare", [report_misses, note_use, note_fetches, undo_a_quarantine], ids=lambda p: p.__name__
+)
+def test_who_waits_for_a_context_holds_none_that_comes_behind_it(
+    database: Database, ids: Ids, prepare: Callable[[Database, Ids], Callable[[], object]]
+) -> None:
+    lock_both = prepare(database, ids)
+    with ThreadPoolExecutor(1) as pool:
+        with database.write() as connection:
+            assert storage.lock_existing(connection, "main", EARLIER.digest)
+            crossing = pool.submit(lock_both)
+            wait_until(lambda: count_waiting(database) == 1)
+            later = select(contexts.c.id).where(contexts.c.id == ids[LATER.digest])
+            connection.execute(later.with_for_update(nowait=True))
+        crossing.result(60)
+
+
+def test_pruning_waits_for_nobody(database: Database) -> None:
+    reported = [(missed, scenario(2), 1) for missed in (EARLIER, LATER)]
+    misses.count_misses(database, ANYBODY, "main", reported, 50)
+    records.post_records(database, ANYBODY, "main", record_set(of=context("shop.kept")), 50)
+    misses.count_misses(database, ANYBODY, "main", [(context("shop.idle"), scenario(3), 1)], 50)
+    with database.write() as connection:
+        connection.execute(update(contexts).where(contexts.c.records == 0).values(used_at=0.0))
+        connection.execute(update(miss_table).values(last_seen=0.0))
+    with database.write() as connection:
+        held = storage.ensure(connection, "main", [EARLIER, LATER], hold=True)
+        row = select(miss_table.c.context_id).where(miss_table.c.context_id == held[LATER.digest])
+        connection.execute(row.with_for_update())
+        assert retention.prune(database, 90, 30) == retention.Pruned(0, 1, 2)
+    assert retention.prune(database, 90, 30) == retention.Pruned(0, 2, 1)
+
+
+def count_waiting(database: Database) -> int:
+    with database.read() as connection:
+        waiting = text(
+            "SELECT count(*) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND wait_event_type = 'Lock'"
+        )
+        return int(connection.execute(waiting).scalar_one())
