@@ -12,6 +12,7 @@ import stamina
 
 from dejavu_cache.errors import SettingsError
 
+from .answer_body import ACCEPTED_ENCODING, decode_body
 from .answers import problem_detail, retry_after
 from .errors import BusyError, NonsenseError, RefusedError, ServerFaultError, UnreachableError
 from .server_silence import current_clock
@@ -86,7 +87,7 @@ class HttpExchange:
             BusyError: the server says for how long it wants to be left alone.
             ServerFaultError: the server failed on this request.
             RefusedError: the server does not take the request.
-            NonsenseError: the answer is too large or a redirect.
+            NonsenseError: the answer is too large, a redirect, or compressed in an unknown way.
             SettingsError: the URL is not one.
         """
         for attempt in stamina.retry_context(
@@ -97,7 +98,11 @@ class HttpExchange:
         raise AssertionError("stamina always tries once")
 
     def _call_once(self, method: str, url: str, **request: Any) -> ServerAnswer:
-        headers = {**self._token.headers(), **request.pop("headers", {})}
+        headers = {
+            "Accept-Encoding": ACCEPTED_ENCODING,
+            **self._token.headers(),
+            **request.pop("headers", {}),
+        }
         if "content" in request:
             headers["Content-Type"] = "application/json"
         try:
@@ -166,9 +171,12 @@ class HttpExchange:
 
     def _read_body(self, response: httpx.Response) -> bytes:
         deadline = time.monotonic() + SLOWEST_BODY
+        encoding = response.headers.get("content-encoding", "")
+        # Not `iter_raw`, which refuses answers that a special transport has as a whole.
+        assert isinstance(response.stream, httpx.SyncByteStream)
         body = bytearray()
-        for chunk in response.iter_bytes():
-            body += chunk
+        for piece in decode_body(response.stream, encoding, self._url):
+            body += piece
             if len(body) > LARGEST_BODY:
                 raise NonsenseError(f"{self._url} sent more than {LARGEST_BODY >> 20} MiB")
             if time.monotonic() > deadline:

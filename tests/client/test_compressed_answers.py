@@ -1,0 +1,117 @@
+"""A client expands no answer beyond its limit, and takes only one whole gzip stream."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sys
+import zlib
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+
+import pytest
+from dejavu_client.http import http_exchange
+from dejavu_client.http.errors import NonsenseError
+from dejavu_client.http.protocol_client import ProtocolClient
+from support.bad_server import BadServer
+from support.processes import run_python
+
+ROWS = json.dumps({"writers": []}).encode()
+PACKED = gzip.compress(ROWS, mtime=0)
+
+READ_AND_MEASURE = """
+    import resource, sys
+    from dejavu_client.http.errors import NonsenseError
+    from dejavu_client.http.protocol_client import ProtocolClient
+
+    def peak():
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+
+    before = peak()
+    try:
+        ProtocolClient(sys.argv[1]).list_writers()
+    except NonsenseError:
+        print(peak() - before)
+"""
+
+
+@contextmanager
+def compressed_server(encoding: str, body: bytes) -> Iterator[str]:
+    """Yield the URL of a server that sends a body with a `Content-Encoding`, if it has one."""
+    named = f"Content-Encoding: {encoding}\r\n" if encoding else ""
+    head = f"HTTP/1.1 200 OK\r\n{named}Content-Length: {len(body)}\r\n\r\n".encode()
+    server = BadServer(lambda peer: peer.sendall(head + body))
+    yield server.url
+    server.close()
+
+
+def read_writers(url: str) -> list[dict[str, object]]:
+    with closing(ProtocolClient(url)) as client:
+        return client.list_writers()
+
+
+def zeros(mebibytes: int) -> bytes:
+    """Return a gzip stream of zeros."""
+    packer = zlib.compressobj(9, zlib.DEFLATED, 31)
+    packed = [packer.compress(bytes(2**20)) for _ in range(mebibytes)]
+    return b"".join([*packed, packer.flush()])
+
+
+def zstd_zeros(mebibytes: int) -> bytes:
+    """Return a zstd frame of blocks that repeat one byte 131,072 times."""
+    block = (131_072 << 3 | 2).to_bytes(3, "little") + b"\0"
+    last = (131_072 << 3 | 3).to_bytes(3, "little") + b"\0"
+    return b"\x28\xb5\x2f\xfd\x00\x58" + block * (8 * mebibytes - 1) + last
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows measures no peak")
+@pytest.mark.parametrize("encoding", ["gzip", "gzip, gzip", "zstd"])
+def test_a_small_answer_does_not_fill_the_memory(encoding: str) -> None:
+    body = zstd_zeros(1024) if encoding == "zstd" else zeros(1024)
+    if encoding == "gzip, gzip":
+        body = gzip.compress(body)
+    with compressed_server(encoding, body) as url:
+        growth = int(run_python(READ_AND_MEASURE, url).stdout)
+    assert growth < 2 * http_exchange.LARGEST_BODY >> 20
+
+
+@pytest.mark.parametrize("encoding", ["", "identity", "gzip", "GZIP"])
+def test_a_plain_body_and_one_gzip_stream_are_read(encoding: str) -> None:
+    body = PACKED if encoding.lower() == "gzip" else ROWS
+    with compressed_server(encoding, body) as url:
+        assert read_writers(url) == []
+
+
+@pytest.mark.parametrize("encoding", ["", "gzip"])
+def test_a_body_at_the_limit_is_read_and_a_longer_one_is_not(
+    encoding: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_exchange, "LARGEST_BODY", 3 * 2**20)
+    padded = ROWS.ljust(3 * 2**20)
+    pack = gzip.compress if encoding else bytes
+    with compressed_server(encoding, pack(padded)) as url:
+        assert read_writers(url) == []
+    with (
+        compressed_server(encoding, pack(padded + b" ")) as url,
+        pytest.raises(NonsenseError, match="MiB"),
+    ):
+        read_writers(url)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "body", "reason"),
+    [
+        ("gzip, gzip", gzip.compress(PACKED, mtime=0), "encoding 'gzip, gzip'"),
+        ("zstd", zstd_zeros(1), "encoding 'zstd'"),
+        ("deflate", zlib.compress(ROWS), "encoding 'deflate'"),
+        ("gzip", PACKED[:-1], "incomplete"),
+        ("gzip", PACKED + PACKED, "more than one"),
+        ("gzip", PACKED + b"\0", "more than one"),
+        ("gzip", ROWS, "damaged"),
+        ("gzip", PACKED[:-8] + bytes(8), "damaged"),
+    ],
+    ids=["nested", "zstd", "deflate", "cut off", "two", "more behind", "plain", "checksum"],
+)
+def test_any_other_body_is_refused(encoding: str, body: bytes, reason: str) -> None:
+    with compressed_server(encoding, body) as url, pytest.raises(NonsenseError, match=reason):
+        read_writers(url)
