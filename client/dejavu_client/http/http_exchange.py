@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -15,6 +15,7 @@ from dejavu_cache.errors import SettingsError
 from .answer_body import ACCEPTED_ENCODING, decode_body
 from .answers import problem_detail, retry_after
 from .errors import BusyError, NonsenseError, RefusedError, ServerFaultError, UnreachableError
+from .request_deadline import RequestDeadline, request_deadline
 from .server_silence import current_clock
 from .shared_client import SharedHttpClient
 from .token_source import TokenSource
@@ -25,7 +26,13 @@ LARGEST_BODY = 256 * 2**20
 """Bytes of a decompressed answer beyond which it is not read."""
 
 SLOWEST_BODY = 60.0
-"""Seconds that an answer may take from its first byte to its last."""
+"""Seconds that the body of an answer may take from its first byte to its last.
+
+Its head may take as long as the server may be silent: the `timeout` of the request.
+"""
+
+SLOWEST_UPLOAD = 16 * 1024
+"""Bytes a second that a server takes at least, beyond the `timeout`; ours asks for 32 KiB."""
 
 RETRYABLE_STATUSES = {408, 425, 429, 500, 502, 503, 504}
 
@@ -135,29 +142,41 @@ class HttpExchange:
         A server that restarts or has been idle closes connections, also while a request is on its
         way. All requests may be repeated: each has the same effect twice as once.
         """
-        clock = current_clock()
-
-        def trace(event: str, details: Mapping[str, Any]) -> None:
-            self.connections.trace(event, details)
-            clock.trace(event)
-
         for is_last in (False, True):
             try:
-                with (
-                    self._http_client() as client,
-                    client.stream(
-                        method,
-                        url,
-                        headers=headers,
-                        extensions={"trace": trace},
-                        **request,
-                    ) as response,
-                ):
-                    return response.status_code, response.headers, self._read_body(response)
+                return self._exchange_once(method, url, headers, request)
             except (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError):
                 if is_last:
                     raise
         raise AssertionError("the last attempt returns or raises")
+
+    def _exchange_once(
+        self, method: str, url: str, headers: Mapping[str, str], request: dict[str, Any]
+    ) -> tuple[int, Mapping[str, str], bytes]:
+        clock = current_clock()
+        with self._http_client() as client, request_deadline() as deadline:
+            timeout = httpx.Timeout(request.get("timeout", client.timeout))
+            upload_seconds = len(request.get("content", "")) / SLOWEST_UPLOAD
+
+            def trace(event: str, details: Mapping[str, Any]) -> None:
+                self.connections.trace(event, details)
+                clock.trace(event)
+                if event.endswith(".send_request_headers.started"):
+                    deadline.begin_phase((timeout.write or math.inf) + upload_seconds)
+                elif event.endswith(".receive_response_headers.started"):
+                    deadline.begin_phase(timeout.read or math.inf)
+
+            try:
+                with client.stream(
+                    method, url, headers=headers, extensions={"trace": trace}, **request
+                ) as response:
+                    deadline.begin_phase(SLOWEST_BODY)
+                    body = self._read_body(response, deadline)
+                    return response.status_code, response.headers, body
+            except httpx.TimeoutException as error:
+                if deadline.cuts_off_answer:
+                    raise self._still_answering(deadline) from error
+                raise
 
     @contextmanager
     def _http_client(self) -> Iterator[httpx.Client]:
@@ -169,8 +188,7 @@ class HttpExchange:
             with current_clock().count_wait():
                 yield self._injected_client
 
-    def _read_body(self, response: httpx.Response) -> bytes:
-        deadline = time.monotonic() + SLOWEST_BODY
+    def _read_body(self, response: httpx.Response, deadline: RequestDeadline) -> bytes:
         encoding = response.headers.get("content-encoding", "")
         # Not `iter_raw`, which refuses answers that a special transport has as a whole.
         assert isinstance(response.stream, httpx.SyncByteStream)
@@ -179,8 +197,9 @@ class HttpExchange:
             body += piece
             if len(body) > LARGEST_BODY:
                 raise NonsenseError(f"{self._url} sent more than {LARGEST_BODY >> 20} MiB")
-            if time.monotonic() > deadline:
-                raise UnreachableError(
-                    f"{self._url} was still answering after {SLOWEST_BODY:.0f} s"
-                )
+            if deadline.is_over:
+                raise self._still_answering(deadline)
         return bytes(body)
+
+    def _still_answering(self, deadline: RequestDeadline) -> UnreachableError:
+        return UnreachableError(f"{self._url} was still answering after {deadline.seconds:.0f} s")

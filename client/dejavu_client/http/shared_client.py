@@ -19,6 +19,8 @@ import httpx
 
 from dejavu_cache.system.background_threads import uninterrupted
 
+from .request_deadline import enforce_deadlines
+
 __all__ = ["SharedHttpClient"]
 
 REQUEST_TIMEOUT = httpx.Timeout(40.0, connect=5.0)
@@ -55,9 +57,11 @@ class SharedHttpClient:
             _shut_down(connection)
 
     def trace(self, event: str, details: Mapping[str, Any]) -> None:
-        """Remember the sockets of new connections; the `trace` extension of each request."""
+        """Prepare new connections for deadlines and `interrupt`: the `trace` of each request."""
         if event.endswith((".connect_tcp.complete", ".start_tls.complete")):
-            connection = details["return_value"].get_extra_info("socket")
+            stream = details["return_value"]
+            enforce_deadlines(stream)
+            connection = stream.get_extra_info("socket")
             with self._sockets_lock:
                 self._sockets.add(connection)
             if self._is_interrupted:
