@@ -239,14 +239,20 @@ class Sender:
                 self._spool.remove(entry.path)
 
     def _tend_spool(self) -> None:
+        is_tried = False
+        if self._may_send and not self._should_stop_draining():
+            drain = partial(self._drain_in_background, IN_HAND_SECONDS, self._should_stop_draining)
+            is_tried = self._try(drain) and self._background.is_complete
+        # What the server would still take must not be deleted.
+        if (is_tried or not self._may_send) and not self._is_ending():
+            self._sweep_spool()
+
+    def _sweep_spool(self) -> None:
         now = time.monotonic()
         if now >= self._next_sweep:
             self._next_sweep = now + SWEEP_EVERY
             with suppress(OSError):
-                self._spool.sweep()
-        if self._may_send and not self._should_stop_draining():
-            drain = partial(self._drain_in_background, IN_HAND_SECONDS, self._should_stop_draining)
-            self._try(drain)
+                self._spool.sweep(self._background.undelivered)
 
     def _should_stop_draining(self) -> bool:
         return self._pending or self._is_ending()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -23,7 +23,7 @@ MOST_BYTES = 256 * 2**20
 """Bytes on disk that a spool may take."""
 
 LONGEST_WAIT = 90 * 86400.0
-"""Seconds after which a record set that could not be sent is deleted."""
+"""Age in seconds at which a record set that could not be sent is deleted."""
 
 LONGEST_ASIDE = 30 * 86400.0
 """Seconds after which a record set that the server refused is deleted."""
@@ -153,24 +153,42 @@ class Spool:
         finally:
             lock.release()
 
-    def sweep(self) -> None:
-        """Delete what is too old, and what is beyond `MOST_BYTES`; log what that loses."""
+    def sweep(self, undelivered: Container[Path]) -> None:
+        """Delete what is too old, and what is beyond `MOST_BYTES`; log what that loses.
+
+        Nothing is deleted while another process, or another thread, sends the spool.
+
+        Args:
+            undelivered: files that a delivery was tried for in vain. No other file that waits is
+                too old: it may be dated by a clock that was wrong, and the server may take it.
+        """
+        if not self.folder.is_dir():
+            return
+        with self.exclusive() as is_ours:
+            if is_ours:
+                self._sweep_exclusively(undelivered)
+
+    def _sweep_exclusively(self, undelivered: Container[Path]) -> None:
         now = time.time()
         for path in self.folder.glob("**/*.tmp-*"):
             with suppress(OSError):
                 if path.stat().st_mtime < now - _LEFTOVER:
                     path.unlink()
         aside, waiting = _files(self._aside), self.waiting()
+        outdated = {file.path for file in aside if file.written < now - LONGEST_ASIDE}
+        outdated |= {
+            file.path
+            for file in waiting
+            if file.written < now - LONGEST_WAIT and file.path in undelivered
+        }
         excess = sum(file.size for file in (*aside, *waiting)) - MOST_BYTES
         lost = 0
-        for file, longest in (
-            *((file, LONGEST_ASIDE) for file in aside),
-            *((file, LONGEST_WAIT) for file in waiting),
-        ):
-            if excess > 0 or file.written < now - longest:
+        for file in (*aside, *waiting):
+            if excess > 0 or file.path in outdated:
                 excess -= file.size
-                lost += 1
-                self.remove(file.path)
+                with suppress(OSError):  # the process that wrote it may have sent it just now
+                    file.path.unlink()
+                    lost += 1
                 self.remove(file.path.with_suffix(".reason.txt"))
         if lost:
             warn_once(

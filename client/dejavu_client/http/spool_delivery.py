@@ -7,7 +7,7 @@ from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .errors import ServerFaultError
+from .errors import BusyError, RemoteError, ServerFaultError
 from .spool import Spool, SpooledFile
 from .uploads import Document, encode, join, parse_record_set_json, upload
 
@@ -29,12 +29,16 @@ class Delivery:
         set_aside: how many record sets the server refused for good, or are damaged.
         failed: the reasons by file for which files wait although the server answers.
         locked: whether another process is sending the spool.
+        undelivered: files that were tried and still wait, unless the server only was busy.
+        is_complete: whether the last delivery tried all files that it was to send.
     """
 
     sent: int = 0
     set_aside: int = 0
     failed: dict[Path, str] = field(default_factory=dict)
     locked: bool = False
+    undelivered: set[Path] = field(default_factory=set)
+    is_complete: bool = False
 
 
 def deliver_spool(
@@ -63,7 +67,9 @@ def deliver_spool(
         OSError: the disk cannot be written.
     """
     delivery = delivery or Delivery()
+    delivery.is_complete = False
     if not spool.waiting():
+        delivery.is_complete = True
         return delivery
     with spool.exclusive(wait) as is_ours:
         delivery.locked = not is_ours
@@ -79,6 +85,8 @@ def deliver_spool(
             if should_stop():
                 break
             _deliver_files(spool, send, batch, delivery)
+        else:
+            delivery.is_complete = True
     return delivery
 
 
@@ -121,6 +129,7 @@ def _deliver_files(
             text = spool.read(path)
         except OSError as error:
             delivery.failed[path] = str(error)
+            delivery.undelivered.add(path)
             continue
         if text is None:
             continue
@@ -135,11 +144,17 @@ def _deliver_files(
     except (ServerFaultError, RecursionError) as error:
         if len(documents) == 1:
             delivery.failed.update({path: str(error) for path in documents})
+            delivery.undelivered.update(documents)
             return
         # One of them makes the server fail, or is nested too deeply; the others do not wait for it.
         for path in documents:
             _deliver_files(spool, send, [path], delivery)
         return
+    except BusyError:
+        raise
+    except RemoteError:
+        delivery.undelivered.update(documents)
+        raise
     # Counted first: who finds the spool empty reads the counts.
     delivery.set_aside += refused
     delivery.sent += max(len(documents) - refused, 0)
