@@ -22,6 +22,7 @@ from .scenario import (
     Scenario,
     Text,
     ValueModel,
+    moment_after,
 )
 
 __all__ = [
@@ -137,6 +138,11 @@ class Pin(FrozenModel):
     config: Config | None = None
     at: Moment
     by: Annotated[str, Field(max_length=200)] = ""
+
+    @classmethod
+    def after(cls, earlier: Pin | None, config: Config | None, by: str) -> Pin:
+        """Return a pin that every merge prefers to an earlier one, whatever clock dated that."""
+        return cls(config=config, at=moment_after(earlier.at if earlier else None), by=by)
 
 
 _LongText = Annotated[str, Field(max_length=4000)]

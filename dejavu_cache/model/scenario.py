@@ -50,6 +50,7 @@ __all__ = [
     "canonical_json",
     "is_from_future",
     "is_scalar",
+    "moment_after",
     "now",
     "sort_by_name",
 ]
@@ -134,6 +135,18 @@ def now() -> datetime:
 def is_from_future(moment: datetime) -> bool:
     """Return whether a moment lies further ahead than the clocks of two machines differ."""
     return moment - now() > CLOCK_TOLERANCE
+
+
+def moment_after(earlier: datetime | None) -> datetime:
+    """Return the present moment, or the next one after that of an entry that is to be replaced.
+
+    Of two entries, a merge keeps the later one, and another machine's clock may be ahead of this
+    one's. An entry from the future gives way to any other, so that it need not be outdone.
+    """
+    present = now()
+    if earlier is None or earlier < present or is_from_future(earlier):
+        return present
+    return earlier + timedelta(microseconds=1)
 
 
 def canonical_json(value: Any) -> str:

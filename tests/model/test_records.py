@@ -25,7 +25,14 @@ from dejavu_cache.model.record import (
     RecordSet,
     required_format,
 )
-from dejavu_cache.model.scenario import Config, Device, Scenario, canonical_json
+from dejavu_cache.model.scenario import (
+    Config,
+    Device,
+    Scenario,
+    canonical_json,
+    is_from_future,
+    now,
+)
 
 
 @given(SCENARIOS)
@@ -90,6 +97,16 @@ def test_a_pin_that_was_taken_back_stays_taken_back() -> None:
     unpinned = record(32, pin=Pin(config=None, at=MOMENT + timedelta(hours=1)))
     assert merge_records(pinned, unpinned).pinned is None
     assert merge_records(unpinned, pinned).pinned is None
+
+
+@pytest.mark.parametrize("hours", [-1, 0, 1, 23.99, 24.01, 1000])
+def test_a_pin_outlasts_the_one_that_it_replaces(hours: float) -> None:
+    earlier = Pin(config=config(16), at=now() + timedelta(hours=hours), by="z")
+    for choice in (config(32), None):
+        later = Pin.after(earlier, choice, "a")
+        assert not is_from_future(later.at)
+        pins = [record(32, pin=pin) for pin in (earlier, later)]
+        assert merge_records(*pins).pin == merge_records(*reversed(pins)).pin == later
 
 
 @pytest.mark.parametrize("median", [math.nan, math.inf, -1.0, "fast", None])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import httpx
@@ -15,6 +16,7 @@ from support.service import body, config, context, measurement, record, record_s
 
 from dejavu_cache.model.merge import merge_records
 from dejavu_cache.model.record import Record, RecordSet, Winner
+from dejavu_cache.model.scenario import now
 
 PIN = f"/v1/main/contexts/{context().digest}/pins/{scenario().digest}"
 
@@ -84,6 +86,18 @@ def test_promotion_lets_the_source_stand_and_keeps_the_rest(
             .all()
         )
     assert len(beside) == 1, "what was there before is kept beside"
+
+
+def test_a_promoted_winner_is_later_than_one_that_is_dated_ahead(client: httpx.Client) -> None:
+    ahead = Winner(config=config(32), at=now() + timedelta(hours=10))
+    post(client, record_set(record(1).model_copy(update={"winner": ahead})))
+    (before,) = read(client)
+    post(client, record_set(record(1)), "pr-7")
+    client.post("/v1/pr-7/promote", json={"to": "main"})
+    (after,) = read(client)
+    assert after.winner
+    assert after.winner.config == record(1).winner.config != ahead.config  # type: ignore[union-attr]
+    assert merge_records(before, after).winner == after.winner, "local stores must take it"
 
 
 def test_promoting_again_changes_nothing(client: httpx.Client) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import timedelta
 from typing import Any, NamedTuple
 
 from dejavu_cache.model.credibility import is_credible
@@ -19,7 +18,7 @@ from dejavu_cache.model.record import (
     RecordedLaunch,
     Winner,
 )
-from dejavu_cache.model.scenario import Config, canonical_json, is_from_future, now
+from dejavu_cache.model.scenario import Config, canonical_json, is_from_future, moment_after
 
 from ..storage.records import Claim
 
@@ -172,11 +171,7 @@ def _winner(record: dict[str, Any]) -> Winner | None:
 
 def pin(record: Record, config: Config | None, by: str) -> Record:
     """Return the record with a config pinned, or with its pin removed if `config` is None."""
-    at = now()
-    if record.pin and record.pin.at >= at and not is_from_future(record.pin.at):
-        # Of two pins the later one counts, also where the clocks of two servers differ.
-        at = record.pin.at + timedelta(microseconds=1)
-    return record.model_copy(update={"pin": Pin(config=config, at=at, by=by)})
+    return record.model_copy(update={"pin": Pin.after(record.pin, config, by)})
 
 
 def _first_right(
@@ -196,7 +191,9 @@ def _promoted_winner(current: Winner | None, source: Winner | None) -> Winner | 
     if current is None or source is None or source.config == current.config:
         return current or source
     # Local stores keep the later of two winners: the promoted one must be the later one.
-    return source if source.at > current.at else Winner(config=source.config, at=now())
+    if source.at > current.at:
+        return source
+    return Winner(config=source.config, at=moment_after(current.at))
 
 
 def _latest_pin(pins: Iterable[Pin | None]) -> Pin | None:

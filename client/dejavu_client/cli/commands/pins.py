@@ -9,7 +9,7 @@ import typer
 
 from dejavu_cache.errors import SettingsError, StoreError
 from dejavu_cache.model.record import Pin, Record
-from dejavu_cache.model.scenario import Config, Context, now
+from dejavu_cache.model.scenario import Config, Context
 from dejavu_cache.stores import Store
 from dejavu_cache.system.provenance import whoami
 
@@ -69,9 +69,8 @@ def _set_pins(store: Store, pins: Sequence[tuple[Context, Record, Config | None]
     if not pins:
         say("nothing was pinned")
     for done, (context, record, config) in enumerate(pins):
-        choice = Pin(config=config, at=now(), by=whoami())
         try:
-            store.put(context, [Record(scenario=record.scenario, pin=choice)])
+            _set_pin(store, context, record, config)
         except StoreError as error:
             if not done:
                 raise
@@ -80,3 +79,28 @@ def _set_pins(store: Store, pins: Sequence[tuple[Context, Record, Config | None]
             ) from None
         state = f"pinned to {config}" if config else "no longer pinned"
         say(f"{context.kernel.name}{record.scenario}: {state}")
+
+
+def _set_pin(store: Store, context: Context, record: Record, config: Config | None) -> None:
+    """Set or remove a pin, and read back that this is what the store has now.
+
+    Raises:
+        StoreError: the store refused it, or has another pin.
+    """
+    choice = Pin.after(record.pin, config, whoami())
+    store.put(context, [Record(scenario=record.scenario, pin=choice)])
+    found = store.get(context, record.scenario, fresh=True)
+    pin = found.record.pin if found else None
+    pinned = pin.config if pin else None
+    if pinned == config:
+        return
+    has = (
+        f"is pinned to {pinned}, by {pin.by} at {pin.at:%F %T} UTC"
+        if pin and pinned
+        else "has no pin"
+    )
+    raise StoreError(
+        f"{context.kernel.name}{record.scenario} {has} in {store.url}, which did not take the "
+        "change: change the pin in the namespace that this one reads through to, or repeat the "
+        "command if somebody else pinned it at this moment"
+    )

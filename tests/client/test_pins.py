@@ -1,0 +1,108 @@
+"""`pin` and `unpin` do what they say, whatever clock dated the earlier pin."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from support.command_line import run_cli
+from support.records import config, context, measurement, record
+from support.service import running_server
+
+from dejavu_cache.model.record import Pin, Record
+from dejavu_cache.model.scenario import now
+from dejavu_cache.stores import FileStore
+
+FAST, SLOW = config(64), config(32)
+CLOCKS_AHEAD = [timedelta(hours=-1), timedelta(hours=10), timedelta(days=3)]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> FileStore:
+    store = FileStore(tmp_path / "store")
+    store.put(context(), [record(16, measurement(64, 1.0), measurement(32, 2.0))])
+    return store
+
+
+def pin_ahead(store: FileStore, ahead: timedelta) -> None:
+    """Pin the fast config as a machine would whose clock is ahead."""
+    pin = Pin(config=FAST, at=now() + ahead, by="ann@there")
+    store.put(context(), [Record(scenario=record(16).scenario, pin=pin)])
+
+
+def pinned_in(store: FileStore) -> object:
+    (stored,) = FileStore(store.root).records(context())
+    return stored.pinned
+
+
+@pytest.mark.parametrize("ahead", CLOCKS_AHEAD, ids=str)
+def test_a_pin_replaces_one_that_is_dated_ahead(store: FileStore, ahead: timedelta) -> None:
+    pin_ahead(store, ahead)
+    out = run_cli("pin", "add", "--config", "BLOCK=32", "--store", store.root)
+    assert out.returncode == 0, out.stderr
+    assert "pinned to BLOCK=32" in out.stdout
+    assert pinned_in(store) == SLOW
+    assert "BLOCK=32" in run_cli("explain", "add", "--store", store.root).stdout
+
+
+@pytest.mark.parametrize("ahead", CLOCKS_AHEAD, ids=str)
+def test_a_pin_that_is_dated_ahead_is_removed(store: FileStore, ahead: timedelta) -> None:
+    pin_ahead(store, ahead)
+    out = run_cli("unpin", "add", "--store", store.root)
+    assert out.returncode == 0, out.stderr
+    assert "no longer pinned" in out.stdout
+    assert pinned_in(store) is None
+
+
+def test_pins_set_in_turn_replace_each_other(store: FileStore) -> None:
+    pin_ahead(store, timedelta(hours=10))
+    for block in (32, 64, 32):
+        assert (
+            run_cli("pin", "add", "--config", f"BLOCK={block}", "--store", store.root).returncode
+            == 0
+        )
+        assert pinned_in(store) == config(block)
+
+
+def test_two_stores_that_are_read_together_are_pinned_together(
+    store: FileStore, tmp_path: Path
+) -> None:
+    """One of them may only be read, and has the pin that is dated ahead."""
+    pin_ahead(store, timedelta(hours=10))
+    both = f"{tmp_path / 'mine'},{store.url}?read_only=1"
+    (tmp_path / "mine").mkdir()
+    assert run_cli("pin", "add", "--config", "BLOCK=32", "--store", both).returncode == 0
+    assert pinned_in(FileStore(tmp_path / "mine")) == SLOW
+    assert pinned_in(store) == FAST
+
+
+@pytest.mark.parametrize("command", ["pin add --config BLOCK=32", "unpin add"])
+def test_a_store_that_keeps_the_earlier_pin_is_an_error(
+    store: FileStore, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    pin_ahead(store, timedelta(hours=-1))
+    monkeypatch.setattr(FileStore, "put", lambda *_: None)
+    out = run_cli(*command.split(), "--store", store.root)
+    assert out.returncode == 3
+    assert out.stdout == ""
+    assert "is pinned to BLOCK=64, num_warps=4, by ann@there" in out.stderr
+    assert "did not take the change" in out.stderr
+
+
+def test_a_pin_of_the_namespace_beneath_is_not_said_to_be_removed(
+    store: FileStore, tmp_path: Path
+) -> None:
+    database, reading = f"sqlite:///{tmp_path / 'db'}", {"DEJAVU_SERVER_READ_THROUGH": "pr-*=main"}
+    with running_server(database, tmp_path / "log", reading) as server:
+        main, above = (f"{server.base}?namespace={name}" for name in ("main", "pr-7"))
+        for url in (main, above):
+            assert run_cli("import", store.root, "--store", url).returncode == 0
+        pin = ("pin", "add", "--config")
+        assert run_cli(*pin, "BLOCK=32", "--store", main).returncode == 0
+        out = run_cli("unpin", "add", "--store", above)
+        assert (out.returncode, out.stdout) == (3, "")
+        assert "is pinned to BLOCK=32" in out.stderr
+        assert "the namespace that this one reads through to" in out.stderr
+        assert run_cli(*pin, "BLOCK=64", "--store", above).returncode == 0
+        assert run_cli("unpin", "add", "--store", above).returncode == 0
