@@ -342,6 +342,7 @@ class FileStore(Store):
     def _replace(self, path: Path, page: Page) -> None:
         self._keep_displaced(path, page)
         write_text(path, page.text, self.root)
+        page.is_cut = False
         self._pages.put(path, page)
 
     def _keep_displaced(self, path: Path, page: Page) -> None:

@@ -46,7 +46,7 @@ from ..model.scenario import Context, Scenario, canonical_json
 from ..system.notices import warn_once
 from .file_blocks import FileBlocks
 
-__all__ = ["HEAD_BYTES", "Page", "context_of_head", "find", "read_set"]
+__all__ = ["HEAD_BYTES", "Page", "context_of_head", "find", "find_damages", "read_set"]
 
 _OPENINGS = tuple(f'{{"format": {version},\n"context": ' for version in range(1, FORMAT + 1))
 _OPENING_LENGTH = len(_OPENINGS[0])
@@ -65,12 +65,14 @@ class Page:
     Attributes:
         context: the context of all the records.
         displaced: texts of damaged records that a merge has replaced, for the caller to set aside.
+        is_cut: whether the end of the text was missing, and so perhaps records.
     """
 
     def __init__(self, context: Context, records: Iterable[Record] = ()) -> None:
         """Format the records of a context."""
         self.context = context
         self.displaced: list[str] = []
+        self.is_cut = False
         merged = merge_into({}, records)
         self._cuts = {scenario.text: _write_record(record) for scenario, record in merged.items()}
         # Texts that begin like no record, or like one that is there already, to be written again.
@@ -99,8 +101,7 @@ class Page:
                 raise
             warn_once(
                 f"{where} fragments",
-                f"{where} is damaged: {len(page._fragments)} texts in it are no records and are "
-                "passed over; `dejavu-cache doctor` shows them",
+                f"{where} is damaged: {page._describe_losses()}; `dejavu-cache doctor` shows more",
             )
             return page
         return cls(record_set.context, record_set.records)
@@ -119,6 +120,7 @@ class Page:
         if not (separator and head.startswith(_OPENINGS) and (is_closed or damaged)):
             return None
         page = cls(_context(head[_OPENING_LENGTH:], where))
+        page.is_cut = not is_closed
         for cut in body.removesuffix(_CLOSING).split("\n{")[1:]:
             end = cut.find(_LINE_END)
             scenario = cut[len(_SCENARIO) : end]
@@ -158,7 +160,18 @@ class Page:
             for scenario, cut in sorted(self._cuts.items())
             if (problem := read_record(_json_of(cut)).problem)
         ]
-        return problems + [f"{cut[:80]!r}: not a record" for cut in self._fragments]
+        problems += [f"{cut[:80]!r}: not a record" for cut in self._fragments]
+        if self.is_cut:
+            problems.append("the end of the file is missing")
+        return problems
+
+    def _describe_losses(self) -> str:
+        losses = []
+        if self._fragments:
+            losses.append(f"{len(self._fragments)} texts in it are no records and are passed over")
+        if self.is_cut:
+            losses.append("its end is missing")
+        return " and ".join(losses)
 
     def merge(self, records: Iterable[Record], on_conflict: OnConflict, where: str) -> bool:
         """Merge records into the page, and return whether that changed anything."""
@@ -228,6 +241,18 @@ def read_set(text: str | bytes, where: str) -> RecordSet:
         return RecordSet.model_validate_json(text)
     except (ValueError, AttributeError, RecursionError) as error:
         raise DamagedRecordsError(f"{where} is damaged: {_reason(error)}") from None
+
+
+def find_damages(text: str, where: str) -> list[str]:
+    """Return what is wrong with each damaged record of a file's text.
+
+    The list is empty if the text cannot be cut into records.
+
+    Raises:
+        DamagedRecordsError: its context is damaged.
+    """
+    page = Page._cut(text, where, damaged=True)
+    return [] if page is None else page.damages()
 
 
 def find(content: FileBlocks, context: Context, scenario: Scenario, where: str) -> Record | None:

@@ -207,6 +207,19 @@ def test_a_damaged_record_costs_no_other_and_is_not_lost(
     assert "damaged" in caplog.text
 
 
+def test_a_file_that_was_cut_between_two_records_is_damaged(store: FileStore) -> None:
+    path = only_file(store)
+    text = path.read_text()
+    path.write_text(text[: text.rindex("\n{")])
+    again = reopen(store)
+    assert list(again.records(context())) == [record(16)]
+    assert again.damaged_records() == {path: ["the end of the file is missing"]}
+    again.put(context(), [record(64)])
+    for written in (again, reopen(store)):
+        assert written.damaged_records() == {}
+        assert list(written.records(context())) == [record(16), record(64)]
+
+
 def test_a_damaged_measurement_costs_no_other_of_its_record(store: FileStore) -> None:
     full = record(700, measurement(16), measurement(32, 2.0), measurement(64, 3.0))
     store.put(context(), [full])

@@ -11,9 +11,12 @@ from pydantic import ValidationError
 from dejavu_cache.errors import DamagedRecordsError, NewerFormatError, StoreError
 from dejavu_cache.model.damaged_records import first_problem
 from dejavu_cache.model.record import FORMAT, RecordSet
-from dejavu_cache.stores.file_layout import Page
+from dejavu_cache.stores.file_layout import find_damages, read_set
 
 __all__ = ["read_record_sets"]
+
+NAMED_DAMAGES = 20
+"""Damages of a file that an error names one by one."""
 
 
 def read_record_sets(file: str) -> Iterator[RecordSet]:
@@ -39,24 +42,45 @@ def read_record_sets(file: str) -> Iterator[RecordSet]:
     except OSError as error:
         raise StoreError(f"{file} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
-        raise DamagedRecordsError(f"{file} is damaged: {error}; nothing was imported") from None
+        raise _refuse(file, [str(error)]) from None
     # A store's own file begins with its format, and a line of an export with its context.
     if text.startswith('{"format"') and "\n" in text.strip():
-        page = Page.parse(text, file)
-        yield RecordSet(context=page.context, records=tuple(page.records(file)))
+        yield _parse_record_file(text, file)
         return
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             yield _parse_line(line, f"{file}, line {number}")
 
 
+def _parse_record_file(text: str, file: str) -> RecordSet:
+    """Parse a store's own file; one damaged record makes it an error, unlike in a store."""
+    try:
+        return read_set(text, file)
+    except DamagedRecordsError as error:
+        problem = str(error).removeprefix(f"{file} is damaged: ")
+    try:
+        damages = find_damages(text, file)
+    except DamagedRecordsError:  # of its context, which is what `problem` says
+        damages = []
+    raise _refuse(file, damages or [problem])
+
+
+def _refuse(position: str, damages: list[str]) -> DamagedRecordsError:
+    shown = damages[:NAMED_DAMAGES]
+    if len(damages) > len(shown):
+        shown.append(f"and {len(damages) - len(shown)} more")
+    listed = "\n".join(f"  {damage}" for damage in shown)
+    return DamagedRecordsError(
+        f"{position} is damaged, so nothing was imported; repair it, get it again or leave it out:"
+        f"\n{listed}"
+    )
+
+
 def _parse_line(line: str, position: str) -> RecordSet:
     try:
         record_set = RecordSet.model_validate_json(line)
     except ValidationError as error:
-        raise DamagedRecordsError(
-            f"{position}: {first_problem(error)}; nothing was imported"
-        ) from None
+        raise _refuse(position, [first_problem(error)]) from None
     if record_set.format > FORMAT:
         raise NewerFormatError(position, record_set.format, FORMAT)
     return record_set
