@@ -13,7 +13,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from .. import __version__
-from ..errors import PrewarmError
+from ..errors import BundleError, PrewarmError
 from ..stores import FileStore, Store
 from ..stores.manifest import (
     BINARIES,
@@ -22,7 +22,9 @@ from ..stores.manifest import (
     Manifest,
     describe_file,
     files_of,
+    find_differences,
     is_prewarmed,
+    read_manifest,
 )
 from ..triton_internals.compilation import target_of
 from .messages import BuildPlan, CompileJob, CompileResult, PrewarmSpec
@@ -32,6 +34,9 @@ from .stub_driver import make_stub_driver
 from .worker_pool import CompileProcess, compile_all
 
 __all__ = ["prewarm"]
+
+_NAMED_DIFFERENCES = 5
+"""Files that differ from an earlier manifest and that a note names."""
 
 
 def prewarm(
@@ -52,7 +57,8 @@ def prewarm(
         modules: names of the kernels' modules; a package stands for all modules in it.
         store: URL of the store with the records.
         devices: names of GPUs, as records have them.
-        out: the folder. Binaries of an earlier prewarming that are still valid are kept.
+        out: the folder. Binaries of an earlier prewarming that are still valid, and what its
+            manifest says, are kept.
         processes: number of processes that compile at once; None is one per CPU.
         progress: called with the number of binaries; the function that it returns is called with
             each job and its result.
@@ -75,9 +81,10 @@ def prewarm(
     try:
         with lock, _scratch(work):
             in_work = spec.model_copy(update={"binaries": str(work / BINARIES)})
+            repairs = _link_earlier_binaries(out, work)
             result, plan = _prewarm(in_work, out, work, processes, progress)
             cache.save(result, plan)
-            return result
+            return result._replace(notes=(*repairs, *result.notes), repaired=bool(repairs))
     except Timeout:
         raise PrewarmError(f"another process is prewarming {out}: wait for it") from None
     except OSError as error:
@@ -125,7 +132,6 @@ def _prewarm(
     processes: int | None,
     progress: Callable[[int], Callable[[CompileJob, CompileResult], None]],
 ) -> tuple[PrewarmResult, BuildPlan]:
-    _link_earlier_binaries(out, work)
     if spec.host_modules:
         make_stub_driver(work / "tools")
     with closing(CompileProcess(spec)) as first:
@@ -148,17 +154,58 @@ def _prewarm(
     return PrewarmResult(manifest, compiled, (*plan.notes, *notes)), plan
 
 
-def _link_earlier_binaries(out: Path, work: Path) -> None:
-    """Link an earlier prewarming's binaries, which Triton then finds by their keys."""
-    if is_prewarmed(out):
-        shutil.copytree(out / BINARIES, work / BINARIES, copy_function=_link, dirs_exist_ok=True)
+def _link_earlier_binaries(out: Path, work: Path) -> list[str]:
+    """Link an earlier prewarming's binaries, which Triton then finds by their keys.
 
+    Linked is only what the earlier manifest describes: the new one will vouch for it. Of a key with
+    anything else in its folder, nothing is, so that Triton compiles and writes all of its files.
 
-def _link(source: str, target: str) -> None:
+    Returns:
+        A note, if something is not what the manifest says.
+    """
+    if not is_prewarmed(out):
+        return []
     try:
-        os.link(source, target)
+        manifest = read_manifest(out)
+    except BundleError as error:
+        return [f"no earlier binary is kept, and all are compiled again: {error}"]
+    differences = dict(find_differences(out, manifest))
+    spoiled = {_binary_key(inside) for inside in differences}
+    if not {MANIFEST, BINARIES} & differences.keys():
+        for inside in manifest.files:
+            key = _binary_key(inside)
+            if key and key not in spoiled and inside != f"{BINARIES}/{key}":
+                (work / inside).parent.mkdir(parents=True, exist_ok=True)
+                _link(out / inside, work / inside)
+    return _note_differences(out, differences)
+
+
+def _binary_key(inside: str) -> str:
+    """Return the key of a path among the binaries; an empty string for other paths."""
+    folder, _, rest = inside.partition("/")
+    return rest.partition("/")[0] if folder == BINARIES else ""
+
+
+def _link(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target, follow_symlinks=False)
     except OSError:
-        shutil.copyfile(source, target)
+        shutil.copyfile(source, target, follow_symlinks=False)
+
+
+def _note_differences(out: Path, differences: Mapping[str, str]) -> list[str]:
+    if not differences:
+        return []
+    shown = [
+        f"{inside} {problem.partition(':')[0]}"
+        for inside, problem in list(differences.items())[:_NAMED_DIFFERENCES]
+    ]
+    if len(differences) > len(shown):
+        shown.append(f"and {len(differences) - len(shown)} more")
+    return [
+        f"{out} was changed since it was made ({', '.join(shown)}): what differs is made again, "
+        "and what does not belong there is left out"
+    ]
 
 
 def _check_results(results: Mapping[CompileJob, CompileResult]) -> list[str]:

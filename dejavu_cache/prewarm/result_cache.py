@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from .. import __version__
 from ..errors import DejavuError
-from ..stores.manifest import Manifest, read_manifest
+from ..stores.manifest import Manifest, read_manifest, verify_folder
 from ..system.safe_files import replace_file
 from ..triton_internals.distribution import triton_version
 from .messages import BuildPlan, PrewarmSpec
@@ -31,11 +31,13 @@ class PrewarmResult(NamedTuple):
     Attributes:
         compiled: number of kernels that were compiled; 0 if nothing had changed.
         notes: remarks for the user, one sentence each.
+        repaired: whether something of the earlier folder was not what its manifest says.
     """
 
     manifest: Manifest
     compiled: int
     notes: tuple[str, ...]
+    repaired: bool = False
 
 
 class ResultCache:
@@ -61,16 +63,14 @@ class ResultCache:
         self._spec = spec
 
     def load(self) -> PrewarmResult | None:
-        """Return the last result, or None if the inputs or the folder have changed."""
+        """Return the last result, or None if the inputs or any file of the folder have changed."""
         try:
             saved = json.loads(self._path.read_text(encoding="utf-8"))
             manifest = read_manifest(self._out)
             is_unchanged = (
                 saved["manifest"] == manifest.digest
-                and all(
-                    _has_size(self._out / name, file.size) for name, file in manifest.files.items()
-                )
                 and saved["from"] == self._inputs(saved["files"], saved["kernels"])
+                and verify_folder(self._out) == manifest
             )
             return PrewarmResult(manifest, 0, tuple(saved["notes"])) if is_unchanged else None
         except (OSError, ValueError, KeyError, TypeError, DejavuError):
@@ -115,7 +115,3 @@ class ResultCache:
                 if name.startswith("TRITON_")
             },
         }
-
-
-def _has_size(path: Path, size: int) -> bool:
-    return path.is_file() and path.stat().st_size == size

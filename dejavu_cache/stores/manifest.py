@@ -32,6 +32,7 @@ __all__ = [
     "Manifest",
     "PrewarmedKernel",
     "files_of",
+    "find_differences",
     "is_prewarmed",
     "parse_manifest",
     "read_manifest",
@@ -47,6 +48,8 @@ BINARIES = "binaries"
 
 _MOST_BYTES = 64 << 20
 """Largest size of a manifest, enough for a folder of several hundred thousand files."""
+
+_OTHER_KIND = "is neither a file nor a folder: remove it"
 
 
 class _Model(BaseModel):
@@ -161,17 +164,28 @@ def files_of(folder: Path) -> Iterator[tuple[str, Path]]:
     Raises:
         BundleError: the folder contains something that is neither a file nor a folder.
     """
-    files = []
+    files, others = _list_entries(folder)
+    for path in others:
+        raise BundleError(f"{path} {_OTHER_KIND}")
+    yield from files.items()
+
+
+def _list_entries(folder: Path) -> tuple[dict[str, Path], list[Path]]:
+    """Return the files by their paths inside a folder, sorted, and what is no file or folder.
+
+    The manifest is left out of the files. Links are not followed.
+    """
+    files, others = [], []
     for root, folders, names in os.walk(folder):
         for name in [*folders, *names]:
             path = Path(root, name)
             if path.is_symlink() or not (path.is_file() or path.is_dir()):
-                raise BundleError(f"{path} is neither a file nor a folder: remove it")
-        files += [Path(root, name) for name in names]
-    for path in sorted(files):
-        inside = path.relative_to(folder).as_posix()
-        if inside != MANIFEST:
-            yield inside, path
+                others.append(path)
+            elif not path.is_dir():
+                files.append(path)
+    by_name = {path.relative_to(folder).as_posix(): path for path in sorted(files)}
+    by_name.pop(MANIFEST, None)
+    return by_name, others
 
 
 def verify_folder(folder: Path) -> Manifest:
@@ -181,21 +195,36 @@ def verify_folder(folder: Path) -> Manifest:
         BundleError: a file is missing, altered, or not in the manifest.
     """
     manifest = read_manifest(folder)
-    files = dict(files_of(folder))
-    for inside in sorted(manifest.files.keys() - files.keys()):
-        raise BundleError(
-            f"{folder / inside} is missing: make the folder again, or extract it again"
-        )
-    for inside in sorted(files.keys() - manifest.files.keys()):
-        raise BundleError(
-            f"{folder / inside} is not in the manifest: remove it, or make the folder again"
-        )
-    for inside, path in files.items():
-        if describe_file(path) != manifest.files[inside]:
-            raise BundleError(
-                f"{path} was altered: its digest is not the manifest's; make the folder again"
-            )
+    for inside, problem in find_differences(folder, manifest):
+        raise BundleError(f"{folder / inside} {problem}")
     return manifest
+
+
+def find_differences(folder: Path, manifest: Manifest) -> Iterator[tuple[str, str]]:
+    """Yield what in a folder is not as its manifest says.
+
+    Yields:
+        The path inside the folder, and what is wrong with it and how to repair that.
+    """
+    files, others = _list_entries(folder)
+    other_names = [path.relative_to(folder).as_posix() for path in others]
+    for inside in other_names:
+        yield inside, _OTHER_KIND
+    for inside in sorted(manifest.files.keys() - files.keys() - set(other_names)):
+        yield inside, "is missing: make the folder again, or extract it again"
+    for inside in sorted(files.keys() - manifest.files.keys()):
+        yield inside, "is not in the manifest: remove it, or make the folder again"
+    for inside in sorted(files.keys() & manifest.files.keys()):
+        try:
+            described = describe_file(files[inside])
+        except BundleError as error:
+            yield inside, str(error).removeprefix(f"{files[inside]} ")
+            continue
+        if described != manifest.files[inside]:
+            yield (
+                inside,
+                "was altered: its digest is not the manifest's; make the folder again",
+            )
 
 
 def describe_file(path: Path) -> File:

@@ -127,7 +127,7 @@ def _say_result(result: PrewarmResult, out: Path) -> None:
     scenarios = sum(kernel.scenarios for kernel in manifest.kernels)
     what = (
         f"{result.compiled} of {binaries} binaries compiled"
-        if result.compiled
+        if result.compiled or result.repaired
         else f"{binaries} binaries, nothing new"
     )
     say(
