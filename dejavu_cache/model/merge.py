@@ -9,20 +9,30 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from ..errors import MergeConflictError
-from .record import MOST_LAUNCHES, MOST_MEASUREMENTS, Measurement, Record, RecordedLaunch
-from .scenario import Scenario, canonical_json, is_from_future
+from .record import (
+    MOST_LAUNCHES,
+    MOST_MEASUREMENTS,
+    Measurement,
+    Record,
+    RecordedLaunch,
+    Winner,
+)
+from .scenario import Scenario, canonical_json, is_from_future, moment_after
 
 __all__ = [
     "Difference",
     "OnConflict",
+    "date_after",
     "differences",
     "merge_into",
     "merge_launches",
     "merge_records",
 ]
+
+_Dated = TypeVar("_Dated", Measurement, Winner)
 
 OnConflict = Literal["newest", "fastest", "fail"]
 
@@ -116,6 +126,30 @@ def _latest(*entries: Any) -> Any:
         key=lambda entry: (not is_from_future(entry.at), entry.at, canonical_json(entry)),
         default=None,
     )
+
+
+def date_after(record: Record, earlier: Record) -> Record:
+    """Return a record whose measurements and winner a merge keeps instead of an earlier record's.
+
+    Only what another machine's clock would have outlast them is dated anew. The winner stays at
+    least as late as the measurements, since it was selected by them.
+    """
+    standing = earlier.by_config
+    measurements = tuple(
+        _date_after(measurement, standing.get(measurement.config))
+        for measurement in record.measurements
+    )
+    winner = record.winner and _date_after(record.winner, earlier.winner)
+    if winner is not None:
+        latest = max([winner.at, *(measurement.at for measurement in measurements)])
+        winner = winner.model_copy(update={"at": latest})
+    return record.model_copy(update={"measurements": measurements, "winner": winner})
+
+
+def _date_after(entry: _Dated, earlier: _Dated | None) -> _Dated:
+    if earlier is None or earlier.at < entry.at or is_from_future(earlier.at):
+        return entry
+    return entry.model_copy(update={"at": moment_after(earlier.at)})
 
 
 class Difference(NamedTuple):
