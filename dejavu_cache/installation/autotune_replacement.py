@@ -75,7 +75,7 @@ class AdoptedAutotuner(CachedAutotuner):
         except Exception as error:
             failure = error
         else:
-            return self._launch_chosen(chosen, args, kwargs)
+            return self._launch_or_choose_again(chosen, args, kwargs)
         # Where the kernel or its hooks are at fault, this raises what Triton raises. Otherwise it
         # leaves a config in `cache`, which later launches obey.
         launched = self._run_by_triton(args, kwargs)

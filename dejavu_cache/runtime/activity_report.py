@@ -60,17 +60,18 @@ class ActivityEvent(BaseModel):
 
 
 @cache
-def _report_file() -> Path | None:
+def _report_file(process: int) -> Path | None:
+    """Return the file of a process, a forked one's own, or None without a report."""
     try:
         folder = current_settings().report
     except DejavuError:  # the first launch reports the broken setting
         return None
-    return Path(folder) / f"{time.time_ns()}-{os.getpid()}.jsonl" if folder else None
+    return Path(folder) / f"{time.time_ns()}-{process}.jsonl" if folder else None
 
 
 def report_event(what: str, about: str, detail: str = "") -> None:
     """Append an event to the report, if there is one; it is written before the program goes on."""
-    path = _report_file()
+    path = _report_file(os.getpid())
     if path is None:
         return
     line = (
@@ -99,7 +100,7 @@ def report_resolution(
 @cache
 def report_triton_activity() -> None:
     """Report what Triton compiles, builds and benchmarks, if `DEJAVU_CACHE_REPORT` is set."""
-    if _report_file() is None:
+    if _report_file(os.getpid()) is None:
         return
     report_event("started", " ".join(sys.argv)[:500])
 

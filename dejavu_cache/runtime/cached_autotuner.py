@@ -206,13 +206,18 @@ class CachedAutotuner(DeclaredAutotuner):
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, ChosenConfig]:
         """Launch by records or a tune, as `_run` does where the kernel is not left to Triton."""
-        while True:
-            chosen = self._choose(args, kwargs)
-            try:
-                return self._launch_chosen(chosen, args, kwargs)
-            except Exception as error:
-                if not self._reject(chosen, error, args, kwargs):
-                    raise
+        return self._launch_or_choose_again(self._choose(args, kwargs), args, kwargs)
+
+    def _launch_or_choose_again(
+        self, chosen: ChosenConfig, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, ChosenConfig]:
+        """Launch a config; if it is a recorded one that cannot run here, choose another."""
+        try:
+            return self._launch_chosen(chosen, args, kwargs)
+        except Exception as error:
+            if not self._reject(chosen, error, args, kwargs):
+                raise
+        return self._run_recorded(args, kwargs)
 
     def _reject(
         self, chosen: ChosenConfig, error: Exception, args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -238,7 +243,7 @@ class CachedAutotuner(DeclaredAutotuner):
     def _launch_chosen(
         self, chosen: ChosenConfig, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, ChosenConfig]:
-        """Launch a config, or while the process serves one that is compiled; return both."""
+        """Launch the chosen config, or a compiled one while the process serves; return both."""
         # Ranks that choose together must not differ by what each of them has compiled.
         return self._compiled.launch(
             chosen,
@@ -313,7 +318,7 @@ class CachedAutotuner(DeclaredAutotuner):
     def explain(self, *args: Any, **kwargs: Any) -> Resolution:
         """Return how a launch with these arguments found its config, or would find it now.
 
-        Nothing is launched, benchmarked or written.
+        Nothing is launched or benchmarked, and no miss is noted.
         """
         self._notice_changed_configs()
         if self._is_left_to_triton:

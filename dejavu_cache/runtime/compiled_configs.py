@@ -59,8 +59,10 @@ class CompiledConfigs:
                 return launched
             note_compilation(self._kernel)
         result = launch(chosen)
-        if chosen.resolution is not None and len(self._launched) < _MOST_SCENARIOS:
-            self._launched[chosen.resolution.scenario] = chosen.config
+        if chosen.resolution is not None:
+            scenario = chosen.resolution.scenario
+            if scenario in self._launched or len(self._launched) < _MOST_SCENARIOS:
+                self._launched[scenario] = chosen.config
         return result, chosen
 
     def _launch_from_memory(

@@ -13,7 +13,9 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 from pydantic import ValidationError
@@ -47,6 +49,7 @@ def agree(
     store = _job_store()
     if store is None:
         return resolve()
+    resolve = cache(resolve)  # If the job's store fails later, a tune has been done all the same.
     try:
         return _agree(store, request, resolve, resolve_now, wait)
     except _JobStoreError as error:
@@ -73,7 +76,8 @@ def _agree(
             try:
                 mine, benchmarked = resolve()
             except BaseException:
-                _ask(store.set, f"{name}/given up{claim}", "")
+                with suppress(_JobStoreError):  # The error of `resolve` says more.
+                    _ask(store.set, f"{name}/given up{claim}", "")
                 raise
             break
         decided = _await_decision(store, name, f"{name}/given up{claim}", wait)

@@ -56,8 +56,8 @@ class DeclaredAutotuner(Autotuner):  # type: ignore[misc]
     """Triton's `Autotuner` with the options of `cached_autotune`, and an identity in stores.
 
     `configs` and `fn` may be assigned at any time, as for Triton's; what was derived from them is
-    derived anew. A list of configs may change in place too, which the next launch notices that is
-    not repeated by the hot path.
+    derived anew. A list of configs may also change in place: the next launch
+    that does not take the hot path notices.
 
     Attributes:
         benchmarked: the number of configs that this object has benchmarked.
@@ -154,7 +154,7 @@ class DeclaredAutotuner(Autotuner):  # type: ignore[misc]
         self.forget_choices()
 
     def _notice_changed_configs(self) -> None:
-        """Take a list of configs that has changed in place for an assigned one."""
+        """Derive everything anew if the list of configs has changed in place."""
         # Lists of the same objects are equal without a look into them, so this takes little time.
         if self._seen_configs is not None and self._seen_configs != self._configs:
             self.configs = self._configs

@@ -27,9 +27,10 @@ class OwnTrials:
         self, context: Context, scenario: Scenario, measurements: Iterable[Measurement]
     ) -> None:
         """Remember measurements; one that lacked memory says nothing."""
-        if len(self._scenarios) >= _MOST_SCENARIOS:
+        key = context, scenario
+        if key not in self._scenarios and len(self._scenarios) >= _MOST_SCENARIOS:
             self._scenarios.clear()
-        trials = self._scenarios.setdefault((context, scenario), {})
+        trials = self._scenarios.setdefault(key, {})
         trials.update(
             {
                 measurement.config: measurement

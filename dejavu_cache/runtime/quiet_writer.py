@@ -32,6 +32,10 @@ class QuietWriter:
             if not self._has_thread:
                 at_program_end(self)
                 self._has_thread = start_thread(self._work, "dejavu-cache launches") is not None
+            if self._has_thread:
+                return
+            queued, self._queued = self._queued, []
+        self._call(queued)
 
     def finish(self, seconds: float) -> None:
         """Call what is queued at once, and wait for it up to a number of seconds."""
@@ -55,6 +59,9 @@ class QuietWriter:
                     return
                 self._changed.wait_for(lambda: self._hurries, QUIET_SECONDS)
                 queued, self._queued = self._queued, []
-            for write in queued:
-                with uninterrupted(), suppress(Exception):
-                    write()
+            self._call(queued)
+
+    def _call(self, queued: list[Callable[[], object]]) -> None:
+        for write in queued:
+            with uninterrupted(), suppress(Exception):
+                write()

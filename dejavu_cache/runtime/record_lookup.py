@@ -92,11 +92,14 @@ def _wrong_configs(request: Request, record: Record) -> list[str]:
 
 def _warn_of_ignored_pin(request: Request, pinned: Config) -> None:
     kernel = request.context.kernel.name
-    pruned = ", or leaves out of this launch" if request.prunes else ""
+    if pinned in map(describe, request.autotuner.configs):
+        problem, remedy = "is pruned from this launch or fails here", "pin another config"
+    else:
+        problem, remedy = "the kernel does not declare", "declare this config"
     warn_once(
         f"pin {kernel} {pinned}",
-        f"{kernel}{request.scenario} is pinned to ({pinned}), which the kernel does not declare"
-        f"{pruned}: the pin is ignored; declare this config, or unpin the scenario",
+        f"{kernel}{request.scenario} is pinned to ({pinned}), which {problem}: the pin is ignored; "
+        f"{remedy}, or unpin the scenario",
     )
 
 

@@ -139,7 +139,7 @@ class Resolver:
         return request.resolution("default", request.default, only=True)
 
     def explain(self, request: Request) -> Resolution:
-        """Return what a launch would run now, without benchmarking or writing anything."""
+        """Return what a launch would run now, without benchmarking or noting a miss."""
         if request.has_no_choice:
             return self.only_config(request)
         found = self._look_up(request)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from functools import cache
+from pathlib import Path
 
 from ..settings import current_settings
 from . import FrozenStore, MemoryStore, Store, TieredStore, open_store, shipped_stores, tiers_of
@@ -31,8 +32,13 @@ def as_tiers(store: Store | str | os.PathLike[str] | None) -> TieredStore:
     if store is None:
         home = default_store()
     else:
-        home = store if isinstance(store, Store) else open_store(os.fspath(store))
+        home = store if isinstance(store, Store) else open_store(_url_of(store))
     tiers = tiers_of(home)
     frozen = any(isinstance(tier, FrozenStore) for tier in tiers)
     shipped = shipped_stores() if current_settings().shipped and not frozen else []
     return TieredStore([*shipped, *tiers, MemoryStore()])
+
+
+def _url_of(store: str | os.PathLike[str]) -> str:
+    """Return a store's URL; a path may have characters, such as commas, that mean more in a URL."""
+    return store if isinstance(store, str) else Path(store).expanduser().absolute().as_uri()

@@ -6,7 +6,7 @@ import os
 import re
 import time
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from filelock import Timeout
@@ -153,9 +153,12 @@ class FileStore(Store):
         """Return what is wrong with records that are damaged in files that can be read."""
         damages = {}
         for path, context in self._files():
-            page = None if isinstance(context, Exception) else self._pages.get(path, context)
-            if page is not None and (problems := page.damages()):
-                damages[path] = problems
+            if isinstance(context, Exception):
+                continue
+            with suppress(StoreError):  # `unreadable` names it
+                page = self._pages.get(path, context)
+                if page is not None and (problems := page.damages()):
+                    damages[path] = problems
         return damages
 
     def _files(self, folder: str = "") -> Iterator[tuple[Path, Context | Exception]]:
@@ -261,7 +264,7 @@ class FileStore(Store):
     def delete(self, context: Context, scenarios: Iterable[Scenario] | None = None) -> int:
         """Delete records under the file's lock, and the file with its last record."""
         self._refuse_if_read_only()
-        if not self.path(context).exists():
+        if self.revision(context) == ():
             return 0
         with self._locked_page(context) as (path, page):
             dropped = page.drop(scenarios)
@@ -272,7 +275,7 @@ class FileStore(Store):
     def recall(self, context: Context, parts: Mapping[Scenario, Collection[str]]) -> None:
         """Remove parts of records under the file's lock, and the file with its last record."""
         self._refuse_if_read_only()
-        if self.path(context).exists():
+        if self.revision(context) != ():
             with self._locked_page(context) as (path, page):
                 if page.recall(parts, str(path)):
                     self._replace_or_unlink(path, page)

@@ -20,7 +20,8 @@ _MOST_BYTES = 1 << 25
 class FileBlocks:
     """An open file, as long as it was when it was opened here.
 
-    All methods raise `ValueError` if the file has become shorter, or was read for too long.
+    `read`, `find` and `rfind` raise `ValueError` if the file has become shorter, or if more than
+    `_MOST_BYTES` bytes of it are read.
     """
 
     def __init__(self, handle: int) -> None:

@@ -266,7 +266,8 @@ def find(content: FileBlocks, context: Context, scenario: Scenario, where: str) 
         scenario: the scenario of the record.
         where: the file's name, for error messages.
     """
-    heads, closing = [_head(context, version).encode() for version in (1, 2)], _CLOSING.encode()
+    heads = [_head(context, version).encode() for version in range(1, FORMAT + 1)]
+    closing = _CLOSING.encode()
     low, high = len(heads[0]), len(content) - len(closing)
     if low >= high or content.read(0, low) not in heads:
         return None

@@ -34,9 +34,9 @@ class IndexFiles:
 
     def get(self, path: Path, signature: Signature) -> ScenarioIndex | None:
         """Return the index of one state of a file, or None."""
-        index_of = self._indexes.get(path)
-        if index_of is not None and index_of[0] == signature:
-            return index_of[1]
+        cached = self._indexes.get(path)
+        if cached is not None and cached[0] == signature:
+            return cached[1]
         index = _load(path, signature)
         if index is not None:
             self._indexes[path] = signature, index

@@ -18,7 +18,7 @@ _TEMPORARY = re.compile(r"\.tmp-\d+-[0-9a-f]{16}$")
 
 
 def delete_leftovers(root: Path, age: float) -> int:
-    """Delete unfinished files and leases of at least an age, and return their number.
+    """Delete unfinished files, leases and soft locks of at least an age; return their number.
 
     Args:
         root: the store's folder; links in it are not followed.
@@ -31,7 +31,7 @@ def _leftovers(root: Path) -> Iterator[Path]:
     for parent, _, names in os.walk(root):
         holds_locks = Path(parent) == root / LOCKS
         for name in names:
-            if (holds_locks and name.endswith(".lease")) or _TEMPORARY.search(name):
+            if (holds_locks and name.endswith((".lease", ".soft"))) or _TEMPORARY.search(name):
                 yield Path(parent, name)
 
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
-from pydantic import ValidationError
-
-from ..errors import DamagedRecordsError, NewerFormatError, StoreError
+from ..errors import StoreError
 from ..model.merge import OnConflict
-from ..model.record import FORMAT, Record, RecordSet
+from ..model.record import Record, RecordSet
 from ..model.scenario import Context, Scenario, canonical_json
 from ..system.safe_files import read_file, replace_file
 from .base import Store
+from .file_layout import read_set
 from .memory import MemoryStore
 
 __all__ = ["FrozenStore", "freeze"]
@@ -38,7 +37,7 @@ class FrozenStore(MemoryStore):
         """
         super().__init__()
         path = path if path.suffix == SUFFIX else path.with_name(path.name + SUFFIX)
-        self.url = f"frozen://{path}"
+        self.url = path.absolute().as_uri().replace("file:", "frozen:", 1)
         try:
             content = read_file(path)
         except OSError as error:
@@ -52,7 +51,7 @@ class FrozenStore(MemoryStore):
                 "copy it again"
             )
         for line in content.splitlines():
-            record_set = _parse(line, path)
+            record_set = read_set(line, str(path))
             super().put(record_set.context, record_set.records)
 
     def put(
@@ -66,17 +65,9 @@ class FrozenStore(MemoryStore):
         self._refuse_if_read_only()
         return 0
 
-
-def _parse(line: bytes, path: Path) -> RecordSet:
-    try:
-        record_set = RecordSet.model_validate_json(line)
-    except ValidationError as error:
-        raise DamagedRecordsError(
-            f"{path} is no snapshot: {error.errors(include_url=False)[0]['msg']}"
-        ) from None
-    if record_set.format > FORMAT:
-        raise NewerFormatError(str(path), record_set.format, FORMAT)
-    return record_set
+    def recall(self, context: Context, parts: Mapping[Scenario, Collection[str]]) -> None:
+        """Raise `ReadOnlyStoreError`."""
+        self._refuse_if_read_only()
 
 
 def freeze(store: Store, folder: Path, kernels: str | Collection[str] | None = None) -> FrozenStore:

@@ -27,6 +27,9 @@ PATIENCE = 900.0
 LIVES = 2
 """Number of workers that one config, or one case, may take down before it is given up."""
 
+MACHINE_LIVES = 10
+"""Number of times that a machine may be lost under one case before the case is given up."""
+
 OnEvent = Callable[[Mapping[str, Any]], None]
 
 
@@ -283,7 +286,7 @@ class Sweep:
     def _after_loss(self, case: str, error: HostLostError) -> CaseOutcome | None:
         """Return the outcome of a case that took down its worker, or None to try it again."""
         if error.blame == "machine":
-            return None
+            return self._after_lost_machine(case, error)
         self._losses[case, str(error.config)] += 1
         to_blame = error.blame == "config" or self._losses[case, str(error.config)] >= LIVES
         if not to_blame:
@@ -296,6 +299,12 @@ class Sweep:
             ConfigCrash(config=error.config, reason=error.reason[:2000])
         )
         return None
+
+    def _after_lost_machine(self, case: str, error: HostLostError) -> CaseOutcome | None:
+        self._losses[case, "machine"] += 1
+        if self._losses[case, "machine"] < MACHINE_LIVES:
+            return None
+        return CaseOutcome(case=case, status="failed", message=error.reason)
 
     def _record_outcome(self, case: str, outcome: CaseOutcome | None, own_part: deque[str]) -> None:
         with self._changed:

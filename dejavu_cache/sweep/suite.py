@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -75,10 +76,10 @@ class Suite:
             ) from error
         for case in cases:
             _check_case(case)
-        names = [case.name for case in cases]
-        repeated = {name for name in names if names.count(name) > 1}
+        counts = Counter(case.name for case in cases)
+        repeated = sorted(name for name, count in counts.items() if count > 1)
         if repeated:
-            raise SettingsError(f"the suite has several cases of the name {sorted(repeated)[0]!r}")
+            raise SettingsError(f"the suite has several cases of the name {repeated[0]!r}")
         return cases
 
     def load_all_cases(self, options: Mapping[str, str]) -> list[Case]:

@@ -141,7 +141,7 @@ class _Verification:
             verified = _judge(verified, self._best, look)
             if verified.outcome != "set aside":
                 return verified
-        return verified._replace(winner=str(self._replace(look)))
+        return verified._replace(winner=str(self._set_winner_aside(look)))
 
     def _rivals(self) -> list[Config]:
         """Return the fastest other config that the kernel declares, and the default config."""
@@ -188,8 +188,8 @@ class _Verification:
         tuner.tune(Exhaustive(configs))
         return measured
 
-    def _replace(self, look: Mapping[Config, Measurement]) -> Config:
-        """Write new measurements and the winner by them, compared and checked as in a tune.
+    def _set_winner_aside(self, look: Mapping[Config, Measurement]) -> Config:
+        """Record new measurements and the winner by them, checked as in a tune; return it.
 
         Raises:
             NoValidConfigError: none of the recorded configs runs any longer.

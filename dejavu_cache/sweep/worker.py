@@ -37,7 +37,7 @@ from .suite import load_suite
 __all__ = ["main"]
 
 SERVER_WAIT = 30.0
-"""Seconds that a server may take to answer: less than measuring what it knows already."""
+"""Seconds to wait for a server: measuring what it has recorded would take longer."""
 
 DEVICE_LOST = 70
 """Exit code of a worker whose device can no longer be used."""

@@ -74,7 +74,11 @@ def wall_clock(kernel_call: Callable[[], Any], quantiles: Sequence[float]) -> li
 
 def quantiles_of(timing: Any) -> tuple[float, float | None, float | None] | Failure:
     """Return median, 20th and 80th percentile in milliseconds from a benchmark's return value."""
-    values = [float(value) for value in (timing if isinstance(timing, (list, tuple)) else [timing])]
-    if not values or any(math.isnan(value) or value < 0 or math.isinf(value) for value in values):
+    timings = timing if isinstance(timing, (list, tuple)) else [timing]
+    try:
+        values = [float(value) for value in timings]
+    except (TypeError, ValueError):
+        values = []
+    if not values or any(value < 0 or not math.isfinite(value) for value in values):
         return Failure(kind="invalid_timing", reason=f"the benchmark returned {timing!r}")
     return values[0], *(values[1:3] if len(values) >= 3 else (None, None))

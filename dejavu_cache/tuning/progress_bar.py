@@ -37,7 +37,7 @@ def progress(
     """
     if not wanted:
         yield lambda: None
-    elif not sys.stderr.isatty():
+    elif sys.stderr is None or not sys.stderr.isatty():
         yield _log_steps(title, total, unit)
     else:
         with _bar_of_steps(title, total) as advance:

@@ -48,8 +48,8 @@ class OptunaSearch:
     """Configs that Optuna's TPE sampler proposes, from a study in memory with a fixed seed.
 
     The sampler knows nothing of conditions between parameters. Where it proposes no declared config
-    or a measured one, the unmeasured config that shares most of its values takes its index, so that
-    batches stay full as long as there are any.
+    or a measured one, the unmeasured config that shares most of its values is proposed instead, so
+    that batches stay full as long as any are unmeasured.
 
     Args:
         declared: the configs that may be proposed.

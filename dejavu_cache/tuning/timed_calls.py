@@ -1,4 +1,4 @@
-"""Tell a timer which part of a benchmarked call a program's own launch has too.
+"""Mark the part of a benchmarked call that an ordinary launch has too, so that only it is timed.
 
 Triton saves, zeroes and restores arguments around each launch that it benchmarks, and around no
 other. Their time would hide the difference of two short configs, and a tensor that was just saved

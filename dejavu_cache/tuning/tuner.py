@@ -279,11 +279,12 @@ class Tuner:
         self._benchmarked.add(config)
         start = time.perf_counter()
         with self._mark(config):
-            timing = self._run_benchmark(config, effort, patient)
-        return None if timing is None else _measurement(config, timing, time.perf_counter() - start)
+            outcome = self._run_benchmark(config, effort, patient)
+        seconds = time.perf_counter() - start
+        return None if outcome is None else _measurement(config, outcome, seconds)
 
     def _run_benchmark(self, config: Config, effort: Effort, patient: bool) -> Any:
-        """Return what the benchmark returned, or a `Failure`."""
+        """Return the quantiles or the failure; None if the benchmark was disturbed."""
         raised: list[Exception] = []
         samples: list[Sample] = []
         launch, timing = self._launch, None
@@ -313,7 +314,7 @@ class Tuner:
             autotuner.do_bench = self._benchmark
         if raised:
             return self._failure_or_raise(config, raised[-1])
-        return timing if patient or not samples or samples[-1].steady else None
+        return quantiles_of(timing) if patient or not samples or samples[-1].steady else None
 
     def _failure_or_raise(self, config: Config, error: Exception) -> Failure:
         """Return the failure to record for an error; keep one that ends the process, and raise."""
@@ -345,8 +346,7 @@ def _median(measurement: Measurement) -> float:
     return measurement.median or 0.0
 
 
-def _measurement(config: Config, timing: Any, seconds: float) -> Measurement:
-    outcome = timing if isinstance(timing, Failure) else quantiles_of(timing)
+def _measurement(config: Config, outcome: Any, seconds: float) -> Measurement:
     fields = {"config": config, "at": now(), "by": whoami(), "seconds": round(seconds, 3)}
     if isinstance(outcome, Failure):
         return Measurement(**fields, failure=outcome)

@@ -86,7 +86,7 @@ def _by_quiet(rounds: Rounds) -> Times:
 
     def levels(times: Times) -> list[float]:
         result = []
-        for timings in rounds:
+        for timings in filter(None, rounds):  # in an empty round, no config ran
             slowness = [look.time / times[look.config] for look in timings]
             result += [_quantile(slowness, UNDISTURBED)] * len(timings)
         return result

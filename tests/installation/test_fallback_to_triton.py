@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from support.kernels import load
 from support.processes import fork_program
+from triton.runtime.errors import OutOfResources
 
 from dejavu_cache.errors import ScenarioNotTuned
 from dejavu_cache.installation.autotune_replacement import (
@@ -27,6 +28,7 @@ from dejavu_cache.system import provenance
 from dejavu_cache.triton_internals.upstream import Autotuner
 
 X = torch.ones(64)
+BENCHMARKED: list[int] = []
 
 
 class Number(enum.IntEnum):
@@ -59,6 +61,13 @@ def copy_block_by(x, n, B: tl.constexpr, V: tl.constexpr):
 def bench(kernel_call: Any, quantiles: Any) -> list[float]:
     kernel_call()
     return [1.0, 1.0, 1.0]
+
+
+def bench_falling(kernel_call: Any, quantiles: Any) -> list[float]:
+    """Return a shorter time at each call."""
+    kernel_call()
+    BENCHMARKED.append(len(BENCHMARKED))
+    return [1.0 / (1 + len(BENCHMARKED))] * 3
 
 
 def bench_with(returned: Any) -> Callable[[Any, Any], Any]:
@@ -94,6 +103,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "negative times": {"do_bench": bench_with([-1.0] * 3)},
     "infinite times": {"do_bench": bench_with([float("inf")] * 3)},
     "times as text": {"do_bench": bench_with("slow")},
+    "no times": {"do_bench": bench_with(None)},
     "undefined times": {"do_bench": bench_with([float("nan")] * 3)},
     "a partial": {"do_bench": functools.partial(bench_beside, more=1)},
     "restored values": {"restore_value": ["x"]},
@@ -206,6 +216,25 @@ def test_errors_of_a_kernel_and_its_hooks_are_those_of_triton(
     pruned: dict[str, Any] = {"early_config_prune": lambda configs, named, **_: []}
     assert_like_triton(lambda decorate: run(decorate, copy_block, 3, prune_configs_by=pruned))
     assert "tuned by Triton alone" not in caplog.text
+
+
+def test_a_recorded_config_that_does_not_fit_here_gives_way_to_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As with `cached_autotune`: another machine's winner may need more memory than there is."""
+    BENCHMARKED.clear()
+    tuned = run(triton.autotune, copy_block, 64, do_bench=bench_falling)
+    assert tuned.best_config.kwargs["B"] == 32
+    launch = AdoptedAutotuner._launch_chosen
+
+    def launch_what_fits(self: Any, chosen: Any, args: Any, kwargs: Any) -> Any:
+        if chosen.config.kwargs["B"] == 32:
+            raise OutOfResources(300_000, 232_448, "shared memory")
+        return launch(self, chosen, args, kwargs)
+
+    monkeypatch.setattr(AdoptedAutotuner, "_launch_chosen", launch_what_fits)
+    again = run(triton.autotune, copy_block, 64, do_bench=bench_falling)
+    assert again.best_config.kwargs["B"] == 16
 
 
 def test_strict_mode_still_raises(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,6 +39,15 @@ class TestFailures:
         with pytest.raises(NoValidConfigError):
             launch(kernel, 100)
 
+    @pytest.mark.parametrize("returned", [None, "fast", [], object()])
+    def test_what_is_no_time_is_a_failure_and_not_measured_again(self, returned: Any) -> None:
+        def bench(kernel_call: Callable[[], Any], quantiles: Sequence[float]) -> Any:
+            kernel_call()
+            return returned
+
+        with pytest.raises(NoValidConfigError, match="invalid_timing: the benchmark returned"):
+            launch(make(do_bench=bench), 100)
+
     def test_recorded_failures_of_all_configs_stop_no_later_process(
         self, caplog: pytest.LogCaptureFixture
     ) -> None:

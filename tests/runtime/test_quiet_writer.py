@@ -20,6 +20,15 @@ def test_a_write_waits_for_a_moment() -> None:
     assert time.monotonic() - start >= 0.9 * QUIET_SECONDS
 
 
+def test_what_no_thread_can_write_is_written_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python begins no thread once the main one has ended."""
+    monkeypatch.setattr(quiet_writer, "start_thread", lambda *_: None)
+    writer, written = QuietWriter(), list[int]()
+    writer.submit(lambda: written.index(-1))
+    writer.submit(lambda: written.append(1))
+    assert written == [1]
+
+
 def test_a_flush_waits_for_all_writes_and_survives_their_errors(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -20,6 +20,7 @@ from support.strategies import RECORDS
 from dejavu_cache.errors import NewerFormatError, ReadOnlyStoreError, SettingsError, StoreError
 from dejavu_cache.model.record import Record, RecordSet
 from dejavu_cache.stores import FileStore, open_store
+from dejavu_cache.stores.default import as_tiers
 from dejavu_cache.stores.file_layout import Page
 from dejavu_cache.stores.page_cache import PageCache
 
@@ -362,6 +363,19 @@ def test_a_file_system_without_locks_is_still_written(
     assert len(list(reopen(store).records(context()))) == 3
     with store.lease(context(), record(64).scenario, wait=1.0) as granted:
         assert granted
+
+
+def test_a_path_may_have_a_comma_or_a_colon(tmp_path: Path) -> None:
+    for name in ("a,b", "ab:c"):
+        as_tiers(tmp_path / name).put(context(), [record(1)])
+        assert len(list(FileStore(tmp_path / name).records(context()))) == 1
+
+
+def test_damage_of_one_file_hides_no_damage_of_another(store: FileStore) -> None:
+    store.put(context(device="NVIDIA B200"), [record(16)])
+    for path in store.root.rglob("*.json"):
+        path.write_text(path.read_text()[:-40])
+    assert len({*store.unreadable(), *store.damaged_records()}) == 2
 
 
 def test_litter_of_killed_writers_can_be_swept(store: FileStore) -> None:

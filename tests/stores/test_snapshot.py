@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,13 @@ from support.processes import dejavu
 from support.records import MOMENT, config, context, measurement, record
 
 from dejavu_cache import cached_autotune, open_store
-from dejavu_cache.errors import ReadOnlyStoreError, ScenarioNotTuned, SettingsError, StoreError
+from dejavu_cache.errors import (
+    NewerFormatError,
+    ReadOnlyStoreError,
+    ScenarioNotTuned,
+    SettingsError,
+    StoreError,
+)
 from dejavu_cache.model.record import Failure, Measurement
 from dejavu_cache.stores import FileStore
 from dejavu_cache.stores.default import as_tiers
@@ -34,9 +41,31 @@ def test_it_holds_what_the_store_held_and_takes_nothing(tmp_path: Path) -> None:
     store.put(context(), [record(1), record(2)])
     frozen = open_store(freeze(store, tmp_path / "frozen").url)
     assert list(frozen.record_sets()) == list(store.record_sets())
-    for write in (lambda: frozen.put(context(), [record(3)]), lambda: frozen.delete(context())):
+    for write in (
+        lambda: frozen.put(context(), [record(3)]),
+        lambda: frozen.delete(context()),
+        lambda: frozen.recall(context(), {}),
+    ):
         with pytest.raises(ReadOnlyStoreError):
             write()
+
+
+def test_its_url_opens_it_whatever_the_folder_is_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = FileStore(tmp_path / "store")
+    store.put(context(), [record(1)])
+    monkeypatch.chdir(tmp_path)
+    for folder in (Path("relative"), tmp_path / "a#b", tmp_path / "50%", tmp_path / "with space"):
+        assert list(open_store(freeze(store, folder).url).records(context())) == [record(1)]
+
+
+def test_a_snapshot_of_a_newer_version_says_so(tmp_path: Path) -> None:
+    content = b'{"format": 99, "unknown": 1}\n'
+    path = tmp_path / f"{hashlib.sha256(content).hexdigest()}.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(NewerFormatError):
+        open_store(f"frozen://{path}")
 
 
 def test_a_message_may_hold_any_separator(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from dejavu_cache.model.record import Measurement
 from dejavu_cache.model.scenario import Config, now
 from dejavu_cache.tuning.device_timer import Effort
-from dejavu_cache.tuning.race import race
+from dejavu_cache.tuning.race import race, race_unsteadily, survey
 
 LEFT, RIGHT = Config(params={"BLOCK": 16}), Config(params={"BLOCK": 32})
 
@@ -41,3 +41,9 @@ def test_the_resolution_of_the_timer_is_no_unsteadiness(
     assert (results.spread == 1.0 or results.spread < 1.01) == is_steady
     if is_steady and left[0] < 0.01:
         assert results.level_spread == 1.0
+
+
+def test_a_race_in_which_no_config_runs_any_longer_has_no_results() -> None:
+    """On a device that runs out of memory in the finals."""
+    assert race_unsteadily([LEFT, RIGHT], lambda *_: None).measurements == {}
+    assert survey([LEFT, RIGHT], lambda *_: None) == {}

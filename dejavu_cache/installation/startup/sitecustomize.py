@@ -35,7 +35,8 @@ class _TritonImportHook:
     def find_spec(cls, name, path=None, target=None):
         if name != "triton" or cls.is_settled:
             return None
-        others = [finder for finder in sys.meta_path if finder is not cls]
+        # As the import system does, pass over old finders that have no `find_spec`.
+        others = [f for f in sys.meta_path if f is not cls and hasattr(f, "find_spec")]
         specs = (finder.find_spec(name, path, target) for finder in others)
         spec = next((spec for spec in specs if spec is not None), None)
         if spec is not None and spec.loader is not None:
