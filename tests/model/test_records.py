@@ -105,8 +105,8 @@ def test_a_pin_outlasts_the_one_that_it_replaces(hours: float) -> None:
     for choice in (config(32), None):
         later = Pin.after(earlier, choice, "a")
         assert not is_from_future(later.at)
-        pins = [record(32, pin=pin) for pin in (earlier, later)]
-        assert merge_records(*pins).pin == merge_records(*reversed(pins)).pin == later
+        before, after = (record(32, pin=pin) for pin in (earlier, later))
+        assert merge_records(before, after).pin == merge_records(after, before).pin == later
 
 
 @pytest.mark.parametrize("median", [math.nan, math.inf, -1.0, "fast", None])
