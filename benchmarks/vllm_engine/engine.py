@@ -172,7 +172,8 @@ class Requests:
             if sum(len(output.token_ids) for output in outputs) == count
         ]
         gaps = [1e3 * (after - before) for before, after in pairwise(whens)]
-        gaps = gaps[-(tokens - 20) : -4]
+        # The first steps still compile and settle, and in the last ones requests end.
+        gaps = gaps[max(len(gaps) - tokens + 20, 0) : -4]
         return {"ms": round(statistics.median(gaps), 4), "mean_ms": round(statistics.mean(gaps), 4)}
 
     def profile_decode(self, count: int, prompt: int, steps: int = 20) -> dict[str, Any]:

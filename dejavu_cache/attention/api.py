@@ -22,6 +22,7 @@ IMPLEMENTATIONS: dict[str, Callable[[Batch], torch.Tensor]] = {
     "naive": naive.run,
     **dispatch.RUNS,
 }
+"""Functions that compute a batch's attention, by the name that `implementation` takes."""
 
 
 def paged_attention(
@@ -46,12 +47,12 @@ def paged_attention(
 ) -> torch.Tensor:
     """Compute causal attention of each sequence's new tokens over all of its tokens.
 
-    The batch may mix decoding, prefill and chunked prefill. Query heads may be grouped (GQA, MQA)
-    in any ratio.
+    The batch may mix decoding, prefill and chunked prefill. Query heads may be grouped (GQA, MQA):
+    their number is a multiple of the KV heads.
 
     Args:
-        q: queries of the new tokens, [num_tokens, num_query_heads, head_size]; bfloat16, float16
-            or float32.
+        q: queries of the new tokens, [num_tokens, num_query_heads, head_size], one token at least,
+            and head_size at most 256; bfloat16, float16 or float32.
         k_cache: keys of all tokens, [num_blocks, block_size, num_kv_heads, head_size]; q's dtype
             or float8. Only the last dimension must be contiguous.
         v_cache: values, with the shape, dtype and strides of k_cache.
@@ -59,8 +60,9 @@ def paged_attention(
             [num_seqs + 1], int32.
         seqused_k: number of tokens of each sequence, including the new ones, [num_seqs], int32.
         block_table: each sequence's blocks in the caches, in order, [num_seqs, max_blocks], int32.
-        max_seqlen_q: largest number of new tokens of a sequence, or more.
-        max_seqlen_k: largest number of tokens of a sequence, or more.
+        max_seqlen_q: largest number of new tokens of a sequence, or more; 1 to num_tokens.
+        max_seqlen_k: largest number of tokens of a sequence, or more; max_seqlen_q to
+            max_blocks * block_size.
         softmax_scale: factor of the scores; head_size ** -0.5 if None.
         window_size: how many tokens before and after its own position a query sees; -1 is no
             limit. Attention is causal, so the second number must be 0 or -1.
@@ -117,8 +119,9 @@ def plan(
     """Check and schedule once what all layers of a step share.
 
     The arguments are those of `paged_attention`; q, k_cache and v_cache are those of any layer.
-    Nothing waits for the device. Inside a captured graph the schedule is made anew at each replay,
-    from the lengths that lie in cu_seqlens_q and seqused_k then; max_seqlen_q must still hold.
+    Nothing waits for the device, unless DEJAVU_ATTENTION_CHECK=1. Inside a captured graph the
+    schedule is made anew at each replay, from the lengths that lie in cu_seqlens_q and seqused_k
+    then; max_seqlen_q must still hold.
     Layers run one after the other, on one stream: they share memory for partial results.
 
     `overlap` says whether a layer's launch on a Hopper GPU may begin while the kernel before it

@@ -78,6 +78,6 @@ def layers_of(implementation: str, batch: Batch, overlap: bool) -> Layers:
     return WritingLayers(IndependentLayers(implementation))
 
 
-def run(batch: Batch, implementation: str | None = None) -> torch.Tensor:
-    """Compute a batch's attention by an implementation, or the one that suits it; return `out`."""
-    return RUNS[implementation or choose(batch)](batch)
+def run(batch: Batch) -> torch.Tensor:
+    """Compute a batch's attention by the implementation that suits it, and return its `out`."""
+    return RUNS[choose(batch)](batch)

@@ -1,11 +1,11 @@
 """Schedule of a batch, made on the device: units of work that all layers of a step share.
 
-A unit is a range of one Q block's keys. Prompts are cut into Q blocks of two halves. Where the rows
-of a block fit one half, the halves compute two KV heads, or every other tile. In most decoding,
-programs have one half, and a multiprocessor has two programs. One
-small kernel turns the batch's lengths into a list of units, the long ones first and none so long
-that the others would wait for it. Programs take units from the list until it is empty, so the
-speed depends on the total work and not on the longest sequence.
+A unit is a range of one Q block's keys. Prompts are cut into Q blocks of two halves; where the rows
+of a block fit one half, the halves divide KV heads, tiles or columns (`hopper_kernel` says how). In
+most decoding, programs have one half, and a multiprocessor has two programs. One small kernel turns
+the batch's lengths into a list of units, the long ones first and none so long that the others would
+wait for it. Programs take units from the list until it is empty, so the speed depends on the total
+work and not on the longest sequence.
 
 Nothing here waits for the device: the host knows bounds only, and allocates by them. A captured
 graph makes a new list at each replay, from the lengths that lie in the tensors then.
@@ -119,17 +119,18 @@ class Schedule(NamedTuple):
 
 
 def pairs_of(batch: Batch) -> int:
-    """Return whether a batch has Q blocks of two halves: 0 if none can, 2 for long prompts, else 1.
+    """Return the kind of a batch: 0 without Q blocks of two halves, 2 for long prompts, else 1.
 
-    Prompts are long if contexts may be and few of the sequences can be decoding.
+    Prompts are long if a token in their middle may see `LONG_CONTEXT` keys, and the sequences have
+    `LONG_QUERY` new tokens on average, so that few of them decode.
     """
     if batch.max_seqlen_q <= HALF // batch.group:
         return 0
     new = batch.num_tokens / batch.num_seqs
     keys = batch.max_seqlen_k - batch.max_seqlen_q + new / 2
     head = batch.q.shape[-1]
-    long = keys >= next(keys for size, keys in LONG_CONTEXT.items() if head <= size)
-    return 2 if long and new >= LONG_QUERY else 1
+    least = next(least for size, least in LONG_CONTEXT.items() if head <= size)
+    return 2 if keys >= least and new >= LONG_QUERY else 1
 
 
 def halves_of(batch: Batch, overlap: bool) -> int:

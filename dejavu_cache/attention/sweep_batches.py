@@ -167,7 +167,8 @@ def _heads(model: Model, tensor_parallel: int) -> tuple[int, int]:
     Raises:
         ValueError: the heads cannot be divided among the GPUs.
     """
-    if model.query_heads % tensor_parallel or model.kv_heads % min(tensor_parallel, model.kv_heads):
+    tp, kv_heads = tensor_parallel, model.kv_heads
+    if tp < 1 or model.query_heads % tp or (kv_heads % tp and tp % kv_heads):
         raise ValueError(
             f"tp={tensor_parallel}: {model.query_heads}/{model.kv_heads} heads cannot be shared out"
         )

@@ -80,7 +80,7 @@ TUNED = [name for name in LAUNCHES if name not in dispatch.UNTUNED]
 
 
 def kernel_of(implementation: str) -> Any:
-    """Return the tuned kernel of an implementation."""
+    """Return the kernel of an implementation, a key of `LAUNCHES`."""
     if implementation == "hopper":
         from .kernels.hopper_kernel import hopper_kernel
 

@@ -133,8 +133,12 @@ def _link(shipped: Mapping[str, Path], folder: Path) -> None:
 
 def _latest(root: Path) -> Path | None:
     """Return the folder of tables that was used last."""
-    marks = sorted(root.glob(f"*/{_CONTENT}"), key=lambda mark: mark.stat().st_mtime)
-    return marks[-1].parent if marks else None
+    latest: tuple[float, Path] | None = None
+    for mark in root.glob(f"*/{_CONTENT}"):
+        with suppress(FileNotFoundError):  # Another start may be deleting it.
+            used = mark.stat().st_mtime, mark.parent
+            latest = used if latest is None else max(latest, used)
+    return None if latest is None else latest[1]
 
 
 def _delete_unused(root: Path) -> None:

@@ -12,7 +12,10 @@ from ..runtime.options import CacheOptions
 from ..tuning.result_check import CheckOptions
 from .operation import EngineOperation
 
-__all__ = ["distinct_configs", "sized_kernel"]
+__all__ = ["HOPPER_SHARED_MEMORY", "distinct_configs", "sized_kernel"]
+
+HOPPER_SHARED_MEMORY = 227 * 1024
+"""Bytes of shared memory that a program of a Hopper GPU may have."""
 
 
 def distinct_configs(

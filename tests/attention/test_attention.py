@@ -15,7 +15,7 @@ from support.processes import fork_python
 
 from dejavu_cache.attention import IMPLEMENTATIONS, dispatch, paged_attention
 from dejavu_cache.attention.batch import make_batch
-from dejavu_cache.attention.kernels import few_sequences, hopper
+from dejavu_cache.attention.kernels import few_sequences, hopper, static_grid
 from dejavu_cache.attention.kernels.segmented import PER_SM, num_segments
 from dejavu_cache.triton_internals.versions import GLUON_IS_COVERED
 
@@ -72,6 +72,13 @@ def test_every_implementation_agrees_with_the_reference(
 def test_few_sequences_agree_with_the_reference() -> None:
     for case in CASES.values():
         check(case, "few_sequences")
+
+
+@pytest.mark.parametrize(
+    ("new", "group", "rows"), [(1, 4, 16), (3, 8, 32), (500, 8, 128), (1, 129, 256), (9, 256, 256)]
+)
+def test_a_block_of_the_static_grid_holds_a_token_at_least(new: int, group: int, rows: int) -> None:
+    assert static_grid.most_rows(new, group) == rows
 
 
 def test_auto_takes_segments_for_few_sequences_where_the_hopper_kernel_would_serve(

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dejavu_cache.attention.sweep_batches import Lengths, Model
+from dejavu_cache.attention.sweep_batches import Lengths, Model, batch_of
 from dejavu_cache.attention.sweep_suite import case_of, suite
 from dejavu_cache.model.scenario import Scenario
 from dejavu_cache.sweep.suite import Case
@@ -96,3 +96,9 @@ def test_a_scenario_that_the_suite_has_no_batch_for_has_nocase_of(change: dict[s
 
 def test_a_kernel_of_somebody_else_has_nocase_of() -> None:
     assert suite.cases_for("theirs.module.kernel", Scenario(args={"n": 1})) == []
+
+
+@pytest.mark.parametrize("tp", [0, 3, 7, 64])
+def test_heads_that_no_engine_shares_out_so_are_refused(tp: int) -> None:
+    with pytest.raises(ValueError, match=f"tp={tp}: 28/4 heads cannot be shared out"):
+        batch_of(Lengths("one", [1], [5]), Model(28, 4, 16), 16, torch.float16, tp)

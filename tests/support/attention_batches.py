@@ -72,7 +72,7 @@ COMPOSITIONS = {
 """New and past tokens of batches, by what they are."""
 
 LONG_PROMPTS = {"long prompts": ([300, 150, 400], [4200, 9000, 100])}
-"""Those whose Q blocks the Hopper kernel computes in two halves, with heads of any size."""
+"""Those that are long for heads of any size: `pairs_of` is 2."""
 
 FEW_SEQUENCES = {
     "one": ([1], [700]),
@@ -82,7 +82,7 @@ FEW_SEQUENCES = {
     "draft": ([3], [500]),
     "drafts": ([2, 3], [0, 2000]),
 }
-"""Those that `few_sequences` is chosen for."""
+"""Few new tokens of one or two sequences; `auto` gives those of one to `few_sequences`."""
 
 
 def drawn_case(seed: int, implementation: str) -> Case:

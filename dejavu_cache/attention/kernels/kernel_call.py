@@ -97,7 +97,7 @@ def zeros(device: torch.device, count: int) -> torch.Tensor:
         counters, supplies[-1] = supplies[-1][:count], supplies[-1][count:]
         return counters
     if exhausted:
-        supplies.append(torch.zeros(SPARE, dtype=torch.int32, device=device))
+        supplies.append(torch.zeros(max(SPARE, count), dtype=torch.int32, device=device))
     return _shared_zeros(device, torch.cuda.current_stream(device).cuda_stream, count)
 
 

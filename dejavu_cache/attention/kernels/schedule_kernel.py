@@ -73,8 +73,8 @@ def choose_cost(
     """Return the largest cost of a unit for which the estimated time is shortest.
 
     The estimate starts from an equal share of all work, where each unit costs 1 beside its keys.
-    List scheduling is not that even: of the N longest units, one multiprocessor has N / slots,
-    rounded up. Units of decoding take more or less time, as memory is more or less busy; half of
+    List scheduling is not that even: of the N longest units, one program has N / slots, rounded
+    up. Units of decoding take more or less time, as memory is more or less busy; half of
     the longest is added for that.
 
     Args:
@@ -84,7 +84,7 @@ def choose_cost(
         single: whether these have one half, as in decoding.
         cut: cost of cutting one once more: a partial result is written and merged.
         part: cost of another partial result for those that merge them, beside that.
-        slots: multiprocessors per unit of an entry.
+        slots: programs per unit of an entry.
         least: smallest cost of a unit.
         most_cuts: limit of units beyond one per Q block.
         CANDIDATES: number of costs to compare, from a quarter of an equal share to four. They are
@@ -201,7 +201,7 @@ def schedule_kernel(
         seqused_k: as in `paged_attention`.
         num_seqs: number of sequences.
         blocks: number of Q blocks at most.
-        slots: multiprocessors per unit of an entry, float32.
+        slots: programs per unit of an entry, float32.
         most_cuts: room for more entries.
         most_rows: room for rows of partial results.
         entries: entries if no Q block is cut, at most.

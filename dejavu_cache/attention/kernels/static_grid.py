@@ -38,7 +38,7 @@ PER_SM = (1, 2, 3, 4)
 """Programs per multiprocessor."""
 
 LARGEST_BLOCK = 128
-"""The largest BLOCK_M worth its scratch memory."""
+"""The largest BLOCK_M worth its scratch memory, unless one token has more rows."""
 
 
 @triton.jit
@@ -240,7 +240,8 @@ def static_grid_kernel(
 
 def most_rows(max_seqlen_q: int, group: int) -> int:
     """Return the largest useful BLOCK_M for sequences of up to `max_seqlen_q` new tokens."""
-    return min(max(16, 1 << (max_seqlen_q * group - 1).bit_length()), LARGEST_BLOCK)
+    most = max(LARGEST_BLOCK, 1 << (group - 1).bit_length())  # a block holds one token at least
+    return min(max(16, 1 << (max_seqlen_q * group - 1).bit_length()), most)
 
 
 def launch(batch: Batch) -> KernelCall:

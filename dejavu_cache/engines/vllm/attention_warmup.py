@@ -85,14 +85,18 @@ def launch_batch(
     """Launch attention for a made-up batch, and return its output.
 
     It is launched with new tokens to write, though nowhere, and without: some layers share the
-    cache of another one, and write nothing.
+    cache of another one, and write nothing. New keys lie beside the queries, as an engine's do, or
+    apart, as after a norm of the heads.
     """
     arguments = made_up_step(shape, features, batch, device)
     _, _, query, keys, _ = arguments
     out = torch.empty_like(query)
-    rows = torch.zeros(len(query), *keys.shape[2:], dtype=query.dtype, device=device)
+    heads = shape.num_heads, shape.num_kv_heads, shape.num_kv_heads
+    beside = torch.zeros(len(query), sum(heads), *keys.shape[3:], dtype=query.dtype, device=device)
+    _, new_keys, new_values = beside.split(heads, dim=1)
     slots = torch.full((len(query),), -1, dtype=torch.int64, device=device)
-    for new in (NewTokens(rows, rows, slots), None):
+    apart = NewTokens(new_keys.contiguous(), new_values.contiguous(), slots)
+    for new in (NewTokens(new_keys, new_values, slots), apart, None):
         run_layer(*arguments, out, new)
     return out
 

@@ -19,7 +19,7 @@ import torch
 from ...integrations.table_names import format_labels
 from ...runtime.cached_autotuner import CachedAutotuner
 from ..operation import EngineOperation, replaced_global
-from ..sized_kernel import distinct_configs, sized_kernel
+from ..sized_kernel import HOPPER_SHARED_MEMORY, distinct_configs, sized_kernel
 from .shipped_tables import shipped_configs
 
 __all__ = [
@@ -40,9 +40,6 @@ PARAMS = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M")
 KERNEL = "_w8a8_triton_block_scaled_mm"
 LOADER = "get_w8a8_block_fp8_configs"
 """The engine's function that reads a table."""
-
-SHARED_MEMORY = 227 * 1024
-"""Bytes of shared memory that a program of a Hopper GPU may have."""
 
 
 @dataclass(frozen=True)
@@ -238,7 +235,7 @@ def _grid_configs(layer: BlockProduct, tokens: int) -> Iterator[dict[str, int]]:
     stages = (4, 5) if tokens <= 64 else (3, 4)
     groups = (1,) if tokens <= 64 else (1, 16)
     for m, n, stage, group in product(rows, (32, 64, 128), stages, groups):
-        if (m + n) * layer.block * stage <= SHARED_MEMORY:
+        if (m + n) * layer.block * stage <= HOPPER_SHARED_MEMORY:
             yield {
                 "BLOCK_SIZE_M": m,
                 "BLOCK_SIZE_N": n,

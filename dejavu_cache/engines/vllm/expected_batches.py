@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ...attention.schedule import FEW_SEQS
 from .planned_attention import LayerFeatures, StepInputs, split_cache
 
 __all__ = [
@@ -27,9 +28,15 @@ SHORTEST_CONTEXT = 128
 
 
 SHORT_PROMPT = 96
-"""Tokens of a prompt of more than half a Q block, with one query head per KV head, yet not long.
+"""Tokens of a prompt of more than half a Q block that is not long, with one query head per KV head.
 
-An engine that serves one request meets such prompts between two powers of two alone.
+With one request at a time, 64 tokens are half a block and 128 are long: no power of two is between.
+"""
+
+REST_OF_PROMPT = 4
+"""Tokens of one request that `few_sequences` leaves to `hopper`, in a block of one half.
+
+For 5 to 16 query heads per KV head. An engine that serves one request decodes by the former.
 """
 
 
@@ -103,10 +110,15 @@ def _prompt_batches(limits: ServingLimits) -> Iterator[ExpectedBatch]:
             )
     if longest > SHORT_PROMPT:
         yield ExpectedBatch((SHORT_PROMPT,), SHORT_PROMPT)
+    rest = min(REST_OF_PROMPT, longest)
+    yield ExpectedBatch((rest,), rest)
 
 
 def _mixed_batches(limits: ServingLimits) -> Iterator[ExpectedBatch]:
-    """Yield one prompt among decoding requests, with all tokens of a step and with a quarter."""
+    """Yield one prompt among decoding requests, with all tokens of a step and with a quarter.
+
+    Last, a few requests share all tokens of a step evenly.
+    """
     for new in (limits.decoded_at_once, 1):
         for count in _powers(1, limits.max_requests - 1):
             for tokens in (limits.max_tokens, limits.max_tokens // 4):
@@ -114,6 +126,9 @@ def _mixed_batches(limits: ServingLimits) -> Iterator[ExpectedBatch]:
                 if prompt > new:
                     for context in {limits.max_context, max(prompt, limits.max_context // 4)}:
                         yield ExpectedBatch(((new,) * count) + (prompt,), context)
+    count = min(FEW_SEQS, limits.max_requests, limits.max_tokens)
+    length, rest = divmod(min(limits.max_tokens, count * limits.max_context), count)
+    yield ExpectedBatch((length + 1,) * rest + (length,) * (count - rest), length + (rest > 0))
 
 
 def _chunk_batches(limits: ServingLimits) -> Iterator[ExpectedBatch]:

@@ -19,7 +19,7 @@ import torch
 
 from ...runtime.cached_autotuner import CachedAutotuner
 from ..operation import EngineOperation
-from ..sized_kernel import distinct_configs, sized_kernel
+from ..sized_kernel import HOPPER_SHARED_MEMORY, distinct_configs, sized_kernel
 from .shipped_tables import shipped_configs
 
 __all__ = [
@@ -52,9 +52,6 @@ FLOAT8_TOLERANCE = 0.5
 A sum in another order may round to the neighbour, an eighth away. On an H200, right configs of
 wide and of narrow tiles differ by up to a third of the root mean square.
 """
-
-SHARED_MEMORY = 227 * 1024
-"""Bytes of shared memory that a program of a Hopper GPU may have."""
 
 
 @dataclass(frozen=True)
@@ -317,7 +314,7 @@ def _grid_configs(layer: ExpertLayer, tokens: int) -> Iterator[dict[str, int]]:
         columns = (32, *columns)
         depths = depths if layer.block else [*depths, 2 * depths[-1]]
     for m, n, k, stage, group in product(rows, columns, depths, stages, groups):
-        if (m + n) * k * width * stage > SHARED_MEMORY or (m * n > 128 * 128 * 2):
+        if (m + n) * k * width * stage > HOPPER_SHARED_MEMORY or (m * n > 128 * 128 * 2):
             continue
         for warps in _warps(m * n):
             yield {

@@ -88,7 +88,7 @@ class MambaLayer:
         return f"{shape}, {self.cache_dtype} states, {self.dtype}"
 
     def on_each_of(self, gpus: int) -> MambaLayer:
-        """Return the share of one of several GPUs, each of which has a single group itself.
+        """Return the share of one of several GPUs; a single group is on each of them.
 
         Raises:
             ValueError: the heads or several groups cannot be divided.
@@ -98,7 +98,7 @@ class MambaLayer:
         return replace(self, heads=self.heads // gpus, groups=max(self.groups // gpus, 1))
 
     def key(self, sequences: int) -> dict[str, Any]:
-        """Return the key arguments for a batch; the engine's tables tell no two 16-bit dtypes."""
+        """Return the key arguments for a batch; a table is for both 16-bit dtypes."""
         is_wide = self.cache_dtype == "float32"
         dtype = "float32" if is_wide else "float16"
         values = (sequences * self.heads, self.headdim, self.dstate, dtype)
