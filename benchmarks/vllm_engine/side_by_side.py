@@ -98,8 +98,8 @@ def compare_speed(engines: list[Engine]) -> None:
         times: dict[str, list[float]] = {engine.name: [] for engine in engines}
         for turn in range(turns):
             for engine in engines[:: 1 - 2 * (turn % 2)]:
-                if told := engine.tell(*command):
-                    times[engine.name].append(told["ms"])
+                if answer := engine.tell(*command):
+                    times[engine.name].append(answer["ms"])
         middle = {
             name: statistics.median_low(values) if values else None
             for name, values in times.items()
@@ -112,8 +112,8 @@ def compare_long_request(engines: list[Engine], tokens: int = 12800, turn: int =
     done = 0
     while done < tokens and seconds_left() > 10:
         for engine in engines:
-            told = engine.tell("long", turn)
-            seconds[engine.name] += told["seconds"] if told else float("nan")
+            answer = engine.tell("long", turn)
+            seconds[engine.name] += answer["seconds"] if answer else float("nan")
         done += turn
         if done in (100, 200, 400, 800, 1600) or done % 3200 == 0:
             keep("figure9", str(done), value={"s": dict(seconds), "share": shares(seconds)})
@@ -125,9 +125,9 @@ def compare_days(engines: list[Engine], steps: int = 2400, turn: int = 100) -> N
     done = 0
     while done < steps and seconds_left() > 10:
         for engine in engines:
-            told = engine.tell("day", turn, steps) or {"tokens": 0, "times": []}
-            tokens[engine.name] += told["tokens"]
-            times[engine.name] += told["times"]
+            answer = engine.tell("day", turn, steps) or {"tokens": 0, "times": []}
+            tokens[engine.name] += answer["tokens"]
+            times[engine.name] += answer["times"]
         done += turn
     for engine in engines:
         engine.tell("drain")  # what follows meets no requests of the day's
@@ -182,11 +182,11 @@ def run_profile() -> None:
         batch, options = f"{kind} {count} x {prompt}", [100] if kind == "decode" else []
         for turn in ("first", "second"):
             for engine in engines:
-                told = engine.tell(kind, count, prompt, *options)
-                keep("profile", batch, turn, engine.name, value=told)
+                answer = engine.tell(kind, count, prompt, *options)
+                keep("profile", batch, turn, engine.name, value=answer)
         for engine in engines:
-            told = engine.tell(f"profile_{kind}", count, prompt)
-            keep("profile", batch, "kernels", engine.name, value=told)
+            answer = engine.tell(f"profile_{kind}", count, prompt)
+            keep("profile", batch, "kernels", engine.name, value=answer)
     end(engines)
 
 

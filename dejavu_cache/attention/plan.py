@@ -159,9 +159,9 @@ class Plan:
         for name, scale in zip(("k_scale", "v_scale"), scales or (), strict=False):
             scale_tensor(name, scale, q)
         batch = self._batch.with_tensors(q, k_cache, v_cache, out, scales)
-        known = self._layers.launch(batch, new)
-        if known is not None:
-            self._repeat = tuple(map(form_of, free)), known
+        repetition = self._layers.launch(batch, new)
+        if repetition is not None:
+            self._repeat = tuple(map(form_of, free)), repetition
         return out
 
     def _pair(self, scales: Sequence[torch.Tensor]) -> Scales:

@@ -171,9 +171,9 @@ def _shipped_beside(files: Sequence[TableFile]) -> dict[str, Path] | None:
     shipped: dict[str, Path] = {}
     for loader in loaders:
         for path in loader.parent.glob("configs/triton_*/*.json"):
-            place = str(path.relative_to(loader.parent))
+            relative = str(path.relative_to(loader.parent))
             first_product = path.stem.removesuffix("_down")
             is_second = first_product != path.stem
-            if place not in replaced and not (is_second and first_product in our_names):
-                shipped[place] = path
+            if relative not in replaced and not (is_second and first_product in our_names):
+                shipped[relative] = path
     return shipped

@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 
-FLOAT8 = torch.float8_e4m3fn, torch.float8_e5m2
+CONVERTED_DTYPES = torch.float8_e4m3fn, torch.float8_e5m2
 """Dtypes of caches whose tiles the kernel converts; `hopper_cast` says how."""
 
 
@@ -43,7 +43,7 @@ def suits(batch: Batch) -> bool:
     return (
         batch.alibi_slopes is None
         and batch.q.element_size() == 2
-        and (cache.dtype == batch.q.dtype or cache.dtype in FLOAT8)
+        and (cache.dtype == batch.q.dtype or cache.dtype in CONVERTED_DTYPES)
         and batch.group <= 64
         and holds_words(batch.q)
         and holds_words(batch.out)
@@ -247,7 +247,7 @@ class HopperLayers:
         if batch.scales is not None:
             names += ("k_scale", "v_scale")
         repeated = call.repeated(kernel, names, **config)
-        kept = [
+        descriptors = [
             descriptors_like(cache, box, repeated.expands)
             for cache in (batch.k_cache, batch.v_cache)
         ]
@@ -259,8 +259,8 @@ class HopperLayers:
             out: torch.Tensor,
             *others: torch.Tensor,
         ) -> bool:
-            keys = descriptor_of(k_cache, box, kept[0], repeated, "keys")
-            values = descriptor_of(v_cache, box, kept[1], repeated, "values")
+            keys = descriptor_of(k_cache, box, descriptors[0], repeated, "keys")
+            values = descriptor_of(v_cache, box, descriptors[1], repeated, "values")
             caches = (k_cache, v_cache) if is_writing else ()
             return repeated(out, keys, values, q, *caches, *others)
 

@@ -188,16 +188,16 @@ def drawn_batches(
 ) -> list[Lengths]:
     """Draw batches of a kind that have the wanted key arguments, as many as a scenario has."""
     most_tokens = _most_tokens(form)
-    found: dict[str, Lengths] = {}
+    by_name: dict[str, Lengths] = {}
     for seed in range(ATTEMPTS):
         lengths = draw_lengths(batch, limits, most_tokens, seed)
         if lengths is not None and wanted == scenario_arguments(
             implementation, lengths, form, wanted
         ):
-            found[lengths.name] = lengths
-        if len(found) == CASES:
+            by_name[lengths.name] = lengths
+        if len(by_name) == CASES:
             break
-    return list(found.values())
+    return list(by_name.values())
 
 
 def _most_tokens(form: tuple[Model, int, torch.dtype, int]) -> int:

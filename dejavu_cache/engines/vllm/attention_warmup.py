@@ -160,8 +160,10 @@ def untuned_batches(
     for number, batch in enumerate(batches_to_expect(limits)):
         call = tuned_call(plan_layer(*made_up_step(shape, features, batch, device)))
         if call is not None and call.kernel.mode is Mode.TUNE:
-            found = call.kernel.explain(*call.args, grid=call.grid, warmup=False, **call.kwargs)
-            if not found.final:
+            resolution = call.kernel.explain(
+                *call.args, grid=call.grid, warmup=False, **call.kwargs
+            )
+            if not resolution.final:
                 numbers.append(number)
     return numbers
 

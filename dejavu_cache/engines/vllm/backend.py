@@ -23,7 +23,7 @@ from .worker_phases import run_when_loaded
 
 __all__ = ["DejavuAttentionBackend", "DejavuAttentionImpl"]
 
-FLOAT8 = {
+CACHE_DTYPES = {
     "fp8": torch.float8_e4m3fn,
     "fp8_e4m3": torch.float8_e4m3fn,
     "fp8_e5m2": torch.float8_e5m2,
@@ -39,7 +39,7 @@ class DejavuAttentionBackend(AttentionBackend):  # type: ignore[misc]
         torch.bfloat16,
         torch.float32,
     ]
-    supported_kv_cache_dtypes: ClassVar[list[Any]] = ["auto", "float16", "bfloat16", *FLOAT8]
+    supported_kv_cache_dtypes: ClassVar[list[Any]] = ["auto", "float16", "bfloat16", *CACHE_DTYPES]
     forward_includes_kv_cache_update: bool = True
 
     @staticmethod
@@ -151,7 +151,7 @@ class DejavuAttentionImpl(AttentionImpl[StepInputs]):  # type: ignore[misc]
             alibi_slopes=slopes,
             sinks=sinks,
         )
-        self._cache_dtype = FLOAT8.get(kv_cache_dtype)
+        self._cache_dtype = CACHE_DTYPES.get(kv_cache_dtype)
         self._cache: torch.Tensor | None = None
         self._views: tuple[torch.Tensor, torch.Tensor] | None = None
 

@@ -190,9 +190,9 @@ def lora_kernel(layer: LoraLayer, operation: str, sizes: tuple[int, ...]) -> Cac
         sizes: the batches' numbers of tokens.
     """
     names = (*TENSORS, *KEYS, *PARAMS)
-    whole = EngineOperation(_module(operation), LORA_KERNELS[operation], names, run_lora)
+    launches = EngineOperation(_module(operation), LORA_KERNELS[operation], names, run_lora)
     by_size = {tokens: list(_candidates(layer, operation, tokens)) for tokens in sizes}
-    return sized_kernel(whole, KEYS, "m", by_size, ("inputs",), repeatable=False)
+    return sized_kernel(launches, KEYS, "m", by_size, ("inputs",), repeatable=False)
 
 
 def _candidates(layer: LoraLayer, operation: str, tokens: int) -> Iterator[Any]:
