@@ -13,7 +13,7 @@ __all__ = ["FileBlocks"]
 _BLOCK = 1 << 13
 """Bytes of the first read of a search; each further one is twice as long."""
 
-_MOST_BYTES = 1 << 25
+_MOST_BYTES = 1 << 27
 """Bytes that a search reads at most. A file of a million records takes twenty steps."""
 
 

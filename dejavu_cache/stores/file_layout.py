@@ -115,6 +115,8 @@ class Page:
             where: the file's name, for error messages.
             damaged: whether texts that are no records are let pass, as fragments.
         """
+        if text.endswith(_CLOSING[:-1]):  # an editor dropped the last line end
+            text += "\n"
         head, separator, body = text.partition(_RECORDS)
         is_closed = text.endswith(_CLOSING)
         if not (separator and head.startswith(_OPENINGS) and (is_closed or damaged)):
@@ -235,12 +237,22 @@ def read_set(text: str | bytes, where: str) -> RecordSet:
         DamagedRecordsError: it is truncated, not JSON, or not a record set.
     """
     try:
-        version = json.loads(text).get("format")
-        if isinstance(version, int) and version > FORMAT:
-            raise NewerFormatError(where, version, FORMAT)
-        return RecordSet.model_validate_json(text)
-    except (ValueError, AttributeError, RecursionError) as error:
-        raise DamagedRecordsError(f"{where} is damaged: {_reason(error)}") from None
+        record_set = RecordSet.model_validate_json(text)
+        version: Any = record_set.format
+    except (ValueError, RecursionError) as error:
+        record_set, version, reason = None, _format_of(text), _reason(error)
+    if isinstance(version, int) and version > FORMAT:
+        raise NewerFormatError(where, version, FORMAT)
+    if record_set is None:
+        raise DamagedRecordsError(f"{where} is damaged: {reason}")
+    return record_set
+
+
+def _format_of(text: str | bytes) -> Any:
+    try:
+        return json.loads(text).get("format")
+    except (ValueError, AttributeError, RecursionError):
+        return None
 
 
 def find_damages(text: str, where: str) -> list[str]:
@@ -279,11 +291,15 @@ def find(content: FileBlocks, context: Context, scenario: Scenario, where: str) 
         end = content.find(_LINE_END.encode(), start + 1, high)
         if start < low or end < 0 or content.read(start, start + len(opening)) != opening:
             return None
-        current, after = content.read(start + len(opening), end), content.find(b"\n{", end, high)
+        current = content.read(start + len(opening), end)
+        if current > wanted:  # where that record ends need not be read
+            high = start
+            continue
+        after = content.find(b"\n{", end, high)
         stop = high if after < 0 else after
         if current == wanted:
             return _read_record(content.read(start + 2, stop).decode(), where)
-        low, high = (low, start) if current > wanted else (stop, high)
+        low = stop
     return None
 
 

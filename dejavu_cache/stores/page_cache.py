@@ -59,7 +59,12 @@ class PageCache:
                 raise describe_failure(error, path, "read") from error
             cached = self._pages.get(path)
             if cached is None or cached[0] != signature:
-                self._pages[path] = cached = (signature, self._read(path, context))
+                try:
+                    page = self._read(path, context)
+                except FileNotFoundError:  # another process has just set it aside or deleted it
+                    self.forget(path)
+                    return None
+                self._pages[path] = cached = (signature, page)
             return cached[1]
 
     def put(self, path: Path, page: Page) -> None:
@@ -135,6 +140,8 @@ class PageCache:
     def _read(self, path: Path, context: Context) -> Page:
         try:
             page = Page.parse(read_text(path, self._root), str(path))
+        except FileNotFoundError:
+            raise
         except OSError as error:
             raise describe_failure(error, path, "read") from error
         if page.context != context:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
@@ -39,7 +40,8 @@ class FrozenStore(MemoryStore):
         path = path if path.suffix == SUFFIX else path.with_name(path.name + SUFFIX)
         self.url = path.absolute().as_uri().replace("file:", "frozen:", 1)
         try:
-            content = read_file(path)
+            # A link does no harm here, since the content is checked, and mounts are made of them.
+            content = read_file(Path(os.path.realpath(path)))
         except OSError as error:
             raise StoreError(
                 f"the frozen snapshot {path} cannot be read ({error.strerror}): copy it there, or "

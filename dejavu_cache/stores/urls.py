@@ -108,7 +108,7 @@ def _open_file(url: str) -> FileStore:
         raise SettingsError(
             f"{url!r}: a folder is named by its whole path, file:///folder, with %23 for #"
         )
-    return _file_store(Path(unquote(parts.path)), read_only=read_only == "1")
+    return _file_store(_path_in(parts.path), read_only=read_only == "1")
 
 
 def _file_store(folder: Path, read_only: bool) -> FileStore:
@@ -139,7 +139,12 @@ def _prewarmed_path(url: str) -> Path:
         raise SettingsError(
             f"{url!r}: a prewarmed folder is named by its path: {PREWARMED}:///folder"
         )
-    return Path(unquote(parts.path))
+    return _path_in(parts.path)
+
+
+def _path_in(quoted: str) -> Path:
+    """Return the path in a URL, whose bytes need not be UTF-8."""
+    return Path(unquote(quoted, errors="surrogateescape"))
 
 
 def _open_frozen(url: str) -> FrozenStore:
@@ -148,7 +153,7 @@ def _open_frozen(url: str) -> FrozenStore:
         raise SettingsError(
             f"{url!r}: a snapshot is named by its path: frozen:///folder/DIGEST.jsonl"
         )
-    return FrozenStore(Path(unquote(parts.path)))
+    return FrozenStore(_path_in(parts.path))
 
 
 def _from_entry_point(scheme: str) -> Callable[[str], Store] | None:

@@ -166,6 +166,17 @@ RECORD_FILE_DAMAGE: dict[str, tuple[Callable[[str], str], str]] = {
 }
 
 
+def test_a_record_file_that_was_formatted_anew_is_imported(
+    store: FileStore, tmp_path: Path
+) -> None:
+    (path,) = store.root.rglob("*.json")
+    for text in (json.dumps(json.loads(path.read_text()), indent=2), "\n\n" + path.read_text()):
+        path.write_text(text)
+        assert run_cli("import", path, "--store", tmp_path / "copy").returncode == 0
+        copy = FileStore(tmp_path / "copy")
+        assert list(copy.record_sets()) == list(FileStore(store.root).record_sets())
+
+
 @pytest.mark.parametrize("damage", RECORD_FILE_DAMAGE)
 @pytest.mark.parametrize("whole_folder", [False, True])
 def test_nothing_of_a_damaged_record_file_is_imported(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -217,6 +218,19 @@ def test_a_spool_is_bounded(
     spool.sweep({newest[1]})
     assert {file.path for file in spool.waiting()} == {*newest} - {newest[1]}
     assert [other.server for other in all_spools(tmp_path)] == ["https://server"]
+
+
+def test_a_spool_is_bounded_on_a_file_system_without_locks_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_locks(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", no_locks)
+    monkeypatch.setattr(spool_module, "MOST_BYTES", 4 * 4096)
+    spool = spool_of("https://server", tmp_path, *singles(*range(10)))
+    spool.sweep(())
+    assert len(spool) == 4
 
 
 LONG_AGO = (1000.0, time.time() - 91 * 86_400)

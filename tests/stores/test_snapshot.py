@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,8 @@ from dejavu_cache.model.record import Failure, Measurement
 from dejavu_cache.stores import FileStore
 from dejavu_cache.stores.default import as_tiers
 from dejavu_cache.stores.snapshot import freeze
+
+NO_UTF_8 = os.fsdecode(b"caf\xe9 of bytes")
 
 
 def test_the_same_records_have_the_same_name(tmp_path: Path) -> None:
@@ -56,8 +59,18 @@ def test_its_url_opens_it_whatever_the_folder_is_called(
     store = FileStore(tmp_path / "store")
     store.put(context(), [record(1)])
     monkeypatch.chdir(tmp_path)
-    for folder in (Path("relative"), tmp_path / "a#b", tmp_path / "50%", tmp_path / "with space"):
+    for folder in (Path("relative"), tmp_path / "a#b", tmp_path / "50%", tmp_path / NO_UTF_8):
         assert list(open_store(freeze(store, folder).url).records(context())) == [record(1)]
+
+
+def test_a_mount_may_be_made_of_links(tmp_path: Path) -> None:
+    store = FileStore(tmp_path / "store")
+    store.put(context(), [record(1)])
+    path = Path(freeze(store, tmp_path / "data").url.removeprefix("frozen://"))
+    link = tmp_path / "mount" / path.name
+    link.parent.mkdir()
+    link.symlink_to(path)
+    assert list(open_store(f"frozen://{link}").records(context())) == [record(1)]
 
 
 def test_a_snapshot_of_a_newer_version_says_so(tmp_path: Path) -> None:

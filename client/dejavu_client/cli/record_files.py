@@ -43,8 +43,8 @@ def read_record_sets(file: str) -> Iterator[RecordSet]:
         raise StoreError(f"{file} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise _refuse(file, [str(error)]) from None
-    # A store's own file begins with its format, and a line of an export with its context.
-    if text.startswith('{"format"') and "\n" in text.strip():
+    # A line of an export is a whole object; a store's own file, also if reformatted, has several.
+    if not text.lstrip().partition("\n")[0].rstrip().endswith("}") and "\n" in text.strip():
         yield _parse_record_file(text, file)
         return
     for number, line in enumerate(text.split("\n"), 1):

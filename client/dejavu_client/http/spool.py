@@ -9,11 +9,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from filelock import FileLock, Timeout
+from filelock import Timeout
 from platformdirs import user_cache_dir
 
 from dejavu_cache.model.record import RecordSet
 from dejavu_cache.model.scenario import canonical_json
+from dejavu_cache.stores.file_locks import acquire_lock
 from dejavu_cache.system.notices import warn_once
 from dejavu_cache.system.safe_files import read_file, replace_file
 
@@ -142,9 +143,8 @@ class Spool:
     @contextmanager
     def exclusive(self, wait: float = 0.0) -> Iterator[bool]:
         """Lock the spool for sending it; False if another process holds the lock."""
-        lock = FileLock(self.folder / ".lock", timeout=wait)
         try:
-            lock.acquire()
+            lock = acquire_lock(self.folder / ".lock", wait)
         except (Timeout, OSError):
             yield False
             return
