@@ -51,7 +51,8 @@ Tiles of keys must divide it.
 LONG_CONTEXT = {64: 0, 96: 512, 128: 2560, 256: 0}
 """Keys that the middle one of a prompt's tokens sees, from which it is long; by largest head size.
 
-Drawn prompts decided; heads up to 64 and above 128 lost nothing in any of them.
+Drawn prompts on an H200 decided. As long ones, none of ten with heads of 64 took longer; of eleven
+with heads of 256, eight took 11 to 19% less time, and two up to 4% more.
 """
 
 LONG_QUERY = 128

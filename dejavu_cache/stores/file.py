@@ -369,6 +369,9 @@ class FileStore(Store):
         try:
             lock = acquire_lock(self._locks.path(f"{context.digest}.lock"), 0.0)
         except Timeout:
+            warn_once(
+                f"locked {path}", f"{why}; another process has its lock, so it is passed over"
+            )
             return
         except OSError as error:
             raise describe_failure(error, path, "set aside") from error

@@ -60,7 +60,7 @@ class FileLocks:
         except Timeout:
             self._held_up.add(name)
             raise StoreError(
-                f"{path} has been locked by another writer for {_WAIT:.0f} s"
+                f"{path} is locked by another writer, which was waited for {_WAIT:.0f} s"
             ) from None
         except OSError as error:
             raise describe_failure(error, self._root, "written") from error

@@ -16,6 +16,7 @@ from support.records import context, record
 
 from dejavu_cache.errors import DamagedRecordsError, StoreError
 from dejavu_cache.stores import FileStore, file_locks
+from dejavu_cache.stores.file_access import read_text
 from dejavu_cache.stores.file_blocks import FileBlocks
 
 LOOK_UP = """
@@ -162,11 +163,38 @@ def test_a_file_that_was_mended_meanwhile_stays(
     assert FileStore(store.root).get(context(), record(16).scenario) is not None
 
 
-def test_a_damaged_file_that_somebody_writes_is_left_to_them(store: FileStore) -> None:
+def test_a_damaged_file_that_somebody_writes_is_left_to_them(
+    store: FileStore, caplog: pytest.LogCaptureFixture
+) -> None:
     path = store.path(context())
     path.write_text("{")
     with lock_of(store):
         assert FileStore(store.root).get(context(), record(16).scenario) is None
         assert path.exists()
+    assert "another process has its lock" in caplog.text
     assert FileStore(store.root).get(context(), record(16).scenario) is None
     assert not path.exists()
+
+
+def test_an_editor_may_drop_the_last_line_end(store: FileStore) -> None:
+    path = store.path(context())
+    path.write_text(path.read_text().rstrip("\n").replace('"median"', '"medixn"', 1))
+    assert len(list(FileStore(store.root).records(context()))) == 1
+    (damages,) = FileStore(store.root).damaged_records().values()
+    assert len(damages) == 1
+
+
+def test_a_file_that_another_process_deletes_meanwhile_is_no_file(
+    store: FileStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, parse = store.path(context()), read_text
+
+    def late(read: Path, root: Path) -> str:
+        path.unlink(missing_ok=True)
+        return parse(read, root)
+
+    monkeypatch.setattr("dejavu_cache.stores.page_cache.read_text", late)
+    assert list(FileStore(store.root).records(context())) == []
+    store.put(context(), [record(64)])
+    monkeypatch.undo()
+    assert len(list(FileStore(store.root).records(context()))) == 1

@@ -21,7 +21,6 @@ from dejavu_cache.errors import NewerFormatError, ReadOnlyStoreError, SettingsEr
 from dejavu_cache.model.record import Record, RecordSet
 from dejavu_cache.stores import FileStore, open_store
 from dejavu_cache.stores.default import as_tiers
-from dejavu_cache.stores.file_access import read_text
 from dejavu_cache.stores.file_layout import Page
 from dejavu_cache.stores.page_cache import PageCache
 
@@ -370,30 +369,6 @@ def test_a_path_may_have_any_name(tmp_path: Path) -> None:
     for name in ("a,b", "ab:c", os.fsdecode(b"caf\xe9")):
         as_tiers(tmp_path / name).put(context(), [record(1)])
         assert len(list(FileStore(tmp_path / name).records(context()))) == 1
-
-
-def test_an_editor_may_drop_the_last_line_end(store: FileStore) -> None:
-    path = only_file(store)
-    path.write_text(path.read_text().rstrip("\n").replace('"median"', '"medixn"', 1))
-    assert len(list(reopen(store).records(context()))) == 1
-    (damages,) = reopen(store).damaged_records().values()
-    assert len(damages) == 1
-
-
-def test_a_file_that_another_process_deletes_meanwhile_is_no_file(
-    store: FileStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, parse = only_file(store), read_text
-
-    def late(read: Path, root: Path) -> str:
-        path.unlink(missing_ok=True)
-        return parse(read, root)
-
-    monkeypatch.setattr("dejavu_cache.stores.page_cache.read_text", late)
-    assert list(reopen(store).records(context())) == []
-    store.put(context(), [record(64)])
-    monkeypatch.undo()
-    assert len(list(reopen(store).records(context()))) == 1
 
 
 def test_damage_of_one_file_hides_no_damage_of_another(store: FileStore) -> None:
