@@ -20,9 +20,9 @@ from support.sweeping import Sweeps, kill_tree, wait_until
 
 from dejavu_cache.model.scenario import Context, Scenario
 from dejavu_cache.stores import FileStore, Found
-from dejavu_cache.sweep.hosts import LocalHost
+from dejavu_cache.sweep.hosts import HostLostError, LocalHost
 from dejavu_cache.sweep.messages import CaseJob, SweepSpec
-from dejavu_cache.sweep.runner import Sweep
+from dejavu_cache.sweep.runner import MACHINE_LIVES, Sweep
 from dejavu_cache.sweep.worker import SweepWorker
 from dejavu_cache.system.worker_connection import ParentConnection
 
@@ -281,3 +281,33 @@ def test_a_store_that_goes_away_costs_nothing(sweeps: Sweeps, tmp_path: Path) ->
     assert sweeps.recorded_times == sweeps.whole()
     assert Counter(sweeps.measurements_taken).most_common(1)[0][1] == 1, out
     assert not list((tmp_path / "cache").rglob("*.jsonl"))
+
+
+class LostMachine:
+    """A host whose machine is lost under every case."""
+
+    def __init__(self) -> None:
+        self.runs = 0
+
+    def cases(self) -> list[str]:
+        return ["a"]
+
+    def run(self, *_: object) -> Any:
+        self.runs += 1
+        raise HostLostError(None, "the machine is gone", "machine")
+
+    def unsaved_journals(self) -> list[Any]:
+        return []
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_case_under_which_machines_are_lost_each_time_is_given_up() -> None:
+    host = LostMachine()
+    report = Sweep([host], ["a"], budget=60.0).run()
+    assert report.stopped != "budget"
+    assert [(outcome.case, outcome.message) for outcome in report.of("failed")] == [
+        ("a", "the machine is gone")
+    ]
+    assert host.runs <= 2 * MACHINE_LIVES
