@@ -23,6 +23,7 @@ from .hopper_merge import is_few, merge, merge_few
 from .hopper_pages import await_tile, locate, receive, skip, tile_of
 from .hopper_products import (
     await_products,
+    hold,
     multiply_keys,
     multiply_values,
     no_output,
@@ -121,7 +122,7 @@ def consume_tile(which: gl.constexpr, step, stride, tile, MASKED: gl.constexpr, 
     acc, total = await_products(acc, total)
     mbarrier.arrive(stages.v_free.index(before))
     weights = round_pairs(
-        gl.convert_layout(new_weights, weights_layout(KIND.value_widths[0])), queries.dtype
+        gl.convert_layout(new_weights, weights_layout(KIND.value_widths[0])), k.dtype
     )
     return acc, weights, fade, peak, total
 
@@ -144,7 +145,7 @@ def attend(which: gl.constexpr, begin, stop, stride, tile, pace, acc, peak, tota
         The output, its maximum and sum; what `receive` returns for the next unit; and its queries
         if this `loads_early`.
     """
-    DTYPE: gl.constexpr = queries.dtype
+    DTYPE: gl.constexpr = k.dtype
     # In decoding, the softmax asks for each tile whether to mask it. A loop without masks would be more
     # code: a launch after the products of a model probably finds its code in no cache, and waits for it.
     HAS_PLAIN_LOOP: gl.constexpr = (KIND.window < 0) & (KIND.pairs > 0)
@@ -284,6 +285,7 @@ def consume(which: gl.constexpr, out, q, sinks, units, scratch, counters, tiles,
     while unit[0] >= 0:
         as_words(queries, ROWS, KIND.head_padded).store(queries_here)
         fence_async_shared()
+        held = hold(queries, KIND)
         number, first, tokens, position, low, high, pieces, kv_head = unit
         entry, _ = locate(units, number, KIND)
         together = (tokens > KIND.block_q) & (KIND.pairs > 0)
@@ -329,7 +331,7 @@ def consume(which: gl.constexpr, out, q, sinks, units, scratch, counters, tiles,
         if (KIND.parts == 1) or (begin < loaded):
             acc, peak, total, unit, next_queries = attend(
                 which, done + begin, done + loaded, stride,
-                tile_of(index, count, KIND), pace, acc, peak, total, queries, k, v,
+                tile_of(index, count, KIND), pace, acc, peak, total, held, k, v,
                 stages, position + skipped + rows // KIND.group, position + skipped,
                 low, high, position + tokens, scale, softcap,
                 q, units, ring, turn, KIND,

@@ -44,6 +44,7 @@ class Kind(NamedTuple):
             computes half of the columns, else 1.
         parts: partial results of a piece of a block of one half; as `parts_each`.
         key_widths: columns of the products of queries and keys, each a power of two.
+        held: how many of these products take their queries from registers.
         value_widths: columns of a half's products of weights and values, likewise.
     """
 
@@ -66,6 +67,7 @@ class Kind(NamedTuple):
     sharers: int
     parts: int
     key_widths: tuple[int, ...]
+    held: int
     value_widths: tuple[int, ...]
 
 
@@ -91,6 +93,9 @@ def kind_of(
     Triton's tensors have powers of two columns: a head of 96 is multiplied as 64 and 32, and not
     padded to 128. Where two programs share a multiprocessor, ptxas finds no registers for a product
     with 256 columns, and so it is two.
+
+    Products of prompts with heads of 256 take about as long to read shared memory as to multiply.
+    So queries are held in registers, a quarter or half of them: larger tiles leave room for less.
     """
     widths = (head_padded,)
     if head_padded >= 128 and 4 * head <= 3 * head_padded:
@@ -102,9 +107,12 @@ def kind_of(
     heads = heads_at_once(kv_heads, halves)
     parts = parts_each(pairs, halves, kv_heads, head_padded)
     sharers = halves // (heads * parts)
+    keys, held = widths, 0
+    if widths == (256,) and pairs > 0:
+        keys, held = ((64, 64, 128), 1) if tile == 64 else ((128, 128), 1)
     values = (
         pairs, kv_heads, halves, heads, group, HALF // group, head, head_padded, page, box, window, softcap,
-        tile, stages, raw_stages, overlap, sharers, parts, widths,
+        tile, stages, raw_stages, overlap, sharers, parts, keys, held,
         (head_padded // 2,) if sharers == 2 else widths,
     )  # fmt: skip
     return Kind(*[gl.constexpr(value) for value in values])

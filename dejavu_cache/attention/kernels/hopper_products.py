@@ -13,7 +13,7 @@ from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warp
 from .hopper_kind import ROWS
 
 __all__ = [
-    "await_products", "multiply_keys", "multiply_values", "no_output", "product_layout",
+    "await_products", "hold", "multiply_keys", "multiply_values", "no_output", "product_layout",
     "round_pairs", "take_columns", "weights_layout",
 ]  # fmt: skip
 
@@ -46,14 +46,27 @@ def no_product(WIDTH: gl.constexpr):
 
 
 @gluon.jit
+def hold(queries, KIND: gl.constexpr):
+    """Return the queries of each product with keys, in registers or in shared memory."""
+    WIDTHS: gl.constexpr = KIND.key_widths
+    parts = ()
+    for index in gl.static_range(len(WIDTHS)):
+        part = take_columns(queries, index, WIDTHS)
+        if index < KIND.held:
+            part = part.load(weights_layout(KIND.tile))
+        parts = parts + (part,)  # type: ignore[assignment]
+    return parts
+
+
+@gluon.jit
 def multiply_keys(queries, keys, KIND: gl.constexpr):
-    """Begin to multiply queries with the keys of a tile; returns the scores."""
+    """Begin to multiply queries, as `hold` returns them, with the keys of a tile; returns the scores."""
     WIDTHS: gl.constexpr = KIND.key_widths
     scores = gl.zeros([ROWS, KIND.tile], gl.float32, product_layout(KIND.tile))
     for index in gl.static_range(len(WIDTHS)):
         scores = warpgroup_mma(
-            take_columns(queries, index, WIDTHS), take_columns(keys, index, WIDTHS).permute((1, 0)),
-            scores, use_acc=index > 0, is_async=True,
+            queries[index], take_columns(keys, index, WIDTHS).permute((1, 0)), scores,
+            use_acc=index > 0, is_async=True,
         )  # fmt: skip
     return scores
 
@@ -89,12 +102,18 @@ def await_products(acc, total):
     return products, total
 
 
+@gluon.constexpr_function
+def first_column(index, widths):
+    """Return the first column of a product."""
+    return sum(widths[:index])
+
+
 @gluon.jit
 def take_columns(tile, index: gl.constexpr, WIDTHS: gl.constexpr):
     """Return the columns of a tile for a product."""
     columns = tile
     if tile.shape[1] != WIDTHS[index]:
-        columns = tile.slice(0 if index == 0 else WIDTHS[0], WIDTHS[index], dim=1)
+        columns = tile.slice(first_column(index, WIDTHS), WIDTHS[index], dim=1)
     return columns
 
 
