@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from copy import copy
 from typing import Any
 
 from triton import knobs
@@ -37,21 +38,40 @@ class RepeatedLaunch:
         descriptors = expandable_descriptors(kernel)
         self._metadata: dict[str, Any] = {}
         self._arguments: list[Any] = []
-        places: dict[str, int | slice] = {}
+        self._places: dict[str, int | slice] = {}
         for index, (name, value) in enumerate(arguments.items()):
             begin = len(self._arguments)
             if index in descriptors:
                 self._metadata[name] = descriptors[index]
                 self._arguments += self.expand(name, value)
-                places[name] = slice(begin, len(self._arguments))
+                self._places[name] = slice(begin, len(self._arguments))
             else:
                 # A tensor that is kept here would never be freed.
                 self._arguments.append(None if name in changing else value)
-                places[name] = begin
-        self._at: list[Any] = [places[name] for name in changing]
+                self._places[name] = begin
+        self._at: list[Any] = [self._places[name] for name in changing]
         self._grid = (*grid, 1, 1)[:3]
         self._call = c_launcher(kernel, expanded=bool(descriptors))
         self._device = driver.active.get_current_device()
+
+    def fixed(
+        self, grid: tuple[int, ...], values: Mapping[str, Any], changing: Collection[str]
+    ) -> RepeatedLaunch:
+        """Return this launch with values for all later ones, so that fewer arguments change.
+
+        Args:
+            grid: its own number of programs.
+            values: of this launch's changing arguments, by name.
+            changing: names of the arguments that still change.
+        """
+        launch = copy(self)
+        launch._grid = (*grid, 1, 1)[:3]
+        launch._arguments = self._arguments.copy()
+        for name, value in values.items():
+            if name not in changing:
+                launch._arguments[self._places[name]] = self.expand(name, value)
+        launch._at = [self._places[name] for name in changing]
+        return launch
 
     @property
     def expands(self) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from operator import attrgetter
 from typing import Any
 
 import triton
@@ -37,6 +38,7 @@ __all__ = [
     "specializer",
     "thread_barrier",
     "triton_key",
+    "watched_values",
 ]
 
 _VERSION: tuple[int, ...] = tuple(map(int, triton.__version__.split("+")[0].split(".")[:2]))
@@ -73,6 +75,9 @@ _KNOBS_SINCE = {
 }
 WATCHED_KNOBS = tuple(knob for since, knob in _KNOBS_SINCE.items() if since <= _VERSION)
 """Expressions for the knobs that `JITFunction.run` chooses a kernel by."""
+
+watched_values = attrgetter(*(knob.removeprefix("__knobs.") for knob in WATCHED_KNOBS))
+"""Function of `triton.knobs` that returns their values."""
 
 
 def triton_key() -> str:

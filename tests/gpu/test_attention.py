@@ -130,6 +130,37 @@ def test_layers_of_a_float8_cache_have_scales_of_their_own(
         assert relative_error(out, batch.expected) < TOLERANCE[torch.bfloat16]
 
 
+@pytest.mark.parametrize(
+    ("new", "later"),
+    [([1], [1]), ([1] * 5, [1] * 5), ([90, 1], [70, 1]), ([300, 200], [250, 249])],
+)
+def test_later_steps_launch_what_triton_has_bound(
+    new: list[int], later: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for lengths, past in ((new, 3000), (later, 2900)):
+        batch = draw(vary(DECODES, new=lengths, past=[past, 40, 7, 500, 90][: len(new)]))
+        q, keys, values = (batch.arguments[name] for name in ("q", "k_cache", "v_cache"))
+        slots = take_new_tokens(batch.arguments)
+        planned = plan(**batch.arguments)
+        for _ in range(2):
+            out = torch.full_like(q, float("nan"))
+            planned.run(q, keys, values, out=out, new=slots)
+            assert relative_error(out, batch.expected) < TOLERANCE[torch.bfloat16]
+        monkeypatch.setattr(launch.KernelCall, "__call__", Mock(side_effect=AssertionError))
+
+
+def test_a_step_of_another_form_is_bound_anew() -> None:
+    """What the compiled kernel takes for granted of pointers and strides is part of its form."""
+    batch = draw(vary(DECODES, new=[90, 1], past=[0, 500], heads=(8, 2)))
+    q, keys, values = (batch.arguments[name] for name in ("q", "k_cache", "v_cache"))
+    for gap in (0, 2, 8, 0):  # elements between the rows of queries, and before the first
+        wider = torch.zeros(*q.shape[:2], q.shape[2] + gap, dtype=q.dtype, device="cuda")
+        moved = wider[..., gap:].copy_(q)
+        planned = plan(**{**batch.arguments, "q": moved})
+        out = planned.run(moved, keys, values, out=torch.full_like(q, float("nan")))
+        assert relative_error(out, batch.expected) < TOLERANCE[torch.bfloat16]
+
+
 @pytest.mark.skipif(
     not triton.__version__.startswith("3.6."), reason="others make tensor maps at each launch"
 )

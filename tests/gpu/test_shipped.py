@@ -16,14 +16,14 @@ pytestmark = pytest.mark.gpu
 
 PROCESS = """
     import torch
-    from dejavu_cache.attention import sweep_batches
+    from dejavu_cache.attention import sweep_batches, sweep_suite
     from dejavu_cache.attention.api import IMPLEMENTATIONS
     batches = list(sweep_batches.lengths())
     model = sweep_batches.PRESETS["llama3-8b"]
     for lengths in batches:
         IMPLEMENTATIONS["auto"](sweep_batches.batch_of(lengths, model, 16, torch.bfloat16))
     torch.cuda.synchronize()
-    tuned = sum(sweep_batches.kernel_of(name).benchmarked for name in sweep_batches.LAUNCHES)
+    tuned = sum(sweep_suite.kernel_of(name).benchmarked for name in sweep_suite.LAUNCHES)
     print(len(batches), tuned)
 """
 

@@ -235,13 +235,12 @@ class FewSequencesLayers:
     def launch(self, batch: Batch, new: NewTokens | None = None) -> Repeat | None:
         """Compute a layer; None in Triton's interpreter, which compiles nothing to repeat."""
         computing, merging = prepare(batch, new)
-        computed, merged = computing(), merging()
-        if computed is None:
-            return None
         of_new = () if new is None else ("new_keys", "new_values", "new_slots")
         of_keys, of_values = ((), ()) if batch.scales is None else (("k_scale",), ("v_scale",))
-        compute = computing.repeated(computed, ("q", "k_cache", "v_cache", *of_new, *of_keys))
-        merge = merging.repeated(merged, ("out", *of_values))
+        compute = computing.launch(("q", "k_cache", "v_cache", *of_new, *of_keys))
+        merge = merging.launch(("out", *of_values))
+        if compute is None or merge is None:
+            return None
 
         def repeat(
             q: torch.Tensor,

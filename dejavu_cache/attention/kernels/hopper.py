@@ -153,9 +153,13 @@ def launch(
             "between heads whose size is not 64, 128 or 256, a block_size that is a multiple of 8, "
             "and no ALiBi; use 'auto'"
         )
+    return prepare(batch, schedule or make_schedule(batch, overlap), overlap, new)
+
+
+def prepare(batch: Batch, schedule: Schedule, overlap: bool, new: NewTokens | None) -> KernelCall:
+    """Prepare the launch of a batch that is known to suit; the arguments are those of `launch`."""
     from .hopper_kernel import hopper_kernel
 
-    schedule = schedule or make_schedule(batch, overlap)
     overlap = overlap and (driver_version() or 0) >= CAPTURES_OVERLAP
     q, out, cache = batch.q, batch.out, batch.k_cache
     page, strides = cache.shape[1], cache.stride()
@@ -237,16 +241,16 @@ class HopperLayers:
             self.launch(batch.with_tensors(batch.q, batch.k_cache, batch.v_cache, copy), new)
             out.copy_(copy)
             return None
-        call = launch(batch, self._schedule, self._overlap, new)
-        kernel = call()
-        config = call.kernel.best_config.kwargs
+        call = prepare(batch, self._schedule, self._overlap, new)
         box, is_writing = call.kwargs["BOX"], new is not None
         names: tuple[str, ...] = ("out", "keys", "values", "q")
         if new is not None:
             names += ("k_cache", "v_cache", "new_keys", "new_values", "new_slots")
         if batch.scales is not None:
             names += ("k_scale", "v_scale")
-        repeated = call.repeated(kernel, names, **config)
+        repeated = call.launch(names)
+        if repeated is None:
+            return None
         descriptors = [
             descriptors_like(cache, box, repeated.expands)
             for cache in (batch.k_cache, batch.v_cache)
@@ -307,7 +311,7 @@ def descriptors_like(cache: torch.Tensor, box: int, expanded: bool) -> dict[int,
     Args:
         cache: keys or values.
         box: of `box_rows`.
-        expanded: whether they are tensor maps, as a launch of Triton 3.6 repeats with them.
+        expanded: whether they are tensor maps, as a repeated launch takes them.
     """
     return _descriptors(cache.shape, cache.stride(), cache.dtype, box, expanded)
 
@@ -345,7 +349,6 @@ def describe(cache: torch.Tensor, box: int) -> Any:
         cache: keys or values.
         box: of `box_rows`.
     """
-    from triton.experimental.gluon.language import NVMMASharedLayout
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
     blocks, page, heads, head = cache.shape
@@ -358,5 +361,13 @@ def describe(cache: torch.Tensor, box: int) -> Any:
         columns += (heads - 1) * of_heads
     size = cache.element_size()
     width = min(SWIZZLED_ROW, size * padded(head))
-    layout = NVMMASharedLayout(swizzle_byte_width=width, element_bitwidth=8 * size, rank=2)
+    layout = swizzled(width, 8 * size)
     return TensorDescriptor(cache, [rows, columns], [of_slots, 1], [box, width // size], layout)
+
+
+@cache
+def swizzled(width: int, bits: int) -> Any:
+    """Return the layout of shared memory whose rows have `width` bytes, with elements of `bits`."""
+    from triton.experimental.gluon.language import NVMMASharedLayout
+
+    return NVMMASharedLayout(swizzle_byte_width=width, element_bitwidth=bits, rank=2)

@@ -114,13 +114,11 @@ class WritingLayers:
         """Compute a layer, and write its new tokens; the arguments are those of `Layers`."""
         if new is None or self._layers.writes(batch, new):
             return self._layers.launch(batch, new)
-        writing = prepare(batch, new)
-        written = writing()
-        attend = self._layers.launch(batch)
-        if written is None or attend is None:
-            return None
         names = ("k_cache", "v_cache", "new_keys", "new_values", "new_slots")
-        write = writing.repeated(written, names)
+        write = prepare(batch, new).launch(names)
+        attend = self._layers.launch(batch)
+        if write is None or attend is None:
+            return None
 
         def repeat(
             q: torch.Tensor,
