@@ -54,7 +54,7 @@ class RepeatedLaunch:
         self._call = c_launcher(kernel, expanded=bool(descriptors))
         self._device = driver.active.get_current_device()
 
-    def fixed(
+    def with_values(
         self, grid: tuple[int, ...], values: Mapping[str, Any], changing: Collection[str]
     ) -> RepeatedLaunch:
         """Return this launch with values for all later ones, so that fewer arguments change.

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, NamedTuple, Protocol
 
 import torch
-from triton import knobs
-from triton.runtime import driver
 
 from ...triton_internals.environment import is_interpreting
+from ...triton_internals.launch_form import form_of_launch
 from ...triton_internals.repeated_launch import RepeatedLaunch
-from ...triton_internals.versions import only_alignment_counts, watched_values
+from ...triton_internals.versions import only_alignment_counts
 from ..batch import Batch
 from ..new_tokens import NewTokens
 
@@ -51,11 +50,11 @@ class KernelCall(NamedTuple):
         Returns:
             None in Triton's interpreter, which compiles nothing to repeat.
         """
-        form = self._form()
+        form = None if is_interpreting() else form_of_launch(self.kernel, self.args, self.kwargs)
         given = dict(zip(self.kernel.arg_names, self.args, strict=False))
         kept = _kept.get(form)
         if kept is not None:
-            launch = kept.fixed(self.grid, given, changing)
+            launch = kept.with_values(self.grid, given, changing)
             if not launch(*(launch.expand(name, given[name]) for name in changing)):
                 self()
             return launch
@@ -71,39 +70,13 @@ class KernelCall(NamedTuple):
             if len(_kept) >= MOST_KEPT:
                 _kept.clear()
             _kept[form] = kept
-        return kept.fixed(self.grid, given, changing)
-
-    def _form(self) -> tuple[Any, ...] | None:
-        """Return what the compiled kernel depends on; None if that is not known."""
-        forms = tuple(map(form_of_argument, self.args))
-        if None in forms or is_interpreting():
-            return None
-        device = driver.active.get_current_device()
-        return self.kernel, device, watched_values(knobs), forms, tuple(self.kwargs.items())
+        return kept.with_values(self.grid, given, changing)
 
 
 MOST_KEPT = 4096
 """Forms of launches that are kept."""
 
 _kept: dict[Any, RepeatedLaunch] = {}
-
-
-def form_of_argument(value: Any) -> Hashable | None:
-    """Return what Triton compiles a kernel for of an argument; None for a type unknown here.
-
-    Pointers count by their alignment, and integers by their size and whether they are 1 or multiples
-    of 16.
-    """
-    if isinstance(value, torch.Tensor):
-        return value.dtype, value.data_ptr() % 16 == 0
-    if type(value) is int:
-        size = 0 if -(1 << 31) <= value < 1 << 31 else value
-        return int, value == 1, value % 16 == 0, size
-    if value is None or type(value) is float:
-        return (type(value),)
-    if type(value).__name__ == "TensorDescriptor" and hasattr(value, "layout"):
-        return value.base.dtype, tuple(value.block_shape), len(value.shape), value.layout
-    return None
 
 
 Repeat = Callable[..., bool]

@@ -13,7 +13,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler.compiler import make_backend
 from triton.runtime.jit import JITFunction
 
-from dejavu_cache.attention.kernels.kernel_call import form_of_argument
+from dejavu_cache.triton_internals.launch_form import form_of_argument
 from dejavu_cache.triton_internals.versions import specialize_values
 
 MEMORY = torch.zeros(1 << 10, dtype=torch.int8)
@@ -30,7 +30,7 @@ tensors = st.builds(
 values = integers | tensors | st.floats() | st.none()
 
 
-def takes_one(argument, OPTION: tl.constexpr):
+def takes_one(argument: Any, OPTION: tl.constexpr) -> None:
     pass
 
 
