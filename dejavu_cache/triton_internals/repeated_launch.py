@@ -57,12 +57,12 @@ class RepeatedLaunch:
     def with_values(
         self, grid: tuple[int, ...], values: Mapping[str, Any], changing: Collection[str]
     ) -> RepeatedLaunch:
-        """Return this launch with values for all later ones, so that fewer arguments change.
+        """Return a copy in which some of the changing arguments have values for good.
 
         Args:
-            grid: its own number of programs.
-            values: of this launch's changing arguments, by name.
-            changing: names of the arguments that still change.
+            grid: the copy's number of programs.
+            values: of all changing arguments, by name.
+            changing: names of those that still change, whose values here do not matter.
         """
         launch = copy(self)
         launch._grid = (*grid, 1, 1)[:3]

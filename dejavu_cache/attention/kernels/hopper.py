@@ -361,12 +361,12 @@ def describe(cache: torch.Tensor, box: int) -> Any:
         columns += (heads - 1) * of_heads
     size = cache.element_size()
     width = min(SWIZZLED_ROW, size * padded(head))
-    layout = swizzled(width, 8 * size)
+    layout = swizzled_layout(width, 8 * size)
     return TensorDescriptor(cache, [rows, columns], [of_slots, 1], [box, width // size], layout)
 
 
 @cache
-def swizzled(width: int, bits: int) -> Any:
+def swizzled_layout(width: int, bits: int) -> Any:
     """Return the layout of shared memory whose rows have `width` bytes, with elements of `bits`."""
     from triton.experimental.gluon.language import NVMMASharedLayout
 

@@ -95,7 +95,8 @@ def kind_of(
     with 256 columns, and so it is two.
 
     Products of prompts with heads of 256 take about as long to read shared memory as to multiply.
-    So queries are held in registers, a quarter or half of them: larger tiles leave room for less.
+    So some queries are held in registers: half of them, or a quarter where larger tiles leave less
+    room.
     """
     widths = (head_padded,)
     if head_padded >= 128 and 4 * head <= 3 * head_padded:
@@ -109,7 +110,7 @@ def kind_of(
     sharers = halves // (heads * parts)
     keys, held = widths, 0
     if widths == (256,) and pairs > 0:
-        keys, held = ((64, 64, 128), 1) if tile == 64 else ((128, 128), 1)
+        keys, held = ((128, 128), 1) if tile <= 32 else ((64, 64, 128), 1)
     values = (
         pairs, kv_heads, halves, heads, group, HALF // group, head, head_padded, page, box, window, softcap,
         tile, stages, raw_stages, overlap, sharers, parts, keys, held,

@@ -39,10 +39,10 @@ class KernelCall(NamedTuple):
         return {**dict(zip(self.kernel.arg_names, self.args, strict=False)), **self.kwargs}
 
     def launch(self, changing: Sequence[str]) -> RepeatedLaunch | None:
-        """Launch the kernel, and return the launch with other values of some arguments.
+        """Launch the kernel, and return a launch that takes other values of some arguments.
 
-        Triton binds the first launch of a form in this process only: that takes as long as several
-        layers. The kernel must have one config, or no autotuner.
+        Only the first launch of a form in this process is bound by Triton, which takes as long as
+        several layers. The kernel must have one config, or no autotuner.
 
         Args:
             changing: names of these arguments.
@@ -74,7 +74,7 @@ class KernelCall(NamedTuple):
 
 
 MOST_KEPT = 4096
-"""Forms of launches that are kept."""
+"""Limit of the forms whose compiled kernels are kept."""
 
 _kept: dict[Any, RepeatedLaunch] = {}
 
