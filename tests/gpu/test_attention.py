@@ -11,6 +11,8 @@ import pytest
 import torch
 import triton
 from support.attention_batches import (
+    COMPOSITIONS,
+    LONG_PROMPTS,
     TOLERANCE,
     Case,
     check,
@@ -54,6 +56,22 @@ def test_every_implementation_agrees_with_the_reference(
     config = random.Random(seed).choice(configs)
     monkeypatch.setattr(kernels()[implementation], "configs", [config])
     check(case, implementation)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_prompts_whose_scores_grow_by_far_agree_with_the_reference(seed: int) -> None:
+    """Pages of keys differ in size by up to 4,000 times, so that each may hold the new maximum."""
+    pick = random.Random(seed)
+    new, past = pick.choice(
+        [*LONG_PROMPTS.values(), COMPOSITIONS["mixed"], COMPOSITIONS["chunked"]]
+    )
+    case = vary(drawn_case(seed, "hopper"), new=new, past=past, cache_dtype=None)
+    batch = draw(case)
+    keys = batch.arguments["k_cache"]
+    sizes = torch.tensor([pick.choice([0.01, 1.0, 8.0, 40.0]) for _ in keys], device=keys.device)
+    keys.mul_(sizes[:, None, None, None])
+    batch.__post_init__()
+    assert relative_error(batch.run("hopper"), batch.expected) < TOLERANCE[case.dtype]
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -77,17 +77,69 @@ def multiply_values(weights, values, acc, fade, KIND: gl.constexpr):
     WIDTHS: gl.constexpr = KIND.value_widths
     result = ()
     for index in gl.static_range(len(WIDTHS)):
-        product = add_product(weights, take_columns(values, index, WIDTHS), acc[index], fade)
+        columns = take_columns(values, index, WIDTHS)
+        product = add_product(weights, columns, scale_rows(acc[index], fade, KIND))
         result = result + (product,)  # type: ignore[assignment]
     return result
 
 
 @gluon.jit
-def add_product(weights, values, acc, fade):
+def add_product(weights, values, acc):
     WIDTH: gl.constexpr = values.shape[1]
-    acc = acc * gl.convert_layout(fade, gl.SliceLayout(1, product_layout(WIDTH)))[:, None]
     rounded = gl.convert_layout(take_pairs(weights, values.dtype), weights_layout(WIDTH))
     return warpgroup_mma(rounded, values, acc, is_async=True)
+
+
+@gluon.jit
+def scale_rows(acc, factors, KIND: gl.constexpr):
+    """Multiply the rows of a product of wgmma by factors; of prompts, most of which are 1.
+
+    A warp whose rows all have the factor 1 jumps over the multiplications. Of the instructions for
+    a prompt's tile, they are a seventh with heads of 128, and a fourth or more with heads of 256.
+    """
+    LAYOUT: gl.constexpr = product_layout(acc.shape[1])
+    factors = gl.convert_layout(factors, gl.SliceLayout(1, LAYOUT))[:, None]
+    if KIND.pairs > 0:
+        EACH: gl.constexpr = acc.shape[1] // 2
+        PROGRAM: gl.constexpr = multiply_program(EACH)
+        CONSTRAINTS: gl.constexpr = multiply_constraints(EACH)
+        scaled = gl.inline_asm_elementwise(
+            PROGRAM,
+            CONSTRAINTS,
+            gl.broadcast(acc, factors),
+            dtype=gl.float32,
+            is_pure=True,
+            pack=EACH,
+        )
+    else:
+        scaled = acc * factors
+    return scaled
+
+
+@gluon.constexpr_function
+def multiply_program(count):
+    """Return the PTX that multiplies a thread's numbers in place, unless its warp's factors are 1.
+
+    The numbers are of two rows, two of each in turns: numbers 0 and 2 have the factors of both.
+
+    Args:
+        count: numbers of a thread.
+    """
+    factors = [f"${2 * count + place}" for place in range(count)]
+    products = " ".join(f"mul.f32 ${place}, ${place}, {f};" for place, f in enumerate(factors))
+    return (
+        "{ .reg .pred any; "
+        f"setp.neu.f32 any, {factors[0]}, 0f3F800000; "
+        f"setp.neu.or.f32 any, {factors[2]}, 0f3F800000, any; "
+        f"vote.sync.any.pred any, any, 0xFFFFFFFF; @!any bra ONES; {products} ONES: }}"
+    )
+
+
+@gluon.constexpr_function
+def multiply_constraints(count):
+    """Return the operands of `multiply_program`: results, in the registers of numbers, and factors."""
+    places = [str(place) for place in range(count)]
+    return ",".join(["=f"] * count + places + ["f"] * count)
 
 
 @gluon.jit

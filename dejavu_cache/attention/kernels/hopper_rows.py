@@ -37,6 +37,12 @@ Triton moves 2-byte elements through a register each, and packs and unpacks them
 
 LOG2E = gl.constexpr(1.4426950408889634)
 
+GROWTH = gl.constexpr(8.0)
+"""Binary orders by which scores of a prompt may exceed their peak until it is raised.
+
+Weights are at most 256 then, which float16 holds. FlashAttention 4 leaves its maximum likewise.
+"""
+
 
 class TokenHeads(NamedTuple):
     """Queries or outputs in memory, [token, head]: a pointer to the first, and the strides."""
@@ -97,7 +103,8 @@ def softmax(scores, peak, total, positions, first_position, start, end, scale, s
             KIND: gl.constexpr):  # fmt: skip
     """Return a tile's softmax weights, the factor of the output so far, and new peak and totals.
 
-    Each lane that holds some of a row has a total of its own, [ROWS, 4]; they are added at the end.
+    A prompt's peak is a score that none exceeds by more than `GROWTH`, so that most tiles leave it
+    as it is and the factor is 1; in decoding, it is the maximum. Each lane that holds some of a row has a total of its own, [ROWS, 4]; they are added at the end.
     """
     TILE: gl.constexpr = KIND.tile
     if KIND.softcap:  # tanh(x) = 2 / (1 + exp(-2 x)) - 1; `scale` is of the exponent here
@@ -109,7 +116,11 @@ def softmax(scores, peak, total, positions, first_position, start, end, scale, s
                 scores = hide(scores, positions, start, end, KIND)
         else:
             scores = hide(scores, positions, start, end, KIND)
-    new_peak = gl.maximum(peak, gl.max(scores, 1) * scale)
+    highest = gl.max(scores, 1) * scale
+    if KIND.pairs > 0:
+        new_peak = gl.where(highest > peak + GROWTH, highest, peak)
+    else:
+        new_peak = gl.maximum(peak, highest)
     shift = new_peak
     if MASKED:  # a row may have seen no key yet
         shift = gl.where(new_peak == float("-inf"), 0.0, new_peak)
