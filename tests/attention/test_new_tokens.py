@@ -9,6 +9,7 @@ import pytest
 import torch
 from support.attention_batches import (
     FEW_SEQUENCES,
+    REFUSED_MASK,
     Case,
     Drawn,
     draw,
@@ -50,6 +51,7 @@ def for_few_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch, "choose", lambda batch: "few_sequences")
 
 
+@REFUSED_MASK
 @pytest.mark.usefixtures("for_few_sequences")
 @pytest.mark.parametrize("window", [-1, 0, 40])
 @pytest.mark.parametrize("name", [name for name in FEW_SEQUENCES if name != "long"])
@@ -69,6 +71,7 @@ def test_new_tokens_are_computed_and_written(name: str, window: int) -> None:
     assert relative_error(step.run(q, k_cache, v_cache), batch.expected) < 1e-3
 
 
+@REFUSED_MASK
 @pytest.mark.usefixtures("for_few_sequences")
 def test_a_token_without_a_slot_is_not_written() -> None:
     batch = draw(SMALL)
@@ -84,6 +87,7 @@ def test_a_token_without_a_slot_is_not_written() -> None:
         assert not rows[tokens.slots[tokens.slots >= 0]].isnan().any()
 
 
+@REFUSED_MASK
 @pytest.mark.usefixtures("for_few_sequences")
 def test_keys_and_values_of_single_tokens_may_have_strides_of_their_own() -> None:
     """As a compiler leaves them: keys that were rotated lie by themselves."""
@@ -94,6 +98,7 @@ def test_keys_and_values_of_single_tokens_may_have_strides_of_their_own() -> Non
     check_written(batch, tokens)
 
 
+@REFUSED_MASK
 @pytest.mark.usefixtures("for_few_sequences")
 def test_tokens_that_are_not_computed_as_a_page_are_written_before() -> None:
     """Several tokens of a sequence, whose keys are not as far apart as their values."""
