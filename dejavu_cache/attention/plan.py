@@ -10,7 +10,7 @@ import torch
 from . import dispatch
 from .argument_checks import scale_tensor
 from .batch import Batch, check_out
-from .kernels.kernel_call import Repeat
+from .kernels.kernel_call import Repeat, queue
 from .new_tokens import NewTokens, check_new
 
 __all__ = ["Plan"]
@@ -66,7 +66,7 @@ class Plan:
         self._q_form, self._keys_form = form_of(batch.q), form_of(batch.k_cache)
         self._values_form = form_of(batch.v_cache)
         self._layers = dispatch.layers_of(self._implementation, batch, overlap)
-        self._repeat: tuple[tuple[TensorForm, ...], Repeat] | None = None
+        self._repeat: tuple[tuple[TensorForm, ...], tuple[int, bool], Repeat] | None = None
 
     @property
     def implementation(self) -> str:
@@ -144,9 +144,9 @@ class Plan:
         if scales is not None:
             free += scales
         if self._repeat is not None:
-            forms, repeat = self._repeat
+            forms, first_queue, repeat = self._repeat
             if len(free) == len(forms) and all(map(has_form, free, forms)):
-                if repeat(q, k_cache, v_cache, *free):
+                if queue() == first_queue and repeat(q, k_cache, v_cache, *free):
                     return out
         check_out(out, q)
         if new is not None:
@@ -161,7 +161,7 @@ class Plan:
         batch = self._batch.with_tensors(q, k_cache, v_cache, out, scales)
         repetition = self._layers.launch(batch, new)
         if repetition is not None:
-            self._repeat = tuple(map(form_of, free)), repetition
+            self._repeat = tuple(map(form_of, free)), queue(), repetition
         return out
 
     def _pair(self, scales: Sequence[torch.Tensor]) -> Scales:

@@ -23,6 +23,7 @@ from ..errors import DejavuError
 from ..model.resolution import Resolution
 from ..model.scenario import now
 from ..settings import current_settings
+from ..system.fork_lock import ForkLock
 from ..system.notices import warn_once
 from ..system.provenance import whoami
 from ..system.safe_files import open_to_append, read_file
@@ -140,12 +141,20 @@ def write_choice(request: Request, resolution: Resolution) -> None:
 
 def is_written() -> bool:
     """Return whether this process writes a fingerprint."""
-    return _file(os.getpid()) is not None
+    return _file() is not None
+
+
+_starting = ForkLock()
+
+
+def _file() -> Path | None:
+    """Return the file of this process, a forked one's own, after its first line is written."""
+    with _starting:
+        return _start(os.getpid())
 
 
 @cache
-def _file(process: int) -> Path | None:
-    """Return the file of a process, a forked one's own, after its first line is written."""
+def _start(process: int) -> Path | None:
     try:
         settings = current_settings()
     except DejavuError:  # the first launch reports the broken setting
@@ -168,7 +177,7 @@ def _file(process: int) -> Path | None:
 
 
 def _append(kind: str, entry: BaseModel) -> None:
-    path = _file(os.getpid())
+    path = _file()
     if path is not None:
         _write(path, kind, entry)
 

@@ -7,7 +7,6 @@ step of 33 tokens runs in the graph for 64, its inputs copied into that graph's 
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
@@ -16,6 +15,7 @@ import torch
 
 from ..errors import SettingsError
 from ..model.buckets import Bucket
+from ..system.fork_lock import ForkLock
 
 __all__ = ["GraphedStep"]
 
@@ -74,7 +74,7 @@ class GraphedStep:
         self._limit = limit
         self._captured: OrderedDict[tuple[Any, ...], _Captured] = OrderedDict()
         self._pool: Any = None
-        self._lock = threading.Lock()
+        self._lock = ForkLock()
 
     @property
     def sizes(self) -> list[int]:
@@ -119,9 +119,10 @@ class GraphedStep:
         key = room, *shapes.items()
         captured = self._captured.get(key)
         if captured is None:
-            while len(self._captured) >= self._limit:
-                self._captured.popitem(last=False)
             self._captured[key] = captured = self._capture(shapes)
+            # PyTorch refuses a pool that no graph uses while a result in it is alive.
+            while len(self._captured) > self._limit:
+                self._captured.popitem(last=False)
         self._captured.move_to_end(key)
         return captured
 

@@ -147,13 +147,18 @@ class HotPath:
             and not kernel_follows_hooks()
         ):
             try:
-                self._keep(chosen, kernel, args, kwargs)
+                self._keep(chosen, generation, kernel, args, kwargs)
             except Exception as error:  # the kernel ran; later launches take microseconds longer
                 logger.debug("%s is launched through Triton: %r", self._fn.__name__, error)
         return kernel
 
     def _keep(
-        self, chosen: ChosenConfig, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        chosen: ChosenConfig,
+        generation: int,
+        kernel: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> None:
         fn, device = self._fn, driver.active.get_current_device()
         tuned = {
@@ -176,6 +181,8 @@ class HotPath:
             kernel,
             c_launcher(kernel),
         )
+        if generation != self._generation:  # another thread has learned of a change meanwhile
+            self.forget()
 
 
 def _name_in_cache(kernel: Any, kernels: dict[str, Any]) -> str | None:

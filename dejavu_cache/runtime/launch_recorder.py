@@ -10,7 +10,6 @@ scenario, no measurements, and the launches.
 from __future__ import annotations
 
 import os
-import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -22,6 +21,7 @@ from ..model.record import Record, RecordedLaunch
 from ..model.scenario import Context, Environment, Kernel, Problem, Scenario
 from ..settings import Mode
 from ..stores import MemoryStore, TieredStore
+from ..system.fork_lock import ForkLock
 from ..triton_internals.compilation import jit_function, launch_of
 from ..triton_internals.environment import current_device, current_environment, is_interpreting
 from ..triton_internals.hooks import add_compilation_listener
@@ -36,7 +36,7 @@ LAUNCH_METHOD = "launch"
 _of_module: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 _of_function: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 _tuned_now: list[tuple[int, TieredStore]] = []
-_lock = threading.Lock()
+_lock = ForkLock()
 _writer = QuietWriter()
 
 _PATIENCE = 10.0
@@ -83,8 +83,8 @@ def _add_listener() -> None:
 
 def _renew_in_child() -> None:
     """Forget what threads of the parent do: they are not part of a forked child."""
-    global _lock, _writer
-    _lock, _writer = threading.Lock(), QuietWriter()
+    global _writer
+    _writer = QuietWriter()
     _tuned_now.clear()
 
 

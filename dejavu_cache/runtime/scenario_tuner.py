@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -12,6 +11,7 @@ from ..model.record import Record
 from ..model.resolution import How, Resolution
 from ..model.scenario import Config, Context, Scenario
 from ..stores import Found
+from ..system.fork_lock import ForkLock
 from ..system.notices import warn_once
 from ..triton_internals.config_names import describe
 from ..tuning.measurement_marks import MeasurementMark, find_suspects
@@ -24,7 +24,7 @@ from .tolerant_store import TolerantStore
 
 __all__ = ["ScenarioTuner"]
 
-_tuning = threading.RLock()
+_tuning = ForkLock()
 """Held while this process tunes: two benchmarks at once would time each other."""
 
 
@@ -48,16 +48,6 @@ class _ThreadActivity(threading.local):
 
 
 _this_thread = _ThreadActivity()
-
-
-def _renew_lock_in_child() -> None:
-    """Replace the lock: a thread that held it is not part of a forked child."""
-    global _tuning
-    _tuning = threading.RLock()
-
-
-if hasattr(os, "register_at_fork"):  # not on Windows
-    os.register_at_fork(after_in_child=_renew_lock_in_child)
 
 
 class ScenarioTuner:

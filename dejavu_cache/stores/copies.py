@@ -21,6 +21,7 @@ from ..model.record import Record
 from ..model.scenario import Context, Scenario
 from ..settings import Settings, current_settings
 from ..system.background_threads import at_program_end, start_thread, uninterrupted
+from ..system.fork_lock import ForkLock
 from ..system.notices import logger
 from .base import CopyChanges, Store
 
@@ -50,7 +51,7 @@ class LocalCopies:
         self._local = [tier for tier in tiers if not (tier.remote or tier.read_only)]
         self.remote = [tier for tier in tiers if tier.remote]
         self._changed = weakref.WeakMethod(changed)
-        self._lock = threading.Lock()
+        self._lock = ForkLock()
         self._scenarios: dict[Context, set[Scenario]] = {}
         self._count = 0
         self._thread: _RevalidationThread | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ from ..model.merge import OnConflict, merge_into
 from ..model.recall import without_parts
 from ..model.record import Record
 from ..model.scenario import Context, Scenario
+from ..system.fork_lock import ForkLock
 from .base import Found, Store
 
 __all__ = ["MemoryStore"]
@@ -24,8 +26,8 @@ class MemoryStore(Store):
         """Create an empty store."""
         self._records: dict[Context, dict[Scenario, Record]] = {}
         self._changes = 0
-        self._lock = threading.Lock()
-        self._leases: dict[tuple[Context, Scenario], threading.Lock] = {}
+        self._lock = ForkLock()
+        self._leases: dict[tuple[int, Context, Scenario], threading.Lock] = {}
 
     def get(self, context: Context, scenario: Scenario, *, fresh: bool = False) -> Found | None:
         """Return a scenario's record; there is nothing to read again."""
@@ -95,7 +97,9 @@ class MemoryStore(Store):
     def lease(self, context: Context, scenario: Scenario, *, wait: float) -> Iterator[bool]:
         """Hold a scenario's lease among the threads of this process."""
         with self._lock:
-            lock = self._leases.setdefault((context, scenario), threading.Lock())
+            # A forked child has the parent's leases, but not the threads that would end them.
+            lease = os.getpid(), context, scenario
+            lock = self._leases.setdefault(lease, threading.Lock())
         acquired = lock.acquire(timeout=wait)
         try:
             yield acquired

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 
 from ..errors import DamagedRecordsError
 from ..model.record import Record
 from ..model.scenario import Context, Scenario
 from ..model.scenario_index import NearbyScenarios, ScenarioIndex
+from ..system.fork_lock import ForkLock
 from ..system.safe_files import open_regular
 from .file_access import describe_failure, read_text
 from .file_blocks import FileBlocks
@@ -37,7 +37,7 @@ class PageCache:
 
     def __init__(self, root: Path) -> None:
         """Begin without pages; `root` is the folder that no path may lead out of."""
-        self.lock = threading.RLock()
+        self.lock = ForkLock()
         self._root = root
         self._pages: dict[Path, tuple[Signature, Page]] = {}
         self._indexes = IndexFiles()

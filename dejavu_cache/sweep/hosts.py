@@ -101,7 +101,7 @@ class LocalHost:
         self._patience = patience
         self._worker: WorkerProcess | None = None
         self._cases: list[str] = []
-        self._lock = threading.Lock()
+        self._starting, self._lock = threading.Lock(), threading.Lock()
 
     def cases(self) -> list[str]:
         """Start the worker if none runs, and return the names of all cases."""
@@ -148,25 +148,28 @@ class LocalHost:
         return [str(path) for path in abandoned_journals(self._spec.store)]
 
     def _running_worker(self) -> WorkerProcess:
-        with self._lock:
-            if self._worker is None:
-                self._worker = self._start_worker()
-            return self._worker
+        with self._starting:
+            return self._worker or self._start_worker()
 
     def _start_worker(self) -> WorkerProcess:
         worker = WorkerProcess(
             "dejavu_cache.sweep.worker", self._environment, grace=GRACE, patience=self._patience
         )
+        with self._lock:
+            self._worker = worker  # so that `close` stops it while it starts
         worker.send(self._spec)
         try:
             event = worker.receive()
         except WorkerLostError as error:
+            self._detach_worker()
             reason = f"no worker can be started: it {error}"
             raise HostLostError(None, reason, "config") from None
         except KeyboardInterrupt:
+            self._detach_worker()
             worker.kill()
             raise
         if event["event"] == "refused":
+            self._detach_worker()
             worker.stop()
             raise (StoreError if event["store"] else SettingsError)(event["message"])
         self._cases = event["cases"]

@@ -19,6 +19,7 @@ from ..model.merge import OnConflict, merge_into, merge_records
 from ..model.record import Record, RecordSet
 from ..model.scenario import Context, Scenario, canonical_json
 from ..stores import Found, Store
+from ..stores.file_access import describe_failure
 from ..stores.file_layout import read_set
 from ..system.notices import warn_once
 from ..system.safe_files import open_to_append, read_file
@@ -105,14 +106,17 @@ class Journal(Store):
             )
 
     def _append(self, line: str) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        if self._file_lock is None:
-            self._file_lock = _lock_of(self.path)
-            self._file_lock.acquire()
-        with open(open_to_append(self.path), "a", encoding="utf-8") as file:
-            file.write(line + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            if self._file_lock is None:
+                self._file_lock = _lock_of(self.path)
+                self._file_lock.acquire()
+            with open(open_to_append(self.path), "a", encoding="utf-8") as file:
+                file.write(line + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise describe_failure(error, self.path, "written") from error
 
     def delete(self, context: Context, scenarios: Iterable[Scenario] | None = None) -> int:
         """Delete records from the store."""

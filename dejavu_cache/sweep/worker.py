@@ -19,12 +19,10 @@ from typing import IO, Any
 from ..errors import DejavuError, NoValidConfigError, StoreError
 from ..model.record import Measurement
 from ..model.scenario import Context
-from ..model.selection import winner
 from ..runtime.record_lookup import best_config
 from ..runtime.request import Request
 from ..stores import open_store, wait_longer
 from ..system.worker_connection import ParentConnection
-from ..triton_internals.config_names import describe
 from ..tuning.config_failures import is_out_of_memory
 from ..tuning.tuner import CandidateLaunch, Tuner
 from .case_group import CaseGroup
@@ -151,7 +149,7 @@ class SweepWorker:
     def _verify(self, job: CaseJob, request: Request) -> dict[str, Any]:
         """Measure the winner again without recording the result."""
         record = current_record(request, self.journal)
-        best = winner(record, set(request.declared), describe(request.default))
+        best = best_config(request, record)
         recorded = None if best is None else _time_in_case(record.by_config[best], job.case)
         if best is None or recorded is None:
             return {"status": "due", "due": len(request.declared)}

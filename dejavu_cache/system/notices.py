@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import logging
-import threading
 from functools import cache
+
+from .fork_lock import ForkLock
 
 __all__ = ["logger", "show_log", "warn_once"]
 
 logger = logging.getLogger("dejavu_cache")
 
 _said: set[str] = set()
-_lock = threading.Lock()
+_lock = ForkLock()
 
 
 def warn_once(about: str, message: str) -> None:

@@ -11,7 +11,13 @@ from triton.runtime import driver
 
 from .versions import active_hook, c_launcher, expand_descriptor, expandable_descriptors
 
-__all__ = ["RepeatedLaunch"]
+__all__ = ["RepeatedLaunch", "current_stream"]
+
+
+def current_stream() -> int:
+    """Return the address of the current device's stream, without PyTorch's object around it."""
+    active = driver.active
+    return int(active.get_current_stream(active.get_current_device()))
 
 
 class RepeatedLaunch:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 import pytest
 import torch
 from support.attention_batches import REFUSED_MASK, Case, draw, relative_error, vary
 
-from dejavu_cache.attention import plan
+from dejavu_cache.attention import dispatch, plan
 
 pytestmark = pytest.mark.filterwarnings(  # Triton's interpreter, where a grid is computed
     "ignore:Conversion of an array with ndim > 0:DeprecationWarning"
@@ -16,6 +17,23 @@ pytestmark = pytest.mark.filterwarnings(  # Triton's interpreter, where a grid i
 
 SMALL = Case(new=[1, 5, 1], past=[40, 0, 17], heads=(4, 2), dtype=torch.float16)
 LENGTHS = ("q", "k_cache", "v_cache")
+
+
+class CountedLayers:
+    """Layers that compute nothing, and note which ones were prepared and which repeated."""
+
+    def __init__(self) -> None:
+        self.layer = 0
+        self.prepared: list[int] = []
+        self.repeated: list[int] = []
+
+    def launch(self, batch: Any, new: Any = None) -> Any:
+        self.prepared.append(self.layer)
+        return self.repeat
+
+    def repeat(self, *tensors: torch.Tensor) -> bool:
+        self.repeated.append(self.layer)
+        return True
 
 
 def plan_of(arguments: dict[str, Any]) -> Any:
@@ -36,6 +54,21 @@ def test_each_layer_gets_its_own_result() -> None:
         assert step.run(*tensors, out=out) is out
         assert relative_error(out, layer.expected) < 1e-3
         assert relative_error(step.run(*tensors), layer.expected) < 1e-3
+
+
+def test_layers_of_another_queue_are_prepared_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph that is captured later takes no counters of the stream before it."""
+    queues = [(1, False), (1, False), (1, False), (1, True), (1, True), (2, True)]
+    layers = CountedLayers()
+    monkeypatch.setattr(dispatch, "layers_of", lambda *arguments: layers)
+    monkeypatch.setattr(
+        import_module("dejavu_cache.attention.plan"), "queue", lambda: queues[layers.layer]
+    )
+    batch = draw(SMALL)
+    step = plan_of(batch.arguments)
+    for layers.layer in range(len(queues)):
+        step.run(*(batch.arguments[name] for name in LENGTHS))
+    assert (layers.prepared, layers.repeated) == ([0, 3, 5], [1, 2, 4])
 
 
 @REFUSED_MASK

@@ -109,6 +109,7 @@ def test_layers_are_right_over_every_layout_of_the_cache(case: Case, layout: str
     assert out[tokens:].isnan().all()
 
 
+@REFUSED_MASK
 def test_layers_with_both_scales_of_their_own_share_a_plan() -> None:
     batch = draw(replace(MIXED, dtype=torch.float16, cache_dtype=torch.float8_e4m3fn), "cpu")
     arguments = batch.arguments

@@ -27,6 +27,7 @@ from support.attention_batches import (
 
 from dejavu_cache.attention import batch as arguments
 from dejavu_cache.attention import dispatch, paged_attention, plan
+from dejavu_cache.attention.kernels import hopper
 from dejavu_cache.attention.kernels import kernel_call as launch
 from dejavu_cache.triton_internals.versions import GLUON_IS_COVERED
 
@@ -351,6 +352,29 @@ def test_memory_between_heads_is_not_read(monkeypatch: pytest.MonkeyPatch) -> No
     for implementation, kernel in kernels().items():
         monkeypatch.setattr(kernel, "configs", runnable(implementation, case)[:1])
     assert relative_error(batch.run("auto"), batch.expected) < TOLERANCE[torch.bfloat16]
+
+
+def test_a_layer_that_is_captured_has_other_counters_than_those_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A graph may be replayed beside launches of the stream on which its plan was first run."""
+    counted = Mock(side_effect=launch.zeros)
+    monkeypatch.setattr(hopper, "zeros", counted)
+    batch = draw(DECODES)
+    q, k_cache, v_cache = (batch.arguments[name] for name in ("q", "k_cache", "v_cache"))
+    planned = plan(**batch.arguments)
+    out = torch.empty_like(batch.expected)
+    for _ in range(2):
+        planned.run(q, k_cache, v_cache, out=out)
+    assert counted.call_count == 1
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(2):
+            planned.run(q, k_cache, v_cache, out=out)
+    assert counted.call_count == 2
+    out.fill_(float("nan"))
+    graph.replay()
+    assert relative_error(out, batch.expected) < TOLERANCE[torch.bfloat16]
 
 
 def test_a_graph_keeps_its_counters_when_many_more_are_captured(

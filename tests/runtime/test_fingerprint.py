@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,7 +32,7 @@ def bench(kernel_call: Any, quantiles: Any) -> list[float]:
 def _settings() -> Iterator[None]:
     yield
     current_settings.cache_clear()
-    fingerprint._file.cache_clear()
+    fingerprint._start.cache_clear()
 
 
 class Program:
@@ -43,7 +45,7 @@ class Program:
         """Run once, as a process of its own would, and return the folder of its fingerprint."""
         self.monkeypatch.setenv("DEJAVU_CACHE_FINGERPRINT", str(self.root / name))
         current_settings.cache_clear()
-        fingerprint._file.cache_clear()
+        fingerprint._start.cache_clear()
         kernel = cached_autotune(
             configs=configs,
             key=["n"],
@@ -124,3 +126,28 @@ def test_a_folder_without_a_fingerprint_is_an_error(tmp_path: Path) -> None:
     out = run_cli("compare", tmp_path, tmp_path)
     assert (out.returncode, out.stdout) == (1, "")
     assert "DEJAVU_CACHE_FINGERPRINT" in out.stderr
+
+
+def test_threads_that_launch_first_at_once_are_one_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DEJAVU_CACHE_FINGERPRINT", str(tmp_path))
+    current_settings.cache_clear()
+    fingerprint._start.cache_clear()
+    switching = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    at_once = threading.Barrier(8)
+
+    def launch_first() -> None:
+        at_once.wait()
+        fingerprint.is_written()
+
+    threads = [threading.Thread(target=launch_first) for _ in range(8)]
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(switching)
+    assert len(fingerprint.read_fingerprint(tmp_path).processes) == 1

@@ -20,6 +20,7 @@ from support.sweeping import Sweeps, kill_tree, wait_until
 
 from dejavu_cache.model.scenario import Context, Scenario
 from dejavu_cache.stores import FileStore, Found
+from dejavu_cache.sweep import hosts
 from dejavu_cache.sweep.hosts import HostLostError, LocalHost
 from dejavu_cache.sweep.messages import CaseJob, SweepSpec
 from dejavu_cache.sweep.runner import MACHINE_LIVES, Sweep
@@ -154,6 +155,32 @@ def test_a_listener_that_raises_ends_the_sweep_and_loses_no_case(
     assert not report.complete
     assert sorted([*report.outcomes, *report.left]) == cases
     assert sweeps.recorded_times == sweeps.whole(len(report.outcomes)), "what was begun is ended"
+
+
+def test_a_worker_that_starts_can_be_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "suite.py").write_text(f"""
+import pathlib, time
+pathlib.Path({str(tmp_path / "begun")!r}).touch()
+time.sleep(3600)
+""")
+    monkeypatch.setattr(hosts, "GRACE", 0.1)
+    host = LocalHost(SweepSpec(suite=str(tmp_path / "suite.py"), store="memory://"))
+    lost: list[HostLostError] = []
+
+    def start() -> None:
+        with pytest.raises(HostLostError) as error:
+            host.cases()
+        lost.append(error.value)
+
+    thread = threading.Thread(target=start)
+    thread.start()
+    while not (tmp_path / "begun").exists():
+        thread.join(0.05)
+    host.close()
+    thread.join(60)
+    assert "no worker can be started" in str(lost[0])
 
 
 def test_a_case_that_no_host_can_take_is_left(

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from support.records import MOMENT, config, context, measurement, record
 
+from dejavu_cache.errors import StoreError
 from dejavu_cache.model.record import Failure, Measurement, RecordSet
 from dejavu_cache.model.scenario import canonical_json
 from dejavu_cache.stores import FileStore
@@ -33,6 +34,14 @@ def recorded_sizes(store: FileStore, left_journal: Path) -> list[object]:
     """Begin another sweep; return the sizes that the store then has."""
     Journal(store, left_journal.parent).close()
     return [entry.scenario.args["M"] for entry in store.records(context())]
+
+
+def test_a_journal_that_cannot_be_written_is_a_failure_of_the_store(
+    store: FileStore, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StoreError, match=r"cannot be written"):
+        Journal(store, tmp_path / "file" / "journals").put(context(), [record(1)])
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warp
 from .hopper_kind import ROWS
 
 __all__ = [
-    "await_products", "hold", "multiply_keys", "multiply_values", "no_output", "product_layout",
+    "await_products", "first_column", "hold", "multiply_keys", "multiply_values", "no_output", "product_layout",
     "round_pairs", "take_columns", "weights_layout",
 ]  # fmt: skip
 

@@ -10,7 +10,7 @@ from triton.experimental.gluon import language as gl
 from ...triton_internals.versions import reinterpret_shared
 from ..schedule import PART_COLUMNS
 from .hopper_kind import ROWS
-from .hopper_products import product_layout, take_columns
+from .hopper_products import first_column, product_layout, take_columns
 
 __all__ = [
     "EXTRA", "LANES", "LOG2E", "WORDS", "TokenHeads", "as_words", "load_queries", "softmax", "store_part",
@@ -161,7 +161,7 @@ def store_part(scratch, acc, peak, total, row, count, kv_head, COLUMN: gl.conste
     WIDTH: gl.constexpr = KIND.head_padded + EXTRA
     WIDTHS: gl.constexpr = KIND.value_widths
     for index in gl.static_range(len(WIDTHS)):
-        start = COLUMN + (0 if index == 0 else WIDTHS[0])
+        start = COLUMN + first_column(index, WIDTHS)
         store_columns(scratch + start, acc[index], row, count, kv_head, KIND.kv_heads, WIDTH)
     LAYOUT: gl.constexpr = product_layout(WIDTHS[0])
     rows = gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))

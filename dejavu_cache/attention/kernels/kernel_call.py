@@ -8,14 +8,15 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from ...system.fork_lock import ForkLock
 from ...triton_internals.environment import is_interpreting
 from ...triton_internals.launch_form import form_of_launch
-from ...triton_internals.repeated_launch import RepeatedLaunch
+from ...triton_internals.repeated_launch import RepeatedLaunch, current_stream
 from ...triton_internals.versions import only_alignment_counts
 from ..batch import Batch
 from ..new_tokens import NewTokens
 
-__all__ = ["KernelCall", "Layers", "Repeat", "num_sms", "zeros"]
+__all__ = ["KernelCall", "Layers", "Repeat", "num_sms", "queue", "zeros"]
 
 SPARE = 1 << 20
 """Zeros allocated at a time for captured graphs: enough for hundreds of launches."""
@@ -83,7 +84,8 @@ Repeat = Callable[..., bool]
 """Computes another layer from its tensors; False if it could not.
 
 The tensors are q, k_cache, v_cache and out, those of `NewTokens` if the first layer had these, and
-the factors of keys and values if it had both.
+the factors of keys and values if it had both. The layer is to be launched in the first one's
+`queue`, whose counters it takes.
 """
 
 
@@ -110,29 +112,39 @@ def num_sms(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
+def queue() -> tuple[int, bool]:
+    """Return the stream on which launches are put now, and whether a graph captures them.
+
+    Launches of one queue run one after the other, so they may share counters.
+    """
+    return current_stream(), torch.cuda.is_current_stream_capturing()
+
+
 def zeros(device: torch.device, count: int) -> torch.Tensor:
     """Return `count` int32 zeros as counters for a kernel that resets them to zero itself.
 
-    Launches on one stream run one after the other and share their counters. A captured graph may
-    run on any stream, so each launch in it gets counters of its own, from a supply that is
-    allocated outside of the capture: clearing them inside the graph would take longer than some
-    kernels. The end of a graph's life is not reported, so a supply is never reused.
+    Launches on one stream share their counters. A captured graph may run on any stream, so each
+    plan in it gets counters of its own, from a supply that is allocated outside of the capture:
+    clearing them inside the graph would take longer than some kernels. The end of a graph's life is
+    not reported, so a supply is never reused.
     """
     if device.type != "cuda":
         return torch.zeros(count, dtype=torch.int32)
-    supplies = _supplies.setdefault(device, [])
-    exhausted = not supplies or len(supplies[-1]) < count
-    if torch.cuda.is_current_stream_capturing():
+    with _supplies_lock:
+        supplies = _supplies.setdefault(device, [])
+        exhausted = not supplies or len(supplies[-1]) < count
+        if torch.cuda.is_current_stream_capturing():
+            if exhausted:
+                return torch.zeros(count, dtype=torch.int32, device=device)
+            counters, supplies[-1] = supplies[-1][:count], supplies[-1][count:]
+            return counters
         if exhausted:
-            return torch.zeros(count, dtype=torch.int32, device=device)
-        counters, supplies[-1] = supplies[-1][:count], supplies[-1][count:]
-        return counters
-    if exhausted:
-        supplies.append(torch.zeros(max(SPARE, count), dtype=torch.int32, device=device))
+            supplies.append(torch.zeros(max(SPARE, count), dtype=torch.int32, device=device))
     return _shared_zeros(device, torch.cuda.current_stream(device).cuda_stream, count)
 
 
 _supplies: dict[torch.device, list[torch.Tensor]] = {}
+_supplies_lock = ForkLock()
 
 
 @cache
