@@ -13,7 +13,7 @@ from ..errors import KeyArgumentError, UnreadableKernelError
 from ..model.buckets import Bucket, Exact
 from ..model.scenario import MOST_CHARACTERS, Scalar, Scenario, is_scalar
 from .source_hash import kernel_name, value_hash
-from .triton_objects import is_jit, is_triton_own
+from .triton_objects import is_jit, is_triton_own, without_interpreter
 
 __all__ = ["ScenarioKey", "dtype_name", "function_text"]
 
@@ -164,6 +164,7 @@ def _descriptor_dtype(arg: Any) -> Any:
 
 def function_text(value: Any) -> str:
     """Return a text for a function, or another value that holds code: its name and its hash."""
+    value = without_interpreter(value)
     if is_jit(value):
         name = kernel_name(value)
     elif is_triton_own(value):
