@@ -12,6 +12,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from .errors import SettingsError
+from .system.user_folder import user_folder
 
 __all__ = ["NAMESPACE", "Mode", "Settings", "current_settings", "policy_file"]
 
@@ -120,9 +121,7 @@ class Settings(BaseModel):
     @property
     def default_url(self) -> str:
         """URL of the store in the user's cache folder."""
-        from platformdirs import user_cache_dir
-
-        return (Path(user_cache_dir("dejavu-cache", appauthor=False)) / "records").as_uri()
+        return user_folder("records").as_uri()
 
 
 @cache

@@ -22,6 +22,7 @@ from ..integrations.tuned_tables import TunedTable, collect_tables
 from ..stores import Store
 from ..system.background_threads import start_thread
 from ..system.notices import logger
+from ..system.user_folder import user_folder
 from ..triton_internals.distribution import triton_version
 
 __all__ = ["VARIABLES", "prepare_tables"]
@@ -96,9 +97,7 @@ def _collect_in_time(store: Store) -> list[TunedTable]:
 
 
 def _tables_folder() -> Path:
-    from platformdirs import user_cache_dir
-
-    return Path(user_cache_dir("dejavu-cache", appauthor=False)) / "tables"
+    return user_folder("tables")
 
 
 def _write(engine: str, tables: Sequence[TunedTable], version: str, root: Path) -> Path | None:

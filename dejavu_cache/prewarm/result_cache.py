@@ -15,6 +15,7 @@ from .. import __version__
 from ..errors import DejavuError
 from ..stores.manifest import Manifest, read_manifest, verify_folder
 from ..system.safe_files import replace_file
+from ..system.user_folder import user_folder
 from ..triton_internals.distribution import triton_version
 from .messages import BuildPlan, PrewarmSpec
 from .record_source import all_records, own_records
@@ -53,12 +54,8 @@ class ResultCache:
             out: the prewarmed folder.
             spec: the options of the prewarming.
         """
-        from platformdirs import user_cache_dir
-
         name = hashlib.sha256(str(out).encode()).hexdigest()[:24]
-        self._path = (
-            Path(user_cache_dir("dejavu-cache", appauthor=False)) / "prewarm" / f"{name}.json"
-        )
+        self._path = user_folder("prewarm") / f"{name}.json"
         self._out = out
         self._spec = spec
 

@@ -219,19 +219,15 @@ class DeclaredAutotuner(Autotuner):  # type: ignore[misc]
         """The buckets of some of the key arguments."""
         return self._buckets
 
-    @property
+    @cached_property
     def prunes(self) -> bool:
         """Whether pruning may leave out a config of some launch."""
-        return self._prunes
-
-    @cached_property
-    def _prunes(self) -> bool:
         return can_prune(self)
 
     @cached_property
     def _launch_pruning(self) -> Pruning | None:
         """Pruning that is asked per launch; None if a scenario's first launch answers for all."""
-        per_launch = self._prunes and self._options.get("prune_per") != "scenario"
+        per_launch = self.prunes and self._options.get("prune_per") != "scenario"
         return Pruning(self) if per_launch else None
 
     @cached_property
@@ -309,7 +305,7 @@ class DeclaredAutotuner(Autotuner):  # type: ignore[misc]
             kwargs=dict(kwargs),
             budget=self._budget,
             check=check_options(self._options),
-            prunes=self._prunes,
+            prunes=self.prunes,
             not_stored=self._not_stored,
         )
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from ..model.scenario_index import ScenarioIndex
 from ..system.safe_files import read_file, replace_file
+from ..system.user_folder import user_folder
 
 __all__ = ["WORTHWHILE", "IndexFiles", "Signature"]
 
@@ -68,7 +69,5 @@ def _head(path: Path, signature: Signature) -> list[object]:
 
 
 def _index_path(path: Path) -> Path:
-    from platformdirs import user_cache_dir
-
     name = hashlib.sha256(str(path).encode()).hexdigest()[:32]
-    return Path(user_cache_dir("dejavu-cache", appauthor=False)) / "indexes" / name
+    return user_folder("indexes") / name

@@ -23,16 +23,15 @@ from ..stores.file_access import describe_failure
 from ..stores.file_layout import read_set
 from ..system.notices import warn_once
 from ..system.safe_files import open_to_append, read_file
+from ..system.user_folder import user_folder
 
 __all__ = ["Journal", "abandoned_journals", "journal_folder"]
 
 
 def journal_folder(home: str) -> Path:
     """Return the folder that holds the journals of all sweeps into a store."""
-    from platformdirs import user_cache_dir
-
     digest = hashlib.sha256(home.encode()).hexdigest()[:16]
-    return Path(user_cache_dir("dejavu-cache", appauthor=False)) / "sweeps" / digest
+    return user_folder("sweeps") / digest
 
 
 def abandoned_journals(home: str) -> list[Path]:

@@ -25,6 +25,7 @@ from typing import Any
 from ..errors import DejavuError, UnreadableKernelError
 from ..settings import current_settings
 from ..system.safe_files import open_folder, read_own_file, replace_file
+from ..system.user_folder import user_folder
 from . import running_code, syntax, syntax_names
 from .running_code import describe_function, text_of_code, text_of_file
 from .syntax import FunctionSyntax, describe_text
@@ -148,9 +149,7 @@ def _digest(path: Path, content: bytes) -> bytes:
 
 
 def _path_of(text: str) -> Path:
-    from platformdirs import user_cache_dir
-
-    folder = Path(user_cache_dir("dejavu-cache", appauthor=False)) / "syntax"
+    folder = user_folder("syntax")
     return folder / hashlib.sha256(_MAKER + text.encode(errors="surrogatepass")).hexdigest()
 
 

@@ -24,6 +24,7 @@ from pydantic import ValidationError
 from ..model.scenario import Config, Context, FrozenModel, Scenario
 from ..system.notices import logger
 from ..system.safe_files import open_folder
+from ..system.user_folder import user_folder
 from .config_failures import device_failure_of
 
 __all__ = ["MeasurementMark", "Suspect", "find_suspects"]
@@ -236,9 +237,7 @@ def _marks() -> list[Path]:
 
 
 def _folder() -> Path:
-    from platformdirs import user_cache_dir
-
-    return Path(user_cache_dir("dejavu-cache", appauthor=False)) / "measuring"
+    return user_folder("measuring")
 
 
 def _prefix(context: Context, scenario: Scenario) -> str:
