@@ -85,7 +85,7 @@ PARTS_OF_LAST = 8
 ROWS_OF_LAST = 16
 """Rows, at most, that it merges."""
 
-FEW_ROWS = 8
+ROWS_OF_ONE_HALF = 8
 """Rows of a sequence up to which programs of one half are no slower, whatever comes between."""
 
 FEW_SEQS = 16
@@ -149,7 +149,7 @@ def halves_of(batch: Batch, overlap: bool) -> int:
     rows = batch.max_seqlen_q * batch.group
     has_room = not (batch.casts and batch.head_padded > 128)
     is_decoding = pairs_of(batch) == 0
-    return 1 if is_decoding and has_room and (rows <= FEW_ROWS or not overlap) else 2
+    return 1 if is_decoding and has_room and (rows <= ROWS_OF_ONE_HALF or not overlap) else 2
 
 
 def heads_at_once(kv_heads: int, halves: int) -> int:

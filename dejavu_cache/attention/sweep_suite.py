@@ -73,7 +73,7 @@ LAUNCHES: dict[str, Callable[[Batch], KernelCall]] = {
     "static_grid": static_grid.launch,
     "naive": naive.launch,
 }
-"""Functions that prepare a launch of each tuned implementation, the most used ones first."""
+"""Functions that prepare a launch of each implementation that a sweep can run, by its use."""
 
 TUNED = [name for name in LAUNCHES if name not in dispatch.UNTUNED]
 """Those of them with more than one config for a kind of work."""

@@ -14,6 +14,7 @@ from ..system.provenance import whoami
 from ..triton_internals.compilation import find_jit_function, tuned_launches
 from ..triton_internals.config_names import describe
 from ..triton_internals.loaded_kernels import LoadedKernels, compile_config
+from ..tuning.benchmark_methods import is_called_once
 from ..tuning.measurement_marks import MeasurementMark, find_suspects
 from ..tuning.measurement_writer import MeasurementWriter
 from ..tuning.progress_bar import progress
@@ -124,7 +125,7 @@ class ScenarioMeasurement:
         self._trials.add(context, scenario, measurements)
         self.record = self._trials.correct(context, merge_records(self.record, addition))
         # A process whose device is lost may not live to write what is queued.
-        is_last = any(_has_crashed(measurement) for measurement in measurements)
+        is_last = any(measurement.has_crashed for measurement in measurements)
         put = self._store.put_now if is_last else self._store.put
         put(context, addition)
 
@@ -138,8 +139,7 @@ class ScenarioMeasurement:
             request.args,
             request.kwargs,
         )
-        # A caller's own benchmark is called once per config; the device timer may measure again.
-        has_own_benchmark = request.context.problem.method.startswith(("custom:", "wall"))
+        has_own_benchmark = is_called_once(request.context.problem.method)
         seconds = request.budget.seconds
         until = math.inf if seconds is None else time.monotonic() + seconds
         marked = find_suspects(request.context, request.scenario)
@@ -192,7 +192,3 @@ class ScenarioMeasurement:
                         compile_config(request.autotuner, chosen, request.args, request.kwargs)
                     )
         self._loaded.release_later(needed)
-
-
-def _has_crashed(measurement: Measurement) -> bool:
-    return measurement.failure is not None and measurement.failure.kind == "crash"

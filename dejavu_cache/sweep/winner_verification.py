@@ -17,6 +17,7 @@ from ..runtime.winner_check import WinnerCheck
 from ..stores import Store
 from ..triton_internals.compilation import tuned_launches
 from ..triton_internals.config_names import describe
+from ..tuning.benchmark_methods import is_called_once
 from ..tuning.measurement_marks import MeasurementMark
 from ..tuning.search import Exhaustive
 from ..tuning.tuner import CandidateLaunch, Tuner
@@ -176,13 +177,13 @@ class _Verification:
 
         def keep(measurement: Measurement) -> None:
             measured[measurement.config] = measurement
-            if measurement.failure is not None and measurement.failure.kind == "crash":
+            if measurement.has_crashed:
                 self._store.put_now(request.context, [self._new_record([measurement])])
 
         tuner = Tuner(
             launch,
             keep,
-            race=not method.startswith(("custom:", "wall")),
+            race=not is_called_once(method),
             mark=self._mark.around,
         )
         tuner.tune(Exhaustive(configs))

@@ -15,6 +15,7 @@ __all__ = [
     "KERNEL_ALONE",
     "METHODS",
     "Method",
+    "is_called_once",
     "method_name",
     "name_for",
     "quantiles_of",
@@ -54,6 +55,14 @@ def method_name(do_bench: Any, use_cuda_graph: bool, interpreted: bool) -> str:
     if do_bench is not None:
         return f"custom:{benchmark_name(do_bench)}"
     return "wall" if interpreted else "events-cold"
+
+
+def is_called_once(method: str) -> bool:
+    """Return whether a method is a caller's own benchmark or a clock, called once per config.
+
+    The device timer may measure a config again.
+    """
+    return method.startswith(("custom:", "wall"))
 
 
 def wall_clock(kernel_call: Callable[[], Any], quantiles: Sequence[float]) -> list[float]:

@@ -82,7 +82,7 @@ def test_a_case_made_for_a_scenario_has_this_scenario(
         {"args": {"KV_HEADS": 2, "avg_query": 1 << 14}},
     ],
 )
-def test_a_scenario_that_the_suite_has_no_batch_for_has_nocase_of(change: dict[str, Any]) -> None:
+def test_a_scenario_that_the_suite_has_no_batch_for_has_no_case(change: dict[str, Any]) -> None:
     lengths = Lengths("met", [1, 1], [100, 100])
     kernel, scenario = kernel_and_scenario(
         case_of("qblock", lengths, (Model(4, 1, 16), 16, torch.float16, 1))
@@ -94,7 +94,7 @@ def test_a_scenario_that_the_suite_has_no_batch_for_has_nocase_of(change: dict[s
     assert suite.cases_for(kernel, Scenario.model_validate(other)) == []
 
 
-def test_a_kernel_of_somebody_else_has_nocase_of() -> None:
+def test_a_kernel_of_somebody_else_has_no_case() -> None:
     assert suite.cases_for("theirs.module.kernel", Scenario(args={"n": 1})) == []
 
 

@@ -124,8 +124,10 @@ def registers_per_thread(halves: int, casts: bool) -> int | None:
         halves: as in `Schedule`.
         casts: as in `Batch`.
     """
-    groups = halves + (2 if casts else 1)
-    return None if halves == 2 else REGISTERS // (2 * groups) // 8 * 8
+    if halves == 2:
+        return None
+    groups = 3 if casts else 2
+    return REGISTERS // (2 * groups) // 8 * 8
 
 
 def launch(

@@ -103,8 +103,9 @@ def softmax(scores, peak, total, positions, first_position, start, end, scale, s
             KIND: gl.constexpr):  # fmt: skip
     """Return a tile's softmax weights, the factor of the output so far, and new peak and totals.
 
-    A prompt's peak is a score that none exceeds by more than `GROWTH`, so that most tiles leave it
-    as it is and the factor is 1; in decoding, it is the maximum. Each lane that holds some of a row has a total of its own, [ROWS, 4]; they are added at the end.
+    A prompt's peak is a score that none exceeds by more than `GROWTH`: most tiles leave it as it
+    is, and their factor is 1. In decoding, it is the maximum. Each lane that holds some of a row
+    has a total of its own, [ROWS, 4]; they are added at the end.
     """
     TILE: gl.constexpr = KIND.tile
     if KIND.softcap:  # tanh(x) = 2 / (1 + exp(-2 x)) - 1; `scale` is of the exponent here
