@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from enum import Enum
 from functools import cache
 from pathlib import Path
@@ -35,6 +36,10 @@ class Mode(str, Enum):
     """Behave as `triton.autotune`."""
 
 
+LONGEST = 1e9
+"""Limit of seconds in settings, some 30 years: the operating system waits for no longer ones."""
+
+
 class Settings(BaseModel):
     """Settings of a process. Every field is read from the variable `DEJAVU_CACHE_<FIELD>`."""
 
@@ -50,19 +55,19 @@ class Settings(BaseModel):
     """Token for a server."""
     token_file: str = ""
     """File with the token, read again whenever it changes; it precedes `token`."""
-    wait: float = Field(default=0.25, ge=0, allow_inf_nan=False)
+    wait: float = Field(default=0.25, ge=0, le=LONGEST, allow_inf_nan=False)
     """Seconds a launch may wait for a remote store, once, before its circuit opens."""
-    refresh: float = Field(default=60.0, ge=0, allow_inf_nan=False)
+    refresh: float = Field(default=60.0, ge=0, le=LONGEST, allow_inf_nan=False)
     """Seconds between revalidations of local copies of a server's records; 0: never."""
-    tune_wait: float = Field(default=120.0, ge=0, allow_inf_nan=False)
+    tune_wait: float = Field(default=120.0, ge=0, le=LONGEST, allow_inf_nan=False)
     """Seconds to wait for a process that tunes the same scenario, before running a fallback."""
     consensus: Literal["none", "ranks"] = "none"
     """`ranks`: all ranks of a torch.distributed job run the config that one of them chose."""
-    tune_seconds: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    tune_seconds: float | None = Field(default=None, gt=0, le=LONGEST, allow_inf_nan=False)
     """Seconds that tuning a scenario may take; the next process continues. Unset: no limit."""
     tune_configs: int | None = Field(default=None, gt=0)
     """Number of measured configs with which a scenario counts as tuned. Unset: all of them."""
-    warmup_seconds: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    warmup_seconds: float = Field(default=0.0, ge=0, le=LONGEST, allow_inf_nan=False)
     """Seconds that vLLM's start may take longer to tune attention; 0: it tunes nothing."""
     check: bool = True
     """Whether a config's results are compared with the default config's before it may win."""
@@ -137,4 +142,6 @@ def policy_file() -> Path | None:
     """
     variable = os.environ.get(PREFIX + "POLICY", "")
     path = Path(variable or "dejavu.toml")
-    return path if variable or path.is_file() else None
+    with suppress(OSError):  # the working directory may be one that nobody may enter
+        return path if variable or path.is_file() else None
+    return None

@@ -16,6 +16,7 @@ import torch
 from ..model.buckets import Exact
 from ..model.scenario import Scenario
 from ..sweep.suite import Case, Suite
+from ..triton_internals.versions import GLUON_IS_COVERED
 from . import dispatch
 from .argument_checks import FLOAT8
 from .batch import Batch
@@ -118,6 +119,8 @@ def cases(
         raise ValueError(f"preset={preset}: choose one of {', '.join(PRESETS)}")
     if only and not set(only.split("+")) <= set(LAUNCHES):
         raise ValueError(f"only={only}: choose from {', '.join(LAUNCHES)}, with + between them")
+    if "hopper" in only.split("+") and not GLUON_IS_COVERED:
+        raise ValueError(f"only={only}: hopper takes Triton 3.6 to 3.9")
     kinds = batches.split("+") if batches else KINDS
     if not set(kinds) <= set(KINDS):
         raise ValueError(f"batches={batches}: choose from {', '.join(KINDS)}, with + between them")

@@ -17,6 +17,7 @@ from ..runtime.choices import ChosenConfig
 from ..runtime.config_cache import ConfigCache
 from ..settings import Mode, current_settings
 from ..system.notices import logger, warn_once
+from ..system.signal_handlers import is_from_signal_handler
 from ..triton_internals.compiler_digest import begin_digest_beside_imports
 from ..triton_internals.environment import is_interpreting
 from ..triton_internals.hooks import is_autotune_replaced_by, replace_autotune
@@ -54,6 +55,8 @@ class AdoptedAutotuner(CachedAutotuner):
             if super()._is_left_to_triton:
                 return True
         except Exception as error:
+            if is_from_signal_handler(error):
+                raise
             self._explain_fallback(error)
             return True
         module = _module_of_foreign_run()
@@ -73,6 +76,8 @@ class AdoptedAutotuner(CachedAutotuner):
         except ScenarioNotTuned:  # what mode `strict` is for
             raise
         except Exception as error:
+            if is_from_signal_handler(error):
+                raise
             failure = error
         else:
             return self._launch_or_choose_again(chosen, args, kwargs)

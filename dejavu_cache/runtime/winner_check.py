@@ -11,6 +11,7 @@ from ..model.record import Failure, Measurement
 from ..model.scenario import Config, now
 from ..system.notices import logger, warn_once
 from ..system.provenance import whoami
+from ..system.signal_handlers import is_from_signal_handler
 from ..triton_internals.config_names import describe
 from ..tuning.config_failures import device_failure_of
 from ..tuning.result_check import CheckOptions, ResultChecker, Verdict
@@ -55,7 +56,7 @@ class WinnerCheck:
         try:
             self._checker.prepare()
         except Exception as error:  # The default may be a config that cannot run on this device.
-            if device_failure_of(error) is not None:
+            if device_failure_of(error) is not None or is_from_signal_handler(error):
                 raise
             logger.debug("%s: the default's results: %r", self._request.context.kernel.name, error)
             self._checker = None

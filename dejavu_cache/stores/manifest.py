@@ -109,8 +109,11 @@ class Manifest(_Model):
 
 
 def is_prewarmed(folder: Path) -> bool:
-    """Return whether a folder was made by `dejavu-cache prewarm`."""
-    return (folder / MANIFEST).is_file()
+    """Return whether a folder was made by `dejavu-cache prewarm`; False if nobody may look."""
+    try:
+        return (folder / MANIFEST).is_file()
+    except OSError:
+        return False
 
 
 def parse_manifest(text: bytes, where: str) -> Manifest:

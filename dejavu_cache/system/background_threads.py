@@ -44,6 +44,9 @@ FLUSH_SECONDS = 2.0
 JOIN_SECONDS = 0.5
 """Longest time that the end of a program waits for threads whose requests were interrupted."""
 
+END_SECONDS = 40.0
+"""Longest time that it waits for what must not be cut off, such as a file lock of 30 s."""
+
 FORK_SECONDS = 5.0
 """Longest time that a fork waits for threads to leave what it must not cut off."""
 
@@ -148,8 +151,10 @@ def signals_left_to_others() -> Iterator[None]:
     if not hasattr(signal, "pthread_sigmask"):  # Windows has none
         yield
         return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    # Blocking runs the handlers of what has come before, and these may raise.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     try:
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -188,7 +193,7 @@ def _end_threads() -> None:
             for thread in list(_threads):
                 thread.join(max(deadline - time.monotonic(), 0.0))
         finally:
-            _gate.close()
+            _gate.close(END_SECONDS)
 
 
 def _before_fork() -> None:

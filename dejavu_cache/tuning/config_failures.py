@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator
 from functools import cache
 
 from ..model.record import Failure
+from ..system.signal_handlers import is_from_signal_handler
 
 __all__ = [
     "compile_failure_of",
@@ -38,6 +39,8 @@ _LOST_CONTEXT = re.compile(
 
 def failure_of(error: BaseException) -> Failure | None:
     """Return the failure to record for a benchmark's error, or None if it is not the config's."""
+    if is_from_signal_handler(error):
+        return None
     if is_out_of_memory(error) or _is_transient(error):
         return Failure(kind="skipped", reason=_short(error))
     for kind, types in _failures().items():
@@ -62,6 +65,8 @@ def compile_failure_of(error: BaseException, passed: Collection[str] = ()) -> Fa
         names = "|".join(map(re.escape, passed))
         if re.search(rf"\b(?:{names})\b", str(error)):
             return None
+    if is_from_signal_handler(error):
+        return None
     if isinstance(error, OSError):
         return Failure(kind="skipped", reason=_short(error))
     refused = isinstance(error, (ValueError, AssertionError)) or (

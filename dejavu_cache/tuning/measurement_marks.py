@@ -22,6 +22,7 @@ from typing import NamedTuple
 from pydantic import ValidationError
 
 from ..model.scenario import Config, Context, FrozenModel, Scenario
+from ..system.background_threads import at_program_end
 from ..system.notices import logger
 from ..system.safe_files import open_folder
 from ..system.user_folder import user_folder
@@ -93,7 +94,8 @@ class MeasurementMark:
         name = f"{_prefix(context, scenario)}{secrets.token_hex(8)}.json"
         self._path = _folder() / name
         self._handle: int | None = None
-        self._stays = False
+        self._stays = self._has_ended = False
+        self._since = 0.0
 
     @contextmanager
     def around(self, config: Config) -> Iterator[None]:
@@ -102,7 +104,8 @@ class MeasurementMark:
         An error that leaves the device unusable keeps the mark: what is recorded of it may get lost
         with the process.
         """
-        mark = _Mark(config=config, pid=os.getpid(), host=socket.gethostname(), since=time.time())
+        self._since = time.time()
+        mark = _Mark(config=config, pid=os.getpid(), host=socket.gethostname(), since=self._since)
         self._write("")
         # A signal must find the trace ready for as long as the config stands in the file.
         with _trace_end(self._handle):
@@ -126,8 +129,20 @@ class MeasurementMark:
         os.close(self._handle)
         self._handle = None
 
+    def finish(self, seconds: float) -> None:
+        """Have nothing to send at the program's end."""
+
+    def interrupt(self) -> None:
+        """Empty the mark: the program ends while another of its threads tunes."""
+        is_short = time.time() - self._since <= _ORDINARY_END
+        if self._handle is not None and is_short and not self._stays:
+            self._write("")
+            self._has_ended = True
+
     def _write(self, line: str) -> None:
         """Replace the file's content; a trace would be written behind it."""
+        if self._has_ended:
+            return
         try:
             if self._handle is None:
                 self._handle = self._create()
@@ -146,6 +161,7 @@ class MeasurementMark:
             handle = os.open(self._path.name, flags, 0o600, dir_fd=folder)
         with suppress(OSError):  # On a file system without locks, every process looks dead.
             fcntl.flock(handle, fcntl.LOCK_EX)
+        at_program_end(self)
         return handle
 
 

@@ -8,8 +8,15 @@ from types import TracebackType
 
 from ..model.record import Measurement
 from ..system.background_threads import start_thread, uninterrupted
+from ..system.notices import logger
 
 __all__ = ["MeasurementWriter"]
+
+PATIENCE = 40.0
+"""Seconds that a tune waits for its store, whose locks are waited for 30 s.
+
+It would wait for ever where an interrupted launch has left a lock of a library taken.
+"""
 
 
 class MeasurementWriter:
@@ -42,7 +49,7 @@ class MeasurementWriter:
     def drain(self) -> None:
         """Wait until all queued measurements have been passed on."""
         with self._changed:
-            self._changed.wait_for(lambda: not (self._queued or self._busy))
+            self._changed.wait_for(lambda: not (self._queued or self._busy), PATIENCE)
 
     def __enter__(self) -> MeasurementWriter:
         """Start the thread."""
@@ -59,7 +66,10 @@ class MeasurementWriter:
         with self._changed:
             self._closing = True
             self._changed.notify_all()
-            self._changed.wait_for(lambda: not self._has_thread)
+            if not self._changed.wait_for(lambda: not self._has_thread, PATIENCE):
+                logger.warning(
+                    "measurements are not written: the store has not answered for %g s", PATIENCE
+                )
         if self._error is not None and error is None:
             raise self._error
 

@@ -13,6 +13,7 @@ from dejavu_cache.attention.search_space import BUCKETS
 from dejavu_cache.attention.sweep_batches import PRESETS, Lengths, Model, lengths
 from dejavu_cache.attention.sweep_suite import auto_choices, scenario_arguments, suite
 from dejavu_cache.errors import SettingsError
+from dejavu_cache.triton_internals.versions import GLUON_IS_COVERED
 
 LLAMA = (PRESETS["llama3-8b"], 16, torch.bfloat16, 1)
 
@@ -123,7 +124,11 @@ def test_only_tunes_an_implementation_for_all_batches_whatever_auto_takes() -> N
     cases = suite.load_cases({"only": "static_grid+segmented"})
     assert len(cases) == 2 * len(list(lengths()))
     assert implementations(only="static_grid+segmented") == {"static_grid", "segmented"}
-    assert implementations(only="hopper") == {"hopper"}
+    if GLUON_IS_COVERED:
+        assert implementations(only="hopper") == {"hopper"}
+    else:
+        with pytest.raises(SettingsError, match=r"hopper takes Triton 3\.6"):
+            suite.load_cases({"only": "hopper"})
 
 
 @pytest.mark.usefixtures("hopper")

@@ -71,6 +71,14 @@ def test_a_folder_that_cannot_be_entered_beside_others_is_named(store: FileStore
     assert run_as_another("export", "--store", store.root).startswith("3 ")
 
 
+def test_doctor_finds_what_cannot_be_entered(store: FileStore) -> None:
+    store.root.chmod(0o700)
+    said = run_as_another("doctor", "--store", store.root)
+    assert said.startswith("1 "), said
+    assert "give this user access to it" in said
+    assert "readable" not in said
+
+
 def test_doctor_finds_what_cannot_be_written(store: FileStore) -> None:
     close(store, 0o555)
     said = run_as_another("doctor", "--store", store.root)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import pytest
 from support.processes import PROGRAMS, dejavu
 
 
@@ -47,3 +52,24 @@ def test_a_program_that_shows_nothing_does_not_pass(tmp_path: Path) -> None:
     absent = dejavu("verify", "--expect-hits", "--", tmp_path / "absent")
     assert absent.returncode == 2
     assert "No such file" in absent.stderr
+
+
+def test_json_is_one_document_whatever_the_program_prints() -> None:
+    said = dejavu("verify", "--json", "--", sys.executable, "-c", "print('hello')")
+    assert json.loads(said.stdout)["exit_code"] == 0
+    assert "hello" in said.stderr
+
+
+def test_a_verification_that_is_ended_ends_its_program(tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+    program = f"import os, pathlib, time; pathlib.Path({str(begun)!r}).write_text(str(os.getpid()))"
+    command = [sys.executable, "-c", f"{program}; time.sleep(3600)"]
+    verifying = subprocess.Popen([sys.executable, "-m", "dejavu_client", "verify", "--", *command])
+    until = time.monotonic() + 60
+    while not (begun.exists() and begun.read_text()):
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    verifying.terminate()
+    assert verifying.wait(60) == 128 + signal.SIGTERM
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(begun.read_text()), 0)

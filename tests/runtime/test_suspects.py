@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 from support.fork_server import Child, Nursery
-from support.processes import PROGRAMS, dejavu
+from support.processes import PROGRAMS, dejavu, run_python
+from support.records import context, record
 
 from dejavu_cache.model.record import Record
 from dejavu_cache.stores import FileStore
+from dejavu_cache.tuning.measurement_marks import find_suspects
 
 PROGRAM = PROGRAMS / "fatal_config.py"
 
@@ -160,6 +162,32 @@ def test_a_process_that_was_asked_to_end_casts_no_suspicion(
     code, out, error = processes.run()
     assert (code, out, "is not run" in error) == (0, "64\n", False)
     assert processes.outcomes == {16: "timed", 32: "timed", 64: "timed"}
+
+
+ENDS_WHILE_A_THREAD_MEASURES = """
+    import threading, time
+    from support.records import config, context, record
+    from dejavu_cache.tuning.measurement_marks import MeasurementMark
+
+    mark, begun = MeasurementMark(context(), record().scenario), threading.Event()
+
+    def measure():
+        with mark.around(config()):
+            begun.set()
+            time.sleep(3600)
+
+    threading.Thread(target=measure, daemon=True).start()
+    begun.wait()
+"""
+
+
+def test_a_program_that_ends_while_a_thread_tunes_casts_no_suspicion(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    run_python(ENDS_WHILE_A_THREAD_MEASURES, XDG_CACHE_HOME=str(tmp_path))
+    assert list((tmp_path / "dejavu-cache" / "measuring").iterdir())
+    assert find_suspects(context(), record().scenario) == []
 
 
 def test_a_process_that_was_asked_to_end_after_long_leaves_a_suspicion(

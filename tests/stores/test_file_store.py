@@ -406,3 +406,9 @@ def test_any_folder_is_named_by_its_path_and_by_its_url(name: str, tmp_path: Pat
     by_url = open_store(by_path.url)
     assert isinstance(by_url, FileStore)
     assert by_path.root == by_url.root == tmp_path / name
+
+
+def test_a_folder_that_nobody_may_look_into_opens_and_fails_as_a_store(tmp_path: Path) -> None:
+    store = open_store(str(tmp_path / ("long" * 70)))
+    with pytest.raises(StoreError, match="too long"):
+        store.put(context(), [record()])

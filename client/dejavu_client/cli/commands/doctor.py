@@ -123,7 +123,11 @@ def _check_settings(url: str) -> Iterator[Finding]:
     yield from _check_policy(store)
     for tier in tiers_of(store):
         if isinstance(tier, FileStore):
-            yield from _check_folder(tier, named=bool(url))
+            try:
+                yield from _check_folder(tier, named=bool(url))
+            except (StoreError, OSError) as error:
+                remedy = "give this user access to it, or name another in DEJAVU_CACHE_URL"
+                yield Finding("wrong", tier.url, f"{error}; {remedy}")
         else:
             yield _check_answer(tier, settings.wait)
 
@@ -169,6 +173,8 @@ def _check_folder(store: FileStore, *, named: bool) -> Iterator[Finding]:
     if named and not store.root.is_dir():
         yield Finding("wrong", store.url, "no such folder: is the name right?")
         return
+    if store.root.exists():
+        os.scandir(store.root).close()  # raises where a search would find nothing
     store.read_only, read_only = True, store.read_only  # damaged files stay as they are
     unreadable, damaged = store.unreadable(), store.damaged_records()
     contexts = list(store.contexts())
@@ -194,7 +200,12 @@ def _check_spools() -> Iterator[Finding]:
     """Tell what waits for servers, whether or not they are configured now."""
     from ...http.spool import all_spools  # imports what other commands do not need
 
-    for spool in all_spools():
+    try:
+        spools = list(all_spools())
+    except OSError as error:
+        yield Finding("wrong", "waiting records", f"{error}; give this user access to the folder")
+        return
+    for spool in spools:
         for line in describe_waiting(spool):
             yield Finding("note", spool.server, f"{line}; `dejavu-cache sync` sends them")
         for line in describe_set_aside(spool):

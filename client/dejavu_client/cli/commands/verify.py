@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
+import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import IO, TYPE_CHECKING, Annotated
 
 import typer
 
@@ -89,18 +91,43 @@ def _verify_program(command: list[str], expect_hits: bool, as_json: bool) -> Non
     with tempfile.TemporaryDirectory(prefix="dejavu-cache-report-") as folder:
         # The program may change to another user, who must be able to write here too.
         Path(folder).chmod(0o1777)
-        try:
-            code = subprocess.run(
-                command, env={**os.environ, f"{PREFIX}REPORT": folder}, check=False
-            ).returncode
-        except OSError as error:
-            raise SettingsError(f"verify: {command[0]} cannot be run: {error.strerror}") from None
+        code = _run_program(command, folder, sys.stderr if as_json else None)
         observed = read_events(Path(folder))
     _say_events(observed, code, as_json)
     if code:
         raise PrewarmError(f"the program failed with exit code {code}, so nothing was shown")
     if expect_hits and (any(event.is_unwanted for event in observed) or not observed):
         raise typer.Exit(1)
+
+
+def _run_program(command: list[str], report: str, stdout: IO[str] | None) -> int:
+    """Run a program to its end, and return its exit code.
+
+    Args:
+        command: the program and its arguments.
+        report: the folder in which it reports.
+        stdout: where it prints; None for this process's own.
+    """
+    environment = {**os.environ, f"{PREFIX}REPORT": report}
+    try:
+        program = subprocess.Popen(command, env=environment, stdout=stdout)
+    except OSError as error:
+        raise SettingsError(f"verify: {command[0]} cannot be run: {error.strerror}") from None
+    before = {number: signal.signal(number, _end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        return program.wait()
+    except BaseException:  # this process is to end, and leaves nothing behind
+        program.terminate()
+        program.wait()
+        raise
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _end(number: int, frame: object) -> None:
+    """Exit as a process does that a signal kills."""
+    raise SystemExit(128 + number)
 
 
 def _verify_winners(

@@ -1,0 +1,77 @@
+"""Errors of signal handlers are the program's, wherever they are raised."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+
+from dejavu_cache.system import background_threads
+from dejavu_cache.system.signal_handlers import is_from_signal_handler
+from dejavu_cache.tuning.config_failures import compile_failure_of
+
+
+def raise_limit(*_: Any) -> None:
+    raise TimeoutError("a limit of the program's own")
+
+
+class Limit:
+    def raise_it(self, *arguments: Any) -> None:
+        raise_limit(*arguments)
+
+    def __call__(self, *arguments: Any) -> None:
+        raise_limit(*arguments)
+
+
+@pytest.fixture(autouse=True)
+def keep_handler() -> Iterator[None]:
+    before = signal.getsignal(signal.SIGUSR1)
+    yield
+    signal.signal(signal.SIGUSR1, before)
+
+
+def caught(handler: Any) -> BaseException:
+    """Return the error that a handler raises."""
+    signal.signal(signal.SIGUSR1, handler)
+    with pytest.raises(TimeoutError) as error:
+        os.kill(os.getpid(), signal.SIGUSR1)
+    return error.value
+
+
+@pytest.mark.parametrize(
+    "handler", [raise_limit, Limit().raise_it, Limit(), partial(partial(raise_limit), 1)]
+)
+def test_an_error_of_any_kind_of_handler_is_told(handler: Any) -> None:
+    error = caught(handler)
+    assert is_from_signal_handler(error)
+    assert compile_failure_of(error) is None, "it is no config's"
+
+
+def test_an_error_of_the_same_type_is_not() -> None:
+    signal.signal(signal.SIGUSR1, Limit())
+    with pytest.raises(TimeoutError) as error:
+        raise_limit()
+    assert not is_from_signal_handler(error.value)
+
+
+def test_signals_are_let_in_again_when_a_handler_raises_as_they_are_blocked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Blocking runs the handlers of signals that have come before."""
+    mask = signal.pthread_sigmask
+
+    def block_and_run_handlers(how: int, signals: Any) -> Any:
+        before = mask(how, signals)
+        if how == signal.SIG_BLOCK and signals:
+            raise_limit()
+        return before
+
+    before = mask(signal.SIG_BLOCK, ())
+    monkeypatch.setattr(signal, "pthread_sigmask", block_and_run_handlers)
+    with pytest.raises(TimeoutError):
+        background_threads.start_thread(raise_limit, "never started")
+    assert mask(signal.SIG_SETMASK, before) == before
