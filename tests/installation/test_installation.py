@@ -348,3 +348,14 @@ def test_run_says_what_it_was_given_wrongly(arguments: list[str], said: str) -> 
     seen = dejavu("run", *arguments)
     assert seen.returncode == 2
     assert said in seen.stderr
+
+
+@pytest.mark.parametrize(
+    ("mode", "said"), [(0o644, "is not executable"), (0o755, "cannot be run: Exec format error")]
+)
+def test_run_says_why_a_file_cannot_be_run(mode: int, said: str, tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text("print()\n")
+    (tmp_path / "program.py").chmod(mode)
+    seen = dejavu("run", "--", tmp_path / "program.py")
+    assert seen.returncode == 2
+    assert said in seen.stderr

@@ -68,10 +68,15 @@ def run(
     )
     executable = shutil.which(words[0])
     if executable is None:
+        if Path(words[0]).is_file():
+            raise SettingsError(f"{words[0]} is not executable: name its interpreter before it")
         raise SettingsError(f"{words[0]} is no command that can be found")
     environment |= _engine_variables(settings, environment)
     sys.stdout.flush()
-    os.execvpe(executable, words, environment)
+    try:
+        os.execvpe(executable, words, environment)
+    except OSError as error:
+        raise SettingsError(f"{words[0]} cannot be run: {error.strerror}") from None
 
 
 def _engine_variables(settings: Settings, environment: Mapping[str, str]) -> dict[str, str]:
