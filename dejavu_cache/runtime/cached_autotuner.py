@@ -15,6 +15,7 @@ from ..stores import MemoryStore
 from ..stores.default import as_tiers
 from ..stores.tiered import TieredStore
 from ..system.notices import show_log, warn_once
+from ..system.signal_handlers import is_from_signal_handler
 from ..triton_internals.autotune_cache import launch_key
 from ..triton_internals.compiler_digest import await_digest, begin_digest
 from ..triton_internals.config_names import describe
@@ -169,6 +170,8 @@ class CachedAutotuner(DeclaredAutotuner):
         try:
             current_environment(self._device())
         except Exception as error:  # no timing of an unknown device means anything elsewhere
+            if is_from_signal_handler(error):
+                raise
             warn_once("device", f"kernels are tuned by Triton alone: {error}")
             return True
         return False

@@ -7,6 +7,7 @@ import signal
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -49,6 +50,17 @@ def test_an_error_of_any_kind_of_handler_is_told(handler: Any) -> None:
     error = caught(handler)
     assert is_from_signal_handler(error)
     assert compile_failure_of(error) is None, "it is no config's"
+
+
+def test_an_error_that_triton_raises_from_it_is_told() -> None:
+    wrapped = RuntimeError("while it compiled")
+    wrapped.__cause__ = caught(raise_limit)
+    assert is_from_signal_handler(wrapped)
+
+
+def test_a_handler_of_any_kind_of_object_is_no_harm() -> None:
+    signal.signal(signal.SIGUSR1, Mock())
+    assert not is_from_signal_handler(ValueError())
 
 
 def test_an_error_of_the_same_type_is_not() -> None:
