@@ -95,7 +95,7 @@ class MeasurementMark:
         self._path = _folder() / name
         self._handle: int | None = None
         self._stays = self._has_ended = False
-        self._since = 0.0
+        self._process, self._since = os.getpid(), 0.0
 
     @contextmanager
     def around(self, config: Config) -> Iterator[None]:
@@ -133,9 +133,13 @@ class MeasurementMark:
         """Have nothing to send at the program's end."""
 
     def interrupt(self) -> None:
-        """Empty the mark: the program ends while another of its threads tunes."""
+        """Empty the mark: the program ends while another of its threads tunes.
+
+        The end of a forked child says nothing of the measurement, which its parent makes.
+        """
         is_short = time.time() - self._since <= _ORDINARY_END
-        if self._handle is not None and is_short and not self._stays:
+        is_own = self._handle is not None and self._process == os.getpid()
+        if is_own and is_short and not self._stays:
             self._write("")
             self._has_ended = True
 

@@ -190,6 +190,23 @@ def test_a_program_that_ends_while_a_thread_tunes_casts_no_suspicion(
     assert find_suspects(context(), record().scenario) == []
 
 
+def test_the_end_of_a_forked_child_clears_no_config_of_its_parent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    forks = """
+    import multiprocessing, os
+    child = multiprocessing.get_context("fork").Process(target=print)
+    child.start()
+    child.join()
+    assert child.exitcode == 0
+    os._exit(9)
+"""
+    code = ENDS_WHILE_A_THREAD_MEASURES + forks
+    run_python(code, check=False, XDG_CACHE_HOME=str(tmp_path))
+    assert len(find_suspects(context(), record().scenario)) == 1
+
+
 def test_a_process_that_was_asked_to_end_after_long_leaves_a_suspicion(
     processes: Processes,
 ) -> None:

@@ -1,0 +1,37 @@
+"""Measurements are written beside the tune, and a store that hangs does not hold it for ever."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+import pytest
+from support.records import measurement
+
+from dejavu_cache.model.record import Measurement
+from dejavu_cache.tuning import measurement_writer
+from dejavu_cache.tuning.measurement_writer import MeasurementWriter
+
+
+def test_a_store_that_hangs_is_left_with_a_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(measurement_writer, "PATIENCE", 0.1)
+    end = threading.Event()
+
+    def hang(measurements: Sequence[Measurement]) -> None:
+        end.wait()
+
+    with MeasurementWriter(hang) as writer:
+        writer(measurement())
+        writer.drain()
+    end.set()
+    assert "measurements are not written" in caplog.text
+
+
+def test_an_error_of_the_store_is_raised_at_the_end() -> None:
+    def fail(measurements: Sequence[Measurement]) -> None:
+        raise OSError("full")
+
+    with pytest.raises(OSError, match="full"), MeasurementWriter(fail) as writer:
+        writer(measurement())
