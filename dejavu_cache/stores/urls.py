@@ -127,7 +127,8 @@ def _open_prewarmed(url: str) -> FileStore:
     folder = _prewarmed_path(url)
     if not is_prewarmed(folder):
         raise SettingsError(
-            f"{url!r}: {folder} is no prewarmed folder: `dejavu-cache prewarm` makes one; "
+            f"{url!r}: {folder} is no prewarmed folder, or may not be read: `dejavu-cache prewarm` "
+            "makes one; "
             "write the path alone for a folder of records"
         )
     return FileStore(folder / RECORDS, read_only=True)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.processes import PROGRAMS, dejavu
@@ -60,16 +61,38 @@ def test_json_is_one_document_whatever_the_program_prints() -> None:
     assert "hello" in said.stderr
 
 
-def test_a_verification_that_is_ended_ends_its_program(tmp_path: Path) -> None:
+def start_verification(program: str, tmp_path: Path, **options: Any) -> tuple[Any, int]:
+    """Verify a program; return the verification and the program's process number as it runs."""
     begun = tmp_path / "begun"
-    program = f"import os, pathlib, time; pathlib.Path({str(begun)!r}).write_text(str(os.getpid()))"
-    command = [sys.executable, "-c", f"{program}; time.sleep(3600)"]
-    verifying = subprocess.Popen([sys.executable, "-m", "dejavu_client", "verify", "--", *command])
+    note = f"import os, pathlib, time; pathlib.Path({str(begun)!r}).write_text(str(os.getpid()))"
+    command = [sys.executable, "-c", f"{note}; {program}"]
+    verifying = subprocess.Popen(
+        [sys.executable, "-m", "dejavu_client", "verify", "--", *command], **options
+    )
     until = time.monotonic() + 60
     while not (begun.exists() and begun.read_text()):
         assert time.monotonic() < until
         time.sleep(0.02)
-    verifying.terminate()
-    assert verifying.wait(60) == 128 + signal.SIGTERM
+    return verifying, int(begun.read_text())
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_verification_that_is_ended_ends_its_program(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    if signal.getsignal(number) is signal.SIG_IGN:
+        pytest.skip("processes of this suite ignore the signal, as under nohup")
+    verifying, program = start_verification("time.sleep(3600)", tmp_path)
+    verifying.send_signal(number)
+    assert verifying.wait(60) == 128 + number
     with pytest.raises(ProcessLookupError):
-        os.kill(int(begun.read_text()), 0)
+        os.kill(program, 0)
+
+
+def test_a_verification_under_nohup_goes_on(tmp_path: Path) -> None:
+    def ignore() -> None:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+    verifying, _ = start_verification("time.sleep(1)", tmp_path, preexec_fn=ignore)
+    verifying.send_signal(signal.SIGHUP)
+    assert verifying.wait(60) == 0

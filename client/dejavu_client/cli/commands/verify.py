@@ -8,6 +8,8 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated
 
@@ -26,6 +28,9 @@ if TYPE_CHECKING:
     from dejavu_cache.sweep.winner_verification import VerifiedWinner
 
 __all__ = ["register"]
+
+PATIENCE = 10.0
+"""Seconds that a program has to end when the verification is ended."""
 
 
 def register(app: typer.Typer) -> None:
@@ -109,25 +114,41 @@ def _run_program(command: list[str], report: str, stdout: IO[str] | None) -> int
         stdout: where it prints; None for this process's own.
     """
     environment = {**os.environ, f"{PREFIX}REPORT": report}
+    with _exit_at_signals():
+        try:
+            program = subprocess.Popen(command, env=environment, stdout=stdout)
+        except OSError as error:
+            raise SettingsError(f"verify: {command[0]} cannot be run: {error.strerror}") from None
+        try:
+            return program.wait()
+        except BaseException:  # this process is to end, and leaves nothing behind
+            program.terminate()
+            try:
+                program.wait(PATIENCE)
+            except subprocess.TimeoutExpired:
+                program.kill()
+            raise
+
+
+@contextmanager
+def _exit_at_signals() -> Iterator[None]:
+    """Let signals that end this process run what is to be done before, unless they are ignored."""
+
+    def end(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    ending = [
+        number
+        for number in (signal.SIGTERM, signal.SIGHUP)
+        if signal.getsignal(number) == signal.SIG_DFL
+    ]
     try:
-        program = subprocess.Popen(command, env=environment, stdout=stdout)
-    except OSError as error:
-        raise SettingsError(f"verify: {command[0]} cannot be run: {error.strerror}") from None
-    before = {number: signal.signal(number, _end) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        return program.wait()
-    except BaseException:  # this process is to end, and leaves nothing behind
-        program.terminate()
-        program.wait()
-        raise
+        for number in ending:
+            signal.signal(number, end)
+        yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _end(number: int, frame: object) -> None:
-    """Exit as a process does that a signal kills."""
-    raise SystemExit(128 + number)
+        for number in ending:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _verify_winners(
