@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -21,7 +20,7 @@ from ..model.scenario_index import NearbyScenarios, ScenarioIndex
 from ..system.notices import warn_once
 from ..system.safe_files import open_folder, open_regular
 from .base import Found, FoundTree, Store
-from .file_access import describe_failure, find_files, read_text, write_text
+from .file_access import describe_failure, find_files, folder_name, read_text, write_text
 from .file_layout import HEAD_BYTES, Page, context_of_head
 from .file_locks import FileLocks, acquire_lock
 from .leftovers import delete_leftovers
@@ -60,9 +59,9 @@ class FileStore(Store):
     def path(self, context: Context) -> Path:
         """Return the path of a context's records."""
         environment, problem = context.environment, context.problem
-        method = _slug(problem.method.partition(":")[0])
+        method = folder_name(problem.method.partition(":")[0])
         folders = (context.kernel.name, environment.device.name, f"triton-{environment.triton}")
-        return self.root.joinpath(*map(_slug, folders), f"{method}-{context.digest}.json")
+        return self.root.joinpath(*map(folder_name, folders), f"{method}-{context.digest}.json")
 
     def get(self, context: Context, scenario: Scenario, *, fresh: bool = False) -> Found | None:
         """Return a scenario's record; a file that was not read before is bisected."""
@@ -115,7 +114,7 @@ class FileStore(Store):
     def contexts(self, kernel: str | None = None) -> Iterator[Context]:
         """Return the contexts of all files that can be read, and warn about the others."""
         contexts = []
-        for path, context in self._files("" if kernel is None else _slug(kernel)):
+        for path, context in self._files("" if kernel is None else folder_name(kernel)):
             if isinstance(context, Exception):
                 warn_once(f"{path}", f"{path} is passed over: {context}")
             elif kernel in (None, context.kernel.name):
@@ -181,7 +180,7 @@ class FileStore(Store):
 
     def trees(self, kernel: str | None = None) -> Iterator[FoundTree]:
         """Yield the decision trees that can be read, and warn about the others."""
-        folder = self.root if kernel is None else self.root / _slug(kernel)
+        folder = self.root if kernel is None else self.root / folder_name(kernel)
         for path in sorted(folder.rglob(f"*{_TREE}")):
             try:
                 tree = Tree.parse(read_text(path, self.root), str(path))
@@ -249,7 +248,7 @@ class FileStore(Store):
                 write_text(path, format_foreign_results([*earlier, *results]), self.root)
 
     def _imported_path(self, function: str) -> Path:
-        return self.root / ".imported" / f"{_slug(function)}.jsonl"
+        return self.root / ".imported" / f"{folder_name(function)}.jsonl"
 
     def put(
         self, context: Context, records: Iterable[Record], on_conflict: OnConflict = "newest"
@@ -393,8 +392,3 @@ class FileStore(Store):
         except OSError as error:
             raise describe_failure(error, path, "set aside") from error
         warn_once(f"{path}", f"{why}; it is kept as {aside.name}")
-
-
-def _slug(name: str) -> str:
-    """Return a name as a folder's name that people recognise and every file system accepts."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[:120] or "_"

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from pathlib import Path
 
 from ..errors import DamagedRecordsError, StoreError
 from ..system.safe_files import read_file, replace_file
 
-__all__ = ["describe_failure", "find_files", "read_text", "write_text"]
+__all__ = ["describe_failure", "find_files", "folder_name", "read_text", "write_text"]
 
 _ERRORS_OF_FOREIGN_FILES = {errno.ELOOP, errno.EINVAL, errno.EFBIG, errno.ENXIO}
 """Errors of opening a link, a device, a file that is too large, and a socket."""
@@ -94,3 +95,8 @@ def find_files(root: Path, ending: str, *, except_for: str) -> list[tuple[Path, 
         if not isinstance(error, (FileNotFoundError, NotADirectoryError)):
             paths.append((Path(error.filename), error))
     return sorted(paths, key=lambda found: found[0])
+
+
+def folder_name(name: str) -> str:
+    """Return a name as a folder's name that people recognise and every file system accepts."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[:120] or "_"

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from itertools import pairwise
-from unittest.mock import Mock
 
 import pytest
 import torch
-import triton
 from support.attention_batches import (
     COMPOSITIONS,
+    DECODES,
     LONG_PROMPTS,
+    PROMPTS,
     TOLERANCE,
     Case,
     check,
@@ -26,20 +25,12 @@ from support.attention_batches import (
 )
 
 from dejavu_cache.attention import batch as arguments
-from dejavu_cache.attention import dispatch, paged_attention, plan
-from dejavu_cache.attention.kernels import hopper
+from dejavu_cache.attention import paged_attention, plan
 from dejavu_cache.attention.kernels import kernel_call as launch
-from dejavu_cache.triton_internals.versions import GLUON_IS_COVERED
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("auto_takes_hopper")]
 
 PER_IMPLEMENTATION = 130
-
-
-@pytest.fixture(autouse=True)
-def let_auto_take_the_hopper_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With each Triton that it compiles with: passing here is what makes it tested."""
-    monkeypatch.setattr(dispatch, "GLUON_IS_TESTED", GLUON_IS_COVERED)
 
 
 def implementations_with_seeds() -> Iterator[tuple[str, int]]:
@@ -115,109 +106,12 @@ def test_new_tokens_are_computed_and_written(implementation: str, seed: int) -> 
     check_results()
 
 
-@pytest.mark.parametrize("heads", [(32, 8), (7, 1)])
-def test_layers_of_few_sequences_each_get_their_own_result(heads: tuple[int, int]) -> None:
-    layers = [draw(vary(DECODES, new=[1], past=[3000], heads=heads)) for _ in range(2)]
-    for name in ("q", "k_cache", "v_cache"):
-        layers[1].arguments[name] = layers[0].arguments[name] * 0.5
-    layers[1].expected = layers[1].run("reference")
-    planned = plan(**layers[0].arguments)
-    assert planned.implementation == "few_sequences"
-    for layer in (*layers, *layers):
-        q, keys, values = (layer.arguments[name] for name in ("q", "k_cache", "v_cache"))
-        out = planned.run(q, keys, values, out=torch.full_like(q, float("nan")))
-        assert relative_error(out, layer.expected) < TOLERANCE[torch.bfloat16]
-
-
-@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
-@pytest.mark.parametrize(
-    ("implementation", "new"),
-    [("few_sequences", [1]), ("hopper", [1] * 4), ("hopper", [4] * 4), ("hopper", [90, 1])],
-)
-def test_layers_of_a_float8_cache_have_scales_of_their_own(
-    implementation: str, new: list[int], dtype: torch.dtype
-) -> None:
-    batch = draw(vary(DECODES, new=new, past=[3000, 40, 7, 900][: len(new)], cache_dtype=dtype))
-    q, keys, values = (batch.arguments[name] for name in ("q", "k_cache", "v_cache"))
-    planned = plan(**batch.arguments)
-    assert planned.implementation == implementation
-    for k_scale, v_scale in ((0.7, 1.3), (0.2, 3.0), (1.5, 0.1)):
-        batch.arguments.update(k_scale=k_scale, v_scale=v_scale)
-        batch.expected = batch.run("reference")
-        scales = tuple(torch.tensor(scale, device="cuda") for scale in (k_scale, v_scale))
-        out = planned.run(q, keys, values, out=torch.full_like(q, float("nan")), scales=scales)
-        assert relative_error(out, batch.expected) < TOLERANCE[torch.bfloat16]
-
-
-@pytest.mark.parametrize(
-    ("new", "later"),
-    [([1], [1]), ([1] * 5, [1] * 5), ([90, 1], [70, 1]), ([330, 200], [250, 249])],
-)
-def test_later_steps_launch_what_triton_has_bound(
-    new: list[int], later: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for lengths, past in ((new, 3000), (later, 2900)):
-        batch = draw(vary(DECODES, new=lengths, past=[past, 40, 7, 500, 90][: len(new)]))
-        q, keys, values = (batch.arguments[name] for name in ("q", "k_cache", "v_cache"))
-        slots = take_new_tokens(batch.arguments)
-        planned = plan(**batch.arguments)
-        for _ in range(2):
-            out = torch.full_like(q, float("nan"))
-            planned.run(q, keys, values, out=out, new=slots)
-            assert relative_error(out, batch.expected) < TOLERANCE[torch.bfloat16]
-        monkeypatch.setattr(launch.KernelCall, "__call__", Mock(side_effect=AssertionError))
-
-
-def test_a_step_of_another_form_is_bound_anew() -> None:
-    """What the compiled kernel takes for granted of pointers and strides is part of its form."""
-    batch = draw(vary(DECODES, new=[90, 1], past=[0, 500], heads=(8, 2)))
-    q, keys, values = (batch.arguments[name] for name in ("q", "k_cache", "v_cache"))
-    for gap in (0, 2, 8, 0):  # elements between the rows of queries, and before the first
-        wider = torch.zeros(*q.shape[:2], q.shape[2] + gap, dtype=q.dtype, device="cuda")
-        moved = wider[..., gap:].copy_(q)
-        planned = plan(**{**batch.arguments, "q": moved})
-        out = planned.run(moved, keys, values, out=torch.full_like(q, float("nan")))
-        assert relative_error(out, batch.expected) < TOLERANCE[torch.bfloat16]
-
-
-@pytest.mark.skipif(
-    not triton.__version__.startswith("3.6."), reason="others make tensor maps at each launch"
-)
-def test_layers_of_hopper_make_tensor_maps_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    import triton.backends.nvidia.driver as cuda
-
-    layers = [draw(vary(DECODES, new=[1] * 5, past=[3000, 40, 7, 500, 90])) for _ in range(3)]
-    for factor, layer in enumerate(layers[1:], start=2):
-        for name in ("q", "k_cache", "v_cache"):
-            layer.arguments[name] = layers[0].arguments[name] / factor
-        layer.expected = layer.run("reference")
-
-    def run_layers() -> None:
-        planned = plan(**layers[0].arguments)
-        assert planned.implementation == "hopper"
-        for layer in layers:
-            q, keys, values = (layer.arguments[name] for name in ("q", "k_cache", "v_cache"))
-            out = planned.run(q, keys, values, out=torch.full_like(q, float("nan")))
-            assert relative_error(out, layer.expected) < TOLERANCE[torch.bfloat16]
-
-    run_layers()
-    made = Mock(wraps=cuda.make_tensordesc_arg)
-    monkeypatch.setattr(cuda, "make_tensordesc_arg", made)
-    run_layers()
-    # A plan's first launch is Triton's own: two maps for it, and two to prepare its repetition.
-    assert made.call_count <= 4
-
-
 @pytest.mark.parametrize("seed", range(40))
 def test_auto_takes_every_batch(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     case = drawn_case(seed, "auto")
     for implementation, kernel in kernels().items():
         monkeypatch.setattr(kernel, "configs", runnable(implementation, case)[:1])
     check(case, "auto")
-
-
-DECODES = Case(new=[1] * 8, past=[4000] * 8, heads=(32, 8), head_size=128, dtype=torch.bfloat16)
-PROMPTS = vary(DECODES, new=[100] * 8, past=[3900] * 8)
 
 
 class Captured:
@@ -285,34 +179,6 @@ def test_a_sequence_without_keys_is_left_out(new: int, heads: tuple[int, int]) -
     assert out[new : 2 * new].isnan().all()
 
 
-@pytest.mark.parametrize("overlap", [True, False])
-@pytest.mark.parametrize("new", [1, 4, 100])
-@pytest.mark.parametrize("heads", [(32, 8), (7, 1)])
-def test_a_layer_waits_for_what_the_one_before_writes(
-    new: int, heads: tuple[int, int], overlap: bool
-) -> None:
-    """Launches may begin before the ones before them end; results are then to be the same."""
-    batch = draw(vary(DECODES, new=[new] * 8, heads=heads))
-    caches = batch.arguments["k_cache"], batch.arguments["v_cache"]
-    planned = plan(**batch.arguments, overlap=overlap)
-    assert planned.implementation == "hopper"
-    apart = [batch.arguments["q"]]
-    for _ in range(8):
-        apart.append(planned.run(apart[-1], *caches))
-        torch.cuda.synchronize()
-    at_once = [apart[0], *map(torch.empty_like, apart[1:])]
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = plan(**batch.arguments, overlap=overlap)
-        for q, out in pairwise(at_once):
-            captured.run(q, *caches, out=out)
-    for _ in range(50):
-        for out in at_once[1:]:
-            out.fill_(float("nan"))
-        graph.replay()
-        assert all(torch.equal(*both) for both in zip(apart, at_once, strict=True))
-
-
 def odd(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor's numbers in rows that begin at odd offsets."""
     wider = torch.empty(*tensor.shape[:-1], tensor.shape[-1] + 1, dtype=tensor.dtype, device="cuda")
@@ -352,29 +218,6 @@ def test_memory_between_heads_is_not_read(monkeypatch: pytest.MonkeyPatch) -> No
     for implementation, kernel in kernels().items():
         monkeypatch.setattr(kernel, "configs", runnable(implementation, case)[:1])
     assert relative_error(batch.run("auto"), batch.expected) < TOLERANCE[torch.bfloat16]
-
-
-def test_a_layer_that_is_captured_has_other_counters_than_those_before(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A graph may be replayed beside launches of the stream on which its plan was first run."""
-    counted = Mock(side_effect=launch.zeros)
-    monkeypatch.setattr(hopper, "zeros", counted)
-    batch = draw(DECODES)
-    q, k_cache, v_cache = (batch.arguments[name] for name in ("q", "k_cache", "v_cache"))
-    planned = plan(**batch.arguments)
-    out = torch.empty_like(batch.expected)
-    for _ in range(2):
-        planned.run(q, k_cache, v_cache, out=out)
-    assert counted.call_count == 1
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(2):
-            planned.run(q, k_cache, v_cache, out=out)
-    assert counted.call_count == 2
-    out.fill_(float("nan"))
-    graph.replay()
-    assert relative_error(out, batch.expected) < TOLERANCE[torch.bfloat16]
 
 
 def test_a_graph_keeps_its_counters_when_many_more_are_captured(

@@ -219,6 +219,11 @@ def vary(case: Case, **changes: Any) -> Case:
     return replace(case, **changes)
 
 
+DECODES = Case(new=[1] * 8, past=[4000] * 8, heads=(32, 8), head_size=128, dtype=torch.bfloat16)
+PROMPTS = vary(DECODES, new=[100] * 8, past=[3900] * 8)
+"""Batches of which tests change what they are about."""
+
+
 def kernels() -> dict[str, Any]:
     """Return the tuned kernel of each implementation that runs on this machine."""
     hopper = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9

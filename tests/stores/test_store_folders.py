@@ -1,0 +1,154 @@
+"""A file store says what is wrong with its folder, and is named by any path."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.processes import run_python
+from support.records import context, record
+
+from dejavu_cache.errors import SettingsError, StoreError
+from dejavu_cache.stores import FileStore, open_store
+from dejavu_cache.stores.default import as_tiers
+from dejavu_cache.stores.page_cache import PageCache
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> FileStore:
+    store = FileStore(tmp_path / "store")
+    store.put(context(), [record(16), record(32)])
+    return store
+
+
+def test_a_missing_folder_is_an_empty_store(tmp_path: Path) -> None:
+    store = FileStore(tmp_path / "nowhere")
+    assert store.get(context(), record(16).scenario) is None
+    assert list(store.contexts()) == []
+    assert not store.root.exists()
+
+
+def test_a_file_in_the_folders_place_is_said(tmp_path: Path) -> None:
+    (tmp_path / "store").write_text("")
+    with pytest.raises(StoreError, match="cannot be written"):
+        FileStore(tmp_path / "store").put(context(), [record(16)])
+
+
+def test_a_full_disk_is_said_and_what_was_there_stays(store: FileStore) -> None:
+    """Limit the file size, so that the kernel refuses the write midway as a full disk does."""
+    code = """
+        import resource, signal, sys
+        from support.records import context, record
+        from dejavu_cache.errors import SettingsError, StoreError
+        from dejavu_cache.stores import FileStore
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+        try:
+            FileStore(sys.argv[1]).put(context(), [record(m) for m in range(1, 100)])
+        except StoreError as error:
+            print(error)
+    """
+    before = store.path(context()).read_bytes()
+    assert "cannot be written" in run_python(code, str(store.root)).stdout
+    assert store.path(context()).read_bytes() == before
+    assert not list(store.root.rglob("*.tmp-*"))
+
+
+@pytest.mark.skipif(os.name != "posix", reason="uses a user without rights")
+def test_a_file_that_cannot_be_looked_at_after_a_write_was_written(
+    store: FileStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real_put = PageCache.put
+
+    def fail(path: Path) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    def put_blindly(pages: PageCache, path: Path, page: Any) -> None:
+        with monkeypatch.context() as blind:
+            blind.setattr("dejavu_cache.stores.page_cache.signature_of", fail)
+            real_put(pages, path, page)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(PageCache, "put", put_blindly)
+        store.put(context(), [record(1)])
+    assert store.get(context(), record(1).scenario) is not None
+
+
+def test_a_folder_without_rights_is_said(store: FileStore) -> None:
+    code = """
+        import os, sys
+        from support.records import context, record
+        from dejavu_cache.errors import SettingsError, StoreError
+        from dejavu_cache.stores import FileStore
+        if os.getuid() == 0:
+            os.setuid(65534)
+        store = FileStore(sys.argv[1])
+        assert store.get(context(), record(16).scenario) is not None
+        try:
+            store.put(context(), [record(64)])
+        except StoreError as error:
+            print(error)
+    """
+    # Outside pytest's folder, which other users cannot enter.
+    with tempfile.TemporaryDirectory() as own:
+        root = Path(own) / "store"
+        shutil.copytree(store.root, root)
+        folders = [Path(own), root, *(path for path in root.rglob("*") if path.is_dir())]
+        for path in folders:
+            path.chmod(0o555)
+        try:
+            assert "cannot be written: Permission denied" in run_python(code, str(root)).stdout
+        finally:
+            for path in folders:
+                path.chmod(0o755)
+
+
+def test_a_file_system_without_locks_is_still_written(
+    store: FileStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_locks(*args: object) -> None:
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", no_locks)
+    store.put(context(), [record(64)])
+    assert len(list(FileStore(store.root).records(context()))) == 3
+    with store.lease(context(), record(64).scenario, wait=1.0) as granted:
+        assert granted
+
+
+def test_a_path_may_have_any_name(tmp_path: Path) -> None:
+    for name in ("a,b", "ab:c", os.fsdecode(b"caf\xe9")):
+        as_tiers(tmp_path / name).put(context(), [record(1)])
+        assert len(list(FileStore(tmp_path / name).records(context()))) == 1
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "file://", "file:///a#b", "file:///a%00b", "file:/a", "https:/host", "memory:",
+        "http://[::1", "/a?read_only=1", "file:///a?read_only=", "file://host/a",
+    ],
+)  # fmt: skip
+def test_a_mistyped_url_is_no_folder(url: str) -> None:
+    with pytest.raises(SettingsError):
+        open_store(url)
+
+
+@pytest.mark.parametrize("name", ["a b", "ü", "50%", "%41", "a#b", "a?b=1", "a;b", "a\nb", "~"])
+def test_any_folder_is_named_by_its_path_and_by_its_url(name: str, tmp_path: Path) -> None:
+    by_path = open_store(str(tmp_path / name))
+    assert isinstance(by_path, FileStore)
+    by_url = open_store(by_path.url)
+    assert isinstance(by_url, FileStore)
+    assert by_path.root == by_url.root == tmp_path / name
+
+
+def test_a_folder_that_nobody_may_look_into_opens_and_fails_as_a_store(tmp_path: Path) -> None:
+    store = open_store(str(tmp_path / ("long" * 70)))
+    with pytest.raises(StoreError, match="too long"):
+        store.put(context(), [record()])
