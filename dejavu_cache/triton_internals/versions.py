@@ -49,7 +49,7 @@ COVERED = (3, 4) <= _VERSION <= (3, 9)
 GLUON_IS_COVERED = (3, 6) <= _VERSION <= (3, 9)
 """Whether this Triton has a version of Gluon that the Hopper kernel is written in."""
 
-GLUON_IS_TESTED = _VERSION in {(3, 6), (3, 8), (3, 9)}
+GLUON_IS_TESTED = (3, 6) <= _VERSION <= (3, 9)
 """Whether the Hopper kernel was run on a GPU with this Triton."""
 
 HOOK_CHAIN: Any = getattr(knobs, "HookChain", None)
@@ -225,8 +225,9 @@ def c_launcher(kernel: Any, expanded: bool = False) -> Callable[..., None]:
 def expandable_descriptors(kernel: Any) -> dict[int, Any]:
     """Return Triton's metadata of a kernel's TMA descriptors, by their place in the arguments.
 
-    Triton 3.6 makes a tensor map from each descriptor at each launch. Its C function takes one that
-    was made before. Empty for a kernel without descriptors, and for any other launcher.
+    Triton makes a tensor map from each descriptor at each launch. Its C function takes one that was
+    made before. Empty for a kernel without descriptors, or with some inside of tuples, and for any
+    other launcher.
 
     Args:
         kernel: Triton's `CompiledKernel`, loaded onto the device.
@@ -234,10 +235,10 @@ def expandable_descriptors(kernel: Any) -> dict[int, Any]:
     if not _allocates_nothing(kernel.run):
         return {}
     inside = _behind_descriptors(kernel.run)
-    places, metadata = inside.get("tensordesc_indices"), inside.get("tensordesc_meta")
+    places, metadata = _descriptor_places(inside), inside.get("tensordesc_meta")
     if not (places and metadata and inspect.isbuiltin(inside.get("launcher"))):
         return {}
-    return dict(zip(sorted(places), metadata, strict=True))
+    return dict(zip(places, metadata, strict=True))
 
 
 def expand_descriptor(descriptor: Any, metadata: Any) -> list[Any]:
@@ -249,20 +250,29 @@ def expand_descriptor(descriptor: Any, metadata: Any) -> list[Any]:
     """
     from triton.backends.nvidia import driver as cuda
 
-    expanded: list[Any] = cuda.make_tensordesc_arg(descriptor, metadata)
+    others = () if _VERSION < (3, 8) else (None,)  # of the launch, which this function ignores
+    expanded: list[Any] = cuda.make_tensordesc_arg(descriptor, metadata, *others)
     return expanded
 
 
 def _behind_descriptors(run: Any) -> dict[str, Any]:
-    """Return what Triton 3.6's function that expands descriptors has in its closure, by name."""
+    """Return what Triton's function that expands descriptors has in its closure, by name."""
     wrapper = run.launch
-    if _VERSION != (3, 6) or not inspect.isfunction(wrapper):
+    if not (GLUON_IS_COVERED and inspect.isfunction(wrapper)):
         return {}
     cells = wrapper.__closure__ or ()
     return {
         name: cell.cell_contents
         for name, cell in zip(wrapper.__code__.co_freevars, cells, strict=True)
     }
+
+
+def _descriptor_places(inside: Mapping[str, Any]) -> list[int]:
+    """Return which arguments are descriptors, in order; none if a tuple has some."""
+    if _VERSION < (3, 8):
+        return sorted(inside.get("tensordesc_indices", ()))
+    paths = inside.get("relevant_paths", {})  # Triton 3.8 has a tree: {0: {}, 2: {1: {}}}
+    return [] if any(paths.values()) else sorted(paths)
 
 
 def _only_passes_on(run: Any) -> bool:

@@ -7,7 +7,6 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-import triton
 from support.attention_batches import (
     DECODES,
     TOLERANCE,
@@ -89,9 +88,6 @@ def test_a_step_of_another_form_is_bound_anew() -> None:
         assert relative_error(out, batch.expected) < TOLERANCE[torch.bfloat16]
 
 
-@pytest.mark.skipif(
-    not triton.__version__.startswith("3.6."), reason="others make tensor maps at each launch"
-)
 def test_layers_of_hopper_make_tensor_maps_once(monkeypatch: pytest.MonkeyPatch) -> None:
     import triton.backends.nvidia.driver as cuda
 
