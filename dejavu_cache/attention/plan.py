@@ -10,7 +10,8 @@ import torch
 from . import dispatch
 from .argument_checks import scale_tensor
 from .batch import Batch, check_out
-from .kernels.kernel_call import Repeat, queue
+from .kernels.counters import queue
+from .layers import Repeat
 from .new_tokens import NewTokens, check_new
 
 __all__ = ["Plan"]

@@ -20,7 +20,7 @@ import torch
 from ..triton_internals.environment import is_interpreting
 from ..triton_internals.repeated_launch import RepeatedLaunch
 from .batch import Batch
-from .kernels.kernel_call import num_sms
+from .kernels.multiprocessors import num_sms
 from .kernels.schedule_kernel import schedule_kernel
 
 __all__ = [

@@ -27,7 +27,9 @@ LIBRARY_MOVES = {
     "attention.common": "attention.kernels.softmax_tiles",
     "attention.hopper": "attention.kernels.hopper",
     "attention.hopper_kernel": "attention.kernels.hopper_kernel",
-    "attention.launch": "attention.kernels.kernel_call",
+    "attention.launch": (
+        "attention.kernels.kernel_call attention.kernels.counters attention.kernels.multiprocessors"
+    ),
     "attention.naive": "attention.kernels.naive",
     "attention.qblock": "attention.kernels.qblock",
     "attention.segmented": "attention.kernels.segmented",

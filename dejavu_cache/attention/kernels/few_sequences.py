@@ -15,10 +15,12 @@ import triton
 import triton.language as tl
 
 from ..batch import Batch
+from ..layers import Repeat
 from ..new_tokens import NewTokens
 from ..search_space import why_not_here
 from . import segmented
-from .kernel_call import KernelCall, Repeat, num_sms
+from .kernel_call import KernelCall
+from .multiprocessors import num_sms
 from .softmax_tiles import attend, init_softmax, load_block
 from .write_cache import write_rows
 

@@ -16,10 +16,13 @@ from ...triton_internals.environment import is_interpreting
 from ...triton_internals.repeated_launch import RepeatedLaunch
 from ...triton_internals.versions import GLUON_IS_COVERED
 from ..batch import Batch
+from ..layers import Repeat
 from ..new_tokens import NewTokens
 from ..schedule import COUNTERS, Schedule, make_schedule
 from ..search_space import hopper_tile
-from .kernel_call import KernelCall, Repeat, num_sms, zeros
+from .counters import zeros
+from .kernel_call import KernelCall
+from .multiprocessors import num_sms
 
 __all__ = [
     "HopperLayers",

@@ -11,8 +11,9 @@ import triton
 import triton.language as tl
 
 from ..batch import Batch
+from ..layers import Layers, Repeat
 from ..new_tokens import NewTokens
-from .kernel_call import KernelCall, Layers, Repeat
+from .kernel_call import KernelCall
 
 __all__ = ["WritingLayers", "prepare", "suits", "write_cache_kernel", "write_rows"]
 
