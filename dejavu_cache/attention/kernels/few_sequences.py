@@ -8,8 +8,6 @@ products of a model a launch finds none of it in a cache.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -180,22 +178,16 @@ def prepare(batch: Batch, new: NewTokens | None = None) -> tuple[KernelCall, Ker
     """
     q, cache, slots = batch.q, batch.k_cache, slots_of(batch)
     block_m = max(ROWS, 1 << (batch.group - 1).bit_length())
-    rows = batch.num_tokens * q.shape[1]
-    of_new = 0 if new is None else 1
-    arguments: dict[str, Any] = {
-        "q": q, "num_rows": rows, "most": slots - of_new, "sms": num_sms(q.device),
-        "num_seqs": batch.num_seqs, "max_context": batch.max_seqlen_k, **batch.shape,
-    }  # fmt: skip
+    new_segments = 0 if new is None else 1
+    arguments = segmented.segment_arguments(batch, slots - new_segments)
     tiles = {**TILES, "BLOCK_M": block_m}
-    reason = why_not_here(triton.Config(tiles, **OPTIONS), arguments)
+    reason = why_not_here(triton.Config(tiles, **OPTIONS), {**arguments, "q": q})
     if reason:
         raise ValueError(
             f"implementation: 'few_sequences' has one config, which {reason}; use 'auto'"
         )
-    segments = segmented.num_segments(arguments, tiles) + of_new
-    scratch = torch.empty(
-        rows * segments * (batch.head_padded + 2), dtype=torch.float32, device=q.device
-    )
+    segments = segmented.num_segments(arguments, tiles) + new_segments
+    scratch = segmented.make_scratch(batch, segments)
     computing = KernelCall(
         few_sequences_kernel,
         (
@@ -203,8 +195,9 @@ def prepare(batch: Batch, new: NewTokens | None = None) -> tuple[KernelCall, Ker
             -(-batch.max_seqlen_q // (block_m // batch.group)),
         ),
         (
-            scratch, rows, q, cache, batch.v_cache, *(new or NO_TOKENS), batch.cu_seqlens_q,
-            batch.seqused_k, batch.block_table, batch.alibi_slopes, batch.sinks, batch.k_scale,
+            scratch, arguments["num_rows"], q, cache, batch.v_cache, *(new or NO_TOKENS),
+            batch.cu_seqlens_q, batch.seqused_k, batch.block_table,
+            batch.alibi_slopes, batch.sinks, batch.k_scale,
             batch.softmax_scale, batch.softcap, q.stride(0), q.stride(1),
             cache.stride(0), cache.stride(1), cache.stride(2), batch.block_table.stride(0),
             *((0,) * 4 if new is None else (*new.keys.stride()[:2], *new.values.stride()[:2])),

@@ -139,6 +139,13 @@ def static_grid_kernel(
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr, MAX_SEQS: tl.constexpr,
     MOST_ROWS: tl.constexpr, BLOCK_M: tl.constexpr, TILE: tl.constexpr, per_sm,
 ):  # fmt: skip
+    """Compute a program's part of the line, and merge a Q block whose other parts have arrived.
+
+    `scratch`, [programs, 2, BLOCK_M, HEAD_PADDED + 4], holds the partial results of the Q block in
+    which a program's part begins (0), and of another one in which it ends (1). A row is the output,
+    its maximum (base 2), its sum, and two unused columns, so that the next row is aligned.
+    `arrivals` counts a Q block's partial results, at the number of the first of its programs.
+    """
     tl.static_assert(
         BLOCK_M <= MOST_ROWS, "scratch memory is made for Q blocks of at most MOST_ROWS rows"
     )
