@@ -6,16 +6,17 @@ from collections.abc import Callable
 from typing import Protocol
 
 from .batch import Batch
+from .layer_tensors import LayerTensors
 from .new_tokens import NewTokens
 
 __all__ = ["Layers", "Repeat"]
 
-Repeat = Callable[..., bool]
-"""Computes another layer from its tensors; False if it could not.
+Repeat = Callable[[LayerTensors], bool]
+"""Computes another layer as the first one was computed; returns False if it could not.
 
-The tensors are q, k_cache, v_cache and out, those of `NewTokens` if the first layer had these, and
-the factors of keys and values if it had both. The layer is to be launched in the first one's
-`queue`, whose counters it takes.
+It writes the layer's new tokens if the first launch was given some, and ignores them otherwise. The
+layer has scales if the first one had. It is to be launched in the first one's `queue`, whose
+counters it takes.
 """
 
 

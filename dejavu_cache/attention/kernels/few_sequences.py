@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 
 from ..batch import Batch
+from ..layer_tensors import LayerTensors
 from ..layers import Repeat
 from ..new_tokens import NewTokens
 from ..search_space import why_not_here
@@ -230,21 +231,18 @@ class FewSequencesLayers:
     def launch(self, batch: Batch, new: NewTokens | None = None) -> Repeat | None:
         """Compute a layer; None in Triton's interpreter, which compiles nothing to repeat."""
         computing, merging = prepare(batch, new)
-        of_new = () if new is None else ("new_keys", "new_values", "new_slots")
-        of_keys, of_values = ((), ()) if batch.scales is None else (("k_scale",), ("v_scale",))
-        compute = computing.launch(("q", "k_cache", "v_cache", *of_new, *of_keys))
-        merge = merging.launch(("out", *of_values))
+        is_writing = new is not None
+        new_names = ("new_keys", "new_values", "new_slots") if is_writing else ()
+        scale_names = () if batch.scales is None else ("k_scale", "v_scale")
+        compute = computing.launch(("q", "k_cache", "v_cache", *new_names, *scale_names[:1]))
+        merge = merging.launch(("out", *scale_names[1:]))
         if compute is None or merge is None:
             return None
 
-        def repeat(
-            q: torch.Tensor,
-            k_cache: torch.Tensor,
-            v_cache: torch.Tensor,
-            out: torch.Tensor,
-            *others: torch.Tensor,
-        ) -> bool:
-            count = len(others) - len(of_values)
-            return compute(q, k_cache, v_cache, *others[:count]) and merge(out, *others[count:])
+        def repeat(layer: LayerTensors) -> bool:
+            new = (layer.new or ()) if is_writing else ()
+            scales = layer.scales or ()
+            computed = compute(layer.q, layer.k_cache, layer.v_cache, *new, *scales[:1])
+            return computed and merge(layer.out, *scales[1:])
 
         return repeat

@@ -13,6 +13,7 @@ from functools import cache
 import torch
 
 from ..batch import Batch
+from ..layer_tensors import LayerTensors
 from ..layers import Repeat
 from ..new_tokens import NewTokens
 from ..schedule import COUNTERS, Schedule, make_schedule
@@ -169,13 +170,13 @@ class HopperLayers:
         if not holds_words(out):
             # A copy and not an empty tensor: rows past the last sequence must keep their content.
             copy = out.clone(memory_format=torch.contiguous_format)
-            self.launch(batch.with_tensors(batch.q, batch.k_cache, batch.v_cache, copy), new)
+            self.launch(batch.with_out(copy), new)
             out.copy_(copy)
             return None
         call = prepare(batch, self._schedule, self._overlap, new)
         box, is_writing = call.kwargs["BOX"], new is not None
         names: tuple[str, ...] = ("out", "keys", "values", "q")
-        if new is not None:
+        if is_writing:
             names += ("k_cache", "v_cache", "new_keys", "new_values", "new_slots")
         if batch.scales is not None:
             names += ("k_scale", "v_scale")
@@ -187,16 +188,10 @@ class HopperLayers:
             for cache in (batch.k_cache, batch.v_cache)
         ]
 
-        def repeat(
-            q: torch.Tensor,
-            k_cache: torch.Tensor,
-            v_cache: torch.Tensor,
-            out: torch.Tensor,
-            *others: torch.Tensor,
-        ) -> bool:
-            keys = descriptor_of(k_cache, box, descriptors[0], repeated, "keys")
-            values = descriptor_of(v_cache, box, descriptors[1], repeated, "values")
-            caches = (k_cache, v_cache) if is_writing else ()
-            return repeated(out, keys, values, q, *caches, *others)
+        def repeat(layer: LayerTensors) -> bool:
+            keys = descriptor_of(layer.k_cache, box, descriptors[0], repeated, "keys")
+            values = descriptor_of(layer.v_cache, box, descriptors[1], repeated, "values")
+            written = (layer.k_cache, layer.v_cache, *(layer.new or ())) if is_writing else ()
+            return repeated(layer.out, keys, values, layer.q, *written, *(layer.scales or ()))
 
         return repeat
