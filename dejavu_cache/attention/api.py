@@ -138,7 +138,7 @@ def plan(
         q, k_cache, v_cache, cu_seqlens_q, seqused_k, block_table, max_seqlen_q, max_seqlen_k,
         softmax_scale, window_size, softcap, alibi_slopes, sinks, k_scale, v_scale, None,
     )  # fmt: skip
-    batch = batch.with_tensors(q, k_cache, v_cache, q)  # layers bring an `out` of their own
+    batch = batch.with_out(q)  # layers bring an `out` of their own
     with _on_device(q):
         return Plan(batch, overlap)
 

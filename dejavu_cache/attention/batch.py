@@ -21,8 +21,9 @@ from .argument_checks import (
     scale_tensor,
     window_length,
 )
+from .layer_tensors import LayerTensors, Scales
 
-__all__ = ["Batch", "check_out", "make_batch"]
+__all__ = ["Batch", "make_batch"]
 
 CHECK_VALUES = os.environ.get("DEJAVU_ATTENTION_CHECK", "0") not in ("", "0")
 """Whether values in GPU memory are checked too. Read once, because every launch needs it."""
@@ -54,19 +55,19 @@ class Batch:
     k_scale: torch.Tensor | None
     v_scale: torch.Tensor | None
 
-    def with_tensors(
-        self,
-        q: torch.Tensor,
-        k_cache: torch.Tensor,
-        v_cache: torch.Tensor,
-        out: torch.Tensor,
-        scales: tuple[torch.Tensor, torch.Tensor] | None = None,
-    ) -> Batch:
+    def with_tensors(self, layer: LayerTensors) -> Batch:
         """Return the call with another layer's tensors, which must be of the same form."""
         other = copy(self)
-        other.q, other.k_cache, other.v_cache, other.out = q, k_cache, v_cache, out
-        if scales is not None:
-            other.k_scale, other.v_scale = scales
+        other.q, other.out = layer.q, layer.out
+        other.k_cache, other.v_cache = layer.k_cache, layer.v_cache
+        if layer.scales is not None:
+            other.k_scale, other.v_scale = layer.scales
+        return other
+
+    def with_out(self, out: torch.Tensor) -> Batch:
+        """Return the call with another tensor to write to."""
+        other = copy(self)
+        other.out = out
         return other
 
     @cached_property
@@ -95,7 +96,7 @@ class Batch:
         return max(16, 1 << (self.q.shape[2] - 1).bit_length())
 
     @property
-    def scales(self) -> tuple[torch.Tensor, torch.Tensor] | None:
+    def scales(self) -> Scales | None:
         """Factors of the cached keys and values; None unless there are both."""
         if self.k_scale is None or self.v_scale is None:
             return None

@@ -3,52 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 
 from . import dispatch
-from .argument_checks import scale_tensor
-from .batch import Batch, check_out
-from .kernels.kernel_call import Repeat, queue
+from .argument_checks import check_out, scale_tensor
+from .batch import Batch
+from .kernels.counters import queue
+from .layer_tensors import LayerTensors, Scales
+from .layers import Repeat
 from .new_tokens import NewTokens, check_new
+from .tensor_form import TensorForm, form_of, has_form
 
 __all__ = ["Plan"]
-
-
-Scales = tuple[torch.Tensor, torch.Tensor]
-
-
-class TensorForm(NamedTuple):
-    """Properties of a layer's tensor that must be as planned.
-
-    `misaligned` is its address modulo 16.
-    """
-
-    shape: torch.Size
-    strides: tuple[int, ...]
-    dtype: torch.dtype
-    device: torch.device
-    misaligned: int
-
-
-def form_of(tensor: torch.Tensor) -> TensorForm:
-    """Return a tensor's form."""
-    return TensorForm(
-        tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.data_ptr() & 15
-    )
-
-
-def has_form(tensor: torch.Tensor, form: TensorForm) -> bool:
-    """Check a tensor for a form; each layer asks, so nothing is built for the comparison."""
-    shape, strides, dtype, device, misaligned = form
-    return (
-        tensor.shape == shape
-        and tensor.stride() == strides
-        and tensor.dtype == dtype
-        and tensor.device == device
-        and tensor.data_ptr() & 15 == misaligned
-    )
 
 
 class Plan:
@@ -62,6 +29,7 @@ class Plan:
     def __init__(self, batch: Batch, overlap: bool = True) -> None:
         """Choose an implementation, and prepare what its layers share."""
         self._batch, self._overlap = batch, overlap
+        self._scales = batch.scales
         self._implementation = dispatch.choose(batch)
         self._q_form, self._keys_form = form_of(batch.q), form_of(batch.k_cache)
         self._values_form = form_of(batch.v_cache)
@@ -124,31 +92,32 @@ class Plan:
             and has_form(v_cache, self._values_form)
         ):
             self._reject(q, k_cache, v_cache)
+        scales = self._scales if scales is None else self._pair(scales)
+        layer = LayerTensors(q, k_cache, v_cache, out, new, scales)
         if q.is_cuda and q.device.index != torch.cuda.current_device():
             with torch.cuda.device(q.device):  # Triton launches on the current device
-                return self._run(q, k_cache, v_cache, out, new, scales)
-        return self._run(q, k_cache, v_cache, out, new, scales)
+                self._run(layer)
+        else:
+            self._run(layer)
+        return out
 
-    def _run(
-        self,
-        q: torch.Tensor,
-        k_cache: torch.Tensor,
-        v_cache: torch.Tensor,
-        out: torch.Tensor,
-        new: NewTokens | None,
-        scales: Sequence[torch.Tensor] | None,
-    ) -> torch.Tensor:
-        """Compute a layer of the planned form on the current device."""
-        free = (out,) if new is None else (out, *new)
-        scales = self._batch.scales if scales is None else self._pair(scales)
-        if scales is not None:
-            free += scales
+    def _run(self, layer: LayerTensors) -> None:
+        """Compute a layer on the current device; its queries and caches are as planned."""
+        others = (layer.out, *(layer.new or ()), *(layer.scales or ()))
         if self._repeat is not None:
             forms, first_queue, repeat = self._repeat
-            if len(free) == len(forms) and all(map(has_form, free, forms)):
-                if queue() == first_queue and repeat(q, k_cache, v_cache, *free):
-                    return out
-        check_out(out, q)
+            if len(others) == len(forms) and all(map(has_form, others, forms)):
+                if queue() == first_queue and repeat(layer):
+                    return
+        self._check(layer)
+        repeat_first = self._layers.launch(self._batch.with_tensors(layer), layer.new)
+        if repeat_first is not None:
+            self._repeat = tuple(map(form_of, others)), queue(), repeat_first
+
+    def _check(self, layer: LayerTensors) -> None:
+        """Check what a layer brings beside queries and caches."""
+        q, k_cache, new = layer.q, layer.k_cache, layer.new
+        check_out(layer.out, q)
         if new is not None:
             check_new(new, q, k_cache)
             if not self.writes(new):
@@ -156,17 +125,12 @@ class Plan:
                     f"new: keys and values of {q.dtype} are not written into a cache of "
                     f"{k_cache.dtype}; write them before"
                 )
-        for name, scale in zip(("k_scale", "v_scale"), scales or (), strict=False):
+        for name, scale in zip(("k_scale", "v_scale"), layer.scales or (), strict=False):
             scale_tensor(name, scale, q)
-        batch = self._batch.with_tensors(q, k_cache, v_cache, out, scales)
-        repetition = self._layers.launch(batch, new)
-        if repetition is not None:
-            self._repeat = tuple(map(form_of, free)), queue(), repetition
-        return out
 
     def _pair(self, scales: Sequence[torch.Tensor]) -> Scales:
         """Return a layer's own scales; whether each is one float32 is checked before a launch."""
-        if self._batch.scales is None:
+        if self._scales is None:
             raise ValueError("scales: the plan was made without k_scale or v_scale; give it both")
         if len(scales) != 2 or not all(isinstance(scale, torch.Tensor) for scale in scales):
             raise ValueError(f"scales: {scales}; expected two tensors, for keys and for values")

@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..triton_internals.environment import is_interpreting
 from ..triton_internals.repeated_launch import RepeatedLaunch
 from .batch import Batch
-from .kernels.kernel_call import num_sms
+from .kernels.kernel_call import KernelCall
+from .kernels.multiprocessors import num_sms
 from .kernels.schedule_kernel import schedule_kernel
 
 __all__ = [
@@ -241,7 +241,7 @@ _repeated: dict[Any, RepeatedLaunch] = {}
 
 
 def _launch(values: tuple[Any, ...], constants: dict[str, Any]) -> None:
-    """Launch the kernel; after the first time for some constants, without Triton's own binding."""
+    """Launch the kernel, which is bound once for some constants: it is specialised by no others."""
     key = values[0].device, *constants.values()
     launch = _repeated.get(key)
     if launch is not None and launch(*values):
@@ -249,8 +249,7 @@ def _launch(values: tuple[Any, ...], constants: dict[str, Any]) -> None:
     # Many warps, so that each thread has few numbers and the kernel little code: after the kernels
     # of a model, it is probably in no cache.
     warps = 8 if constants["CHUNK"] == 32 else 32
-    kernel = schedule_kernel[(1,)](*values, **constants, num_warps=warps)
-    if launch is None and not is_interpreting():
-        names = schedule_kernel.arg_names
-        arguments = dict(zip(names, (*values, *constants.values()), strict=True))
-        _repeated[key] = RepeatedLaunch(kernel, (1,), arguments, names[: len(values)])
+    call = KernelCall(schedule_kernel, (1,), values, {**constants, "num_warps": warps})
+    launch = call.launch(schedule_kernel.arg_names[: len(values)])
+    if launch is not None:
+        _repeated[key] = launch

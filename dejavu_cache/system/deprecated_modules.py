@@ -25,9 +25,11 @@ LIBRARY_MOVES = {
     "attention.auto": "attention.dispatch",
     "attention.cases": "attention.sweep_suite",
     "attention.common": "attention.kernels.softmax_tiles",
-    "attention.hopper": "attention.kernels.hopper",
+    "attention.hopper": "attention.kernels.hopper attention.kernels.hopper_coverage",
     "attention.hopper_kernel": "attention.kernels.hopper_kernel",
-    "attention.launch": "attention.kernels.kernel_call",
+    "attention.launch": (
+        "attention.kernels.kernel_call attention.kernels.counters attention.kernels.multiprocessors"
+    ),
     "attention.naive": "attention.kernels.naive",
     "attention.qblock": "attention.kernels.qblock",
     "attention.segmented": "attention.kernels.segmented",

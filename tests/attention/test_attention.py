@@ -15,7 +15,7 @@ from support.processes import fork_python
 
 from dejavu_cache.attention import IMPLEMENTATIONS, dispatch, paged_attention
 from dejavu_cache.attention.batch import make_batch
-from dejavu_cache.attention.kernels import few_sequences, hopper, static_grid
+from dejavu_cache.attention.kernels import few_sequences, hopper, hopper_coverage, static_grid
 from dejavu_cache.attention.kernels.segmented import PER_SM, num_segments
 from dejavu_cache.triton_internals.versions import GLUON_IS_COVERED
 
@@ -137,7 +137,7 @@ def test_launches_overlap_where_caller_and_driver_allow_it(
 def test_words_need_even_sizes_and_offsets() -> None:
     memory = torch.empty(4096, dtype=torch.float16)
     even = {"size": (3, 4, 64), "stride": (300, 66, 1), "storage_offset": 2}
-    assert hopper.holds_words(memory.as_strided(**even))
+    assert hopper_coverage.holds_words(memory.as_strided(**even))
     odd: list[dict[str, Any]] = [
         {"size": (3, 4, 65)},
         {"stride": (301, 66, 1)},
@@ -145,7 +145,7 @@ def test_words_need_even_sizes_and_offsets() -> None:
         {"storage_offset": 1},
     ]
     for changes in odd:
-        assert not hopper.holds_words(memory.as_strided(**{**even, **changes})), changes
+        assert not hopper_coverage.holds_words(memory.as_strided(**{**even, **changes})), changes
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_gaps_between_heads_are_seen(
     heads: int, head: int, strides: tuple[int, ...], answer: bool
 ) -> None:
     cache = torch.empty(16384, dtype=torch.float16).as_strided((2, 16, heads, head), strides)
-    assert hopper.has_no_gaps(cache, 128) == answer
+    assert hopper_coverage.has_no_gaps(cache, 128) == answer
 
 
 @pytest.mark.parametrize("implementation", IN_THE_INTERPRETER)

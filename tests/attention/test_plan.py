@@ -10,6 +10,7 @@ import torch
 from support.attention_batches import REFUSED_MASK, Case, draw, relative_error, vary
 
 from dejavu_cache.attention import dispatch, plan
+from dejavu_cache.attention.layer_tensors import LayerTensors
 
 pytestmark = pytest.mark.filterwarnings(  # Triton's interpreter, where a grid is computed
     "ignore:Conversion of an array with ndim > 0:DeprecationWarning"
@@ -31,7 +32,7 @@ class CountedLayers:
         self.prepared.append(self.layer)
         return self.repeat
 
-    def repeat(self, *tensors: torch.Tensor) -> bool:
+    def repeat(self, layer: LayerTensors) -> bool:
         self.repeated.append(self.layer)
         return True
 

@@ -17,8 +17,7 @@ from support.attention_batches import (
 )
 
 from dejavu_cache.attention import plan
-from dejavu_cache.attention.kernels import hopper
-from dejavu_cache.attention.kernels import kernel_call as launch
+from dejavu_cache.attention.kernels import counters, hopper, kernel_call
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("auto_takes_hopper")]
 
@@ -73,7 +72,7 @@ def test_later_steps_launch_what_triton_has_bound(
             out = torch.full_like(q, float("nan"))
             planned.run(q, keys, values, out=out, new=slots)
             assert relative_error(out, batch.expected) < TOLERANCE[torch.bfloat16]
-        monkeypatch.setattr(launch.KernelCall, "__call__", Mock(side_effect=AssertionError))
+        monkeypatch.setattr(kernel_call.KernelCall, "__call__", Mock(side_effect=AssertionError))
 
 
 def test_a_step_of_another_form_is_bound_anew() -> None:
@@ -145,7 +144,7 @@ def test_a_layer_that_is_captured_has_other_counters_than_those_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A graph may be replayed beside launches of the stream on which its plan was first run."""
-    counted = Mock(side_effect=launch.zeros)
+    counted = Mock(side_effect=counters.zeros)
     monkeypatch.setattr(hopper, "zeros", counted)
     batch = draw(DECODES)
     q, k_cache, v_cache = (batch.arguments[name] for name in ("q", "k_cache", "v_cache"))

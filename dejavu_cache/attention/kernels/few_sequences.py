@@ -8,17 +8,18 @@ products of a model a launch finds none of it in a cache.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 
 from ..batch import Batch
+from ..layer_tensors import LayerTensors
+from ..layers import Repeat
 from ..new_tokens import NewTokens
 from ..search_space import why_not_here
 from . import segmented
-from .kernel_call import KernelCall, Repeat, num_sms
+from .kernel_call import KernelCall
+from .multiprocessors import num_sms
 from .softmax_tiles import attend, init_softmax, load_block
 from .write_cache import write_rows
 
@@ -178,22 +179,16 @@ def prepare(batch: Batch, new: NewTokens | None = None) -> tuple[KernelCall, Ker
     """
     q, cache, slots = batch.q, batch.k_cache, slots_of(batch)
     block_m = max(ROWS, 1 << (batch.group - 1).bit_length())
-    rows = batch.num_tokens * q.shape[1]
-    of_new = 0 if new is None else 1
-    arguments: dict[str, Any] = {
-        "q": q, "num_rows": rows, "most": slots - of_new, "sms": num_sms(q.device),
-        "num_seqs": batch.num_seqs, "max_context": batch.max_seqlen_k, **batch.shape,
-    }  # fmt: skip
+    new_segments = 0 if new is None else 1
+    arguments = segmented.segment_arguments(batch, slots - new_segments)
     tiles = {**TILES, "BLOCK_M": block_m}
-    reason = why_not_here(triton.Config(tiles, **OPTIONS), arguments)
+    reason = why_not_here(triton.Config(tiles, **OPTIONS), {**arguments, "q": q})
     if reason:
         raise ValueError(
             f"implementation: 'few_sequences' has one config, which {reason}; use 'auto'"
         )
-    segments = segmented.num_segments(arguments, tiles) + of_new
-    scratch = torch.empty(
-        rows * segments * (batch.head_padded + 2), dtype=torch.float32, device=q.device
-    )
+    segments = segmented.num_segments(arguments, tiles) + new_segments
+    scratch = segmented.make_scratch(batch, segments)
     computing = KernelCall(
         few_sequences_kernel,
         (
@@ -201,8 +196,9 @@ def prepare(batch: Batch, new: NewTokens | None = None) -> tuple[KernelCall, Ker
             -(-batch.max_seqlen_q // (block_m // batch.group)),
         ),
         (
-            scratch, rows, q, cache, batch.v_cache, *(new or NO_TOKENS), batch.cu_seqlens_q,
-            batch.seqused_k, batch.block_table, batch.alibi_slopes, batch.sinks, batch.k_scale,
+            scratch, arguments["num_rows"], q, cache, batch.v_cache, *(new or NO_TOKENS),
+            batch.cu_seqlens_q, batch.seqused_k, batch.block_table,
+            batch.alibi_slopes, batch.sinks, batch.k_scale,
             batch.softmax_scale, batch.softcap, q.stride(0), q.stride(1),
             cache.stride(0), cache.stride(1), cache.stride(2), batch.block_table.stride(0),
             *((0,) * 4 if new is None else (*new.keys.stride()[:2], *new.values.stride()[:2])),
@@ -235,21 +231,18 @@ class FewSequencesLayers:
     def launch(self, batch: Batch, new: NewTokens | None = None) -> Repeat | None:
         """Compute a layer; None in Triton's interpreter, which compiles nothing to repeat."""
         computing, merging = prepare(batch, new)
-        of_new = () if new is None else ("new_keys", "new_values", "new_slots")
-        of_keys, of_values = ((), ()) if batch.scales is None else (("k_scale",), ("v_scale",))
-        compute = computing.launch(("q", "k_cache", "v_cache", *of_new, *of_keys))
-        merge = merging.launch(("out", *of_values))
+        is_writing = new is not None
+        new_names = ("new_keys", "new_values", "new_slots") if is_writing else ()
+        scale_names = () if batch.scales is None else ("k_scale", "v_scale")
+        compute = computing.launch(("q", "k_cache", "v_cache", *new_names, *scale_names[:1]))
+        merge = merging.launch(("out", *scale_names[1:]))
         if compute is None or merge is None:
             return None
 
-        def repeat(
-            q: torch.Tensor,
-            k_cache: torch.Tensor,
-            v_cache: torch.Tensor,
-            out: torch.Tensor,
-            *others: torch.Tensor,
-        ) -> bool:
-            count = len(others) - len(of_values)
-            return compute(q, k_cache, v_cache, *others[:count]) and merge(out, *others[count:])
+        def repeat(layer: LayerTensors) -> bool:
+            new = (layer.new or ()) if is_writing else ()
+            scales = layer.scales or ()
+            computed = compute(layer.q, layer.k_cache, layer.v_cache, *new, *scales[:1])
+            return computed and merge(layer.out, *scales[1:])
 
         return repeat

@@ -18,10 +18,20 @@ from ...runtime.autotuner import cached_autotune
 from ...tuning.result_check import CheckOptions
 from ..batch import Batch
 from ..search_space import BUCKETS, KEYS, METHOD, default_rule, prune_rules, space
-from .kernel_call import KernelCall, num_sms
+from .kernel_call import KernelCall
+from .multiprocessors import num_sms
 from .softmax_tiles import attend, find_block, init_softmax, load_block
 
-__all__ = ["launch", "merge", "merge_kernel", "num_segments", "run", "segment_kernel"]
+__all__ = [
+    "launch",
+    "make_scratch",
+    "merge",
+    "merge_kernel",
+    "num_segments",
+    "run",
+    "segment_arguments",
+    "segment_kernel",
+]
 
 PER_SM = (1, 2, 4, 8, 16, 32)
 """Programs per multiprocessor; counted per GPU so that one config suits few and many sequences."""
@@ -76,7 +86,7 @@ def merge(
 
     Args:
         out: as in `paged_attention`.
-        scratch: what `segment_kernel` wrote.
+        scratch: what `segment_kernel` wrote; laid out as `make_scratch` says.
         cu_seqlens_q: as in `paged_attention`.
         v_scale: likewise.
         head_padded: the head size of the kernel's tiles.
@@ -211,6 +221,37 @@ def segment_kernel(
     tl.store(peaks + num_rows.to(tl.int64) * segments + at, total, mask=inside)
 
 
+def segment_arguments(batch: Batch, most: int) -> dict[str, Any]:
+    """Return the arguments of a launch that `num_segments` reads.
+
+    Args:
+        batch: the call.
+        most: segments of a sequence, at most.
+    """
+    return {
+        "num_rows": batch.num_tokens * batch.q.shape[1],
+        "most": most,
+        "sms": num_sms(batch.q.device),
+        "num_seqs": batch.num_seqs,
+        "max_context": batch.max_seqlen_k,
+        **batch.shape,
+    }
+
+
+def make_scratch(batch: Batch, most: int) -> torch.Tensor:
+    """Allocate memory for the partial results of a launch with at most so many segments.
+
+    It holds three arrays, one behind the other, for the launch's rows (token, query head) and
+    segments: outputs, [rows, segments, head_padded]; their maxima (base 2), [rows, segments],
+    which are -inf where a segment has no keys and nothing else is written; and their sums,
+    [rows, segments].
+    """
+    rows = batch.num_tokens * batch.q.shape[1]
+    return torch.empty(
+        rows * most * (batch.head_padded + 2), dtype=torch.float32, device=batch.q.device
+    )
+
+
 def launch(
     batch: Batch,
     on_grid: Callable[[int], object] = lambda segments: None,
@@ -223,27 +264,20 @@ def launch(
         on_grid: called at the launch with the number of segments, which depends on the config.
         most: segments of a sequence, at most.
     """
-    rows, sms = batch.num_tokens * batch.q.shape[1], num_sms(batch.q.device)
     most = min(most, max(ROOM // (batch.num_tokens * batch.kv_heads), 1))
-    scratch = torch.empty(
-        rows * most * (batch.head_padded + 2), dtype=torch.float32, device=batch.q.device
-    )
-    arguments = {
-        "num_rows": rows,
-        "most": most,
-        "sms": sms,
-        "num_seqs": batch.num_seqs,
-        "max_context": batch.max_seqlen_k,
-        **batch.shape,
-    }
+    arguments = segment_arguments(batch, most)
 
     def grid(meta: dict[str, Any]) -> tuple[int, int]:
         segments = num_segments(arguments, meta)
         on_grid(segments)
         return batch.q_blocks(meta["BLOCK_M"] // batch.group) * batch.kv_heads, segments
 
+    counts = (arguments["num_rows"], most, arguments["sms"])
     return KernelCall(
-        segment_kernel, grid, (batch.out, scratch, rows, most, sms, *batch.inputs), batch.shape
+        segment_kernel,
+        grid,
+        (batch.out, make_scratch(batch, most), *counts, *batch.inputs),
+        batch.shape,
     )
 
 

@@ -19,7 +19,9 @@ from ...runtime.autotuner import cached_autotune
 from ...tuning.result_check import CheckOptions
 from ..batch import Batch
 from ..search_space import BUCKETS, KEYS, METHOD, default_rule, prune_rules, space
-from .kernel_call import KernelCall, num_sms, zeros
+from .counters import zeros
+from .kernel_call import KernelCall
+from .multiprocessors import num_sms
 from .softmax_tiles import attend, init_softmax, load_block, store_rows
 
 __all__ = ["launch", "most_rows", "run", "static_grid_kernel"]
@@ -137,6 +139,13 @@ def static_grid_kernel(
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr, MAX_SEQS: tl.constexpr,
     MOST_ROWS: tl.constexpr, BLOCK_M: tl.constexpr, TILE: tl.constexpr, per_sm,
 ):  # fmt: skip
+    """Compute a program's part of the line, and merge a Q block whose other parts have arrived.
+
+    `scratch`, [programs, 2, BLOCK_M, HEAD_PADDED + 4], holds the partial results of the Q block in
+    which a program's part begins (0), and of another one in which it ends (1). A row is the output,
+    its maximum (base 2), its sum, and two unused columns, so that the next row is aligned.
+    `arrivals` counts a Q block's partial results, at the number of the first of its programs.
+    """
     tl.static_assert(
         BLOCK_M <= MOST_ROWS, "scratch memory is made for Q blocks of at most MOST_ROWS rows"
     )

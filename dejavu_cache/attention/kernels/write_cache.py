@@ -11,8 +11,10 @@ import triton
 import triton.language as tl
 
 from ..batch import Batch
+from ..layer_tensors import LayerTensors
+from ..layers import Layers, Repeat
 from ..new_tokens import NewTokens
-from .kernel_call import KernelCall, Layers, Repeat
+from .kernel_call import KernelCall
 
 __all__ = ["WritingLayers", "prepare", "suits", "write_cache_kernel", "write_rows"]
 
@@ -92,9 +94,6 @@ def prepare(batch: Batch, new: NewTokens) -> KernelCall:
     )  # fmt: skip
 
 
-NEW_TENSORS = len(NewTokens._fields)
-
-
 class WritingLayers:
     """Layers of a step whose new tokens are written before attention reads the cache.
 
@@ -120,14 +119,8 @@ class WritingLayers:
         if write is None or attend is None:
             return None
 
-        def repeat(
-            q: torch.Tensor,
-            k_cache: torch.Tensor,
-            v_cache: torch.Tensor,
-            out: torch.Tensor,
-            *others: torch.Tensor,
-        ) -> bool:
-            new, scales = others[:NEW_TENSORS], others[NEW_TENSORS:]
-            return write(k_cache, v_cache, *new) and attend(q, k_cache, v_cache, out, *scales)
+        def repeat(layer: LayerTensors) -> bool:
+            new = layer.new or ()
+            return write(layer.k_cache, layer.v_cache, *new) and attend(layer)
 
         return repeat

@@ -56,13 +56,13 @@ class DejavuMetadataBuilder(AttentionMetadataBuilder[StepInputs]):  # type: igno
             if is_wanted:
                 raise NotImplementedError(f"dejavu-cache's attention does not do {feature}")
         return StepInputs(
-            common.num_actual_tokens,
-            common.max_query_len,
-            common.max_seq_len,
-            common.query_start_loc,
-            common.seq_lens,
-            common.block_table_tensor,
-            common.slot_mapping[: common.num_actual_tokens],
+            num_tokens=common.num_actual_tokens,
+            max_query_len=common.max_query_len,
+            max_seq_len=common.max_seq_len,
+            query_start_loc=common.query_start_loc,
+            seq_lens=common.seq_lens,
+            block_table=common.block_table_tensor,
+            slots=common.slot_mapping[: common.num_actual_tokens],
         )
 
     def build_for_cudagraph_capture(

@@ -37,7 +37,9 @@ class LayerFeatures(NamedTuple):
     @property
     def scales(self) -> tuple[Any, Any] | None:
         """The layer's factors of keys and values; None unless there are both."""
-        return None if self.k_scale is None or self.v_scale is None else self[-2:]
+        if self.k_scale is None or self.v_scale is None:
+            return None
+        return self.k_scale, self.v_scale
 
 
 class StepInputs:
