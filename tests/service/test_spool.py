@@ -216,6 +216,9 @@ def test_a_spool_is_bounded(
     os.utime(newest[0], (0, 0))
     os.utime(newest[1], (0, 0))
     spool.sweep({newest[1]})
+    assert {file.path for file in spool.waiting()} == {*newest}
+    a_week_passes(spool)
+    spool.sweep({newest[1]})
     assert {file.path for file in spool.waiting()} == {*newest} - {newest[1]}
     assert [other.server for other in all_spools(tmp_path)] == ["https://server"]
 
@@ -243,6 +246,12 @@ def make_old_spool(url: str, folder: Path, written: float, *ms: int) -> Spool:
     for file in spool.waiting():
         os.utime(file.path, (written, written))
     return spool
+
+
+def a_week_passes(spool: Spool) -> None:
+    """Date back when files were first found overdue."""
+    for mark in spool.folder.glob("overdue/*"):
+        os.utime(mark, (time.time() - 7.1 * 86_400,) * 2)
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
@@ -275,18 +284,43 @@ def test_sync_sends_what_waited_too_long(server: Running, tmp_path: Path) -> Non
     assert numbers(server.base) == {1, 2, 3, 4, 5}
 
 
-def test_what_waited_too_long_is_deleted_once_it_cannot_be_sent(
+def try_in_vain(spool: Spool, *, until: Callable[[], bool]) -> None:
+    """Let a process try to send a spool to a server that is away."""
+    store = RemoteStore(ProtocolClient(f"http://127.0.0.1:{free_port()}"), wait=5, spool=spool)
+    wait_until(until)
+    store.close()
+    wait_until(lambda: not store.sender._has_thread)
+
+
+def test_what_waited_too_long_is_deleted_once_it_cannot_be_sent_for_a_week(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """A machine that was off for months may start before the way to its server does."""
     spool = make_old_spool("x", tmp_path, LONG_AGO[1], 1, 2)
     (young,) = {file.path for file in spool_of("x", tmp_path, *singles(3)).waiting()} - {
         file.path for file in spool.waiting() if file.written < time.time() - 86_400
     }
-    store = RemoteStore(ProtocolClient(f"http://127.0.0.1:{free_port()}"), wait=5, spool=spool)
-    wait_until(lambda: len(spool) == 1)
-    store.close()
+    marks = spool.folder / "overdue"
+    for _ in range(2):
+        try_in_vain(spool, until=lambda: len(list(marks.glob("*"))) == 2)
+        assert len(spool) == 3
+    a_week_passes(spool)
+    try_in_vain(spool, until=lambda: len(spool) == 1)
     assert [file.path for file in spool.waiting()] == [young]
     assert "2 record sets for x were deleted" in caplog.text
+    assert list(marks.iterdir()) == []
+
+
+def test_what_is_sent_after_all_leaves_no_mark_of_its_delay(
+    server: Running, tmp_path: Path
+) -> None:
+    """The marks of overdue files go with these."""
+    spool = make_old_spool(server.base, tmp_path, LONG_AGO[1], 1, 2)
+    spool.sweep({file.path for file in spool.waiting()})
+    assert len(spool) == 2
+    assert deliver(spool, server).sent == 2
+    spool.sweep(())
+    assert list((spool.folder / "overdue").iterdir()) == []
 
 
 def test_a_server_that_is_only_busy_costs_no_records(tmp_path: Path) -> None:
