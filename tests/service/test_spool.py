@@ -126,6 +126,30 @@ def test_a_refused_record_is_set_aside_and_the_rest_is_sent(
     assert "422" in reason
 
 
+def test_a_refused_record_that_cannot_be_set_aside_costs_nobody_the_server(
+    server: Running, tmp_path: Path
+) -> None:
+    """It waits where it is; the others are sent, and launches go on asking the server."""
+    spool = spool_of(server.base, tmp_path, *singles(1, 2))
+    spool.write(invalid(3))
+    (spool.folder / "set-aside").write_text("no folder can be made here, as on a full disk")
+    for file in spool.waiting():
+        os.utime(file.path, (time.time() - 60,) * 2)
+    store = RemoteStore(ProtocolClient(server.base), wait=30, spool=spool)
+    wait_until(lambda: len(spool) == 1)
+    store.put(context(), [record(4)])
+    assert store.sender.flush(30)
+    assert store.get(context(), record(1).scenario) is not None
+    assert store.circuit.closed
+    store.close()
+    assert numbers(server.base) == {1, 2, 4}
+    (refused,) = spool.waiting()
+    delivery = Delivery()
+    with closing(ProtocolClient(server.base)) as client:
+        deliver_spool(spool, client.send_json, in_hand=0, delivery=delivery)
+    assert "set-aside" in delivery.failed[refused.path]
+
+
 def test_what_a_running_process_measures_is_set_aside_too(server: Running, tmp_path: Path) -> None:
     spool = Spool(server.base, tmp_path)
     store = RemoteStore(ProtocolClient(server.base), wait=5, spool=spool)

@@ -140,8 +140,13 @@ class Spool:
             OSError: it cannot be written.
         """
         path = self._aside / f"{_digest(text)}.json"
-        replace_file(path.with_suffix(".reason.txt"), f"{reason}\n".encode(), self.folder)
-        replace_file(path, text, self.folder)
+        try:
+            replace_file(path.with_suffix(".reason.txt"), f"{reason}\n".encode(), self.folder)
+            replace_file(path, text, self.folder)
+        except OSError as error:
+            raise OSError(
+                error.errno, f"{reason}; and it cannot be set aside: {error.strerror}", str(path)
+            ) from None
         warn_once(
             f"aside {self.folder}",
             f"records that {self.server} does not take are set aside in {self._aside}: {reason}",
