@@ -208,7 +208,6 @@ class Spool:
                 "send them in time with `dejavu-cache sync`",
             )
 
-
     def _find_hopeless(self, overdue: Sequence[Path], now: float) -> set[Path]:
         """Return the files that were overdue and undelivered `OVERDUE_SECONDS` ago already.
 
