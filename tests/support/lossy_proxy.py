@@ -1,15 +1,16 @@
-"""A proxy that passes requests on and loses the answers to some of them."""
+"""A proxy that passes requests on and fails at one of them."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import count
 
 import httpx
 
-__all__ = ["lossy_proxy"]
+__all__ = ["hanging_proxy", "lossy_proxy"]
 
 
 @contextmanager
@@ -19,7 +20,37 @@ def lossy_proxy(server: str, method: str, path: str) -> Iterator[str]:
     The first answer to a request of this method, whose path contains this one, gets lost with its
     connection, as where a load balancer loses patience or a server is replaced.
     """
-    lost = threading.Event()
+
+    def lose(handler: BaseHTTPRequestHandler) -> None:
+        handler.close_connection = True
+
+    with _proxy(server, method, path, 1, lose) as url:
+        yield url
+
+
+@contextmanager
+def hanging_proxy(
+    server: str, method: str, path: str, number: int, reached: threading.Event
+) -> Iterator[str]:
+    """Yield the URL of a proxy that never answers one of the requests, and says when it came."""
+
+    def hang(handler: BaseHTTPRequestHandler) -> None:
+        reached.set()
+        handler.rfile.read(1)  # until the client hangs up
+
+    with _proxy(server, method, path, number, hang) as url:
+        yield url
+
+
+@contextmanager
+def _proxy(
+    server: str,
+    method: str,
+    path: str,
+    number: int,
+    fail: Callable[[BaseHTTPRequestHandler], None],
+) -> Iterator[str]:
+    numbers = count(1)
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -30,9 +61,8 @@ def lossy_proxy(server: str, method: str, path: str) -> Iterator[str]:
             answer = httpx.request(
                 self.command, server + self.path, headers=kept, content=content, timeout=60
             )
-            if self.command == method and path in self.path and not lost.is_set():
-                lost.set()
-                self.close_connection = True
+            if self.command == method and path in self.path and next(numbers) == number:
+                fail(self)
                 return
             self.send_response(answer.status_code)
             self.send_header("Content-Length", str(len(answer.content)))
