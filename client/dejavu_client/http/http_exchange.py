@@ -28,8 +28,11 @@ LARGEST_BODY = 256 * 2**20
 SLOWEST_BODY = 60.0
 """Seconds that the body of an answer may take from its first byte to its last.
 
-Its head may take as long as the server may be silent: the `timeout` of the request.
+Its head may begin as late as the server may be silent: the `timeout` of the request.
 """
+
+SLOWEST_HEAD = 40.0
+"""Seconds that the head of an answer may take from its first byte to its last."""
 
 SLOWEST_UPLOAD = 16 * 1024
 """Bytes a second that a server takes at least, beyond the `timeout`; ours asks for 32 KiB."""
@@ -174,7 +177,7 @@ class HttpExchange:
                 if event.endswith(".send_request_headers.started"):
                     deadline.begin_phase((timeout.write or math.inf) + upload_seconds)
                 elif event.endswith(".receive_response_headers.started"):
-                    deadline.begin_phase(timeout.read or math.inf)
+                    deadline.begin_phase(timeout.read or math.inf, after_first=SLOWEST_HEAD)
 
             try:
                 with client.stream(
