@@ -10,7 +10,8 @@ DejavuError
 │   ├── IssuerUnavailableError  an issuer's keys cannot be read now
 │   ├── ServerStoppingError   a long request ends early; what it did so far stays
 │   ├── TooLargeError         the request has more records, misses or bytes than allowed
-│   └── TooManyLeasesError    the principal holds as many leases as it may
+│   ├── TooManyLeasesError    the principal holds as many leases as it may
+│   └── TooManyTokensError    an identity token has been given as many tokens as it may
 ├── SchemaError               the database's schema does not fit this version
 └── MissingDatabaseError      a SQLite file that must exist does not
 """
@@ -31,6 +32,7 @@ __all__ = [
     "TokenExistsError",
     "TooLargeError",
     "TooManyLeasesError",
+    "TooManyTokensError",
     "UnauthenticatedError",
 ]
 
@@ -81,6 +83,10 @@ class TooLargeError(ServiceError):
 
 class TooManyLeasesError(ServiceError):
     """The principal holds as many leases as it may; some of them end sooner or later."""
+
+
+class TooManyTokensError(ServiceError):
+    """There are as many valid tokens for an identity token as there may be."""
 
 
 class SchemaError(DejavuError):

@@ -71,7 +71,7 @@ def _refresh(cached: _KeySet, issuer: TrustedIssuer) -> None:
     try:
         cached.keys = _fetch_keys(issuer)
         cached.fetched_at = time.monotonic()
-    except (httpx.HTTPError, OSError, ValueError) as error:
+    except (httpx.HTTPError, httpx.InvalidURL, ImportError, OSError, ValueError) as error:
         if cached.asked_at - cached.fetched_at > _STALE:
             raise IssuerUnavailableError(
                 f"the keys of {issuer.issuer} cannot be read: {type(error).__name__}"

@@ -28,6 +28,7 @@ from .errors import (
     ServiceError,
     TooLargeError,
     TooManyLeasesError,
+    TooManyTokensError,
     UnauthenticatedError,
 )
 
@@ -55,6 +56,7 @@ _STATUS: dict[type[ServiceError], int] = {
     TooLargeError: 413,
     InvalidRequestError: 422,
     TooManyLeasesError: 429,
+    TooManyTokensError: 429,
     IssuerUnavailableError: 503,
     ServerStoppingError: 503,
 }

@@ -124,3 +124,24 @@ def test_a_command_ends_although_its_answer_drips(command: str, serve: Serve) ->
     seen = run_cli(*command.split(), "--server", server.url)
     assert (seen.returncode, server.finished) == (3, 0), seen
     assert server.url in seen.stderr
+
+
+def test_a_long_work_s_answer_may_begin_late_but_not_drip(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A promotion may take an hour; a head that has begun does not."""
+
+    def begin_late(peer: socket.socket) -> None:
+        time.sleep(2.0)
+        peer.sendall(ANSWER.replace(b'{"writers": []}', b'{"records": 12}'))
+
+    monkeypatch.setattr(http_exchange, "SLOWEST_HEAD", 1.0)
+    with closing(ProtocolClient(serve(begin_late).url)) as client:
+        assert client.promote("other") == 12
+    server = serve(drip_head)
+    with (
+        closing(ProtocolClient(server.url)) as client,
+        pytest.raises(UnreachableError, match="was still answering after 1 s"),
+    ):
+        client.promote("other")
+    assert (server.connections, server.finished) == (1, 0)

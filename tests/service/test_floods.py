@@ -237,3 +237,23 @@ def test_a_locked_context_leaves_room_for_others(postgres_url: str, tmp_path: Pa
             thread.join()
         database.close()
         assert statuses == [200] * 48
+
+
+def test_a_writer_makes_no_list_longer_than_clients_read(
+    server: Running, bearer: MakeToken
+) -> None:
+    """A context is refused, and a miss not counted, if it is much longer than a real one."""
+    headers = bearer("write", "lists")
+    long = body(record_set(of=context("long")))
+    long["context"]["environment"]["variables"] = {"TRITON_X": "x" * 70_000}
+    miss = {"context": long["context"], "scenario": long["records"][0]["scenario"]}
+    where = f"{server.base}/v1/lists"
+    refused = httpx.post(f"{where}/records", json=long, headers=headers)
+    assert (refused.status_code, "the context has" in refused.text) == (422, True)
+    counted = httpx.post(f"{where}/misses", json={"misses": [miss]}, headers=headers)
+    assert (counted.status_code, counted.json()) == (200, {"counted": 0})
+    usual = body(record_set(of=context("usual")))
+    usual["context"]["environment"]["variables"] = {"TRITON_X": "x" * 60_000}
+    assert httpx.post(f"{where}/records", json=usual, headers=headers).status_code == 200
+    listed = httpx.get(f"{where}/contexts", headers=headers).json()["contexts"]
+    assert [entry["kernel"]["name"] for entry in listed] == ["usual"]

@@ -126,6 +126,30 @@ def test_a_refused_record_is_set_aside_and_the_rest_is_sent(
     assert "422" in reason
 
 
+def test_a_refused_record_that_cannot_be_set_aside_costs_nobody_the_server(
+    server: Running, tmp_path: Path
+) -> None:
+    """It waits where it is; the others are sent, and launches go on asking the server."""
+    spool = spool_of(server.base, tmp_path, *singles(1, 2))
+    spool.write(invalid(3))
+    (spool.folder / "set-aside").write_text("no folder can be made here, as on a full disk")
+    for file in spool.waiting():
+        os.utime(file.path, (time.time() - 60,) * 2)
+    store = RemoteStore(ProtocolClient(server.base), wait=30, spool=spool)
+    wait_until(lambda: len(spool) == 1)
+    store.put(context(), [record(4)])
+    assert store.sender.flush(30)
+    assert store.get(context(), record(1).scenario) is not None
+    assert store.circuit.closed
+    store.close()
+    assert numbers(server.base) == {1, 2, 4}
+    (refused,) = spool.waiting()
+    delivery = Delivery()
+    with closing(ProtocolClient(server.base)) as client:
+        deliver_spool(spool, client.send_json, in_hand=0, delivery=delivery)
+    assert "set-aside" in delivery.failed[refused.path]
+
+
 def test_what_a_running_process_measures_is_set_aside_too(server: Running, tmp_path: Path) -> None:
     spool = Spool(server.base, tmp_path)
     store = RemoteStore(ProtocolClient(server.base), wait=5, spool=spool)
@@ -216,6 +240,9 @@ def test_a_spool_is_bounded(
     os.utime(newest[0], (0, 0))
     os.utime(newest[1], (0, 0))
     spool.sweep({newest[1]})
+    assert {file.path for file in spool.waiting()} == {*newest}
+    a_week_passes(spool)
+    spool.sweep({newest[1]})
     assert {file.path for file in spool.waiting()} == {*newest} - {newest[1]}
     assert [other.server for other in all_spools(tmp_path)] == ["https://server"]
 
@@ -243,6 +270,12 @@ def make_old_spool(url: str, folder: Path, written: float, *ms: int) -> Spool:
     for file in spool.waiting():
         os.utime(file.path, (written, written))
     return spool
+
+
+def a_week_passes(spool: Spool) -> None:
+    """Date back when files were first found overdue."""
+    for mark in spool.folder.glob("overdue/*"):
+        os.utime(mark, (time.time() - 7.1 * 86_400,) * 2)
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
@@ -275,18 +308,43 @@ def test_sync_sends_what_waited_too_long(server: Running, tmp_path: Path) -> Non
     assert numbers(server.base) == {1, 2, 3, 4, 5}
 
 
-def test_what_waited_too_long_is_deleted_once_it_cannot_be_sent(
+def try_in_vain(spool: Spool, *, until: Callable[[], bool]) -> None:
+    """Let a process try to send a spool to a server that is away."""
+    store = RemoteStore(ProtocolClient(f"http://127.0.0.1:{free_port()}"), wait=5, spool=spool)
+    wait_until(until)
+    store.close()
+    wait_until(lambda: not store.sender._has_thread)
+
+
+def test_what_waited_too_long_is_deleted_once_it_cannot_be_sent_for_a_week(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """A machine that was off for months may start before the way to its server does."""
     spool = make_old_spool("x", tmp_path, LONG_AGO[1], 1, 2)
     (young,) = {file.path for file in spool_of("x", tmp_path, *singles(3)).waiting()} - {
         file.path for file in spool.waiting() if file.written < time.time() - 86_400
     }
-    store = RemoteStore(ProtocolClient(f"http://127.0.0.1:{free_port()}"), wait=5, spool=spool)
-    wait_until(lambda: len(spool) == 1)
-    store.close()
+    marks = spool.folder / "overdue"
+    for _ in range(2):
+        try_in_vain(spool, until=lambda: len(list(marks.glob("*"))) == 2)
+        assert len(spool) == 3
+    a_week_passes(spool)
+    try_in_vain(spool, until=lambda: len(spool) == 1)
     assert [file.path for file in spool.waiting()] == [young]
     assert "2 record sets for x were deleted" in caplog.text
+    assert list(marks.iterdir()) == []
+
+
+def test_what_is_sent_after_all_leaves_no_mark_of_its_delay(
+    server: Running, tmp_path: Path
+) -> None:
+    """The marks of overdue files go with these."""
+    spool = make_old_spool(server.base, tmp_path, LONG_AGO[1], 1, 2)
+    spool.sweep({file.path for file in spool.waiting()})
+    assert len(spool) == 2
+    assert deliver(spool, server).sent == 2
+    spool.sweep(())
+    assert list((spool.folder / "overdue").iterdir()) == []
 
 
 def test_a_server_that_is_only_busy_costs_no_records(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import httpx
 import pytest
 from dejavu_service import issuer_keys
 from dejavu_service.app import create_app
-from dejavu_service.services import retention
+from dejavu_service.services import identity_tokens, retention
 from dejavu_service.services.identity_rules import read_issuers
 from dejavu_service.settings import ServerSettings
 from dejavu_service.storage.database import Database
@@ -161,6 +161,27 @@ def test_an_identity_token_is_exchanged_once_by_all_replicas(
         first, second = (exchange(sharing, stolen) for _ in range(2))
         assert [first.status_code, second.status_code] == [201, 201]
         assert first.json()["id"] != second.json()["id"]
+
+
+def test_an_identity_token_that_is_shared_has_a_bounded_number_of_tokens(
+    sqlite_url: str, issuer: Issuer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever holds it cannot fill the database; those that expire make room."""
+    monkeypatch.setattr(identity_tokens, "MOST_TOKENS", 3)
+    rules = write_rules(tmp_path / "oidc.toml", issuer)
+    rules.write_text(rules.read_text().replace("audience", "once = false\naudience"))
+    with client_of(create_app(ServerSettings(database=sqlite_url, oidc=rules))) as client:
+        shared = issuer.token()
+        answers = [exchange(client, shared) for _ in range(5)]
+        assert [answer.status_code for answer in answers] == [201, 201, 201, 429, 429]
+        assert "Retry-After" in answers[-1].headers
+        assert exchange(client, issuer.token()).status_code == 201
+        database = Database(sqlite_url)
+        with database.write() as connection:
+            expired = token_table.c.id == answers[0].json()["id"]
+            connection.execute(update(token_table).where(expired).values(expires_at=1.0))
+        database.close()
+        assert [exchange(client, shared).status_code for _ in range(2)] == [201, 429]
 
 
 UNFIT: list[tuple[dict[str, Any], int]] = [

@@ -149,6 +149,8 @@ def _run(commands: typer.Typer, arguments: Sequence[str] | None) -> int:
     try:
         code = commands(arguments, standalone_mode=False, prog_name="dejavu-cache")
         sys.stdout.flush()
+        if code == ExitCode.INTERRUPTED:  # as Typer has it of Ctrl-C
+            note("interrupted")
         return code or ExitCode.SUCCESS
     except DejavuError as error:
         fail(error)

@@ -12,7 +12,7 @@ from dejavu_cache.model.scenario import Config, Context
 from dejavu_cache.stores import Store
 
 from .errors import PartlyDoneError
-from .output import say
+from .output import note, say
 from .progress_lines import ProgressLines
 
 __all__ = ["merge_acknowledged"]
@@ -74,6 +74,7 @@ def merge_acknowledged(
         StoreError: the store took nothing, for the reason in the message.
         PartlyDoneError: it took some of the records; the message names the others.
         MergeConflictError: `rule` is `fail`, and two timings differ.
+        KeyboardInterrupt: the user ended it, after a note on what is there.
     """
     report, lines = CopyReport(), ProgressLines(f"copying to {store.url}")
     stopped = False
@@ -88,6 +89,12 @@ def merge_acknowledged(
             except StoreError as error:
                 report.add_missing(part, error)
                 stopped = getattr(error, "status", None) not in (400, 413, 422)
+            except KeyboardInterrupt:
+                note(
+                    f"only {report.added} new, {report.unchanged} known in {store.url}; the next "
+                    "may be there too: repeat the command to copy the rest"
+                )
+                raise
     say(f"{report.added} new, {report.unchanged} known in {store.url}")
     if report.passed_over:
         text = f"{report.passed_over} records were passed over: {_PASSED_OVER}"

@@ -30,7 +30,7 @@ def send_waiting(remote: RemoteStore) -> bool:
     problems = []
     try:
         remote.sender.drain(delivery, LOCK_WAIT)
-    except (RemoteError, OSError) as error:
+    except RemoteError as error:
         problems.append(str(error))
     problems += delivery.failed.values()
     if delivery.locked:

@@ -28,8 +28,11 @@ LARGEST_BODY = 256 * 2**20
 SLOWEST_BODY = 60.0
 """Seconds that the body of an answer may take from its first byte to its last.
 
-Its head may take as long as the server may be silent: the `timeout` of the request.
+Its head may begin as late as the server may be silent: the `timeout` of the request.
 """
+
+SLOWEST_HEAD = 40.0
+"""Seconds that the head of an answer may take from its first byte to its last."""
 
 SLOWEST_UPLOAD = 16 * 1024
 """Bytes a second that a server takes at least, beyond the `timeout`; ours asks for 32 KiB."""
@@ -38,6 +41,9 @@ RETRYABLE_STATUSES = {408, 425, 429, 500, 502, 503, 504}
 
 BUSY_STATUSES = {429, 503}
 """Statuses that, with `Retry-After`, tell a client to wait and not that the server has failed."""
+
+_NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.UnsupportedProtocol)
+"""Errors of requests that no server can have received."""
 
 
 class ServerAnswer(NamedTuple):
@@ -80,12 +86,16 @@ class HttpExchange:
         self._token = token if isinstance(token, TokenSource) else TokenSource(token)
         self._injected_client = http_client
 
-    def send(self, method: str, url: str, **request: Any) -> ServerAnswer:
+    def send(
+        self, method: str, url: str, *, repeatable: bool = True, **request: Any
+    ) -> ServerAnswer:
         """Send a request and return the answer.
 
         Args:
             method: the HTTP method.
             url: the absolute URL.
+            repeatable: whether the request has the same effect, and answer, twice as once; any
+                other is sent once.
             **request: `params`, `headers`, `content` and `timeout` as `httpx` takes them; content
                 is JSON.
 
@@ -98,13 +108,13 @@ class HttpExchange:
             SettingsError: the URL is not one.
         """
         for attempt in stamina.retry_context(
-            on=UnreachableError, attempts=self._attempts, timeout=60.0
+            on=UnreachableError, attempts=self._attempts if repeatable else 1, timeout=60.0
         ):
             with attempt:
-                return self._call_once(method, url, **request)
+                return self._call_once(method, url, repeatable, **request)
         raise AssertionError("stamina always tries once")
 
-    def _call_once(self, method: str, url: str, **request: Any) -> ServerAnswer:
+    def _call_once(self, method: str, url: str, repeatable: bool, **request: Any) -> ServerAnswer:
         headers = {
             "Accept-Encoding": ACCEPTED_ENCODING,
             **self._token.headers(),
@@ -113,12 +123,15 @@ class HttpExchange:
         if "content" in request:
             headers["Content-Type"] = "application/json"
         try:
-            status, response_headers, body = self._exchange(method, url, headers, request)
+            exchange = self._exchange if repeatable else self._exchange_once
+            status, response_headers, body = exchange(method, url, headers, request)
         except httpx.InvalidURL as error:
             raise SettingsError(f"{url}: {error}") from None
         except httpx.HTTPError as error:
+            may_be_done = not (repeatable or isinstance(error, _NOT_SENT))
+            doubt = "; it may have done what was asked all the same" if may_be_done else ""
             raise UnreachableError(
-                f"{self._url} does not answer: {error or type(error).__name__}"
+                f"{self._url} does not answer: {error or type(error).__name__}{doubt}"
             ) from error
         if status == 500:
             raise ServerFaultError(f"{self._url} answered {status}: {problem_detail(body)}")
@@ -140,7 +153,7 @@ class HttpExchange:
         """Send a request and read its answer, once more if the connection was lost meanwhile.
 
         A server that restarts or has been idle closes connections, also while a request is on its
-        way. All requests may be repeated: each has the same effect twice as once.
+        way.
         """
         for is_last in (False, True):
             try:
@@ -164,7 +177,7 @@ class HttpExchange:
                 if event.endswith(".send_request_headers.started"):
                     deadline.begin_phase((timeout.write or math.inf) + upload_seconds)
                 elif event.endswith(".receive_response_headers.started"):
-                    deadline.begin_phase(timeout.read or math.inf)
+                    deadline.begin_phase(timeout.read or math.inf, after_first=SLOWEST_HEAD)
 
             try:
                 with client.stream(

@@ -289,7 +289,10 @@ class ProtocolClient:
     def quarantine(self, wish: Mapping[str, Any]) -> dict[str, Any]:
         """Take back what a token or a host wrote, or count it; the wish is the protocol's body."""
         content = json.dumps(wish)
-        answer = self._json("POST", "/quarantines", content=content, timeout=_LONG_WORK)
+        repeatable = bool(wish.get("preview"))
+        answer = self._json(
+            "POST", "/quarantines", content=content, timeout=_LONG_WORK, repeatable=repeatable
+        )
         validate(QuarantineCounts, answer, self.url)
         return answer
 
@@ -300,7 +303,7 @@ class ProtocolClient:
     def undo_quarantine(self, identity: str) -> dict[str, Any]:
         """Give back what a quarantine took, and return the counts."""
         path = f"/quarantines/{quote(identity, safe='')}"
-        answer = self._json("DELETE", path, timeout=_LONG_WORK)
+        answer = self._json("DELETE", path, timeout=_LONG_WORK, repeatable=False)
         validate(QuarantineCounts, answer, self.url)
         return answer
 

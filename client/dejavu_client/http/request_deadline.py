@@ -31,16 +31,26 @@ class RequestDeadline:
         """Set no limit yet."""
         self.seconds = math.inf
         self._end = math.inf
+        self._after_first = math.inf
         self._has_received = False
 
-    def begin_phase(self, seconds: float) -> None:
-        """End the phase before, and limit the next one."""
+    def begin_phase(self, seconds: float, after_first: float = math.inf) -> None:
+        """End the phase before, and limit the next one.
+
+        Args:
+            seconds: the limit.
+            after_first: the limit from the first bytes on that the server sends in the phase.
+        """
         self.seconds = seconds
         self._end = time.monotonic() + seconds
+        self._after_first = after_first
         self._has_received = False
 
     def note_received(self) -> None:
         """Note that the server has sent something in this phase."""
+        end = time.monotonic() + self._after_first
+        if not self._has_received and end < self._end:
+            self.seconds, self._end = self._after_first, end
         self._has_received = True
 
     @property

@@ -162,7 +162,6 @@ class Sender:
 
         Raises:
             RemoteError: the server does not answer, or refuses the sender; the rest waits.
-            OSError: the disk cannot be written.
         """
         try:
             deliver_spool(
@@ -305,6 +304,9 @@ class Sender:
             return False
         except RemoteError:
             self._circuit.record_failure()
+            return False
+        except OSError as error:  # this machine's disk, which says nothing of the server
+            warn_once(f"disk {self._client.url}", str(error))
             return False
         except Exception as error:  # `flush` waits for this thread, so it must not end here
             warn_once(

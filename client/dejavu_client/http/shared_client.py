@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import encodings.idna  # noqa: F401
+import os
 import socket
 import threading
 import weakref
@@ -24,6 +25,11 @@ from .request_deadline import enforce_deadlines
 __all__ = ["SharedHttpClient"]
 
 REQUEST_TIMEOUT = httpx.Timeout(40.0, connect=5.0)
+
+_VARIABLES = {
+    "ALL_PROXY", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "SSL_CERT_DIR", "SSL_CERT_FILE",
+}  # fmt: skip
+"""Environment variables that decide how httpx connects; those of proxies in small letters too."""
 
 
 class SharedHttpClient:
@@ -73,8 +79,8 @@ class SharedHttpClient:
         if self._is_interrupted:
             raise httpx.ConnectError("the program ends")
         with uninterrupted(), self._lock:
-            if self._client is None:  # this sets up OpenSSL
-                self._client = httpx.Client(timeout=REQUEST_TIMEOUT, follow_redirects=False)
+            if self._client is None:
+                self._client = _open_client()
             client = self._client
             self._requests[client] += 1
         try:
@@ -96,6 +102,26 @@ class SharedHttpClient:
             in_use = client in self._requests
         if client is not None and not in_use:
             client.close()
+
+
+def _open_client() -> httpx.Client:
+    """Open a client with the proxies and the certificates that the environment names.
+
+    Raises:
+        httpx.ConnectError: they cannot be used.
+    """
+    try:
+        return httpx.Client(timeout=REQUEST_TIMEOUT, follow_redirects=False)  # sets up OpenSSL
+    except (ImportError, OSError, ValueError, httpx.InvalidURL) as error:
+        raise httpx.ConnectError(
+            "no connection is possible with what this environment says of proxies and "
+            f"certificates ({_name_variables() or 'the system certificates'}): {error}"
+        ) from error
+
+
+def _name_variables() -> str:
+    """Name the environment variables that httpx reads and that are set."""
+    return ", ".join(name for name in os.environ if name.upper() in _VARIABLES)
 
 
 def _shut_down(connection: socket.socket) -> None:

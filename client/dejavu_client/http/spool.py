@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -24,7 +24,13 @@ MOST_BYTES = 256 * 2**20
 """Bytes on disk that a spool may take."""
 
 LONGEST_WAIT = 90 * 86400.0
-"""Age in seconds at which a record set that could not be sent is deleted."""
+"""Age in seconds from which a record set that cannot be sent is overdue."""
+
+OVERDUE_SECONDS = 7 * 86400.0
+"""Seconds after which an overdue record set is deleted, if it still cannot be sent.
+
+A machine that was off for months may reach its server only some time after it has started.
+"""
 
 LONGEST_ASIDE = 30 * 86400.0
 """Seconds after which a record set that the server refused is deleted."""
@@ -72,6 +78,7 @@ class Spool:
         name = hashlib.sha256(server.encode()).hexdigest()[:16]
         self.folder = (root or _default_root()) / name
         self._aside = self.folder / "set-aside"
+        self._overdue = self.folder / "overdue"
 
     def __len__(self) -> int:
         """Return how many record sets wait."""
@@ -133,8 +140,13 @@ class Spool:
             OSError: it cannot be written.
         """
         path = self._aside / f"{_digest(text)}.json"
-        replace_file(path.with_suffix(".reason.txt"), f"{reason}\n".encode(), self.folder)
-        replace_file(path, text, self.folder)
+        try:
+            replace_file(path.with_suffix(".reason.txt"), f"{reason}\n".encode(), self.folder)
+            replace_file(path, text, self.folder)
+        except OSError as error:
+            raise OSError(
+                error.errno, f"{reason}; and it cannot be set aside: {error.strerror}", str(path)
+            ) from None
         warn_once(
             f"aside {self.folder}",
             f"records that {self.server} does not take are set aside in {self._aside}: {reason}",
@@ -161,6 +173,7 @@ class Spool:
         Args:
             undelivered: files that a delivery was tried for in vain. No other file that waits is
                 too old: it may be dated by a clock that was wrong, and the server may take it.
+                Nor are these before a delivery has failed again, `OVERDUE_SECONDS` later.
         """
         if not self.folder.is_dir():
             return
@@ -176,11 +189,8 @@ class Spool:
                     path.unlink()
         aside, waiting = _files(self._aside), self.waiting()
         outdated = {file.path for file in aside if file.written < now - LONGEST_ASIDE}
-        outdated |= {
-            file.path
-            for file in waiting
-            if file.written < now - LONGEST_WAIT and file.path in undelivered
-        }
+        overdue = [file.path for file in waiting if file.written < now - LONGEST_WAIT]
+        outdated |= self._find_hopeless([path for path in overdue if path in undelivered], now)
         excess = sum(file.size for file in (*aside, *waiting)) - MOST_BYTES
         lost = 0
         for file in (*aside, *waiting):
@@ -197,6 +207,26 @@ class Spool:
                 f"keeps {MOST_BYTES >> 20} MiB for {LONGEST_WAIT / 86400:.0f} days: "
                 "send them in time with `dejavu-cache sync`",
             )
+
+    def _find_hopeless(self, overdue: Sequence[Path], now: float) -> set[Path]:
+        """Return the files that were overdue and undelivered `OVERDUE_SECONDS` ago already.
+
+        A mark for each file notes since when, and goes with it.
+        """
+        marks = {mark.name: mark for mark in self._overdue.glob("*.json")}
+        hopeless = set()
+        for path in overdue:
+            mark = marks.get(path.name)
+            with suppress(OSError):  # a file that cannot be marked stays
+                if mark is None:
+                    replace_file(self._overdue / path.name, b"", self.folder, durable=False)
+                elif mark.stat().st_mtime < now - OVERDUE_SECONDS:
+                    hopeless.add(path)
+        for mark in marks.values():
+            path = self.folder / mark.name
+            if path in hopeless or not path.exists():
+                self.remove(mark)
+        return hopeless
 
 
 def all_spools(root: Path | None = None) -> list[Spool]:

@@ -27,7 +27,8 @@ class Delivery:
     Attributes:
         sent: how many files the server confirmed altogether.
         set_aside: how many record sets the server refused for good, or are damaged.
-        failed: the reasons by file for which files wait although the server answers.
+        failed: the reasons by file for which files wait although the server answers: it fails on
+            them, or they can be neither read nor set aside.
         locked: whether another process is sending the spool.
         undelivered: files that were tried and still wait, unless the server only was busy.
         is_complete: whether the last delivery tried all files that it was to send.
@@ -64,7 +65,6 @@ def deliver_spool(
 
     Raises:
         RemoteError: the server does not answer, or refuses the sender; the files stay.
-        OSError: the disk cannot be written.
     """
     delivery = delivery or Delivery()
     delivery.is_complete = False
@@ -136,17 +136,16 @@ def _deliver_files(
         try:
             documents[path] = parse_record_set_json(text)
         except ValueError as error:
-            spool.put_aside(text, f"{path.name} is damaged: {error}")
-            delivery.set_aside += 1
-            spool.remove(path)
+            _put_aside(spool, path, text, f"{path.name} is damaged: {error}", delivery)
     try:
         refused = deliver_documents(spool, send, list(documents.values()))
-    except (ServerFaultError, RecursionError) as error:
+    except (ServerFaultError, RecursionError, OSError) as error:
         if len(documents) == 1:
             delivery.failed.update({path: str(error) for path in documents})
             delivery.undelivered.update(documents)
             return
-        # One of them makes the server fail, or is nested too deeply; the others do not wait for it.
+        # One of them makes the server fail, is nested too deeply, or is refused and cannot be set
+        # aside; the others do not wait for it.
         for path in documents:
             _deliver_files(spool, send, [path], delivery)
         return
@@ -160,3 +159,14 @@ def _deliver_files(
     delivery.sent += max(len(documents) - refused, 0)
     for path in documents:
         spool.remove(path)
+
+
+def _put_aside(spool: Spool, path: Path, text: bytes, reason: str, delivery: Delivery) -> None:
+    """Set a damaged file aside; one that cannot be moved there waits where it is."""
+    try:
+        spool.put_aside(text, reason)
+    except OSError as error:
+        delivery.failed[path] = str(error)
+        return
+    delivery.set_aside += 1
+    spool.remove(path)

@@ -34,7 +34,9 @@ class TokenSource:
                 state = (status.st_mtime_ns, status.st_ino, status.st_size)
                 if state != self._state:
                     text = self._file.read_text(encoding="utf-8", errors="replace")
-                    self._headers = _headers(text, str(self._file))
+                    # Who writes a file in place empties it first: the new token is on its way.
+                    if text.strip():
+                        self._headers = _headers(text, str(self._file))
                     self._state = state
             except OSError as error:
                 # The last token stays: a file may be away for a moment while it is replaced.

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+import secrets
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from dejavu_cache.errors import SettingsError
 
-from ..errors import AccessDeniedError, TokenExistsError, UnauthenticatedError
+from ..errors import (
+    AccessDeniedError,
+    TokenExistsError,
+    TooManyTokensError,
+    UnauthenticatedError,
+)
+from ..storage import tokens as stored_tokens
 from ..storage.database import Database
 from . import tokens
 from .access import EVERYWHERE, Principal
@@ -17,7 +24,7 @@ from .identity_rules import TrustedIssuer
 from .retention import TOKENS_DAYS
 from .tokens import Issued
 
-__all__ = ["ALGORITHMS", "IdentityExchange"]
+__all__ = ["ALGORITHMS", "MOST_TOKENS", "IdentityExchange"]
 
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "EdDSA")
 """Signatures by a private key; with a shared secret, whoever can check one can also make one."""
@@ -25,6 +32,10 @@ _LEEWAY = 30.0
 """Seconds by which clocks may differ."""
 _LONGEST = 16 * 1024
 """Characters of an identity token."""
+MOST_TOKENS = 1000
+"""Valid tokens at a time that were issued for one identity token."""
+_ID_DIGITS = 8
+"""Digits that the ids of an identity token's tokens begin with."""
 
 
 class IdentityExchange:
@@ -62,9 +73,11 @@ class IdentityExchange:
             AccessDeniedError: No rule matches the claims.
             UnauthenticatedError: The token is not valid here, or was exchanged before; the message
                 does not repeat it.
+            TooManyTokensError: There are `MOST_TOKENS` valid tokens for the identity token.
         """
         claims, issuer = self._verify(presented)
-        identity = _single_use_id(presented, claims) if issuer.once else None
+        digest = _content_digest(presented)
+        identity = _single_use_id(digest, claims) if issuer.once else _next_id(digest, database)
         subject = str(claims["sub"])
         for rule in issuer.rules:
             if rule.matches(claims):
@@ -116,7 +129,7 @@ class IdentityExchange:
         return claims, issuer
 
 
-def _single_use_id(presented: str, claims: Mapping[str, Any]) -> str:
+def _single_use_id(digest: str, claims: Mapping[str, Any]) -> str:
     """Return the id of the only token that is issued for an identity token.
 
     Its row tells all replicas that the identity token was exchanged, until the row is pruned.
@@ -128,6 +141,27 @@ def _single_use_id(presented: str, claims: Mapping[str, Any]) -> str:
         raise UnauthenticatedError(
             f"the identity token lives for more than {TOKENS_DAYS:.0f} days: ask for a shorter one"
         )
-    # Without the signature, of which there may be several for the same content.
+    return digest[:16]
+
+
+def _next_id(digest: str, database: Database) -> str:
+    """Return an id for one more token that is issued for an identity token.
+
+    All of them begin alike, so that they can be counted.
+
+    Raises:
+        TooManyTokensError: There are `MOST_TOKENS` valid ones.
+    """
+    beginning = digest[:_ID_DIGITS]
+    with database.read() as connection:
+        if stored_tokens.count_valid(connection, beginning) >= MOST_TOKENS:
+            raise TooManyTokensError(
+                f"{MOST_TOKENS} tokens for this identity token are valid: use one of them"
+            )
+    return beginning + secrets.token_hex(8 - _ID_DIGITS // 2)
+
+
+def _content_digest(presented: str) -> str:
+    """Return a digest without the signature, of which there may be several for one content."""
     content = presented.rpartition(".")[0]
-    return hashlib.sha256(content.encode()).hexdigest()[:16]
+    return hashlib.sha256(content.encode()).hexdigest()

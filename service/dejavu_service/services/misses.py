@@ -19,8 +19,8 @@ __all__ = ["MOST_MISSES", "claim_miss", "count_misses", "dismiss_miss", "list_mi
 
 MOST_MISSES = 100_000
 """Misses of all namespaces, up to which those who may only read add new ones."""
-_LONGEST = 32 * 1024
-"""Characters of a scenario and its context in such a miss."""
+_LONGEST, _LONGEST_OF_READERS = 64 * 1024, 32 * 1024
+"""Characters of a scenario and its context beyond which a miss is not counted."""
 
 _Report = Sequence[tuple[Context, Scenario, int]]
 
@@ -56,8 +56,11 @@ def count_misses(
         raise TooLargeError(
             f"{len(reported)} misses in one request: send at most {limit} at a time"
         )
+    is_writer = principal.may("write", namespace)
+    longest = _LONGEST if is_writer else _LONGEST_OF_READERS
+    reported = [miss for miss in reported if len(miss[0].text) + len(miss[1].text) <= longest]
     with database.write() as connection:
-        if not principal.may("write", namespace):
+        if not is_writer:
             reported = _fitting(connection, namespace, reported)
         ids = contexts.ensure(
             connection, namespace, [context for context, _, _ in reported], hold=True
@@ -71,7 +74,6 @@ def count_misses(
 
 def _fitting(connection: Connection, namespace: str, reported: _Report) -> _Report:
     """Return the misses that are on the worklist, and of the others those for which is room."""
-    reported = [miss for miss in reported if len(miss[0].text) + len(miss[1].text) <= _LONGEST]
     room = MOST_MISSES - misses.count_all(connection)
     if room >= len(reported):
         return reported

@@ -28,6 +28,8 @@ __all__ = [
     "post_records",
 ]
 
+MOST_CHARACTERS = 64 * 1024
+"""Characters of a context, many of which are listed in one answer; a real one has about 1000."""
 _PART = 100
 """Records that are merged at a time."""
 
@@ -63,7 +65,7 @@ def post_records(
 
     Raises:
         AccessDeniedError: The principal lacks the role `write`.
-        InvalidRequestError: The record set has a newer format than this server's.
+        InvalidRequestError: As in `check_record_set`.
         TooLargeError: The record set has more than `limit` records.
     """
     principal.require("write", namespace)
@@ -73,15 +75,21 @@ def post_records(
 
 
 def check_record_set(sent: RecordSet, limit: int) -> None:
-    """Check the format and the number of records of a record set.
+    """Check the format, the context and the number of records of a record set.
 
     Raises:
-        InvalidRequestError: The record set has a newer format than this server's.
+        InvalidRequestError: The record set has a newer format than this server's, or its context
+            has over `MOST_CHARACTERS`.
         TooLargeError: The record set has more than `limit` records.
     """
     if not 1 <= sent.format <= FORMAT:
         raise InvalidRequestError(
             f"format {sent.format} is not known here: this server takes 1 to {FORMAT}"
+        )
+    if len(sent.context.text) > MOST_CHARACTERS:
+        raise InvalidRequestError(
+            f"the context has {len(sent.context.text)} characters, and may have {MOST_CHARACTERS}: "
+            "shorten the values of environment variables in it"
         )
     if len(sent.records) > limit:
         raise TooLargeError(

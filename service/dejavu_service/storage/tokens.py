@@ -4,12 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Connection, Row, delete, or_, select, update
+from sqlalchemy import Connection, Row, delete, func, or_, select, update
 
 from .tables import epoch, tokens
+from .text_matching import starts_with
 from .upserts import insert
 
-__all__ = ["add", "any_issued", "drop_expired", "get", "list_tokens", "now", "revoke"]
+__all__ = [
+    "add",
+    "any_issued",
+    "count_valid",
+    "drop_expired",
+    "get",
+    "list_tokens",
+    "now",
+    "revoke",
+]
 
 
 def add(
@@ -52,6 +62,13 @@ def list_tokens(connection: Connection) -> list[Row[Any]]:
 def any_issued(connection: Connection) -> bool:
     """Return whether any token was ever issued, including expired and revoked ones."""
     return connection.execute(select(tokens.c.id).limit(1)).first() is not None
+
+
+def count_valid(connection: Connection, beginning: str) -> int:
+    """Count the tokens that have not expired, revoked ones included, by how their ids begin."""
+    lives = or_(tokens.c.expires_at.is_(None), tokens.c.expires_at > epoch())
+    query = select(func.count()).where(starts_with(tokens.c.id, beginning), lives)
+    return connection.execute(query).scalar_one()
 
 
 def revoke(connection: Connection, identity: str) -> bool:

@@ -35,6 +35,7 @@ from ..output import say, show_json
 from ..record_copy import merge_acknowledged
 from ..record_queries import kernels_of, record_sets_of
 from ..spool_summary import send_waiting
+from ..step_report import sum_of_steps
 
 __all__ = ["register"]
 
@@ -88,8 +89,11 @@ def promote(
     remote = open_server(server)
     kernels = kernels_of(remote, kernel) if kernel else [None]
     require_records(remote)
-    count = sum(remote.client.promote(to, name) for name in kernels)
-    say(f"{count} records of {remote.client.namespace} promoted to {to}")
+    promoted = f"records of {remote.client.namespace} promoted to {to}"
+    count = sum_of_steps(
+        kernels, lambda name: remote.client.promote(to, name), f"{{count}} {promoted}"
+    )
+    say(f"{count} {promoted}")
 
 
 def misses(

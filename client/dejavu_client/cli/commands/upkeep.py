@@ -14,6 +14,7 @@ from ..chosen_store import open_existing_store
 from ..options import OptionalKernelArgument, StoreOption
 from ..output import say
 from ..record_queries import contexts_of, last_measured
+from ..step_report import sum_of_steps
 
 __all__ = ["register"]
 
@@ -64,7 +65,8 @@ def clear(
                 f"Drop {len(contexts)} contexts of {', '.join(kernels)} from {target.url}?",
                 abort=True,
             )
-        say(f"{sum(target.delete(context) for context in contexts)} records dropped")
+        dropped = sum_of_steps(contexts, target.delete, "{count} records dropped")
+        say(f"{dropped} records dropped")
 
 
 def _superseded_contexts(store: Store) -> set[Context]:

@@ -1,0 +1,62 @@
+"""Proxies and certificates of the environment that cannot be used fail no launch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from dejavu_client.http.errors import UnreachableError
+from dejavu_client.http.protocol_client import ProtocolClient
+from dejavu_client.http.remote_store import RemoteStore
+from dejavu_client.http.spool import Spool
+from support.command_line import run_cli
+from support.kernels import launch, load
+from support.records import context, record
+
+from dejavu_cache.stores import FileStore, TieredStore
+
+SERVER = "http://127.0.0.1:9"
+UNUSABLE = {
+    "ALL_PROXY": "socks5://127.0.0.1:1",
+    "HTTP_PROXY": "ftp://proxy",
+    "NO_PROXY": "[::1",
+    "SSL_CERT_FILE": "/nowhere/ca.pem",
+}
+
+
+@pytest.fixture(params=UNUSABLE)
+def variable(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Set one variable to what no connection can be made with, and return its name."""
+    monkeypatch.setenv(request.param, UNUSABLE[request.param])
+    return str(request.param)
+
+
+def test_a_server_counts_as_unreachable_and_the_variable_is_named(
+    variable: str, tmp_path: Path
+) -> None:
+    """A look-up fails as for a server that is away, and what is written waits on disk."""
+    spool = Spool("x", tmp_path)
+    store = RemoteStore(ProtocolClient(SERVER), wait=5, spool=spool)
+    with pytest.raises(UnreachableError, match=variable):
+        store.get(context(), record(1).scenario)
+    store.put(context(), [record(1)])
+    store.close()
+    assert len(spool) == 1
+
+
+def test_a_launch_goes_on_without_the_server(variable: str, tmp_path: Path) -> None:
+    """A launch tunes into the local store, as it does where the server is away."""
+    folder = FileStore(tmp_path / "local")
+    remote = RemoteStore(ProtocolClient(SERVER), wait=0.25, spool=Spool("x", tmp_path / "spool"))
+    kernel = load(tmp_path / "kernels.py").add
+    kernel._options["store"] = TieredStore([folder, remote])
+    launch(kernel, 100)
+    remote.close()
+    assert len(list(folder.contexts())) == 1
+
+
+def test_a_command_names_the_variable_in_one_line(variable: str) -> None:
+    """A command ends with the code for an unreachable server."""
+    seen = run_cli("ls", "--store", SERVER)
+    assert (seen.returncode, seen.stdout, seen.stderr.count("\n")) == (3, "", 1), seen
+    assert variable in seen.stderr

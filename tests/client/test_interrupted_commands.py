@@ -1,0 +1,94 @@
+"""A command that ends in the middle says what is done."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from dejavu_client.http.protocol_client import ProtocolClient
+from support.command_line import run_cli
+from support.lossy_proxy import hanging_proxy
+from support.processes import environment
+from support.records import context, record
+from support.service import Running, running_server
+
+from dejavu_cache.errors import ExitCode
+from dejavu_cache.model.record import RecordSet
+from dejavu_cache.stores import FileStore
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Running]:
+    """Yield a server with a record of each of three kernels."""
+    database = f"sqlite:///{tmp_path / 'server.sqlite3'}"
+    with running_server(database, tmp_path / "log") as running:
+        with closing(ProtocolClient(running.base)) as client:
+            for name in ("a.x", "b.x", "c.x"):
+                client.send(RecordSet(context=context(kernel=name), records=(record(1),)))
+        yield running
+
+
+def interrupt(reached: threading.Event, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a command and press Ctrl-C once its server has been reached."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "dejavu_client", *arguments],
+        env=environment(), text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )  # fmt: skip
+    assert reached.wait(60)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    return subprocess.CompletedProcess(arguments, process.returncode, out, err)
+
+
+@pytest.mark.parametrize(
+    ("command", "method", "path", "done"),
+    [
+        ("clear --yes --store", "DELETE", "/records", "only 1 records dropped, for 1 of 3"),
+        ("promote --kernel *.x --to other --server", "POST", "/promote",
+         "only 1 records of main promoted to other, for 1 of 3"),
+    ],
+)  # fmt: skip
+def test_a_change_of_a_server_says_how_far_it_came(
+    command: str, method: str, path: str, done: str, server: Running
+) -> None:
+    """What was changed before Ctrl-C is counted, and the request under way may be done."""
+    reached = threading.Event()
+    with hanging_proxy(server.base, method, path, 2, reached) as proxy:
+        ended = interrupt(reached, *command.split(), proxy)
+    assert (ended.returncode, ended.stdout) == (ExitCode.INTERRUPTED, ""), ended
+    assert ended.stderr.splitlines() == [
+        f"note: {done}; the next may be done too", "note: interrupted",
+    ]  # fmt: skip
+
+
+def test_a_copy_says_how_far_it_came(server: Running, tmp_path: Path) -> None:
+    """What was acknowledged before Ctrl-C is counted."""
+    local = FileStore(tmp_path / "local")
+    for name in ("d.x", "e.x"):
+        local.put(context(kernel=name), [record(1)])
+    reached = threading.Event()
+    with hanging_proxy(server.base, "POST", "/records", 2, reached) as proxy:
+        ended = interrupt(reached, "push", "--store", str(local.root), "--server", proxy)
+    assert ended.returncode == ExitCode.INTERRUPTED, ended
+    assert "note: only 1 new, 0 known in" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_a_change_that_fails_in_the_middle_is_partly_done(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The exit code and the error tell it from one that failed altogether."""
+    monkeypatch.setattr("dejavu_client.cli.chosen_store.COMMAND_WAIT", 0.5)
+    monkeypatch.setattr("dejavu_client.http.shared_client.REQUEST_TIMEOUT", 1.0)
+    reached = threading.Event()
+    with hanging_proxy(server.base, "DELETE", "/records", 2, reached) as proxy:
+        seen = run_cli("clear", "--yes", "--store", proxy)
+    assert (seen.returncode, seen.stdout) == (ExitCode.PARTIAL, ""), seen
+    assert seen.stderr.startswith("error: only 1 records dropped, for 1 of 3: ")
