@@ -141,6 +141,7 @@ def _decode(content: bytes) -> FunctionSyntax:
         declared_names=frozenset(parts["declared_names"]),
         changed_names=frozenset(map(tuple, parts["changed_names"])),
         mutated_names=frozenset(map(tuple, parts["mutated_names"])),
+        reflection=frozenset(parts["reflection"]),
     )
 
 
