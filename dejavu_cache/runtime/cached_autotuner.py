@@ -247,6 +247,9 @@ class CachedAutotuner(DeclaredAutotuner):
         self, chosen: ChosenConfig, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, ChosenConfig]:
         """Launch the chosen config, or a compiled one while the process serves; return both."""
+        options = chosen.config.all_kwargs()
+        if chosen.options != options:  # a program has changed the config in place
+            chosen = chosen._replace(options=options)
         # Ranks that choose together must not differ by what each of them has compiled.
         return self._compiled.launch(
             chosen,
