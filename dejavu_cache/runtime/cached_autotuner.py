@@ -59,6 +59,12 @@ class CachedAutotuner(DeclaredAutotuner):
         report_triton_activity()
         record_launches(self)
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Have a subclass with a `run` of its own launch by it, as a subclass of Triton's does."""
+        super().__init_subclass__(**kwargs)
+        if "run" in vars(cls) and "__getitem__" not in vars(cls):
+            cls.__getitem__ = DeclaredAutotuner.__getitem__  # type: ignore[method-assign]
+
     @property
     def cache(self) -> Any:
         """The configs by Triton's key of a launch; what a program puts there decides launches."""

@@ -158,6 +158,27 @@ def test_launches_follow_random_changes_as_tritons_do() -> None:
     assert fork_python(code, TRITON_INTERPRET="0").stdout.splitlines()[-1] == "[]"
 
 
+@pytest.mark.parametrize("decorate", [cached_autotune, triton.autotune])
+def test_a_subclass_launches_by_its_own_run(decorate: Any) -> None:
+    kernel, bench = make(decorate)
+
+    class Counting(type(kernel)):  # type: ignore[misc]
+        launches = 0
+
+        def run(self, *args: Any, **kwargs: Any) -> Any:
+            self.launches += 1
+            return super().run(*args, **kwargs)
+
+    class Derived(Counting):
+        """A class that leaves `run` to its base."""
+
+    launch(kernel)
+    kernel.__class__ = Derived
+    for _ in range(2):
+        launch(kernel)
+    assert (kernel.launches, bench.calls) == (2, 3)
+
+
 @pytest.mark.parametrize("blocks", [[16], [16, 32]])
 @pytest.mark.parametrize(
     "change", ["kwargs['B'] = 64", "kwargs = {'B': 64}", "num_warps = 8", "num_stages = 1"]
