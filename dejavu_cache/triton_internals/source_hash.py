@@ -108,9 +108,9 @@ class _CodeReader:
         """Write what runs between an autotuner and its jit function and is not Triton's."""
         if inspect.isfunction(layer.fn):  # `_decoration` writes all else of a jit function
             run = getattr(layer, "__dict__", {}).get("run")
-            if run is not None and not _is_defined_by_triton(run):
+            if not (run is None or _is_defined_by_triton(run) or _only_passes_on(layer, run)):
                 yield from self.constants.read("run", run)
-        elif not _is_of_triton(layer):
+        elif not (_is_of_triton(layer) or _only_passes_on(layer, type(layer).run)):
             yield from self.constants.read("layer", layer)
 
     def _read_named(self, name: str, kernel: Any) -> Iterator[str]:
@@ -252,6 +252,26 @@ def _is_of_triton(layer: Any) -> bool:
     is_autotuner = any(kind.__name__ == "Autotuner" for kind in type(layer).__mro__)
     is_own = type(layer).__module__.partition(".")[0] == "triton"
     return is_autotuner or (is_own and "run" not in getattr(layer, "__dict__", {}))
+
+
+def _only_passes_on(layer: Any, run: Any) -> bool:
+    """Return whether a layer's `run` launches what is below it with the arguments that it gets."""
+    if not inspect.isfunction(run):
+        return False
+    chains = function_syntax(run).pass_through
+    return bool(chains) and all(_is_launch_below(layer, run, chain) for chain in chains)
+
+
+def _is_launch_below(layer: Any, run: Callable[..., Any], chain: Chain) -> bool:
+    is_method = type(layer).run is run and run.__code__.co_argcount == 1
+    if is_method and chain == (run.__code__.co_varnames[0], "fn", "run"):
+        return True
+    names = _values_of_names(run)
+    if chain[1:] and chain[-1] == "run" and resolve(names, chain[:-1]) is layer.fn:
+        return True
+    called = resolve(names, chain)  # what the program has wrapped
+    is_own = getattr(called, "__func__", None) is getattr(type(layer), "run", None)
+    return is_own and getattr(called, "__self__", None) is layer
 
 
 # Attributes of a jit function that hold its source, its caches, or what runs beside the launch.

@@ -92,3 +92,77 @@ def k(x, B: tl.constexpr, C: tl.constexpr):
         for order in orders
     }
     assert len(hashes) == 2
+
+
+PASSING_ON = {
+    "a method": """
+class Spy(Plain):
+    def run(self, *args, **kwargs):
+        global latest
+        latest = kwargs["n"], "m" in kwargs, kwargs.get("o")
+        self.launches = time.time()
+        print(args[0], latest)
+        return self.fn.run(*args, **kwargs)
+k = Spy(jitted, 1)
+""",
+    "with Triton's parameters": """
+class Spy(Plain):
+    def run(self, *args, grid, warmup, **kwargs):
+        try:
+            return self.fn.run(*args, grid=grid, warmup=warmup, **kwargs)
+        finally:
+            print(time.time())
+k = Spy(jitted, 1)
+""",
+    "a wrapped run": """
+def watch(fn):
+    run, launches = fn.run, []
+    def wrapped(*args, **kwargs):
+        launches.append(time.time())
+        return run(*args, **kwargs)
+    fn.run = wrapped
+    return fn
+k = watch(jitted)
+""",
+}
+
+
+@pytest.mark.parametrize("source", PASSING_ON.values(), ids=PASSING_ON)
+def test_a_layer_that_passes_its_arguments_on_changes_nothing(tmp_path: Path, source: str) -> None:
+    plain = identify(load(tmp_path / "kernels.py", f"{HEAD}k = jitted\n").k, [])
+    watched = identify(load(tmp_path / "kernels.py", HEAD + source).k, [])
+    assert watched == plain
+    assert watched.unstored is None
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "kwargs['B'] = int(time.time()); return self.fn.run(*args, **kwargs)",
+        "kwargs.update(B=int(time.time())); return self.fn.run(*args, **kwargs)",
+        "args = (*args, int(time.time())); return self.fn.run(*args, **kwargs)",
+        "return self.fn.run(*args, B=int(time.time()), **kwargs)",
+        "return self.fn.run(*args, int(time.time()), **kwargs)",
+        "self.swap(time.time()); return self.fn.run(*args, **kwargs)",
+        "self.fn = CHOICES[int(time.time()) % 2]; return self.fn.run(*args, **kwargs)",
+        "setattr(self, 'fn', time.time()); return self.fn.run(*args, **kwargs)",
+        "own = self; own.swap(time.time()); return self.fn.run(*args, **kwargs)",
+        "change(kwargs, time.time()); return self.fn.run(*args, **kwargs)",
+        "run = time.time; return self.fn.run(*args, **kwargs)",
+        "return other.run(*args, **kwargs) if time.time() else self.fn.run(*args, **kwargs)",
+        "return self.fn.run(*args, **kwargs) if time.time() else self.fn.run(*args, B=2, **kwargs)",
+        "for kwargs in (time.time(),): pass\n        return self.fn.run(*args, **kwargs)",
+        "import time as kwargs; time.time()\n        return self.fn.run(*args, **kwargs)",
+        "return (lambda *args, **kwargs: self.fn.run(*args, **kwargs))(time.time())",
+    ],
+)
+def test_a_layer_that_may_change_its_arguments_is_read(tmp_path: Path, body: str) -> None:
+    source = f"""
+class Layer(Plain):
+    def run(self, *args, **kwargs):
+        {body}
+k = Layer(jitted, 1)
+"""
+    names = "CHOICES, change, other = [], len, Plain(jitted, 2)\n"
+    reason = identify(load(tmp_path / "kernels.py", HEAD + names + source).k, []).unstored
+    assert reason is not None
