@@ -59,6 +59,12 @@ class CachedAutotuner(DeclaredAutotuner):
         report_triton_activity()
         record_launches(self)
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Have a subclass with a `run` of its own launch by it, as a subclass of Triton's does."""
+        super().__init_subclass__(**kwargs)
+        if "run" in vars(cls) and "__getitem__" not in vars(cls):
+            cls.__getitem__ = DeclaredAutotuner.__getitem__  # type: ignore[method-assign]
+
     @property
     def cache(self) -> Any:
         """The configs by Triton's key of a launch; what a program puts there decides launches."""
@@ -247,6 +253,9 @@ class CachedAutotuner(DeclaredAutotuner):
         self, chosen: ChosenConfig, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, ChosenConfig]:
         """Launch the chosen config, or a compiled one while the process serves; return both."""
+        options = chosen.config.all_kwargs()
+        if chosen.options != options:  # a program has changed the config in place
+            chosen = chosen._replace(options=options)
         # Ranks that choose together must not differ by what each of them has compiled.
         return self._compiled.launch(
             chosen,
@@ -371,6 +380,7 @@ class CachedAutotuner(DeclaredAutotuner):
         if kept := choices.keep_fallback(raw, revision):
             return kept
         request = self._request(device, args, kwargs, configs)
+        _refuse_conflicts(request)
         resolution = self._resolve_and_report(request, choices.fallback(raw))
         await_digest()
         chosen = choices.add(raw, resolution, revision)
@@ -405,3 +415,15 @@ class CachedAutotuner(DeclaredAutotuner):
             return resolver.explain(request) if tuning else resolver.resolve(request, wait=0.0)[0]
 
         return agree(request, lambda: resolver.resolve(request, wait=wait), resolve_now, wait)
+
+
+def _refuse_conflicts(request: Request) -> None:
+    """Raise what Triton raises at a benchmark, also where a record makes that unnecessary."""
+    if request.has_no_choice:
+        return
+    conflicts = request.kwargs.keys() & request.default.kwargs.keys()
+    if conflicts:
+        raise ValueError(
+            f"Conflicting meta-parameters: {', '.join(conflicts)}."
+            " Make sure that you don't re-define auto-tuned symbols."
+        )

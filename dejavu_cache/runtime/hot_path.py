@@ -84,7 +84,9 @@ class HotPath:
                 device = active.get_current_device()
                 binder, ready = devices[device]
                 bound, key = binder(*args, **kwargs)
-                config, tuned, until, name, kernel, call = ready[key]
+                config, content, tuned, until, name, kernel, call = ready[key]
+                if config.__dict__ != content:  # a program has changed it in place
+                    kernel = None
             except Exception:  # unknown key, or an error that Triton's own path will report
                 kernel = None
             if (
@@ -92,7 +94,6 @@ class HotPath:
                 or function["pre_run_hooks"]
                 or "run" in function  # a program has wrapped the function's launches
                 or grid is None
-                or config.pre_hook is not None  # a program has given it one since
                 # Triton may have dropped or replaced the kernel.
                 or function["device_caches"][device][0].get(name) is not kernel
                 or (until is not never and monotonic() > until)
@@ -161,6 +162,10 @@ class HotPath:
         kwargs: dict[str, Any],
     ) -> None:
         fn, device = self._fn, driver.active.get_current_device()
+        config = chosen.config
+        content = {**vars(config), "kwargs": dict(config.kwargs)}
+        if config.all_kwargs() != chosen.options:  # changed since it was launched
+            return
         tuned = {
             name: value for name, value in chosen.options.items() if name in fn.signature.parameters
         }
@@ -174,7 +179,8 @@ class HotPath:
         if len(ready) >= _MOST_LAUNCHES:
             ready.clear()
         ready[binder(*args, **kwargs)[1]] = (
-            chosen.config,
+            config,
+            content,
             tuned,
             chosen.until,
             name,

@@ -228,6 +228,8 @@ class ConstantReader:
     def _members(self, name: str, value: type) -> Tokens:
         if isinstance(value, enum.EnumMeta):
             yield from self._enum_members(name, value)
+        if "__match_args__" in vars(value) and not _has_generated_methods(value):
+            yield from self.read(f"{name}.__match_args__", vars(value)["__match_args__"])
         for attribute in sorted(set(vars(value)) - _MADE_BY_PYTHON):
             held = vars(value)[attribute]
             if type(held).__name__ in ("member_descriptor", "getset_descriptor", "_tuplegetter"):
@@ -349,9 +351,14 @@ def _function_of(member: Any) -> Any:
     return getattr(member, "__func__", None) or getattr(member, "fget", None) or member
 
 
+def _has_generated_methods(kind: type) -> bool:
+    """Return whether Python makes a class's methods, and the order of its fields, from fields."""
+    return hasattr(kind, "__dataclass_fields__") or hasattr(kind, "_fields")
+
+
 def _is_generated(member: Any, kind: type) -> bool:
     """Return whether a method was generated from a class's fields, as dataclasses do."""
-    if not (hasattr(kind, "__dataclass_fields__") or hasattr(kind, "_fields")):
+    if not _has_generated_methods(kind):
         return False
     function = _function_of(member)
     code = getattr(function, "__code__", None)

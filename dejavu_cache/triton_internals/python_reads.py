@@ -76,7 +76,9 @@ def imported_values(function: Callable[..., Any], syntax: FunctionSyntax) -> dic
                 f"{_name(function)} imports {_described(statement)}, which is not imported yet: "
                 "import it at the module's top"
             )
-        if name in syntax.local_names or values.setdefault(name, value) is not value:
+        is_other = function.__globals__.get(name, value) is not value
+        is_bound = name in syntax.local_names or name in function.__code__.co_freevars
+        if is_other or is_bound or values.setdefault(name, value) is not value:
             raise UnreadableKernelError(
                 f"{_name(function)} imports {name} and binds it otherwise too: "
                 "import it at the module's top"
@@ -120,9 +122,12 @@ def check_reads(function: Callable[..., Any], syntax: FunctionSyntax, names: Nam
         UnreadableKernelError: it reads something else, or changes what it reads.
     """
     hidden = syntax.local_names - syntax.read_first
-    inner = (syntax.local_names | syntax.bound_names) - set(names)
+    bound = syntax.local_names | syntax.bound_names
+    # A name that is bound somewhere else in the function may be Python's own where it is read.
+    inner = {name for name in bound - set(names) if not hasattr(builtins, name)}
+    known = hidden | inner | (bound - syntax.read_first - set(names))
     for chain in sorted(syntax.bare_names | syntax.fetched_names):
-        if chain[0] not in hidden | inner:
+        if chain[0] not in known:
             _check_name(function, names, chain)
     _check_changes(function, syntax, names, hidden)
 
@@ -150,8 +155,10 @@ def _check_name(function: Callable[..., Any], names: Names, chain: Chain) -> Non
 def _check_builtin(function: Callable[..., Any], name: str) -> None:
     if not hasattr(builtins, name):
         raise UnreadableKernelError(f"{_name(function)} reads {name}, which is not defined")
+    value = getattr(builtins, name)
+    is_replaced = getattr(value, "__module__", "builtins") != "builtins"
     is_own_hash = name == "hash" and function.__name__ == "__hash__"
-    if not is_pure_builtin(name) and not is_own_hash:
+    if is_replaced or not (is_pure_builtin(name) or is_own_hash):
         raise UnreadableKernelError(
             f"{_name(function)} calls {name}, which may read anything: name what it reads"
         )
@@ -192,12 +199,23 @@ def _check_changes(
         for chain in syntax.mutated_names
         if chain[0] not in hidden and _is_container(names, chain)
     }
-    for chain in sorted(kept):
-        if chain[0] in names:
+    changed = syntax.changed_names | syntax.mutated_names
+    memos = {chain for chain in changed if chain[0] in _mutable_defaults(function)}
+    for chain in sorted(kept | memos):
+        if chain[0] in names or chain in memos:
             raise UnreadableKernelError(
                 f"{'.'.join(chain)} changes while the program runs, in {_name(function)}: "
                 "use functools.cache, or pass it as an argument"
             )
+
+
+def _mutable_defaults(function: Callable[..., Any]) -> set[str]:
+    """Return the parameters whose default can keep values from call to call."""
+    code = function.__code__
+    positional = code.co_varnames[: code.co_argcount]
+    defaults = dict(zip(reversed(positional), reversed(function.__defaults__ or ()), strict=False))
+    defaults |= function.__kwdefaults__ or {}
+    return {name for name, default in defaults.items() if isinstance(default, _MUTABLE)}
 
 
 def _is_container(names: Names, chain: Chain) -> bool:

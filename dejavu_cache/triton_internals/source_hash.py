@@ -89,9 +89,29 @@ class _CodeReader:
     def read_kernel(self, kernel: Any) -> Iterator[str]:
         yield from self._read_named("", kernel)
         while not inspect.isfunction(kernel):
-            for name, heuristic in sorted(_heuristics(kernel).items()):
-                yield from self.constants.read(f"heuristic {name}", heuristic)
+            yield from self._read_heuristics(_heuristics(kernel))
+            yield from self._read_layer(kernel)
             kernel = kernel.fn
+
+    def _read_heuristics(self, heuristics: Mapping[str, Any]) -> Iterator[str]:
+        is_mentioned = False
+        for name, heuristic in sorted(heuristics.items()):
+            tokens = list(self.constants.read(f"heuristic {name}", heuristic))
+            yield from tokens
+            text = " ".join(tokens)
+            is_mentioned |= any(f"{other!a}" in text for other in heuristics if other != name)
+        order = list(heuristics)
+        if is_mentioned and order != sorted(order):
+            yield f"in the order {order}"
+
+    def _read_layer(self, layer: Any) -> Iterator[str]:
+        """Write what runs between an autotuner and its jit function and is not Triton's."""
+        if inspect.isfunction(layer.fn):  # `_decoration` writes all else of a jit function
+            run = getattr(layer, "__dict__", {}).get("run")
+            if not (run is None or _is_defined_by_triton(run) or _only_passes_on(layer, run)):
+                yield from self.constants.read("run", run)
+        elif not (_is_of_triton(layer) or _only_passes_on(layer, type(layer).run)):
+            yield from self.constants.read("layer", layer)
 
     def _read_named(self, name: str, kernel: Any) -> Iterator[str]:
         function = python_function(kernel)
@@ -113,6 +133,7 @@ class _CodeReader:
             # Triton's interpreter runs what the file holds at the first launch, not what it held.
             text = inspect.getsource(function.__code__)
         syntax = function_syntax(function, text)
+        _refuse_reflection(function, syntax)
         names = _values_of_names(function)
         chains = syntax.dotted_names
         if not is_compiled:
@@ -131,7 +152,7 @@ class _CodeReader:
             for name, value in sorted(vars(function).items()):
                 if name != "__wrapped__":  # what runs is the function's own code
                     yield from self.constants.read(f"attribute {name}", value)
-        yield from self._read_first_reads(names, syntax, compiled is not None)
+        yield from self._read_first_reads(names, syntax, is_compiled)
         yield from self._read_wrapping(names, syntax, is_compiled)
         if compiled is not None:
             yield from _decoration(compiled, parameters, syntax)
@@ -149,14 +170,14 @@ class _CodeReader:
             yield f"{name} wrapped {not expect_constexpr}"
 
     def _read_first_reads(
-        self, names: Names, syntax: FunctionSyntax, is_jit_function: bool
+        self, names: Names, syntax: FunctionSyntax, is_compiled: bool
     ) -> Iterator[str]:
         """Write the globals that are read before a local of their name hides them."""
         early = syntax.read_first & syntax.local_names
         for chain in sorted(chain for chain in syntax.dotted_names if chain[0] in early):
             root = resolve(names, chain[:1])
             # Triton refuses to read any other global, so the name is a local of another branch.
-            if not is_jit_function or _is_legal_global(root):
+            if not is_compiled or _is_legal_global(root):
                 yield f"early {'.'.join(chain)}"
                 yield from self._read_chain(names, chain)
 
@@ -195,6 +216,14 @@ def _usual_value(chain: Chain) -> Any:
     return resolve({"tl": triton.language}, ("tl", *(chain[1:] or chain)))
 
 
+def _refuse_reflection(function: Callable[..., Any], syntax: FunctionSyntax) -> None:
+    for name in sorted(syntax.reflection):
+        raise UnreadableKernelError(
+            f"{function.__module__}.{function.__qualname__} reads {name}, which is not part of "
+            "what identifies a kernel: read it at the module's top, for a constant"
+        )
+
+
 def _jit_object(kernel: Any) -> Any:
     """Return Triton's object right around the Python function, or None without any."""
     inner = None
@@ -210,6 +239,39 @@ def _compiles(compiled: Any) -> bool:
 def _heuristics(kernel: Any) -> dict[str, Any]:
     kinds = {kind.__name__ for kind in type(kernel).__mro__}
     return dict(kernel.values) if "Heuristics" in kinds else {}
+
+
+def _is_defined_by_triton(function: Any) -> bool:
+    """Return whether a function is Triton's own, as `run` of 3.4's interpreted functions is."""
+    module = getattr(function, "__globals__", {}).get("__name__") or ""
+    return str(module).partition(".")[0] == "triton"
+
+
+def _is_of_triton(layer: Any) -> bool:
+    """Return whether a layer is Triton's, or an autotuner, which adds nothing but its configs."""
+    is_autotuner = any(kind.__name__ == "Autotuner" for kind in type(layer).__mro__)
+    is_own = type(layer).__module__.partition(".")[0] == "triton"
+    return is_autotuner or (is_own and "run" not in getattr(layer, "__dict__", {}))
+
+
+def _only_passes_on(layer: Any, run: Any) -> bool:
+    """Return whether a layer's `run` launches what is below it with the arguments that it gets."""
+    if not inspect.isfunction(run):
+        return False
+    chains = function_syntax(run).pass_through
+    return bool(chains) and all(_is_launch_below(layer, run, chain) for chain in chains)
+
+
+def _is_launch_below(layer: Any, run: Callable[..., Any], chain: Chain) -> bool:
+    is_method = type(layer).run is run and run.__code__.co_argcount == 1
+    if is_method and chain == (run.__code__.co_varnames[0], "fn", "run"):
+        return True
+    names = _values_of_names(run)
+    if chain[1:] and chain[-1] == "run" and resolve(names, chain[:-1]) is layer.fn:
+        return True
+    called = resolve(names, chain)  # what the program has wrapped
+    is_own = getattr(called, "__func__", None) is getattr(type(layer), "run", None)
+    return is_own and getattr(called, "__self__", None) is layer
 
 
 # Attributes of a jit function that hold its source, its caches, or what runs beside the launch.

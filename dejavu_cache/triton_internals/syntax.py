@@ -9,6 +9,7 @@ from contextlib import suppress
 from functools import cache
 from typing import Any, NamedTuple, TypeVar
 
+from .pass_through import find_pass_through
 from .syntax_names import (
     Chain,
     Import,
@@ -22,6 +23,7 @@ from .syntax_names import (
     find_mutated_names,
     find_names_bound_by_statements,
     find_names_read_first,
+    find_reflection,
     nodes_of_body,
 )
 
@@ -60,6 +62,9 @@ class FunctionSyntax(NamedTuple):
         declared_names: names that a `global` or `nonlocal` statement lets the function assign.
         changed_names: dotted names of which an item or an attribute is assigned or deleted.
         mutated_names: dotted names on which a method is called that changes containers.
+        reflection: attributes that are read and that show what `normalized` leaves out.
+        pass_through: dotted names that are called with exactly the function's arguments, if it
+            does nothing else with them.
     """
 
     normalized: str
@@ -74,6 +79,8 @@ class FunctionSyntax(NamedTuple):
     declared_names: frozenset[str]
     changed_names: frozenset[Chain]
     mutated_names: frozenset[Chain]
+    reflection: frozenset[str]
+    pass_through: frozenset[Chain]
 
 
 def describe_text(text: str) -> FunctionSyntax:
@@ -134,6 +141,8 @@ def describe_tree(tree: ast.AST) -> FunctionSyntax:
         ),
         changed_names=frozenset(find_changed_names(nodes)),
         mutated_names=frozenset(find_mutated_names(nodes)),
+        reflection=frozenset(find_reflection(nodes)),
+        pass_through=find_pass_through(nodes),
     )
 
 

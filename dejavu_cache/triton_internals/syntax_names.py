@@ -20,6 +20,7 @@ __all__ = [
     "find_mutated_names",
     "find_names_bound_by_statements",
     "find_names_read_first",
+    "find_reflection",
     "nodes_of_body",
 ]
 
@@ -90,8 +91,12 @@ _MUTATING_METHODS = frozenset(
 )
 
 
-def find_changed_names(nodes: Iterable[ast.AST]) -> Iterator[Chain]:
-    """Yield the dotted names of which an item or an attribute is assigned or deleted."""
+def find_changed_names(nodes: Sequence[ast.AST]) -> set[Chain]:
+    """Return the dotted names of which an item or an attribute is assigned or deleted."""
+    return _with_aliased_names(_find_changed_owners(nodes), nodes)
+
+
+def _find_changed_owners(nodes: Iterable[ast.AST]) -> Iterator[Chain]:
     for node in nodes:
         if isinstance(node, (ast.Attribute, ast.Subscript)) and not isinstance(node.ctx, ast.Load):
             chain = _owner(node.value)
@@ -108,22 +113,84 @@ def find_changed_names(nodes: Iterable[ast.AST]) -> Iterator[Chain]:
             yield chain
 
 
-def find_mutated_names(nodes: Iterable[ast.AST]) -> Iterator[Chain]:
-    """Yield the dotted names on which a method is called that changes containers."""
-    for node in nodes:
-        if isinstance(node, ast.Attribute) and node.attr in _MUTATING_METHODS:
-            chain = _owner(node.value)
-            if chain:
-                yield chain
+def find_mutated_names(nodes: Sequence[ast.AST]) -> set[Chain]:
+    """Return the dotted names on which a method is called that changes containers."""
+    methods = (node for node in nodes if isinstance(node, ast.Attribute))
+    owners = (_owner(node.value) for node in methods if node.attr in _MUTATING_METHODS)
+    return _with_aliased_names((chain for chain in owners if chain), nodes)
 
 
 def _owner(node: ast.AST) -> Chain | None:
     """Return the dotted name of an object in which a part is found by subscripts."""
     names: list[str] = []
-    while isinstance(node, (ast.Attribute, ast.Subscript)):
-        names = [node.attr, *names] if isinstance(node, ast.Attribute) else []
+    while isinstance(node, (ast.Attribute, ast.Subscript, ast.NamedExpr)):
+        if not isinstance(node, ast.NamedExpr):
+            names = [node.attr, *names] if isinstance(node, ast.Attribute) else []
         node = node.value
     return (node.id, *names) if isinstance(node, ast.Name) else None
+
+
+def _with_aliased_names(chains: Iterable[Chain], nodes: Iterable[ast.AST]) -> set[Chain]:
+    """Return dotted names, and those that begin with what a name of theirs may stand for."""
+    aliases = set(_find_aliases(nodes))
+    pending, found = list(chains), set[Chain]()
+    while pending:
+        chain = pending.pop()
+        # A name that stands for a part of itself would grow without end.
+        if chain not in found and len(chain) <= _LONGEST_CHAIN:
+            found.add(chain)
+            pending += [(*owner, *chain[1:]) for name, owner in aliases if name == chain[0]]
+    return found
+
+
+_LONGEST_CHAIN = 16
+
+
+def _find_aliases(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, Chain]]:
+    """Yield the names that are assigned, each with the dotted name of what it may be or be in."""
+    for node in nodes:
+        if isinstance(node, ast.Assign):
+            targets, value = node.targets, node.value
+        elif isinstance(node, (ast.AnnAssign, ast.NamedExpr)) and node.value:
+            targets, value = [node.target], node.value
+        elif isinstance(node, (ast.For, ast.comprehension)):
+            targets, value = [node.target], node.iter
+        else:
+            continue
+        owners = [owner for part in _alternatives(value) if (owner := _owner(part))]
+        for target in targets:
+            if isinstance(target, ast.Name):
+                yield from ((target.id, owner) for owner in owners)
+
+
+def _alternatives(value: ast.expr) -> Iterator[ast.expr]:
+    """Yield the expressions of which one is the value of another: those of `a or b`."""
+    if isinstance(value, ast.BoolOp):
+        parts = value.values
+    elif isinstance(value, ast.IfExp):
+        parts = [value.body, value.orelse]
+    else:
+        yield value
+        return
+    for part in parts:
+        yield from _alternatives(part)
+
+
+_REFLECTION = frozenset(
+    {"__builtins__", "__code__", "__doc__", "__firstlineno__", "__globals__", "__module__"}
+    | {"__subclasses__", "__traceback__", "ag_frame", "cr_frame", "gi_frame"}
+)
+_REFLECTION_OF_JIT_FUNCTIONS = frozenset({"cache_key", "raw_src", "starting_line_number"})
+
+
+def find_reflection(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    """Yield the attributes that are read and that show more of an object than its hash has."""
+    for node in nodes:
+        if isinstance(node, ast.Attribute):
+            if node.attr in _REFLECTION | _REFLECTION_OF_JIT_FUNCTIONS:
+                yield node.attr
+        elif isinstance(node, ast.Constant) and node.value in _REFLECTION:
+            yield node.value  # for `getattr`
 
 
 def nodes_of_body(nodes: Iterable[ast.AST]) -> list[ast.AST]:
@@ -243,6 +310,18 @@ class _ReadsFinder(ast.NodeVisitor):
     def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
         self._visit_function(node.args, [*node.body], node.returns)
         self._assigned.add(node.name)
+
+    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> None:
+        self._visit_function(node.args, [*node.body], node.returns)
+        self._assigned.add(node.name)
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> None:
+        self._visit_all([*node.decorator_list, *node.bases, *node.keywords])
+        before = self._assigned
+        for statement in node.body:  # its names are not those of the methods, nor of the function
+            self._assigned = set(before)
+            self.visit(statement)
+        self._assigned = before | {node.name}
 
     def visit_Lambda(self, node: ast.Lambda) -> None:
         self._visit_function(node.args, [node.body], None)

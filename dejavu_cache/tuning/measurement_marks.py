@@ -14,8 +14,9 @@ import secrets
 import signal
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -58,6 +59,14 @@ class _Mark(FrozenModel):
     host: str
     since: float = 0.0
     """Time at which the measurement began, in seconds since 1970."""
+    started: str = ""
+    """Start of the process in the kernel's clock, which another program in it keeps."""
+
+    @property
+    def is_replaced(self) -> bool:
+        """Whether the process runs another program now, of which its mark says nothing."""
+        is_here = self.host == socket.gethostname()
+        return is_here and self.started != "" and _start_of(self.pid) == self.started
 
 
 class Suspect(NamedTuple):
@@ -105,7 +114,14 @@ class MeasurementMark:
         with the process.
         """
         self._since = time.time()
-        mark = _Mark(config=config, pid=os.getpid(), host=socket.gethostname(), since=self._since)
+        pid = os.getpid()
+        mark = _Mark(
+            config=config,
+            pid=pid,
+            host=socket.gethostname(),
+            since=self._since,
+            started=_start_of(pid),
+        )
         self._write("")
         # A signal must find the trace ready for as long as the config stands in the file.
         with _trace_end(self._handle):
@@ -158,6 +174,7 @@ class MeasurementMark:
             logger.debug("%s cannot be written: %s", self._path, error)
 
     def _create(self) -> int:
+        _remove_marks_of_earlier_programs()
         _remove_old_marks()
         root = self._path.parent
         with open_folder(root, root, create=True) as folder:
@@ -194,6 +211,7 @@ def find_suspects(context: Context, scenario: Scenario) -> list[Suspect]:
 
     A process that was killed for another reason looks the same, so a suspicion ends after a day.
     """
+    _remove_marks_of_earlier_programs()
     prefix = _prefix(context, scenario)
     suspects = []
     for path in (path for path in _marks() if path.name.startswith(prefix)):
@@ -203,7 +221,10 @@ def find_suspects(context: Context, scenario: Scenario) -> list[Suspect]:
 
 
 def _read(path: Path) -> Suspect | None:
-    """Return what a mark says; None while its process is well, or if it measured nothing."""
+    """Return what a mark says; None while its process is well, or if it measured nothing.
+
+    A process that replaces its program, by `execv`, is well: its lock is gone, and it is not.
+    """
     handle = os.open(path, os.O_RDWR | _OPEN)
     try:
         age = time.time() - os.fstat(handle).st_mtime
@@ -216,6 +237,8 @@ def _read(path: Path) -> Suspect | None:
     try:
         mark = _Mark.model_validate_json(line)
     except ValidationError:
+        return None
+    if not is_alive and mark.is_replaced:
         return None
     lasted = time.time() - mark.since - age
     if trace.startswith(_TRACE) and not is_alive and lasted <= _ORDINARY_END:
@@ -235,17 +258,45 @@ def _is_locked(handle: int) -> bool:
     return False
 
 
+@cache
+def _remove_marks_of_earlier_programs() -> None:
+    """Remove the marks of programs that this process has replaced, which end only once."""
+    _remove_marks(_is_of_earlier_program)
+
+
 def _remove_old_marks() -> None:
     """Remove the marks of processes that are gone and measured nothing, or ended long ago."""
+    _remove_marks(lambda handle: time.time() - os.fstat(handle).st_mtime > FORGOTTEN_AFTER)
+
+
+def _remove_marks(is_over: Callable[[int], bool]) -> None:
     for path in _marks():
         with suppress(OSError):
             handle = os.open(path, os.O_RDWR | _OPEN)
             try:
-                is_old = time.time() - os.fstat(handle).st_mtime > FORGOTTEN_AFTER
-                if is_old and not _is_locked(handle):
+                if is_over(handle) and not _is_locked(handle):
                     path.unlink()
             finally:
                 os.close(handle)
+
+
+def _is_of_earlier_program(handle: int) -> bool:
+    """Return whether a mark, unless it is locked, is of a program that ran in this process."""
+    try:
+        mark = _Mark.model_validate_json(os.pread(handle, _MOST_BYTES, 0).partition(b"\n")[0])
+    except ValidationError:
+        return False
+    return mark.pid == os.getpid() and mark.is_replaced
+
+
+def _start_of(pid: int) -> str:
+    """Return when a process was started, in ticks since the machine was; empty if it is gone."""
+    try:
+        # The command in parentheses may hold anything, also spaces and parentheses.
+        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (OSError, ValueError):
+        return ""
+    return "" if state in "ZXx" else fields[18]
 
 
 def _marks() -> list[Path]:

@@ -153,6 +153,18 @@ def test_any_option_of_triton_runs(options: dict[str, Any]) -> None:
     assert_like_triton(lambda decorate: run(decorate, copy_block, 3, **options))
 
 
+def test_a_launch_that_sets_what_configs_set_fails_as_with_triton_beside_a_record() -> None:
+    def run_with_block(decorate: Any) -> Any:
+        if decorate is triton.autotune:
+            run(decorate, copy_block, 3)
+        configs = [triton.Config({"B": 16}), triton.Config({"B": 32})]
+        tuned = decorate(configs=configs, key=["n"], do_bench=bench)(copy_block)
+        tuned[(1,)](X, 3, B=16)
+        return tuned
+
+    assert_like_triton(run_with_block)
+
+
 def test_a_user_whose_name_has_no_encoding_tunes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOGNAME", "\udcff")
     provenance.whoami.cache_clear()

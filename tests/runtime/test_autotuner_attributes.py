@@ -158,6 +158,57 @@ def test_launches_follow_random_changes_as_tritons_do() -> None:
     assert fork_python(code, TRITON_INTERPRET="0").stdout.splitlines()[-1] == "[]"
 
 
+@pytest.mark.parametrize("decorate", [cached_autotune, triton.autotune])
+def test_a_subclass_launches_by_its_own_run(decorate: Any) -> None:
+    kernel, bench = make(decorate)
+
+    class Counting(type(kernel)):  # type: ignore[misc]
+        launches = 0
+
+        def run(self, *args: Any, **kwargs: Any) -> Any:
+            self.launches += 1
+            return super().run(*args, **kwargs)
+
+    class Derived(Counting):
+        """A class that leaves `run` to its base."""
+
+    launch(kernel)
+    kernel.__class__ = Derived
+    for _ in range(2):
+        launch(kernel)
+    assert (kernel.launches, bench.calls) == (2, 3)
+
+
+@pytest.mark.parametrize("blocks", [[16], [16, 32]])
+@pytest.mark.parametrize(
+    "change", ["kwargs['B'] = 64", "kwargs = {'B': 64}", "num_warps = 8", "num_stages = 1"]
+)
+def test_a_config_that_changes_in_place_is_launched_as_it_is_then(
+    blocks: list[int], change: str
+) -> None:
+    code = f"""
+        import torch, triton
+        from dejavu_cache import cached_autotune
+        from support.mutated_autotuners import body
+        from support.pretended_gpu import LAUNCHED
+
+        configs = [triton.Config({{"B": block}}) for block in {blocks}]
+        kernel = cached_autotune(configs=configs, key=["n"], store="memory://", check=False,
+                                 do_bench=lambda call, quantiles: [1.0] * 3)(triton.jit(body))
+        def launch():
+            for _ in range(3):  # from the second one on by the hot path
+                kernel[(1,)](torch.empty(8), 3, 5)
+            return LAUNCHED[-1].hash
+        before = launch()
+        kernel.best_config.{change}
+        changed = launch()
+        fresh = triton.jit(body)
+        fresh[(1,)](torch.empty(8), 3, 5, **kernel.best_config.all_kwargs())
+        print(changed != before, changed == LAUNCHED[-1].hash)
+    """
+    assert fork_python(code, TRITON_INTERPRET="0").stdout.splitlines()[-1] == "True True"
+
+
 def test_the_listener_gets_the_jit_function_and_the_timings() -> None:
     """Tools read the function's `cache_key` and `fn`; one config that is left is no choice."""
     seen = fork_program("listen_to_tuning.py", TRITON_INTERPRET="0", DEJAVU_CACHE_CHECK="0")

@@ -190,6 +190,38 @@ def test_a_program_that_ends_while_a_thread_tunes_casts_no_suspicion(
     assert find_suspects(context(), record().scenario) == []
 
 
+REPLACES_ITSELF = """
+    import os, sys
+    os.execv(sys.executable, [sys.executable, "-c", sys.argv[1]])
+"""
+FINDS_SUSPECTS = """
+from support.records import context, record
+from dejavu_cache.tuning.measurement_marks import find_suspects
+print(find_suspects(context(), record().scenario))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs Linux")
+def test_a_program_that_replaces_itself_while_a_thread_tunes_casts_no_suspicion(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    code = ENDS_WHILE_A_THREAD_MEASURES + REPLACES_ITSELF
+    done = run_python(code, FINDS_SUSPECTS, XDG_CACHE_HOME=str(tmp_path))
+    assert done.stdout == "[]\n"
+    assert find_suspects(context(), record().scenario) == [], "nor once the new program has ended"
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs Linux")
+def test_a_program_that_was_replaced_by_another_one_casts_no_suspicion_while_that_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    code = ENDS_WHILE_A_THREAD_MEASURES + REPLACES_ITSELF
+    finds = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {FINDS_SUSPECTS!r}])"
+    assert run_python(code, finds, XDG_CACHE_HOME=str(tmp_path)).stdout == "[]\n"
+
+
 def test_the_end_of_a_forked_child_clears_no_config_of_its_parent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,7 +24,7 @@ BLOCKS = (16, 32, 64, 128)
 SIZES = (3, 16, 17)
 CHANGES = (
     *("put", "pop", "clear", "update", "plain", "first", "copy"),
-    *("fn", "run", "hook", "configs", "single", "forget"),
+    *("fn", "run", "hook", "configs", "single", "forget", "in place", "replaced"),
 )
 TENSORS = (torch.empty(64), torch.empty(64, dtype=torch.float16))
 
@@ -65,6 +65,7 @@ class Twin:
 
         self.size = 0
         self.wrapped: list[int] = []
+        self.has_own_cache = False  # of the program, which says nothing when it changes
         configs = [triton.Config({"B": block}) for block in BLOCKS[:3]]
         decorator = decorate(configs=configs, key=["n"], do_bench=bench, **options)
         self.kernel = decorator(triton.jit(body))
@@ -93,6 +94,7 @@ def change(twin: Twin, draw: random.Random) -> str:
     key = (draw.choice(SIZES), str(draw.choice(TENSORS).dtype))
     config = triton.Config({"B": draw.choice(BLOCKS)})
     choice = draw.choice(CHANGES)
+    twin.has_own_cache |= choice in ("plain", "first", "copy", "configs", "single")
     if choice == "put":
         kernel.cache[key] = config
     elif choice == "pop":
@@ -114,6 +116,10 @@ def change(twin: Twin, draw: random.Random) -> str:
         twin.wrap_run()
     elif choice == "hook" and hasattr(kernel, "best_config"):
         kernel.best_config.pre_hook = lambda named: twin.wrapped.append(named["n"])
+    elif choice == "in place" and not twin.has_own_cache:
+        next(iter(kernel.cache.values()), kernel.configs[0]).kwargs["B"] = config.kwargs["B"]
+    elif choice == "replaced" and hasattr(kernel, "best_config") and not twin.has_own_cache:
+        kernel.best_config.kwargs = config.kwargs
     elif choice in ("configs", "single"):
         blocks = draw.sample(BLOCKS, 1 if choice == "single" else 3)
         kernel.configs = [triton.Config({"B": block}) for block in blocks]

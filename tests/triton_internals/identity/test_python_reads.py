@@ -227,3 +227,28 @@ def test_a_cached_function_is_read_as_what_it_wraps(tmp_path: Path) -> None:
     module.block(())
     assert identify(module.k, []) == before
     assert identity_of(tmp_path, source.replace("128", "256")) != before
+
+
+@pytest.mark.parametrize(
+    ("state", "body", "named"),
+    [
+        ("_memo = {}", "memo = _memo; memo['n'] = args['n']; return memo['n']", "_memo"),
+        ("_sizes = [64]", "sizes = _sizes; sizes.append(args['n']); return sizes[0]", "_sizes"),
+        ("_memo = {}", "one = _memo; two = one; two.update(args); return two['n']", "_memo"),
+        ("_memo = {}", "return 64 if (memo := _memo).setdefault('n', 1) else 128", "_memo"),
+        ("_memo = {'a': []}", "kept = _memo['a']; kept.append(1); return len(kept)", "_memo"),
+    ],
+)
+def test_a_memo_under_a_name_of_the_heuristics_own_is_named(
+    tmp_path: Path, state: str, body: str, named: str
+) -> None:
+    reason = identity_of(tmp_path, f"{state}\n{block(body)}").unstored
+    assert reason is not None
+    assert f"{named} changes while the program runs" in reason
+
+
+def test_a_memo_in_a_default_is_named(tmp_path: Path) -> None:
+    source = "def block(args, memo={}):\n    return memo.setdefault(args['n'], 64)\n"
+    reason = identity_of(tmp_path, source).unstored
+    assert reason is not None
+    assert "memo changes while the program runs" in reason
