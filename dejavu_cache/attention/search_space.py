@@ -196,6 +196,8 @@ def hopper_why_not(config: triton.Config, halves: int, head_padded: int, casts: 
     there = (SHARED_MEMORY[90] + 1024) * halves // 2 - 1024
     if need > there:
         return f"needs {need / 1024} KiB of shared memory, {there / 1024} are there"
+    if casts and halves == 1 and tile > 64:
+        return "a product of so many keys needs more registers than a thread of the program has"
     return None
 
 
