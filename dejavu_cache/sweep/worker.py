@@ -16,13 +16,14 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import IO, Any
 
-from ..errors import DejavuError, NoValidConfigError, StoreError
+from ..errors import DejavuError, NoValidConfigError, SettingsError, StoreError
 from ..model.record import Measurement
 from ..model.scenario import Context
 from ..runtime.record_lookup import best_config
 from ..runtime.request import Request
 from ..stores import open_store, wait_longer
 from ..system.worker_connection import ParentConnection
+from ..triton_internals.environment import has_device
 from ..tuning.config_failures import is_out_of_memory
 from ..tuning.tuner import CandidateLaunch, Tuner
 from .case_group import CaseGroup
@@ -50,7 +51,7 @@ class SweepWorker:
             about to be measured).
 
     Raises:
-        SettingsError: the suite cannot be used.
+        SettingsError: the suite cannot be used, or this machine has no GPU.
         StoreError: the store cannot be used.
     """
 
@@ -63,6 +64,10 @@ class SweepWorker:
         made_cases = list(cases_of_misses(suite, cases, spec.misses)) if spec.misses else []
         self._miss_of_case = {case.name: miss for case, miss in made_cases}
         self.cases = {case.name: case for case in [*(case for case, _ in made_cases), *cases]}
+        if self.cases and not has_device():
+            raise SettingsError(
+                "Triton finds no GPU here: sweep on the machine that the results are for"
+            )
         self.journal = Journal(wait_longer(open_store(spec.store), SERVER_WAIT))
         self._tasks: dict[Task, Callable[[CaseJob, Request], dict[str, Any]]] = {
             "identify": self._identify,

@@ -22,6 +22,7 @@ __all__ = [
     "current_environment",
     "current_target",
     "describe_codegen",
+    "has_device",
     "is_capturing_graph",
     "is_interpreting",
     "nominal_memory",
@@ -40,6 +41,17 @@ def is_interpreting() -> bool:
     from triton import knobs
 
     return bool(knobs.runtime.interpret)
+
+
+def has_device() -> bool:
+    """Return whether kernels run here: on a GPU that Triton finds, or in its interpreter."""
+    if is_interpreting():
+        return True
+    try:
+        current_device()
+    except RuntimeError:
+        return False
+    return True
 
 
 def current_device() -> int:

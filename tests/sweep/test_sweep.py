@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from support.processes import environment
 from support.sweeping import Sweeps
 
 from dejavu_cache.errors import SettingsError
@@ -199,6 +202,27 @@ def test_a_case_that_only_its_author_can_mend_is_not_to_be_tried_again(sweeps: S
     out = sweeps.run("--option", "cases=0", "--option", "bad=plain", code=1)
     assert "plain: failed" in out
     assert "run the same command again" not in out
+
+
+def test_a_dry_run_of_a_case_that_fails_does_not_say_that_it_is_tuned(sweeps: Sweeps) -> None:
+    out = sweeps.run("--dry-run", "--option", "cases=0", "--option", "bad=plain", code=1)
+    assert "plain: failed" in out
+    assert "nothing to measure" not in out
+    assert out.splitlines()[-1].startswith("cases that failed: 1;")
+
+
+@pytest.mark.parametrize("option", ["--dry-run", "--verify=1", "--shard=1/1"])
+def test_a_sweep_without_a_gpu_is_refused_at_once(tmp_path: Path, option: str) -> None:
+    """No case is tried, each of which would fail for this one reason."""
+    command = [sys.executable, "-m", "dejavu_client", "sweep", "dejavu_cache.attention", option]
+    env = environment(TRITON_INTERPRET="0", CUDA_VISIBLE_DEVICES="", DEJAVU_CACHE_SHIPPED="0")
+    done = subprocess.run(
+        [*command, "--store", str(tmp_path)],
+        env=env, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "no GPU" in done.stderr
+    assert len(done.stderr.splitlines()) <= 2
 
 
 def test_a_sweep_into_memory_is_refused(sweeps: Sweeps) -> None:

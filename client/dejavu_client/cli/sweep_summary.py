@@ -53,13 +53,15 @@ def say_unfinished(report: SweepReport, lacking: int) -> None:
 
 def say_plan(report: SweepReport, url: str) -> None:
     """Print what a sweep would measure."""
-    due = report.of("due")
+    due, unusable = report.of("due"), report.of("failed", "skipped")
+    for outcome in unusable:
+        say(f"{outcome.case}: {outcome.status}: {outcome.message}")
     if due:
         _show_due(due, url, min(report.workers, len(due)))
-    else:
+    elif not unusable:
         say(f"nothing to measure: {len(report.of('known'))} cases are tuned in {url}")
-    for outcome in report.of("failed", "skipped"):
-        say(f"{outcome.case}: {outcome.status}: {outcome.message}")
+    if unusable:
+        say(f"cases that failed: {len(unusable)}; what is left to measure of them is not known")
 
 
 def say_drift(report: SweepReport, url: str) -> None:

@@ -123,7 +123,9 @@ def sweep(
     if report.stopped == "interrupted":
         raise typer.Exit(ExitCode.INTERRUPTED)
     drifted = [case for case in report.of("verified") if abs(drift(case)) > LARGEST_DRIFT]
-    if report.kept or lacking or drifted or report.left or not (report.complete or dry_run):
+    # A dry run keeps nothing and leaves all cases as they are, so that only failures count.
+    unfinished = bool(report.of("failed")) if dry_run else not report.complete
+    if report.kept or lacking or drifted or report.left or unfinished:
         raise typer.Exit(1)
 
 
