@@ -6,7 +6,6 @@ import httpx
 import pytest
 from dejavu_service.services.retention import Pruned, prune
 from dejavu_service.storage import contexts as contexts_storage
-from dejavu_service.storage import log
 from dejavu_service.storage.database import Database
 from dejavu_service.storage.tables import contexts, epoch, measurements, misses
 from fastapi import FastAPI
@@ -110,15 +109,3 @@ def test_old_misses_are_forgotten(client: httpx.Client, database: Database) -> N
     age(database, 31)
     assert prune(database, 30, 30) == Pruned(0, 1, 1)
     assert client.get("/v1/main/misses").json() == {"misses": []}
-
-
-def test_what_earlier_versions_logged_of_exports_goes(
-    client: httpx.Client, database: Database
-) -> None:
-    """Whoever may only read could make them; entries of changes stay."""
-    with database.write() as connection:
-        for action in ("export", "delete"):
-            log.add(connection, "ann (1)", action, "main", "", "{}")
-    prune(database, 90, 30)
-    entries = client.get("/v1/log").json()["entries"]
-    assert [entry["action"] for entry in entries] == ["delete"]

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection
 
-from ..storage import contexts, leases, log, misses, retention, tokens
+from ..storage import contexts, leases, misses, retention, tokens
 from ..storage.database import Database
 
 __all__ = ["TOKENS_DAYS", "Pruned", "prune"]
@@ -49,7 +49,6 @@ def prune(database: Database, unused_days: float, misses_days: float) -> Pruned:
     with database.write() as connection:
         leases.drop_expired(connection)
         tokens.drop_expired(connection, TOKENS_DAYS * _DAY)
-        log.drop_exports(connection)
     return Pruned(deleted, empty, old)
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from sqlalchemy import Connection, delete, select
+from sqlalchemy import Connection, select
 
 from .tables import epoch, log_entries
 from .text_matching import contains
 
-__all__ = ["LogFilter", "LogRow", "add", "drop_exports", "read"]
+__all__ = ["LogFilter", "LogRow", "add", "read"]
 
 _SHOWN = 1e-6
 """Seconds to which times are shown: an entry is found by the time that it shows."""
@@ -81,8 +81,3 @@ def read(connection: Connection, wanted: LogFilter, limit: int) -> list[LogRow]:
     if wanted.before is not None:
         query = query.where(log_entries.c.id < wanted.before)
     return [LogRow(*row) for row in connection.execute(query)]
-
-
-def drop_exports(connection: Connection) -> None:
-    """Delete the entries of exports, which earlier versions wrote although these change nothing."""
-    connection.execute(delete(log_entries).where(log_entries.c.action == "export"))
