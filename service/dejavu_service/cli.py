@@ -179,11 +179,18 @@ def create(
             opened, ANYBODY, wish.name, wish.role, wish.namespaces, wish.ttl, wish.grants
         )
         granted = ", ".join(f"{role} for {name}" for name, role in issued.grants.items())
+        try:
+            typer.echo(issued.token)
+        except OSError as error:
+            tokens.revoke(opened, ANYBODY, issued.id)
+            raise SettingsError(
+                f"{issued.id} is revoked, since it cannot be shown ({error.strerror}): "
+                "run the command again where its output can be written"
+            ) from None
         typer.echo(
             f"{issued.id}: {granted} in {opened.url}. Keep it: only a hash is stored.",
             err=True,
         )
-        typer.echo(issued.token)
 
 
 @token_app.command("list")

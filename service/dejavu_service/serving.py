@@ -84,7 +84,11 @@ def _check_tls_files(certificate: Path | None, key: Path | None) -> None:
 
 
 def _make_first_token(settings: ServerSettings, database: Database) -> Path:
-    """Issue an admin token, and write it to a file that only this user can read."""
+    """Issue an admin token, and write it to a file that only this user can read.
+
+    Raises:
+        SettingsError: the file cannot be written; no token is left whose secret nobody has.
+    """
     path = settings.token_file
     if path is None:
         folder = database.file.parent if database.file else Path(user_data_dir("dejavu-cache"))
@@ -97,9 +101,21 @@ def _make_first_token(settings: ServerSettings, database: Database) -> Path:
             f"the first token cannot be written to {path} ({error.strerror}): name another file "
             "in DEJAVU_SERVER_TOKEN_FILE, or run  dejavu-cache token create"
         ) from None
-    with open(descriptor, "w", encoding="ascii") as file:
-        issued = tokens.issue(database, ANYBODY, "the first start", "admin", [EVERYWHERE], None)
-        file.write(f"{issued.token}\n")
+    issued = None
+    try:
+        with open(descriptor, "w", encoding="ascii") as file:
+            issued = tokens.issue(database, ANYBODY, "the first start", "admin", [EVERYWHERE], None)
+            file.write(f"{issued.token}\n")
+    except BaseException as error:
+        path.unlink(missing_ok=True)  # an empty file would keep the next start from writing one
+        if issued is not None:
+            tokens.revoke(database, ANYBODY, issued.id)
+        if issued is None or not isinstance(error, OSError):
+            raise
+        raise SettingsError(
+            f"the first token cannot be written to {path} ({error.strerror}), and is revoked: "
+            f"run  {token_command(database)}"
+        ) from None
     return path
 
 

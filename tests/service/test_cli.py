@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shlex
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -30,6 +32,50 @@ register(app)
 def run(url: str, *arguments: str) -> tuple[int, str]:
     done = CliRunner().invoke(app, [*arguments, "--database", url])
     return done.exit_code, done.output
+
+
+def test_a_token_that_cannot_be_shown_is_revoked(empty_url: str) -> None:
+    """A full disk or a closed pipe leaves no valid token whose secret nobody has."""
+    assert run(empty_url, "db", "upgrade")[0] == 0
+    create = ["token", "create", "--role", "admin", "--name", "ops", "--database", empty_url]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            command(*create),
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert done.returncode == ExitCode.USAGE
+    assert "is revoked, since it cannot be shown (No space left on device)" in done.stderr
+    assert "Traceback" not in done.stderr
+    (line,) = run(empty_url, "token", "list")[1].splitlines()
+    assert "revoked" in line
+
+
+@pytest.mark.parametrize("fails", ["issuing", "writing"])
+def test_a_first_token_that_cannot_be_kept_is_not_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    """The next start is not refused for an empty file, and nobody has a token of this one."""
+    settings = read_settings({"database": f"sqlite:///{tmp_path}/records.db"})
+    database = Database(settings.database)
+    schema.upgrade(database)
+    issue = tokens.issue
+
+    def fail(*arguments: Any) -> Any:
+        if fails == "issuing":
+            raise OSError(errno.EIO, "the database is away")
+        issued = issue(*arguments)
+        return issued.model_copy(update={"token": "\N{SNOWMAN}"})
+
+    monkeypatch.setattr(tokens, "issue", fail)
+    with pytest.raises((OSError, UnicodeEncodeError)):
+        serving.prepare(settings, database)
+    assert not list(tmp_path.glob("*.token"))
+    assert all(token.revoked for token in tokens.list_tokens(database, ANYBODY))
+    database.close()
 
 
 def test_upgrade_and_check(empty_url: str) -> None:
