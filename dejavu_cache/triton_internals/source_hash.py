@@ -90,7 +90,6 @@ class _CodeReader:
         yield from self._read_named("", kernel)
         while not inspect.isfunction(kernel):
             yield from self._read_heuristics(_heuristics(kernel))
-            yield from self._read_layer(kernel)
             kernel = kernel.fn
 
     def _read_heuristics(self, heuristics: Mapping[str, Any]) -> Iterator[str]:
@@ -103,15 +102,6 @@ class _CodeReader:
         order = list(heuristics)
         if is_mentioned and order != sorted(order):
             yield f"in the order {order}"
-
-    def _read_layer(self, layer: Any) -> Iterator[str]:
-        """Write what runs between an autotuner and its jit function and is not Triton's."""
-        if inspect.isfunction(layer.fn):  # `_decoration` writes all else of a jit function
-            run = getattr(layer, "__dict__", {}).get("run")
-            if not (run is None or _is_defined_by_triton(run) or _only_passes_on(layer, run)):
-                yield from self.constants.read("run", run)
-        elif not (_is_of_triton(layer) or _only_passes_on(layer, type(layer).run)):
-            yield from self.constants.read("layer", layer)
 
     def _read_named(self, name: str, kernel: Any) -> Iterator[str]:
         function = python_function(kernel)
@@ -239,39 +229,6 @@ def _compiles(compiled: Any) -> bool:
 def _heuristics(kernel: Any) -> dict[str, Any]:
     kinds = {kind.__name__ for kind in type(kernel).__mro__}
     return dict(kernel.values) if "Heuristics" in kinds else {}
-
-
-def _is_defined_by_triton(function: Any) -> bool:
-    """Return whether a function is Triton's own, as `run` of 3.4's interpreted functions is."""
-    module = getattr(function, "__globals__", {}).get("__name__") or ""
-    return str(module).partition(".")[0] == "triton"
-
-
-def _is_of_triton(layer: Any) -> bool:
-    """Return whether a layer is Triton's, or an autotuner, which adds nothing but its configs."""
-    is_autotuner = any(kind.__name__ == "Autotuner" for kind in type(layer).__mro__)
-    is_own = type(layer).__module__.partition(".")[0] == "triton"
-    return is_autotuner or (is_own and "run" not in getattr(layer, "__dict__", {}))
-
-
-def _only_passes_on(layer: Any, run: Any) -> bool:
-    """Return whether a layer's `run` launches what is below it with the arguments that it gets."""
-    if not inspect.isfunction(run):
-        return False
-    chains = function_syntax(run).pass_through
-    return bool(chains) and all(_is_launch_below(layer, run, chain) for chain in chains)
-
-
-def _is_launch_below(layer: Any, run: Callable[..., Any], chain: Chain) -> bool:
-    is_method = type(layer).run is run and run.__code__.co_argcount == 1
-    if is_method and chain == (run.__code__.co_varnames[0], "fn", "run"):
-        return True
-    names = _values_of_names(run)
-    if chain[1:] and chain[-1] == "run" and resolve(names, chain[:-1]) is layer.fn:
-        return True
-    called = resolve(names, chain)  # what the program has wrapped
-    is_own = getattr(called, "__func__", None) is getattr(type(layer), "run", None)
-    return is_own and getattr(called, "__self__", None) is layer
 
 
 # Attributes of a jit function that hold its source, its caches, or what runs beside the launch.

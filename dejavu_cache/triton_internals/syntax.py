@@ -9,7 +9,6 @@ from contextlib import suppress
 from functools import cache
 from typing import Any, NamedTuple, TypeVar
 
-from .pass_through import find_pass_through
 from .syntax_names import (
     Chain,
     Import,
@@ -63,8 +62,6 @@ class FunctionSyntax(NamedTuple):
         changed_names: dotted names of which an item or an attribute is assigned or deleted.
         mutated_names: dotted names on which a method is called that changes containers.
         reflection: attributes that are read and that show what `normalized` leaves out.
-        pass_through: dotted names that are called with exactly the function's arguments, if it
-            does nothing else with them.
     """
 
     normalized: str
@@ -80,7 +77,6 @@ class FunctionSyntax(NamedTuple):
     changed_names: frozenset[Chain]
     mutated_names: frozenset[Chain]
     reflection: frozenset[str]
-    pass_through: frozenset[Chain]
 
 
 def describe_text(text: str) -> FunctionSyntax:
@@ -142,7 +138,6 @@ def describe_tree(tree: ast.AST) -> FunctionSyntax:
         changed_names=frozenset(find_changed_names(nodes)),
         mutated_names=frozenset(find_mutated_names(nodes)),
         reflection=frozenset(find_reflection(nodes)),
-        pass_through=find_pass_through(nodes),
     )
 
 

@@ -26,7 +26,7 @@ from ..errors import DejavuError, UnreadableKernelError
 from ..settings import current_settings
 from ..system.safe_files import open_folder, read_own_file, replace_file
 from ..system.user_folder import user_folder
-from . import pass_through, running_code, syntax, syntax_names
+from . import running_code, syntax, syntax_names
 from .running_code import describe_function, text_of_code, text_of_file
 from .syntax import FunctionSyntax, describe_text
 
@@ -44,7 +44,7 @@ def _maker_of_descriptions() -> bytes:
     It is empty if their code cannot be read.
     """
     digest = hashlib.sha256(sys.version.encode())
-    for module in (syntax, syntax_names, pass_through, running_code):
+    for module in (syntax, syntax_names, running_code):
         loader: Any = module.__loader__
         try:
             code = loader.get_data(module.__file__)  # packages in a zip file have no files
@@ -142,7 +142,6 @@ def _decode(content: bytes) -> FunctionSyntax:
         changed_names=frozenset(map(tuple, parts["changed_names"])),
         mutated_names=frozenset(map(tuple, parts["mutated_names"])),
         reflection=frozenset(parts["reflection"]),
-        pass_through=frozenset(map(tuple, parts["pass_through"])),
     )
 
 

@@ -31,8 +31,8 @@ class Fleet:
         self.source.write_text(textwrap.dedent(ADD))
 
     def start(self, sizes: list[int], **env: str) -> Child:
-        return self._nursery.start_file(
-            PROGRAMS / "tune_sizes.py",
+        return self._nursery.start(
+            (PROGRAMS / "tune_sizes.py").read_text(),
             self.source,
             self.log,
             json.dumps(sizes),

@@ -228,7 +228,6 @@ class TestBudgets:
 
 def test_optuna_finds_the_best_of_thousands_within_its_budget() -> None:
     """Its choices are recorded like any others, so that the next process measures nothing."""
-    latest: dict[str, Any] = {}
     space = config_space(
         {"BLOCK": [16, 32, 64, 128], "SHAPE": list(range(20))},
         num_warps=[1, 2, 4, 8],
@@ -236,7 +235,6 @@ def test_optuna_finds_the_best_of_thousands_within_its_budget() -> None:
         where=lambda BLOCK, num_warps: 16 * num_warps <= BLOCK,
         search="optuna",
         budget=60,
-        pre_hook=latest.update,
     )
     assert len(space) == 800
     asked: list[dict[str, Any]] = []
@@ -246,13 +244,14 @@ def test_optuna_finds_the_best_of_thousands_within_its_budget() -> None:
         fn = add_one
 
         def run(self, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+            self.config = kwargs
             return add_one.run(*args, grid=grid, warmup=warmup, BLOCK=kwargs["BLOCK"])
 
     fake = Fake()
 
     def bench(kernel_call: Callable[[], Any], quantiles: Sequence[float]) -> list[float]:
         kernel_call()
-        values = dict(latest)
+        values = fake.config
         asked.append(values)
         cost = 1 + abs(values["SHAPE"] - 13) + (values["BLOCK"] != 64) + (values["num_warps"] != 2)
         return [cost + 0.1 * values["num_stages"]] * 3
