@@ -380,7 +380,7 @@ class CachedAutotuner(DeclaredAutotuner):
         if kept := choices.keep_fallback(raw, revision):
             return kept
         request = self._request(device, args, kwargs, configs)
-        _refuse_conflicts(request)
+        request.refuse_conflicts()
         resolution = self._resolve_and_report(request, choices.fallback(raw))
         await_digest()
         chosen = choices.add(raw, resolution, revision)
@@ -415,15 +415,3 @@ class CachedAutotuner(DeclaredAutotuner):
             return resolver.explain(request) if tuning else resolver.resolve(request, wait=0.0)[0]
 
         return agree(request, lambda: resolver.resolve(request, wait=wait), resolve_now, wait)
-
-
-def _refuse_conflicts(request: Request) -> None:
-    """Raise what Triton raises at a benchmark, also where a record makes that unnecessary."""
-    if request.has_no_choice:
-        return
-    conflicts = request.kwargs.keys() & request.default.kwargs.keys()
-    if conflicts:
-        raise ValueError(
-            f"Conflicting meta-parameters: {', '.join(conflicts)}."
-            " Make sure that you don't re-define auto-tuned symbols."
-        )

@@ -74,6 +74,21 @@ class Request:
         """Return whether pruning left one config, which then needs no benchmark."""
         return self.prunes and len(self.declared) == 1
 
+    def refuse_conflicts(self) -> None:
+        """Check that the launch sets nothing that the configs set.
+
+        Raises:
+            ValueError: it does; Triton says the same at a benchmark, which a record makes needless.
+        """
+        if self.has_no_choice:
+            return
+        conflicts = self.kwargs.keys() & self.default.kwargs.keys()
+        if conflicts:
+            raise ValueError(
+                f"Conflicting meta-parameters: {', '.join(conflicts)}."
+                " Make sure that you don't re-define auto-tuned symbols."
+            )
+
     def unmeasured_configs(self, record: Record | None) -> list[Config]:
         """Return the declared configs that have neither a timing nor a failure of their own.
 
