@@ -241,7 +241,7 @@ _repeated: dict[Any, RepeatedLaunch] = {}
 
 
 def _launch(values: tuple[Any, ...], constants: dict[str, Any]) -> None:
-    """Launch the kernel, which is bound once for some constants: it is specialised by no others."""
+    """Launch the kernel, which Triton binds once for each set of constants: nothing else counts."""
     key = values[0].device, *constants.values()
     launch = _repeated.get(key)
     if launch is not None and launch(*values):

@@ -6,6 +6,8 @@ import ast
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from ..errors import UnreadableKernelError
+
 __all__ = [
     "ANY_ATTRIBUTE",
     "Chain",
@@ -131,19 +133,31 @@ def _owner(node: ast.AST) -> Chain | None:
 
 
 def _with_aliased_names(chains: Iterable[Chain], nodes: Iterable[ast.AST]) -> set[Chain]:
-    """Return dotted names, and those that begin with what a name of theirs may stand for."""
+    """Return dotted names, and those that begin with what a name of theirs may stand for.
+
+    Raises:
+        UnreadableKernelError: there are too many ways in which names stand for others.
+    """
     aliases = set(_find_aliases(nodes))
-    pending, found = list(chains), set[Chain]()
-    while pending:
-        chain = pending.pop()
-        # A name that stands for a part of itself would grow without end.
-        if chain not in found and len(chain) <= _LONGEST_CHAIN:
-            found.add(chain)
-            pending += [(*owner, *chain[1:]) for name, owner in aliases if name == chain[0]]
-    return found
+    # An assignment is followed once on each way: one of a name to a part of itself has no end.
+    pending = [(chain, aliases) for chain in chains]
+    found = set[Chain]()
+    for _ in range(_MOST_WAYS):
+        if not pending:
+            return found
+        chain, unfollowed = pending.pop()
+        found.add(chain)
+        for alias in unfollowed:
+            name, owner = alias
+            if name == chain[0]:
+                pending.append(((*owner, *chain[1:]), unfollowed - {alias}))
+    raise UnreadableKernelError(
+        "code that a kernel reads changes a value under names that it assigns to each other in "
+        f"over {_MOST_WAYS} ways: name what it changes"
+    )
 
 
-_LONGEST_CHAIN = 16
+_MOST_WAYS = 1000
 
 
 def _find_aliases(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, Chain]]:

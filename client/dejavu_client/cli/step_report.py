@@ -15,13 +15,13 @@ __all__ = ["sum_of_steps"]
 T = TypeVar("T")
 
 
-def sum_of_steps(items: Collection[T], step: Callable[[T], int], describe: str) -> int:
+def sum_of_steps(items: Collection[T], step: Callable[[T], int], counted: str) -> int:
     """Return the sum of what a function returns for each item.
 
     Args:
         items: what to work on.
         step: does the work on one item and counts what it changed.
-        describe: what is said if only some items are done, with `{count}` for the sum.
+        counted: name of what is counted, and what became of it, such as `records dropped`.
 
     Raises:
         StoreError: the first step failed.
@@ -30,7 +30,7 @@ def sum_of_steps(items: Collection[T], step: Callable[[T], int], describe: str) 
     """
     count = 0
     for done, item in enumerate(items):
-        text = f"{describe.format(count=count)}, for {done} of {len(items)}"
+        text = f"{count} {counted}, for {done} of {len(items)}"
         try:
             count += step(item)
         except StoreError as error:

@@ -61,7 +61,7 @@ def say_plan(report: SweepReport, url: str) -> None:
     elif not unusable:
         say(f"nothing to measure: {len(report.of('known'))} cases are tuned in {url}")
     if unusable:
-        say(f"cases that failed: {len(unusable)}; what is left to measure of them is not known")
+        say(f"cases of which it is not known what is left to measure: {len(unusable)}")
 
 
 def say_drift(report: SweepReport, url: str) -> None:

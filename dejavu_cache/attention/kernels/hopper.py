@@ -1,8 +1,8 @@
 """Host side of the Hopper kernel: pages loaded by TMA, multiplied by wgmma, units from a schedule.
 
 The paper's kernels leave the choice of instructions to Triton's compiler; `hopper_kernel` chooses
-them itself. It covers the features that most models need; `hopper_coverage` checks
-a batch for them.
+them itself. It covers the features that most models need; `hopper_coverage` checks a batch for
+them.
 """
 
 from __future__ import annotations

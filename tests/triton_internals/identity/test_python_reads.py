@@ -252,3 +252,22 @@ def test_a_memo_in_a_default_is_named(tmp_path: Path) -> None:
     reason = identity_of(tmp_path, source).unstored
     assert reason is not None
     assert "memo changes while the program runs" in reason
+
+
+def test_a_memo_that_a_name_reaches_in_two_steps_is_named(tmp_path: Path) -> None:
+    body = "memo = _memo; memo = memo['a']; memo.append(1); return 64"
+    reason = identity_of(tmp_path, f"_memo = {{'a': []}}\n{block(body)}").unstored
+    assert reason is not None
+    assert "_memo changes while the program runs" in reason
+
+
+@pytest.mark.parametrize(("branches", "is_stored"), [(3, True), (20, False)])
+def test_names_that_stand_for_each_other_do_not_stall_a_launch(
+    tmp_path: Path, branches: int, is_stored: bool
+) -> None:
+    """A walk through a tree is one: followed without end, three branches took a minute."""
+    ways = " or ".join(f"node.branch{number}" for number in range(branches))
+    walk = f"node = args['n']\n    while node:\n        node.seen = 1\n        node = {ways}\n"
+    reason = identity_of(tmp_path, f"def block(args):\n    {walk}    return 64\n").unstored
+    assert (reason is None) == is_stored
+    assert is_stored or "ways" in str(reason)

@@ -90,9 +90,7 @@ def promote(
     kernels = kernels_of(remote, kernel) if kernel else [None]
     require_records(remote)
     promoted = f"records of {remote.client.namespace} promoted to {to}"
-    count = sum_of_steps(
-        kernels, lambda name: remote.client.promote(to, name), f"{{count}} {promoted}"
-    )
+    count = sum_of_steps(kernels, lambda name: remote.client.promote(to, name), promoted)
     say(f"{count} {promoted}")
 
 

@@ -65,7 +65,7 @@ def clear(
                 f"Drop {len(contexts)} contexts of {', '.join(kernels)} from {target.url}?",
                 abort=True,
             )
-        dropped = sum_of_steps(contexts, target.delete, "{count} records dropped")
+        dropped = sum_of_steps(contexts, target.delete, "records dropped")
         say(f"{dropped} records dropped")
 
 
