@@ -88,12 +88,6 @@ def fill_weights(model: Any) -> int:
     return sum(weight.numel() for weight in model.parameters())
 
 
-def prompt_of(count: int, seed: int) -> list[int]:
-    generator = torch.Generator().manual_seed(seed)
-    tokens: list[int] = torch.randint(1000, 100000, (count,), generator=generator).tolist()
-    return tokens
-
-
 def kernel_times(run: Callable[[], object], repeats: int) -> dict[str, Any]:
     """Return the GPU's microseconds of one repeat of what `run` repeats, by kernel."""
     from torch.profiler import ProfilerActivity, profile
@@ -119,6 +113,13 @@ class Requests:
 
     def __init__(self, llm: Any) -> None:
         self.engine, self.count, self.day = llm.llm_engine, 0, None
+        model = self.engine.vllm_config.model_config
+        self.vocabulary = min(model.get_vocab_size(), 100_000)
+
+    def prompt_of(self, count: int, seed: int) -> list[int]:
+        generator = torch.Generator().manual_seed(seed)
+        tokens = torch.randint(1000, self.vocabulary, (count,), generator=generator)
+        return list(tokens.tolist())
 
     def add(self, prompt: list[int], tokens: int, **options: Any) -> None:
         from vllm import SamplingParams
@@ -151,7 +152,7 @@ class Requests:
         """Return greedy tokens and the likeliest log probabilities after prompts."""
         found = {}
         for length in LENGTHS:
-            self.add(prompt_of(length, length), 24, logprobs=5)
+            self.add(self.prompt_of(length, length), 24, logprobs=5)
             tokens, tops = [], []
             for _, outputs in self.drain():
                 for output in outputs:
@@ -165,7 +166,7 @@ class Requests:
     def decode(self, count: int, prompt: int, tokens: int) -> dict[str, Any]:
         """Return milliseconds per step of a batch that decodes."""
         for seed in range(count):
-            self.add(prompt_of(prompt, seed), tokens)
+            self.add(self.prompt_of(prompt, seed), tokens)
         whens = [
             when
             for when, outputs in self.drain()
@@ -179,7 +180,7 @@ class Requests:
     def profile_decode(self, count: int, prompt: int, steps: int = 20) -> dict[str, Any]:
         """Return the GPU's microseconds per step of a batch that decodes, by kernel."""
         for seed in range(count):
-            self.add(prompt_of(prompt, seed), 2 * steps + 40)
+            self.add(self.prompt_of(prompt, seed), 2 * steps + 40)
         self._produce(count * steps)
         found = kernel_times(lambda: self._produce(count * steps), steps)
         self.drain()
@@ -201,7 +202,7 @@ class Requests:
         """Return milliseconds from requests to the last first token."""
         times = []
         for repeat in range(repeats + 1):
-            prompts = [prompt_of(prompt, 100 * repeat + seed) for seed in range(count)]
+            prompts = [self.prompt_of(prompt, 100 * repeat + seed) for seed in range(count)]
             torch.cuda.synchronize()
             begin = time.perf_counter()
             for tokens in prompts:
@@ -214,7 +215,7 @@ class Requests:
     def long(self, tokens: int) -> dict[str, Any]:
         """Decode one request further; return seconds, and when it has to be begun, begin it."""
         if not self.engine.has_unfinished_requests():
-            self.add(prompt_of(500, 0), 13000)
+            self.add(self.prompt_of(500, 0), 13000)
             while not any(output.token_ids for output in self.step()):
                 pass
         produced, begin = 0, time.perf_counter()
@@ -224,22 +225,29 @@ class Requests:
         return {"tokens": produced, "seconds": round(time.perf_counter() - begin, 5)}
 
     def run_day(self, steps: int, day_steps: int, seed: int = 11) -> dict[str, Any]:
-        """Run the next steps of a drawn day; return tokens, and seconds of each step."""
+        """Run the next steps of a drawn day.
+
+        Returns the tokens that were written, and of each step its seconds and the tokens of the
+        prompts that came in it.
+        """
         if self.day is None:
             self.day = [0, draw_day(seed, day_steps)]
-        times, tokens = [], 0
+        times, prompts, tokens = [], [], 0
         for _ in range(steps):
             number, waiting = self.day
+            prompt_tokens = 0
             while waiting and waiting[0].step <= number:
                 request = waiting.pop(0)
-                self.add(prompt_of(request.prompt, request.step), request.answer)
+                self.add(self.prompt_of(request.prompt, request.step), request.answer)
+                prompt_tokens += request.prompt
             self.day[0] += 1
             if not self.engine.has_unfinished_requests():
                 continue
             begin = time.perf_counter()
             tokens += sum(len(output.token_ids) for output in self.step())
             times.append(round(time.perf_counter() - begin, 6))
-        return {"tokens": tokens, "times": times}
+            prompts.append(prompt_tokens)
+        return {"tokens": tokens, "times": times, "prompts": prompts}
 
 
 def main() -> None:

@@ -125,12 +125,14 @@ def compare_long_request(engines: list[Engine], tokens: int = 12800, turn: int =
 def compare_days(engines: list[Engine], steps: int = 2400, turn: int = 100) -> None:
     tokens = {engine.name: 0 for engine in engines}
     times: dict[str, list[float]] = {engine.name: [] for engine in engines}
+    prompts: dict[str, list[int]] = {engine.name: [] for engine in engines}
     done = 0
     while done < steps and seconds_left() > 10:
         for engine in engines:
-            answer = engine.tell("day", turn, steps) or {"tokens": 0, "times": []}
+            answer = engine.tell("day", turn, steps) or {"tokens": 0, "times": [], "prompts": []}
             tokens[engine.name] += answer["tokens"]
             times[engine.name] += answer["times"]
+            prompts[engine.name] += answer["prompts"]
         done += turn
     for engine in engines:
         engine.tell("drain")  # what follows meets no requests of the day's
@@ -148,6 +150,26 @@ def compare_days(engines: list[Engine], steps: int = 2400, turn: int = 100) -> N
                 "longest_ms": round(1e3 * ordered[-1], 2),
             },
         )
+    keep("day", "slowest", value=slowest_steps(times, prompts[engines[0].name]))
+
+
+def slowest_steps(
+    times: dict[str, list[float]], prompts: list[int], count: int = 48
+) -> list[dict[str, Any]]:
+    """Return the slowest steps of the first engine, with every engine's milliseconds.
+
+    Every engine meets the same batch in a step, so that these are the same work.
+    """
+    first = next(iter(times.values()))
+    order = sorted(range(min(map(len, times.values()))), key=lambda step: -first[step])
+    return [
+        {
+            "step": step,
+            "prompt_tokens": prompts[step],
+            "ms": {name: round(1e3 * taken[step], 2) for name, taken in times.items()},
+        }
+        for step in order[:count]
+    ]
 
 
 def end(engines: list[Engine]) -> None:
@@ -265,7 +287,8 @@ def run_tuning_starts(limit: int = 150) -> None:
         engine = start_one(
             name,
             "CUSTOM",
-            options={"dtype": "float32"},
+            # A float32 cache takes twice the memory for the same tokens.
+            options={"dtype": "float32", "kv_cache_memory_bytes": 22 << 30},
             cache=cache,
             DEJAVU_CACHE_SHIPPED="0",
             DEJAVU_CACHE_WARMUP_SECONDS=str(seconds),
