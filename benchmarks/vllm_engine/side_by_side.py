@@ -3,7 +3,7 @@
     bash benchmarks/vllm_engine/go.sh PLAN [SECONDS]
 
 writes OUT/PLAN.json and a log of each engine. Plans: `speed`, `figure9`, `day`, `full` (these
-three), `float8`, `profile`, `cold`, `starts` (which ends with `tuning`), `tuning`, `compiled`.
+three), `float8`, `profile`, `cold`, `mamba`, `tuning`, `starts` (these two), `compiled`.
 Engines that are compared take turns in one run, for clocks and temperatures differ. `profile` also
 runs the checkouts whose folders `OTHER_CHECKOUTS` names, separated by colons. `ENGINES` limits
 `speed` and `full` to some: fa3,ours.
@@ -248,10 +248,12 @@ def run_cold() -> None:
 
 
 def run_starts() -> None:
-    """Start a Mamba2, whose kernels vLLM autotunes: plainly and with the cache, twice each.
+    run_mamba_starts()
+    run_tuning_starts()
 
-    Then start a decoder whose attention is tuned at the start.
-    """
+
+def run_mamba_starts() -> None:
+    """Start a Mamba2, whose kernels vLLM autotunes: plainly and with the cache, twice each."""
     for kind, variables in (("plain", {}), ("cached", {"DEJAVU_CACHE_INSTALL": "1"})):
         for number in ("first", "second"):
             engine = start_one(
@@ -271,7 +273,6 @@ def run_starts() -> None:
                     "starts", engine.name, " ".join(map(str, command)), value=engine.tell(*command)
                 )
             engine.end()
-    run_tuning_starts()
 
 
 def run_tuning_starts(limit: int = 150) -> None:
@@ -322,6 +323,7 @@ def run_compiled() -> None:
     "day": run_day,
     "cold": run_cold,
     "starts": run_starts,
+    "mamba": run_mamba_starts,
     "tuning": run_tuning_starts,
     "compiled": run_compiled,
 }[PLAN]()
