@@ -11,39 +11,16 @@ from __future__ import annotations
 import json
 import sys
 import threading
-from types import SimpleNamespace
 
 import torch
 import triton
 from matrix_product import product  # type: ignore[import-not-found]
-from triton.backends.compiler import GPUTarget
-from triton.runtime import driver
+from support import absent_h200  # noqa: F401 - replaces the driver
 from triton.runtime.autotuner import Autotuner
 
 from dejavu_cache.tuning.compile_ahead import compile_ahead
 from dejavu_cache.tuning.config_failures import compile_failure_of
 
-
-class AbsentH200:
-    """Answers what compiling asks of a driver; the binaries go nowhere."""
-
-    utils = SimpleNamespace(
-        get_device_properties=lambda device: {"max_shared_mem": 232448},
-        load_binary=lambda *binary: (object(), object(), 0, 0, 1024),
-    )
-    launcher_cls = staticmethod(lambda src, metadata: None)
-
-    def get_current_target(self):
-        return GPUTarget("cuda", 90, 32)
-
-    def get_current_device(self):
-        return 0
-
-    def get_current_stream(self, device):
-        return 0
-
-
-driver.set_active(AbsentH200())
 dtypes = (torch.float16, torch.float16, torch.float16, 4096)
 args = tuple(triton.runtime.jit.MockTensor.wrap_dtype(dtype) for dtype in dtypes)
 hooked = []

@@ -9,6 +9,7 @@ from ...triton_internals.environment import is_interpreting
 from ...triton_internals.launch_form import form_of_launch
 from ...triton_internals.repeated_launch import RepeatedLaunch
 from ...triton_internals.versions import only_alignment_counts
+from ...tuning.compile_together import begins_compilation
 
 __all__ = ["KernelCall"]
 
@@ -22,7 +23,13 @@ class KernelCall(NamedTuple):
     kwargs: dict[str, Any]
 
     def __call__(self) -> Any:
-        """Launch the kernel, and return it as it was compiled; None in Triton's interpreter."""
+        """Launch the kernel, and return it as it was compiled.
+
+        Returns:
+            None in Triton's interpreter, and within `compile_together`, which launches nothing.
+        """
+        if begins_compilation(*self):
+            return None
         return self.kernel[self.grid](*self.args, **self.kwargs)
 
     @property
@@ -40,8 +47,10 @@ class KernelCall(NamedTuple):
             changing: names of these arguments.
 
         Returns:
-            None in Triton's interpreter, which compiles nothing to repeat.
+            None where calling it does, and nothing can be repeated.
         """
+        if begins_compilation(*self):
+            return None
         form = None if is_interpreting() else form_of_launch(self.kernel, self.args, self.kwargs)
         given = dict(zip(self.kernel.arg_names, self.args, strict=False))
         kept = _kept.get(form)

@@ -19,6 +19,7 @@ from ...sweep.hosts import GRACE, LocalHost, single_gpu
 from ...sweep.messages import SweepSpec
 from ...sweep.runner import Sweep
 from ...system.notices import logger
+from ...tuning.compile_together import compile_together
 from ...tuning.progress_bar import progress
 from .attention_suite import suite_options, tuned_call
 from .expected_batches import (
@@ -66,9 +67,13 @@ def warm_up_attention(shape: LayerShape, features: LayerFeatures, limits: Servin
     tune_attention(shape, features, limits, device)
     start = time.perf_counter()
     expected = batches_to_expect(limits)
-    # One after the other: threads that meet a new kernel at the same time all compile it.
-    for batch in expected:
-        launch_batch(shape, features, batch, device)
+
+    def launch() -> None:
+        for batch in expected:
+            launch_batch(shape, features, batch, device)
+
+    compile_together(launch)
+    launch()
     torch.cuda.synchronize()
     torch.cuda.empty_cache()  # vLLM measures what is left for its own cache
     logger.info(

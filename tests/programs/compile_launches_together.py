@@ -1,0 +1,57 @@
+"""Compile launches of a matrix product together for an absent H200, and print what happened.
+
+Printed are the number of kernels that were compiled, the kinds of threads that compiled them, what
+the launches returned, the number that launching the same again compiles, and the error of a launch
+whose compilation failed.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+
+import torch
+import triton
+from matrix_product import product  # type: ignore[import-not-found]
+from support import absent_h200  # noqa: F401 - replaces the driver
+
+from dejavu_cache.attention.kernels.kernel_call import KernelCall
+from dejavu_cache.tuning.compile_together import compile_together
+
+BLOCKS = (16, 64, 128)
+
+
+compiled: list[str] = []
+initialise = triton.compiler.compiler.CompiledKernel.__init__
+
+
+def note_thread(self, *rest):
+    """Remember which thread makes a compiled kernel."""
+    compiled.append(threading.current_thread().name.partition("_")[0])
+    initialise(self, *rest)
+
+
+triton.compiler.compiler.CompiledKernel.__init__ = note_thread
+dtypes = (torch.float16, torch.float16, torch.float16, 4096)
+args = tuple(triton.runtime.jit.MockTensor.wrap_dtype(dtype) for dtype in dtypes)
+returned: list[object] = []
+
+
+def launch_all():
+    """Launch three kernels twice, and one that cannot be compiled."""
+    for block in (*BLOCKS, *BLOCKS):
+        returned.append(KernelCall(product, (1,), args, {"BLOCK": block, "TILE": 64})())
+    returned.append(KernelCall(product, (1,), args, {"BLOCK": 32, "TILE": 64}).launch(()))
+    raise LookupError("a launch may read what no kernel has written")
+
+
+compile_together(launch_all)
+together, compiled[:] = sorted(compiled), []
+for block in BLOCKS:
+    product.run(*args, grid=(1,), warmup=True, BLOCK=block, TILE=64)
+try:
+    product.run(*args, grid=(1,), warmup=True, BLOCK=32, TILE=64)
+    failure = ""
+except Exception as error:
+    failure = type(error).__name__
+print(json.dumps([together, returned, len(compiled), failure]))

@@ -1,0 +1,41 @@
+"""Warm attention up for an engine of Llama 3.1 8B's shape, and print which threads compiled.
+
+The last numbers are the seconds that it took, and of the longest compilation.
+"""
+
+from __future__ import annotations
+
+import collections
+import json
+import threading
+import time
+
+import torch
+import triton
+
+from dejavu_cache.engines.vllm.attention_warmup import warm_up_attention
+from dejavu_cache.engines.vllm.expected_batches import LayerShape, ServingLimits
+from dejavu_cache.engines.vllm.planned_attention import LayerFeatures
+
+threads: list[str] = []
+seconds: list[float] = []
+compile_kernel = triton.compiler.compile
+
+
+def note_compilation(*args, **kwargs):
+    """Compile, and remember the thread and its time."""
+    start = time.perf_counter()
+    compiled = compile_kernel(*args, **kwargs)
+    seconds.append(time.perf_counter() - start)
+    threads.append(threading.current_thread().name.partition("_")[0])
+    return compiled
+
+
+triton.compiler.compile = note_compilation
+torch.zeros(1, device="cuda")
+shape = LayerShape(32, 8, 128, 16, torch.bfloat16, torch.bfloat16)
+features = LayerFeatures(128**-0.5, (-1, -1), 0.0)
+start = time.perf_counter()
+warm_up_attention(shape, features, ServingLimits(64, 8192, 16384))
+taken = time.perf_counter() - start
+print(json.dumps([collections.Counter(threads), round(taken, 2), round(max(seconds), 2)]))
