@@ -1,12 +1,14 @@
 """Warm attention up for an engine of Llama 3.1 8B's shape, and print which threads compiled.
 
-The last numbers are the seconds that it took, and of the longest compilation.
+The last numbers are the seconds that it took, and of the longest compilation. The argument is the
+layer's dtype.
 """
 
 from __future__ import annotations
 
 import collections
 import json
+import sys
 import threading
 import time
 
@@ -33,7 +35,8 @@ def note_compilation(*args, **kwargs):
 
 triton.compiler.compile = note_compilation
 torch.zeros(1, device="cuda")
-shape = LayerShape(32, 8, 128, 16, torch.bfloat16, torch.bfloat16)
+dtype = getattr(torch, sys.argv[1])
+shape = LayerShape(32, 8, 128, 16, dtype, dtype)
 features = LayerFeatures(128**-0.5, (-1, -1), 0.0)
 start = time.perf_counter()
 warm_up_attention(shape, features, ServingLimits(64, 8192, 16384))
