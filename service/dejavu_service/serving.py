@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import errno
 import gc
 import os
 import shlex
@@ -20,6 +21,7 @@ from dejavu_cache.errors import SettingsError
 
 from .app import create_app
 from .connections import BoundedConnection, raise_open_files
+from .errors import ListenError
 from .logs import configure
 from .middleware.authentication import is_loopback
 from .server import Server
@@ -187,6 +189,29 @@ class StoppingServer(uvicorn.Server):
         """Serve an app whose long polls are those of `server`."""
         super().__init__(config)
         self._server = server
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to listen.
+
+        Raises:
+            ListenError: The address cannot be listened on.
+        """
+        try:
+            await super().startup(sockets)
+        except SystemExit as error:  # uvicorn's, from the handler of what went wrong
+            if isinstance(error.__context__, OSError):
+                raise ListenError(self._refused_address(error.__context__)) from None
+            raise
+
+    def _refused_address(self, error: OSError) -> str:
+        host, port = self.config.host, self.config.port
+        reason = os.strerror(error.errno) if (error.errno or 0) > 0 else error.strerror
+        remedy = (
+            f"stop what listens on port {port}, or choose another one with --port"
+            if error.errno == errno.EADDRINUSE
+            else "choose another address with --host and --port"
+        )
+        return f"{host}:{port} cannot be listened on: {reason}: {remedy}"
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Drain, have the waiting requests answered, and close the connections."""
