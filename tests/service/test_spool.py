@@ -247,6 +247,20 @@ def test_a_spool_is_bounded(
     assert [other.server for other in all_spools(tmp_path)] == ["https://server"]
 
 
+def test_a_spool_that_cannot_be_written_is_not_said_to_be_in_use(
+    server: Running, tmp_path: Path
+) -> None:
+    root = tmp_path / "dejavu-cache" / "spool"
+    spool = spool_of(f"{server.base}?namespace=main", root, *singles(1))
+    (spool.folder / ".lock").mkdir()
+    out = dejavu("sync", "--server", server.base, XDG_CACHE_HOME=str(tmp_path))
+    assert out.returncode == 1
+    (line,) = [line for line in out.stdout.splitlines() if line.startswith("not sent: ")]
+    assert line.startswith(f"not sent: {spool.folder}: records that are sent cannot be deleted")
+    assert line.endswith("Is a directory: let this user write to the folder")
+    assert numbers(server.base) == set()
+
+
 def test_a_spool_is_bounded_on_a_file_system_without_locks_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

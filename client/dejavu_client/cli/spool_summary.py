@@ -32,6 +32,8 @@ def send_waiting(remote: RemoteStore) -> bool:
         remote.sender.drain(delivery, LOCK_WAIT)
     except RemoteError as error:
         problems.append(str(error))
+    except OSError as error:
+        problems.append(f"{error.filename}: {error.strerror}")
     problems += delivery.failed.values()
     if delivery.locked:
         problems.append("another process is sending it")

@@ -154,12 +154,23 @@ class Spool:
 
     @contextmanager
     def exclusive(self, wait: float = 0.0) -> Iterator[bool]:
-        """Lock the spool for sending it; False if another process holds the lock."""
+        """Lock the spool for sending it; False if another process holds the lock.
+
+        Raises:
+            OSError: the folder cannot be written, so that what is sent could not be deleted.
+        """
         try:
             lock = acquire_lock(self.folder / ".lock", wait)
-        except (Timeout, OSError):
+        except Timeout:
             yield False
             return
+        except OSError as error:
+            raise OSError(
+                error.errno,
+                f"records that are sent cannot be deleted here: {error.strerror}: "
+                "let this user write to the folder",
+                str(self.folder),
+            ) from None
         try:
             yield True
         finally:
@@ -174,6 +185,9 @@ class Spool:
             undelivered: files that a delivery was tried for in vain. No other file that waits is
                 too old: it may be dated by a clock that was wrong, and the server may take it.
                 Nor are these before a delivery has failed again, `OVERDUE_SECONDS` later.
+
+        Raises:
+            OSError: the folder cannot be written.
         """
         if not self.folder.is_dir():
             return
