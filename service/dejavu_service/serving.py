@@ -205,10 +205,11 @@ class StoppingServer(uvicorn.Server):
 
     def _refused_address(self, error: OSError) -> str:
         host, port = self.config.host, self.config.port
-        reason = os.strerror(error.errno) if (error.errno or 0) > 0 else error.strerror
+        number = error.errno or 0  # negative where the host's name was not found
+        reason = os.strerror(number) if number > 0 else error.strerror
         remedy = (
             f"stop what listens on port {port}, or choose another one with --port"
-            if error.errno == errno.EADDRINUSE
+            if number == errno.EADDRINUSE
             else "choose another address with --host and --port"
         )
         return f"{host}:{port} cannot be listened on: {reason}: {remedy}"

@@ -103,15 +103,15 @@ def matching_records(
 def current_records(records: Sequence[tuple[Context, Record]]) -> list[tuple[Context, Record]]:
     """Return the records of each scenario's last tuned source, in each environment and problem."""
     newest: dict[tuple[str, ...], tuple[datetime, Context]] = {}
-    for context, record in records:
-        key = (*_key_without_source(context), record.scenario.text)
+    keys = [(*_key_without_source(context), record.scenario.text) for context, record in records]
+    for key, (context, record) in zip(keys, records, strict=True):
         measured_at = last_measured([record]) or _NEVER
         if key not in newest or measured_at > newest[key][0]:
             newest[key] = measured_at, context
     return [
         (context, record)
-        for context, record in records
-        if newest[(*_key_without_source(context), record.scenario.text)][1] == context
+        for key, (context, record) in zip(keys, records, strict=True)
+        if newest[key][1] == context
     ]
 
 
