@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Optional
 import typer
 
 from dejavu_cache.errors import DejavuError, ExitCode, SettingsError
+from dejavu_cache.system.plurals import counted
 
 if TYPE_CHECKING:
     from .services.tokens import Token
@@ -144,8 +145,9 @@ def prune(
 
         pruned = retention.prune(opened, unused_days, misses_days)
         typer.echo(
-            f"Dropped {pruned.records} records, {pruned.misses} misses "
-            f"and {pruned.contexts} empty contexts."
+            f"Dropped {counted(pruned.records, 'record')}, "
+            f"{counted(pruned.misses, 'miss', 'misses')} "
+            f"and {counted(pruned.contexts, 'empty context')}."
         )
 
 

@@ -52,9 +52,9 @@ def interrupt(reached: threading.Event, *arguments: str) -> subprocess.Completed
 @pytest.mark.parametrize(
     ("command", "method", "path", "done"),
     [
-        ("clear --yes --store", "DELETE", "/records", "only 1 records dropped, for 1 of 3"),
+        ("clear --yes --store", "DELETE", "/records", "only 1 record dropped, for 1 of 3"),
         ("promote --kernel *.x --to other --server", "POST", "/promote",
-         "only 1 records of main promoted to other, for 1 of 3"),
+         "only 1 record of main promoted to other, for 1 of 3"),
     ],
 )  # fmt: skip
 def test_a_change_of_a_server_says_how_far_it_came(
@@ -93,7 +93,7 @@ def test_a_change_that_fails_in_the_middle_is_partly_done(
     with hanging_proxy(server.base, "DELETE", "/records", 2, reached) as proxy:
         seen = run_cli("clear", "--yes", "--store", proxy)
     assert (seen.returncode, seen.stdout) == (ExitCode.PARTIAL, ""), seen
-    assert seen.stderr.startswith("error: only 1 records dropped, for 1 of 3: ")
+    assert seen.stderr.startswith("error: only 1 record dropped, for 1 of 3: ")
 
 
 def answer_question(store: Path, key: bytes) -> tuple[int, str]:
@@ -126,5 +126,5 @@ def test_a_question_that_is_not_answered_by_yes_changes_nothing(
     store = FileStore(tmp_path)
     store.put(context(), [record(1)])
     ended, seen = answer_question(tmp_path, key)
-    assert (ended, seen.splitlines()[-1]) == (code, message)
+    assert (ended, seen.splitlines()[-1].strip()) == (code, message)
     assert len(list(store.records(context()))) == 1

@@ -236,7 +236,7 @@ def test_a_spool_is_bounded(
     spool.sweep(())
     assert [file.path for file in spool.waiting()] == newest
     assert spool.set_aside() == []
-    assert "7 record sets for https://server were deleted" in caplog.text
+    assert "7 record sets for https://server deleted" in caplog.text
     os.utime(newest[0], (0, 0))
     os.utime(newest[1], (0, 0))
     spool.sweep({newest[1]})
@@ -345,7 +345,7 @@ def test_what_waited_too_long_is_deleted_once_it_cannot_be_sent_for_a_week(
     a_week_passes(spool)
     try_in_vain(spool, until=lambda: len(spool) == 1)
     assert [file.path for file in spool.waiting()] == [young]
-    assert "2 record sets for x were deleted" in caplog.text
+    assert "2 record sets for x deleted" in caplog.text
     assert list(marks.iterdir()) == []
 
 
@@ -412,12 +412,12 @@ def test_the_commands_say_what_waits(server: Running, sqlite_url: str, tmp_path:
     done = dejavu("sync", *store, **home, DEJAVU_CACHE_TOKEN=write)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 record sets that waited were sent" in done.stdout
-    assert "1 record sets are set aside" in done.stdout
+    assert "1 record set is set aside" in done.stdout
     doctor = dejavu("doctor", **home, DEJAVU_CACHE_TOKEN=write).stdout
     assert "422" in doctor
     server.kill()
     spool_of(spool.server, spool.folder.parent, *singles(9))
     done = dejavu("sync", *store, **home, DEJAVU_CACHE_TOKEN=write)
     assert done.returncode != 0
-    assert "1 record sets" in done.stdout
+    assert "1 record set" in done.stdout
     assert "does not answer" in done.stdout

@@ -16,6 +16,7 @@ from dejavu_cache.model.record import RecordSet
 from dejavu_cache.model.scenario import canonical_json
 from dejavu_cache.stores.file_locks import acquire_lock
 from dejavu_cache.system.notices import warn_once
+from dejavu_cache.system.plurals import counted
 from dejavu_cache.system.safe_files import read_file, replace_file
 
 __all__ = ["SetAside", "Spool", "SpooledFile", "all_spools"]
@@ -217,8 +218,8 @@ class Spool:
         if lost:
             warn_once(
                 f"sweep {self.folder}",
-                f"{lost} record sets for {self.server} were deleted from {self.folder}, which "
-                f"keeps {MOST_BYTES >> 20} MiB for {LONGEST_WAIT / 86400:.0f} days: "
+                f"{counted(lost, 'record set')} for {self.server} deleted from {self.folder}, "
+                f"which keeps {MOST_BYTES >> 20} MiB for {LONGEST_WAIT / 86400:.0f} days: "
                 "send them in time with `dejavu-cache sync`",
             )
 

@@ -225,7 +225,7 @@ def save(
     )
     connection.execute(statement, rows)
     summaries.save(connection, context_id, map(summaries.summarize, changed))
-    return {row["scenario"]: len(row["text"]) for row in rows}
+    return {str(row["scenario"]): len(str(row["text"])) for row in rows}
 
 
 def add_claims(

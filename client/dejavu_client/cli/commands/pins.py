@@ -11,6 +11,7 @@ from dejavu_cache.errors import SettingsError, StoreError
 from dejavu_cache.model.record import Pin, Record
 from dejavu_cache.model.scenario import Config, Context
 from dejavu_cache.stores import Store
+from dejavu_cache.system.plurals import counted
 from dejavu_cache.system.provenance import whoami
 
 from ..chosen_store import open_existing_store
@@ -49,7 +50,8 @@ def pin(
             ]
             if len(candidates) != 1:
                 raise SettingsError(
-                    f"{record.scenario}: {len(candidates)} measured configs have "
+                    f"{record.scenario}: "
+                    f"{counted(len(candidates), 'measured config has', 'measured configs have')} "
                     f"{', '.join(config)}; name one"
                 )
             pins.append((context, record, candidates[0]))
@@ -79,7 +81,7 @@ def _set_pins(store: Store, pins: Sequence[tuple[Context, Record, Config | None]
             if not done:
                 raise
             raise PartlyDoneError(
-                f"only {done} of {len(pins)} scenarios are done: {error}"
+                f"only {done} of {counted(len(pins), 'scenario')} done: {error}"
             ) from None
         state = f"pinned to {config}" if config else "no longer pinned"
         where = "" if is_alone else f" ({_origin(context)})"

@@ -18,6 +18,7 @@ import typer
 
 from dejavu_cache.errors import PrewarmError, SettingsError
 from dejavu_cache.settings import PREFIX
+from dejavu_cache.system.plurals import counted
 
 from ..chosen_store import open_existing_store
 from ..errors import NothingFoundError
@@ -187,7 +188,7 @@ def _verify_winners(
         show_json({"winners": [winner._asdict() for winner in verified], **outcomes})
     else:
         amounts = [f"{outcomes[kind]} {text}" for kind, text in _OUTCOMES.items()]
-        say(f"{len(verified)} winners measured again: {', '.join(amounts)}")
+        say(f"{counted(len(verified), 'winner')} measured again: {', '.join(amounts)}")
     if outcomes["set aside"]:
         raise typer.Exit(1)
 
@@ -229,7 +230,8 @@ def _say_events(events: list[ActivityEvent], code: int, as_json: bool) -> None:
         say("nothing was seen: no process decorated a kernel with cached_autotune")
         return
     say(
-        f"{counts['started']} processes: {counts['hit']} scenarios hit, {counts['missed']} missed, "
-        f"{counts['benchmarked']} benchmarked; {counts['loaded']} kernels loaded, "
-        f"{counts['compiled']} compiled, {counts['built']} modules built"
+        f"{counted(counts['started'], 'process', 'processes')}: "
+        f"{counted(counts['hit'], 'scenario')} hit, {counts['missed']} missed, "
+        f"{counts['benchmarked']} benchmarked; {counted(counts['loaded'], 'kernel')} loaded, "
+        f"{counts['compiled']} compiled, {counted(counts['built'], 'module')} built"
     )
