@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import select
 import signal
 import subprocess
 import sys
@@ -103,12 +104,14 @@ def answer_question(store: Path, key: bytes) -> tuple[int, str]:
         arguments = ["-m", "dejavu_client", "clear", "--store", str(store)]
         os.execve(sys.executable, [sys.executable, *arguments], environment())
     seen = b""
-    while b"[y/N]" not in seen:
+    while b"[y/N]: " not in seen:
         seen += os.read(terminal, 1024)
-    os.write(terminal, key)
     with suppress(OSError):  # as Linux has the end of a terminal
-        while part := os.read(terminal, 1024):
-            seen += part
+        while True:
+            # Again, since a signal just before the program reads the terminal does not end that.
+            os.write(terminal, key)
+            while select.select([terminal], [], [], 1.0)[0]:
+                seen += os.read(terminal, 1024)
     os.close(terminal)
     return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]), seen.decode()
 
