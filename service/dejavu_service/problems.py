@@ -12,7 +12,12 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from psycopg import Error as PsycopgError
-from psycopg.errors import DeadlockDetected, LockNotAvailable, SerializationFailure
+from psycopg.errors import (
+    DeadlockDetected,
+    LockNotAvailable,
+    ReadOnlySqlTransaction,
+    SerializationFailure,
+)
 from pydantic import BaseModel
 from sqlalchemy.exc import DataError, DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
@@ -134,19 +139,27 @@ def problem(
 
 
 def database_unavailable(error: Exception) -> Response:
-    """Log that the database does not answer, or is busy with others, and build the 503."""
-    said = (
-        "the database is busy with others who write"
-        if _lost_to_others(error)
-        else "the database does not answer"
-    )
+    """Log why the database cannot do this now, and build the 503."""
+    cause = error.orig if isinstance(error, DBAPIError) else error
+    if _lost_to_others(cause):
+        said = "the database is busy with others who write"
+    elif _may_only_read(cause):
+        said = "the database may only be read now"
+    else:
+        said = "the database does not answer"
     _logger.warning(said, extra={"fields": {"error": str(error).partition("\n")[0]}})
     return problem(503, f"{said}: try again", headers={"Retry-After": "1"})
 
 
-def _lost_to_others(error: Exception) -> bool:
+def _may_only_read(cause: BaseException | None) -> bool:
+    """Return whether a write met a standby, or a file without the right to write."""
+    if isinstance(cause, sqlite3.OperationalError):
+        return "readonly" in str(cause)
+    return isinstance(cause, ReadOnlySqlTransaction)
+
+
+def _lost_to_others(cause: BaseException | None) -> bool:
     """Return whether a transaction waited for others in vain, or was ended in favour of them."""
-    cause = error.orig if isinstance(error, DBAPIError) else error
     if isinstance(cause, sqlite3.OperationalError):
         return "is locked" in str(cause)
     return isinstance(cause, (DeadlockDetected, LockNotAvailable, SerializationFailure))

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
-from sqlalchemy.exc import ArgumentError
+from sqlalchemy.engine import ExceptionContext
+from sqlalchemy.exc import ArgumentError, OperationalError
 
 from dejavu_cache.errors import SettingsError
 
@@ -22,7 +23,13 @@ _POSTGRES = {
     "keepalives_idle": 10,
     "keepalives_interval": 5,
     "keepalives_count": 3,
+    # Keepalives do not watch a connection on which something was sent: without this, the kernel
+    # would wait for a machine that vanished for a quarter of an hour.
+    "tcp_user_timeout": 15_000,
 }
+_ENDED_SESSIONS = {"25006", "25P03", "25P04"}
+"""Codes of Postgres for errors that are the session's and not the statement's: it may only read, or
+was ended since its transaction took too long."""
 # A pooler such as PgBouncer gives every transaction another session: whatever belongs to a session,
 # as prepared statements do and settings at the connection, is not there or is somebody else's.
 _BEGIN_POSTGRES = (
@@ -121,6 +128,7 @@ def _postgres(url: URL, pool: int) -> Engine:
     )
     event.listen(engine, "connect", _prepare_postgres)
     event.listen(engine, "begin", _begin_postgres)
+    event.listen(engine, "handle_error", _handle_postgres_error, retval=True)
     return engine
 
 
@@ -131,6 +139,19 @@ def _prepare_postgres(connection: Any, _: Any) -> None:
 def _begin_postgres(connection: Connection) -> None:
     driver: Any = connection.connection.driver_connection
     driver.execute(_BEGIN_POSTGRES)  # all of it in one round trip
+
+
+def _handle_postgres_error(context: ExceptionContext) -> BaseException | None:
+    """Take a session that cannot be used any more for a connection that was lost.
+
+    After a failover, the connections that are left lead to a server that may only be read: new ones
+    find the server that may be written, where the URL or a proxy names it.
+    """
+    cause = context.original_exception
+    if getattr(cause, "sqlstate", None) not in _ENDED_SESSIONS:
+        return None
+    context.is_disconnect = True
+    return OperationalError(context.statement, None, cause, connection_invalidated=True)
 
 
 def _sqlite(url: URL, pool: int) -> Engine:
