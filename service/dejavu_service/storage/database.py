@@ -32,9 +32,11 @@ _ENDED_SESSIONS = {"25006", "25P03", "25P04"}
 was ended since its transaction took too long."""
 # A pooler such as PgBouncer gives every transaction another session: whatever belongs to a session,
 # as prepared statements do and settings at the connection, is not there or is somebody else's.
+# The default isolation is the database's, whose owner may have chosen one that refuses to go on
+# after waiting for a lock.
 _BEGIN_POSTGRES = (
-    "BEGIN; SET LOCAL statement_timeout = 60000; SET LOCAL lock_timeout = 15000; "
-    "SET LOCAL idle_in_transaction_session_timeout = 60000"
+    "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL statement_timeout = 60000; "
+    "SET LOCAL lock_timeout = 15000; SET LOCAL idle_in_transaction_session_timeout = 60000"
 )
 
 
