@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
@@ -12,9 +13,12 @@ import psycopg
 import pytest
 from dejavu_service.app import create_app
 from dejavu_service.settings import ServerSettings
+from dejavu_service.storage import contexts
 from dejavu_service.storage.database import Database
-from sqlalchemy import make_url
+from sqlalchemy import Connection, make_url
 from support.service import body, client_of, context, record, record_set, scenario
+
+from dejavu_cache.model.scenario import Context
 
 HOME = f"/v1/main/contexts/{context().digest}"
 
@@ -57,18 +61,15 @@ def test_a_session_that_was_ended_while_it_was_idle_is_tried_again(
     client: httpx.Client, postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As where the server's machine sleeps in the middle of a transaction."""
-    from dejavu_service.services import records
+    lock = contexts.lock
 
-    lock = records.contexts.lock
-
-    def sleep(*arguments: object) -> int:
-        connection = arguments[0]
-        connection.exec_driver_sql("SET LOCAL idle_in_transaction_session_timeout = 10")  # type: ignore[attr-defined]
-        threading.Event().wait(0.2)
-        return lock(*arguments)  # type: ignore[arg-type]
+    def sleep(connection: Connection, namespace: str, wanted: Context) -> int:
+        connection.exec_driver_sql("SET LOCAL idle_in_transaction_session_timeout = 10")
+        time.sleep(0.2)
+        return lock(connection, namespace, wanted)
 
     with monkeypatch.context() as slow:
-        slow.setattr(records.contexts, "lock", sleep)
+        slow.setattr(contexts, "lock", sleep)
         assert post(client, 1).status_code == 503
     assert post(client, 1).status_code == 200
 
