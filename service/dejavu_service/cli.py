@@ -140,7 +140,7 @@ def prune(
     database: _URL = None,
 ) -> None:
     """Delete unused records; pinned and promoted ones stay."""
-    with _open_database(database, existing=True) as (_, opened):
+    with _open_database(database, ready=True, existing=True) as (_, opened):
         from .services import retention
 
         pruned = retention.prune(opened, unused_days, misses_days)

@@ -7,7 +7,6 @@ import ctypes
 import errno
 import gc
 import os
-import shlex
 import socket
 import ssl
 import time
@@ -123,12 +122,7 @@ def _make_first_token(settings: ServerSettings, database: Database) -> Path:
 
 def token_command(database: Database) -> str:
     """Return the command that makes the first token in a server's database, whoever runs it."""
-    url = database.url.set(drivername="sqlite" if database.is_sqlite else "postgresql")
-    if database.file is not None:
-        url = url.set(database=str(database.file.absolute()))
-    text = shlex.quote(url.render_as_string(hide_password=True))
-    hint = "  (with the password instead of ***)" if url.password else ""
-    return f"dejavu-cache token create --role admin --name ops --database {text}{hint}"
+    return f"dejavu-cache token create --role admin --name ops {database.option}"
 
 
 def run(settings: ServerSettings) -> None:

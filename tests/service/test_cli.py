@@ -217,6 +217,15 @@ def test_prune_says_what_went(sqlite_url: str) -> None:
     )
 
 
+def test_prune_leaves_the_tables_of_an_older_version_alone(postgres_url: str) -> None:
+    database = Database(postgres_url)
+    schema.downgrade(database, "0006")
+    code, said = run(postgres_url, "db", "prune", "--unused-days", "1")
+    assert code == ExitCode.UNUSABLE
+    assert "has the tables of an older version: run  dejavu-cache db upgrade" in said
+    database.close()
+
+
 def test_a_fresh_machine_serves(tmp_path: Path) -> None:
     with running_server(
         f"sqlite:///{tmp_path / 'new' / 'server.sqlite3'}", tmp_path / "log"

@@ -92,7 +92,7 @@ def test_sqlite_upgrades_itself_and_postgres_asks(empty: Database) -> None:
         schema.require_current(empty)
         assert schema.state(empty) is schema.SchemaState.CURRENT
         return
-    with pytest.raises(SchemaError, match="dejavu-cache db upgrade --database postgresql"):
+    with pytest.raises(SchemaError, match="dejavu-cache db upgrade --database 'postgresql:"):
         schema.require_current(empty)
     assert schema.state(empty) is schema.SchemaState.EMPTY
 

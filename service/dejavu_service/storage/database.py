@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -95,6 +96,16 @@ class Database:
         """Arguments for a connection that psycopg opens beside the pool."""
         _, arguments = self.engine.dialect.create_connect_args(self.url)
         return {**arguments, **_POSTGRES}
+
+    @property
+    def option(self) -> str:
+        """The option that names the database in a command, without its password."""
+        url = self.url.set(drivername="sqlite" if self.is_sqlite else "postgresql")
+        if self.file is not None:
+            url = url.set(database=str(self.file.absolute()))
+        text = shlex.quote(url.render_as_string(hide_password=True))
+        hint = "  (with the password instead of ***)" if url.password else ""
+        return f"--database {text}{hint}"
 
     @property
     def file(self) -> Path | None:

@@ -86,7 +86,7 @@ def require_current(database: Database) -> None:
             "no tables yet" if current is SchemaState.EMPTY else "the tables of an older version"
         )
         raise SchemaError(
-            f"{database.url} has {tables}: run  dejavu-cache db upgrade --database {database.url}"
+            f"{database.url} has {tables}: run  dejavu-cache db upgrade {database.option}"
         )
     upgrade(database)
 
