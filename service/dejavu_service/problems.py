@@ -14,6 +14,7 @@ from fastapi.exceptions import RequestValidationError
 from psycopg import Error as PsycopgError
 from psycopg.errors import (
     DeadlockDetected,
+    DiskFull,
     LockNotAvailable,
     ReadOnlySqlTransaction,
     SerializationFailure,
@@ -140,29 +141,28 @@ def problem(
 
 def database_unavailable(error: Exception) -> Response:
     """Log why the database cannot do this now, and build the 503."""
-    cause = error.orig if isinstance(error, DBAPIError) else error
-    if _lost_to_others(cause):
-        said = "the database is busy with others who write"
-    elif _may_only_read(cause):
-        said = "the database may only be read now"
-    else:
-        said = "the database does not answer"
+    said = f"the database {_reason(error.orig if isinstance(error, DBAPIError) else error)}"
     _logger.warning(said, extra={"fields": {"error": str(error).partition("\n")[0]}})
     return problem(503, f"{said}: try again", headers={"Retry-After": "1"})
 
 
-def _may_only_read(cause: BaseException | None) -> bool:
-    """Return whether a write met a standby, or a file without the right to write."""
-    if isinstance(cause, sqlite3.OperationalError):
-        return "readonly" in str(cause)
-    return isinstance(cause, ReadOnlySqlTransaction)
+_REASONS: dict[str, tuple[str, tuple[type[PsycopgError], ...]]] = {
+    "is busy with others who write": (
+        "is locked",
+        (DeadlockDetected, LockNotAvailable, SerializationFailure),
+    ),
+    "may only be read now": ("readonly", (ReadOnlySqlTransaction,)),
+    "has no room left on its disk": ("is full", (DiskFull,)),
+}
+"""Reasons for which a database refuses, with a part of SQLite's message and Postgres' errors."""
 
 
-def _lost_to_others(cause: BaseException | None) -> bool:
-    """Return whether a transaction waited for others in vain, or was ended in favour of them."""
-    if isinstance(cause, sqlite3.OperationalError):
-        return "is locked" in str(cause)
-    return isinstance(cause, (DeadlockDetected, LockNotAvailable, SerializationFailure))
+def _reason(cause: BaseException | None) -> str:
+    for reason, (message, errors) in _REASONS.items():
+        is_sqlite = isinstance(cause, sqlite3.OperationalError)
+        if isinstance(cause, errors) or (is_sqlite and message in str(cause)):
+            return reason
+    return "does not answer"
 
 
 def install_handlers(app: FastAPI) -> None:

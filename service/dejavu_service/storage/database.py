@@ -20,6 +20,7 @@ __all__ = ["Database", "parse_url", "require_file"]
 
 _BUSY_SECONDS = 10
 _POSTGRES = {
+    "client_encoding": "UTF8",  # whatever the database's own is
     "connect_timeout": 3,
     "keepalives_idle": 10,
     "keepalives_interval": 5,
