@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from ..errors import TooFewRecordsError
 from ..model.decision_tree import Input, Node, Regret, Tree, compile_tree
 from ..model.record import RecordSet
+from ..system.plurals import counted
 from .config_subset import smallest_subset
 from .features import ScenarioEncoder
 from .slowdowns import Matrix, SlowdownTable
@@ -77,8 +78,8 @@ def fit(
     if len(costs) < NEEDED:
         kernel, device = records.context.kernel.name, records.context.environment.device.name
         raise TooFewRecordsError(
-            f"{kernel} has {len(costs)} scenarios with two timed configs or more on {device}, "
-            f"and a tree needs {NEEDED}: tune {NEEDED - len(costs)} more"
+            f"{kernel} has {counted(len(costs), 'scenario')} with two timed configs or more on "
+            f"{device}, and a tree needs {NEEDED}: tune {NEEDED - len(costs)} more"
         )
     model = _fit_tree(costs, bound, limit, leaves)
     return Tree(

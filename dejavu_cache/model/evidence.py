@@ -6,6 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime
 
+from ..system.plurals import counted
 from .case_scores import CaseScores
 from .record import Measurement, Record
 from .scenario import Config, now
@@ -75,7 +76,7 @@ class ChoiceEvidence:
             lines.append(
                 f"default: {self.default}, {_cost_text(self.default_cost, self.default_error)}"
             )
-        lines.append(f"compared: {self.timed} configs timed, {self.failed} failed")
+        lines.append(f"compared: {counted(self.timed, 'config')} timed, {self.failed} failed")
         return lines
 
 

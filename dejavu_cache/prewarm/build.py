@@ -26,6 +26,7 @@ from ..stores.manifest import (
     is_prewarmed,
     read_manifest,
 )
+from ..system.plurals import counted
 from ..triton_internals.compilation import target_of
 from .messages import BuildPlan, CompileJob, CompileResult, PrewarmSpec
 from .record_source import all_records, own_records
@@ -220,8 +221,8 @@ def _check_results(results: Mapping[CompileJob, CompileResult]) -> list[str]:
     ]
     if fatal:
         raise PrewarmError(
-            f"{len(fatal)} binaries could not be made, and nothing was written:\n  "
-            + "\n  ".join(fatal)
+            f"{counted(len(fatal), 'binary', 'binaries')} could not be made, and nothing was "
+            "written:\n  " + "\n  ".join(fatal)
         )
     notes = [
         f"{job} could not be compiled and is left out: {result.error}"

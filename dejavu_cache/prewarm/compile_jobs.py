@@ -10,6 +10,7 @@ from ..model.record import Record, RecordedLaunch
 from ..model.scenario import Config, Context, Scenario
 from ..model.selection import winner
 from ..runtime.launch_recorder import LAUNCH_METHOD
+from ..system.plurals import counted
 from ..triton_internals.compilation import target_of, wheel
 from ..triton_internals.config_names import describe
 from .kernel_discovery import DiscoveredKernel, default_of
@@ -85,9 +86,10 @@ class KernelJobs:
                 yield from self._jobs_of_launch(launch, best, record)
         if without_launch:
             self.notes.append(
-                f"{self._kernel.name}: {without_launch} scenarios have a winner but nobody noted "
-                "how it is launched, so they will be compiled at first use: launch them once where "
-                "they may be tuned"
+                f"{self._kernel.name}: "
+                f"{counted(without_launch, 'scenario has', 'scenarios have')} a winner but nobody "
+                "noted how it is launched, so they will be compiled at first use: launch them once "
+                "where they may be tuned"
             )
 
     def _chosen_config(self, record: Record) -> Config | None:

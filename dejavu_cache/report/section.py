@@ -15,6 +15,7 @@ from ..model.decision_tree import Tree
 from ..model.record import Record, RecordSet
 from ..model.scenario import Config, Scenario
 from ..model.selection import winner
+from ..system.plurals import counted
 from .axes import Axes
 from .selection_rules import SelectionRule, default_rule, single_config_rule, tree_rule
 from .svg import PlotBar, PlotCell, PlotLine, bars, curves
@@ -181,7 +182,7 @@ class Section:
         if config is None:
             return PlotCell("✗", "hole", f"{record.scenario}: nothing runs")
         measurement = record.by_config[config]
-        cases = f" over {measurement.case_count} cases" if measurement.case_count else ""
+        cases = f" over {counted(measurement.case_count, 'case')}" if measurement.case_count else ""
         return PlotCell(
             self.mark(config),
             self.colour(config),

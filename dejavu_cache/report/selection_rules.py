@@ -11,6 +11,7 @@ import numpy as np
 from ..heuristics.slowdowns import Matrix, SlowdownTable
 from ..model.decision_tree import Tree
 from ..model.scenario import Config
+from ..system.plurals import counted
 
 __all__ = [
     "SelectionRule",
@@ -108,7 +109,11 @@ def tree_rule(costs: SlowdownTable, tree: Tree) -> SelectionRule:
     regret = tree.regret
     note = f"held out: {times(1 + regret.mean)} on average, {times(1 + regret.max)} at worst"
     return SelectionRule(
-        "decision tree", "by-tree", slowdown, None, f"{len(tree.configs)} configs; {note}"
+        "decision tree",
+        "by-tree",
+        slowdown,
+        None,
+        f"{counted(len(tree.configs), 'config')}; {note}",
     )
 
 

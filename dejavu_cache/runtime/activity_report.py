@@ -23,6 +23,7 @@ from ..errors import DejavuError
 from ..model.resolution import Resolution
 from ..settings import current_settings
 from ..system.notices import warn_once
+from ..system.plurals import counted
 from ..system.safe_files import open_to_append, read_file
 from ..triton_internals.cache_managers import reporting_cache
 from ..triton_internals.hooks import add_compilation_listener, wrap_bench, wrap_cache_manager
@@ -90,7 +91,7 @@ def report_resolution(
     """Report how a scenario's config was found."""
     about = f"{kernel}{scenario}"
     if benchmarked:
-        report_event("benchmarked", about, f"{benchmarked} configs")
+        report_event("benchmarked", about, counted(benchmarked, "config"))
     elif resolution.only or resolution.how in ("exact", "pinned"):
         report_event("hit", about, str(resolution.config))
     else:

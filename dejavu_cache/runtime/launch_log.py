@@ -9,6 +9,7 @@ import logging
 import math
 
 from ..model.resolution import Resolution
+from ..system.plurals import counted
 from ..triton_internals.config_names import describe
 from .choices import NewChoice
 from .request import Request
@@ -32,7 +33,7 @@ def log_choice(new: NewChoice) -> None:
     found = f"{resolution.how}{source}"
     if new.benchmarked:
         failures, time = _failures_text(new.request), _time_text(new.request, resolution)
-        tune = f"{new.benchmarked} configs{failures} in {new.seconds:.1f} s"
+        tune = f"{counted(new.benchmarked, 'config')}{failures} in {new.seconds:.1f} s"
         _logger.info("tuned %s: %s; winner %s%s, %s", launch, tune, choice, time, found)
     elif not resolution.final:
         if before is None or (before.how, before.config) != (resolution.how, resolution.config):

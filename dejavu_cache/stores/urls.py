@@ -15,7 +15,7 @@ from ..errors import SettingsError
 from ..system.notices import warn_once
 from .base import Store
 from .file import FileStore
-from .manifest import RECORDS, is_prewarmed
+from .manifest import MANIFEST, RECORDS, is_prewarmed
 from .memory import MemoryStore
 from .snapshot import FrozenStore
 from .tiered import TieredStore
@@ -125,12 +125,20 @@ def _file_store(folder: Path, read_only: bool) -> FileStore:
 
 def _open_prewarmed(url: str) -> FileStore:
     folder = _prewarmed_path(url)
-    if not is_prewarmed(folder):
+    try:
+        folder.stat()
+        (folder / MANIFEST).stat()
+    except (FileNotFoundError, NotADirectoryError) as error:
+        if Path(error.filename) == folder:
+            raise SettingsError(f"{url!r}: there is no folder {folder}: correct the path") from None
         raise SettingsError(
-            f"{url!r}: {folder} is no prewarmed folder, or may not be read: `dejavu-cache prewarm` "
-            "makes one; "
+            f"{url!r}: {folder} has no {MANIFEST}, as `dejavu-cache prewarm` makes it; "
             "write the path alone for a folder of records"
-        )
+        ) from None
+    except OSError as error:
+        raise SettingsError(
+            f"{url!r}: {folder} cannot be read: {error.strerror}: give this user access to it"
+        ) from None
     return FileStore(folder / RECORDS, read_only=True)
 
 

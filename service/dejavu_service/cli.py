@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Optional
 import typer
 
 from dejavu_cache.errors import DejavuError, ExitCode, SettingsError
+from dejavu_cache.system.plurals import counted
 
 if TYPE_CHECKING:
     from .services.tokens import Token
@@ -139,13 +140,14 @@ def prune(
     database: _URL = None,
 ) -> None:
     """Delete unused records; pinned and promoted ones stay."""
-    with _open_database(database, existing=True) as (_, opened):
+    with _open_database(database, ready=True, existing=True) as (_, opened):
         from .services import retention
 
         pruned = retention.prune(opened, unused_days, misses_days)
         typer.echo(
-            f"Dropped {pruned.records} records, {pruned.misses} misses "
-            f"and {pruned.contexts} empty contexts."
+            f"Dropped {counted(pruned.records, 'record')}, "
+            f"{counted(pruned.misses, 'miss', 'misses')} "
+            f"and {counted(pruned.contexts, 'empty context')}."
         )
 
 

@@ -13,6 +13,7 @@ DejavuError
 │   ├── TooManyLeasesError    the principal holds as many leases as it may
 │   └── TooManyTokensError    an identity token has been given as many tokens as it may
 ├── SchemaError               the database's schema does not fit this version
+├── ListenError               the server cannot listen on its address
 └── MissingDatabaseError      a SQLite file that must exist does not
 """
 
@@ -24,6 +25,7 @@ __all__ = [
     "AccessDeniedError",
     "InvalidRequestError",
     "IssuerUnavailableError",
+    "ListenError",
     "MissingDatabaseError",
     "NotFoundError",
     "SchemaError",
@@ -91,6 +93,10 @@ class TooManyTokensError(ServiceError):
 
 class SchemaError(DejavuError):
     """The database's schema does not fit this version; the message has the command to run."""
+
+
+class ListenError(DejavuError):
+    """The server cannot listen on its address; the message has the reason and what to change."""
 
 
 class MissingDatabaseError(DejavuError):

@@ -12,7 +12,13 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from psycopg import Error as PsycopgError
-from psycopg.errors import DeadlockDetected, LockNotAvailable, SerializationFailure
+from psycopg.errors import (
+    DeadlockDetected,
+    DiskFull,
+    LockNotAvailable,
+    ReadOnlySqlTransaction,
+    SerializationFailure,
+)
 from pydantic import BaseModel
 from sqlalchemy.exc import DataError, DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
@@ -134,22 +140,29 @@ def problem(
 
 
 def database_unavailable(error: Exception) -> Response:
-    """Log that the database does not answer, or is busy with others, and build the 503."""
-    said = (
-        "the database is busy with others who write"
-        if _lost_to_others(error)
-        else "the database does not answer"
-    )
+    """Log why the database cannot do this now, and build the 503."""
+    said = f"the database {_reason(error.orig if isinstance(error, DBAPIError) else error)}"
     _logger.warning(said, extra={"fields": {"error": str(error).partition("\n")[0]}})
     return problem(503, f"{said}: try again", headers={"Retry-After": "1"})
 
 
-def _lost_to_others(error: Exception) -> bool:
-    """Return whether a transaction waited for others in vain, or was ended in favour of them."""
-    cause = error.orig if isinstance(error, DBAPIError) else error
-    if isinstance(cause, sqlite3.OperationalError):
-        return "is locked" in str(cause)
-    return isinstance(cause, (DeadlockDetected, LockNotAvailable, SerializationFailure))
+_REASONS: dict[str, tuple[str, tuple[type[PsycopgError], ...]]] = {
+    "is busy with others who write": (
+        "is locked",
+        (DeadlockDetected, LockNotAvailable, SerializationFailure),
+    ),
+    "may only be read now": ("readonly", (ReadOnlySqlTransaction,)),
+    "has no room left on its disk": ("is full", (DiskFull,)),
+}
+"""Reasons for which a database refuses, with a part of SQLite's message and Postgres' errors."""
+
+
+def _reason(cause: BaseException | None) -> str:
+    for reason, (message, errors) in _REASONS.items():
+        is_sqlite = isinstance(cause, sqlite3.OperationalError)
+        if isinstance(cause, errors) or (is_sqlite and message in str(cause)):
+            return reason
+    return "does not answer"
 
 
 def install_handlers(app: FastAPI) -> None:

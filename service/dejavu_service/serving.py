@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import errno
 import gc
 import os
-import shlex
 import socket
 import ssl
 import time
@@ -20,6 +20,7 @@ from dejavu_cache.errors import SettingsError
 
 from .app import create_app
 from .connections import BoundedConnection, raise_open_files
+from .errors import ListenError
 from .logs import configure
 from .middleware.authentication import is_loopback
 from .server import Server
@@ -121,12 +122,7 @@ def _make_first_token(settings: ServerSettings, database: Database) -> Path:
 
 def token_command(database: Database) -> str:
     """Return the command that makes the first token in a server's database, whoever runs it."""
-    url = database.url.set(drivername="sqlite" if database.is_sqlite else "postgresql")
-    if database.file is not None:
-        url = url.set(database=str(database.file.absolute()))
-    text = shlex.quote(url.render_as_string(hide_password=True))
-    hint = "  (with the password instead of ***)" if url.password else ""
-    return f"dejavu-cache token create --role admin --name ops --database {text}{hint}"
+    return f"dejavu-cache token create --role admin --name ops {database.option}"
 
 
 def run(settings: ServerSettings) -> None:
@@ -187,6 +183,30 @@ class StoppingServer(uvicorn.Server):
         """Serve an app whose long polls are those of `server`."""
         super().__init__(config)
         self._server = server
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to listen.
+
+        Raises:
+            ListenError: The address cannot be listened on.
+        """
+        try:
+            await super().startup(sockets)
+        except SystemExit as error:  # uvicorn's, from the handler of what went wrong
+            if isinstance(error.__context__, OSError):
+                raise ListenError(self._refused_address(error.__context__)) from None
+            raise
+
+    def _refused_address(self, error: OSError) -> str:
+        host, port = self.config.host, self.config.port
+        number = error.errno or 0  # negative where the host's name was not found
+        reason = os.strerror(number) if number > 0 else error.strerror
+        remedy = (
+            f"stop what listens on port {port}, or choose another one with --port"
+            if number == errno.EADDRINUSE
+            else "choose another address with --host and --port"
+        )
+        return f"{host}:{port} cannot be listened on: {reason}: {remedy}"
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Drain, have the waiting requests answered, and close the connections."""

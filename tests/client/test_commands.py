@@ -230,7 +230,7 @@ def test_merge_settles_conflicts_as_told(
 def test_gc_drops_older_sources_and_can_say_so_first(store: FileStore) -> None:
     newer = context(source="f" * 32)
     store.put(newer, [record(16, measurement(64, 1.0, MOMENT + timedelta(days=1)))])
-    assert "1 contexts would be dropped" in run_cli("gc", "--dry-run", "--store", store.root).stdout
+    assert "1 context would be dropped" in run_cli("gc", "--dry-run", "--store", store.root).stdout
     assert len(list(store.contexts())) == 2
     run_cli("gc", "--store", store.root)
     assert list(FileStore(store.root).contexts()) == [newer]
@@ -249,7 +249,7 @@ class TestDoctor:
     def test_a_sound_store_is_ok(self, store: FileStore) -> None:
         out = run_cli("doctor", "--store", store.root)
         assert out.returncode == 0, out.stdout
-        assert "1 contexts, 2 records" in out.stdout
+        assert "1 context, 2 records" in out.stdout
 
     def test_it_reads_as_json(self, store: FileStore) -> None:
         findings = json.loads(run_cli("doctor", "--store", store.root, "--json").stdout)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import pty
+import select
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -50,9 +53,9 @@ def interrupt(reached: threading.Event, *arguments: str) -> subprocess.Completed
 @pytest.mark.parametrize(
     ("command", "method", "path", "done"),
     [
-        ("clear --yes --store", "DELETE", "/records", "only 1 records dropped, for 1 of 3"),
+        ("clear --yes --store", "DELETE", "/records", "only 1 record dropped, for 1 of 3"),
         ("promote --kernel *.x --to other --server", "POST", "/promote",
-         "only 1 records of main promoted to other, for 1 of 3"),
+         "only 1 record of main promoted to other, for 1 of 3"),
     ],
 )  # fmt: skip
 def test_a_change_of_a_server_says_how_far_it_came(
@@ -91,4 +94,40 @@ def test_a_change_that_fails_in_the_middle_is_partly_done(
     with hanging_proxy(server.base, "DELETE", "/records", 2, reached) as proxy:
         seen = run_cli("clear", "--yes", "--store", proxy)
     assert (seen.returncode, seen.stdout) == (ExitCode.PARTIAL, ""), seen
-    assert seen.stderr.startswith("error: only 1 records dropped, for 1 of 3: ")
+    assert seen.stderr.startswith("error: only 1 record dropped, for 1 of 3: ")
+
+
+def answer_question(store: Path, key: bytes) -> tuple[int, str]:
+    """Run `clear` on a terminal, press a key at its question, and return code and output."""
+    process, terminal = pty.fork()
+    if process == 0:
+        arguments = ["-m", "dejavu_client", "clear", "--store", str(store)]
+        os.execve(sys.executable, [sys.executable, *arguments], environment())
+    seen = b""
+    while b"[y/N]: " not in seen:
+        seen += os.read(terminal, 1024)
+    with suppress(OSError):  # as Linux has the end of a terminal
+        while True:
+            # Again, since a signal just before the program reads the terminal does not end that.
+            os.write(terminal, key)
+            while select.select([terminal], [], [], 1.0)[0]:
+                seen += os.read(terminal, 1024)
+    os.close(terminal)
+    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]), seen.decode()
+
+
+@pytest.mark.parametrize(
+    ("key", "code", "message"),
+    [
+        (b"\x03", ExitCode.INTERRUPTED, "note: interrupted; nothing was changed"),
+        (b"n\r", ExitCode.NEGATIVE, "error: stopped; nothing was changed"),
+    ],
+)
+def test_a_question_that_is_not_answered_by_yes_changes_nothing(
+    key: bytes, code: int, message: str, tmp_path: Path
+) -> None:
+    store = FileStore(tmp_path)
+    store.put(context(), [record(1)])
+    ended, seen = answer_question(tmp_path, key)
+    assert (ended, seen.splitlines()[-1].strip()) == (code, message)
+    assert len(list(store.records(context()))) == 1

@@ -94,3 +94,11 @@ def shell(command: str, **env: str) -> subprocess.CompletedProcess[str]:
         check=False,
         timeout=120,
     )
+
+
+@pytest.mark.parametrize("module", ["dejavu_client", "dejavu_client.cli.main"])
+def test_the_command_runs_by_the_name_of_its_module(module: str, store: Path) -> None:
+    command = [sys.executable, "-m", module, "ls", "--store", str(store)]
+    seen = subprocess.run(command, env=environment(), capture_output=True, timeout=60, check=False)
+    assert (seen.returncode, seen.stderr) == (0, b"")
+    assert NAME.encode() in seen.stdout

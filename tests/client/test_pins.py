@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.command_line import run_cli
-from support.records import config, context, measurement, record
+from support.records import MOMENT, config, context, measurement, record
 from support.service import running_server
 
 from dejavu_cache.model.record import Pin, Record
@@ -106,3 +106,21 @@ def test_a_pin_of_the_namespace_beneath_is_not_said_to_be_removed(
         assert "the namespace that this one reads through to" in out.stderr
         assert run_cli(*pin, "BLOCK=64", "--store", above).returncode == 0
         assert run_cli("unpin", "add", "--store", above).returncode == 0
+
+
+def test_of_two_sources_the_one_that_was_tuned_last_is_pinned(store: FileStore) -> None:
+    """The older one may lack the config; both may have it, and another deployment run it."""
+    older, newer = context(source="1" * 32), context(source="2" * 32)
+    store.put(older, [record(32, measurement(64, 1.0)), record(64, measurement(32, 1.0))])
+    later = MOMENT + timedelta(hours=1)
+    store.put(newer, [record(m, measurement(32, 2.0, at=later)) for m in (32, 64)])
+    out = run_cli("pin", "add", "--config", "BLOCK=32", "--store", store.root)
+    assert out.returncode == 0, out.stderr
+    assert [entry.pinned for entry in store.records(newer)] == [SLOW, SLOW]
+    assert [entry.pinned for entry in store.records(older)] == [None, None]
+    assert len(set(out.stdout.splitlines())) == 3
+    assert "Triton 3.6.0, source 22222222): pinned to BLOCK=32" in out.stdout
+    store.put(older, [Record(scenario=record(32).scenario, pin=Pin(config=FAST, at=now(), by="x"))])
+    assert run_cli("unpin", "add", "--store", store.root).returncode == 0
+    for found in store.contexts():
+        assert [entry.pinned for entry in store.records(found) if entry.pinned] == []

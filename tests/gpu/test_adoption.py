@@ -172,7 +172,7 @@ def test_tritons_own_disk_results_count_as_measured(tmp_path: Path) -> None:
     script = tmp_path / "disk.py"
     script.write_text(code)
     theirs = run_and_read(str(script), "triton", TRITON_CACHE_AUTOTUNING="1")
-    assert "1 results of triton for matmul_kernel" in run_and_read(
+    assert "1 result of triton for matmul_kernel" in run_and_read(
         "-m", "dejavu_client", "import", "--triton-cache", str(tmp_path / "triton")
     )
     ours = run_and_read(str(script), "ours")

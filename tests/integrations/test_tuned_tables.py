@@ -372,7 +372,7 @@ def test_an_export_that_ends_halfway_names_the_file_and_what_is_written(
     (tmp_path / "out" / blocked).mkdir(parents=True)
     seen = run_cli("export", "--vllm", tmp_path / "out", "--triton", "any", "--store", store.root)
     assert (seen.returncode, f"{blocked} cannot be written" in seen.stderr) == (code, True), seen
-    assert ("of 2 tables, the 1 before it are written" in seen.stderr) == (code == 5)
+    assert ("1 table of 2 written before it" in seen.stderr) == (code == 5)
     assert (tmp_path / "out" / TABLE).is_file() == (code == 5)
 
 

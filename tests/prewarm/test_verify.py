@@ -69,11 +69,16 @@ def start_verification(program: str, tmp_path: Path, **options: Any) -> tuple[An
     verifying = subprocess.Popen(
         [sys.executable, "-m", "dejavu_client", "verify", "--", *command], **options
     )
+    return verifying, int(wait_for_text(begun))
+
+
+def wait_for_text(file: Path) -> str:
+    """Return a file's text once there is some."""
     until = time.monotonic() + 60
-    while not (begun.exists() and begun.read_text()):
+    while not (file.exists() and file.read_text()):
         assert time.monotonic() < until
         time.sleep(0.02)
-    return verifying, int(begun.read_text())
+    return file.read_text()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
@@ -87,6 +92,30 @@ def test_a_verification_that_is_ended_ends_its_program(
     assert verifying.wait(60) == 128 + number
     with pytest.raises(ProcessLookupError):
         os.kill(program, 0)
+
+
+def test_a_verification_that_is_ended_ends_the_children_of_a_shell(tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+    script = f"sleep 3600 & echo $! > {begun}; wait; :"
+    verifying = subprocess.Popen(
+        [sys.executable, "-m", "dejavu_client", "verify", "--", "sh", "-c", script],
+        stdin=subprocess.DEVNULL,
+    )
+    child = int(wait_for_text(begun))
+    verifying.send_signal(signal.SIGTERM)
+    assert verifying.wait(60) == 128 + signal.SIGTERM
+    until = time.monotonic() + 5
+    while is_running(child):
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def is_running(process: int) -> bool:
+    """Return whether a process is there and has not ended."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
 
 
 def test_a_verification_under_nohup_goes_on(tmp_path: Path) -> None:

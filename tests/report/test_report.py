@@ -233,7 +233,7 @@ def test_the_command_writes_the_page_and_names_bad_input(tmp_path: Path) -> None
     out = dejavu(
         "report", "--store", store.root, "--to", tmp_path / "page.html", "--default", "BLOCK=64"
     )
-    assert (out.returncode, "3 scenarios in 1 environments" in out.stdout) == (0, True)
+    assert (out.returncode, "3 scenarios in 1 environment" in out.stdout) == (0, True)
     assert "default 1.33x 2.00x" in Page((tmp_path / "page.html").read_text()).text
     bad = dejavu(
         "report", "--store", store.root, "--to", tmp_path / "bad.html", "--default", "BLOCK=7"

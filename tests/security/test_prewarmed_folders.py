@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import re
 import subprocess
 import sys
 import sysconfig
 from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +118,41 @@ def test_a_plain_path_serves_the_records_and_names_the_scheme(
 def test_what_is_not_prewarmed_cannot_be_named_so(url: str) -> None:
     with pytest.raises(SettingsError, match="prewarmed"):
         open_store(url)
+
+
+@contextmanager
+def unreadable(folder: Path) -> Iterator[None]:
+    """Take the right to read a folder from this process, also from root's."""
+    folder.chmod(0)
+    user = os.geteuid()
+    if user == 0:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(user)
+        folder.chmod(0o755)
+
+
+@pytest.mark.parametrize(
+    ("case", "message"),
+    [
+        ("absent", "there is no folder {folder}: correct the path"),
+        ("empty", "{folder} has no prewarmed.json, as `dejavu-cache prewarm` makes it; write"),
+        ("unreadable", "{folder} cannot be read: Permission denied: give this user access to it"),
+    ],
+)
+def test_a_folder_that_cannot_be_used_is_said_with_the_one_reason(
+    case: str, message: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "tuned"
+    if case != "absent":
+        folder.mkdir()
+    with (
+        unreadable(folder) if case == "unreadable" else nullcontext(),
+        pytest.raises(SettingsError, match=re.escape(message.format(folder=folder))),
+    ):
+        open_store(f"prewarmed://{folder}")
 
 
 @pytest.mark.usefixtures("cold_cache")

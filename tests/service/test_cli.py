@@ -6,6 +6,7 @@ import errno
 import os
 import re
 import shlex
+import socket
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -216,6 +217,15 @@ def test_prune_says_what_went(sqlite_url: str) -> None:
     )
 
 
+def test_prune_leaves_the_tables_of_an_older_version_alone(postgres_url: str) -> None:
+    database = Database(postgres_url)
+    schema.downgrade(database, "0006")
+    code, said = run(postgres_url, "db", "prune", "--unused-days", "1")
+    assert code == ExitCode.UNUSABLE
+    assert "has the tables of an older version: run  dejavu-cache db upgrade" in said
+    database.close()
+
+
 def test_a_fresh_machine_serves(tmp_path: Path) -> None:
     with running_server(
         f"sqlite:///{tmp_path / 'new' / 'server.sqlite3'}", tmp_path / "log"
@@ -226,6 +236,32 @@ def test_a_fresh_machine_serves(tmp_path: Path) -> None:
         answer = httpx.get(f"{server.base}/v1/main/contexts", headers={"X-Request-Id": "seen"})
         assert answer.headers["x-request-id"] == "seen"
     assert "this machine only" in (tmp_path / "log").read_text()
+
+
+def test_a_port_that_is_in_use_is_said_in_one_line(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        url = f"sqlite:///{tmp_path / 'records.db'}"
+        done = subprocess.run(
+            command("serve", "--port", str(port), "--without-tokens", "--database", url),
+            capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+    assert done.returncode == ExitCode.UNUSABLE
+    assert done.stderr.splitlines()[-1] == (
+        f"error: 127.0.0.1:{port} cannot be listened on: Address already in use: "
+        f"stop what listens on port {port}, or choose another one with --port"
+    )
+    assert "Traceback" not in done.stderr
+
+
+def test_an_address_of_another_machine_is_said_in_one_line(sqlite_url: str) -> None:
+    done = subprocess.run(
+        command("serve", "--host", "127.0.0.1.invalid", "--port", str(free_port())),
+        env={**os.environ, "DEJAVU_SERVER_DATABASE": sqlite_url}, timeout=60, check=False,
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode != 0
+    assert "Traceback" not in done.stderr
 
 
 def test_tls(tmp_path: Path) -> None:

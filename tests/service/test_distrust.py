@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 from dejavu_service.app import create_app
+from dejavu_service.services import merging
 from dejavu_service.settings import ServerSettings
 from support.service import (
     START,
@@ -147,3 +148,47 @@ def test_a_full_record_takes_no_more_and_loses_nothing(url: str) -> None:
         assert stored.winner == record(1).winner
         more = post(client, Record(scenario=scenario(1), measurements=(measurement(config(4096)),)))
         assert more["refused"] == 1
+
+
+def with_cases(block: int, characters: int) -> Record:
+    """Return a record with one config, whose cases have long names."""
+    cases = {f"{number}".zfill(400): 1.0 for number in range(characters // 410)}
+    measured = measurement(config(block)).model_copy(update={"cases": cases})
+    return Record(scenario=scenario(1), measurements=(measured,))
+
+
+def test_a_record_does_not_grow_beyond_what_clients_read(
+    client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is refused leaves nothing behind, and the record goes on."""
+    monkeypatch.setattr(merging, "MOST_RECORD_CHARACTERS", 50_000)
+    for block in (16, 32):
+        post(client, with_cases(block, 20_000))
+    before = client.get(f"{HOME}/records").content
+    grown = record_set(record(2), with_cases(64, 20_000))
+    refused = client.post("/v1/main/records", json=body(grown))
+    assert refused.status_code == 413
+    assert f"the record of {scenario(1)} would have" in refused.json()["detail"]
+    assert client.get(f"{HOME}/records").content == before
+    monkeypatch.setattr(merging, "MOST_RECORD_CHARACTERS", 10_000)  # as of a later version
+    wrong = measurement(config(16), None).model_copy(
+        update={"failure": Failure(kind="wrong", reason="it differs")}
+    )
+    counts = post(client, Record(scenario=scenario(1), measurements=(wrong,)))
+    assert counts["measurements"] == 1, "it shrinks"
+    assert len(client.get(f"{HOME}/records").content) < len(before)
+
+
+@pytest.mark.parametrize("limit", ["MOST_RECORD_CHARACTERS", "MOST_MEASUREMENTS"])
+def test_a_promotion_lets_no_record_grow_beyond_that_either(
+    client: httpx.Client, monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    post(client, with_cases(16, 20_000))
+    sent = record_set(with_cases(32, 20_000))
+    assert client.post("/v1/pr-1/records", json=body(sent)).status_code == 200
+    before = client.get(f"{HOME}/records").content
+    monkeypatch.setattr(merging, limit, 30_000 if "CHARACTERS" in limit else 1)
+    refused = client.post("/v1/pr-1/promote", json={"to": "main"})
+    assert refused.status_code == 413
+    assert f"the record of {scenario(1)} would have" in refused.json()["detail"]
+    assert client.get(f"{HOME}/records").content == before

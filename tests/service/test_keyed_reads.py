@@ -19,12 +19,22 @@ from dejavu_client.http.protocol_client import ProtocolClient
 from dejavu_client.http.remote_store import RemoteStore
 from dejavu_client.http.scenario_listings import ScenarioListings
 from dejavu_client.http.spool import Spool
+from dejavu_service.app import create_app
 from dejavu_service.bulk_read.answer_cache import Answer
 from dejavu_service.bulk_read.long_polls import LongPolls
 from dejavu_service.problems import ProblemError
 from dejavu_service.services.read_through import RecordView
+from dejavu_service.settings import ServerSettings
 from dejavu_service.storage.contexts import Revision
-from support.service import body, context, record, record_set, running_server, scenario
+from support.service import (
+    body,
+    client_of,
+    context,
+    record,
+    record_set,
+    running_server,
+    scenario,
+)
 
 from dejavu_cache.model.record import Record
 
@@ -64,6 +74,16 @@ def test_a_read_by_key_is_never_older_than_the_request(client: httpx.Client) -> 
     assert client.get(url_of(2)).status_code == 200
     client.delete(f"{CONTEXT}/records").raise_for_status()
     assert client.get(url_of(1), headers=tag).status_code == 404
+
+
+def test_the_smallest_pool_leaves_connections_to_the_others(url: str) -> None:
+    """Reads keep two connections of their own."""
+    with client_of(create_app(ServerSettings(database=url, pool=1))) as client:
+        for m in range(2):
+            post(client, record(m))
+            assert client.get(url_of(m)).status_code == 200
+            assert client.get(f"/v1/main/contexts/{context().digest}/records").status_code == 200
+            assert client.get("/readyz").status_code == 200
 
 
 def test_scenarios_are_listed_without_their_records(client: httpx.Client) -> None:

@@ -95,6 +95,26 @@ def test_who_waits_for_a_context_holds_none_that_comes_behind_it(
         crossing.result(60)
 
 
+@pytest.mark.usefixtures("ids")
+def test_who_waited_goes_on_whatever_isolation_is_the_default(postgres_url: str) -> None:
+    opened = Database(postgres_url)
+    with opened.write() as connection:
+        name = connection.engine.url.database
+        default = "SET default_transaction_isolation = 'repeatable read'"
+        connection.execute(text(f"ALTER DATABASE {name} {default}"))
+    opened.close()
+    with ThreadPoolExecutor(1) as pool:
+        with opened.write() as connection:
+            context_id = storage.lock_existing(connection, "main", EARLIER.digest)
+            assert context_id is not None
+            sent = record_set(record(9), of=EARLIER)
+            waiting = pool.submit(records.post_records, opened, ANYBODY, "main", sent, 50)
+            wait_until(lambda: count_waiting(opened) == 1)
+            storage.bump_revision(connection, context_id)
+        assert waiting.result(60).records == 1
+    opened.close()
+
+
 def test_pruning_waits_for_nobody(database: Database) -> None:
     reported = [(missed, scenario(2), 1) for missed in (EARLIER, LATER)]
     misses.count_misses(database, ANYBODY, "main", reported, 50)

@@ -52,6 +52,15 @@ def test_an_undo_whose_answer_gets_lost_is_not_said_to_be_impossible(server: Run
     assert quarantines(server) == [(8, True)]
 
 
+def test_a_deletion_whose_answer_gets_lost_is_not_said_to_be_none(server: Running) -> None:
+    """A second request would be answered that there was nothing to delete."""
+    with lossy_proxy(server.base, "DELETE", "/records") as proxy:
+        seen = run_cli("clear", "--yes", "--store", proxy)
+    assert (seen.returncode, seen.stdout) == (3, ""), seen
+    assert "may have done what was asked" in seen.stderr
+    assert "has no records" in run_cli("clear", "--yes", "--store", server.base).stdout
+
+
 @pytest.mark.parametrize("command", ["promote --to other", "quarantine add --host h200-1"])
 def test_what_may_be_asked_twice_is(command: str, server: Running) -> None:
     """A lost answer to a promotion, or to a question, costs nobody anything."""

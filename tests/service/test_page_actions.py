@@ -141,9 +141,9 @@ def test_a_promotion_is_previewed(client: httpx.Client, admin: Visitor) -> None:
     page = admin.get("/pages/pr-7/compare", to="main")
     assert "main lacks <strong>1</strong>" in page
     assert "another config in <strong>1</strong>" in page
-    assert "adds 1 records to main and makes 1 run the config of pr-7" in page
+    assert "adds 1 record to main and makes 1 run the config of pr-7" in page
     scenarios = admin.get(f"/pages/pr-7/contexts/{context().digest}/compare", to="main")
-    assert "1 are only here, 1 only there" in scenarios
+    assert "1 is only here, 1 only there" in scenarios
     assert admin.send("/pages/pr-7/promote", proof, to="main").status_code == 303
     assert "main lacks <strong>0</strong>" in admin.get("/pages/pr-7/compare", to="main")
     assert admin.send("/pages/pr-7/promote", proof, to="pr/7").status_code == 422
@@ -158,7 +158,7 @@ def test_a_context_is_compared_with_another_gpu_and_with_the_past(
     client.post("/v1/main/records", json=sent, headers=admin.bearer)
     path = f"/pages/main/contexts/{context().digest}/compare"
     page = admin.get(path, other=other.digest)
-    assert "0 scenarios run the same config, 1 another one; 1 are only here, 0 only there" in page
+    assert "0 scenarios run the same config, 1 another one; 1 is only here, 0 only there" in page
     assert '<td class="number">+20.0%</td>' in page, "what its config costs here"
     assert "2 are only here" in admin.get(path, until="2020-01-01")
     assert "2 scenarios run the same config" in admin.get(path, until="2999-12-31")

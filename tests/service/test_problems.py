@@ -13,6 +13,7 @@ from dejavu_service.app import create_app
 from dejavu_service.middleware.limits import RateLimiter
 from dejavu_service.problems import ProblemError, respond_to
 from dejavu_service.settings import ServerSettings
+from sqlalchemy import event
 from sqlalchemy.exc import OperationalError
 from support.service import body, client_of, context, record, record_set, scenario
 
@@ -167,6 +168,7 @@ def test_a_lease_has_a_sensible_length(client: httpx.Client, ttl: str) -> None:
         (psycopg.errors.DeadlockDetected("deadlock detected"), "busy with others"),
         (psycopg.errors.LockNotAvailable("canceling statement"), "busy with others"),
         (sqlite3.OperationalError("database is locked"), "busy with others"),
+        (psycopg.errors.DiskFull("could not extend file"), "has no room left on its disk"),
         (sqlite3.OperationalError("disk I/O error"), "does not answer"),
         (psycopg.OperationalError("connection refused"), "does not answer"),
     ],
@@ -176,6 +178,18 @@ def test_a_503_says_whether_the_database_is_away_or_busy(cause: Exception, said:
         answer = respond_to(error)
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
         assert said in json.loads(bytes(answer.body))["detail"]
+
+
+def test_a_full_disk_is_said_to_be_full_and_serves_reads(sqlite_url: str) -> None:
+    app = create_app(ServerSettings(database=sqlite_url, rate=0, max_records=1000))
+    engine = app.state.server.database.engine
+    event.listen(engine, "connect", lambda opened, _: opened.execute("PRAGMA max_page_count = 1"))
+    with client_of(app) as client:
+        many = record_set(*(record(m) for m in range(500)))
+        refused = client.post("/v1/main/records", json=body(many))
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+        assert refused.json()["detail"] == "the database has no room left on its disk: try again"
+        assert client.get("/v1/main/contexts").json()["contexts"] == []
 
 
 def test_who_asks_too_fast_is_told_to_wait(url: str) -> None:

@@ -7,6 +7,7 @@ import subprocess
 from typing import Any
 
 import httpx
+import psycopg
 import pytest
 from alembic.script import ScriptDirectory
 from dejavu_service.app import create_app
@@ -14,7 +15,7 @@ from dejavu_service.errors import SchemaError
 from dejavu_service.settings import ServerSettings
 from dejavu_service.storage import schema, summaries
 from dejavu_service.storage.database import Database
-from sqlalchemy import inspect, text
+from sqlalchemy import inspect, make_url, text
 from support.service import (
     body,
     client_of,
@@ -92,9 +93,34 @@ def test_sqlite_upgrades_itself_and_postgres_asks(empty: Database) -> None:
         schema.require_current(empty)
         assert schema.state(empty) is schema.SchemaState.CURRENT
         return
-    with pytest.raises(SchemaError, match="dejavu-cache db upgrade --database postgresql"):
+    with pytest.raises(SchemaError, match="dejavu-cache db upgrade --database 'postgresql:"):
         schema.require_current(empty)
     assert schema.state(empty) is schema.SchemaState.EMPTY
+
+
+@pytest.mark.parametrize("encoding", ["SQL_ASCII", "LATIN1"])
+def test_a_database_of_another_encoding_keeps_what_it_can(postgres: Any, encoding: str) -> None:
+    name = f"encoded_{encoding.lower()}"
+    with psycopg.connect(postgres.get_uri(), autocommit=True) as connection:
+        connection.execute(
+            f"CREATE DATABASE {name} ENCODING '{encoding}' TEMPLATE template0"
+            " LC_COLLATE 'C' LC_CTYPE 'C'".encode()
+        )
+    url = make_url(postgres.get_uri()).set(database=name).render_as_string(hide_password=False)
+    opened = Database(url)
+    schema.upgrade(opened)
+    opened.close()
+    with client_of(create_app(ServerSettings(database=url))) as client:
+        for kernel, status in (
+            ("shop.möbius", 200),
+            ("shop.☃", 422 if "LATIN" in encoding else 200),
+        ):
+            sent = record_set(of=context(kernel))
+            assert client.post("/v1/main/records", json=body(sent)).status_code == status
+            home = f"/v1/main/contexts/{context(kernel).digest}/records"
+            assert client.get(home).status_code == (200 if status == 200 else 404)
+    with psycopg.connect(postgres.get_uri(), autocommit=True) as connection:
+        connection.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
 
 
 def test_a_newer_schema_is_refused(database: Database, client: httpx.Client) -> None:

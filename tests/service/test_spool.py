@@ -236,7 +236,7 @@ def test_a_spool_is_bounded(
     spool.sweep(())
     assert [file.path for file in spool.waiting()] == newest
     assert spool.set_aside() == []
-    assert "7 record sets for https://server were deleted" in caplog.text
+    assert "7 record sets for https://server deleted" in caplog.text
     os.utime(newest[0], (0, 0))
     os.utime(newest[1], (0, 0))
     spool.sweep({newest[1]})
@@ -245,6 +245,20 @@ def test_a_spool_is_bounded(
     spool.sweep({newest[1]})
     assert {file.path for file in spool.waiting()} == {*newest} - {newest[1]}
     assert [other.server for other in all_spools(tmp_path)] == ["https://server"]
+
+
+def test_a_spool_that_cannot_be_written_is_not_said_to_be_in_use(
+    server: Running, tmp_path: Path
+) -> None:
+    root = tmp_path / "dejavu-cache" / "spool"
+    spool = spool_of(f"{server.base}?namespace=main", root, *singles(1))
+    (spool.folder / ".lock").mkdir()
+    out = dejavu("sync", "--server", server.base, XDG_CACHE_HOME=str(tmp_path))
+    assert out.returncode == 1
+    (line,) = [line for line in out.stdout.splitlines() if line.startswith("not sent: ")]
+    assert line.startswith(f"not sent: {spool.folder}: records that are sent cannot be deleted")
+    assert line.endswith("Is a directory: let this user write to the folder")
+    assert numbers(server.base) == set()
 
 
 def test_a_spool_is_bounded_on_a_file_system_without_locks_too(
@@ -331,7 +345,7 @@ def test_what_waited_too_long_is_deleted_once_it_cannot_be_sent_for_a_week(
     a_week_passes(spool)
     try_in_vain(spool, until=lambda: len(spool) == 1)
     assert [file.path for file in spool.waiting()] == [young]
-    assert "2 record sets for x were deleted" in caplog.text
+    assert "2 record sets for x deleted" in caplog.text
     assert list(marks.iterdir()) == []
 
 
@@ -398,12 +412,12 @@ def test_the_commands_say_what_waits(server: Running, sqlite_url: str, tmp_path:
     done = dejavu("sync", *store, **home, DEJAVU_CACHE_TOKEN=write)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 record sets that waited were sent" in done.stdout
-    assert "1 record sets are set aside" in done.stdout
+    assert "1 record set is set aside" in done.stdout
     doctor = dejavu("doctor", **home, DEJAVU_CACHE_TOKEN=write).stdout
     assert "422" in doctor
     server.kill()
     spool_of(spool.server, spool.folder.parent, *singles(9))
     done = dejavu("sync", *store, **home, DEJAVU_CACHE_TOKEN=write)
     assert done.returncode != 0
-    assert "1 record sets" in done.stdout
+    assert "1 record set" in done.stdout
     assert "does not answer" in done.stdout

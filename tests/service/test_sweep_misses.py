@@ -60,7 +60,7 @@ def test_a_miss_that_no_case_stands_for_is_told(sqlite_url: str, tmp_path: Path)
         env = setting(tmp_path, server.base)
         launch("200", "300", "500", **env)
         output = sweep_misses(env, "met:fixed", code=1)
-        assert "1 cases tuned" in output
+        assert "1 case tuned" in output
         assert "2 misses have no case here" in output
 
 
@@ -71,7 +71,7 @@ def test_a_miss_whose_case_raises_costs_itself_and_nothing_else(
         env = setting(tmp_path, server.base)
         launch("300", "400", **env)
         output = sweep_misses(env, "met", code=1)
-        assert "1 cases tuned" in output
+        assert "1 case tuned" in output
         assert "n=400" in output
         assert "failed: ValueError: mine" in output
         assert "have no case here" not in output

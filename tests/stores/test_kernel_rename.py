@@ -113,7 +113,7 @@ def test_the_command_previews_renames_and_repeats(store: FileStore) -> None:
     arguments = ("rename", "pkg.old.*", "pkg.new.*", "--store", store.url)
     preview = dejavu(*arguments)
     assert preview.returncode == 0, preview.stderr
-    assert "1 contexts with 2 records, 1 decision trees" in preview.stdout
+    assert "1 context with 2 records, 1 decision tree" in preview.stdout
     assert "would be renamed" in preview.stdout
     assert len(list(store.contexts("pkg.old.add"))) == 1
     assert "2 records" in dejavu(*arguments, "--yes").stdout

@@ -168,7 +168,7 @@ def test_a_case_that_reads_standard_input_finds_it_empty(sweeps: Sweeps) -> None
 
 
 def test_a_dry_run_knows_a_budget_of_configs(sweeps: Sweeps) -> None:
-    assert "2 configs of 1 cases to measure" in sweeps.run("--dry-run", suite=":budgeted")
+    assert "2 configs of 1 case to measure" in sweeps.run("--dry-run", suite=":budgeted")
     assert "2 configs measured" in sweeps.run(suite=":budgeted")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dejavu_cache.stores import Store
 from dejavu_cache.stores.copies import take_over
+from dejavu_cache.system.plurals import counted
 
 from .output import say
 
@@ -28,4 +29,5 @@ def recall_copies(local: Store, remote: Store, kernel: str) -> None:
             after = {record.scenario: record for record in local.records(context)}
             removed += sum(after.get(record.scenario) != record for record in record_set.records)
     if removed:
-        say(f"{removed} records of {local.url} lost what the server has deleted or replaced")
+        records = counted(removed, "record")
+        say(f"{records} of {local.url} lost what the server has deleted or replaced")

@@ -155,7 +155,11 @@ def _run(commands: typer.Typer, arguments: Sequence[str] | None) -> int:
     except DejavuError as error:
         fail(error)
         return error.exit_code
-    except typer.Abort:
+    except typer.Abort as error:  # a question that was answered by no, by Ctrl-C or not at all
+        if isinstance(error.__context__, KeyboardInterrupt):
+            sys.stderr.write("\n")  # the question's line has no end yet
+            note("interrupted; nothing was changed")
+            return ExitCode.INTERRUPTED
         fail("stopped; nothing was changed")
         return ExitCode.NEGATIVE
     except ModuleNotFoundError as error:
@@ -193,3 +197,7 @@ def _explain_system_error(error: OSError) -> int:
     with suppress(OSError):  # else the interpreter would try again to flush, and fail with 120
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return ExitCode.NEGATIVE if isinstance(error, BrokenPipeError) else ExitCode.UNUSABLE
+
+
+if __name__ == "__main__":
+    main()

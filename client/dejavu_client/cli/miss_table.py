@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from dejavu_cache.model.scenario import Context, Scenario
+from dejavu_cache.system.plurals import counted
 
 from .columns import ordered_values, say_constants, sort_rows, split_columns
 from .conditions import Condition
@@ -84,7 +85,8 @@ def show_misses(misses: Sequence[MissedLaunch], limit: int) -> None:
         cells = [[row.get(name) for name in columns] for row in values]
         show_table(columns, cells, optional=["last_seen"])
     if len(shown) < len(misses):
-        note(f"{len(misses) - len(shown)} more misses: raise --limit to see them")
+        more = counted(len(misses) - len(shown), "more miss", "more misses")
+        note(f"{more}: raise --limit to see them")
 
 
 def _minute(moment: str) -> str:

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from dejavu_cache.system.plurals import counted
+
 __all__ = ["ProgressLines", "fit_lines", "prewarm_lines", "sweep_lines"]
 
 LINE_EVERY = 10.0
@@ -43,7 +45,7 @@ def sweep_lines(cases: int) -> Iterator[Callable[[Mapping[str, Any]], None]]:
         configs += event["event"] == "config"
         if event["event"] == "lost":
             sys.stderr.write(f"{event['case']}: {event['reason']}; another process takes it over\n")
-        lines.update(f"{done} of {cases} cases, {configs} configs")
+        lines.update(f"{done} of {counted(cases, 'case')}, {counted(configs, 'config')}")
 
     yield on_event
 
@@ -66,7 +68,7 @@ def prewarm_lines() -> Iterator[Callable[[int], Callable[[Any, Any], None]]]:
         def count(job: Any, result: Any) -> None:
             nonlocal built
             built += 1
-            lines.update(f"{built} of {total} binaries")
+            lines.update(f"{built} of {counted(total, 'binary', 'binaries')}")
 
         return count
 

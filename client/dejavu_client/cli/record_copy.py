@@ -10,6 +10,7 @@ from dejavu_cache.model.merge import OnConflict, merge_records
 from dejavu_cache.model.record import Record, RecordSet
 from dejavu_cache.model.scenario import Config, Context
 from dejavu_cache.stores import Store
+from dejavu_cache.system.plurals import counted
 
 from .errors import PartlyDoneError
 from .output import note, say
@@ -97,7 +98,8 @@ def merge_acknowledged(
                 raise
     say(f"{report.added} new, {report.unchanged} known in {store.url}")
     if report.passed_over:
-        text = f"{report.passed_over} records were passed over: {_PASSED_OVER}"
+        records = counted(report.passed_over, "record was", "records were")
+        text = f"{records} passed over: {_PASSED_OVER}"
         if must_take_all and report.error is None:
             raise PartlyDoneError(text)
         say(text)
@@ -196,7 +198,9 @@ def _failure(report: CopyReport, store: Store) -> Exception:
         lines = [*lines[:NAMED_FAILURES], f"and {len(lines) - NAMED_FAILURES} more"]
     separator = "\n  " if len(lines) > 1 else " "
     count = sum(report.missing.values())
-    text = f"{count} records are not known to be in {store.url}:{separator}"
+    text = (
+        f"{counted(count, 'record is', 'records are')} not known to be in {store.url}:{separator}"
+    )
     text += separator.join(lines)
     if isinstance(report.error, (MergeConflictError, ReadOnlyStoreError)):
         return type(report.error)(text)

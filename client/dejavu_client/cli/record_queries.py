@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timezone
 
 from dejavu_cache.model.record import Measurement, Record, RecordSet
 from dejavu_cache.model.scenario import Config, Context, canonical_json
@@ -17,6 +17,7 @@ from .kernel_names import kernel_matches, matching_kernels
 __all__ = [
     "context_matches",
     "contexts_of",
+    "current_records",
     "has_settings",
     "kernels_of",
     "last_measured",
@@ -99,6 +100,21 @@ def matching_records(
     return matches
 
 
+def current_records(records: Sequence[tuple[Context, Record]]) -> list[tuple[Context, Record]]:
+    """Return the records of each scenario's last tuned source, in each environment and problem."""
+    newest: dict[tuple[str, ...], tuple[datetime, Context]] = {}
+    keys = [(*_key_without_source(context), record.scenario.text) for context, record in records]
+    for key, (context, record) in zip(keys, records, strict=True):
+        measured_at = last_measured([record]) or _NEVER
+        if key not in newest or measured_at > newest[key][0]:
+            newest[key] = measured_at, context
+    return [
+        (context, record)
+        for key, (context, record) in zip(keys, records, strict=True)
+        if newest[key][1] == context
+    ]
+
+
 def has_settings(config: Config, values: Mapping[str, str]) -> bool:
     """Return whether a config has all of some values, which are compared by their text."""
     settings = {**config.params, **config.options}
@@ -145,12 +161,17 @@ def newest_record_sets(store: Store, kernel: str, device: str, triton: str) -> I
         measured_at = last_measured(record_set.records)
         if measured_at is None:
             continue
-        key = (
-            context.kernel.name,
-            canonical_json(context.environment),
-            canonical_json(context.problem),
-        )
+        key = _key_without_source(context)
         if key not in newest or measured_at > newest[key][0]:
             newest[key] = measured_at, record_set
     for _, record_set in newest.values():
         yield record_set
+
+
+_NEVER = datetime.min.replace(tzinfo=timezone.utc)
+
+
+def _key_without_source(context: Context) -> tuple[str, str, str]:
+    """Return what the versions of a kernel's code share."""
+    environment, problem = canonical_json(context.environment), canonical_json(context.problem)
+    return context.kernel.name, environment, problem

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from dejavu_cache.model.record import Record
 from dejavu_cache.model.scenario import Config
+from dejavu_cache.system.plurals import counted
 
 from .columns import (
     ordered_values,
@@ -70,7 +71,7 @@ def show_scenarios(rows: Sequence[ScenarioLine], limit: int) -> None:
     say_constants("all scenarios", same_scenario)
     say_constants("all winners", same_winner)
     if not (scenario or winner or times):
-        say(f"  {len(rows)} scenarios without a measurement")
+        say(f"  {counted(len(rows), 'scenario')} without a measurement")
         return
     shown = rows[:limit] if limit else rows
     cells = [
@@ -84,7 +85,7 @@ def show_scenarios(rows: Sequence[ScenarioLine], limit: int) -> None:
     ]
     show_table([*scenario, *winner, *times, "runner-up"], cells, optional=["runner-up"])
     if len(shown) < len(rows):
-        note(f"{len(rows) - len(shown)} more scenarios: raise --limit to see them")
+        note(f"{counted(len(rows) - len(shown), 'more scenario')}: raise --limit to see them")
 
 
 def _row(record: Record, keys: Sequence[str], cost: Mapping[str, str]) -> ScenarioLine:

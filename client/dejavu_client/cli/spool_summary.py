@@ -6,6 +6,8 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from dejavu_cache.system.plurals import counted
+
 from .output import say
 
 if TYPE_CHECKING:
@@ -32,10 +34,15 @@ def send_waiting(remote: RemoteStore) -> bool:
         remote.sender.drain(delivery, LOCK_WAIT)
     except RemoteError as error:
         problems.append(str(error))
+    except OSError as error:
+        problems.append(f"{error.filename}: {error.strerror}")
     problems += delivery.failed.values()
     if delivery.locked:
         problems.append("another process is sending it")
-    say(f"{delivery.sent} record sets that waited were sent")
+    sent = counted(
+        delivery.sent, "record set that waited was sent", "record sets that waited were sent"
+    )
+    say(sent)
     for line in (*describe_waiting(remote.spool), *describe_set_aside(remote.spool)):
         say(line)
     waits = len(remote.spool) > 0
@@ -51,9 +58,10 @@ def describe_waiting(spool: Spool) -> Iterator[str]:
         size = sum(file.size for file in files)
         hours = (time.time() - files[0].written) / 3600
         age = f"{hours / 24:.0f} days" if hours >= 48 else f"{hours:.1f} hours"
+        wait = "waits" if len(files) == 1 else "wait"
         yield (
-            f"{len(files)} record sets ({size / 2**20:.1f} MiB) wait in {spool.folder}, "
-            f"the oldest for {age}"
+            f"{counted(len(files), 'record set')} ({size / 2**20:.1f} MiB) {wait} in "
+            f"{spool.folder}, the oldest for {age}"
         )
 
 
@@ -64,6 +72,7 @@ def describe_set_aside(spool: Spool) -> Iterator[str]:
         reasons = list(dict.fromkeys(entry.reason for entry in aside))
         more = f"; and {len(reasons) - MOST_REASONS} more" if len(reasons) > MOST_REASONS else ""
         yield (
-            f"{len(aside)} record sets are set aside in {aside[0].path.parent}: "
+            f"{counted(len(aside), 'record set is', 'record sets are')} set aside in "
+            f"{aside[0].path.parent}: "
             f"{'; '.join(reasons[:MOST_REASONS])}{more}"
         )

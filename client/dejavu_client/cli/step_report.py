@@ -15,13 +15,15 @@ __all__ = ["sum_of_steps"]
 T = TypeVar("T")
 
 
-def sum_of_steps(items: Collection[T], step: Callable[[T], int], counted: str) -> int:
+def sum_of_steps(
+    items: Collection[T], step: Callable[[T], int], describe: Callable[[int], str]
+) -> int:
     """Return the sum of what a function returns for each item.
 
     Args:
         items: what to work on.
         step: does the work on one item and counts what it changed.
-        counted: name of what is counted, and what became of it, such as `records dropped`.
+        describe: says of a number what is counted and what became of it: `1 record dropped`.
 
     Raises:
         StoreError: the first step failed.
@@ -30,7 +32,7 @@ def sum_of_steps(items: Collection[T], step: Callable[[T], int], counted: str) -
     """
     count = 0
     for done, item in enumerate(items):
-        text = f"{count} {counted}, for {done} of {len(items)}"
+        text = f"{describe(count)}, for {done} of {len(items)}"
         try:
             count += step(item)
         except StoreError as error:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from dejavu_cache.system.plurals import counted
+
 from .output import say, show_table
 
 if TYPE_CHECKING:
@@ -23,8 +25,8 @@ def say_report(report: SweepReport, url: str) -> None:
     tuned, recorded, unwanted = (
         len(report.of(status)) for status in ("tuned", "known", "unwanted")
     )
-    line = f"{tuned} cases tuned, {report.measured} configs measured in {report.seconds:.0f} s; "
-    line += f"{recorded} were there already"
+    line = f"{counted(tuned, 'case')} tuned, {counted(report.measured, 'config')} measured in "
+    line += f"{report.seconds:.0f} s; {counted(recorded, 'was', 'were')} there already"
     if unwanted:
         line += f", {unwanted} nobody asked for"
     if not report.kept:
@@ -41,12 +43,13 @@ def say_unfinished(report: SweepReport, lacking: int) -> None:
     """
     if lacking:
         say(
-            f"{lacking} misses have no case here: the suite needs one for them, "
+            f"{counted(lacking, 'miss has', 'misses have')} no case here: the suite needs one, "
             "or a for_scenario that makes it"
         )
     unfinished = len(report.left) + len(report.of("partial", "busy"))
     if report.stopped:
-        say(f"stopped ({report.stopped}) with {unfinished} cases to go; what was measured is kept")
+        left = counted(unfinished, "case")
+        say(f"stopped ({report.stopped}) with {left} to go; what was measured is kept")
     if report.stopped or unfinished:
         say("run the same command again to go on")
 
@@ -59,7 +62,8 @@ def say_plan(report: SweepReport, url: str) -> None:
     if due:
         _show_due(due, url, min(report.workers, len(due)))
     elif not unusable:
-        say(f"nothing to measure: {len(report.of('known'))} cases are tuned in {url}")
+        known = counted(len(report.of("known")), "case is", "cases are")
+        say(f"nothing to measure: {known} tuned in {url}")
     if unusable:
         say(f"cases of which it is not known what is left to measure: {len(unusable)}")
 
@@ -111,5 +115,5 @@ def _show_due(due: Sequence[CaseOutcome], url: str, workers: int) -> None:
         duration = f"about {sum(estimates) * len(due) / len(estimates) / workers:.0f} s"
     else:
         duration = "how long, no record tells yet"
-    configs = sum(outcome.due for outcome in due)
-    say(f"{configs} configs of {len(due)} cases to measure into {url}, {duration}")
+    configs = counted(sum(outcome.due for outcome in due), "config")
+    say(f"{configs} of {counted(len(due), 'case')} to measure into {url}, {duration}")

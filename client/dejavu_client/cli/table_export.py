@@ -8,6 +8,7 @@ from dejavu_cache.errors import StoreError
 from dejavu_cache.integrations.table_files import ANY_VERSION, TABLE_FILES, write_tables
 from dejavu_cache.integrations.tuned_tables import collect_tables
 from dejavu_cache.stores import Store
+from dejavu_cache.system.plurals import counted
 from dejavu_cache.triton_internals.distribution import triton_version
 
 from .errors import NothingFoundError, PartlyDoneError
@@ -50,7 +51,7 @@ def export_tables(source: Store, engine: str, folder: Path, version: str) -> Non
         except OSError as error:
             message = f"{folder / file.path} cannot be written: {error.strerror or error}"
             if count:
-                message += f"; of {len(files)} tables, the {count} before it are written"
+                message += f"; {counted(count, 'table')} of {len(files)} written before it"
                 raise PartlyDoneError(message) from None
             raise StoreError(message) from None
-    note(f"{len(files)} tables of {source.url} written to {folder}")
+    note(f"{counted(len(files), 'table')} of {source.url} written to {folder}")

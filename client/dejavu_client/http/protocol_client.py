@@ -231,11 +231,15 @@ class ProtocolClient:
         return changes
 
     def delete(self, context: Context, scenarios: Iterable[Scenario] | None = None) -> int:
-        """Delete a context's records, all or those of some scenarios, and return their number."""
+        """Delete a context's records, all or those of some scenarios, and return their number.
+
+        The request is sent once: the answer to another one would not count what the first deleted.
+        """
         params = (
             [] if scenarios is None else [("scenario", scenario.digest) for scenario in scenarios]
         )
-        answer = self._json("DELETE", f"/contexts/{context.digest}/records", params=params)
+        path = f"/contexts/{context.digest}/records"
+        answer = self._json("DELETE", path, params=params, repeatable=False)
         return self._count(answer, "deleted")
 
     def lease(self, context: Context, scenario: Scenario, holder: str, ttl: float) -> str | None:

@@ -162,6 +162,7 @@ class Sender:
 
         Raises:
             RemoteError: the server does not answer, or refuses the sender; the rest waits.
+            OSError: the spool's folder cannot be written; nothing was sent.
         """
         try:
             deliver_spool(

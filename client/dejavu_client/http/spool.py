@@ -16,6 +16,7 @@ from dejavu_cache.model.record import RecordSet
 from dejavu_cache.model.scenario import canonical_json
 from dejavu_cache.stores.file_locks import acquire_lock
 from dejavu_cache.system.notices import warn_once
+from dejavu_cache.system.plurals import counted
 from dejavu_cache.system.safe_files import read_file, replace_file
 
 __all__ = ["SetAside", "Spool", "SpooledFile", "all_spools"]
@@ -154,12 +155,23 @@ class Spool:
 
     @contextmanager
     def exclusive(self, wait: float = 0.0) -> Iterator[bool]:
-        """Lock the spool for sending it; False if another process holds the lock."""
+        """Lock the spool for sending it; False if another process holds the lock.
+
+        Raises:
+            OSError: the folder cannot be written, so that what is sent could not be deleted.
+        """
         try:
             lock = acquire_lock(self.folder / ".lock", wait)
-        except (Timeout, OSError):
+        except Timeout:
             yield False
             return
+        except OSError as error:
+            raise OSError(
+                error.errno,
+                f"records that are sent cannot be deleted here: {error.strerror}: "
+                "let this user write to the folder",
+                str(self.folder),
+            ) from None
         try:
             yield True
         finally:
@@ -174,6 +186,9 @@ class Spool:
             undelivered: files that a delivery was tried for in vain. No other file that waits is
                 too old: it may be dated by a clock that was wrong, and the server may take it.
                 Nor are these before a delivery has failed again, `OVERDUE_SECONDS` later.
+
+        Raises:
+            OSError: the folder cannot be written.
         """
         if not self.folder.is_dir():
             return
@@ -203,8 +218,8 @@ class Spool:
         if lost:
             warn_once(
                 f"sweep {self.folder}",
-                f"{lost} record sets for {self.server} were deleted from {self.folder}, which "
-                f"keeps {MOST_BYTES >> 20} MiB for {LONGEST_WAIT / 86400:.0f} days: "
+                f"{counted(lost, 'record set')} for {self.server} deleted from {self.folder}, "
+                f"which keeps {MOST_BYTES >> 20} MiB for {LONGEST_WAIT / 86400:.0f} days: "
                 "send them in time with `dejavu-cache sync`",
             )
 

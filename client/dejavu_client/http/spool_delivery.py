@@ -65,6 +65,7 @@ def deliver_spool(
 
     Raises:
         RemoteError: the server does not answer, or refuses the sender; the files stay.
+        OSError: the spool's folder cannot be written; nothing was sent.
     """
     delivery = delivery or Delivery()
     delivery.is_complete = False

@@ -143,11 +143,7 @@ class _QueryConnection:
         Raises:
             psycopg.Error: Postgres does not answer.
         """
-        return cls(
-            await psycopg.AsyncConnection.connect(
-                **arguments, autocommit=True, client_encoding="UTF8"
-            )
-        )
+        return cls(await psycopg.AsyncConnection.connect(**arguments, autocommit=True))
 
     async def query(self, statement: bytes, keys: Sequence[tuple[str, ...]]) -> list[Row]:
         """Run a statement with an array for each part of the keys.

@@ -87,7 +87,7 @@ class SqliteLookups(Generic[_Key, _Value]):
     """
 
     def __init__(self, database: Database, statement: str, parse: Callable[[Any], _Value]) -> None:
-        """Use a connection of the database's pool."""
+        """Connect beside the database's pool, which may be small, with the first look-up."""
         self._database = database
         self._statement = statement
         self._parse = parse
@@ -97,11 +97,12 @@ class SqliteLookups(Generic[_Key, _Value]):
         """Look up a key by the indexes."""
         if self._connection is None:
             self._connection = self._database.engine.raw_connection()
-        row = self._connection.driver_connection.execute(self._statement, key).fetchone()
+            self._connection.detach()
+        row = self._connection.dbapi_connection.execute(self._statement, key).fetchone()
         return None if row is None else self._parse(row[len(key) :])
 
     async def close(self) -> None:
-        """Return the connection to the pool."""
+        """Close the connection."""
         if self._connection is not None:
             self._connection.close()
 

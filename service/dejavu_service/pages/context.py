@@ -10,6 +10,7 @@ from markupsafe import Markup
 
 from dejavu_cache.model.scenario import Config, Context, Scenario
 from dejavu_cache.report.svg import PlotCell, grid
+from dejavu_cache.system.plurals import counted
 
 from ..errors import NotFoundError
 from ..services.access import Principal
@@ -208,5 +209,5 @@ def _cell(
     text, count = counter.most_common(1)[0]
     mark = marks.get(text, "·")
     colour = _LETTERS.find(mark) if mark in _LETTERS else len(_LETTERS)
-    hint = f"{names.name(parsed[text])}: {count} of {counter.total()} scenarios"
+    hint = f"{names.name(parsed[text])}: {count} of {counted(counter.total(), 'scenario')}"
     return PlotCell(mark, f"colour-{colour}", hint)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 from urllib.parse import parse_qsl, urlencode
 
@@ -11,6 +12,7 @@ from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
 
 from dejavu_cache import __version__
+from dejavu_cache.system.plurals import counted
 
 __all__ = ["HEADERS", "icon", "render", "stylesheet"]
 
@@ -81,6 +83,7 @@ _environment = Environment(
     loader=FileSystemLoader(_FOLDER), autoescape=True, trim_blocks=True, lstrip_blocks=True
 )
 _environment.filters |= {
+    "counted": partial(counted, grouped=True),
     "ms": _format_milliseconds,
     "minute": _format_minute,
     "moment": _format_moment,

@@ -18,11 +18,22 @@ from dejavu_cache.model.record import (
     RecordedLaunch,
     Winner,
 )
-from dejavu_cache.model.scenario import Config, canonical_json, is_from_future, moment_after
+from dejavu_cache.model.scenario import (
+    Config,
+    Scenario,
+    canonical_json,
+    is_from_future,
+    moment_after,
+)
 
+from ..errors import TooLargeError
 from ..storage.records import Claim
 
-__all__ = ["Merge", "add", "override", "pin"]
+__all__ = ["MOST_RECORD_CHARACTERS", "Merge", "add", "check_growth", "override", "pin"]
+
+MOST_RECORD_CHARACTERS = 32 * 2**20
+"""Characters to which a record's JSON may grow: as many as one request brings, and half of what a
+client reads in an answer if each takes four bytes."""
 
 
 class Merge(NamedTuple):
@@ -91,6 +102,26 @@ def add(current: Record | None, sent: Record, *, pins: bool) -> Merge:
     return Merge(record, claims, replacing, len(unwelcome) + len(new) - len(fitting))
 
 
+def check_growth(scenario: object, before: int, after: int) -> None:
+    """Check that a record does not outgrow what clients read.
+
+    One that an earlier version let grow further may still change, and shrink.
+
+    Args:
+        scenario: The record's scenario, for the message.
+        before: The characters of the stored record's JSON; 0 without one.
+        after: The characters with what is to be merged.
+
+    Raises:
+        TooLargeError: It is too large, and grows.
+    """
+    if after > max(MOST_RECORD_CHARACTERS, before):
+        raise TooLargeError(
+            f"the record of {scenario} would have {after} characters, and may have "
+            f"{MOST_RECORD_CHARACTERS}: leave out configs or cases"
+        )
+
+
 def _is_welcome(measurement: Measurement) -> bool:
     """Return whether a measurement can be true of any machine."""
     is_possible = measurement.failure is not None or is_credible(measurement)
@@ -138,11 +169,20 @@ def override(current: str, source: str) -> str:
 
     The pin of `current` stays. Both are canonical JSON, as is the result: parsing them as models
     would take most of a promotion's time.
+
+    Raises:
+        TooLargeError: The record would have more characters, or measurements, than one may have.
     """
     if current == source:
         return current
     target, promoted = json.loads(current), json.loads(source)
+    scenario, before = Scenario.model_validate(target["scenario"]), len(target["measurements"])
     target["measurements"] = _replace(target["measurements"], promoted["measurements"])
+    if len(target["measurements"]) > max(MOST_MEASUREMENTS, before):
+        raise TooLargeError(
+            f"the record of {scenario} would have {len(target['measurements'])} measurements, and "
+            f"may have {MOST_MEASUREMENTS}: delete it in one of the namespaces"
+        )
     launches = {
         canonical_json(launch): launch
         for launch in (*target.get("launches", ()), *promoted.get("launches", ()))
@@ -152,7 +192,9 @@ def override(current: str, source: str) -> str:
     winner = _promoted_winner(_winner(target), _winner(promoted))
     if winner is not None:
         target["winner"] = winner.model_dump(mode="json")
-    return canonical_json(target)
+    text = canonical_json(target)
+    check_growth(scenario, len(current), len(text))
+    return text
 
 
 def _replace(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from pydantic import BaseModel
@@ -10,10 +10,12 @@ from sqlalchemy import Connection
 
 from dejavu_cache.model.recall import part_digests
 from dejavu_cache.model.record import FORMAT, Record, RecordSet, Winner
+from dejavu_cache.model.scenario import canonical_json
 
 from ..errors import InvalidRequestError, TooLargeError
 from ..storage import contexts, misses, recalls, records
 from ..storage.database import Database
+from . import merging
 from .access import Principal
 from .log import write_log
 from .merging import add
@@ -66,7 +68,8 @@ def post_records(
     Raises:
         AccessDeniedError: The principal lacks the role `write`.
         InvalidRequestError: As in `check_record_set`.
-        TooLargeError: The record set has more than `limit` records.
+        TooLargeError: The record set has more than `limit` records, or a record would outgrow what
+            one may hold; nothing was stored.
     """
     principal.require("write", namespace)
     check_record_set(sent, limit)
@@ -184,7 +187,9 @@ def _merge_part(
         for record in changed
         if record.winner != _winner_of(before.get(record.scenario.digest))
     }
-    records.save(connection, into.id, changed, winner_senders=winner_senders)
+    sizes = records.save(connection, into.id, changed, winner_senders=winner_senders)
+    if not restore:  # an admin's import is not stopped in its middle
+        _check_sizes(sizes, before, after)
     standing, beside = records.add_claims(connection, into.id, claims, principal.name)
     for claim in replacing:
         replacement = (claim.measurement.config.digest, claim.digest)
@@ -192,6 +197,21 @@ def _merge_part(
     misses.drop_tuned(connection, into.id, sorted(after))
     added = len(after) - len(before)
     return _MergedPart(standing, beside, refused, changed=bool(changed), added=added)
+
+
+def _check_sizes(
+    sizes: Mapping[str, int], before: Mapping[str, Record], after: Mapping[str, Record]
+) -> None:
+    """Check how large records have become, all given by the digests of their scenarios.
+
+    Raises:
+        TooLargeError: One outgrew `MOST_RECORD_CHARACTERS`; the transaction must be rolled back.
+    """
+    for digest, size in sizes.items():
+        if size > merging.MOST_RECORD_CHARACTERS:
+            stored = before.get(digest)
+            length = len(canonical_json(stored)) if stored else 0
+            merging.check_growth(after[digest].scenario, length, size)
 
 
 def _winner_of(record: Record | None) -> Winner | None:

@@ -8,6 +8,7 @@ from typing import IO
 from pydantic import BaseModel
 
 from dejavu_cache.model.record import RecordSet, required_format
+from dejavu_cache.system.plurals import counted
 
 from ..errors import InvalidRequestError, ServerStoppingError, TooLargeError
 from ..storage import contexts, records
@@ -117,7 +118,8 @@ def import_lines(
     for record_set in _parse_lines(lines, max_records, max_line):
         if is_stopping():
             raise ServerStoppingError(
-                f"the server stops and has imported {imported.sets} of {checked.sets} contexts: "
+                f"the server stops and has imported {imported.sets} of "
+                f"{counted(checked.sets, 'context')}: "
                 "send the same again, which changes nothing of these"
             )
         with database.write() as connection:

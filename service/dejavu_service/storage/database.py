@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
-from sqlalchemy.exc import ArgumentError
+from sqlalchemy.engine import ExceptionContext
+from sqlalchemy.exc import ArgumentError, OperationalError
 
 from dejavu_cache.errors import SettingsError
 
@@ -18,16 +20,25 @@ __all__ = ["Database", "parse_url", "require_file"]
 
 _BUSY_SECONDS = 10
 _POSTGRES = {
+    "client_encoding": "UTF8",  # whatever the database's own is
     "connect_timeout": 3,
     "keepalives_idle": 10,
     "keepalives_interval": 5,
     "keepalives_count": 3,
+    # Keepalives do not watch a connection on which something was sent: without this, the kernel
+    # would wait for a machine that vanished for a quarter of an hour.
+    "tcp_user_timeout": 15_000,
 }
+_ENDED_SESSIONS = {"25006", "25P03", "25P04"}
+"""Codes of Postgres for errors that are the session's and not the statement's: it may only read, or
+was ended since its transaction took too long."""
 # A pooler such as PgBouncer gives every transaction another session: whatever belongs to a session,
 # as prepared statements do and settings at the connection, is not there or is somebody else's.
+# The default isolation is the database's, whose owner may have chosen one that refuses to go on
+# after waiting for a lock.
 _BEGIN_POSTGRES = (
-    "BEGIN; SET LOCAL statement_timeout = 60000; SET LOCAL lock_timeout = 15000; "
-    "SET LOCAL idle_in_transaction_session_timeout = 60000"
+    "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL statement_timeout = 60000; "
+    "SET LOCAL lock_timeout = 15000; SET LOCAL idle_in_transaction_session_timeout = 60000"
 )
 
 
@@ -88,6 +99,16 @@ class Database:
         return {**arguments, **_POSTGRES}
 
     @property
+    def option(self) -> str:
+        """The option that names the database in a command, without its password."""
+        url = self.url.set(drivername="sqlite" if self.is_sqlite else "postgresql")
+        if self.file is not None:
+            url = url.set(database=str(self.file.absolute()))
+        text = shlex.quote(url.render_as_string(hide_password=True))
+        hint = "  (with the password instead of ***)" if url.password else ""
+        return f"--database {text}{hint}"
+
+    @property
     def file(self) -> Path | None:
         """Path of a SQLite database; None for Postgres."""
         return Path(self.url.database) if self.is_sqlite and self.url.database else None
@@ -121,6 +142,7 @@ def _postgres(url: URL, pool: int) -> Engine:
     )
     event.listen(engine, "connect", _prepare_postgres)
     event.listen(engine, "begin", _begin_postgres)
+    event.listen(engine, "handle_error", _handle_postgres_error, retval=True)
     return engine
 
 
@@ -131,6 +153,19 @@ def _prepare_postgres(connection: Any, _: Any) -> None:
 def _begin_postgres(connection: Connection) -> None:
     driver: Any = connection.connection.driver_connection
     driver.execute(_BEGIN_POSTGRES)  # all of it in one round trip
+
+
+def _handle_postgres_error(context: ExceptionContext) -> BaseException | None:
+    """Take a session that cannot be used any more for a connection that was lost.
+
+    After a failover, the connections that are left lead to a server that may only be read: new ones
+    find the server that may be written, where the URL or a proxy names it.
+    """
+    cause = context.original_exception
+    if getattr(cause, "sqlstate", None) not in _ENDED_SESSIONS:
+        return None
+    context.is_disconnect = True
+    return OperationalError(context.statement, None, cause, connection_invalidated=True)
 
 
 def _sqlite(url: URL, pool: int) -> Engine:

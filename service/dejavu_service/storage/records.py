@@ -183,7 +183,7 @@ def save(
     *,
     promoted: bool = False,
     winner_senders: Mapping[str, str] | None = None,
-) -> None:
+) -> dict[str, int]:
     """Insert or replace records.
 
     Args:
@@ -192,6 +192,9 @@ def save(
         changed: The records.
         promoted: Whether they are promoted; a record that was promoted once stays marked so.
         winner_senders: Who sent the winners that are new, by the digest of their scenario.
+
+    Returns:
+        The characters of each record's JSON text, by the digest of its scenario.
     """
     changed = list(changed)
     rows = [
@@ -207,7 +210,7 @@ def save(
         for record in changed
     ]
     if not rows:
-        return
+        return {}
     statement = insert(connection, records).values(updated_at=epoch())
     new = statement.excluded
     statement = statement.on_conflict_do_update(
@@ -222,6 +225,7 @@ def save(
     )
     connection.execute(statement, rows)
     summaries.save(connection, context_id, map(summaries.summarize, changed))
+    return {str(row["scenario"]): len(str(row["text"])) for row in rows}
 
 
 def add_claims(

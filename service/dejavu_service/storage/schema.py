@@ -13,6 +13,7 @@ from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from filelock import FileLock
+from psycopg.errors import LockNotAvailable
 from sqlalchemy import Connection, delete, insert, inspect, select, text
 from sqlalchemy.exc import OperationalError
 
@@ -86,7 +87,7 @@ def require_current(database: Database) -> None:
             "no tables yet" if current is SchemaState.EMPTY else "the tables of an older version"
         )
         raise SchemaError(
-            f"{database.url} has {tables}: run  dejavu-cache db upgrade --database {database.url}"
+            f"{database.url} has {tables}: run  dejavu-cache db upgrade {database.option}"
         )
     upgrade(database)
 
@@ -111,7 +112,7 @@ def upgrade(database: Database, revision: str = "head") -> None:
         try:
             command.upgrade(_config(connection), revision)
         except OperationalError as error:
-            if "lock timeout" not in str(error.orig):
+            if not isinstance(error.orig, LockNotAvailable):
                 raise
             raise SchemaError(
                 f"a table of {database.url} is in use (by a backup?), and nothing was changed: "

@@ -6,6 +6,8 @@ from collections import Counter
 
 import typer
 
+from dejavu_cache.system.plurals import counted
+
 from ..chosen_store import open_existing_store
 from ..options import (
     JsonOption,
@@ -55,6 +57,6 @@ def audit(
         show_json({"winners": rows, **outcomes})
     else:
         amounts = [f"{outcomes[kind]} {kind}" for kind in ("right", "wrong", "unchecked")]
-        say(f"{outcomes.total()} winners audited: {', '.join(amounts)}")
+        say(f"{counted(outcomes.total(), 'winner')} audited: {', '.join(amounts)}")
     if outcomes["wrong"]:
         raise typer.Exit(1)

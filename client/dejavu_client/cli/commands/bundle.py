@@ -9,6 +9,7 @@ import typer
 
 from dejavu_cache.errors import SettingsError
 from dejavu_cache.stores.manifest import Manifest
+from dejavu_cache.system.plurals import counted
 
 from ..options import JsonOption
 from ..output import say, show_json, show_table
@@ -63,7 +64,8 @@ def create(
     else:
         manifest, digests = archive.create(folder, out)
         size = digests.size
-    say(f"{out}: {len(manifest.files)} files, {size / 2**20:.1f} MiB, digest {manifest.digest}")
+    files = counted(len(manifest.files), "file")
+    say(f"{out}: {files}, {size / 2**20:.1f} MiB, digest {manifest.digest}")
 
 
 def inspect(path: PathArgument, as_json: JsonOption = False) -> None:
@@ -91,7 +93,8 @@ def _say_manifest(manifest: Manifest) -> None:
             f"{device.memory_gib} GiB, {manifest.codegen[device.name]}"
         )
     say(
-        f"files     {len(manifest.files)}: {binaries} binaries, {modules} host modules, "
+        f"files     {len(manifest.files)}: {counted(binaries, 'binary', 'binaries')}, "
+        f"{counted(modules, 'host module')}, "
         f"{size / 2**20:.1f} MiB"
     )
     rows = [
@@ -117,7 +120,7 @@ def verify(
         show_json([field._asdict() for field in comparison])
     else:
         say(
-            f"{path}: {len(manifest.files)} files are as the manifest says, "
+            f"{path}: {counted(len(manifest.files), 'file is', 'files are')} as the manifest says, "
             f"digest {manifest.digest}"
         )
         show_table(
@@ -139,4 +142,4 @@ def extract(
     if path.is_dir() and not (path / "oci-layout").is_file():
         raise SettingsError(f"{path} is a folder: name a bundle, or an image layout")
     manifest = archive.extract(bundle_in(path) if path.is_dir() else path, out)
-    say(f"{out}: {len(manifest.files)} files, digest {manifest.digest}")
+    say(f"{out}: {counted(len(manifest.files), 'file')}, digest {manifest.digest}")

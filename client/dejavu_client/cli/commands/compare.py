@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
+from dejavu_cache.system.plurals import counted
+
 from ..errors import NoSuchStoreError, NothingFoundError
 from ..options import JsonOption
 from ..output import say, show_json
@@ -51,7 +53,7 @@ def compare(a: RunArgument, b: RunArgument, as_json: JsonOption = False) -> None
     if differences:
         raise typer.Exit(1)
     if not as_json:
-        say(f"no differences in {len(_last_runs(left))} scenarios")
+        say(f"no differences in {counted(len(_last_runs(left)), 'scenario')}")
 
 
 def _read(path: Path) -> RunFingerprint:

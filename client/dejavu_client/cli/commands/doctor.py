@@ -19,6 +19,7 @@ from dejavu_cache.errors import DejavuError, StoreError
 from dejavu_cache.policy import Policy
 from dejavu_cache.settings import PREFIX, Settings, policy_file
 from dejavu_cache.stores import FileStore, Store, tiers_of
+from dejavu_cache.system.plurals import counted
 from dejavu_cache.triton_internals.distribution import triton_version
 
 from ..chosen_store import open_chosen_store
@@ -160,7 +161,7 @@ def _check_answer(store: Store, wait: float) -> Finding:
     except (StoreError, OSError) as error:
         return Finding("wrong", store.url, str(error))
     seconds = time.monotonic() - started
-    text = f"readable, {contexts} contexts"
+    text = f"readable, {counted(contexts, 'context')}"
     if store.remote and seconds > wait:
         text += (
             f"; listing them took {seconds:.2f} s, and a launch waits {wait:g} s for its records"
@@ -180,7 +181,8 @@ def _check_folder(store: FileStore, *, named: bool) -> Iterator[Finding]:
     contexts = list(store.contexts())
     records = sum(1 for context in contexts for _ in store.records(context))
     store.read_only = read_only
-    yield Finding("ok", store.url, f"readable, {len(contexts)} contexts, {records} records")
+    amounts = f"{counted(len(contexts), 'context')}, {counted(records, 'record')}"
+    yield Finding("ok", store.url, f"readable, {amounts}")
     yield _check_writable(store)
     for path, reason in unreadable.items():
         yield Finding("wrong", str(path), f"passed over: {reason}")

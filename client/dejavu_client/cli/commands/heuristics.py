@@ -13,6 +13,7 @@ from dejavu_cache.errors import SettingsError, TooFewRecordsError
 from dejavu_cache.model.decision_tree import AtMost, Equals, Node, Tree, leaves
 from dejavu_cache.model.record import RecordSet
 from dejavu_cache.stores import FoundTree
+from dejavu_cache.system.plurals import counted
 
 from ..chosen_store import open_chosen_store, open_existing_store
 from ..errors import NoSuchStoreError, NothingFoundError
@@ -166,7 +167,8 @@ def export(
         rows = [_summary(tree) for tree, _ in trees]
         candidates = "; ".join(f"{row['device']}, Triton {row['triton']}" for row in rows)
         raise SettingsError(
-            f"{len(trees)} trees fit {kernel!r}{f' ({candidates})' if candidates else ''}: "
+            f"{counted(len(trees), 'tree fits', 'trees fit')} "
+            f"{kernel!r}{f' ({candidates})' if candidates else ''}: "
             "name one by --device, --triton or its file"
         )
     tree = trees[0].tree
@@ -239,26 +241,25 @@ def _summary(tree: Tree) -> dict[str, Any]:
 def _say_fitted(row: dict[str, Any]) -> None:
     regret, single = row["regret"], row["one_config"]
     say(f"{row['kernel']} on {row['device']}, Triton {row['triton']}, {row['method']}")
-    configs, bound = _count(row["configs"], "config", "configs"), f"{row['bound']:.1%}"
+    configs, bound = counted(row["configs"], "config"), f"{row['bound']:.1%}"
     say(
         f"  {configs}: one within {bound} of the best of all in each of "
-        f"{regret['scenarios']} scenarios"
+        f"{counted(regret['scenarios'], 'scenario')}"
     )
-    size = _count(row["leaves"], "leaf", "leaves")
-    say(f"  tree with {size}: {_regret_text(regret)}, held out in {regret['folds']} folds")
+    size = counted(row["leaves"], "leaf", "leaves")
+    folds = counted(regret["folds"], "fold")
+    say(f"  tree with {size}: {_regret_text(regret)}, held out in {folds}")
     if single:
         say(f"  one config for all: {_regret_text(single)} ({single['config']})")
     if regret["failed"]:
-        say(f"  in {regret['failed']} held-out scenarios the chosen config could not run")
+        say(
+            f"  in {counted(regret['failed'], 'held-out scenario')} the chosen config could not run"
+        )
     say(f"  {row['file'] or 'not written'}")
 
 
 def _regret_text(regret: dict[str, Any]) -> str:
     return f"{regret['mean']:.1%} over the best on average, {regret['max']:.1%} at worst"
-
-
-def _count(count: int, singular: str, plural: str) -> str:
-    return f"{count} {singular if count == 1 else plural}"
 
 
 def _cells(tree: Tree) -> list[str]:

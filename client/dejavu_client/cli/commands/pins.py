@@ -11,13 +11,14 @@ from dejavu_cache.errors import SettingsError, StoreError
 from dejavu_cache.model.record import Pin, Record
 from dejavu_cache.model.scenario import Config, Context
 from dejavu_cache.stores import Store
+from dejavu_cache.system.plurals import counted
 from dejavu_cache.system.provenance import whoami
 
 from ..chosen_store import open_existing_store
 from ..errors import PartlyDoneError
 from ..options import KernelArgument, ScenarioOption, StoreOption, parse_assignments
 from ..output import say
-from ..record_queries import has_settings, matching_records
+from ..record_queries import current_records, has_settings, matching_records
 
 __all__ = ["register"]
 
@@ -36,17 +37,21 @@ def pin(
     scenario: ScenarioOption = None,
     store: StoreOption = "",
 ) -> None:
-    """Make scenarios run one config, whatever was measured; it must have been measured for them."""
+    """Make scenarios run one config, whatever was measured; it must have been measured for them.
+
+    Of several versions of the kernel's code, the one that was tuned last is meant.
+    """
     values = parse_assignments(config, "--config")
     with open_existing_store(store, write=True) as target:
         pins = []
-        for context, record in matching_records(target, kernel, scenario or ()):
+        for context, record in current_records(matching_records(target, kernel, scenario or ())):
             candidates = [
                 measured for measured in record.by_config if has_settings(measured, values)
             ]
             if len(candidates) != 1:
                 raise SettingsError(
-                    f"{record.scenario}: {len(candidates)} measured configs have "
+                    f"{record.scenario}: "
+                    f"{counted(len(candidates), 'measured config has', 'measured configs have')} "
                     f"{', '.join(config)}; name one"
                 )
             pins.append((context, record, candidates[0]))
@@ -68,6 +73,7 @@ def _set_pins(store: Store, pins: Sequence[tuple[Context, Record, Config | None]
     """Set or remove pins and print each; an error names how many are done."""
     if not pins:
         say("nothing was pinned")
+    is_alone = len({context for context, _, _ in pins}) == 1
     for done, (context, record, config) in enumerate(pins):
         try:
             _set_pin(store, context, record, config)
@@ -75,10 +81,18 @@ def _set_pins(store: Store, pins: Sequence[tuple[Context, Record, Config | None]
             if not done:
                 raise
             raise PartlyDoneError(
-                f"only {done} of {len(pins)} scenarios are done: {error}"
+                f"only {done} of {counted(len(pins), 'scenario')} done: {error}"
             ) from None
         state = f"pinned to {config}" if config else "no longer pinned"
-        say(f"{context.kernel.name}{record.scenario}: {state}")
+        where = "" if is_alone else f" ({_origin(context)})"
+        say(f"{context.kernel.name}{record.scenario}{where}: {state}")
+
+
+def _origin(context: Context) -> str:
+    """Return what tells a context from others of its kernel."""
+    environment = context.environment
+    source = f"source {context.kernel.source[:8]}"
+    return f"{environment.device.name}, Triton {environment.triton}, {source}"
 
 
 def _set_pin(store: Store, context: Context, record: Record, config: Config | None) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dejavu_cache.settings import PREFIX, current_settings
+from dejavu_cache.system.plurals import counted
 
 from ..chosen_store import open_existing_store
 from ..completion import complete_devices
@@ -123,15 +124,16 @@ def prewarm(
 def _say_result(result: PrewarmResult, out: Path) -> None:
     manifest = result.manifest
     size = sum(file.size for file in manifest.files.values())
-    binaries = sum(kernel.binaries for kernel in manifest.kernels)
+    binaries = counted(sum(kernel.binaries for kernel in manifest.kernels), "binary", "binaries")
     scenarios = sum(kernel.scenarios for kernel in manifest.kernels)
     what = (
-        f"{result.compiled} of {binaries} binaries compiled"
+        f"{result.compiled} of {binaries} compiled"
         if result.compiled or result.repaired
-        else f"{binaries} binaries, nothing new"
+        else f"{binaries}, nothing new"
     )
     say(
-        f"{out}: {scenarios} scenarios of {len(manifest.kernels)} kernels, {what}, "
+        f"{out}: {counted(scenarios, 'scenario')} of "
+        f"{counted(len(manifest.kernels), 'kernel')}, {what}, "
         f"for {', '.join(manifest.targets)}"
     )
     say(f"{size / 2**20:.1f} MiB by {manifest.wheel}")

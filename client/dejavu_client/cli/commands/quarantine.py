@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from dejavu_cache.errors import SettingsError
+from dejavu_cache.system.plurals import counted
 
 from ...http.errors import RefusedError
 from ..chosen_server import open_server
@@ -104,8 +105,9 @@ def undo(identity: Annotated[str, typer.Argument(metavar="ID")], server: ServerO
     say(f"{_describe(counted)} restored")
 
 
-def _describe(counted: dict[str, Any]) -> str:
-    return (
-        f"{counted['measurements']} measurements and {counted['winners']} winners "
-        f"in {counted['records']} records of {counted['contexts']} contexts"
-    )
+def _describe(counts: dict[str, Any]) -> str:
+    parts = {
+        noun: counted(counts[f"{noun}s"], noun)
+        for noun in ("measurement", "winner", "record", "context")
+    }
+    return "{measurement} and {winner} in {record} of {context}".format(**parts)

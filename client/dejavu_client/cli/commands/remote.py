@@ -8,6 +8,7 @@ import typer
 
 from dejavu_cache.settings import current_settings
 from dejavu_cache.stores import Store
+from dejavu_cache.system.plurals import counted
 
 from ..chosen_server import open_server, worklist
 from ..chosen_store import (
@@ -89,9 +90,11 @@ def promote(
     remote = open_server(server)
     kernels = kernels_of(remote, kernel) if kernel else [None]
     require_records(remote)
-    promoted = f"records of {remote.client.namespace} promoted to {to}"
-    count = sum_of_steps(kernels, lambda name: remote.client.promote(to, name), promoted)
-    say(f"{count} {promoted}")
+
+    def describe(count: int) -> str:
+        return f"{counted(count, 'record')} of {remote.client.namespace} promoted to {to}"
+
+    say(describe(sum_of_steps(kernels, lambda name: remote.client.promote(to, name), describe)))
 
 
 def misses(

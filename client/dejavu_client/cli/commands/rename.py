@@ -13,6 +13,7 @@ from dejavu_cache.stores.kernel_rename import (
     apply_rename,
     preview_rename,
 )
+from dejavu_cache.system.plurals import counted
 
 from ..chosen_store import open_existing_store
 from ..kernel_names import matching_kernels
@@ -69,8 +70,9 @@ def _summary(store: Store, names: KernelRename, counts: RenameCounts, *, renamed
     if not counts:
         return f"nothing to rename: {store.url} has nothing of {names.old}"
     amounts = (
-        f"{counts.contexts} contexts with {counts.records} records, {counts.trees} decision trees "
-        f"and {counts.foreign_results} results of other tools"
+        f"{counted(counts.contexts, 'context')} with {counted(counts.records, 'record')}, "
+        f"{counted(counts.trees, 'decision tree')} "
+        f"and {counted(counts.foreign_results, 'result')} of other tools"
     )
     if renamed:
         return f"{amounts} renamed from {names.old} to {names.new} in {store.url}"

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from dejavu_cache.errors import SettingsError
+from dejavu_cache.system.plurals import counted
 
 from ..chosen_store import open_existing_store
 from ..options import (
@@ -66,6 +67,7 @@ def report(
     page = render(record_sets, trees, default_values, source.url)
     with open_output(str(to)) as file:
         file.write(page)
-    say(f"{to}: {len(records)} scenarios in {len(record_sets)} environments")
+    environments = counted(len(record_sets), "environment")
+    say(f"{to}: {counted(len(records), 'scenario')} in {environments}")
     if not record_sets:
         raise typer.Exit(1)

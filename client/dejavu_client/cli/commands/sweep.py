@@ -15,6 +15,7 @@ import typer
 
 from dejavu_cache.errors import ExitCode, SettingsError
 from dejavu_cache.model.scenario import Scenario
+from dejavu_cache.system.plurals import counted
 
 from ..chosen_server import worklist
 from ..chosen_store import open_chosen_store
@@ -215,7 +216,7 @@ def _gpu_numbers(gpus: str) -> list[str]:
     ]
     if wrong or not numbers:
         raise SettingsError(
-            f"--gpus {gpus}: this machine has {count} GPUs: give all, or numbers from 0"
+            f"--gpus {gpus}: this machine has {counted(count, 'GPU')}: give all, or numbers from 0"
         )
     return numbers
 

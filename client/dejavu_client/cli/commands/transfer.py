@@ -18,6 +18,7 @@ from dejavu_cache.model.record import RecordSet
 from dejavu_cache.model.scenario import Context, canonical_json
 from dejavu_cache.stores import Store
 from dejavu_cache.stores.snapshot import freeze as write_snapshot
+from dejavu_cache.system.plurals import counted
 from dejavu_cache.triton_internals.distribution import triton_version
 
 from ..chosen_store import open_chosen_store, open_complete_store
@@ -132,7 +133,8 @@ def import_records(
                 raise NothingFoundError(f"{folder} has no results of {origin}")
             target.put_imported(results)
             functions = ", ".join(sorted({result.function for result in results}))
-            say(f"{len(results)} results of {origin} for {functions} kept in {target.url}")
+            amount = counted(len(results), "result")
+            say(f"{amount} of {origin} for {functions} kept in {target.url}")
             for line in report_matches(results, triton_version() or ""):
                 say_indented(line)
 
@@ -178,7 +180,7 @@ def parse_rule(text: str) -> OnConflict:
 
 def _count_kernels(contexts: list[Context]) -> str:
     kernels = len({context.kernel.name for context in contexts})
-    return f"{len(contexts)} contexts of {kernels} kernels"
+    return f"{counted(len(contexts), 'context')} of {counted(kernels, 'kernel')}"
 
 
 def _rename_results(results: list[ForeignResult], changes: list[str]) -> list[ForeignResult]:

@@ -9,6 +9,7 @@ import typer
 
 from dejavu_cache.model.scenario import Context, now
 from dejavu_cache.stores import FileStore, Store
+from dejavu_cache.system.plurals import counted
 
 from ..chosen_store import open_existing_store
 from ..options import OptionalKernelArgument, StoreOption
@@ -40,12 +41,14 @@ def collect_garbage(
         for context in sorted(stale, key=lambda context: context.text):
             count = len(list(target.records(context))) if dry_run else target.delete(context)
             kernel, device = context.kernel, context.environment.device.name
-            say(f"{kernel.name} (source {kernel.source[:8]}) on {device}: {count} records")
+            records = counted(count, "record")
+            say(f"{kernel.name} (source {kernel.source[:8]}) on {device}: {records}")
+        dropped = counted(len(stale), "context")
         if dry_run:
-            say(f"{len(stale)} contexts would be dropped")
+            say(f"{dropped} would be dropped")
         else:
             leftovers = target.delete_leftovers() if isinstance(target, FileStore) else 0
-            say(f"{len(stale)} contexts dropped, {leftovers} left-over files removed")
+            say(f"{dropped} dropped, {counted(leftovers, 'left-over file')} removed")
 
 
 def clear(
@@ -62,11 +65,16 @@ def clear(
         if not yes:
             kernels = sorted({context.kernel.name for context in contexts})
             typer.confirm(
-                f"Drop {len(contexts)} contexts of {', '.join(kernels)} from {target.url}?",
+                f"Drop {counted(len(contexts), 'context')} of {', '.join(kernels)} "
+                f"from {target.url}?",
                 abort=True,
             )
-        dropped = sum_of_steps(contexts, target.delete, "records dropped")
-        say(f"{dropped} records dropped")
+        dropped = sum_of_steps(contexts, target.delete, _describe_dropped)
+        say(_describe_dropped(dropped))
+
+
+def _describe_dropped(records: int) -> str:
+    return f"{counted(records, 'record')} dropped"
 
 
 def _superseded_contexts(store: Store) -> set[Context]:

@@ -7,9 +7,10 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated
 
@@ -17,6 +18,7 @@ import typer
 
 from dejavu_cache.errors import PrewarmError, SettingsError
 from dejavu_cache.settings import PREFIX
+from dejavu_cache.system.plurals import counted
 
 from ..chosen_store import open_existing_store
 from ..errors import NothingFoundError
@@ -108,26 +110,40 @@ def _verify_program(command: list[str], expect_hits: bool, as_json: bool) -> Non
 def _run_program(command: list[str], report: str, stdout: IO[str] | None) -> int:
     """Run a program to its end, and return its exit code.
 
+    The program leads a process group, so that its children can be ended with it. On a terminal it
+    stays in the group of this process, which alone may read from the terminal.
+
     Args:
         command: the program and its arguments.
         report: the folder in which it reports.
         stdout: where it prints; None for this process's own.
     """
     environment = {**os.environ, f"{PREFIX}REPORT": report}
+    leads_group = not os.isatty(0)
     with _exit_at_signals():
         try:
-            program = subprocess.Popen(command, env=environment, stdout=stdout)
+            program = subprocess.Popen(
+                command, env=environment, stdout=stdout, start_new_session=leads_group
+            )
         except OSError as error:
             raise SettingsError(f"verify: {command[0]} cannot be run: {error.strerror}") from None
         try:
             return program.wait()
         except BaseException:  # this process is to end, and leaves nothing behind
-            program.terminate()
-            try:
-                program.wait(PATIENCE)
-            except subprocess.TimeoutExpired:
-                program.kill()
+            _end(program, os.killpg if leads_group else os.kill)
             raise
+
+
+def _end(program: subprocess.Popen[bytes], send: Callable[[int, int], None]) -> None:
+    """End a program, or its whole group; kill what has not ended after `PATIENCE` seconds."""
+    deadline = time.monotonic() + PATIENCE
+    with suppress(ProcessLookupError):
+        send(program.pid, signal.SIGTERM)
+        while time.monotonic() < deadline:
+            program.poll()  # until it is asked for, a process that has ended is still there
+            send(program.pid, 0)
+            time.sleep(0.05)
+        send(program.pid, signal.SIGKILL)
 
 
 @contextmanager
@@ -172,7 +188,7 @@ def _verify_winners(
         show_json({"winners": [winner._asdict() for winner in verified], **outcomes})
     else:
         amounts = [f"{outcomes[kind]} {text}" for kind, text in _OUTCOMES.items()]
-        say(f"{len(verified)} winners measured again: {', '.join(amounts)}")
+        say(f"{counted(len(verified), 'winner')} measured again: {', '.join(amounts)}")
     if outcomes["set aside"]:
         raise typer.Exit(1)
 
@@ -214,7 +230,8 @@ def _say_events(events: list[ActivityEvent], code: int, as_json: bool) -> None:
         say("nothing was seen: no process decorated a kernel with cached_autotune")
         return
     say(
-        f"{counts['started']} processes: {counts['hit']} scenarios hit, {counts['missed']} missed, "
-        f"{counts['benchmarked']} benchmarked; {counts['loaded']} kernels loaded, "
-        f"{counts['compiled']} compiled, {counts['built']} modules built"
+        f"{counted(counts['started'], 'process', 'processes')}: "
+        f"{counted(counts['hit'], 'scenario')} hit, {counts['missed']} missed, "
+        f"{counts['benchmarked']} benchmarked; {counted(counts['loaded'], 'kernel')} loaded, "
+        f"{counts['compiled']} compiled, {counted(counts['built'], 'module')} built"
     )

@@ -14,6 +14,7 @@ import typer
 from dejavu_cache.model.record import Record
 from dejavu_cache.model.scenario import Context
 from dejavu_cache.stores import Store
+from dejavu_cache.system.plurals import counted
 
 from ..chosen_server import worklist
 from ..chosen_store import is_server_url, open_existing_store, split_urls
@@ -103,7 +104,7 @@ class _Watched:
             text = settings_text(values)
             key, count = (context.digest, text), int(miss["count"])
             if count > self._misses.get(key, 0):
-                yield Happening("missed", context, text, f"{count} times by now")
+                yield Happening("missed", context, text, f"{counted(count, 'time')} by now")
             self._misses[key] = count
 
 
@@ -125,7 +126,7 @@ def watch(
         server = next(filter(is_server_url, split_urls(source.url)), "")
         watched = _Watched(source, server, kernel, device, triton)
         scenarios = sum(1 for _ in watched.look())
-        note(f"watching {scenarios} scenarios in {source.url}; Ctrl-C ends")
+        note(f"watching {counted(scenarios, 'scenario')} in {source.url}; Ctrl-C ends")
         try:
             while True:
                 time.sleep(every)
@@ -143,7 +144,7 @@ def _happening(context: Context, before: Record | None, record: Record | None) -
     if record is None:
         return Happening("deleted", context, scenario, "")
     best = winning_measurement(record)
-    parts = [f"{len(record.measurements)} configs"]
+    parts = [counted(len(record.measurements), "config")]
     if record.pinned:
         parts.append(f"pinned {record.pinned}")
     elif best is not None:

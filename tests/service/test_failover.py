@@ -1,0 +1,114 @@
+"""Postgres moves to another machine, and may only be read meanwhile."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import httpx
+import psycopg
+import pytest
+from dejavu_service.app import create_app
+from dejavu_service.settings import ServerSettings
+from dejavu_service.storage import contexts
+from dejavu_service.storage.database import Database
+from sqlalchemy import Connection, make_url
+from support.service import body, client_of, context, record, record_set, scenario
+
+from dejavu_cache.model.scenario import Context
+
+HOME = f"/v1/main/contexts/{context().digest}"
+
+
+def set_read_only(url: str, value: str) -> None:
+    """Decide whether sessions that begin from now on may only read."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        name = make_url(url).database
+        connection.execute("SET default_transaction_read_only = off")
+        connection.execute(f"ALTER DATABASE {name} SET default_transaction_read_only = {value}")
+
+
+@pytest.fixture
+def client(postgres_url: str) -> Iterator[httpx.Client]:
+    """Ask an app whose sessions may only read, although new ones may write."""
+    settings = ServerSettings(database=postgres_url, rate=0, pool=2)
+    with client_of(create_app(settings)) as opened:
+        yield opened
+
+
+def post(client: httpx.Client, m: int) -> httpx.Response:
+    return client.post("/v1/main/records", json=body(record_set(record(m))))
+
+
+def test_a_write_to_a_standby_is_tried_again_elsewhere(
+    client: httpx.Client, postgres_url: str
+) -> None:
+    set_read_only(postgres_url, "on")
+    refused = post(client, 1)
+    assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+    assert refused.json()["detail"] == "the database may only be read now: try again"
+    assert client.get(f"{HOME}/records").status_code == 404
+    assert client.get("/readyz").status_code == 200
+    set_read_only(postgres_url, "off")  # the connections that are left still may only read
+    assert [post(client, 1).status_code for _ in range(3)][1:] == [200, 200]
+    assert client.get(f"{HOME}/records/{scenario(1).digest}").status_code == 200
+
+
+def test_a_session_that_was_ended_while_it_was_idle_is_tried_again(
+    client: httpx.Client, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the server's machine sleeps in the middle of a transaction."""
+    lock = contexts.lock
+
+    def sleep(connection: Connection, namespace: str, wanted: Context) -> int:
+        connection.exec_driver_sql("SET LOCAL idle_in_transaction_session_timeout = 10")
+        time.sleep(0.2)
+        return lock(connection, namespace, wanted)
+
+    with monkeypatch.context() as slow:
+        slow.setattr(contexts, "lock", sleep)
+        assert post(client, 1).status_code == 503
+    assert post(client, 1).status_code == 200
+
+
+@contextmanager
+def tcp_address(url: str) -> Iterator[str]:
+    """Yield the URL of a Postgres that listens on a Unix socket, by an address on loopback."""
+    path = f"{make_url(url).query['host']}/.s.PGSQL.5432"
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def accept() -> None:
+            with suppress(OSError):
+                while True:
+                    client, _ = listening.accept()
+                    server = socket.socket(socket.AF_UNIX)
+                    server.connect(path)
+                    for source, sink in ((client, server), (server, client)):
+                        threading.Thread(target=copy, args=(source, sink), daemon=True).start()
+
+        threading.Thread(target=accept, daemon=True).start()
+        name = f"{make_url(url).username}@127.0.0.1:{listening.getsockname()[1]}"
+        yield f"postgresql://{name}/{make_url(url).database}"
+
+
+def copy(source: socket.socket, sink: socket.socket) -> None:
+    with suppress(OSError):
+        while content := source.recv(65536):
+            sink.sendall(content)
+        sink.shutdown(socket.SHUT_WR)
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="the kernel has no such limit")
+def test_a_machine_that_vanished_is_waited_for_some_seconds(postgres_url: str) -> None:
+    """The kernel would send again what it does not acknowledge for a quarter of an hour."""
+    with tcp_address(postgres_url) as url:
+        database = Database(url)
+        with database.read() as connection:
+            descriptor = connection.connection.driver_connection.fileno()  # type: ignore[union-attr]
+            with socket.fromfd(descriptor, socket.AF_INET, socket.SOCK_STREAM) as watched:
+                limit = watched.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+        database.close()
+    assert 0 < limit <= 30_000
