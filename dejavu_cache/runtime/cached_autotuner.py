@@ -53,7 +53,7 @@ class CachedAutotuner(DeclaredAutotuner):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Decorate a kernel; see `DeclaredAutotuner`, which takes the same arguments."""
         super().__init__(*args, **kwargs)
-        self.nargs = None
+        self.nargs: dict[str, Any] | None = None
         self._compiled = CompiledConfigs(self._name)
         use_prewarmed_binaries()
         report_triton_activity()
@@ -206,10 +206,14 @@ class CachedAutotuner(DeclaredAutotuner):
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ChosenConfig]:
         """Launch through Triton; return its result and the config that was chosen."""
-        self._notice_changed_configs()
+        self._notice_changes_in_place()
         if self._is_left_to_triton:  # since its configs have changed
             return self._run_by_triton(args, kwargs), ChosenConfig.of(self.best_config, until=0.0)
-        return self._run_recorded(args, kwargs)
+        self.nargs = dict(zip(self.arg_names, args, strict=False))  # a program's hooks may read it
+        try:
+            return self._run_recorded(args, kwargs)
+        finally:
+            self.nargs = None
 
     def _run_recorded(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -332,7 +336,7 @@ class CachedAutotuner(DeclaredAutotuner):
 
         Nothing is launched or benchmarked, and no miss is noted.
         """
-        self._notice_changed_configs()
+        self._notice_changes_in_place()
         if self._is_left_to_triton:
             return self._explain_off(args, kwargs)
         request = self.request(*args, **kwargs)
@@ -348,7 +352,7 @@ class CachedAutotuner(DeclaredAutotuner):
 
     def look_up(self, *args: Any, **kwargs: Any) -> Resolution:
         """Return what `explain` returns, and put a miss on the worklist of the store."""
-        self._notice_changed_configs()
+        self._notice_changes_in_place()
         if self._is_left_to_triton:
             return self._explain_off(args, kwargs)
         resolution = self._explain_now(args, kwargs)
