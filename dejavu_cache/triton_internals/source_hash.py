@@ -185,13 +185,24 @@ class _CodeReader:
                         f"{'.'.join(chain)} is a module, of which any attribute may be read"
                     )
                 continue
-            if raw is MISSING or is_standard(resolve(names, chain[:1])):
+            root = resolve(names, chain[:1])
+            if raw is MISSING or is_standard(root) or chain[0] in hidden:
                 continue
-            text = plain_text(value)
-            if text is None or chain[0] in hidden:
-                continue
-            if wrapped != (is_compiled and not text.startswith("dtype:")):
+            if wrapped != (is_compiled and _is_usually_wrapped(value, root)):
                 yield f"{'.'.join(chain)} wrapped {wrapped}"
+
+
+def _is_usually_wrapped(value: Any, root: Any) -> bool:
+    """Return whether jit functions read a value mostly as a `tl.constexpr`.
+
+    Args:
+        value: the value, without the wrapper.
+        root: the value of the first part of its dotted name.
+    """
+    text = plain_text(value)
+    if text is not None:
+        return not text.startswith("dtype:")
+    return not (callable(value) or isinstance(root, type))
 
 
 def _usual_value(chain: Chain) -> Any:
