@@ -339,6 +339,7 @@ class CachedAutotuner(DeclaredAutotuner):
         self._notice_changes_in_place()
         if self._is_left_to_triton:
             return self._explain_off(args, kwargs)
+        self._notice_changed_values()
         request = self.request(*args, **kwargs)
         return self._resolver.add_evidence(request, self._explain_now(args, kwargs))
 
@@ -355,6 +356,7 @@ class CachedAutotuner(DeclaredAutotuner):
         self._notice_changes_in_place()
         if self._is_left_to_triton:
             return self._explain_off(args, kwargs)
+        self._notice_changed_values()
         resolution = self._explain_now(args, kwargs)
         if not resolution.final:
             self._resolver.note_miss(self.request(*args, **kwargs))
@@ -379,6 +381,8 @@ class CachedAutotuner(DeclaredAutotuner):
         configs: Sequence[Any] | None,
     ) -> ChosenConfig:
         """Choose a launch's config from records or by a tune; `configs` are what pruning leaves."""
+        if self._notice_changed_values():
+            choices = self._choices
         # Before the lookup: what is written while it reads is then noticed by the next launch.
         revision = self._resolver.revision(self._context(device))
         if kept := choices.keep_fallback(raw, revision):

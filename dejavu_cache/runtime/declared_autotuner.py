@@ -220,7 +220,26 @@ class DeclaredAutotuner(Autotuner):  # type: ignore[misc]
 
     @cached_property
     def _identity(self) -> KernelIdentity:
+        return self._identify()
+
+    def _identify(self) -> KernelIdentity:
         return identify(self.fn, (config.kwargs for config in self.configs))
+
+    def _notice_changed_values(self) -> bool:
+        """Take another identity if a value that the kernel's heuristics read has changed.
+
+        Returns:
+            Whether it has, so that each launch's config is chosen anew.
+        """
+        before = self._identity
+        if not before.may_change or (now := self._identify()) == before:
+            return False
+        if before.unstored or now.unstored:  # which decides about the store
+            self._forget_declaration()
+        self.__dict__.pop("source", None)
+        self._identity, self._contexts = now, {}
+        self.forget_choices()
+        return True
 
     @cached_property
     def _not_stored(self) -> str | None:
