@@ -316,7 +316,7 @@ def test_a_constexpr_is_told_from_the_object_in_it(tmp_path: Path, value: str, r
     "declaration",
     [
         "class Mode(enum.Enum):\n    FAST = {}\nMODE = Mode.FAST",
-        "@dataclass\nclass Mode:\n    value: object = {}\nMODE = Mode()",
+        "@dataclass(frozen=True)\nclass Mode:\n    value: object\nMODE = Mode({})",
         "class Mode:\n    value = {}\nMODE = Mode()",
     ],
 )
