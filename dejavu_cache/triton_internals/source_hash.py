@@ -8,7 +8,6 @@ read. What cannot be read closes the door: equal hashes mean equal code.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
@@ -16,7 +15,7 @@ from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
 from ..errors import UnreadableKernelError
-from .constants import ConstantReader, plain_text
+from .constants import ConstantReader, library_of, plain_text
 from .python_reads import MISSING, check_reads, imported_values, is_standard, resolve
 from .syntax import FunctionSyntax
 from .syntax_files import function_syntax
@@ -122,7 +121,7 @@ class _CodeReader:
     def _read_heuristics(self, heuristics: Mapping[str, Any]) -> Iterator[str]:
         is_mentioned = False
         for name, heuristic in sorted(heuristics.items()):
-            self.may_change |= not _is_code(heuristic)
+            self.may_change |= not isinstance(heuristic, FunctionType)
             tokens = list(self.constants.read(f"heuristic {name}", heuristic))
             yield from tokens
             text = " ".join(tokens)
@@ -228,15 +227,18 @@ def _may_change(names: Names, chain: Chain, *, is_compiled: bool) -> bool:
     Triton refuses to launch once a global of a jit function has changed, but not an attribute.
     """
     is_watched = is_compiled and (len(chain) == 1 or is_standard(resolve(names, chain[:1])))
-    return not (is_watched or _is_code(resolve(names, chain)))
+    return not (is_watched or _is_fixed(resolve(names, chain)))
 
 
-def _is_code(value: Any) -> bool:
-    """Return whether a value is code, a class or a module, or none, and so no value that changes.
+def _is_fixed(value: Any) -> bool:
+    """Return whether a value is a module or class, code of a library, or none.
 
-    What is read of a class or module has a dotted name of its own.
+    What is read of a module or class has a dotted name of its own. Where another jit function takes
+    a name, Triton itself goes on with what it has compiled.
     """
-    kinds = (FunctionType, BuiltinFunctionType, ModuleType, type, functools._lru_cache_wrapper)
+    if isinstance(value, FunctionType):
+        return bool(library_of(value))
+    kinds = (ModuleType, type, BuiltinFunctionType)
     return value is MISSING or isinstance(value, kinds) or is_jit(value) or is_triton_own(value)
 
 

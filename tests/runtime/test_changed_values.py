@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,11 @@ from dejavu_cache.stores import MemoryStore
 CONFIGS = [triton.Config({"BLOCK": block}) for block in (16, 32)]
 SIZE = 1
 SIZES = {"wide": 1}
+NAMES = SimpleNamespace(wide=1)
+
+
+def wide() -> int:
+    return 1
 
 
 class Sizes:
@@ -30,6 +36,14 @@ def by_global(args: dict[str, Any]) -> int:
 
 def by_item(args: dict[str, Any]) -> int:
     return SIZES["wide"]
+
+
+def by_name(args: dict[str, Any]) -> int:
+    return int(NAMES.wide)
+
+
+def by_function(args: dict[str, Any]) -> int:
+    return wide()
 
 
 def by_class(args: dict[str, Any]) -> int:
@@ -68,6 +82,8 @@ def fill(x, n, SIZE: tl.constexpr, BLOCK: tl.constexpr):
     [
         (by_global, globals(), "SIZE"),
         (by_item, SIZES, "wide"),
+        (by_name, NAMES, "wide"),
+        (by_function, globals(), "wide"),
         (by_class, Sizes, "wide"),
         (by_object, SHAPES, "wide"),
         (by_attribute, by_attribute, "size"),
@@ -93,7 +109,7 @@ def test_a_tune_is_recorded_under_the_value_that_was_read(
     set_value = monkeypatch.setitem if isinstance(owner, dict) else monkeypatch.setattr
     assert launch(3) == 1
     before = kernel.source
-    set_value(owner, name, 2)
+    set_value(owner, name, (lambda: 2) if heuristic is by_function else 2)
     assert launch(4) == 2
     after = kernel.source
     assert sources() == sorted([(before, 1), (after, 1)])
