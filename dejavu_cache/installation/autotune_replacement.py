@@ -166,7 +166,7 @@ def _run_subclass(self: Any, *args: Any, **kwargs: Any) -> Any:
     adopted = self._adopted
     if adopted is None:
         return original(self, *args, **kwargs)
-    for name in ("cache", "configs", "fn"):
+    for name in ("cache", "configs", "keys", "fn"):
         if getattr(adopted, name) is not getattr(self, name):
             setattr(adopted, name, getattr(self, name))
     launched = adopted.run(*args, **kwargs)

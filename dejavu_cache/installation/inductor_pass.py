@@ -74,23 +74,29 @@ def _add_pass(config: Any) -> None:
 
 def _make_pass(previous: Any) -> Any:
     """Return an Inductor pass that uses records, and then runs the pass that was set before."""
-    from torch._inductor.custom_graph_pass import CustomGraphPass
+    from torch._inductor import custom_graph_pass
 
-    class RecordedConfigPass(CustomGraphPass):  # type: ignore[misc]
+    # Torch tells a pass of this class whether it compiles for inference, and no other.
+    kind = getattr(custom_graph_pass, "CustomInferenceAwareGraphPass", None)
+    if kind is None or not isinstance(previous, kind):
+        kind = custom_graph_pass.CustomGraphPass
+
+    class RecordedConfigPass(kind):  # type: ignore[misc, valid-type]
         is_of_dejavu_cache = True
 
         def __init__(self) -> None:
             self.previous = previous
 
-        def __call__(self, graph: Any) -> None:
+        def __call__(self, graph: Any, **options: Any) -> None:
             use_recorded_configs(graph)
             if previous is not None:
-                previous(graph)
+                previous(graph, **options)
 
         def uuid(self) -> Any:
             """Return what Inductor's own cache tells passes apart by; None switches it off."""
             settings = current_settings()
-            mine = (__version__, _SOURCE, str(settings.url), str(settings.mode))
+            place = settings.url, settings.namespace, str(settings.mode)
+            mine = (__version__, _SOURCE, *place)
             if previous is None:
                 return mine
             theirs = previous.uuid() if hasattr(previous, "uuid") else None
@@ -167,5 +173,7 @@ def _example_arguments(kernel: CachedAutotuner, traced: dict[str, Any]) -> dict[
             if kernel.prunes or (name in kernel.keys and isinstance(bucket, Exact)):
                 return None
             value = value.node.hint
+            if value is None and name in kernel.keys:  # it depends on data, so no record is its own
+                return None
         arguments[name] = value
     return arguments

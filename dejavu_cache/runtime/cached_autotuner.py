@@ -53,7 +53,7 @@ class CachedAutotuner(DeclaredAutotuner):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Decorate a kernel; see `DeclaredAutotuner`, which takes the same arguments."""
         super().__init__(*args, **kwargs)
-        self.nargs = None
+        self.nargs: dict[str, Any] | None = None
         self._compiled = CompiledConfigs(self._name)
         use_prewarmed_binaries()
         report_triton_activity()
@@ -206,10 +206,14 @@ class CachedAutotuner(DeclaredAutotuner):
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ChosenConfig]:
         """Launch through Triton; return its result and the config that was chosen."""
-        self._notice_changed_configs()
+        self._notice_changes_in_place()
         if self._is_left_to_triton:  # since its configs have changed
             return self._run_by_triton(args, kwargs), ChosenConfig.of(self.best_config, until=0.0)
-        return self._run_recorded(args, kwargs)
+        self.nargs = dict(zip(self.arg_names, args, strict=False))  # a program's hooks may read it
+        try:
+            return self._run_recorded(args, kwargs)
+        finally:
+            self.nargs = None
 
     def _run_recorded(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -332,9 +336,10 @@ class CachedAutotuner(DeclaredAutotuner):
 
         Nothing is launched or benchmarked, and no miss is noted.
         """
-        self._notice_changed_configs()
+        self._notice_changes_in_place()
         if self._is_left_to_triton:
             return self._explain_off(args, kwargs)
+        self._notice_changed_values()
         request = self.request(*args, **kwargs)
         return self._resolver.add_evidence(request, self._explain_now(args, kwargs))
 
@@ -348,9 +353,10 @@ class CachedAutotuner(DeclaredAutotuner):
 
     def look_up(self, *args: Any, **kwargs: Any) -> Resolution:
         """Return what `explain` returns, and put a miss on the worklist of the store."""
-        self._notice_changed_configs()
+        self._notice_changes_in_place()
         if self._is_left_to_triton:
             return self._explain_off(args, kwargs)
+        self._notice_changed_values()
         resolution = self._explain_now(args, kwargs)
         if not resolution.final:
             self._resolver.note_miss(self.request(*args, **kwargs))
@@ -375,6 +381,8 @@ class CachedAutotuner(DeclaredAutotuner):
         configs: Sequence[Any] | None,
     ) -> ChosenConfig:
         """Choose a launch's config from records or by a tune; `configs` are what pruning leaves."""
+        if self._notice_changed_values():
+            choices = self._choices
         # Before the lookup: what is written while it reads is then noticed by the next launch.
         revision = self._resolver.revision(self._context(device))
         if kept := choices.keep_fallback(raw, revision):

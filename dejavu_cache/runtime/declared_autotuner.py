@@ -55,9 +55,9 @@ _OF_THE_BENCHMARK = frozenset({"do_bench", "method"})
 class DeclaredAutotuner(Autotuner):  # type: ignore[misc]
     """Triton's `Autotuner` with the options of `cached_autotune`, and an identity in stores.
 
-    `configs` and `fn` may be assigned at any time, as for Triton's; what was derived from them is
-    derived anew. A list of configs may also change in place: the next launch
-    that does not take the hot path notices.
+    `configs`, `keys` and `fn` may be assigned at any time, as for Triton's; what was derived from
+    them is derived anew. The lists may also change in place: the next launch that does not take the
+    hot path notices.
 
     Attributes:
         benchmarked: the number of configs that this object has benchmarked.
@@ -100,7 +100,6 @@ class DeclaredAutotuner(Autotuner):  # type: ignore[misc]
         keys = [name for name in key if name in arg_names]
         self._buckets = {**policy_buckets(self._name, self._policy, keys), **self._buckets}
         check_policy_default(self._name, self._policy, self.configs)
-        self._scenario_key = ScenarioKey(arg_names, keys, self._buckets)
         default = self._options.get("default")
         if default is not None:
             validate_default(self._name, default, self.configs)
@@ -153,11 +152,30 @@ class DeclaredAutotuner(Autotuner):  # type: ignore[misc]
         self._forget_declaration()
         self.forget_choices()
 
-    def _notice_changed_configs(self) -> None:
-        """Derive everything anew if the list of configs has changed in place."""
+    def _notice_changes_in_place(self) -> None:
+        """Derive everything anew if the list of configs or of keys has changed in place."""
         # Lists of the same objects are equal without a look into them, so this takes little time.
         if self._seen_configs is not None and self._seen_configs != self._configs:
             self.configs = self._configs
+        if self._seen_keys != self._keys and self._seen_keys != list(self._keys):
+            self.keys = self._keys
+
+    @property
+    def keys(self) -> Sequence[str]:
+        """The names of the key arguments, as the program gave them."""
+        return self._keys
+
+    @keys.setter
+    def keys(self, keys: Sequence[str]) -> None:
+        self._keys = keys
+        self._seen_keys = list(keys)
+        self._forget_declaration()
+        self.forget_choices()
+
+    @cached_property
+    def _scenario_key(self) -> ScenarioKey:
+        keys = [name for name in self.keys if name in self.arg_names]
+        return ScenarioKey(self.arg_names, keys, self._buckets)
 
     @property
     def fn(self) -> Any:
@@ -202,7 +220,26 @@ class DeclaredAutotuner(Autotuner):  # type: ignore[misc]
 
     @cached_property
     def _identity(self) -> KernelIdentity:
+        return self._identify()
+
+    def _identify(self) -> KernelIdentity:
         return identify(self.fn, (config.kwargs for config in self.configs))
+
+    def _notice_changed_values(self) -> bool:
+        """Take another identity if a value that the kernel's heuristics read has changed.
+
+        Returns:
+            Whether it has, so that each launch's config is chosen anew.
+        """
+        before = self._identity
+        if not before.may_change or (now := self._identify()) == before:
+            return False
+        if before.unstored or now.unstored:  # which decides about the store
+            self._forget_declaration()
+        self.__dict__.pop("source", None)
+        self._identity, self._contexts = now, {}
+        self.forget_choices()
+        return True
 
     @cached_property
     def _not_stored(self) -> str | None:
@@ -257,7 +294,7 @@ class DeclaredAutotuner(Autotuner):  # type: ignore[misc]
             buckets = {
                 name: bucket
                 for name, bucket in self._buckets.items()
-                if not isinstance(bucket, Exact)
+                if name in self._scenario_key.keys and not isinstance(bucket, Exact)
             }
             self._contexts[device] = context = Context(
                 kernel=Kernel(name=self._name, source=self.source),
@@ -331,7 +368,13 @@ class DeclaredAutotuner(Autotuner):  # type: ignore[misc]
         return self._default_config(named, DeclaredConfigs(self._name, configs))
 
     def _default_config(self, named: Mapping[str, Any], declared: DeclaredConfigs) -> Any:
-        """Return the default config, or the first one left if it is left out or not declared."""
+        """Return the default config, or the first one left if it is left out or not declared.
+
+        Raises:
+            ValueError: pruning leaves no config, for which Triton raises the same.
+        """
+        if not declared:
+            raise ValueError(f"{self._name}: pruning leaves no config for this launch")
         default = self._default(named) if callable(self._default) else self._default
         if default is None:
             default = self.configs[0]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
+from typing import Any
 
 from ..model.resolution import Resolution
 from ..system.plurals import counted
@@ -49,11 +50,16 @@ def log_choice(new: NewChoice) -> None:
 
 def _failures_text(request: Request) -> str:
     timings = getattr(request.autotuner, "configs_timings", None) or {}
-    failures = sum(math.isinf(timing[0]) for timing in timings.values())
+    failures = sum(math.isinf(_median(timing)) for timing in timings.values())
     return f" ({failures} of {len(timings)} failed)" if failures else ""
 
 
 def _time_text(request: Request, resolution: Resolution) -> str:
     timings = getattr(request.autotuner, "configs_timings", None) or {}
-    timing = timings.get(resolution.config)
-    return f" {timing[0]:.4g} ms" if timing and math.isfinite(timing[0]) else ""
+    median = _median(timings.get(resolution.config, math.inf))
+    return f" {median:.4g} ms" if math.isfinite(median) else ""
+
+
+def _median(timing: Any) -> float:
+    """Return the median of what a benchmark returned: quantiles, or a number."""
+    return float(timing[0] if isinstance(timing, list) else timing)

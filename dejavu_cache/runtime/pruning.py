@@ -89,7 +89,12 @@ class Pruning:
 
 
 def can_prune(autotuner: Any) -> bool:
-    """Return whether an autotuner's pruning may leave out a config of some launch."""
+    """Return whether an autotuner's pruning may leave out a config of some launch.
+
+    Triton does not ask it about a single config.
+    """
+    if len(autotuner.configs) < 2:
+        return False
     if getattr(autotuner.prune_configs, "__func__", None) is not Autotuner.prune_configs:
         return True
     if autotuner.early_config_prune:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from ..model.record import Record
+from ..model.record import Measurement, Record
 from ..model.resolution import Resolution
 from ..model.scenario import Config
 from ..model.selection import winner
@@ -71,15 +71,21 @@ def _select(request: Request, record: Record, declared: set[Config]) -> Config |
 
 def note_timings(request: Request, record: Record) -> None:
     """Give a request's autotuner Triton's `configs_timings`: infinite ones for failed configs."""
+    measured = record.by_config
     request.autotuner.configs_timings = {
-        request.declared[measurement.config]: (
-            [math.inf] * 3
-            if measurement.median is None
-            else [measurement.median, measurement.p20, measurement.p80]
-        )
-        for measurement in record.measurements
-        if measurement.config in request.declared
+        request.declared[config]: _triton_timing(measured[config])
+        for config in request.declared
+        if config in measured
     }
+
+
+def _triton_timing(measurement: Measurement) -> float | list[float | None]:
+    """Return what `do_bench` returned for a config, or would have: a number, or quantiles."""
+    if measurement.median is None:
+        return [math.inf] * 3
+    if measurement.p20 is None:
+        return measurement.median
+    return [measurement.median, measurement.p20, measurement.p80]
 
 
 def _wrong_configs(request: Request, record: Record) -> list[str]:

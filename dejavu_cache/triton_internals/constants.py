@@ -17,6 +17,7 @@ import sys
 import types
 from abc import ABC, ABCMeta
 from collections.abc import Callable, Iterator
+from itertools import count
 from typing import Any, ClassVar, Generic, List, Optional, Protocol  # noqa: UP035
 
 from ..errors import UnreadableKernelError
@@ -54,17 +55,31 @@ _MADE_BY_PYTHON = frozenset(
 
 
 def plain_text(value: Any) -> str | None:
-    """Return a text that tells plain values apart, or None for a value that is not plain."""
+    """Return a text that tells plain values apart, or None for a value that is not plain.
+
+    Lists and tuples of too many items, all levels counted, are not plain: one that holds another
+    twice, and so on, has a text that doubles with each level.
+    """
+    return _text_of_plain(value, count(1))
+
+
+_MOST_ITEMS = 1 << 16
+
+
+def _text_of_plain(value: Any, items: Iterator[int]) -> str | None:
     if type(value) is float and value != value:
         bits = struct.pack(">d", value).hex()
         return "float:nan" if bits == _USUAL_NAN else f"float:nan {bits}"
     if type(value) in _PLAIN:
         return f"{type(value).__name__}:{value!a}"
     if type(value) in (tuple, list):
-        parts = [_item_text(item) for item in value]
-        if None in parts:
-            return None
-        text = ",".join(map(str, parts))
+        parts = []
+        for item in value:
+            part = _text_of_item(item, items) if next(items) <= _MOST_ITEMS else None
+            if part is None:
+                return None
+            parts.append(part)
+        text = ",".join(parts)
         return f"({text})" if type(value) is tuple else f"[{text}]"
     if type(value).__name__ == "dtype" and type(value).__module__.partition(".")[0] in _DTYPES:
         return f"dtype:{value}"
@@ -75,9 +90,9 @@ _USUAL_NAN = struct.pack(">d", float("nan")).hex()
 _DTYPES = ("triton", "torch", "numpy")
 
 
-def _item_text(item: Any) -> str | None:
+def _text_of_item(item: Any, items: Iterator[int]) -> str | None:
     value, wrapped = unwrap(item)
-    text = plain_text(value)
+    text = _text_of_plain(value, items)
     return f"constexpr {text}" if wrapped and text is not None else text
 
 
@@ -144,9 +159,13 @@ class ConstantReader:
 
     def _items(self, name: str, values: Any) -> Tokens:
         for index, value in enumerate(values):
-            if unwrap(value)[1]:
-                yield "constexpr"
-            yield from self.read(f"{name}[{index}]", value)
+            yield from self._held(f"{name}[{index}]", value)
+
+    def _held(self, name: str, value: Any) -> Tokens:
+        """Write a part of another value, which may be a `tl.constexpr` or not."""
+        if unwrap(value)[1]:
+            yield "constexpr"
+        yield from self.read(name, value)
 
     def _dictionary(self, name: str, values: dict[Any, Any]) -> Tokens:
         for index, (key, value) in enumerate(values.items()):
@@ -154,7 +173,7 @@ class ConstantReader:
             yield from self._items(name, [value])
 
     def _set(self, name: str, values: Any) -> Tokens:
-        texts = [_item_text(value) for value in values]
+        texts = [_text_of_item(value, count(1)) for value in values]
         if None in texts:
             raise UnreadableKernelError(f"{name} is a set of other than plain values")
         yield from sorted(map(str, texts))
@@ -220,7 +239,7 @@ class ConstantReader:
                 yield from self.read(f"{name}.{field.name} metadata", field.metadata)
             for default in (field.default, field.default_factory):
                 if type(default).__name__ != "_MISSING_TYPE":
-                    yield from self.read(f"{name}.{field.name}", default)
+                    yield from self._held(f"{name}.{field.name}", default)
         options = getattr(value, "__dataclass_params__", None)
         if options is not None:
             yield f"{options.init} {options.eq} {options.order} {options.frozen}"
@@ -238,13 +257,13 @@ class ConstantReader:
                 continue
             if _is_generated(held, value):
                 continue
-            yield from self.read(f"{name}.{attribute}", held)
+            yield from self._held(f"{name}.{attribute}", held)
 
     def _enum_members(self, name: str, value: enum.EnumMeta) -> Tokens:
         member: Any
         for label, member in value.__members__.items():
             yield label
-            yield from self.read(f"{name}.{label}", member.value)
+            yield from self._held(f"{name}.{label}", member.value)
             for attribute, held in sorted(vars(member).items()):
                 if not _is_reserved(attribute):
                     yield from self.read(f"{name}.{label}.{attribute}", held)

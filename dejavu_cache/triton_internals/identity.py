@@ -9,7 +9,7 @@ from ..errors import UnreadableKernelError
 from .compiler_settings import unreadable_settings
 from .constants import plain_text
 from .environment import is_interpreting
-from .source_hash import source_hash, value_hash
+from .source_hash import hash_source, value_hash
 from .triton_objects import unwrap
 
 __all__ = ["KernelIdentity", "identify"]
@@ -21,10 +21,12 @@ class KernelIdentity(NamedTuple):
     Attributes:
         source: the source hash; None where the kernel has none.
         unstored: why its timings mean nothing to another process, or None if they do.
+        may_change: whether the program can change what the source hash stands for.
     """
 
     source: str | None
     unstored: str | None
+    may_change: bool = False
 
 
 def identify(kernel: Any, config_values: Iterable[Mapping[str, Any]]) -> KernelIdentity:
@@ -35,7 +37,7 @@ def identify(kernel: Any, config_values: Iterable[Mapping[str, Any]]) -> KernelI
         config_values: each config's meta-parameters.
     """
     try:
-        source = source_hash(kernel)
+        source, may_change = hash_source(kernel)
         for value in _values_with_code(config_values):
             value_hash(value)
         settings = [] if is_interpreting() else unreadable_settings()
@@ -44,7 +46,7 @@ def identify(kernel: Any, config_values: Iterable[Mapping[str, Any]]) -> KernelI
     except Exception as error:  # plain Triton would launch the kernel all the same
         return KernelIdentity(None, f"its identity raises {type(error).__name__}: {error}")
     reason = f"{', '.join(settings)} has no text that stands for it" if settings else None
-    return KernelIdentity(source, reason)
+    return KernelIdentity(source, reason, may_change)
 
 
 def _values_with_code(config_values: Iterable[Mapping[str, Any]]) -> Iterable[Any]:

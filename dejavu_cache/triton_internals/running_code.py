@@ -106,9 +106,10 @@ def _find_lambda(function: Callable[..., Any]) -> ast.AST:
     """Find a lambda: on its line of the file, and compiled to its code."""
     code = function.__code__
     lines, _ = _lines_of_running_code(function)
-    candidates = _lambdas("".join(lines)).get(code.co_firstlineno, [])
+    text = "".join(lines)
+    candidates = _lambdas(text).get(code.co_firstlineno, [])
     if len(candidates) > 1:
-        candidates = [node for node in candidates if _compiles_to(node, code)]
+        candidates = _lambdas_by_code(text, code.co_firstlineno).get(text_of_code(code), [])
     if len({normalized_text(node) for node in candidates}) != 1:
         raise UnreadableKernelError(
             f"{_name(function)} cannot be told from other lambdas on its line: "
@@ -127,10 +128,15 @@ def _lambdas(text: str) -> dict[int, list[ast.Lambda]]:
     return lambdas
 
 
-def _compiles_to(node: ast.Lambda, code: CodeType) -> bool:
-    compiled = compile(ast.Expression(node), "<source>", "eval", dont_inherit=True)
-    *_, itself = (constant for constant in compiled.co_consts if isinstance(constant, CodeType))
-    return text_of_code(itself) == text_of_code(code)
+@lru_cache(maxsize=64)
+def _lambdas_by_code(text: str, line: int) -> dict[str, list[ast.Lambda]]:
+    """Return the lambdas of a line by the code that each compiles to."""
+    lambdas: dict[str, list[ast.Lambda]] = {}
+    for node in _lambdas(text)[line]:
+        compiled = compile(ast.Expression(node), "<source>", "eval", dont_inherit=True)
+        *_, code = (constant for constant in compiled.co_consts if isinstance(constant, CodeType))
+        lambdas.setdefault(text_of_code(code), []).append(node)
+    return lambdas
 
 
 def _name(function: Callable[..., Any]) -> str:

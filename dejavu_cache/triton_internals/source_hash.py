@@ -11,21 +11,40 @@ from __future__ import annotations
 import hashlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from types import ModuleType
-from typing import Any
+from types import BuiltinFunctionType, FunctionType, ModuleType
+from typing import Any, NamedTuple
 
 from ..errors import UnreadableKernelError
-from .constants import ConstantReader, plain_text
+from .constants import ConstantReader, library_of, plain_text
 from .python_reads import MISSING, check_reads, imported_values, is_standard, resolve
 from .syntax import FunctionSyntax
 from .syntax_files import function_syntax
 from .syntax_names import Chain
 from .triton_objects import is_jit, is_triton_own, module_name, python_function, unwrap
 
-__all__ = ["kernel_name", "python_function", "source_hash", "value_hash"]
+__all__ = [
+    "SourceHash",
+    "hash_source",
+    "kernel_name",
+    "python_function",
+    "source_hash",
+    "value_hash",
+]
 
 Parameters = Mapping[str, inspect.Parameter]
 Names = Mapping[str, Any]
+
+
+class SourceHash(NamedTuple):
+    """A kernel's source hash, for now or for good.
+
+    Attributes:
+        digest: 32 hexadecimal digits.
+        may_change: whether the kernel reads values that the program can change, and Triton lets it.
+    """
+
+    digest: str
+    may_change: bool
 
 
 def kernel_name(kernel: Any) -> str:
@@ -45,7 +64,13 @@ def source_hash(kernel: Any) -> str:
         UnreadableKernelError: the code depends on something that has no encoding, or that raises
             an error when it is read.
     """
-    return _digest(_CodeReader().read_kernel(kernel))
+    return hash_source(kernel).digest
+
+
+def hash_source(kernel: Any) -> SourceHash:
+    """Return a kernel's source hash, as `source_hash` does, and whether it may change."""
+    reader = _CodeReader()
+    return SourceHash(_digest(reader.read_kernel(kernel)), reader.may_change)
 
 
 def value_hash(value: Any) -> str:
@@ -85,6 +110,7 @@ class _CodeReader:
         self.constants = ConstantReader(self._read_named)
         self._names: dict[Callable[..., Any], str] = {}
         self._functions: dict[str, Callable[..., Any]] = {}
+        self.may_change = False
 
     def read_kernel(self, kernel: Any) -> Iterator[str]:
         yield from self._read_named("", kernel)
@@ -95,6 +121,7 @@ class _CodeReader:
     def _read_heuristics(self, heuristics: Mapping[str, Any]) -> Iterator[str]:
         is_mentioned = False
         for name, heuristic in sorted(heuristics.items()):
+            self.may_change |= not isinstance(heuristic, FunctionType)
             tokens = list(self.constants.read(f"heuristic {name}", heuristic))
             yield from tokens
             text = " ".join(tokens)
@@ -135,12 +162,14 @@ class _CodeReader:
         yield syntax.normalized
         for chain in sorted(chains):
             if chain[0] not in syntax.local_names:
+                self.may_change |= _may_change(names, chain, is_compiled=is_compiled)
                 yield from self._read_chain(names, chain)
         for name, default in sorted(_defaults(parameters)):
             yield from self._read_constant(f"default {name}", default, expect_constexpr=False)
         if not is_compiled:
             for name, value in sorted(vars(function).items()):
                 if name != "__wrapped__":  # what runs is the function's own code
+                    self.may_change = True
                     yield from self.constants.read(f"attribute {name}", value)
         yield from self._read_first_reads(names, syntax, is_compiled)
         yield from self._read_wrapping(names, syntax, is_compiled)
@@ -185,13 +214,45 @@ class _CodeReader:
                         f"{'.'.join(chain)} is a module, of which any attribute may be read"
                     )
                 continue
-            if raw is MISSING or is_standard(resolve(names, chain[:1])):
+            root = resolve(names, chain[:1])
+            if raw is MISSING or is_standard(root) or chain[0] in hidden:
                 continue
-            text = plain_text(value)
-            if text is None or chain[0] in hidden:
-                continue
-            if wrapped != (is_compiled and not text.startswith("dtype:")):
+            if wrapped != (is_compiled and _is_usually_wrapped(value, root)):
                 yield f"{'.'.join(chain)} wrapped {wrapped}"
+
+
+def _may_change(names: Names, chain: Chain, *, is_compiled: bool) -> bool:
+    """Return whether a program can give a dotted name another value, and Triton lets it.
+
+    Triton refuses to launch once a global of a jit function has changed, but not an attribute.
+    """
+    is_watched = is_compiled and (len(chain) == 1 or is_standard(resolve(names, chain[:1])))
+    return not (is_watched or _is_fixed(resolve(names, chain)))
+
+
+def _is_fixed(value: Any) -> bool:
+    """Return whether a value is a module or class, code of a library, or none.
+
+    What is read of a module or class has a dotted name of its own. Where another jit function takes
+    a name, Triton itself goes on with what it has compiled.
+    """
+    if isinstance(value, FunctionType):
+        return bool(library_of(value))
+    kinds = (ModuleType, type, BuiltinFunctionType)
+    return value is MISSING or isinstance(value, kinds) or is_jit(value) or is_triton_own(value)
+
+
+def _is_usually_wrapped(value: Any, root: Any) -> bool:
+    """Return whether jit functions read a value mostly as a `tl.constexpr`.
+
+    Args:
+        value: the value, without the wrapper.
+        root: the value of the first part of its dotted name.
+    """
+    text = plain_text(value)
+    if text is not None:
+        return not text.startswith("dtype:")
+    return not (callable(value) or isinstance(root, type))
 
 
 def _usual_value(chain: Chain) -> Any:

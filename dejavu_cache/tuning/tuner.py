@@ -216,10 +216,10 @@ class Tuner:
         try:
             call_with_memory(candidate.check)
         except Exception as error:
+            self._run_hooks_around(config, error)
             failure = compile_failure_of(error, self._options_passed(config))
             if failure is None:
                 raise
-            self._run_hooks_around(config, error)
             return _measurement(config, failure, time.perf_counter() - start)
         return self._measure(config, SCREENING, patient=patient)
 

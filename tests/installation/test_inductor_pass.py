@@ -26,6 +26,7 @@ def test_a_recorded_config_takes_the_place_of_all(tmp_path: Path) -> None:
         "packaged [(128, 2)] [(128, 2)]",
         "packaged, symbolic, bucket [(128, 2)]",
         "packaged, symbolic, exact 4",
+        "data-dependent []",
         "uninstalled 4",
         "benchmarked 0",
     ]
@@ -60,3 +61,40 @@ def test_a_programs_own_pass_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     uninstall_inductor_pass()
     remaining = config.post_grad_custom_pre_pass
     assert remaining in (passed.append, [passed.append])
+
+
+def test_a_programs_pass_hears_whether_it_is_for_inference_where_torch_takes_one_pass(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import torch._inductor.config as config
+    import torch.fx
+    from torch._inductor import custom_graph_pass
+
+    heard: list[bool] = []
+
+    class Own(custom_graph_pass.CustomInferenceAwareGraphPass):
+        def __call__(self, graph: Any, is_inference: bool) -> None:
+            heard.append(is_inference)
+
+        def uuid(self) -> str:
+            return "own"
+
+    monkeypatch.delattr(custom_graph_pass, "get_custom_graph_passes", raising=False)
+    monkeypatch.setattr(config, "post_grad_custom_pre_pass", Own(), raising=False)
+    install_inductor_pass()
+    both: Any = config.post_grad_custom_pre_pass
+    assert isinstance(both, custom_graph_pass.CustomInferenceAwareGraphPass)
+    both(torch.fx.Graph(), is_inference=True)
+    assert heard == [True]
+    uninstall_inductor_pass()
+
+
+def test_inductors_cache_tells_namespaces_apart() -> None:
+    code = """
+        import dejavu_cache
+        import torch._inductor.config as config
+        dejavu_cache.install()
+        print(config.post_grad_custom_pre_pass.uuid())
+    """
+    seen = {run_python(code, DEJAVU_CACHE_NAMESPACE=name).stdout for name in ("main", "pr-1")}
+    assert len(seen) == 2

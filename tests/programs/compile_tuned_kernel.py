@@ -62,12 +62,27 @@ def configs_of(kernel: Any, **options: Any) -> list[str]:
     return configs_of_call(call_of(kernel), **options)
 
 
-def configs_of_call(call: Any, **options: Any) -> list[str]:
+def configs_of_call(call: Any, *more: torch.Tensor, **options: Any) -> list[str]:
     torch._dynamo.reset()
     SOURCES.clear()
-    torch.compile(call, fullgraph=True, **options)(torch.ones(1000))
+    torch.compile(call, fullgraph=True, **options)(torch.ones(1000), *more)
     (text,) = re.findall(r"configs=\[(.*)\],", SOURCES[0])
     return re.findall(r"'B': (\d+), 'num_warps': (\d+)", text)
+
+
+def look_ups_of_data_dependent_size(kernel: Any) -> list[Any]:
+    """Return the sizes that are looked up where a tensor's content is a key argument."""
+    sizes: list[Any] = []
+    kernel.look_up = lambda **arguments: sizes.append(arguments["n"])
+
+    def call(x: torch.Tensor, size: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(x)
+        kernel[(8,)](x, out, size.item())
+        return out
+
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        configs_of_call(call, torch.tensor(1000))
+    return sizes
 
 
 class Launching(torch.nn.Module):
@@ -159,6 +174,7 @@ print("exported", configs_of_call(exported.module()))
 print("packaged", packaged_configs(call_of(tuned), strict=True), packaged_configs(exact))
 print("packaged, symbolic, bucket", packaged_configs(by_bucket, dynamic=True))
 print("packaged, symbolic, exact", len(packaged_configs(exact, dynamic=True)))
+print("data-dependent", look_ups_of_data_dependent_size(make(buckets={"n": Pow2()})))
 dejavu_cache.uninstall()
 print("uninstalled", len(configs_of(tuned)))
 print("benchmarked", len(BENCHMARKED) - before)

@@ -215,6 +215,69 @@ def test_the_listener_gets_the_jit_function_and_the_timings() -> None:
     assert seen.stdout.splitlines() == ["False False", "True True"]
 
 
+@pytest.mark.parametrize("in_place", [True, False])
+def test_keys_that_change_tell_launches_apart_as_tritons_do(in_place: bool) -> None:
+    counts = []
+    for decorate in (triton.autotune, cached_autotune):
+        kernel, bench = make(decorate, key=["M"])
+        launch(kernel, A=3)
+        if in_place:
+            kernel.keys.append("A")
+        else:
+            kernel.keys = ["M", "A"]
+        for A in (3, 4, 4):
+            launch(kernel, A=A)
+        counts.append((bench.calls, [key[:2] for key in kernel.cache][-2:]))
+    assert counts == [(9, [(512, 3), (512, 4)])] * 2
+
+
+@pytest.mark.parametrize("decorate", [cached_autotune, triton.autotune])
+def test_hooks_can_read_the_launchs_arguments_from_the_autotuner(decorate: Any) -> None:
+    seen: list[Any] = []
+
+    def note(*_: Any, **__: Any) -> None:
+        seen.append(kernel.nargs["M"])
+
+    configs = [triton.Config({"BLOCK": block}, pre_hook=note) for block in (64, 128)]
+    kernel, _ = make(decorate, configs=configs, pre_hook=note, post_hook=note)
+    launch(kernel)
+    launch(kernel, M=100)
+    assert {*seen} == {512, 100}
+    assert kernel.nargs is None
+
+
+@pytest.mark.parametrize("decorate", [cached_autotune, triton.autotune])
+def test_timings_that_are_numbers_are_reported_as_numbers(decorate: Any) -> None:
+    kernel, _ = make(decorate, do_bench=lambda call, quantiles: call() or 1.5)
+    launch(kernel)
+    assert list(kernel.configs_timings.items()) == [(config, 1.5) for config in CONFIGS]
+
+
+@pytest.mark.parametrize("decorate", [cached_autotune, triton.autotune])
+def test_pruning_that_leaves_nothing_raises_tritons_kind_of_error(decorate: Any) -> None:
+    pruning = {"perf_model": lambda **_: 1.0, "top_k": 0}
+    kernel, _ = make(decorate, prune_configs_by=pruning)
+    with pytest.raises(ValueError, match=r"empty sequence|leaves no config"):
+        launch(kernel)
+
+
+def test_a_single_config_is_not_pruned() -> None:
+    code = """
+        import torch, triton
+        from dejavu_cache import cached_autotune
+        from support.mutated_autotuners import body
+        from support.pretended_gpu import LAUNCHED
+
+        pruning = {"perf_model": lambda **_: 1.0, "top_k": "no number"}
+        for decorate in (triton.autotune, cached_autotune):
+            kernel = decorate([triton.Config({"B": 16})], ["n"], prune_configs_by=pruning)
+            kernel = kernel(triton.jit(body))
+            kernel[(1,)](torch.empty(8), 3, 5)
+        print(len(LAUNCHED))
+    """
+    assert fork_python(code, TRITON_INTERPRET="0").stdout.splitlines()[-1] == "2"
+
+
 def test_configs_that_change_in_place_are_the_ones_to_choose_from() -> None:
     kernel, bench = make(store="memory://")
     launch(kernel)

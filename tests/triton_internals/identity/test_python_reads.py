@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import types
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.kernels import load
@@ -29,6 +33,22 @@ def identity_of(folder: Path, heuristic: str) -> KernelIdentity:
     """Return the identity of a kernel with a heuristic `block`, of which this is the source."""
     module = load(folder / f"kernel{abs(hash(heuristic))}.py", HEAD + heuristic + KERNEL)
     return identify(module.k, [])
+
+
+@contextmanager
+def watched_time(seconds: int) -> Iterator[None]:
+    """Fail if a block takes longer."""
+
+    def fail(*_: Any) -> None:
+        raise AssertionError(f"it takes over {seconds} seconds")
+
+    before = signal.signal(signal.SIGALRM, fail)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def block(body: str) -> str:
@@ -271,3 +291,63 @@ def test_names_that_stand_for_each_other_do_not_stall_a_launch(
     reason = identity_of(tmp_path, f"def block(args):\n    {walk}    return 64\n").unstored
     assert (reason is None) == is_stored
     assert is_stored or "ways" in str(reason)
+
+
+@pytest.mark.parametrize(
+    ("value", "reads"),
+    [
+        ("Mode.FAST", "64 if MODE is Mode.FAST else 128"),
+        ("{'tile': 64}", "64 if isinstance(MODE, dict) else 128"),
+        ("SimpleNamespace(mode=64)", "64 if isinstance(MODE, SimpleNamespace) else 128"),
+    ],
+)
+def test_a_constexpr_is_told_from_the_object_in_it(tmp_path: Path, value: str, reads: str) -> None:
+    imports = "import enum\nfrom types import SimpleNamespace\n"
+    mode = "class Mode(enum.Enum):\n    FAST = 1\n"
+    identities = [
+        identity_of(tmp_path, f"{imports}{mode}MODE = {held}\n{block(f'return {reads}')}")
+        for held in (value, f"tl.constexpr({value})")
+    ]
+    assert [identity.unstored for identity in identities] == [None, None]
+    assert identities[0] != identities[1]
+
+
+@pytest.mark.parametrize(
+    "declaration",
+    [
+        "class Mode(enum.Enum):\n    FAST = {}\nMODE = Mode.FAST",
+        "@dataclass(frozen=True)\nclass Mode:\n    value: object\nMODE = Mode({})",
+        "class Mode:\n    value = {}\nMODE = Mode()",
+    ],
+)
+def test_a_constexpr_is_told_from_the_number_in_it_in_a_class(
+    tmp_path: Path, declaration: str
+) -> None:
+    imports = "import enum\nfrom dataclasses import dataclass\n"
+    reads = block("return 64 if isinstance(MODE.value, int) else 128")
+    identities = [
+        identity_of(tmp_path, f"{imports}{declaration.format(held)}\n{reads}")
+        for held in ("1", "tl.constexpr(1)")
+    ]
+    assert [identity.unstored for identity in identities] == [None, None]
+    assert identities[0] != identities[1]
+
+
+@pytest.mark.parametrize("pair", ["({0}, {0})", "[{0}, {0}]"])
+def test_a_value_that_holds_another_twice_at_each_level_is_read_in_bounded_time(
+    tmp_path: Path, pair: str
+) -> None:
+    identities = []
+    for leaf in (1, 2):
+        nested = f"NESTED = ({leaf},)\nfor _ in range(24): NESTED = {pair.format('NESTED')}\n"
+        with watched_time(30):
+            identities.append(identity_of(tmp_path, nested + block("return len(NESTED)")))
+    assert [identity.unstored for identity in identities] == [None, None]
+    assert identities[0] != identities[1]
+
+
+def test_many_lambdas_of_a_line_are_told_apart_in_bounded_time(tmp_path: Path) -> None:
+    sizes = ", ".join(f"lambda args: {size}" for size in range(600))
+    with watched_time(5):
+        identity = identity_of(tmp_path, f"SIZES = [{sizes}]\n" + block("return SIZES[3](args)"))
+    assert identity.unstored is None

@@ -1,0 +1,123 @@
+"""A value that a heuristic reads changes while the program runs: records tell the values apart."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from dejavu_cache import cached_autotune
+from dejavu_cache.stores import MemoryStore
+
+CONFIGS = [triton.Config({"BLOCK": block}) for block in (16, 32)]
+SIZE = 1
+SIZES = {"wide": 1}
+NAMES = SimpleNamespace(wide=1)
+
+
+def wide() -> int:
+    return 1
+
+
+class Sizes:
+    wide = 1
+
+
+SHAPES = Sizes()
+
+
+def by_global(args: dict[str, Any]) -> int:
+    return SIZE
+
+
+def by_item(args: dict[str, Any]) -> int:
+    return SIZES["wide"]
+
+
+def by_name(args: dict[str, Any]) -> int:
+    return int(NAMES.wide)
+
+
+def by_function(args: dict[str, Any]) -> int:
+    return wide()
+
+
+def by_class(args: dict[str, Any]) -> int:
+    return Sizes.wide
+
+
+def by_object(args: dict[str, Any]) -> int:
+    return SHAPES.wide
+
+
+def by_attribute(args: dict[str, Any]) -> int:
+    return int(by_attribute.size)  # type: ignore[attr-defined]
+
+
+by_attribute.size = 1  # type: ignore[attr-defined]
+
+
+class Callable:
+    size = 1
+
+    def __call__(self, args: dict[str, Any]) -> int:
+        return self.size
+
+
+by_call = Callable()
+
+
+@triton.jit
+def fill(x, n, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    tl.store(x + at, SIZE, mask=at < n)
+
+
+@pytest.mark.parametrize(
+    ("heuristic", "owner", "name"),
+    [
+        (by_global, globals(), "SIZE"),
+        (by_item, SIZES, "wide"),
+        (by_name, NAMES, "wide"),
+        (by_function, globals(), "wide"),
+        (by_class, Sizes, "wide"),
+        (by_object, SHAPES, "wide"),
+        (by_attribute, by_attribute, "size"),
+        (by_call, by_call, "size"),
+    ],
+)
+def test_a_tune_is_recorded_under_the_value_that_was_read(
+    monkeypatch: pytest.MonkeyPatch, heuristic: Any, owner: Any, name: str
+) -> None:
+    store = MemoryStore()
+    decorate = cached_autotune(configs=CONFIGS, key=["n"], store=store)
+    kernel = decorate(triton.heuristics({"SIZE": heuristic})(fill))
+
+    def launch(n: int) -> float:
+        x = torch.zeros(16)
+        kernel[(1,)](x, n)
+        return float(x[0])
+
+    def sources() -> list[tuple[str, int]]:
+        found = [(part.context.kernel.source, len(part.records)) for part in store.record_sets()]
+        return sorted(found)
+
+    set_value = monkeypatch.setitem if isinstance(owner, dict) else monkeypatch.setattr
+    assert launch(3) == 1
+    before = kernel.source
+    set_value(owner, name, (lambda: 2) if heuristic is by_function else 2)
+    assert launch(4) == 2
+    after = kernel.source
+    assert sources() == sorted([(before, 1), (after, 1)])
+    benchmarked = kernel.benchmarked
+    monkeypatch.undo()
+    assert launch(4) == 1
+    assert kernel.source == after, "this launch ran before, and keeps its config as with Triton"
+    assert launch(5) == 1
+    assert kernel.source == before
+    assert kernel.benchmarked == benchmarked + 2
+    assert sources() == sorted([(before, 2), (after, 1)])
