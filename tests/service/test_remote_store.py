@@ -11,6 +11,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -249,6 +250,18 @@ def test_a_read_only_token_reads(
     assert caplog.text.count("read-only for this token") == 1
     assert reader.get(context(), record(1).scenario, fresh=True) is not None
     assert len(reader.spool) == 1, "it waits for a token that may write"
+
+
+def test_timings_that_a_server_passes_over_are_named_once(
+    namespace_url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A machine whose clock is days ahead must not believe that it shares."""
+    store = open_remote(namespace_url, tmp_path)
+    ahead = measurement(16, at=now() + timedelta(days=3))
+    for number in (1, 2):
+        store.put(context(), [record(number, ahead)])
+        assert store.sender.flush(30)
+    assert caplog.text.count("passed over some of these timings") == 1
 
 
 def test_a_second_machine_benchmarks_nothing(namespace_url: str, tmp_path: Path) -> None:

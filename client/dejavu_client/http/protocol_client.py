@@ -15,6 +15,7 @@ from dejavu_cache.errors import SettingsError
 from dejavu_cache.model.record import Record, RecordSet
 from dejavu_cache.model.scenario import Config, Context, Scenario
 from dejavu_cache.settings import NAMESPACE
+from dejavu_cache.system.notices import warn_once
 
 from .answers import (
     parse_json,
@@ -214,6 +215,12 @@ class ProtocolClient:
         answer = self._json("POST", "/records", content=body)
         if answer.get("records") != records:
             raise NonsenseError(f"{self.url} does not confirm that it took {records} records")
+        if answer.get("refused"):
+            warn_once(
+                f"passed over {self.url}",
+                f"{self.url} passed over some of these timings: they are older than a deletion, or "
+                "cannot be true. Are the clocks of both machines right?",
+            )
 
     def revalidate(self, copies: Mapping[str, Any]) -> dict[str, Any]:
         """Return what has changed of the records that this machine has copies of.
