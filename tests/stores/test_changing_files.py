@@ -120,6 +120,13 @@ def test_a_sparse_file_counts_as_damaged(store: FileStore, length: int) -> None:
     assert [aside.stat().st_size for aside in reader.damaged_files()] == [length]
 
 
+def test_a_warning_moves_no_cursor(store: FileStore, caplog: pytest.LogCaptureFixture) -> None:
+    """A file's name is another user's choice in a shared folder."""
+    (store.root / "\x1b[2J\u202e.json").write_text("{")
+    list(store.contexts())
+    assert "\\u001b[2J\\u202e.json is passed over" in caplog.messages[-1]
+
+
 def test_a_line_without_end_is_passed_over_in_lists(store: FileStore) -> None:
     with store.path(context()).with_name("endless.json").open("wb") as file:
         file.truncate(1 << 40)
