@@ -191,7 +191,10 @@ class FileStore(Store):
         return {path: str(tree) for path, tree in self._trees() if isinstance(tree, Exception)}
 
     def _trees(self, folder: str = "") -> Iterator[tuple[Path, Tree | Exception]]:
-        for path in sorted((self.root / folder).rglob(f"*{_TREE}")):
+        for path, unlisted in find_files(self.root / folder, _TREE):
+            if unlisted is not None:
+                yield path, unlisted
+                continue
             try:
                 yield path, Tree.parse(read_text(path, self.root), str(path))
             except (StoreError, OSError) as error:
