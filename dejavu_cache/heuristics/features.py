@@ -117,7 +117,11 @@ class ScenarioEncoder:
         self._columns: list[_SizeColumn | _EqualityColumn] = [
             *sizes,
             *flags,
-            *(_SizeColumn(pair, _products(tuned, pair)) for pair in pairs),
+            *(
+                _SizeColumn(pair, products)
+                for pair in pairs
+                if (products := _products(tuned, pair))  # none if one of the two is always missing
+            ),
         ]
 
     def encode(self, points: Sequence[Values]) -> Matrix:

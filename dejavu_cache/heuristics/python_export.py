@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import keyword
+import unicodedata
 from collections.abc import Iterator
 
 from ..errors import SettingsError
 from ..model.decision_tree import AtMost, Equals, Input, Leaf, Node, Tree
 from ..model.scenario import Config
+from ..system.printable_text import printable
 
 __all__ = ["as_python"]
 
 _NUMBER = "type({}) in (int, float)"
+
+_USED_NAMES = {"CONFIGS", "__debug__", "all", "float", "int", "type"}
+"""Names that a parameter would hide from the exported code, or that no parameter may have."""
 
 
 def as_python(tree: Tree) -> str:
@@ -20,16 +25,23 @@ def as_python(tree: Tree) -> str:
     The module defines `CONFIGS`, and `choose`, which agrees with `Tree.choose` for all scenarios.
 
     Raises:
-        SettingsError: the name of an input is no Python identifier.
+        SettingsError: the name of an input cannot be a parameter of the function.
     """
     for name in tree.inputs:
-        if not name.isidentifier() or keyword.iskeyword(name):
+        # Python reads a name in its normal form, in which two names may be one.
+        is_normal = unicodedata.normalize("NFKC", name) == name
+        if not name.isidentifier() or not is_normal or keyword.iskeyword(name):
             raise SettingsError(
                 f"the tree asks for {name!r}, which is no name in Python: it cannot be exported"
             )
+        if name in _USED_NAMES:
+            raise SettingsError(
+                f"the tree asks for {name!r}, a name that Python code for it needs itself: it "
+                "cannot be exported"
+            )
     return "\n".join(
         [
-            *_head(tree),
+            *map(printable, _head(tree)),
             "",
             "CONFIGS = (",
             *map(_config, tree.configs),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ..model.decision_tree import Leaf, Node
+from ..model.decision_tree import MOST_QUESTIONS, Leaf, Node
 from .features import ScenarioEncoder
 from .slowdowns import Matrix
 
@@ -36,11 +36,19 @@ def grow_tree(columns: ScenarioEncoder, encoded: Matrix, burden: Matrix, leaves:
 
 
 class _Region:
-    """Some of the points, the question that saves most for them, and the regions that it makes."""
+    """Some of the points, the question that saves most for them, and the regions that it makes.
 
-    def __init__(self, encoded: Matrix, burden: Matrix, rows: NDArray[np.intp]) -> None:
-        self._encoded, self._burden, self._rows = encoded, burden, rows
+    Below `MOST_QUESTIONS` others, no question saves anything.
+    """
+
+    def __init__(
+        self, encoded: Matrix, burden: Matrix, rows: NDArray[np.intp], depth: int = 0
+    ) -> None:
+        self._encoded, self._burden, self._rows, self._depth = encoded, burden, rows, depth
         self._regions: list[_Region] = []
+        if depth == MOST_QUESTIONS:
+            self.saving = 0.0
+            return
         self.saving, self._column, self._threshold = max(
             (self._cut(column) for column in range(encoded.shape[1])), key=lambda cut: cut[0]
         )
@@ -62,7 +70,8 @@ class _Region:
     def divide(self) -> list[_Region]:
         is_below = self._encoded[self._rows, self._column] <= self._threshold
         self._regions = [
-            _Region(self._encoded, self._burden, self._rows[side]) for side in (is_below, ~is_below)
+            _Region(self._encoded, self._burden, self._rows[side], self._depth + 1)
+            for side in (is_below, ~is_below)
         ]
         return self._regions
 

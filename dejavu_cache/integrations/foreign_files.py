@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from ..errors import DamagedRecordsError, SettingsError
 from ..model.foreign_result import ForeignResult
+from ..system.safe_files import read_file
 from .flash_linear_attention import read_flash_linear_attention
 from .triton_autotuner import read_triton_autotuner
 from .triton_dejavu import read_triton_dejavu
@@ -83,7 +84,7 @@ def read_foreign_files(origin: str, folder: Path) -> list[ForeignResult]:
 def _read_object(path: Path) -> dict[str, Any]:
     if not path.is_file():  # opening a pipe would wait for its writer
         raise ValueError("it is no file")
-    content = json.loads(path.read_text(encoding="utf-8"))
+    content = json.loads(read_file(path.resolve()).decode())  # caches of downloads have links
     if not isinstance(content, dict):
         raise ValueError("it is no JSON object")
     return content

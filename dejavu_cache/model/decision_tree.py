@@ -9,15 +9,25 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Annotated, Any, TypeVar, Union
+from typing import Annotated, Any, TypeVar
 
-from pydantic import AfterValidator, BaseModel, Field, StrictFloat, StrictInt, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    Discriminator,
+    Field,
+    StrictFloat,
+    StrictInt,
+    Tag,
+    ValidationError,
+)
 
 from ..errors import DamagedRecordsError, NewerFormatError
 from .damaged_records import first_problem
 from .scenario import Config, Context, FrozenModel, Moment, Scalar, Scenario, Text
 
 __all__ = [
+    "MOST_QUESTIONS",
     "TREE_FORMAT",
     "AtMost",
     "Equals",
@@ -33,6 +43,9 @@ __all__ = [
 
 TREE_FORMAT = 1
 """The format version that this code writes; it reads this one and every older one."""
+
+MOST_QUESTIONS = 64
+"""Largest number of questions on the way to a leaf; Python nests at most 100 blocks."""
 
 Ranking = tuple[Config, ...]
 """Configs by ascending cost; empty where a tree does not answer."""
@@ -71,7 +84,24 @@ class Equals(FrozenModel):
     no: Node
 
 
-Node = Union[AtMost, Equals, Leaf]  # noqa: UP007 - a forward reference on 3.10
+def _kind_of(node: Any) -> str | None:
+    """Return the field that only one kind of node has, or None if there is none."""
+    fields = node if isinstance(node, Mapping) else getattr(type(node), "model_fields", ())
+    return next((name for name in ("at_most", "equals", "ranking") if name in fields), None)
+
+
+# Without the discriminator, each node would be tried as every kind, all below it included: that
+# takes twice as long with each further question on the way to a leaf.
+Node = Annotated[
+    Annotated[AtMost, Tag("at_most")]
+    | Annotated[Equals, Tag("equals")]
+    | Annotated[Leaf, Tag("ranking")],
+    Discriminator(
+        _kind_of,
+        custom_error_type="node",
+        custom_error_message="a node has none of `at_most`, `equals` and `ranking`",
+    ),
+]
 
 
 class Input(FrozenModel):
@@ -122,7 +152,9 @@ class Tree(FrozenModel):
     """When the latest of its measurements was taken: equal records give an equal tree."""
 
     def model_post_init(self, _: Any) -> None:
-        """Check that nodes refer only to configs and inputs of this tree."""
+        """Check the depth, and that nodes refer only to configs and inputs of this tree."""
+        if _depth(self.root) > MOST_QUESTIONS:
+            raise ValueError(f"more than {MOST_QUESTIONS} questions lead to a leaf")
         for node in _walk(self.root):
             if isinstance(node, Leaf):
                 if max(node.ranking) >= len(self.configs):
@@ -252,3 +284,7 @@ def _walk(node: Node) -> Iterator[Node]:
     if not isinstance(node, Leaf):
         yield from _walk(node.yes)
         yield from _walk(node.no)
+
+
+def _depth(node: Node) -> int:
+    return 0 if isinstance(node, Leaf) else 1 + max(_depth(node.yes), _depth(node.no))

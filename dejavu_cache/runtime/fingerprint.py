@@ -207,8 +207,9 @@ def read_fingerprint(path: Path) -> RunFingerprint:
     files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
     fingerprint = RunFingerprint(processes=[], runs=[])
     for file in files:
-        for line in read_file(file).decode(errors="replace").splitlines():
-            with suppress(ValueError, TypeError, ValidationError):
+        # A name in a line may have what Python, but not the writer, takes for an end of line.
+        for line in read_file(file).decode(errors="replace").split("\n"):
+            with suppress(ValueError, TypeError, ValidationError, RecursionError):
                 _add_entry(fingerprint, json.loads(line))
     return fingerprint
 

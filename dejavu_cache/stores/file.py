@@ -180,15 +180,25 @@ class FileStore(Store):
 
     def trees(self, kernel: str | None = None) -> Iterator[FoundTree]:
         """Yield the decision trees that can be read, and warn about the others."""
-        folder = self.root if kernel is None else self.root / folder_name(kernel)
-        for path in sorted(folder.rglob(f"*{_TREE}")):
-            try:
-                tree = Tree.parse(read_text(path, self.root), str(path))
-            except (StoreError, OSError, UnicodeDecodeError) as error:
-                warn_once(f"{path}", f"{path} is passed over: {error}")
-                continue
-            if kernel in (None, tree.context.kernel.name):
+        for path, tree in self._trees("" if kernel is None else folder_name(kernel)):
+            if isinstance(tree, Exception):
+                warn_once(f"{path}", f"{path} is passed over: {tree}")
+            elif kernel in (None, tree.context.kernel.name):
                 yield FoundTree(tree, path.as_uri())
+
+    def unreadable_trees(self) -> dict[Path, str]:
+        """Return why files of decision trees are passed over."""
+        return {path: str(tree) for path, tree in self._trees() if isinstance(tree, Exception)}
+
+    def _trees(self, folder: str = "") -> Iterator[tuple[Path, Tree | Exception]]:
+        for path, unlisted in find_files(self.root / folder, _TREE):
+            if unlisted is not None:
+                yield path, unlisted
+                continue
+            try:
+                yield path, Tree.parse(read_text(path, self.root), str(path))
+            except (StoreError, OSError) as error:
+                yield path, error
 
     def put_tree(self, tree: Tree) -> str:
         """Write the tree's file, beside the records of its context."""

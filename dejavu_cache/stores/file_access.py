@@ -76,7 +76,9 @@ def describe_failure(error: OSError, path: Path, action: str) -> StoreError:
     )
 
 
-def find_files(root: Path, ending: str, *, except_for: str) -> list[tuple[Path, OSError | None]]:
+def find_files(
+    root: Path, ending: str, *, except_for: str | None = None
+) -> list[tuple[Path, OSError | None]]:
     """Return the files below a folder in order, with None, and the folders that cannot be listed.
 
     Args:
@@ -89,7 +91,7 @@ def find_files(root: Path, ending: str, *, except_for: str) -> list[tuple[Path, 
     for parent, folders, names in os.walk(root, onerror=errors.append):
         folders[:] = [name for name in folders if not name.startswith(".")]
         for name in names:
-            if name.endswith(ending) and not name.endswith(except_for):
+            if name.endswith(ending) and not (except_for and name.endswith(except_for)):
                 paths.append((Path(parent, name), None))
     for error in errors:
         if not isinstance(error, (FileNotFoundError, NotADirectoryError)):

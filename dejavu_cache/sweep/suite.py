@@ -113,6 +113,12 @@ def _check_case(case: Any) -> None:
         raise SettingsError(
             f"the suite has a case of the name {str(case.name)[:80]}, which is no text"
         )
+    try:
+        case.name.encode()
+    except UnicodeEncodeError:
+        raise SettingsError(
+            f"the suite has a case of the name {case.name[:80]!a}, which has no UTF-8"
+        ) from None
 
 
 def load_suite(where: str) -> Suite:

@@ -6,6 +6,7 @@ import logging
 from functools import cache
 
 from .fork_lock import ForkLock
+from .printable_text import printable
 
 __all__ = ["logger", "show_log", "warn_once"]
 
@@ -21,7 +22,7 @@ def warn_once(about: str, message: str) -> None:
         if about in _said:
             return
         _said.add(about)
-    logger.warning(message)
+    logger.warning(printable(message))  # it may quote a stranger's file, or its name
 
 
 @cache

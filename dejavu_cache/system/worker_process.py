@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from ..errors import DejavuError
+from ..errors import DejavuError, SettingsError
 
 __all__ = ["WorkerLostError", "WorkerProcess"]
 
@@ -66,10 +66,18 @@ class WorkerProcess:
         return self._process.pid
 
     def send(self, request: BaseModel) -> None:
-        """Send a request; if the worker has ended, `receive` raises the reason."""
+        """Send a request; if the worker has ended, `receive` raises the reason.
+
+        Raises:
+            SettingsError: the request names something that has no UTF-8, such as a file.
+        """
         assert self._process.stdin is not None
+        try:
+            line = request.model_dump_json()
+        except ValueError as error:
+            raise SettingsError(f"a worker process cannot be told this: {error}") from None
         with suppress(OSError, ValueError):  # the pipe is broken, or another thread closed it
-            self._process.stdin.write(request.model_dump_json() + "\n")
+            self._process.stdin.write(line + "\n")
             self._process.stdin.flush()
 
     def receive(self) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable
 from datetime import timedelta
@@ -164,6 +165,18 @@ RECORD_FILE_DAMAGE: dict[str, tuple[Callable[[str], str], str]] = {
     "cut between records": (lambda text: text[: text.rindex("\n{")], CUT),
     "cut at the end of the last record": (lambda text: text.removesuffix("\n]}\n"), CUT),
 }
+
+
+@pytest.mark.parametrize("arguments", [["import"], ["import", "--vllm"]], ids=" ".join)
+def test_an_import_reads_no_sparse_file_into_memory(arguments: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "results" / "E=8,N=1024,device_name=NVIDIA_H200.json"
+    path.parent.mkdir()
+    path.touch()
+    os.truncate(path, 1 << 40)
+    out = run_cli(*arguments, path.parent, "--store", tmp_path / "store")
+    assert out.returncode == 3, out.stderr
+    assert str(path) in out.stderr
+    assert "nothing was imported" in out.stderr
 
 
 def test_a_record_file_that_was_formatted_anew_is_imported(

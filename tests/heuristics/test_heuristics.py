@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import math
 import random
+import time
 import timeit
+from contextlib import nullcontext
 from itertools import combinations, product
 from typing import Any
 
@@ -28,7 +30,7 @@ from dejavu_cache.heuristics.config_subset import smallest_subset
 from dejavu_cache.heuristics.fit import fit
 from dejavu_cache.heuristics.python_export import as_python
 from dejavu_cache.heuristics.slowdowns import SlowdownTable
-from dejavu_cache.model.decision_tree import Tree, leaves
+from dejavu_cache.model.decision_tree import MOST_QUESTIONS, Tree, leaves
 from dejavu_cache.model.record import Failure, Measurement, Record, RecordSet
 from dejavu_cache.model.scenario import Config, Scenario
 
@@ -287,6 +289,73 @@ def test_a_name_that_is_no_python_is_not_exported() -> None:
     ]
     with pytest.raises(SettingsError, match="no name in Python"):
         as_python(fit(RecordSet(context=context(), records=tuple(records))))
+
+
+@pytest.mark.parametrize("name", ["type", "all", "int", "CONFIGS", "__debug__", "\ufb01"])
+def test_a_name_that_the_exported_python_cannot_have_is_not_exported(name: str) -> None:
+    records = [
+        Record(
+            scenario=Scenario(args={name: n}),
+            measurements=(measurement(16, n), measurement(32, 16 / n)),
+        )
+        for n in (1, 2, 3, 5, 6, 7, 8, 9, 10, 11)
+    ]
+    with pytest.raises(SettingsError, match="cannot be exported"):
+        as_python(fit(RecordSet(context=context(), records=tuple(records))))
+
+
+def test_a_kernels_name_cannot_reorder_the_exported_python(tree: Tree) -> None:
+    text = tree.text.replace("pkg.kernels.matmul", "pkg.\u202ekernels\u009b2J.matmul")
+    assert text != tree.text
+    head = as_python(Tree.parse(text, "the tree")).splitlines()[0]
+    assert head.startswith("# pkg.\\u202ekernels\\u009b2J.matmul on")
+
+
+def test_two_numbers_of_which_one_is_always_missing() -> None:
+    records = [
+        Record(
+            scenario=Scenario(args={"M": n, "N": None} if n % 2 else {"M": None, "N": n}),
+            measurements=(measurement(16, n), measurement(32, 16 / n)),
+        )
+        for n in range(1, 17)
+    ]
+    fitted = fit(RecordSet(context=context(), records=tuple(records)))
+    check_agreement(fitted, [record.scenario for record in records], 1000)
+
+
+def chain(tree: Tree, questions: int, **question: Any) -> str:
+    """Return the text of a tree in which every question follows the yes to the one before."""
+    root: dict[str, Any] = {"ranking": [0]}
+    for number in range(questions):
+        root = {**question, "yes": root, "no": {"ranking": [number % 2]}}
+    return changed_text(tree, root=root)
+
+
+@pytest.mark.parametrize(
+    "question", [{"inputs": ["M"], "at_most": 64}, {"input": "M", "equals": 64}], ids=str
+)
+def test_a_deep_tree_is_read_at_once(tree: Tree, question: dict[str, Any]) -> None:
+    """Where each node is tried as every kind of node, 20 questions take 12 s."""
+    text = chain(tree, 20, **question)
+    damaged = text.replace('{"ranking": [0]}', '{"ranking": []}')
+    for read, reading in ((text, nullcontext()), (damaged, pytest.raises(DamagedRecordsError))):
+        start = time.perf_counter()
+        with reading:
+            Tree.parse(read, "the tree")
+        assert time.perf_counter() - start < 2
+
+
+def test_no_tree_is_deeper_than_python_nests(tree: Tree) -> None:
+    deepest = Tree.parse(chain(tree, MOST_QUESTIONS, inputs=["M"], at_most=64), "the tree")
+    check_agreement(deepest, synthetic_matmul.scenarios(), 100)
+    with pytest.raises(DamagedRecordsError, match=f"more than {MOST_QUESTIONS} questions"):
+        Tree.parse(chain(tree, MOST_QUESTIONS + 1, inputs=["M"], at_most=64), "the tree")
+
+
+def test_a_fit_asks_no_more_questions_than_a_tree_may_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dejavu_cache.heuristics.tree_growth.MOST_QUESTIONS", 1)
+    fitted = fit(synthetic_matmul.sweep(synthetic_matmul.scenarios((16, 256, 4096))))
+    assert sum(1 for _ in leaves(fitted.root)) == 2
 
 
 def test_a_tree_survives_being_written_and_read(tree: Tree) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -185,6 +187,43 @@ def test_an_export_must_name_one_tree(
         ).returncode
         == 0
     )
+
+
+def test_a_bound_that_is_no_number_is_refused(store: FileStore, dejavu: Dejavu) -> None:
+    for bound in ("inf", "nan", "1e999"):
+        out = dejavu("heuristics", "fit", "matmul", "--store", store.root, "--bound", bound)
+        assert (out.returncode, out.stderr.count("\n")) == (2, 1), out.stderr
+
+
+def test_a_file_that_is_no_tree_is_refused_in_a_line(dejavu: Dejavu, tmp_path: Path) -> None:
+    binary, sparse = tmp_path / "binary.json", tmp_path / "sparse.json"
+    binary.write_bytes(b"\xff\xfe{}")
+    sparse.touch()
+    os.truncate(sparse, 1 << 40)
+    for path, said in ((binary, "can't decode"), (sparse, "too large")):
+        out = dejavu("heuristics", "show", path)
+        assert (out.returncode, out.stderr.count("\n")) == (3, 1), out.stderr
+        assert said in out.stderr
+
+
+def test_a_link_to_a_trees_file_is_followed(
+    tree_folder: FileStore, dejavu: Dejavu, tmp_path: Path
+) -> None:
+    (file,) = tree_folder.root.rglob("*.tree.json")
+    (tmp_path / "link.json").symlink_to(file)
+    assert dejavu("heuristics", "show", tmp_path / "link.json").returncode == 0
+
+
+def test_doctor_names_a_tree_that_cannot_be_read(
+    tree_folder: FileStore, dejavu: Dejavu, tmp_path: Path
+) -> None:
+    shutil.copytree(tree_folder.root, tmp_path / "store")
+    assert dejavu("doctor", "--store", tmp_path / "store").returncode == 0
+    (file,) = (tmp_path / "store").rglob("*.tree.json")
+    file.write_text(file.read_text()[:300])
+    out = dejavu("doctor", "--store", tmp_path / "store")
+    assert out.returncode == 1
+    assert f"wrong {file}: passed over" in out.stdout
 
 
 def test_without_scikit_learn_the_extra_is_named(store: FileStore, tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -249,6 +251,54 @@ def test_another_python_without_the_package_goes_on_and_says_so(tmp_path: Path) 
         check=True,
     )
     assert quiet.stderr == b"", "a process without Triton hears nothing"
+
+
+def test_two_installations_that_start_each_other_end(tmp_path: Path) -> None:
+    """As where a script that one has started runs the other; what both hide runs once."""
+    for name in ("first", "second"):
+        shutil.copytree(STARTUP, tmp_path / name)
+    load_text(tmp_path / "site" / "sitecustomize.py", 'print("other ran")')
+    code = """
+        import sys, triton
+        print(triton.autotune.__globals__["__name__"])
+        print(sys.path)
+    """
+    path = [str(tmp_path / name) for name in ("first", "second", "site")]
+    seen = run_with_startup(code, tmp_path, path=":".join(path))
+    assert seen.stderr == ""
+    first, module, searched = seen.stdout.splitlines()
+    assert (first, module) == ("other ran", installation.__name__)
+    assert str(path)[1:-1] in searched
+
+
+@pytest.mark.parametrize("code", [0, 7, "PIPE", "XFSZ", "TERM", "KILL", "INT"])
+def test_run_ends_as_its_program_does(code: int | str) -> None:
+    """A program gets no signals ignored, which Python does with two; `yes | head` relies on it."""
+    ending = f"exit {code}" if isinstance(code, int) else f"kill -{code} $$; exit 99"
+    expected = code if isinstance(code, int) else -signal.Signals[f"SIG{code}"]
+    command = [sys.executable, "-m", "dejavu_client", "run", "--", "sh", "-c", ending]
+    assert subprocess.run(command, env=environment(), check=False).returncode == expected
+
+
+@pytest.mark.parametrize(
+    ("store", "seen"),
+    [
+        ("a b", "file://{folder}/a%20b"),
+        ("one, {folder}/two", "file://{folder}/one,file://{folder}/two"),
+        ("memory://", "memory://"),
+    ],
+)
+def test_a_program_may_change_folders(store: str, seen: str, tmp_path: Path) -> None:
+    command = ["dejavu_client", "run", "--store", store.format(folder=tmp_path)]
+    out = subprocess.run(
+        [sys.executable, "-m", *command, "--", "sh", "-c", "echo $DEJAVU_CACHE_URL"],
+        env=environment(),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert out.stdout.strip() == seen.format(folder=tmp_path)
 
 
 LOOKS_FIRST = """

@@ -183,5 +183,9 @@ def numbered():
     return [Case(5, add, (1,), partial(arguments, 1))]  # type: ignore[arg-type]
 
 
+def named_by_bytes():
+    return [Case(os.fsdecode(b"n\xff"), add, (1,), dict)]
+
+
 def budgeted():
     return [Case("few", few, (1,), partial(arguments, 1))]

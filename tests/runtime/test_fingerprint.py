@@ -151,3 +151,15 @@ def test_threads_that_launch_first_at_once_are_one_process(
     finally:
         sys.setswitchinterval(switching)
     assert len(fingerprint.read_fingerprint(tmp_path).processes) == 1
+
+
+def test_no_line_of_a_fingerprint_hides_another(tmp_path: Path) -> None:
+    """Neither a name with a line separator in it nor a line that is nested too deeply."""
+    run = {"kernel": "add\u2028one", "source": "s", "scenario": "(n=1)", "device": "d"}
+    run |= {"triton": "3", "method": "m", "how": "tuned"}
+    for name in ("a", "b"):
+        lines = ["[" * 100_000, json.dumps({"run": {**run, "config": name}}, ensure_ascii=False)]
+        (tmp_path / name).write_text("\n".join(lines))
+    out = run_cli("compare", tmp_path / "a", tmp_path / "b")
+    assert (out.returncode, out.stdout.count("\n")) == (1, 1), out.stderr
+    assert "(a) tuned | (b) tuned" in out.stdout

@@ -232,6 +232,64 @@ def test_what_is_read_into_memory_is_limited(kind: str, tmp_path: Path) -> None:
     assert peak < size / 2
 
 
+def header(kind: bytes, content: bytes = b"") -> bytes:
+    """Return a header of a tar, with content that is not a file's."""
+    entry = tarfile.TarInfo("records/a")
+    entry.type, entry.size = kind, len(content)
+    return entry.tobuf(tarfile.USTAR_FORMAT) + content + bytes(-len(content) % 512)
+
+
+def pax(key: str, value: str) -> bytes:
+    length = len(f" {key}={value}\n") + 2
+    return header(tarfile.XHDTYPE, f"{length} {key}={value}\n".encode())
+
+
+def sparse(blocks: int) -> bytes:
+    """Return an old GNU header of a sparse file whose list of holes goes on in more blocks."""
+    hole = b"00000000001\0" * 2
+    head = bytearray(header(tarfile.GNUTYPE_SPARSE))
+    head[386 : 386 + 4 * len(hole)], head[482] = hole * 4, 1
+    head[148:156] = b" " * 8
+    head[148:156] = b"%06o\0 " % sum(head)
+    return bytes(head) + (hole * 21 + b"\1" + bytes(7)) * blocks
+
+
+HEADERS = {
+    "names within names": pax("comment", "x") * 3000,
+    "global headers": header(tarfile.XGLTYPE, b"13 comment=x\n") * 3000,
+    "long names": header(tarfile.GNUTYPE_LONGNAME, b"records/a\0") * 3000,
+    "holes": sparse(100_000),
+    "holes that are no numbers": pax("GNU.sparse.map", "1,x"),
+    "a size that is no number": pax("GNU.sparse.realsize", "x"),
+    "holes in the file": pax("GNU.sparse.major", "1") + pax("GNU.sparse.minor", "0"),
+}
+
+
+@pytest.mark.parametrize("kind", HEADERS)
+def test_a_header_that_no_bundle_has(kind: str, tmp_path: Path) -> None:
+    """It is an error in a line, whatever `tarfile` would make of it, and takes no memory."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        head, text = regular("prewarmed.json", manifest({"records/a": described(CONTENT)}))
+        tar.addfile(head, io.BytesIO(text or b""))
+        end = tar.offset
+    tail = header(tarfile.REGTYPE, CONTENT) + bytes(1024)
+    file = seal(buffer.getvalue()[:end] + HEADERS[kind] + tail, tmp_path / "b.tar.zst")
+    tracemalloc.start()
+    assert_refused(file)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 20 << 20
+
+
+def test_a_long_name_is_no_reason_to_refuse_a_bundle(tmp_path: Path) -> None:
+    name = f"records/{'long/' * 40}\N{SNOWMAN}"
+    head = regular("prewarmed.json", manifest({name: described(CONTENT)}))
+    file = bundle(tmp_path / "b.tar.zst", [head, regular(name, CONTENT)])
+    extract(file, tmp_path / "out")
+    assert (tmp_path / "out" / name).read_bytes() == CONTENT
+
+
 def test_a_pipe_is_no_bundle(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     assert_refused(tmp_path / "pipe", "no file")

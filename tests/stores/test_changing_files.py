@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 import tempfile
 import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -12,9 +16,11 @@ from filelock import FileLock
 from hypothesis import given
 from hypothesis import strategies as st
 from support.processes import run_python
-from support.records import context, record
+from support.records import MOMENT, context, record
 
 from dejavu_cache.errors import DamagedRecordsError, StoreError
+from dejavu_cache.model.decision_tree import Leaf, Regret, Tree
+from dejavu_cache.model.scenario import Config
 from dejavu_cache.stores import FileStore, file_locks
 from dejavu_cache.stores.file_access import read_text
 from dejavu_cache.stores.file_blocks import FileBlocks
@@ -118,6 +124,34 @@ def test_a_sparse_file_counts_as_damaged(store: FileStore, length: int) -> None:
     reader = FileStore(store.root)
     assert reader.get(context(), record(64).scenario) is None
     assert [aside.stat().st_size for aside in reader.damaged_files()] == [length]
+
+
+def test_a_folder_that_goes_while_trees_are_listed_hides_no_other_tree(
+    store: FileStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = Config(params={"BLOCK": 16})
+    regret = Regret(mean=0.0, max=0.0, scenarios=10, folds=10)
+    root = Leaf(ranking=(0,))
+    store.put_tree(
+        Tree(context=context(), configs=(config,), root=root, bound=0.05, regret=regret, at=MOMENT)
+    )
+    (store.root / "gone").mkdir()
+    scandir = os.scandir
+
+    def scan(path: str) -> AbstractContextManager[Iterator[os.DirEntry[str]]]:
+        if os.path.basename(path) == "gone":
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory", path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", scan)
+    assert len(list(store.trees())) == 1
+
+
+def test_a_warning_moves_no_cursor(store: FileStore, caplog: pytest.LogCaptureFixture) -> None:
+    """A file's name is another user's choice in a shared folder."""
+    (store.root / "\x1b[2J\u202e.json").write_text("{")
+    list(store.contexts())
+    assert "\\u001b[2J\\u202e.json is passed over" in caplog.messages[-1]
 
 
 def test_a_line_without_end_is_passed_over_in_lists(store: FileStore) -> None:

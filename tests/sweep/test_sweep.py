@@ -144,6 +144,7 @@ def test_bad_cases_cost_themselves_and_nothing_else(sweeps: Sweeps) -> None:
         ({"suite": ":leaves"}, "the suite raised for (): SystemExit: 3"),
         ({"suite": ":strange"}, "the suite gave 'n=101', which is no Case"),
         ({"suite": ":numbered"}, "the suite has a case of the name 5, which is no text"),
+        ({"suite": ":named_by_bytes"}, r"the suite has a case of the name 'n\udcff'"),
     ],
 )
 def test_a_suite_that_cannot_be_used_is_said_in_a_line(

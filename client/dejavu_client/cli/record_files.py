@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -14,6 +15,8 @@ from dejavu_cache.model.record import FORMAT, RecordSet
 from dejavu_cache.stores.file_layout import find_damages, read_set
 
 __all__ = ["read_record_sets"]
+
+_BLOCK = 1 << 20
 
 NAMED_DAMAGES = 20
 """Damages of a file that an error names one by one."""
@@ -38,7 +41,7 @@ def read_record_sets(file: str) -> Iterator[RecordSet]:
             yield from read_record_sets(str(member))
         return
     try:
-        text = (sys.stdin.buffer.read() if file == "-" else path.read_bytes()).decode()
+        text = _read_bytes(file).decode()
     except OSError as error:
         raise StoreError(f"{file} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
@@ -50,6 +53,20 @@ def read_record_sets(file: str) -> Iterator[RecordSet]:
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             yield _parse_line(line, f"{file}, line {number}")
+
+
+def _read_bytes(file: str) -> bytes:
+    """Return the content of a file or of standard input, which may be larger than a store's file.
+
+    A sparse file of any length costs nothing on the disk, and would fill the memory with zeros.
+    """
+    blocks = []
+    with nullcontext(sys.stdin.buffer) if file == "-" else open(file, "rb") as stream:
+        while block := stream.read(_BLOCK):
+            if b"\0" in block:
+                raise _refuse(file, ["it has NUL bytes"])
+            blocks.append(block)
+    return b"".join(blocks)
 
 
 def _parse_record_file(text: str, file: str) -> RecordSet:

@@ -12,15 +12,29 @@ import sys
 
 
 def _run_hidden_sitecustomize():
-    """Run the `sitecustomize` that this one hides."""
+    """Run the `sitecustomize` that this one hides.
+
+    This folder is off `sys.path` meanwhile: another one may run what it hides, too, such as that of
+    a second installation of this package, and would find this one again.
+    """
     here = os.path.dirname(os.path.abspath(__file__))
-    path = [entry for entry in sys.path if os.path.abspath(entry or os.curdir) != here]
-    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", path)
-    if spec is None or spec.loader is None:
-        return
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["sitecustomize"] = module
-    spec.loader.exec_module(module)
+    places = [
+        (index, entry)
+        for index, entry in enumerate(sys.path)
+        if os.path.abspath(entry or os.curdir) == here
+    ]
+    for _, entry in places:
+        sys.path.remove(entry)
+    try:
+        spec = importlib.machinery.PathFinder.find_spec("sitecustomize", sys.path)
+        if spec is None or spec.loader is None:
+            return
+        module = importlib.util.module_from_spec(spec)
+        sys.modules["sitecustomize"] = module
+        spec.loader.exec_module(module)
+    finally:
+        for index, entry in places:
+            sys.path.insert(index, entry)
 
 
 class _TritonImportHook:
@@ -35,8 +49,10 @@ class _TritonImportHook:
     def find_spec(cls, name, path=None, target=None):
         if name != "triton" or cls.is_settled:
             return None
-        # As the import system does, pass over old finders that have no `find_spec`.
-        others = [f for f in sys.meta_path if f is not cls and hasattr(f, "find_spec")]
+        # Only finders behind this one, or two hooks that ask each other would never end. As the
+        # import system does, pass over old finders that have no `find_spec`.
+        behind = sys.meta_path[sys.meta_path.index(cls) + 1 :] if cls in sys.meta_path else []
+        others = [finder for finder in behind if hasattr(finder, "find_spec")]
         specs = (finder.find_spec(name, path, target) for finder in others)
         spec = next((spec for spec in specs if spec is not None), None)
         if spec is not None and spec.loader is not None:

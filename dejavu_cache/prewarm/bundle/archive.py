@@ -184,10 +184,10 @@ def _members(file: Path, manifests: list[Manifest]) -> Iterator[tuple[str, IO[by
             decompressor = zstandard.ZstdDecompressor(max_window_size=1 << 27)
             with (
                 decompressor.stream_reader(body) as plain,
-                tarfile.open(fileobj=plain, mode="r|", tarinfo=_BundleEntry) as tar,
+                _BundleTar.open(fileobj=plain, mode="r|", tarinfo=_BundleEntry) as tar,
             ):
                 yield from _checked_members(file, tar, manifests)
-    except (tarfile.TarError, zstandard.ZstdError, EOFError) as error:
+    except (tarfile.TarError, zstandard.ZstdError, EOFError, ValueError) as error:
         raise BundleError(f"{file} is no bundle: {error}") from None
 
 
@@ -198,7 +198,7 @@ def _checked_members(
     names: set[str] = set()
     for entry in tar:
         name = entry.name
-        if not entry.isreg() or entry.issparse() or name in names or not _is_inside(name):
+        if not entry.isreg() or name in names or not _is_inside(name):
             raise BundleError(
                 f"{file} has an entry that no bundle has: {name!r}; nothing was unpacked"
             )
@@ -238,24 +238,41 @@ def _read_manifest(file: Path, entry: tarfile.TarInfo, data: IO[bytes]) -> Manif
     return manifest
 
 
+class _BundleTar(tarfile.TarFile):
+    """The tar of a bundle.
+
+    Attributes:
+        has_long_name: whether the last header holds the name of the file whose header comes next.
+    """
+
+    has_long_name = False
+
+
 class _BundleEntry(tarfile.TarInfo):
     """A tar entry; headers of kinds that no bundle has are refused before they are read."""
 
-    def _proc_member(self, tar: tarfile.TarFile) -> Self:
-        """Check a header's size before its content is read.
+    def _proc_member(self, tar: _BundleTar) -> Self:
+        """Check a header before its content is read.
+
+        A bundle has files and, before a file, the long name of it. Of other headers, tarfile keeps
+        the holes of sparse files in memory, and reads one within the other as deep as they go.
 
         Python has no public place for this: newer versions do not call `frombuf` any longer.
         """
-        has_content_in_memory = self.type in (
-            tarfile.XHDTYPE,
-            tarfile.XGLTYPE,
-            tarfile.SOLARIS_XHDTYPE,
-            tarfile.GNUTYPE_LONGNAME,
-            tarfile.GNUTYPE_LONGLINK,
-        )
-        if has_content_in_memory and self.size > _MAX_HEADER:
-            raise BundleError(f"a header of the tar has {self.size} bytes; nothing was unpacked")
+        is_long_name = self.type == tarfile.XHDTYPE
+        is_file = self.type in (tarfile.REGTYPE, tarfile.AREGTYPE)
+        if not is_file and (not is_long_name or tar.has_long_name or self.size > _MAX_HEADER):
+            raise BundleError(
+                f"the tar has a header that no bundle has: {self.name!r}, of the type "
+                f"{self.type!r} and {self.size} bytes; nothing was unpacked"
+            )
+        tar.has_long_name = is_long_name
         return super()._proc_member(tar)  # type: ignore[misc, no-any-return]
+
+    def _refuse_holes(self, *arguments: Any) -> None:
+        raise BundleError(f"a file of the tar is sparse: {self.name!r}; nothing was unpacked")
+
+    _proc_gnusparse_00 = _proc_gnusparse_01 = _proc_gnusparse_10 = _refuse_holes
 
 
 def _check_expansion(file: Path, manifest: Manifest) -> None:

@@ -184,7 +184,7 @@ def _check_folder(store: FileStore, *, named: bool) -> Iterator[Finding]:
     amounts = f"{counted(len(contexts), 'context')}, {counted(records, 'record')}"
     yield Finding("ok", store.url, f"readable, {amounts}")
     yield _check_writable(store)
-    for path, reason in unreadable.items():
+    for path, reason in {**unreadable, **store.unreadable_trees()}.items():
         yield Finding("wrong", str(path), f"passed over: {reason}")
     for path, problems in damaged.items():
         for problem in problems:

@@ -13,6 +13,7 @@ from dejavu_cache.errors import SettingsError, TooFewRecordsError
 from dejavu_cache.model.decision_tree import AtMost, Equals, Node, Tree, leaves
 from dejavu_cache.model.record import RecordSet
 from dejavu_cache.stores import FoundTree
+from dejavu_cache.stores.file_access import read_text
 from dejavu_cache.system.plurals import counted
 
 from ..chosen_store import open_chosen_store, open_existing_store
@@ -56,6 +57,7 @@ def fit(
         float,
         typer.Option(
             min=0,
+            max=1000,
             help="How far from the best the set of configs may be in any scenario, in percent.",
         ),
     ] = 5.0,
@@ -181,7 +183,8 @@ def _find_trees(kernel: str, store: str, device: str, triton: str) -> list[Found
     if kernel.endswith(".json"):
         if not path.is_file():
             raise NoSuchStoreError(f"there is no file {kernel}")
-        tree = Tree.parse(path.read_text(encoding="utf-8"), kernel)
+        target = path.resolve()  # a link that the user names is followed
+        tree = Tree.parse(read_text(target, target.parent), kernel)
         return [FoundTree(tree, path.absolute().as_uri())]
     with open_existing_store(store) as source:
         trees = list(source.trees())

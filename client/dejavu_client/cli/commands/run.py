@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import signal
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -59,7 +61,11 @@ def run(
     words = command[1:] if command[:1] == ["--"] else command
     if not words:
         raise SettingsError("no command is named: dejavu-cache run -- python train.py")
-    options = {"URL": store, "MODE": mode, "POLICY": str(Path(policy).absolute()) if policy else ""}
+    options = {
+        "URL": _from_any_folder(store),
+        "MODE": mode,
+        "POLICY": str(Path(policy).absolute()) if policy else "",
+    }
     changes = {PREFIX + name: value for name, value in options.items() if value}
     environment = {**os.environ, **changes, PREFIX + "INSTALL": "1"}
     settings = Settings.from_environment(environment)  # wrong values raise before the command
@@ -73,10 +79,26 @@ def run(
         raise SettingsError(f"{words[0]} is no command that can be found")
     environment |= _engine_variables(settings, environment)
     sys.stdout.flush()
+    _restore_signals()
     try:
         os.execvpe(executable, words, environment)
     except OSError as error:
         raise SettingsError(f"{words[0]} cannot be run: {error.strerror}") from None
+
+
+def _from_any_folder(url: str) -> str:
+    """Return a store's URL with its bare paths as absolute URLs: the command may change folders."""
+    tiers = [tier.strip() for tier in url.split(",")]
+    return ",".join(
+        Path(tier).expanduser().absolute().as_uri() if re.fullmatch(r"[^:?]+", tier) else tier
+        for tier in tiers
+    )
+
+
+def _restore_signals() -> None:
+    """Have the signals that Python ignores end a command again, as when a shell starts it."""
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def _engine_variables(settings: Settings, environment: Mapping[str, str]) -> dict[str, str]:
