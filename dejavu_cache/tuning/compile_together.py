@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from contextvars import ContextVar
 from typing import Any
 
+from ..system.signal_handlers import is_from_signal_handler
 from ..triton_internals.async_compile import async_compile_mode, forget_failed
 from ..triton_internals.compilation import find_jit_function
 from ..triton_internals.compiler_digest import await_digest
@@ -20,15 +20,15 @@ _begun: ContextVar[list[tuple[Any, Any]] | None] = ContextVar("dejavu_cache_begu
 """Kernels that are being compiled, each with what Triton returned for it; None outside."""
 
 
-def compile_together(launch: Callable[[], object]) -> None:
-    """Call a function whose launches compile their kernels, several at a time, and run nothing.
+def compile_together(launches: Iterable[Callable[[], object]]) -> None:
+    """Call functions whose launches compile their kernels, several at a time, and run nothing.
 
     Launches count that ask `begins_compilation`. Nothing happens where Triton cannot compile in the
     background (before 3.5, and under the interpreter). What fails here is left to the launches that
     follow, which raise it.
 
     Args:
-        launch: makes the launches.
+        launches: each makes some launches.
     """
     mode = async_compile_mode()
     if mode is None:
@@ -39,16 +39,25 @@ def compile_together(launch: Callable[[], object]) -> None:
     token = _begun.set(begun)
     pool = ThreadPoolExecutor(threads_for(MOST_THREADS), thread_name_prefix="dejavu-cache compile")
     try:
-        with mode(pool), suppress(Exception):
-            launch()
+        with mode(pool):
+            for launch in launches:
+                _attempt(launch)
         for _, compiled in begun:
-            with suppress(Exception):
-                compiled.result()  # Triton has the kernel from now on
+            _attempt(compiled.result)  # Triton has the kernel from then on
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
         _begun.reset(token)
         for function, _ in begun:
             forget_failed(function)
+
+
+def _attempt(call: Callable[[], object]) -> None:
+    """Call a function whose failure is left to the launches that follow."""
+    try:
+        call()
+    except Exception as error:
+        if is_from_signal_handler(error):
+            raise
 
 
 def begins_compilation(
@@ -66,6 +75,10 @@ def begins_compilation(
     if begun is None:
         return False
     compiled = kernel.run(*args, grid=grid, warmup=True, **kwargs)
+    if callable(grid):  # later launches may read what it notes
+        config = getattr(kernel, "best_config", None)
+        named = dict(zip(kernel.arg_names, args, strict=False))
+        grid({**named, **kwargs, **(config.all_kwargs() if config else {})})
     if hasattr(compiled, "result"):
         begun.append((find_jit_function(kernel), compiled))
     return True

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import threading
+from functools import partial
 
 import torch
 import triton
@@ -19,8 +20,6 @@ from dejavu_cache.attention.kernels.kernel_call import KernelCall
 from dejavu_cache.tuning.compile_together import compile_together
 
 BLOCKS = (16, 64, 128)
-
-
 compiled: list[str] = []
 initialise = triton.compiler.compiler.CompiledKernel.__init__
 
@@ -37,15 +36,45 @@ args = tuple(triton.runtime.jit.MockTensor.wrap_dtype(dtype) for dtype in dtypes
 returned: list[object] = []
 
 
-def launch_all():
-    """Launch three kernels twice, and one that cannot be compiled."""
-    for block in (*BLOCKS, *BLOCKS):
-        returned.append(KernelCall(product, (1,), args, {"BLOCK": block, "TILE": 64})())
+noted: list[int] = []
+
+
+def launch(block, grid=(1,)):
+    """Launch the product with a block, and keep what that returned."""
+    returned.append(KernelCall(product, grid, args, {"BLOCK": block, "TILE": 64})())
+
+
+def note_grid(meta):
+    """Return a grid, and note the block."""
+    noted.append(meta["BLOCK"])
+    return (1,)
+
+
+def launch_repeatedly():
+    """Launch a block that cannot be compiled, to repeat it."""
     returned.append(KernelCall(product, (1,), args, {"BLOCK": 32, "TILE": 64}).launch(()))
-    raise LookupError("a launch may read what no kernel has written")
 
 
-compile_together(launch_all)
+def fail():
+    """Fail before any launch."""
+    raise LookupError
+
+
+def launch_what_was_noted():
+    """Launch twice the block that the last grid has noted."""
+    launch(2 * noted[-1])
+
+
+compile_together(
+    [
+        fail,
+        partial(launch, 16),
+        launch_repeatedly,
+        partial(launch, 64, note_grid),
+        launch_what_was_noted,
+        launch_what_was_noted,
+    ]
+)
 together, compiled[:] = sorted(compiled), []
 for block in BLOCKS:
     product.run(*args, grid=(1,), warmup=True, BLOCK=block, TILE=64)

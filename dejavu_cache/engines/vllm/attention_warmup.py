@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -67,13 +67,10 @@ def warm_up_attention(shape: LayerShape, features: LayerFeatures, limits: Servin
     tune_attention(shape, features, limits, device)
     start = time.perf_counter()
     expected = batches_to_expect(limits)
-
-    def launch() -> None:
-        for batch in expected:
-            launch_batch(shape, features, batch, device)
-
-    compile_together(launch)
-    launch()
+    launches = [partial(launch_batch, shape, features, batch, device) for batch in expected]
+    compile_together(launches)
+    for launch in launches:
+        launch()
     torch.cuda.synchronize()
     torch.cuda.empty_cache()  # vLLM measures what is left for its own cache
     logger.info(
