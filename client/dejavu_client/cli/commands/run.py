@@ -97,8 +97,9 @@ def _from_any_folder(url: str) -> str:
 
 def _restore_signals() -> None:
     """Have the signals that Python ignores end a command again, as when a shell starts it."""
-    for number in (signal.SIGPIPE, signal.SIGXFSZ):
-        signal.signal(number, signal.SIG_DFL)
+    for name in ("SIGPIPE", "SIGXFSZ"):
+        if hasattr(signal, name):  # Windows has neither
+            signal.signal(getattr(signal, name), signal.SIG_DFL)
 
 
 def _engine_variables(settings: Settings, environment: Mapping[str, str]) -> dict[str, str]:
