@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import random
-import time
 import timeit
 from contextlib import nullcontext
 from itertools import combinations, product
@@ -16,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import synthetic_matmul
+from support.no_hang import no_hang
 from support.processes import run_python
 from support.records import MOMENT, config, context, measurement
 from support.tree_agreement import check_agreement
@@ -334,15 +334,13 @@ def chain(tree: Tree, questions: int, **question: Any) -> str:
 @pytest.mark.parametrize(
     "question", [{"inputs": ["M"], "at_most": 64}, {"input": "M", "equals": 64}], ids=str
 )
-def test_a_deep_tree_is_read_at_once(tree: Tree, question: dict[str, Any]) -> None:
-    """Where each node is tried as every kind of node, 20 questions take 12 s."""
-    text = chain(tree, 20, **question)
+def test_a_deep_tree_is_read_in_bounded_time(tree: Tree, question: dict[str, Any]) -> None:
+    """Where each node is tried as every kind of node, each further question doubles the time."""
+    text = chain(tree, MOST_QUESTIONS, **question)
     damaged = text.replace('{"ranking": [0]}', '{"ranking": []}')
     for read, reading in ((text, nullcontext()), (damaged, pytest.raises(DamagedRecordsError))):
-        start = time.perf_counter()
-        with reading:
+        with no_hang(), reading:
             Tree.parse(read, "the tree")
-        assert time.perf_counter() - start < 2
 
 
 def test_no_tree_is_deeper_than_python_nests(tree: Tree) -> None:

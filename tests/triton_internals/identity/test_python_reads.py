@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import signal
+import ast
 import sys
 import types
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.kernels import load
+from support.no_hang import no_hang
 
+from dejavu_cache.triton_internals import running_code
 from dejavu_cache.triton_internals.identity import KernelIdentity, identify
 
 HEAD = """
@@ -33,22 +32,6 @@ def identity_of(folder: Path, heuristic: str) -> KernelIdentity:
     """Return the identity of a kernel with a heuristic `block`, of which this is the source."""
     module = load(folder / f"kernel{abs(hash(heuristic))}.py", HEAD + heuristic + KERNEL)
     return identify(module.k, [])
-
-
-@contextmanager
-def watched_time(seconds: int) -> Iterator[None]:
-    """Fail if a block takes longer."""
-
-    def fail(*_: Any) -> None:
-        raise AssertionError(f"it takes over {seconds} seconds")
-
-    before = signal.signal(signal.SIGALRM, fail)
-    signal.alarm(seconds)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
 
 
 def block(body: str) -> str:
@@ -339,15 +322,24 @@ def test_a_value_that_holds_another_twice_at_each_level_is_read_in_bounded_time(
 ) -> None:
     identities = []
     for leaf in (1, 2):
-        nested = f"NESTED = ({leaf},)\nfor _ in range(24): NESTED = {pair.format('NESTED')}\n"
-        with watched_time(30):
+        nested = f"NESTED = ({leaf},)\nfor _ in range(48): NESTED = {pair.format('NESTED')}\n"
+        with no_hang():
             identities.append(identity_of(tmp_path, nested + block("return len(NESTED)")))
     assert [identity.unstored for identity in identities] == [None, None]
     assert identities[0] != identities[1]
 
 
-def test_many_lambdas_of_a_line_are_told_apart_in_bounded_time(tmp_path: Path) -> None:
-    sizes = ", ".join(f"lambda args: {size}" for size in range(600))
-    with watched_time(5):
-        identity = identity_of(tmp_path, f"SIZES = [{sizes}]\n" + block("return SIZES[3](args)"))
+def test_each_of_many_lambdas_on_a_line_is_compiled_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled: list[object] = []
+
+    def counting(source: object, *rest: object, **options: object) -> object:
+        compiled.append(source)
+        return compile(source, *rest, **options)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(running_code, "compile", counting, raising=False)
+    sizes = ", ".join(f"lambda args: {size}" for size in range(60))
+    identity = identity_of(tmp_path, f"SIZES = [{sizes}]\n" + block("return SIZES[3](args)"))
     assert identity.unstored is None
+    assert sum(isinstance(source, ast.Expression) for source in compiled) == 60
