@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import random
-import timeit
 from contextlib import nullcontext
 from itertools import combinations, product
 from typing import Any
@@ -390,14 +389,6 @@ def test_a_bad_tree_is_refused_by_name(tree: Tree) -> None:
     ):
         with pytest.raises(DamagedRecordsError, match=r"forest\.json is not a decision tree"):
             Tree.parse(text, "forest.json")
-
-
-def test_choosing_takes_under_five_microseconds(tree: Tree) -> None:
-    scenario = synthetic_matmul.scenarios()[7]
-    values = {**scenario.dtypes, **scenario.args}
-    assert tree.rank(values)
-    best = min(timeit.repeat(lambda: tree.rank(values), number=2000, repeat=20)) / 2000
-    assert best < 5e-6
 
 
 def test_choosing_needs_neither_numpy_nor_scikit_learn(tree: Tree) -> None:
