@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from ..errors import DamagedRecordsError, SettingsError
+from ..errors import DamagedRecordsError, StoreError
 from ..model.foreign_result import ForeignResult
 from ..system.safe_files import read_file
 from .flash_linear_attention import read_flash_linear_attention
@@ -63,11 +63,11 @@ def read_foreign_files(origin: str, folder: Path) -> list[ForeignResult]:
         folder: the folder, searched with its subfolders.
 
     Raises:
-        SettingsError: the folder does not exist.
+        StoreError: the folder does not exist.
         DamagedRecordsError: a file is not in the tool's format; the message names it.
     """
     if not folder.is_dir():
-        raise SettingsError(f"{folder} is not a folder")
+        raise StoreError(f"{folder} is not a folder")
     results: list[ForeignResult] = []
     for reader in READERS[origin]:
         for path in sorted(folder.rglob(reader.pattern)):

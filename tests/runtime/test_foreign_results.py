@@ -270,12 +270,17 @@ def test_tritons_own_files_are_read(tmp_path: Path) -> None:
     [
         ([], "name one thing to import"),
         (["--fla", "x", "--vllm", "y"], "name one thing to import"),
-        (["--fla", "/no/such"], "/no/such is not a folder"),
     ],
 )
 def test_what_cannot_be_imported_is_said(arguments: list[str], said: str) -> None:
     seen = run_cli("import", *arguments)
     assert (seen.returncode, said in seen.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("arguments", [["--fla", "/no/such"], ["--vllm", "/no/such"], ["/no/such"]])
+def test_what_is_missing_is_no_wrong_usage(arguments: list[str]) -> None:
+    seen = run_cli("import", *arguments)
+    assert (seen.returncode, "/no/such" in seen.stderr) == (3, True)
 
 
 def test_a_folder_of_something_else_is_said(tmp_path: Path) -> None:
