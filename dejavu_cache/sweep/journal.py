@@ -10,6 +10,7 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from io import FileIO
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -21,6 +22,7 @@ from ..model.scenario import Context, Scenario, canonical_json
 from ..stores import Found, Store
 from ..stores.file_access import describe_failure
 from ..stores.file_layout import read_set
+from ..stores.file_locks import release_lock
 from ..system.notices import warn_once
 from ..system.safe_files import open_to_append, read_file
 from ..system.user_folder import user_folder
@@ -110,10 +112,8 @@ class Journal(Store):
             if self._file_lock is None:
                 self._file_lock = _lock_of(self.path)
                 self._file_lock.acquire()
-            with open(open_to_append(self.path), "a", encoding="utf-8") as file:
-                file.write(line + "\n")
-                file.flush()
-                os.fsync(file.fileno())
+            with open(open_to_append(self.path), "ab", buffering=0) as file:
+                _append_whole(file, f"{line}\n".encode())
         except OSError as error:
             raise describe_failure(error, self.path, "written") from error
 
@@ -195,12 +195,26 @@ class Journal(Store):
         )
 
 
+def _append_whole(file: FileIO, line: bytes) -> None:
+    """Write a line durably, or nothing of it: the next line would be lost with half of this one."""
+    size = os.fstat(file.fileno()).st_size
+    try:
+        rest = memoryview(line)
+        while rest:
+            rest = rest[file.write(rest) :]
+        os.fsync(file.fileno())
+    except BaseException:
+        with suppress(OSError):
+            file.truncate(size)
+        raise
+
+
 def _lock_of(path: Path) -> FileLock:
     return FileLock(path.with_suffix(".lock"), timeout=0, thread_local=False)
 
 
 def _unlock(lock: FileLock) -> None:
-    lock.release()
+    release_lock(lock)
     with suppress(OSError):
         Path(lock.lock_file).unlink()
 
