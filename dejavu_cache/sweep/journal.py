@@ -15,7 +15,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from ..errors import DamagedRecordsError, NewerFormatError, StoreError
+from ..errors import DamagedRecordsError, StoreError
 from ..model.merge import OnConflict, merge_into, merge_records
 from ..model.record import Record, RecordSet
 from ..model.scenario import Context, Scenario, canonical_json
@@ -57,9 +57,14 @@ class Journal(Store):
     Records that the store does not accept stay in the journal. Its lines have the format of an
     export: the next sweep into this store hands them over, and `dejavu-cache import` reads them.
 
+    Where the journal cannot be written, `put` hands its records to the store at once.
+
     Args:
         home: the store that the records are for.
         folder: folder of the journal; by default the store's folder in the user's cache.
+
+    Attributes:
+        unsaved: why records are in neither the journal nor the store; None while there are none.
     """
 
     def __init__(self, home: Store, folder: Path | None = None) -> None:
@@ -73,6 +78,7 @@ class Journal(Store):
         self._pending: dict[Context, dict[Scenario, Record]] = {}
         self._lock = threading.Lock()
         self._file_lock: FileLock | None = None
+        self.unsaved: StoreError | None = None
         self._take_over_abandoned()
 
     def get(self, context: Context, scenario: Scenario, *, fresh: bool = False) -> Found | None:
@@ -98,13 +104,24 @@ class Journal(Store):
     def put(
         self, context: Context, records: Iterable[Record], on_conflict: OnConflict = "newest"
     ) -> None:
-        """Write records to the journal; `flush` hands them to the store."""
+        """Write records to the journal; `flush` hands them to the store.
+
+        Raises:
+            StoreError: neither the journal nor the store can be written; `flush` tries again.
+        """
         records = tuple(records)
+        failure: StoreError | None = None
         with self._lock:
-            self._append(canonical_json(RecordSet(context=context, records=records)))
+            try:
+                self._append(canonical_json(RecordSet(context=context, records=records)))
+            except StoreError as error:
+                warn_once(f"{self.path}", f"{error}; measurements go to {self.url} one by one")
+                self.unsaved = failure = error
             self._pending[context] = merge_into(
                 self._pending.get(context, {}), records, on_conflict
             )
+            if self.unsaved is not None and not self._hand_over() and failure is not None:
+                raise failure
 
     def _append(self, line: str) -> None:
         try:
@@ -133,16 +150,21 @@ class Journal(Store):
     def flush(self) -> bool:
         """Hand all records to the store; return whether it accepted all of them."""
         with self._lock:
-            for context, records in list(self._pending.items()):
-                try:
-                    self.home.put_now(context, records.values())
-                except (StoreError, OSError) as error:  # other contexts may still be accepted
-                    self._warn_of_refusal(error)
-                else:
-                    del self._pending[context]
-            if not self._pending:
-                self.path.unlink(missing_ok=True)
-            return not self._pending
+            return self._hand_over()
+
+    def _hand_over(self) -> bool:
+        for context, records in list(self._pending.items()):
+            try:
+                self.home.put_now(context, records.values())
+            except (StoreError, OSError) as error:  # other contexts may still be accepted
+                self._warn_of_refusal(error)
+            else:
+                del self._pending[context]
+        if not self._pending:
+            self.unsaved = None
+            with suppress(OSError):  # a journal that stays is handed over again, to no effect
+                self.path.unlink()
+        return not self._pending
 
     def close(self) -> None:
         """Hand the records to the store; those that it does not accept stay on the disk."""
@@ -153,10 +175,10 @@ class Journal(Store):
         self.home.close()
 
     def _warn_of_refusal(self, error: Exception) -> None:
+        place = "only in memory" if self.unsaved else f"in {self.path}"
         warn_once(
-            f"journal {self.url}",
-            f"{self.url} is away ({error}): measurements are kept in {self.path} "
-            "until it accepts them",
+            f"journal {self.url} {place}",
+            f"{self.url} is away ({error}): measurements are kept {place} until it accepts them",
         )
 
     def _take_over_abandoned(self) -> None:
@@ -174,7 +196,7 @@ class Journal(Store):
                 self._take_over(path)
             except FileNotFoundError:  # another worker has taken it over
                 pass
-            except (NewerFormatError, OSError) as error:
+            except (StoreError, OSError) as error:
                 warn_once(f"{path}", str(error))
             finally:
                 _unlock(lock)
