@@ -6,12 +6,13 @@ import sys
 
 
 def main() -> None:
-    """Run the command; Ctrl-C ends it without a traceback while it is still imported, too."""
+    """Run the command; Ctrl-C ends it without a traceback before and after it runs, too."""
     try:
         from .cli.main import main as run_program
+
+        run_program()
     except KeyboardInterrupt:
         sys.exit(130)  # ExitCode.INTERRUPTED, which may not be imported yet
-    run_program()
 
 
 if __name__ == "__main__":

@@ -186,7 +186,8 @@ def _write(path: Path, kind: str, entry: BaseModel) -> None:
     line = json.dumps({kind: entry.model_dump(exclude_none=True)}, ensure_ascii=False) + "\n"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(open_to_append(path), "a", encoding="utf-8") as file:
+        # Arguments and folders may have bytes that are no text.
+        with open(open_to_append(path), "a", encoding="utf-8", errors="replace") as file:
             file.write(line)
     except OSError as error:
         warn_once(f"fingerprint {path}", f"{path} cannot be written: {error}")

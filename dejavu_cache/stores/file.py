@@ -22,7 +22,7 @@ from ..system.safe_files import open_folder, open_regular
 from .base import Found, FoundTree, Store
 from .file_access import describe_failure, find_files, folder_name, read_text, write_text
 from .file_layout import HEAD_BYTES, Page, context_of_head
-from .file_locks import FileLocks, acquire_lock
+from .file_locks import FileLocks, acquire_lock, release_lock
 from .leftovers import delete_leftovers
 from .page_cache import PageCache, signature_of
 
@@ -318,7 +318,7 @@ class FileStore(Store):
         try:
             yield True
         finally:
-            lock.release()
+            release_lock(lock)
 
     def damaged_files(self) -> list[Path]:
         """Return the damaged files that were renamed to be set aside."""
@@ -388,7 +388,7 @@ class FileStore(Store):
             with self._pages.lock:
                 self._page_to_write(path, context)
         finally:
-            lock.release()
+            release_lock(lock)
 
     def _rename_damaged(self, path: Path, why: str) -> None:
         """Rename a damaged file, whose lock is held, and warn once."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
@@ -13,7 +14,7 @@ from ..errors import StoreError
 from ..system.safe_files import open_folder
 from .file_access import describe_failure
 
-__all__ = ["LOCKS", "FileLocks", "acquire_lock"]
+__all__ = ["LOCKS", "FileLocks", "acquire_lock", "release_lock"]
 
 LOCKS = ".locks"
 """Name of the folder of locks."""
@@ -68,7 +69,7 @@ class FileLocks:
         try:
             yield
         finally:
-            lock.release()
+            release_lock(lock)
 
 
 def acquire_lock(path: Path, wait: float) -> BaseFileLock:
@@ -94,3 +95,21 @@ def acquire_lock(path: Path, wait: float) -> BaseFileLock:
         lock = SoftFileLock(path.with_name(f"{path.name}.soft"), timeout=wait)
         lock.acquire()
     return lock
+
+
+def release_lock(lock: BaseFileLock) -> None:
+    """Release a lock, also where its file system fails to unlock the file.
+
+    A network file system whose server was away may fail to. What was written under the lock is
+    written all the same, and closing the file ends the lock as well; a file that stayed open would
+    keep all other writers waiting until this process ends.
+    """
+    try:
+        lock.release()
+    except OSError:
+        context = lock._context  # `release` keeps the file open for another try
+        descriptor, context.lock_file_fd = context.lock_file_fd, None
+        if descriptor is not None:
+            with suppress(OSError):
+                os.close(descriptor)
+        lock.release()

@@ -136,9 +136,8 @@ def _open_prewarmed(url: str) -> FileStore:
             "write the path alone for a folder of records"
         ) from None
     except OSError as error:
-        raise SettingsError(
-            f"{url!r}: {folder} cannot be read: {error.strerror}: give this user access to it"
-        ) from None
+        remedy = ": give this user access to it" if isinstance(error, PermissionError) else ""
+        raise SettingsError(f"{url!r}: {folder} cannot be read: {error.strerror}{remedy}") from None
     return FileStore(folder / RECORDS, read_only=True)
 
 

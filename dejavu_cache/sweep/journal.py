@@ -10,17 +10,19 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from io import FileIO
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from ..errors import DamagedRecordsError, NewerFormatError, StoreError
+from ..errors import DamagedRecordsError, StoreError
 from ..model.merge import OnConflict, merge_into, merge_records
 from ..model.record import Record, RecordSet
 from ..model.scenario import Context, Scenario, canonical_json
 from ..stores import Found, Store
 from ..stores.file_access import describe_failure
 from ..stores.file_layout import read_set
+from ..stores.file_locks import release_lock
 from ..system.notices import warn_once
 from ..system.safe_files import open_to_append, read_file
 from ..system.user_folder import user_folder
@@ -55,9 +57,14 @@ class Journal(Store):
     Records that the store does not accept stay in the journal. Its lines have the format of an
     export: the next sweep into this store hands them over, and `dejavu-cache import` reads them.
 
+    Where the journal cannot be written, `put` hands its records to the store at once.
+
     Args:
         home: the store that the records are for.
         folder: folder of the journal; by default the store's folder in the user's cache.
+
+    Attributes:
+        unsaved: why records are in neither the journal nor the store; None while there are none.
     """
 
     def __init__(self, home: Store, folder: Path | None = None) -> None:
@@ -71,6 +78,7 @@ class Journal(Store):
         self._pending: dict[Context, dict[Scenario, Record]] = {}
         self._lock = threading.Lock()
         self._file_lock: FileLock | None = None
+        self.unsaved: StoreError | None = None
         self._take_over_abandoned()
 
     def get(self, context: Context, scenario: Scenario, *, fresh: bool = False) -> Found | None:
@@ -96,13 +104,24 @@ class Journal(Store):
     def put(
         self, context: Context, records: Iterable[Record], on_conflict: OnConflict = "newest"
     ) -> None:
-        """Write records to the journal; `flush` hands them to the store."""
+        """Write records to the journal; `flush` hands them to the store.
+
+        Raises:
+            StoreError: neither the journal nor the store can be written; `flush` tries again.
+        """
         records = tuple(records)
+        failure: StoreError | None = None
         with self._lock:
-            self._append(canonical_json(RecordSet(context=context, records=records)))
+            try:
+                self._append(canonical_json(RecordSet(context=context, records=records)))
+            except StoreError as error:
+                warn_once(f"{self.path}", f"{error}; measurements go to {self.url} one by one")
+                self.unsaved = failure = error
             self._pending[context] = merge_into(
                 self._pending.get(context, {}), records, on_conflict
             )
+            if self.unsaved is not None and not self._hand_over() and failure is not None:
+                raise failure
 
     def _append(self, line: str) -> None:
         try:
@@ -110,10 +129,8 @@ class Journal(Store):
             if self._file_lock is None:
                 self._file_lock = _lock_of(self.path)
                 self._file_lock.acquire()
-            with open(open_to_append(self.path), "a", encoding="utf-8") as file:
-                file.write(line + "\n")
-                file.flush()
-                os.fsync(file.fileno())
+            with open(open_to_append(self.path), "ab", buffering=0) as file:
+                _append_whole(file, f"{line}\n".encode())
         except OSError as error:
             raise describe_failure(error, self.path, "written") from error
 
@@ -133,16 +150,21 @@ class Journal(Store):
     def flush(self) -> bool:
         """Hand all records to the store; return whether it accepted all of them."""
         with self._lock:
-            for context, records in list(self._pending.items()):
-                try:
-                    self.home.put_now(context, records.values())
-                except (StoreError, OSError) as error:  # other contexts may still be accepted
-                    self._warn_of_refusal(error)
-                else:
-                    del self._pending[context]
-            if not self._pending:
-                self.path.unlink(missing_ok=True)
-            return not self._pending
+            return self._hand_over()
+
+    def _hand_over(self) -> bool:
+        for context, records in list(self._pending.items()):
+            try:
+                self.home.put_now(context, records.values())
+            except (StoreError, OSError) as error:  # other contexts may still be accepted
+                self._warn_of_refusal(error)
+            else:
+                del self._pending[context]
+        if not self._pending:
+            self.unsaved = None
+            with suppress(OSError):  # a journal that stays is handed over again, to no effect
+                self.path.unlink()
+        return not self._pending
 
     def close(self) -> None:
         """Hand the records to the store; those that it does not accept stay on the disk."""
@@ -153,10 +175,10 @@ class Journal(Store):
         self.home.close()
 
     def _warn_of_refusal(self, error: Exception) -> None:
+        place = "only in memory" if self.unsaved else f"in {self.path}"
         warn_once(
-            f"journal {self.url}",
-            f"{self.url} is away ({error}): measurements are kept in {self.path} "
-            "until it accepts them",
+            f"journal {self.url} {place}",
+            f"{self.url} is away ({error}): measurements are kept {place} until it accepts them",
         )
 
     def _take_over_abandoned(self) -> None:
@@ -174,7 +196,7 @@ class Journal(Store):
                 self._take_over(path)
             except FileNotFoundError:  # another worker has taken it over
                 pass
-            except (NewerFormatError, OSError) as error:
+            except (StoreError, OSError) as error:
                 warn_once(f"{path}", str(error))
             finally:
                 _unlock(lock)
@@ -195,12 +217,26 @@ class Journal(Store):
         )
 
 
+def _append_whole(file: FileIO, line: bytes) -> None:
+    """Write a line durably, or nothing of it: the next line would be lost with half of this one."""
+    size = os.fstat(file.fileno()).st_size
+    try:
+        rest = memoryview(line)
+        while rest:
+            rest = rest[file.write(rest) :]
+        os.fsync(file.fileno())
+    except BaseException:
+        with suppress(OSError):
+            file.truncate(size)
+        raise
+
+
 def _lock_of(path: Path) -> FileLock:
     return FileLock(path.with_suffix(".lock"), timeout=0, thread_local=False)
 
 
 def _unlock(lock: FileLock) -> None:
-    lock.release()
+    release_lock(lock)
     with suppress(OSError):
         Path(lock.lock_file).unlink()
 

@@ -8,6 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -156,11 +157,34 @@ def _import_module(name: str) -> Any:
 
 
 def _import_file(path: Path) -> Any:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    folder = path.parent.resolve()
+    others = [entry for entry in sys.path if Path(entry).resolve() != folder]
+    name = path.stem
+    if _is_other_module(path, others):
+        # In its own name, the file would be imported wherever somebody means the other module.
+        name += "_suite"
+        sys.path[:] = [*others, str(folder)]
+    else:
+        sys.path.insert(0, str(path.parent.absolute()))  # as for a script
+    spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise ImportError(f"{path} is no Python file")
-    sys.path.insert(0, str(path.parent.absolute()))  # as for a script
     module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
+    sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
+
+
+def _is_other_module(path: Path, folders: list[str]) -> bool:
+    """Return whether a file's name is that of another module, loaded or in some folders."""
+    name = path.stem
+    if name in sys.modules:
+        origin = getattr(sys.modules[name], "__file__", None)
+    elif name in sys.stdlib_module_names:
+        return True
+    else:
+        spec = PathFinder.find_spec(name, folders)
+        if spec is None or spec.origin is None:  # a folder without modules hides nothing
+            return False
+        origin = spec.origin
+    return origin is None or Path(origin).resolve() != path.resolve()

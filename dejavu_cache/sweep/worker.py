@@ -104,6 +104,9 @@ class SweepWorker:
                 raise
             status = "skipped" if is_out_of_memory(error) else "failed"
             changes = {"status": status, "message": f"{type(error).__name__}: {error}"[:2000]}
+        if self.journal.unsaved is not None:
+            message = f"its measurements are not recorded: {self.journal.unsaved}"
+            changes |= {"status": "failed", "message": message[:2000]}
         seconds = round(time.perf_counter() - start, 3)
         return outcome.model_copy(update={**changes, "seconds": seconds})
 

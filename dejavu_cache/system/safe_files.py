@@ -54,9 +54,9 @@ def open_folder(root: Path, folder: Path, *, create: bool = False) -> Iterator[i
     handle = os.open(root, _FOLDER)
     try:
         for name in folder.relative_to(root).parts:
-            inner = _open_child(handle, name, create)
-            os.close(handle)
-            handle = inner
+            # Never named twice: an error, or Ctrl-C, in between would have it closed twice.
+            handle, outer = _open_child(handle, name, create), handle
+            os.close(outer)
         yield handle
     finally:
         os.close(handle)

@@ -17,6 +17,21 @@ from ..errors import DejavuError, SettingsError
 
 __all__ = ["WorkerLostError", "WorkerProcess"]
 
+_START = """
+import sys
+folders = [sys.path.pop(0)] if sys.path[:1] == [""] else []
+import importlib, runpy
+module = sys.argv.pop(1)
+importlib.import_module(module)
+del sys.modules[module]
+sys.path[:0] = folders
+runpy.run_module(module, run_name="__main__", alter_sys=True)
+"""
+"""Runs a module as `python -m` does, but imports what it needs before the working folder counts.
+
+A file of the user's there may have the name of a library's module.
+"""
+
 
 class WorkerLostError(DejavuError):
     """A worker process ended, or was killed because it gave no answer.
@@ -126,7 +141,7 @@ class WorkerProcess:
 def start_process(module: str, environment: Mapping[str, str]) -> subprocess.Popen[str]:
     """Start a module as a process that is connected through pipes."""
     return subprocess.Popen(
-        [sys.executable, "-m", module],
+        [sys.executable, "-c", _START, module],
         env=dict(environment),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

@@ -232,7 +232,7 @@ def _read(path: Path) -> Suspect | None:
         line, _, trace = os.pread(handle, _MOST_BYTES, 0).partition(b"\n")
     finally:
         os.close(handle)
-    if not line or age > FORGOTTEN_AFTER or (is_alive and age <= HUNG_AFTER):
+    if not line or _is_forgotten(age) or (is_alive and age <= HUNG_AFTER):
         return None
     try:
         mark = _Mark.model_validate_json(line)
@@ -245,6 +245,14 @@ def _read(path: Path) -> Suspect | None:
         return None
     end = f"has been measuring it for {age:.0f} s" if is_alive else "ended while it measured it"
     return Suspect(mark.config, f"process {mark.pid} on {mark.host} {end}", is_alive, path)
+
+
+def _is_forgotten(age: float) -> bool:
+    """Return whether a mark of an age in seconds no longer counts.
+
+    One from the future was dated by a clock that was put back since, and would count until then.
+    """
+    return abs(age) > FORGOTTEN_AFTER
 
 
 def _is_locked(handle: int) -> bool:
@@ -266,7 +274,7 @@ def _remove_marks_of_earlier_programs() -> None:
 
 def _remove_old_marks() -> None:
     """Remove the marks of processes that are gone and measured nothing, or ended long ago."""
-    _remove_marks(lambda handle: time.time() - os.fstat(handle).st_mtime > FORGOTTEN_AFTER)
+    _remove_marks(lambda handle: _is_forgotten(time.time() - os.fstat(handle).st_mtime))
 
 
 def _remove_marks(is_over: Callable[[int], bool]) -> None:

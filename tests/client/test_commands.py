@@ -349,6 +349,25 @@ def test_ctrl_c_while_a_command_is_imported_prints_no_traceback() -> None:
     assert (out.returncode, out.stdout, out.stderr) == (ExitCode.INTERRUPTED, "", "")
 
 
+def test_ctrl_c_while_the_arguments_are_parsed_prints_no_traceback() -> None:
+    code = """
+        import signal
+        import sys
+        import typer.main
+
+        def interrupt(*args, **options):
+            signal.raise_signal(signal.SIGINT)
+
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        typer.main.get_command = interrupt
+        sys.argv = ["dejavu-cache", "ls"]
+        from dejavu_client.__main__ import main
+        main()
+    """
+    out = run_python(code, check=False)
+    assert (out.returncode, out.stdout, out.stderr) == (ExitCode.INTERRUPTED, "", "")
+
+
 @pytest.mark.parametrize(
     ("pattern", "kernels"),
     [

@@ -163,3 +163,12 @@ def test_no_line_of_a_fingerprint_hides_another(tmp_path: Path) -> None:
     out = run_cli("compare", tmp_path / "a", tmp_path / "b")
     assert (out.returncode, out.stdout.count("\n")) == (1, 1), out.stderr
     assert "(a) tuned | (b) tuned" in out.stdout
+
+
+def test_an_argument_that_is_no_text_stops_no_launch(
+    program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["serve.py", "caf\udce9"])
+    run = fingerprint.read_fingerprint(program.boot("a", 128))
+    (process,) = run.processes
+    assert "serve.py caf?" in str(process)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import logging
 import os
@@ -153,6 +154,17 @@ def test_a_folder_that_cannot_be_used_is_said_with_the_one_reason(
         pytest.raises(SettingsError, match=re.escape(message.format(folder=folder))),
     ):
         open_store(f"prewarmed://{folder}")
+
+
+def test_a_folder_whose_disk_fails_is_no_matter_of_access(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(path: Path, **_: bool) -> None:
+        raise OSError(errno.EIO, "Input/output error", str(path))
+
+    monkeypatch.setattr(Path, "stat", fail)
+    with pytest.raises(SettingsError, match=r"cannot be read: Input/output error$"):
+        open_store(f"prewarmed://{tmp_path}")
 
 
 @pytest.mark.usefixtures("cold_cache")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import shutil
 import tempfile
@@ -119,6 +120,39 @@ def test_a_file_system_without_locks_is_still_written(
     assert len(list(FileStore(store.root).records(context()))) == 3
     with store.lease(context(), record(64).scenario, wait=1.0) as granted:
         assert granted
+
+
+def test_a_lock_that_the_file_system_fails_to_release_keeps_nobody_waiting(
+    store: FileStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Network file systems whose server was away may fail to unlock; the write is done."""
+    lock_file = fcntl.flock
+
+    def fail_to_unlock(descriptor: int, operation: int) -> None:
+        if operation == fcntl.LOCK_UN:
+            raise OSError(errno.ESTALE, "Stale file handle")
+        lock_file(descriptor, operation)
+
+    monkeypatch.setattr("fcntl.flock", fail_to_unlock)
+    descriptors = len(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr("dejavu_cache.stores.file_locks._WAIT", 0.1)
+    scenario = record(64).scenario
+    for m in (1, 2):
+        with store.lease(context(), scenario, wait=0.0) as granted:
+            assert granted
+        store.put(context(), [record(m)])
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+    code = """
+        import sys
+        from support.records import context, record
+        from dejavu_cache.stores import FileStore
+        store = FileStore(sys.argv[1])
+        store.put(context(), [record(3)])
+        with store.lease(context(), record(64).scenario, wait=0.0) as granted:
+            print(granted)
+    """
+    assert run_python(code, str(store.root)).stdout == "True\n"
+    assert len(list(FileStore(store.root).records(context()))) == 5
 
 
 def test_a_path_may_have_any_name(tmp_path: Path) -> None:

@@ -291,6 +291,28 @@ def test_ctrl_c_ends_a_verification_while_it_looks_for_winners(
     assert len(sweeps.measurements_taken) == 32
 
 
+def test_a_full_local_disk_costs_nothing_but_the_journal(sweeps: Sweeps) -> None:
+    """The records reach the store all the same, and the last line tells the truth."""
+    sweeps_folder = sweeps.folder / "cache" / "dejavu-cache" / "sweeps"
+    sweeps_folder.parent.mkdir(parents=True)
+    sweeps_folder.touch()  # nothing can be written below it
+    printed = sweeps.run("--option", "cases=2")
+    assert "cannot be written" in printed
+    assert f"records are in {sweeps.store.as_uri()}" in printed
+    (context,) = FileStore(sweeps.store).contexts()
+    assert [len(entry.measurements) for entry in FileStore(sweeps.store).records(context)] == [4, 4]
+
+
+def test_measurements_that_can_be_written_nowhere_are_failures(sweeps: Sweeps) -> None:
+    sweeps_folder = sweeps.folder / "cache" / "dejavu-cache" / "sweeps"
+    sweeps_folder.parent.mkdir(parents=True)
+    sweeps_folder.touch()
+    sweeps.store.touch()
+    printed = sweeps.run("--option", "cases=1", code=1)
+    assert "its measurements are not recorded" in printed
+    assert "records are in" not in printed
+
+
 def test_a_store_that_goes_away_costs_nothing(sweeps: Sweeps, tmp_path: Path) -> None:
     """Measurements made meanwhile stay on this machine; the next sweep hands them over."""
     process = sweeps.start(BENCH_SECONDS="0.1")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from support.processes import run_python
 from support.records import MOMENT, config, context, measurement, record
 
 from dejavu_cache.errors import StoreError
@@ -36,12 +37,61 @@ def recorded_sizes(store: FileStore, left_journal: Path) -> list[object]:
     return [entry.scenario.args["M"] for entry in store.records(context())]
 
 
-def test_a_journal_that_cannot_be_written_is_a_failure_of_the_store(
+def test_without_a_journal_measurements_go_to_the_store_at_once(
     store: FileStore, tmp_path: Path
 ) -> None:
     (tmp_path / "file").touch()
+    journal = Journal(store, tmp_path / "file" / "journals")
+    journal.put(context(), [record(1)])
+    assert [entry.scenario.args["M"] for entry in store.records(context())] == [1]
+    assert journal.unsaved is None
+
+
+def test_what_neither_journal_nor_store_takes_is_told_and_tried_again(
+    store: FileStore, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    store.root.touch()
+    journal = Journal(store, tmp_path / "file" / "journals")
     with pytest.raises(StoreError, match=r"cannot be written"):
-        Journal(store, tmp_path / "file" / "journals").put(context(), [record(1)])
+        journal.put(context(), [record(1)])
+    assert journal.unsaved is not None
+    store.root.unlink()
+    assert journal.flush()
+    assert journal.unsaved is None
+    assert [entry.scenario.args["M"] for entry in store.records(context())] == [1]
+
+
+def test_a_line_that_the_disk_had_no_room_for_does_not_spoil_the_next(tmp_path: Path) -> None:
+    """Limit the file size, so that the kernel refuses a line midway as a full disk does."""
+    code = """
+        import os, resource, signal, sys
+        from pathlib import Path
+        from support.records import context, record
+        from dejavu_cache.errors import StoreError
+        from dejavu_cache.stores import FileStore
+        from dejavu_cache.sweep.journal import Journal
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        journal = Journal(FileStore(sys.argv[1]), Path(sys.argv[2]))
+        journal.put(context(), [record(1)])
+        _, unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (journal.path.stat().st_size + 100, unlimited))
+        try:
+            journal.put(context(), [record(2)])
+        except StoreError as error:
+            print(error)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (unlimited, unlimited))
+        journal.put(context(), [record(3)])
+        os._exit(0)  # as a killed worker ends
+    """
+    journals = tmp_path / "journals"
+    (tmp_path / "store").touch()  # the store takes nothing either
+    ended = run_python(code, str(tmp_path / "store"), str(journals))
+    assert "cannot be written" in ended.stdout
+    (tmp_path / "store").unlink()
+    store = FileStore(tmp_path / "store")
+    assert recorded_sizes(store, journals / "any") == [1, 3]
+    assert list(journals.iterdir()) == []
 
 
 @pytest.mark.parametrize(

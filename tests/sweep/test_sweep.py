@@ -173,6 +173,28 @@ def test_a_dry_run_knows_a_budget_of_configs(sweeps: Sweeps) -> None:
     assert "2 configs measured" in sweeps.run(suite=":budgeted")
 
 
+@pytest.mark.parametrize("name", ["json", "torch", "types", "colorsys", "numpy"])
+def test_a_suite_with_the_name_of_a_library_takes_nobodys_place(name: str, sweeps: Sweeps) -> None:
+    """The suite lies in the folder that the command and its workers, not forked here, work in."""
+    folder = sweeps.folder / "suites"
+    folder.mkdir()
+    suite = sweeps.suite.rename(folder / f"{name}.py")
+    with suite.open("a") as file:
+        file.write(f"\nimport {name} as library\nassert library.__file__ != __file__\n")
+    command = sweeps.folder / "command.py"
+    command.write_text("from dejavu_client.__main__ import main\nmain()\n")
+    ended = subprocess.run(
+        [
+            sys.executable, command,
+            "sweep", suite.name, "--option", "cases=1", "--store", sweeps.store,
+        ],
+        env=sweeps.environment(), cwd=folder, capture_output=True, text=True,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended
+    (context,) = FileStore(sweeps.store).contexts()
+    assert context.kernel.name == f"{name}_suite.add_one"
+
+
 def test_a_suite_imports_what_lies_beside_it(sweeps: Sweeps) -> None:
     (sweeps.folder / "beside.py").write_text("CASES = '3'\n")
     sweeps.suite.write_text(

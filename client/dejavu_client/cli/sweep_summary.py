@@ -29,7 +29,7 @@ def say_report(report: SweepReport, url: str) -> None:
     line += f"{report.seconds:.0f} s; {counted(recorded, 'was', 'were')} there already"
     if unwanted:
         line += f", {unwanted} nobody asked for"
-    if not report.kept:
+    if not report.kept and len(report.of("failed")) < len(report.outcomes):
         line += f"; records are in {url}"
     say(line)
 

@@ -14,7 +14,7 @@ from platformdirs import user_cache_dir
 
 from dejavu_cache.model.record import RecordSet
 from dejavu_cache.model.scenario import canonical_json
-from dejavu_cache.stores.file_locks import acquire_lock
+from dejavu_cache.stores.file_locks import acquire_lock, release_lock
 from dejavu_cache.system.notices import warn_once
 from dejavu_cache.system.plurals import counted
 from dejavu_cache.system.safe_files import read_file, replace_file
@@ -175,7 +175,7 @@ class Spool:
         try:
             yield True
         finally:
-            lock.release()
+            release_lock(lock)
 
     def sweep(self, undelivered: Container[Path]) -> None:
         """Delete what is too old, and what is beyond `MOST_BYTES`; log what that loses.
