@@ -8,7 +8,6 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -157,12 +156,12 @@ def _import_module(name: str) -> Any:
 
 
 def _import_file(path: Path) -> Any:
-    folder = path.parent.resolve()
-    others = [entry for entry in sys.path if Path(entry).resolve() != folder]
     name = path.stem
-    if _is_other_module(path, others):
+    if _is_other_module(path):
         # In its own name, the file would be imported wherever somebody means the other module.
         name += "_suite"
+        folder = path.parent.resolve()
+        others = [entry for entry in sys.path if Path(entry).resolve() != folder]
         sys.path[:] = [*others, str(folder)]
     else:
         sys.path.insert(0, str(path.parent.absolute()))  # as for a script
@@ -175,16 +174,18 @@ def _import_file(path: Path) -> Any:
     return module
 
 
-def _is_other_module(path: Path, folders: list[str]) -> bool:
-    """Return whether a file's name is that of another module, loaded or in some folders."""
-    name = path.stem
-    if name in sys.modules:
-        origin = getattr(sys.modules[name], "__file__", None)
-    elif name in sys.stdlib_module_names:
-        return True
-    else:
-        spec = PathFinder.find_spec(name, folders)
-        if spec is None or spec.origin is None:  # a folder without modules hides nothing
-            return False
-        origin = spec.origin
+_NEEDED = sys.stdlib_module_names | {"numpy", "torch", "triton"}
+"""Modules that a sweep may import later."""
+
+
+def _is_other_module(path: Path) -> bool:
+    """Return whether a file's name is that of another module that is loaded or will be needed.
+
+    One that is merely installed may be hidden, as a program hides it which imports the file by its
+    name: the records are to have the names of that program's kernels.
+    """
+    loaded = sys.modules.get(path.stem)
+    if loaded is None:
+        return path.stem in _NEEDED
+    origin = getattr(loaded, "__file__", None)
     return origin is None or Path(origin).resolve() != path.resolve()
