@@ -87,10 +87,10 @@ def _make_pass(previous: Any) -> Any:
         def __init__(self) -> None:
             self.previous = previous
 
-        def __call__(self, graph: Any, **options: Any) -> None:
+        def __call__(self, graph: Any, *inference: Any, **named: Any) -> None:
             use_recorded_configs(graph)
             if previous is not None:
-                previous(graph, **options)
+                previous(graph, *inference, **named)
 
         def uuid(self) -> Any:
             """Return what Inductor's own cache tells passes apart by; None switches it off."""

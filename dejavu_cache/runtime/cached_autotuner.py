@@ -381,12 +381,13 @@ class CachedAutotuner(DeclaredAutotuner):
         configs: Sequence[Any] | None,
     ) -> ChosenConfig:
         """Choose a launch's config from records or by a tune; `configs` are what pruning leaves."""
-        if self._notice_changed_values():
-            choices = self._choices
         # Before the lookup: what is written while it reads is then noticed by the next launch.
         revision = self._resolver.revision(self._context(device))
         if kept := choices.keep_fallback(raw, revision):
             return kept
+        if self._notice_changed_values():
+            choices = self._choices
+            revision = self._resolver.revision(self._context(device))
         request = self._request(device, args, kwargs, configs)
         request.refuse_conflicts()
         resolution = self._resolve_and_report(request, choices.fallback(raw))

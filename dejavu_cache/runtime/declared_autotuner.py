@@ -236,8 +236,10 @@ class DeclaredAutotuner(Autotuner):  # type: ignore[misc]
             return False
         if before.unstored or now.unstored:  # which decides about the store
             self._forget_declaration()
+        # In this order: what another thread derives meanwhile, it derives from the new identity.
+        self._identity = now
         self.__dict__.pop("source", None)
-        self._identity, self._contexts = now, {}
+        self._contexts = {}
         self.forget_choices()
         return True
 
@@ -289,14 +291,15 @@ class DeclaredAutotuner(Autotuner):  # type: ignore[misc]
 
     def _context(self, device: int) -> Context:
         environment = current_environment(device)
-        context = self._contexts.get(device)
+        contexts = self._contexts  # before the source: another thread may forget both meanwhile
+        context = contexts.get(device)
         if context is None or context.environment != environment:
             buckets = {
                 name: bucket
                 for name, bucket in self._buckets.items()
                 if name in self._scenario_key.keys and not isinstance(bucket, Exact)
             }
-            self._contexts[device] = context = Context(
+            contexts[device] = context = Context(
                 kernel=Kernel(name=self._name, source=self.source),
                 environment=environment,
                 problem=Problem(keys=self._scenario_key.keys, buckets=buckets, method=self.method),

@@ -104,11 +104,12 @@ def release_lock(lock: BaseFileLock) -> None:
     written all the same, and closing the file ends the lock as well; a file that stayed open would
     keep all other writers waiting until this process ends.
     """
+    context = lock._context
+    descriptor = context.lock_file_fd  # before: filelock 3 forgets it, and 4 keeps it
     try:
         lock.release()
     except OSError:
-        context = lock._context  # `release` keeps the file open for another try
-        descriptor, context.lock_file_fd = context.lock_file_fd, None
+        context.lock_file_fd = None
         if descriptor is not None:
             with suppress(OSError):
                 os.close(descriptor)

@@ -20,7 +20,7 @@ from .memory import MemoryStore
 from .snapshot import FrozenStore
 from .tiered import TieredStore
 
-__all__ = ["open_store", "prewarmed_folders", "shipped_stores"]
+__all__ = ["make_absolute", "open_store", "prewarmed_folders", "shipped_stores"]
 
 SCHEMES = "dejavu_cache.stores"
 """Entry-point group of further schemes; an entry point is a callable from a URL to a `Store`."""
@@ -48,6 +48,18 @@ def open_store(url: str) -> Store:
             "no store is named: give a folder, file:///folder, memory:// or https://server"
         )
     return stores[0] if len(stores) == 1 else TieredStore(stores)
+
+
+def make_absolute(url: str) -> str:
+    """Return a URL, or several, with paths as absolute URLs, which hold in every folder.
+
+    Raises:
+        SettingsError: one of them is mistyped.
+    """
+    parts = [part.strip() for part in url.split(",") if part.strip()]
+    return ",".join(
+        part if "://" in part else _bare_folder(part).absolute().as_uri() for part in parts
+    )
 
 
 def prewarmed_folders(url: str) -> list[Path]:
@@ -94,9 +106,21 @@ def _refuse_what_looks_like_a_url(url: str) -> None:
         raise SettingsError(f"{url!r}: a path takes no options: write file:///folder?read_only=1")
 
 
+def _bare_folder(path: str) -> Path:
+    """Return the folder that a path names, which may begin with a user's home (`~`)."""
+    _refuse_what_looks_like_a_url(path)
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise SettingsError(
+            f"{path!r}: the home folder of this user is not known: write the whole path, "
+            f"or ./{path} for a folder of that name"
+        ) from None
+
+
 def _open_file(url: str) -> FileStore:
     if "://" not in url:
-        return _file_store(Path(url).expanduser(), read_only=False)
+        return _file_store(_bare_folder(url), read_only=False)
     parts = urlsplit(url)
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     read_only = options.pop("read_only", "0")

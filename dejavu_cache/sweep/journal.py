@@ -64,7 +64,8 @@ class Journal(Store):
         folder: folder of the journal; by default the store's folder in the user's cache.
 
     Attributes:
-        unsaved: why records are in neither the journal nor the store; None while there are none.
+        unsaved: why the last records that are in neither the journal nor the store are not in the
+            journal; None while there are none.
     """
 
     def __init__(self, home: Store, folder: Path | None = None) -> None:
@@ -127,8 +128,9 @@ class Journal(Store):
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             if self._file_lock is None:
-                self._file_lock = _lock_of(self.path)
-                self._file_lock.acquire()
+                lock = _lock_of(self.path)
+                lock.acquire()
+                self._file_lock = lock
             with open(open_to_append(self.path), "ab", buffering=0) as file:
                 _append_whole(file, f"{line}\n".encode())
         except OSError as error:

@@ -82,6 +82,7 @@ class SweepWorker:
         An error of the case is part of its outcome; an error of the device is raised.
         """
         start = time.perf_counter()
+        unsaved_before = self.journal.unsaved
         outcome = CaseOutcome(case=job.case, status="failed")
         miss = self._miss_of_case.get(job.case)
         if miss is not None:
@@ -104,8 +105,9 @@ class SweepWorker:
                 raise
             status = "skipped" if is_out_of_memory(error) else "failed"
             changes = {"status": status, "message": f"{type(error).__name__}: {error}"[:2000]}
-        if self.journal.unsaved is not None:
-            message = f"its measurements are not recorded: {self.journal.unsaved}"
+        unsaved = self.journal.unsaved
+        if unsaved is not None and unsaved is not unsaved_before:  # not of an earlier case
+            message = f"its measurements are not recorded: {unsaved}"
             changes |= {"status": "failed", "message": message[:2000]}
         seconds = round(time.perf_counter() - start, 3)
         return outcome.model_copy(update={**changes, "seconds": seconds})

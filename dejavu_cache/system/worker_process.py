@@ -90,7 +90,10 @@ class WorkerProcess:
         try:
             line = request.model_dump_json()
         except ValueError as error:
-            raise SettingsError(f"a worker process cannot be told this: {error}") from None
+            raise SettingsError(
+                f"a worker process cannot be told a name that has no UTF-8 ({error}): "
+                "rename the file, folder or case"
+            ) from None
         with suppress(OSError, ValueError):  # the pipe is broken, or another thread closed it
             self._process.stdin.write(line + "\n")
             self._process.stdin.flush()

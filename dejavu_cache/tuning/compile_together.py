@@ -75,10 +75,10 @@ def begins_compilation(
     if begun is None:
         return False
     compiled = kernel.run(*args, grid=grid, warmup=True, **kwargs)
+    if hasattr(compiled, "result"):
+        begun.append((find_jit_function(kernel), compiled))
     if callable(grid):  # later launches may read what it notes
         config = getattr(kernel, "best_config", None)
         named = dict(zip(kernel.arg_names, args, strict=False))
         grid({**named, **kwargs, **(config.all_kwargs() if config else {})})
-    if hasattr(compiled, "result"):
-        begun.append((find_jit_function(kernel), compiled))
     return True

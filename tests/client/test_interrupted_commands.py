@@ -97,12 +97,21 @@ def test_a_change_that_fails_in_the_middle_is_partly_done(
     assert seen.stderr.startswith("error: only 1 record dropped, for 1 of 3: ")
 
 
+ON_TERMINAL = """
+import os, runpy
+os.close(os.open(os.ttyname(0), os.O_RDWR))  # the first terminal that a session opens controls it
+runpy.run_module("dejavu_client", run_name="__main__")
+"""
+
+
 def answer_question(store: Path, key: bytes) -> tuple[int, str]:
     """Run `clear` on a terminal, press a key at its question, and return code and output."""
-    process, terminal = pty.fork()
-    if process == 0:
-        arguments = ["-m", "dejavu_client", "clear", "--store", str(store)]
-        os.execve(sys.executable, [sys.executable, *arguments], environment())
+    terminal, inside = pty.openpty()
+    program = subprocess.Popen(
+        [sys.executable, "-c", ON_TERMINAL, "clear", "--store", str(store)],
+        env=environment(), start_new_session=True, stdin=inside, stdout=inside, stderr=inside,
+    )  # fmt: skip
+    os.close(inside)
     seen = b""
     while b"[y/N]: " not in seen:
         seen += os.read(terminal, 1024)
@@ -113,7 +122,7 @@ def answer_question(store: Path, key: bytes) -> tuple[int, str]:
             while select.select([terminal], [], [], 1.0)[0]:
                 seen += os.read(terminal, 1024)
     os.close(terminal)
-    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]), seen.decode()
+    return program.wait(60), seen.decode()
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,8 @@ def test_a_programs_pass_hears_whether_it_is_for_inference_where_torch_takes_one
     both: Any = config.post_grad_custom_pre_pass
     assert isinstance(both, custom_graph_pass.CustomInferenceAwareGraphPass)
     both(torch.fx.Graph(), is_inference=True)
-    assert heard == [True]
+    both(torch.fx.Graph(), False)
+    assert heard == [True, False]
     uninstall_inductor_pass()
 
 

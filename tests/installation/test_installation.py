@@ -285,6 +285,7 @@ def test_run_ends_as_its_program_does(code: int | str) -> None:
     [
         ("a b", "file://{folder}/a%20b"),
         ("one, {folder}/two", "file://{folder}/one,file://{folder}/two"),
+        ("./ab:c", "file://{folder}/ab%3Ac"),
         ("memory://", "memory://"),
     ],
 )

@@ -1,8 +1,8 @@
 """Compile launches of a matrix product together for an absent H200, and print what happened.
 
 Printed are the number of kernels that were compiled, the kinds of threads that compiled them, what
-the launches returned, the number that launching the same again compiles, and the error of a launch
-whose compilation failed.
+the launches returned, the number that launching the same again compiles, the error of a launch
+whose compilation failed, and the kinds of threads that compiled launches whose grid fails.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from matrix_product import product  # type: ignore[import-not-found]
 from support import absent_h200  # noqa: F401 - replaces the driver
 
 from dejavu_cache.attention.kernels.kernel_call import KernelCall
+from dejavu_cache.tuning import compile_together as module
 from dejavu_cache.tuning.compile_together import compile_together
 
 BLOCKS = (16, 64, 128)
@@ -48,6 +49,16 @@ def note_grid(meta):
     """Return a grid, and note the block."""
     noted.append(meta["BLOCK"])
     return (1,)
+
+
+def fail_as_grid(meta):
+    """Fail, as a grid does that asks for an argument's default."""
+    raise KeyError("LIMIT")
+
+
+def launch_with_failing_grid(block):
+    """Launch a smaller tile with a grid that fails."""
+    KernelCall(product, fail_as_grid, args, {"BLOCK": block, "TILE": 16})()
 
 
 def launch_repeatedly():
@@ -83,4 +94,7 @@ try:
     failure = ""
 except Exception as error:
     failure = type(error).__name__
-print(json.dumps([together, returned, len(compiled), failure]))
+later, compiled[:] = len(compiled), []
+module.threads_for = lambda most: 1  # type: ignore[assignment,attr-defined]
+compile_together([partial(launch_with_failing_grid, block) for block in BLOCKS])
+print(json.dumps([together, returned, later, failure, compiled]))

@@ -12,6 +12,7 @@ import triton.language as tl
 
 from dejavu_cache import cached_autotune
 from dejavu_cache.stores import MemoryStore
+from dejavu_cache.triton_internals.identity import KernelIdentity, identify
 
 CONFIGS = [triton.Config({"BLOCK": block}) for block in (16, 32)]
 SIZE = 1
@@ -121,3 +122,26 @@ def test_a_tune_is_recorded_under_the_value_that_was_read(
     assert kernel.source == before
     assert kernel.benchmarked == benchmarked + 2
     assert sources() == sorted([(before, 2), (after, 1)])
+
+
+def test_a_fallback_is_kept_without_reading_the_code_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """That takes milliseconds, which each fallback would cost again every few seconds."""
+    monkeypatch.setattr("dejavu_cache.runtime.choices.RETRY_AFTER", 0.0)
+    read: list[Any] = []
+
+    def count(*arguments: Any) -> KernelIdentity:
+        read.append(arguments)
+        return identify(*arguments)
+
+    monkeypatch.setattr("dejavu_cache.runtime.declared_autotuner.identify", count)
+    decorate = cached_autotune(configs=CONFIGS, key=["n"], mode="reuse", store=MemoryStore())
+    kernel = decorate(triton.heuristics({"SIZE": by_global})(fill))
+    kernel[(1,)](torch.zeros(16), 3)
+    before = len(read)
+    for _ in range(3):
+        kernel[(1,)](torch.zeros(16), 3)
+    assert len(read) == before
+    kernel[(1,)](torch.zeros(16), 4)
+    assert len(read) == before + 1

@@ -254,13 +254,18 @@ def test_a_port_that_is_in_use_is_said_in_one_line(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_an_address_of_another_machine_is_said_in_one_line(sqlite_url: str) -> None:
+def test_an_address_that_is_no_machines_is_said_in_one_line(sqlite_url: str) -> None:
+    run(sqlite_url, "token", "create", "--name", "ops", "--role", "admin")
+    port = free_port()
     done = subprocess.run(
-        command("serve", "--host", "127.0.0.1.invalid", "--port", str(free_port())),
+        command("serve", "--host", "127.0.0.1.invalid", "--port", str(port)),
         env={**os.environ, "DEJAVU_SERVER_DATABASE": sqlite_url}, timeout=60, check=False,
         capture_output=True, text=True,
     )  # fmt: skip
-    assert done.returncode != 0
+    assert done.returncode == ExitCode.UNUSABLE
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith(f"error: 127.0.0.1.invalid:{port} cannot be listened on: ")
+    assert last.endswith(": choose another address with --host and --port")
     assert "Traceback" not in done.stderr
 
 

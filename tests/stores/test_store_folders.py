@@ -7,6 +7,7 @@ import fcntl
 import os
 import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from support.processes import run_python
 from support.records import context, record
 
 from dejavu_cache.errors import SettingsError, StoreError
-from dejavu_cache.stores import FileStore, open_store
+from dejavu_cache.stores import FileStore, make_absolute, open_store
 from dejavu_cache.stores.default import as_tiers
 from dejavu_cache.stores.page_cache import PageCache
 
@@ -153,6 +154,12 @@ def test_a_lock_that_the_file_system_fails_to_release_keeps_nobody_waiting(
     """
     assert run_python(code, str(store.root)).stdout == "True\n"
     assert len(list(FileStore(store.root).records(context()))) == 5
+
+
+@pytest.mark.parametrize("read", [open_store, make_absolute])
+def test_a_home_that_is_not_known_is_said(read: Callable[[str], object]) -> None:
+    with pytest.raises(SettingsError, match="home folder of this user is not known: write"):
+        read("~nobody-of-this-name/records")
 
 
 def test_a_path_may_have_any_name(tmp_path: Path) -> None:

@@ -313,6 +313,20 @@ def test_measurements_that_can_be_written_nowhere_are_failures(sweeps: Sweeps) -
     assert "records are in" not in printed
 
 
+def test_a_case_in_the_journal_does_not_fail_with_one_before_it(sweeps: Sweeps) -> None:
+    """There is room for the journal from the second case on, and none for the store."""
+    journals = sweeps.folder / "cache" / "dejavu-cache" / "sweeps"
+    journals.parent.mkdir(parents=True)
+    journals.touch()
+    sweeps.store.touch()
+    blocked = str(journals)
+    with sweeps.suite.open("a") as file:
+        file.write(f"\ndef full():\n    os.path.isfile({blocked!r}) and os.unlink({blocked!r})\n")
+    outcomes = sweeps.json("--option", "cases=2", code=1, FULL="101 16")["outcomes"]
+    seen = {outcome["case"]: outcome["status"] for outcome in outcomes}
+    assert seen == {"n=100": "failed", "n=101": "tuned"}
+
+
 def test_a_store_that_goes_away_costs_nothing(sweeps: Sweeps, tmp_path: Path) -> None:
     """Measurements made meanwhile stay on this machine; the next sweep hands them over."""
     process = sweeps.start(BENCH_SECONDS="0.1")

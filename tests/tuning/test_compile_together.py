@@ -21,11 +21,12 @@ def test_launches_compile_each_kernel_once_and_run_nothing(tmp_path: Path) -> No
         TRITON_INTERPRET="0",
         TRITON_CACHE_DIR=str(tmp_path / "cache"),
     )
-    together, returned, compiled_later, failure = json.loads(done.stdout)
+    together, returned, compiled_later, failure, failing_grids = json.loads(done.stdout)
     assert together == ["dejavu-cache compile"] * 3
     assert returned == [None] * 5
     assert compiled_later == 0, "the launches that follow find the kernels in memory"
     assert failure == "CompileTimeAssertionFailure", "a launch that follows raises it"
+    assert failing_grids == ["dejavu-cache compile"] * 3, "none was cancelled, though one waited"
 
 
 def test_where_nothing_can_be_compiled_ahead_nothing_is_called() -> None:

@@ -58,12 +58,12 @@ def add(
     remote = open_server(server)
     wish: dict[str, Any] = {"token": token, "host": host, "since": since, "until": until}
     wanted = {name: value for name, value in wish.items() if value}
-    counted = remote.client.quarantine({**wanted, "preview": not yes})
-    if not counted["records"]:
+    counts = remote.client.quarantine({**wanted, "preview": not yes})
+    if not counts["records"]:
         raise NothingFoundError(f"{remote.url} has nothing of that token or host")
-    content = _describe(counted)
+    content = _describe(counts)
     if yes:
-        say(f"{content} quarantined: restore them with  quarantine undo {counted['id']}")
+        say(f"{content} quarantined: restore them with  quarantine undo {counts['id']}")
     else:
         say(f"{content} would be quarantined: repeat with --yes")
 
@@ -94,7 +94,7 @@ def undo(identity: Annotated[str, typer.Argument(metavar="ID")], server: ServerO
     """Give back to readers what a quarantine took."""
     remote = open_server(server)
     try:
-        counted = remote.client.undo_quarantine(identity)
+        counts = remote.client.undo_quarantine(identity)
     except RefusedError as error:
         if error.status != 404:
             raise
@@ -102,7 +102,7 @@ def undo(identity: Annotated[str, typer.Argument(metavar="ID")], server: ServerO
             f"{remote.url} has no quarantine {identity!r} that could be undone; "
             "`dejavu-cache quarantine list` lists them with their ids"
         ) from None
-    say(f"{_describe(counted)} restored")
+    say(f"{_describe(counts)} restored")
 
 
 def _describe(counts: dict[str, Any]) -> str:

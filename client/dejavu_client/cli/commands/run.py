@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import signal
 import sys
@@ -17,7 +16,7 @@ import dejavu_cache
 from dejavu_cache.engines.prepared_tables import prepare_tables
 from dejavu_cache.errors import SettingsError
 from dejavu_cache.settings import PREFIX, Mode, Settings
-from dejavu_cache.stores import wait_longer
+from dejavu_cache.stores import make_absolute, wait_longer
 
 from ..chosen_store import open_chosen_store
 from ..output import note
@@ -62,7 +61,7 @@ def run(
     if not words:
         raise SettingsError("no command is named: dejavu-cache run -- python train.py")
     options = {
-        "URL": _from_any_folder(store),
+        "URL": make_absolute(store),  # the command may change folders
         "MODE": mode,
         "POLICY": str(Path(policy).absolute()) if policy else "",
     }
@@ -84,15 +83,6 @@ def run(
         os.execvpe(executable, words, environment)
     except OSError as error:
         raise SettingsError(f"{words[0]} cannot be run: {error.strerror}") from None
-
-
-def _from_any_folder(url: str) -> str:
-    """Return a store's URL with its bare paths as absolute URLs: the command may change folders."""
-    tiers = [tier.strip() for tier in url.split(",")]
-    return ",".join(
-        Path(tier).expanduser().absolute().as_uri() if re.fullmatch(r"[^:?]+", tier) else tier
-        for tier in tiers
-    )
 
 
 def _restore_signals() -> None:

@@ -137,7 +137,8 @@ def _run_program(command: list[str], report: str, stdout: IO[str] | None) -> int
 def _end(program: subprocess.Popen[bytes], send: Callable[[int, int], None]) -> None:
     """End a program, or its whole group; kill what has not ended after `PATIENCE` seconds."""
     deadline = time.monotonic() + PATIENCE
-    with suppress(ProcessLookupError):
+    # macOS forbids to signal a group of which only processes are left that have ended.
+    with suppress(ProcessLookupError, PermissionError):
         send(program.pid, signal.SIGTERM)
         while time.monotonic() < deadline:
             program.poll()  # until it is asked for, a process that has ended is still there
