@@ -28,10 +28,10 @@ from ..triton_internals.environment import (
 from ..triton_internals.identity import KernelIdentity, identify
 from ..triton_internals.scenario_key import ScenarioKey
 from ..triton_internals.source_hash import kernel_name
-from ..triton_internals.upstream import Autotuner
 from ..tuning.benchmark_methods import KERNEL_ALONE, METHODS, method_name, name_for, wall_clock
 from ..tuning.config_space import ConfigSpace
 from ..tuning.device_timer import DeviceTimer
+from .changing_autotuner import ChangingAutotuner
 from .options import (
     CacheOptions,
     check_compared_arguments,
@@ -48,16 +48,9 @@ from .request import Request, TuningBudget
 
 __all__ = ["DeclaredAutotuner"]
 
-_OF_THE_BENCHMARK = frozenset({"do_bench", "method"})
-"""Derived attributes that neither the configs nor the function change."""
 
-
-class DeclaredAutotuner(Autotuner):  # type: ignore[misc]
+class DeclaredAutotuner(ChangingAutotuner):
     """Triton's `Autotuner` with the options of `cached_autotune`, and an identity in stores.
-
-    `configs`, `keys` and `fn` may be assigned at any time, as for Triton's; what was derived from
-    them is derived anew. The lists may also change in place: the next launch that does not take the
-    hot path notices.
 
     Attributes:
         benchmarked: the number of configs that this object has benchmarked.
@@ -140,63 +133,14 @@ class DeclaredAutotuner(Autotuner):  # type: ignore[misc]
         bench: Callable[..., Any] = self._do_bench or super().do_bench
         return bench
 
-    @property
-    def configs(self) -> Sequence[Any]:
-        """The configs to choose from."""
-        return self._configs
-
-    @configs.setter
-    def configs(self, configs: Sequence[Any]) -> None:
-        self._configs = configs
-        self._seen_configs = list(configs) if isinstance(configs, list) else None
-        self._forget_declaration()
-        self.forget_choices()
-
-    def _notice_changes_in_place(self) -> None:
-        """Derive everything anew if the list of configs or of keys has changed in place."""
-        # Lists of the same objects are equal without a look into them, so this takes little time.
-        if self._seen_configs is not None and self._seen_configs != self._configs:
-            self.configs = self._configs
-        if self._seen_keys != self._keys and self._seen_keys != list(self._keys):
-            self.keys = self._keys
-
-    @property
-    def keys(self) -> Sequence[str]:
-        """The names of the key arguments, as the program gave them."""
-        return self._keys
-
-    @keys.setter
-    def keys(self, keys: Sequence[str]) -> None:
-        self._keys = keys
-        self._seen_keys = list(keys)
-        self._forget_declaration()
-        self.forget_choices()
+    def _forget_declaration(self) -> None:
+        super()._forget_declaration()
+        self._contexts: dict[int, Context] = {}
 
     @cached_property
     def _scenario_key(self) -> ScenarioKey:
         keys = [name for name in self.keys if name in self.arg_names]
         return ScenarioKey(self.arg_names, keys, self._buckets)
-
-    @property
-    def fn(self) -> Any:
-        """The `triton.jit` function, or heuristics around one."""
-        return self._fn
-
-    @fn.setter
-    def fn(self, fn: Any) -> None:
-        self._fn = fn
-        self._forget_declaration()
-
-    def _forget_declaration(self) -> None:
-        """Drop what was derived from the configs and the function."""
-        for base in type(self).__mro__:
-            for name, value in vars(base).items():
-                if isinstance(value, cached_property) and name not in _OF_THE_BENCHMARK:
-                    self.__dict__.pop(name, None)
-        self._contexts: dict[int, Context] = {}
-
-    def forget_choices(self) -> None:
-        """Choose the config of each launch anew; launching is a subclass's concern."""
 
     def __copy__(self) -> Any:
         """Return an autotuner that shares all but what only one object can own."""

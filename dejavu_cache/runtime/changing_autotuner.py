@@ -1,0 +1,74 @@
+"""Triton's `Autotuner` whose configs, keys and function a program may change at any time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+from ..triton_internals.upstream import Autotuner
+
+__all__ = ["ChangingAutotuner"]
+
+_OF_THE_BENCHMARK = frozenset({"do_bench", "method"})
+"""Derived attributes that neither the configs nor the function change."""
+
+
+class ChangingAutotuner(Autotuner):  # type: ignore[misc]
+    """Triton's `Autotuner`, which derives anew what follows from an attribute that has changed.
+
+    `configs`, `keys` and `fn` may be assigned at any time, as for Triton's. The lists may also
+    change in place: the next launch that does not take the hot path notices.
+    """
+
+    @property
+    def configs(self) -> Sequence[Any]:
+        """The configs to choose from."""
+        return self._configs
+
+    @configs.setter
+    def configs(self, configs: Sequence[Any]) -> None:
+        self._configs = configs
+        self._seen_configs = list(configs) if isinstance(configs, list) else None
+        self._forget_declaration()
+        self.forget_choices()
+
+    def _notice_changes_in_place(self) -> None:
+        """Derive everything anew if the list of configs or of keys has changed in place."""
+        # Lists of the same objects are equal without a look into them, so this takes little time.
+        if self._seen_configs is not None and self._seen_configs != self._configs:
+            self.configs = self._configs
+        if self._seen_keys != self._keys and self._seen_keys != list(self._keys):
+            self.keys = self._keys
+
+    @property
+    def keys(self) -> Sequence[str]:
+        """The names of the key arguments, as the program gave them."""
+        return self._keys
+
+    @keys.setter
+    def keys(self, keys: Sequence[str]) -> None:
+        self._keys = keys
+        self._seen_keys = list(keys)
+        self._forget_declaration()
+        self.forget_choices()
+
+    @property
+    def fn(self) -> Any:
+        """The `triton.jit` function, or heuristics around one."""
+        return self._fn
+
+    @fn.setter
+    def fn(self, fn: Any) -> None:
+        self._fn = fn
+        self._forget_declaration()
+
+    def _forget_declaration(self) -> None:
+        """Drop what was derived from the configs and the function."""
+        for base in type(self).__mro__:
+            for name, value in vars(base).items():
+                if isinstance(value, cached_property) and name not in _OF_THE_BENCHMARK:
+                    self.__dict__.pop(name, None)
+
+    def forget_choices(self) -> None:
+        """Choose the config of each launch anew; launching is a subclass's concern."""
