@@ -8,30 +8,12 @@ import types
 from pathlib import Path
 
 import pytest
+from support.heuristic_identity import HEAD, KERNEL, identity_of
 from support.kernels import load
 from support.no_hang import no_hang
 
 from dejavu_cache.triton_internals import running_code
 from dejavu_cache.triton_internals.identity import KernelIdentity, identify
-
-HEAD = """
-import datetime, functools, itertools, math, operator, os, random, time, warnings
-from pathlib import Path
-from typing import Any
-import torch, triton, triton.language as tl
-"""
-KERNEL = """
-@triton.heuristics({"B": block})
-@triton.jit
-def k(x, n, B: tl.constexpr):
-    tl.store(x + tl.arange(0, B), B)
-"""
-
-
-def identity_of(folder: Path, heuristic: str) -> KernelIdentity:
-    """Return the identity of a kernel with a heuristic `block`, of which this is the source."""
-    module = load(folder / f"kernel{abs(hash(heuristic))}.py", HEAD + heuristic + KERNEL)
-    return identify(module.k, [])
 
 
 def block(body: str) -> str:

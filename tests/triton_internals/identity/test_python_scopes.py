@@ -6,20 +6,10 @@ from pathlib import Path
 
 import pytest
 import triton
+from support.heuristic_identity import HEAD, identity_of
 from support.kernels import load
 
 from dejavu_cache.triton_internals.identity import KernelIdentity, identify
-
-HEAD = """
-import contextlib, math
-import triton, triton.language as tl
-"""
-KERNEL = """
-@triton.heuristics({"B": block})
-@triton.jit
-def k(x, n, B: tl.constexpr):
-    tl.store(x + tl.arange(0, B), B)
-"""
 
 INNER_SCOPES = {
     "a class's attribute": "class Inner:\n        SIZE = 3\n    return SIZE",
@@ -35,11 +25,6 @@ INNER_SCOPES = {
     "an import": "def inner():\n        import math as SIZE\n    return SIZE",
     "a coroutine": "async def inner():\n        SIZE = 3\n    return SIZE",
 }
-
-
-def identity_of(folder: Path, heuristic: str) -> KernelIdentity:
-    name = f"kernel{abs(hash(heuristic))}.py"
-    return identify(load(folder / name, HEAD + heuristic + KERNEL).k, [])
 
 
 @pytest.mark.parametrize("body", INNER_SCOPES.values(), ids=INNER_SCOPES)
