@@ -18,7 +18,6 @@ from ..storage.database import Database
 from . import merging
 from .access import Principal
 from .log import write_log
-from .merging import add
 from .recalls import recall_records, withhold
 
 __all__ = [
@@ -176,7 +175,7 @@ def _merge_part(
     replacing: list[records.Claim] = []
     pins = principal.may("admin", into.namespace)
     for record in welcome:
-        merged = add(after.get(record.scenario.digest), record, pins=pins)
+        merged = merging.add(after.get(record.scenario.digest), record, pins=pins)
         after[record.scenario.digest] = merged.record
         claims += merged.claims
         replacing += merged.replacing
