@@ -65,19 +65,6 @@ class CachedAutotuner(DeclaredAutotuner):
         if "run" in vars(cls) and "__getitem__" not in vars(cls):
             cls.__getitem__ = DeclaredAutotuner.__getitem__  # type: ignore[method-assign]
 
-    @property
-    def cache(self) -> Any:
-        """The configs by Triton's key of a launch; what a program puts there decides launches."""
-        return self._cache
-
-    @cache.setter
-    def cache(self, cache: Any) -> None:
-        # Triton's constructor makes the first one; a later mapping is the program's, of any kind.
-        self._cache = cache if "_cache" in self.__dict__ else ConfigCache(cache)
-        if isinstance(self._cache, ConfigCache):
-            self._cache.add_user(self)
-        self.forget_choices()
-
     def forget_choices(self) -> None:
         """Choose anew at the next launch; records are looked up again."""
         self._choices = Choices()

@@ -1,4 +1,4 @@
-"""Triton's `Autotuner` whose configs, keys and function a program may change at any time."""
+"""Triton's `Autotuner` whose configs, keys, function and cache a program may change."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from ..triton_internals.upstream import Autotuner
+from .config_cache import ConfigCache
 
 __all__ = ["ChangingAutotuner"]
 
@@ -17,8 +18,8 @@ _OF_THE_BENCHMARK = frozenset({"do_bench", "method"})
 class ChangingAutotuner(Autotuner):  # type: ignore[misc]
     """Triton's `Autotuner`, which derives anew what follows from an attribute that has changed.
 
-    `configs`, `keys` and `fn` may be assigned at any time, as for Triton's. The lists may also
-    change in place: the next launch that does not take the hot path notices.
+    `configs`, `keys`, `fn` and `cache` may be assigned at any time, as for Triton's. The lists may
+    also change in place: the next launch that does not take the hot path notices.
     """
 
     @property
@@ -62,6 +63,19 @@ class ChangingAutotuner(Autotuner):  # type: ignore[misc]
     def fn(self, fn: Any) -> None:
         self._fn = fn
         self._forget_declaration()
+
+    @property
+    def cache(self) -> Any:
+        """The configs by Triton's key of a launch; what a program puts there decides launches."""
+        return self._cache
+
+    @cache.setter
+    def cache(self, cache: Any) -> None:
+        # Triton's constructor makes the first one; a later mapping is the program's, of any kind.
+        self._cache = cache if "_cache" in self.__dict__ else ConfigCache(cache)
+        if isinstance(self._cache, ConfigCache):
+            self._cache.add_user(self)
+        self.forget_choices()
 
     def _forget_declaration(self) -> None:
         """Drop what was derived from the configs and the function."""
