@@ -16,6 +16,7 @@ from .record import (
     MOST_LAUNCHES,
     MOST_MEASUREMENTS,
     Measurement,
+    Pin,
     Record,
     RecordedLaunch,
     Winner,
@@ -32,7 +33,7 @@ __all__ = [
     "merge_records",
 ]
 
-_Dated = TypeVar("_Dated", Measurement, Winner)
+_Dated = TypeVar("_Dated", Measurement, Pin, Winner)
 
 OnConflict = Literal["newest", "fastest", "fail"]
 
@@ -101,13 +102,13 @@ def _merge_measurements(
     return max(ours, theirs, key=_recency)
 
 
-def _recency(measurement: Measurement) -> tuple[bool, datetime, str]:
-    """Return a key that is greatest for the newest measurement.
+def _recency(entry: Measurement | Pin | Winner) -> tuple[bool, datetime, str]:
+    """Return a key that is greatest for the latest of several entries, ties broken by their text.
 
-    A moment in the future is a wrong clock's, and must not outlast all later measurements.
+    A moment in the future is a wrong clock's: such an entry gives way to any other, since nothing
+    could ever replace it.
     """
-    at = measurement.at
-    return not is_from_future(at), at, canonical_json(measurement)
+    return not is_from_future(entry.at), entry.at, canonical_json(entry)
 
 
 def _slowness(measurement: Measurement) -> tuple[float, str]:
@@ -115,17 +116,11 @@ def _slowness(measurement: Measurement) -> tuple[float, str]:
     return (math.inf if median is None else median), canonical_json(measurement)
 
 
-def _latest(*entries: Any) -> Any:
-    """Return the latest of winners or pins, ties broken by their text, or None.
-
-    One from the future gives way to any other: else nobody could ever replace it.
-    """
-    present = [entry for entry in entries if entry is not None]
-    return max(
-        present,
-        key=lambda entry: (not is_from_future(entry.at), entry.at, canonical_json(entry)),
-        default=None,
-    )
+def _latest(left: _Dated | None, right: _Dated | None) -> _Dated | None:
+    """Return the later of two winners or pins, or None if there is neither."""
+    if left is None or right is None:
+        return left or right
+    return max(left, right, key=_recency)
 
 
 def date_after(record: Record, earlier: Record) -> Record:
