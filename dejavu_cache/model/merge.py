@@ -1,4 +1,4 @@
-"""Merging records, and naming the fields in which two of them differ.
+"""Merge records of one scenario.
 
 A merge is a union: nothing that was measured is lost, up to a number of measurements that no tune
 makes, and the order of merges does not matter.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Literal, TypeVar
 
 from ..errors import MergeConflictError
 from .record import (
@@ -24,10 +24,8 @@ from .record import (
 from .scenario import Scenario, canonical_json, is_from_future, moment_after
 
 __all__ = [
-    "Difference",
     "OnConflict",
     "date_after",
-    "differences",
     "merge_into",
     "merge_launches",
     "merge_records",
@@ -145,32 +143,6 @@ def _date_after(entry: _Dated, earlier: _Dated | None) -> _Dated:
     if earlier is None or earlier.at < entry.at or is_from_future(earlier.at):
         return entry
     return entry.model_copy(update={"at": moment_after(earlier.at)})
-
-
-class Difference(NamedTuple):
-    """A field whose value in a record differs from the one looked for."""
-
-    field: str
-    wanted: Any
-    found: Any
-
-    def __str__(self) -> str:
-        """Name the field and both values."""
-        return f"{self.field}: {self.found!r} recorded, {self.wanted!r} wanted"
-
-
-def differences(
-    wanted: Mapping[str, Any], found: Mapping[str, Any], prefix: str = ""
-) -> list[Difference]:
-    """Return the leaves in which two nested mappings differ, in order."""
-    result: list[Difference] = []
-    for name in dict.fromkeys([*wanted, *found]):
-        left, right = wanted.get(name), found.get(name)
-        if isinstance(left, Mapping) and isinstance(right, Mapping):
-            result += differences(left, right, f"{prefix}{name}.")
-        elif left != right or type(left) is not type(right):
-            result.append(Difference(prefix + name, left, right))
-    return result
 
 
 def merge_into(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..model.credibility import is_credible, shortest_timing
-from ..model.merge import Difference
+from ..model.difference import Difference
 from ..model.record import Measurement, Record
 from ..model.resolution import How, Resolution
 from ..model.scenario import Config, Context, Scenario

@@ -62,7 +62,7 @@ LIBRARY_MOVES = {
     "prewarmed": "runtime.prewarmed_binaries triton_internals.cache_managers",
     "process": "stores.default",
     "provenance": "system.provenance",
-    "records": "model.scenario model.record model.merge",
+    "records": "model.scenario model.record model.merge model.difference",
     "resolution": "model.resolution",
     "resolver": "runtime.resolver runtime.request",
     "selection": "model.selection",
