@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..triton_internals.environment import is_interpreting, supported_float8
+from ..triton_internals.triton_objects import dtype_name
 
 if TYPE_CHECKING:
     from .batch import Batch
@@ -43,7 +44,7 @@ UNBOUNDED = 1 << 30
 
 
 def _describe(tensor: torch.Tensor) -> str:
-    dtype = str(tensor.dtype).removeprefix("torch.")
+    dtype = dtype_name(tensor.dtype)
     return f"{dtype}{list(tensor.shape)} with strides {list(tensor.stride())} on {tensor.device}"
 
 
@@ -76,7 +77,7 @@ def check_tensors(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor)
         )
     if k_cache.dtype != q.dtype and k_cache.dtype not in _supported_float8(q.device):
         dtypes = (q.dtype, *_supported_float8(q.device))
-        names = ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+        names = ", ".join(map(dtype_name, dtypes))
         raise ValueError(
             f"k_cache: {_describe(k_cache)}; expected a dtype that Triton reads on {q.device}: "
             f"{names}"

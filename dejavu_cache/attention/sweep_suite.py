@@ -16,6 +16,7 @@ import torch
 from ..model.buckets import Exact
 from ..model.scenario import Scenario
 from ..sweep.suite import Case, Suite
+from ..triton_internals.triton_objects import dtype_name
 from ..triton_internals.versions import GLUON_IS_COVERED
 from . import dispatch
 from .argument_checks import FLOAT8
@@ -124,7 +125,7 @@ def cases(
     kinds = batches.split("+") if batches else KINDS
     if not set(kinds) <= set(KINDS):
         raise ValueError(f"batches={batches}: choose from {', '.join(KINDS)}, with + between them")
-    float8 = [str(name).removeprefix("torch.") for name in FLOAT8]
+    float8 = [*map(dtype_name, FLOAT8)]
     if cache not in ("", dtype, *float8):
         raise ValueError(f"cache={cache}: choose {dtype} or one of {', '.join(float8)}")
     model = PRESETS[preset]

@@ -22,10 +22,11 @@ from ..model.scenario import Context, Environment, Kernel, Problem, Scenario
 from ..settings import Mode
 from ..stores import MemoryStore, TieredStore
 from ..system.fork_lock import ForkLock
-from ..triton_internals.compilation import jit_function, launch_of
+from ..triton_internals.compilation import launch_of
 from ..triton_internals.environment import current_device, current_environment, is_interpreting
 from ..triton_internals.hooks import add_compilation_listener
-from ..triton_internals.source_hash import kernel_name, python_function, source_hash
+from ..triton_internals.source_hash import kernel_name, source_hash
+from ..triton_internals.triton_objects import jit_function, python_function
 from .quiet_writer import QuietWriter
 
 __all__ = ["LAUNCH_METHOD", "pause_recording", "record_launches"]

@@ -11,9 +11,10 @@ from ..model.merge import merge_records
 from ..model.record import Measurement, Record, Winner
 from ..model.scenario import Config, now
 from ..system.provenance import whoami
-from ..triton_internals.compilation import find_jit_function, tuned_launches
+from ..triton_internals.compilation import tuned_launches
 from ..triton_internals.config_names import describe
 from ..triton_internals.loaded_kernels import LoadedKernels, compile_config
+from ..triton_internals.triton_objects import find_jit_function
 from ..tuning.benchmark_methods import is_called_once
 from ..tuning.measurement_marks import MeasurementMark, find_suspects
 from ..tuning.measurement_writer import MeasurementWriter

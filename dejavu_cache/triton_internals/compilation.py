@@ -37,8 +37,6 @@ __all__ = [
     "Compilation",
     "backend_for",
     "binary_key",
-    "find_jit_function",
-    "jit_function",
     "launch_of",
     "recreate_compilation",
     "source_class",
@@ -104,24 +102,6 @@ def target_of_arch(arch: str) -> Any:
     if arch.startswith("gfx"):
         return GPUTarget("hip", arch, 64 if arch.startswith("gfx9") else 32)
     raise ValueError(f"{arch} is no architecture that Triton compiles for")
-
-
-def jit_function(kernel: Any) -> Any:
-    """Return the `JITFunction` at the bottom of a stack of autotuners and heuristics."""
-    while hasattr(kernel.fn, "fn"):
-        kernel = kernel.fn
-    return kernel
-
-
-def find_jit_function(value: Any) -> Any | None:
-    """Return the `JITFunction` inside a decorated kernel, or None if a value is something else."""
-    from triton.runtime.jit import JITFunction
-
-    try:
-        function = jit_function(value)
-    except AttributeError:
-        return None
-    return function if isinstance(function, JITFunction) else None
 
 
 def tuned_launches(

@@ -28,6 +28,7 @@ from .triton_objects import (
     is_triton_own,
     module_name,
     python_function,
+    qualified_name,
     unwrap,
 )
 
@@ -121,7 +122,7 @@ class ConstantReader:
             yield f"{name}={text}"
         elif is_triton_own(value):
             function = python_function(value) if is_jit(value) else value
-            yield f"{name} is Triton's {function.__module__}.{function.__qualname__}"
+            yield f"{name} is Triton's {qualified_name(function)}"
         elif is_jit(value):
             yield f"{name} calls"
             yield from self._read_function(name, value)
@@ -182,7 +183,7 @@ class ConstantReader:
         library = library_of(function)
         if library and library == _library_of_module(defining_module(function)):
             _check_pure(name, function)
-            yield f"{function.__module__}.{function.__qualname__} of {library}"
+            yield f"{qualified_name(function)} of {library}"
         else:
             yield from self._read_function(name, function)
 
@@ -193,7 +194,7 @@ class ConstantReader:
             if not library:
                 raise UnreadableKernelError(f"{name} is {function!r}, which has no source")
             _check_pure(name, function)
-            yield f"{function.__module__}.{function.__qualname__} of {library}"
+            yield f"{qualified_name(function)} of {library}"
         else:
             if isinstance(owner, type) and library_of(owner):
                 _check_pure(name, function)
@@ -216,7 +217,7 @@ class ConstantReader:
     def _class(self, name: str, value: type) -> Tokens:
         library = library_of(value) if _is_where_it_says(value) else ""
         if library or is_triton_own(value):
-            yield f"{value.__module__}.{value.__qualname__} of {library or 'triton'}"
+            yield f"{qualified_name(value)} of {library or 'triton'}"
             return
         if getattr(value, "__triton_aggregate__", False):
             yield from self.read(name, _aggregated_class(value))
@@ -278,7 +279,7 @@ class ConstantReader:
         slots = [slot for base in kind.__mro__ for slot in _slots(base)]
         if not readable or not (hasattr(value, "__dict__") or slots):
             raise UnreadableKernelError(
-                f"{name} is a {kind.__module__}.{kind.__qualname__}, which has no encoding"
+                f"{name} is a {qualified_name(kind)}, which has no encoding"
             )
         yield from self.read(f"{name} class", kind)
         state = {slot: getattr(value, slot) for slot in slots if hasattr(value, slot)}

@@ -20,13 +20,19 @@ from .python_reads import MISSING, check_reads, imported_values, is_standard, re
 from .syntax import FunctionSyntax
 from .syntax_files import function_syntax
 from .syntax_names import Chain
-from .triton_objects import is_jit, is_triton_own, module_name, python_function, unwrap
+from .triton_objects import (
+    is_jit,
+    is_triton_own,
+    module_name,
+    python_function,
+    qualified_name,
+    unwrap,
+)
 
 __all__ = [
     "SourceHash",
     "hash_source",
     "kernel_name",
-    "python_function",
     "source_hash",
     "value_hash",
 ]
@@ -270,8 +276,8 @@ def _usual_value(chain: Chain) -> Any:
 def _refuse_reflection(function: Callable[..., Any], syntax: FunctionSyntax) -> None:
     for name in sorted(syntax.reflection):
         raise UnreadableKernelError(
-            f"{function.__module__}.{function.__qualname__} reads {name}, which is not part of "
-            "what identifies a kernel: read it at the module's top, for a constant"
+            f"{qualified_name(function)} reads {name}, which is not part of what identifies a "
+            "kernel: read it at the module's top, for a constant"
         )
 
 

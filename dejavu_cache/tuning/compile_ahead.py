@@ -14,9 +14,9 @@ from ..triton_internals.async_compile import (
     forget_failed,
     load_binary,
 )
-from ..triton_internals.compilation import find_jit_function
 from ..triton_internals.compiler_digest import await_digest
 from ..triton_internals.hooks import retry_parsing
+from ..triton_internals.triton_objects import find_jit_function
 
 __all__ = ["Candidate", "compile_ahead", "threads_for"]
 

@@ -27,10 +27,11 @@ from .probe_contents import (
     choose,
     equal_bits,
     fill_blank,
+    have_same_bits,
     is_nudged,
     nudge,
 )
-from .tensor_comparison import describe_difference, have_same_bits
+from .tensor_comparison import describe_difference
 
 __all__ = ["CheckOptions", "ResultChecker", "Verdict"]
 

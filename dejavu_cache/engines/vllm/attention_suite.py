@@ -19,6 +19,7 @@ from ...attention.plan import Plan
 from ...attention.sweep_batches import MOST_TOKENS, Lengths, Model
 from ...attention.sweep_suite import LAUNCHES, case_of, for_scenario, scenario_arguments
 from ...sweep.suite import Case, Suite
+from ...triton_internals.triton_objects import dtype_name
 from .expected_batches import (
     SHORTEST_CONTEXT,
     ExpectedBatch,
@@ -218,7 +219,7 @@ def suite_options(
     """Return the options with which `cases` yields the cases of some batches to expect."""
 
     def name(dtype: torch.dtype | None) -> str:
-        return "" if dtype is None else str(dtype).removeprefix("torch.")
+        return "" if dtype is None else dtype_name(dtype)
 
     def dtype_of(values: Any) -> torch.dtype | None:
         return None if values is None else values.dtype
