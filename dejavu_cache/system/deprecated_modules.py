@@ -51,7 +51,9 @@ LIBRARY_MOVES = {
     "launch": "runtime.hot_path runtime.choices",
     "launch_key": "triton_internals.binder",
     "launch_versions": "triton_internals.versions",
-    "launches": "triton_internals.compilation triton_internals.triton_objects",
+    "launches": (
+        "triton_internals.compilation triton_internals.environment triton_internals.triton_objects"
+    ),
     "manifest": "stores.manifest",
     "notices": "system.notices",
     "noting": "runtime.launch_recorder",

@@ -22,7 +22,7 @@ from ..model.record import RecordedLaunch
 from ..model.scenario import Device
 from .compiler_settings import code_generation_variables
 from .config_names import TUNING_OPTIONS, describe
-from .environment import is_interpreting
+from .environment import backend_for, is_interpreting
 from .launch_encoding import (
     UnencodableValueError,
     comparable,
@@ -35,7 +35,6 @@ from .loaded_kernels import compile_config
 
 __all__ = [
     "Compilation",
-    "backend_for",
     "binary_key",
     "launch_of",
     "recreate_compilation",
@@ -286,13 +285,6 @@ def source_class(fn: Any) -> Any:
     from triton.compiler import ASTSource
 
     return ASTSource
-
-
-def backend_for(target: Any) -> Any:
-    """Return Triton's compiler backend for a target."""
-    from triton.compiler.compiler import make_backend
-
-    return make_backend(target)
 
 
 def binary_key(source: Any, backend: Any, options: Any) -> str:

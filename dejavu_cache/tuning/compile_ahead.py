@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from ..triton_internals.async_compile import (
     async_compile_mode,
+    await_kernel,
     forget_failed,
     load_binary,
 )
@@ -57,9 +58,8 @@ class Candidate(NamedTuple):
 
     def finish(self) -> None:
         """Wait for the compiler, after which Triton has the kernel; ignore a failure."""
-        if hasattr(self.kernel, "result"):
-            with suppress(Exception):
-                self.kernel.result()
+        with suppress(Exception):
+            await_kernel(self.kernel)
 
 
 @contextmanager
