@@ -351,8 +351,8 @@ class CachedAutotuner(DeclaredAutotuner):
         """Choose a launch's config from records or by a tune; `configs` are what pruning leaves."""
         # Before the lookup: what is written while it reads is then noticed by the next launch.
         revision = self._resolver.revision(self._context(device))
-        if kept := choices.keep_fallback(raw, revision):
-            return kept
+        if renewed := choices.renew_fallback(raw, revision):
+            return renewed
         if self._notice_changed_values():
             choices = self._choices
             revision = self._resolver.revision(self._context(device))

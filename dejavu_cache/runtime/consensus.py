@@ -67,7 +67,7 @@ class _JobStoreError(Exception):
 def _agree(
     store: Any, request: Request, resolve: _Resolve, resolve_now: Any, wait: float
 ) -> tuple[Resolution, int]:
-    name = _name(request)
+    name = _job_key(request)
     decided, benchmarked, mine = _read_decision(store, name), 0, None
     for claim in range(0 if is_capturing_graph() else _CLAIMS):
         if decided is not None:
@@ -94,8 +94,8 @@ def _adopt_decision(
     if mine is not None and decided == _proposal(request, mine):
         return replace(mine, agreed=True), benchmarked
     try:
-        said = json.loads(decided)
-        config, rank = Config.model_validate(said["config"]), said["rank"]
+        proposal = json.loads(decided)
+        config, rank = Config.model_validate(proposal["config"]), proposal["rank"]
     except (ValueError, KeyError, TypeError, ValidationError, RecursionError) as error:
         raise _JobStoreError(f"it holds {decided[:80]!r}: {error}") from None
     kernel = request.context.kernel
@@ -113,7 +113,7 @@ def _adopt_decision(
     return resolution, benchmarked
 
 
-def _name(request: Request) -> str:
+def _job_key(request: Request) -> str:
     """Return the scenario's key in the job's store.
 
     It holds the kernel's code: one function may make several kernels of one name, and ranks with

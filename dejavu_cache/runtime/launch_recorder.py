@@ -34,9 +34,15 @@ __all__ = ["LAUNCH_METHOD", "pause_recording", "record_launches"]
 LAUNCH_METHOD = "launch"
 """Benchmark method in the context of records that only hold launches."""
 
-_of_module: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
-_of_function: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+_autotuner_of_module: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
+"""The first cached autotuner of each module, whose mode and store are those of the module."""
+
+_autotuner_of_function: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+"""The first cached autotuner of each jit function, by the function's id."""
+
 _tuned_now: list[tuple[int, TieredStore]] = []
+"""The id of each function that is tuned now, and the store of its tune."""
+
 _lock = ForkLock()
 _writer = QuietWriter()
 
@@ -50,8 +56,8 @@ def record_launches(autotuner: Any) -> None:
         return
     function = jit_function(autotuner)
     with _lock:
-        _of_module.setdefault(python_function(function).__module__, autotuner)
-        _of_function.setdefault(id(function), autotuner)
+        _autotuner_of_module.setdefault(python_function(function).__module__, autotuner)
+        _autotuner_of_function.setdefault(id(function), autotuner)
     _add_listener()
 
 
@@ -97,8 +103,8 @@ def _record_compilation(source: Any, metadata: dict[str, Any]) -> None:
     function = getattr(source, "fn", None)
     if function is None or any(id(function) == tuned for tuned, _ in _tuned_now):
         return
-    autotuner = _of_function.get(id(function))
-    owner = autotuner or _of_module.get(python_function(function).__module__)
+    autotuner = _autotuner_of_function.get(id(function))
+    owner = autotuner or _autotuner_of_module.get(python_function(function).__module__)
     if owner is None or owner.mode is not Mode.TUNE:
         return
     store = _tuned_now[-1][1] if _tuned_now else owner.home
