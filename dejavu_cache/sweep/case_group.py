@@ -18,7 +18,6 @@ from ..model.record import Measurement
 from ..model.scenario import Config, now
 from ..model.selection import winner
 from ..runtime.request import Request
-from ..runtime.suspects import leave_out
 from ..runtime.tune_search import may_launch_default
 from ..runtime.winner_check import WinnerCheck, recording_crash
 from ..system.provenance import whoami
@@ -145,7 +144,7 @@ class CaseGroup:
         rest = [c for c in request.declared if c not in undecided and c not in settled]
         store = CaseStore(self._group, case.name)
         try:
-            return tuner.tune(case.name, leave_out(request, rest), store)[1]
+            return tuner.tune(case.name, request.without(rest), store)[1]
         except NoValidConfigError:  # Configs that were left out before may run here.
             return 0
 
