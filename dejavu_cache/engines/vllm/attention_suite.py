@@ -16,7 +16,7 @@ import torch
 from ...attention.dispatch import UNTUNED
 from ...attention.kernels.kernel_call import KernelCall
 from ...attention.plan import Plan
-from ...attention.sweep_batches import MOST_TOKENS, Lengths, Model
+from ...attention.sweep_batches import MOST_TOKENS, Lengths, Model, Shape
 from ...attention.sweep_suite import LAUNCHES, case_of, for_scenario, scenario_arguments
 from ...sweep.suite import Case, Suite
 from ...triton_internals.triton_objects import dtype_name
@@ -185,7 +185,7 @@ def drawn_batches(
     wanted: Mapping[str, Any],
     batch: ExpectedBatch,
     limits: ServingLimits,
-    form: tuple[Model, int, torch.dtype, int],
+    form: Shape,
 ) -> list[Lengths]:
     """Draw batches of a kind that have the wanted key arguments, as many as a scenario has."""
     most_tokens = _most_tokens(form)
@@ -201,7 +201,7 @@ def drawn_batches(
     return list(by_name.values())
 
 
-def _most_tokens(form: tuple[Model, int, torch.dtype, int]) -> int:
+def _most_tokens(form: Shape) -> int:
     """Return how many tokens the cache of a batch may have in the memory that is free.
 
     An eighth of it is more than one layer's share of an engine's cache.
