@@ -33,7 +33,7 @@ LIBRARY_MOVES = {
     "attention.naive": "attention.kernels.naive",
     "attention.qblock": "attention.kernels.qblock",
     "attention.segmented": "attention.kernels.segmented",
-    "attention.spaces": "attention.search_space",
+    "attention.spaces": "attention.search_space attention.hopper_search_space",
     "attention.static_grid": "attention.kernels.static_grid",
     "autotune": "runtime.autotuner",
     "buckets": "model.buckets",
