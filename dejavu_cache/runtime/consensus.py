@@ -83,7 +83,7 @@ def _agree(
         decided = _await_decision(store, name, f"{name}/given up{claim}", wait)
     if decided is None:
         mine = mine or resolve_now()
-        decided = _ask(store.compare_set, name, "", _proposal(request, mine)).decode()
+        decided = _ask(store.compare_set, name, "", _proposal(mine)).decode()
     return _adopt_decision(request, decided, mine, resolve, benchmarked)
 
 
@@ -91,7 +91,7 @@ def _adopt_decision(
     request: Request, decided: str, mine: Resolution | None, resolve: _Resolve, benchmarked: int
 ) -> tuple[Resolution, int]:
     """Return the decision as a resolution of this rank's request."""
-    if mine is not None and decided == _proposal(request, mine):
+    if mine is not None and decided == _proposal(mine):
         return replace(mine, agreed=True), benchmarked
     try:
         proposal = json.loads(decided)
@@ -126,7 +126,7 @@ def _job_key(request: Request) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _proposal(request: Request, resolution: Resolution) -> str:
+def _proposal(resolution: Resolution) -> str:
     config = describe(resolution.config).model_dump(mode="json")
     return json.dumps({"config": config, "rank": _torch_distributed().get_rank()})
 

@@ -151,7 +151,7 @@ def launch_of(
     has_descriptors = any(type_.startswith("tensordesc") for type_ in launch.signature.values())
     if values and (heuristics or (has_descriptors and config.pre_hook is not None)):
         launch = launch.model_copy(update={"bound": describe(config)})
-    for options in _possible_options(launch, metadata, values):
+    for options in _possible_options(launch, values):
         candidate = RecordedLaunch.model_validate({**launch.model_dump(), "options": options})
         # A number of warps that Triton cannot compile with is not the one that it compiled with.
         with suppress(AssertionError, ValueError):
@@ -196,7 +196,7 @@ def _options_beside(config: Mapping[str, Any], metadata: Any) -> dict[str, Any]:
 
 
 def _possible_options(
-    launch: RecordedLaunch, metadata: Any, config: Mapping[str, Any]
+    launch: RecordedLaunch, config: Mapping[str, Any]
 ) -> Iterator[dict[str, Any]]:
     """Yield the options that a launch may have had.
 

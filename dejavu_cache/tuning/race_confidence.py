@@ -9,7 +9,7 @@ from typing import TypeVar
 from ..model.record import Confidence
 from ..model.scenario import Config
 
-__all__ = ["Times", "confidences", "group_rounds", "half_interval", "widen_confidence"]
+__all__ = ["Times", "confidences", "group_rounds", "widen_confidence"]
 
 COVERAGE = 0.9
 """Probability with which the interval contains the true ratio."""
@@ -53,14 +53,14 @@ def confidences(
             if config in times and leader in times
         ]
         if config != leader and len(samples) >= LEAST_COMPARISONS:
-            error = half_interval(samples)
+            error = _half_interval(samples)
             certain[config] = Confidence(error=round(error, 5), rounds=rounds[config])
     if certain:
         certain[leader] = next(iter(certain.values()))
     return certain
 
 
-def half_interval(samples: Sequence[float]) -> float:
+def _half_interval(samples: Sequence[float]) -> float:
     """Return half of the interval that the median of samples lies in, as a share of its middle.
 
     The interval lies between two of the samples, so it holds whatever their distribution is. Less
