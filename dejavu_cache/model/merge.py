@@ -124,8 +124,8 @@ def _latest(left: _Dated | None, right: _Dated | None) -> _Dated | None:
 def date_after(record: Record, earlier: Record) -> Record:
     """Return a record whose measurements and winner a merge keeps instead of an earlier record's.
 
-    Only what another machine's clock would have outlast them is dated anew. The winner stays at
-    least as late as the measurements, since it was selected by them.
+    An entry is dated anew only if another machine's clock has dated the earlier one after it. The
+    winner stays at least as late as the measurements, since it was selected by them.
     """
     standing = earlier.by_config
     measurements = tuple(

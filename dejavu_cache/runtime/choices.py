@@ -1,4 +1,4 @@
-"""The configs that an autotuner has chosen for its launches, and when it chooses anew."""
+"""Keep the configs that an autotuner has chosen for its launches, until it chooses anew."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class CaseGroup:
     """
 
     def __init__(self, cases: Sequence[Case], store: Journal) -> None:
-        """Make the arguments of the first case, which has to tell the scenario."""
+        """Make the arguments of the first case, which determine the scenario."""
         self._cases = cases
         self._names = [case.name for case in cases]
         _check_names(self._names)
@@ -57,7 +57,7 @@ class CaseGroup:
         self._group = GroupRecord(store, self.context, self.scenario)
 
     def _describe(self, request: Request) -> None:
-        """Note what a request says of all cases; the request itself holds the arguments."""
+        """Keep what one request says of all cases, but not the request, which holds arguments."""
         self.context, self.scenario = request.context, request.scenario
         self._default = describe(request.default)
         self._shortest = request.shortest_timing

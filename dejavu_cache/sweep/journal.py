@@ -64,8 +64,8 @@ class Journal(Store):
         folder: folder of the journal; by default the store's folder in the user's cache.
 
     Attributes:
-        unsaved: why the last records that are in neither the journal nor the store are not in the
-            journal; None while there are none.
+        unsaved: the error of the last write to the journal that failed, while the store has not
+            accepted its records either; else None.
     """
 
     def __init__(self, home: Store, folder: Path | None = None) -> None:

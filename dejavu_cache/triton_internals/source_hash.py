@@ -209,7 +209,7 @@ class _CodeReader:
     def _read_wrapping(
         self, names: Names, syntax: FunctionSyntax, is_compiled: bool
     ) -> Iterator[str]:
-        """Write which globals are, unlike most of their kind, a `tl.constexpr` or none."""
+        """Write whether a global is a `tl.constexpr`, unless that is as usual for its value."""
         hidden = syntax.local_names - syntax.read_first
         for chain in sorted(syntax.bare_names):
             raw = resolve(names, chain)
@@ -264,7 +264,7 @@ def _is_usually_wrapped(value: Any, root: Any) -> bool:
 def _usual_value(chain: Chain) -> Any:
     """Return what a name of Triton's usually stands for: `tl.exp` and `exp` for Triton's `exp`.
 
-    There is one for each text, so that kernels which read it need not say which one they read.
+    A kernel for which a name has its usual meaning adds nothing to the hash: the text says it.
     """
     import triton
 

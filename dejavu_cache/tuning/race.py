@@ -39,13 +39,13 @@ SHORT_ROUNDS = 25
 """Rounds of short turns on an unsteady device, after which configs that are behind leave."""
 
 SHORT_RACE_CONTENDER = 0.05
-"""Slowdown against the best by which these rounds show a config to be behind."""
+"""Slowdown against the best, after these rounds, above which a config is behind."""
 
 LUCKY_ROUNDS = 6
-"""A slower config may be the faster one in one of so many rounds."""
+"""Number of rounds in which a slower config may be the faster one once by chance."""
 
 RESOLUTION = 0.001
-"""Milliseconds by which two timings always may differ: events count half a microsecond."""
+"""Milliseconds by which two timings of one config may differ: events count half a microsecond."""
 
 BEHIND = 1 + 2 * NOISE
 """Least ratio to the winner's time at which a config that left the race is recorded."""

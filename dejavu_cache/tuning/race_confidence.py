@@ -15,10 +15,10 @@ COVERAGE = 0.9
 """Probability with which the interval contains the true ratio."""
 
 LEAST_COMPARISONS = 2
-"""Comparisons of two configs below which nothing tells how far they can be trusted."""
+"""Least number of comparisons of two configs that tells how far they can be trusted."""
 
 WIDENED = {2: 6.3, 3: 2.0, 4: 1.15}
-"""Factors that give the range of few samples this probability if they are normally distributed."""
+"""Factors by number of samples that widen their range to `COVERAGE`, for a normal distribution."""
 
 GROUPS = 5
 """Parts of a race on an unsteady device, in each of which the times are estimated anew."""

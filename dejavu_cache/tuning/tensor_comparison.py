@@ -26,7 +26,7 @@ MEDIANS = 8.0
 """Largest scale of a tensor in medians of its elements, so that outliers do not hide the others."""
 
 FILL_RATIO = 4096.0
-"""How much larger than the other elements a value is that masks or pads, such as -1e4 in logits."""
+"""Least ratio to the other elements of a value that masks or pads, such as -1e4 in logits."""
 
 SAMPLE = 2**20
 """Number of elements, evenly spaced, of which the median is taken."""
