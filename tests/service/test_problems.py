@@ -100,7 +100,7 @@ def test_an_error_names_the_field(client: httpx.Client) -> None:
     assert "speed" in said["detail"]
 
 
-def test_bodies_are_plain_json(client: httpx.Client) -> None:
+def test_a_body_that_is_not_plain_json_is_refused(client: httpx.Client) -> None:
     for headers in (
         {},
         {"Content-Type": "text/plain"},
@@ -140,18 +140,18 @@ def test_tricks_with_paths_find_nothing(client: httpx.Client, path: str) -> None
     "query",
     ["kernel=%00", "kernel=", "limit=0", "limit=x", "limit=99999999999999999999", "after=x"],
 )
-def test_a_query_that_makes_no_sense(client: httpx.Client, query: str) -> None:
+def test_a_query_of_impossible_values_is_refused(client: httpx.Client, query: str) -> None:
     _problem(client.get(f"/v1/main/contexts?{query}"), 422)
 
 
-def test_methods_that_are_not_there(client: httpx.Client) -> None:
+def test_a_method_that_a_path_lacks_is_refused(client: httpx.Client) -> None:
     _problem(client.patch("/v1/main/records"), 405)
 
 
 @pytest.mark.parametrize(
     "ttl", ["0", "-1", "1e300", '"x"', '"5"', "true", "null", "99999999999999999999999"]
 )
-def test_a_lease_has_a_sensible_length(client: httpx.Client, ttl: str) -> None:
+def test_a_lease_of_an_impossible_length_is_refused(client: httpx.Client, ttl: str) -> None:
     wish = json.dumps(
         {"context": body(context()), "scenario": body(scenario()), "holder": "a", "ttl": 7}
     )
