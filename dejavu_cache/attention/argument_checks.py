@@ -44,6 +44,25 @@ def _describe(tensor: torch.Tensor) -> str:
 
 def check_tensors(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> None:
     """Raise a ValueError if the queries, keys and values do not fit each other or the device."""
+    _check_queries(q)
+    _check_keys(k_cache, q)
+    if (
+        v_cache.shape != k_cache.shape
+        or v_cache.dtype != k_cache.dtype
+        or v_cache.stride() != k_cache.stride()
+    ):
+        raise ValueError(
+            f"v_cache: {_describe(v_cache)}; expected it like k_cache: {_describe(k_cache)}"
+        )
+    for name, tensor in (("q", q), ("k_cache", k_cache), ("v_cache", v_cache)):
+        if tensor.stride(-1) != 1:
+            raise ValueError(f"{name}: {_describe(tensor)}; expected the last dimension contiguous")
+        if tensor.device != q.device:
+            raise ValueError(f"{name}: {_describe(tensor)}; expected it on {q.device}, as q")
+        _check_span(name, tensor)
+
+
+def _check_queries(q: torch.Tensor) -> None:
     if q.dim() != 3 or 0 in q.shape:
         raise ValueError(
             f"q: {_describe(q)}; expected [num_tokens, num_query_heads, head_size], none of them 0"
@@ -57,6 +76,9 @@ def check_tensors(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor)
         )
     if q.shape[2] > 256:
         raise ValueError(f"q: {_describe(q)}; head sizes up to 256 are supported")
+
+
+def _check_keys(k_cache: torch.Tensor, q: torch.Tensor) -> None:
     if k_cache.dim() != 4 or 0 in k_cache.shape:
         raise ValueError(
             f"k_cache: {_describe(k_cache)}; expected [num_blocks, block_size, num_kv_heads, "
@@ -76,20 +98,6 @@ def check_tensors(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor)
             f"k_cache: {_describe(k_cache)}; expected a dtype that Triton reads on {q.device}: "
             f"{names}"
         )
-    if (
-        v_cache.shape != k_cache.shape
-        or v_cache.dtype != k_cache.dtype
-        or v_cache.stride() != k_cache.stride()
-    ):
-        raise ValueError(
-            f"v_cache: {_describe(v_cache)}; expected it like k_cache: {_describe(k_cache)}"
-        )
-    for name, tensor in (("q", q), ("k_cache", k_cache), ("v_cache", v_cache)):
-        if tensor.stride(-1) != 1:
-            raise ValueError(f"{name}: {_describe(tensor)}; expected the last dimension contiguous")
-        if tensor.device != q.device:
-            raise ValueError(f"{name}: {_describe(tensor)}; expected it on {q.device}, as q")
-        _check_span(name, tensor)
 
 
 @cache
