@@ -236,13 +236,15 @@ def _summarize(
     level_of: Callable[[Sequence[float]], float],
     comparisons: Sequence[Times],
 ) -> Results:
-    """Measure each config by its ratio to the leader, which is the fastest that finished.
+    """Return measurements in proportion to the ratios, on the level of the leader's turns.
+
+    The leader is the fastest config that finished. A config that left before is recorded behind it.
 
     Args:
         turns: each config's turns; the configs that finished have the most.
-        ratios: the configs' times, in proportion.
+        ratios: the configs' times, relative to any of them.
         level_of: summarizes the times of the leader's turns.
-        comparisons: times of the configs, in proportion, at several moments.
+        comparisons: the configs' relative times at several moments, which tell how sure they are.
     """
     finishers = _finishers(turns)
     if not finishers:
