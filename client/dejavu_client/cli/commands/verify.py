@@ -120,7 +120,7 @@ def _run_program(command: list[str], report: str, stdout: IO[str] | None) -> int
     """
     environment = {**os.environ, f"{PREFIX}REPORT": report}
     leads_group = not os.isatty(0)
-    with _exit_at_signals():
+    with _exit_at_signals() as heed_signals:
         try:
             program = subprocess.Popen(
                 command, env=environment, stdout=stdout, start_new_session=leads_group
@@ -128,6 +128,7 @@ def _run_program(command: list[str], report: str, stdout: IO[str] | None) -> int
         except OSError as error:
             raise SettingsError(f"verify: {command[0]} cannot be run: {error.strerror}") from None
         try:
+            heed_signals()
             return program.wait()
         except BaseException:  # this process is to end, and leaves nothing behind
             _end(program, os.killpg if leads_group else os.kill)
@@ -148,11 +149,25 @@ def _end(program: subprocess.Popen[bytes], send: Callable[[int, int], None]) -> 
 
 
 @contextmanager
-def _exit_at_signals() -> Iterator[None]:
-    """Let signals that end this process run what is to be done before, unless they are ignored."""
+def _exit_at_signals() -> Iterator[Callable[[], None]]:
+    """Let signals that end this process run what is to be done before, unless they are ignored.
+
+    They are held back until the yielded function is called: one that comes while a program is
+    started would otherwise end this process before there is anything to end the program by.
+    """
+    early: list[int] = []
+    is_held_back = True
 
     def end(number: int, frame: object) -> None:
-        raise SystemExit(128 + number)
+        if not is_held_back:
+            raise SystemExit(128 + number)
+        early.append(number)
+
+    def heed() -> None:
+        nonlocal is_held_back
+        is_held_back = False
+        if early:
+            raise SystemExit(128 + early[0])
 
     ending = [
         number
@@ -162,7 +177,7 @@ def _exit_at_signals() -> Iterator[None]:
     try:
         for number in ending:
             signal.signal(number, end)
-        yield
+        yield heed
     finally:
         for number in ending:
             signal.signal(number, signal.SIG_DFL)
