@@ -48,7 +48,7 @@ _FURTHER = ("backend", "per_channel_quant", "down")
 """Labels of fused experts that stand for themselves."""
 
 _OF_STATES = frozenset({"dim", "dstate", "cache_dtype"})
-"""Arguments that the labels of a state update's table stand for."""
+"""Arguments of a state update that the labels of its table stand for."""
 
 _UNDERSTOOD = ("E", "N", "device_name", "dtype", "block_shape")
 _ORDER = (

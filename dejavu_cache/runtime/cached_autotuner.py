@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
@@ -86,24 +85,6 @@ class CachedAutotuner(DeclaredAutotuner):
             twin.__dict__.pop(name, None)
         if isinstance(self._cache, ConfigCache):
             self._cache.add_user(twin)
-        return twin
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> CachedAutotuner:
-        """Return an autotuner with copies of Triton's attributes and the same options."""
-        twin = copy.copy(self)
-        memo[id(self)] = twin
-
-        def copy_value(value: Any) -> Any:
-            return copy.deepcopy(value, memo)
-
-        twin.fn, twin.configs = copy_value(self.fn), copy_value(self.configs)
-        if isinstance(self._cache, ConfigCache):
-            twin.cache = self._cache.duplicate(copy_value)
-        else:
-            twin.cache = copy_value(self._cache)
-        for name in ("arg_names", "keys", "reset_to_zero", "restore_value", "best_config"):
-            if name in self.__dict__:
-                setattr(twin, name, copy_value(getattr(self, name)))
         return twin
 
     @cached_property
@@ -370,8 +351,8 @@ class CachedAutotuner(DeclaredAutotuner):
         """Choose a launch's config from records or by a tune; `configs` are what pruning leaves."""
         # Before the lookup: what is written while it reads is then noticed by the next launch.
         revision = self._resolver.revision(self._context(device))
-        if kept := choices.keep_fallback(raw, revision):
-            return kept
+        if renewed := choices.renew_fallback(raw, revision):
+            return renewed
         if self._notice_changed_values():
             choices = self._choices
             revision = self._resolver.revision(self._context(device))

@@ -1,4 +1,4 @@
-"""What the decorator of a cached autotuner declares: options, identity, and requests to a store."""
+"""Options and identity of a cached autotuner, as its decorator declares them, and its requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a kernel has an identity that means the same in every process."""
+"""Identify a kernel alike in every process, or say why that is impossible."""
 
 from __future__ import annotations
 

@@ -20,13 +20,19 @@ from .python_reads import MISSING, check_reads, imported_values, is_standard, re
 from .syntax import FunctionSyntax
 from .syntax_files import function_syntax
 from .syntax_names import Chain
-from .triton_objects import is_jit, is_triton_own, module_name, python_function, unwrap
+from .triton_objects import (
+    is_jit,
+    is_triton_own,
+    module_name,
+    python_function,
+    qualified_name,
+    unwrap,
+)
 
 __all__ = [
     "SourceHash",
     "hash_source",
     "kernel_name",
-    "python_function",
     "source_hash",
     "value_hash",
 ]
@@ -203,7 +209,7 @@ class _CodeReader:
     def _read_wrapping(
         self, names: Names, syntax: FunctionSyntax, is_compiled: bool
     ) -> Iterator[str]:
-        """Write which globals are, unlike most of their kind, a `tl.constexpr` or none."""
+        """Write whether a global is a `tl.constexpr`, unless that is as usual for its value."""
         hidden = syntax.local_names - syntax.read_first
         for chain in sorted(syntax.bare_names):
             raw = resolve(names, chain)
@@ -258,7 +264,7 @@ def _is_usually_wrapped(value: Any, root: Any) -> bool:
 def _usual_value(chain: Chain) -> Any:
     """Return what a name of Triton's usually stands for: `tl.exp` and `exp` for Triton's `exp`.
 
-    There is one for each text, so that kernels which read it need not say which one they read.
+    A kernel for which a name has its usual meaning adds nothing to the hash: the text says it.
     """
     import triton
 
@@ -270,8 +276,8 @@ def _usual_value(chain: Chain) -> Any:
 def _refuse_reflection(function: Callable[..., Any], syntax: FunctionSyntax) -> None:
     for name in sorted(syntax.reflection):
         raise UnreadableKernelError(
-            f"{function.__module__}.{function.__qualname__} reads {name}, which is not part of "
-            "what identifies a kernel: read it at the module's top, for a constant"
+            f"{qualified_name(function)} reads {name}, which is not part of what identifies a "
+            "kernel: read it at the module's top, for a constant"
         )
 
 

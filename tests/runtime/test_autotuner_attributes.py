@@ -119,6 +119,15 @@ def test_copies_do_not_disturb_each_other() -> None:
     assert pickle.loads(pickle.dumps(kernel.cache)) == kernel.cache
 
 
+def test_a_deep_copy_has_lists_of_its_own() -> None:
+    kernel, _ = make()
+    twin = copy.deepcopy(kernel)
+    for name in ("arg_names", "configs", "keys"):
+        assert getattr(twin, name) is not getattr(kernel, name)
+    twin.keys.append("BLOCK")
+    assert list(kernel.keys) != list(twin.keys)
+
+
 def test_assigned_configs_are_the_ones_to_choose_from() -> None:
     kernel, bench = make()
     launch(kernel)

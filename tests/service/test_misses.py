@@ -39,7 +39,7 @@ def test_misses_add_up_most_wanted_first(client: httpx.Client) -> None:
     assert first["first_seen"] <= first["last_seen"]
 
 
-def test_misses_of_one_kernel(client: httpx.Client) -> None:
+def test_misses_are_listed_by_kernel_and_namespace(client: httpx.Client) -> None:
     report(client, miss(1), miss(2, kernel="other.kernel"))
     assert list_misses(client, "?kernel=other.kernel") == [(2, 1)]
     assert client.get("/v1/pr-1/misses").json() == {"misses": []}

@@ -16,9 +16,10 @@ import torch
 from ...attention.dispatch import UNTUNED
 from ...attention.kernels.kernel_call import KernelCall
 from ...attention.plan import Plan
-from ...attention.sweep_batches import MOST_TOKENS, Lengths, Model
+from ...attention.sweep_batches import MOST_TOKENS, Lengths, Model, Shape
 from ...attention.sweep_suite import LAUNCHES, case_of, for_scenario, scenario_arguments
 from ...sweep.suite import Case, Suite
+from ...triton_internals.triton_objects import dtype_name
 from .expected_batches import (
     SHORTEST_CONTEXT,
     ExpectedBatch,
@@ -184,7 +185,7 @@ def drawn_batches(
     wanted: Mapping[str, Any],
     batch: ExpectedBatch,
     limits: ServingLimits,
-    form: tuple[Model, int, torch.dtype, int],
+    form: Shape,
 ) -> list[Lengths]:
     """Draw batches of a kind that have the wanted key arguments, as many as a scenario has."""
     most_tokens = _most_tokens(form)
@@ -200,7 +201,7 @@ def drawn_batches(
     return list(by_name.values())
 
 
-def _most_tokens(form: tuple[Model, int, torch.dtype, int]) -> int:
+def _most_tokens(form: Shape) -> int:
     """Return how many tokens the cache of a batch may have in the memory that is free.
 
     An eighth of it is more than one layer's share of an engine's cache.
@@ -218,7 +219,7 @@ def suite_options(
     """Return the options with which `cases` yields the cases of some batches to expect."""
 
     def name(dtype: torch.dtype | None) -> str:
-        return "" if dtype is None else str(dtype).removeprefix("torch.")
+        return "" if dtype is None else dtype_name(dtype)
 
     def dtype_of(values: Any) -> torch.dtype | None:
         return None if values is None else values.dtype
