@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime
 from typing import NamedTuple
 
 from pydantic import BaseModel
@@ -14,6 +15,7 @@ from dejavu_cache.model.scenario import canonical_json
 
 from ..errors import InvalidRequestError, TooLargeError
 from ..storage import contexts, misses, recalls, records
+from ..storage.clock import database_time
 from ..storage.database import Database
 from . import merging
 from .access import Principal
@@ -120,7 +122,7 @@ def merge_record_set(
     if not sent.records:
         return total
     context_id = contexts.lock(connection, namespace, sent.context)
-    into = _Target(context_id, namespace, sent.context.digest)
+    into = _Target(context_id, namespace, sent.context.digest, database_time(connection))
     changed, added = False, 0
     # A part at a time, because the records of a large set do not fit into the memory together.
     for start in range(0, len(sent.records), _PART):
@@ -136,11 +138,12 @@ def merge_record_set(
 
 
 class _Target(NamedTuple):
-    """The context to merge into, by its id and by its names."""
+    """The context to merge into, by its id and by its names, and the present time."""
 
     id: int
     namespace: str
     context: str
+    present: datetime
 
 
 class _MergedPart(NamedTuple):
@@ -175,7 +178,9 @@ def _merge_part(
     replacing: list[records.Claim] = []
     pins = principal.may("admin", into.namespace)
     for record in welcome:
-        merged = merging.add(after.get(record.scenario.digest), record, pins=pins)
+        merged = merging.add(
+            after.get(record.scenario.digest), record, pins=pins, present=into.present
+        )
         after[record.scenario.digest] = merged.record
         claims += merged.claims
         replacing += merged.replacing
