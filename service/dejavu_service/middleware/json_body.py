@@ -22,7 +22,7 @@ from ..services.json_items import InvalidJsonError, InvalidValueError, validate_
 from .request_body import BodyBudget, read_body
 from .write_queue import WriteQueue
 
-__all__ = ["BodyGate", "StrictRoute", "accepts", "check_media_type"]
+__all__ = ["BodyGate", "StrictRoute", "accepts", "check_media_type", "takes_own_turn"]
 
 _Endpoint = TypeVar("_Endpoint", bound=Callable[..., Any])
 
@@ -66,6 +66,12 @@ def accepts(
         return endpoint
 
     return declare
+
+
+def takes_own_turn(endpoint: _Endpoint) -> _Endpoint:
+    """Declare that an endpoint reads its body as a stream, and takes its turn to write later."""
+    vars(endpoint)["takes_own_turn"] = True
+    return endpoint
 
 
 class BodyGate:
@@ -128,7 +134,9 @@ class StrictRoute(APIRoute):
         """
         handler = super().get_route_handler()
         if self.body_field is None:
-            return handler if (self.methods or set()) <= {"GET", "HEAD"} else _take_turns(handler)
+            is_read = (self.methods or set()) <= {"GET", "HEAD"}
+            has_turn = is_read or hasattr(self.endpoint, "takes_own_turn")
+            return handler if has_turn else _take_turns(handler)
         rule = getattr(self.endpoint, "body_rule", None)
         if not isinstance(rule, BodyRule):
             raise TypeError(f"{self.path} has a body: decorate its endpoint with @accepts(role)")
