@@ -38,7 +38,7 @@ was ended since its transaction took too long."""
 # after waiting for a lock.
 _BEGIN_POSTGRES = (
     "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL statement_timeout = 60000; "
-    "SET LOCAL lock_timeout = 15000; SET LOCAL idle_in_transaction_session_timeout = 60000"
+    "SET LOCAL lock_timeout = 10000; SET LOCAL idle_in_transaction_session_timeout = 60000"
 )
 
 
