@@ -22,6 +22,8 @@ __all__ = ["Server"]
 
 _EXCHANGES = 8
 """Identity tokens that are exchanged at a time: each takes one of the threads of all requests."""
+_PAGES = 4
+"""Pages that are made at a time."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ class Server:
         bodies: The bounds of what requests with bodies take.
         identities: The exchange of other issuers' tokens; None if there is none.
         exchanging: The turns to exchange a token, of which a hanging issuer may take all.
+        page_turns: The turns to make a page, which may take long and much memory.
         read_through: The namespaces beneath others.
         reader: The reads of records and their cache.
         metrics: The counters for Prometheus.
@@ -48,6 +51,7 @@ class Server:
     bodies: BodyGate
     identities: IdentityExchange | None
     exchanging: asyncio.Semaphore
+    page_turns: asyncio.Semaphore
     read_through: ReadThrough
     reader: RecordReader
     metrics: Metrics
@@ -69,6 +73,7 @@ class Server:
             bodies=BodyGate(settings.max_body, settings.max_records, settings.pool),
             identities=_open_exchange(settings),
             exchanging=asyncio.Semaphore(_EXCHANGES),
+            page_turns=asyncio.Semaphore(_PAGES),
             read_through=ReadThrough.parse(settings.read_through),
             reader=RecordReader(database, settings.cache_bytes),
             metrics=Metrics(database),
