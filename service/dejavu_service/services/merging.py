@@ -30,7 +30,7 @@ from dejavu_cache.model.scenario import (
 from ..errors import TooLargeError
 from ..storage.records import Claim
 
-__all__ = ["MOST_RECORD_CHARACTERS", "Merge", "add", "check_growth", "override", "pin"]
+__all__ = ["MOST_RECORD_CHARACTERS", "Merge", "Override", "add", "check_growth", "override", "pin"]
 
 MOST_RECORD_CHARACTERS = 32 * 2**20
 """Characters to which a record's JSON may grow: as many as one request brings, and half of what a
@@ -168,7 +168,14 @@ def _add_launches(current: Record | None, sent: Record) -> tuple[RecordedLaunch,
     return (*recorded, *new)[:MOST_LAUNCHES]
 
 
-def override(current: str, source: str, present: datetime) -> str:
+class Override(NamedTuple):
+    """A record that another one was promoted to, as JSON, and whether its winner is another."""
+
+    text: str
+    has_new_winner: bool
+
+
+def override(current: str, source: str, present: datetime) -> Override:
     """Merge a promoted record, whose measurements and winner replace those of `current`.
 
     The pin of `current` stays. Both are canonical JSON, as is the result: parsing them as models
@@ -178,7 +185,7 @@ def override(current: str, source: str, present: datetime) -> str:
         TooLargeError: The record would have more characters, or measurements, than one may have.
     """
     if current == source:
-        return current
+        return Override(current, has_new_winner=False)
     target, promoted = json.loads(current), json.loads(source)
     scenario, before = Scenario.model_validate(target["scenario"]), len(target["measurements"])
     target["measurements"] = _replace(target["measurements"], promoted["measurements"])
@@ -193,12 +200,13 @@ def override(current: str, source: str, present: datetime) -> str:
     }
     if launches:
         target["launches"] = [launch for _, launch in sorted(launches.items())][:MOST_LAUNCHES]
-    winner = _promoted_winner(_winner(target), _winner(promoted), present)
+    standing = _winner(target)
+    winner = _promoted_winner(standing, _winner(promoted), present)
     if winner is not None:
         target["winner"] = winner.model_dump(mode="json")
     text = canonical_json(target)
     check_growth(scenario, len(current), len(text))
-    return text
+    return Override(text, has_new_winner=winner != standing)
 
 
 def _replace(

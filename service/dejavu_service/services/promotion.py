@@ -71,12 +71,15 @@ def _promote_context(
     if route is None:
         return 0
     changed, present = 0, database_time(connection)
+    sender = f"{principal.name} from {source}"
     for page in copies.iter_shared(connection, route):
         merged = {pair.scenario: override(pair.current, pair.source, present) for pair in page}
-        changed += sum(pair.current != merged[pair.scenario] for pair in page)
-        copies.replace_texts(connection, route, merged)
-    added = copies.add_records(connection, route)
-    changed += copies.replace_measurements(connection, route, f"{principal.name} from {source}")
+        changed += sum(pair.current != merged[pair.scenario].text for pair in page)
+        texts = {scenario: record.text for scenario, record in merged.items()}
+        senders = {scenario: sender for scenario, record in merged.items() if record.has_new_winner}
+        copies.replace_texts(connection, route, texts, senders)
+    added = copies.add_records(connection, route, sender)
+    changed += copies.replace_measurements(connection, route, sender)
     misses.drop_all_tuned(connection, route.target)
     if changed or added:
         contexts.bump_revision(connection, route.target, added=added, by=principal.name)
