@@ -114,7 +114,7 @@ def test_a_look_up_has_its_own_time_whatever_the_database_gives_each_statement(
 ) -> None:
     with psycopg.connect(postgres_url, autocommit=True) as admin:
         name = admin.info.dbname
-        admin.execute(f"ALTER DATABASE {name} SET statement_timeout = '20ms'")  # type: ignore[arg-type]
+        admin.execute(f"ALTER DATABASE {name} SET statement_timeout = '20ms'")
 
     async def ask() -> None:
         grouped = open_revisions(database)
