@@ -90,7 +90,15 @@ async def import_records(
     settings = call.server.settings
     with tempfile.SpooledTemporaryFile(_MAX_IN_MEMORY) as lines:
         async for chunk in body_chunks(request, settings.max_import):
-            await run_in_threadpool(lines.write, chunk)
+            try:
+                await run_in_threadpool(lines.write, chunk)
+            except OSError as error:
+                raise ProblemError(
+                    503,
+                    f"the server has no room for the import among its temporary files "
+                    f"({error.strerror}): send it in parts, or ask its admin for room",
+                    headers={"Retry-After": "10"},
+                ) from None
         async with call.server.bodies.queue.turn((namespace, "import")):
             return await run_in_threadpool(
                 transfer.import_lines,
