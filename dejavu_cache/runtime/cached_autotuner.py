@@ -138,10 +138,17 @@ class CachedAutotuner(DeclaredAutotuner):
         Args:
             grid: one to three numbers of programs, or a function from the arguments to them.
         """
-        if "run" in self.__dict__:  # a caller has wrapped this kernel's launches
+        attributes = self.__dict__
+        if "run" in attributes:  # a program has wrapped this kernel's launches
             return super().__getitem__(grid)
         launch = self._launch
-        return lambda *args, **kwargs: launch(grid, args, kwargs)
+
+        def launch_on_grid(*args: Any, **kwargs: Any) -> Any:
+            if "run" in attributes:  # it has wrapped them since
+                return self.run(*args, grid=grid, warmup=False, **kwargs)
+            return launch(grid, args, kwargs)
+
+        return launch_on_grid
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Launch the kernel with its scenario's config; `triton.heuristics` calls this method."""
