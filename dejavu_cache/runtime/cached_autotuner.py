@@ -346,14 +346,21 @@ class CachedAutotuner(DeclaredAutotuner):
         return self._resolver.explain(self._request(device, args, kwargs, configs))
 
     def look_up(self, *args: Any, **kwargs: Any) -> Resolution:
-        """Return what `explain` returns, and put a miss on the worklist of the store."""
+        """Return what the store says of a launch by now, and put a miss on its worklist.
+
+        Ranks that choose together keep what they have agreed on.
+        """
         self._notice_changes_in_place()
         if self._is_left_to_triton:
             return self._explain_off(args, kwargs)
         self._notice_changed_values()
-        resolution = self._explain_now(args, kwargs)
+        request = self.request(*args, **kwargs)
+        if self._consensus == "none":
+            resolution = self._resolver.explain(request)
+        else:
+            resolution = self._explain_now(args, kwargs)
         if not resolution.final:
-            self._resolver.note_miss(self.request(*args, **kwargs))
+            self._resolver.note_miss(request)
         return resolution
 
     def request(self, *args: Any, **kwargs: Any) -> Request:

@@ -236,6 +236,11 @@ class DeclaredAutotuner(ChangingAutotuner):
         source = self._identity.source
         return uuid.uuid4().hex if self._not_stored or source is None else source
 
+    @property
+    def context(self) -> Context:
+        """Context of the kernel's records on the current device."""
+        return self._context(self._device())
+
     def _context(self, device: int) -> Context:
         environment = current_environment(device)
         contexts = self._contexts  # before the source: another thread may forget both meanwhile
