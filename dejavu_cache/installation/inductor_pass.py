@@ -14,10 +14,11 @@ from typing import Any
 from .. import __version__
 from ..model.buckets import Exact
 from ..runtime.autotuner import CachedAutotuner
-from ..settings import current_settings
+from ..settings import Mode, current_settings
 from ..system.import_hooks import after_import, cancel
 from ..system.notices import warn_once
 from ..triton_internals.upstream import Autotuner
+from .noted_choices import note_choice, outdated_notes
 
 __all__ = ["install_inductor_pass", "uninstall_inductor_pass"]
 
@@ -96,7 +97,16 @@ def _make_pass(previous: Any) -> Any:
             """Return what Inductor's own cache tells passes apart by; None switches it off."""
             settings = current_settings()
             place = settings.url, settings.namespace, str(settings.mode)
-            mine = (__version__, _SOURCE, *place)
+            try:
+                outdated = outdated_notes(_traced_kernels())
+            except Exception as error:  # a graph from the cache might have a recalled config
+                warn_once(
+                    "inductor notes",
+                    "Inductor does not cache graphs: what they were compiled by cannot be told: "
+                    f"{type(error).__name__}: {error}",
+                )
+                return None
+            mine = (__version__, _SOURCE, *place, outdated)
             if previous is None:
                 return mine
             theirs = previous.uuid() if hasattr(previous, "uuid") else None
@@ -106,6 +116,18 @@ def _make_pass(previous: Any) -> Any:
 
 
 _SOURCE = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
+
+
+def _traced_kernels() -> list[CachedAutotuner]:
+    wrapper: Any = sys.modules.get("torch._higher_order_ops.triton_kernel_wrap")
+    traced = list(wrapper.kernel_side_table.id_to_kernel.values()) if wrapper else []
+    return [kernel for kernel in traced if _is_looked_up(kernel)]
+
+
+def _is_looked_up(kernel: Any) -> bool:
+    if not isinstance(kernel, CachedAutotuner) or len(kernel.configs) < 2:
+        return False
+    return kernel.mode is not Mode.OFF
 
 
 def use_recorded_configs(graph: Any) -> None:
@@ -132,7 +154,7 @@ def use_recorded_configs(graph: Any) -> None:
 
 def _use_recorded_config(node: Any, table: Any) -> None:
     kernel = table.get_kernel(node.kwargs["kernel_idx"])
-    if not isinstance(kernel, CachedAutotuner) or len(kernel.configs) < 2:
+    if not _is_looked_up(kernel):
         return
     traced = {
         **table.get_constant_args(node.kwargs["constant_args_idx"]),
@@ -141,6 +163,9 @@ def _use_recorded_config(node: Any, table: Any) -> None:
     arguments = _example_arguments(kernel, traced)
     if arguments is None:
         return
+    request = kernel.request(**arguments)
+    if not request.not_stored:  # first: what changes while it is looked up is noticed later
+        note_choice(kernel, request.scenario)
     resolution = kernel.look_up(**arguments)
     grids = node.kwargs["grid"]
     places = [place for place, own in enumerate(kernel.configs) if own is resolution.config]
