@@ -191,7 +191,7 @@ def test_an_image_layout_is_what_registries_take(
     assert json.loads((layout / "oci-layout").read_text()) == {"imageLayoutVersion": "1.0.0"}
     for blob in (layout / "blobs" / "sha256").iterdir():
         assert hashlib.sha256(blob.read_bytes()).hexdigest() == blob.name
-    assert bundle_in(layout).read_bytes() == bundle.read_bytes()
+    assert bundle_in(layout)[0].read_bytes() == bundle.read_bytes()
     config = json.loads(
         next(
             b for b in layout.rglob("*") if b.is_file() and b"diff_ids" in b.read_bytes()
