@@ -13,7 +13,6 @@ import shutil
 import stat
 import struct
 import tarfile
-import uuid
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
@@ -27,6 +26,7 @@ from ...stores.manifest import (
     parse_manifest,
     verify_folder,
 )
+from ...system.safe_files import open_replacement
 from .new_folder import new_folder
 
 if TYPE_CHECKING:
@@ -78,19 +78,16 @@ def create(folder: Path, file: Path) -> tuple[Manifest, Digests]:
         BundleError: the folder is not prewarmed, differs from its manifest, or the file cannot be
             written.
     """
+    if file.is_symlink() or (file.exists() and not file.is_file()):
+        raise BundleError(
+            f"{file} is there already and is no file: name one, which need not exist yet"
+        )
     manifest = verify_folder(folder)
-    partial_file = file.with_name(f".{file.name}.{uuid.uuid4().hex[:8]}")
     try:
-        file.absolute().parent.mkdir(parents=True, exist_ok=True)
-        with partial_file.open("xb") as raw:
+        with open_replacement(file) as raw:
             digests = write(folder, manifest, raw)
-            raw.flush()
-            os.fsync(raw.fileno())
-        partial_file.replace(file)
     except OSError as error:
         raise BundleError(f"{file} cannot be written: {error.strerror or error}") from error
-    finally:
-        partial_file.unlink(missing_ok=True)
     return manifest, digests
 
 
@@ -108,7 +105,10 @@ def write(folder: Path, manifest: Manifest, raw: IO[bytes]) -> Digests:
             add_file(tar, MANIFEST, io.BytesIO(manifest.text.encode()), len(manifest.text.encode()))
             for inside in sorted(manifest.files):
                 with (folder / inside).open("rb") as file:
-                    add_file(tar, inside, file, manifest.files[inside].size)
+                    reader: Any = _HashingReader(file)
+                    add_file(tar, inside, reader, manifest.files[inside].size)
+                if reader.hash.hexdigest() != manifest.files[inside].sha256:
+                    raise BundleError(f"{folder / inside} was changed while it was packed")
     seal = _SEAL.pack(_SKIPPED, 32, sealed.hash.digest())
     sealed.write(seal)
     return Digests(sealed.hash.hexdigest(), plain.hash.hexdigest(), sealed.size)
