@@ -228,6 +228,13 @@ def test_a_mount_point_is_refused(bundle: Path, tmp_path: Path) -> None:
     assert (seen.returncode, f"as in {tmp_path}/now" in seen.stderr) == (3, True), seen.stderr
 
 
+def test_a_manifest_that_names_no_compiler_is_shown(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "other")
+    (tmp_path / "other" / MANIFEST).write_bytes(manifest_of(folder, codegen={}))
+    seen = dejavu("bundle", "inspect", tmp_path / "other")
+    assert (seen.returncode, "compiler unknown" in seen.stdout) == (0, True), seen.stderr
+
+
 def test_the_machine_is_looked_at_field_by_field(folder: Path) -> None:
     """Another Triton, another Python, no GPU: each is named, before anything is loaded."""
     manifest = verify_folder(folder)

@@ -90,7 +90,7 @@ def _say_manifest(manifest: Manifest) -> None:
     for device in manifest.devices:
         say(
             f"device    {device.name}: {device.arch}, {device.units} units, "
-            f"{device.memory_gib} GiB, {manifest.codegen[device.name]}"
+            f"{device.memory_gib} GiB, {manifest.codegen.get(device.name, 'compiler unknown')}"
         )
     say(
         f"files     {len(manifest.files)}: {counted(binaries, 'binary', 'binaries')}, "
