@@ -20,7 +20,14 @@ from ..model.scenario_index import NearbyScenarios, ScenarioIndex
 from ..system.notices import warn_once
 from ..system.safe_files import open_folder, open_regular
 from .base import Found, FoundTree, Store
-from .file_access import describe_failure, find_files, folder_name, read_text, write_text
+from .file_access import (
+    describe_failure,
+    differ_in_case_alone,
+    find_files,
+    folder_name,
+    read_text,
+    write_text,
+)
 from .file_layout import HEAD_BYTES, Page, context_of_head
 from .file_locks import FileLocks, acquire_lock, release_lock
 from .leftovers import delete_leftovers
@@ -78,7 +85,7 @@ class FileStore(Store):
         path = self.path(context)
         try:
             page = self._pages.get(path, context)
-            return iter(list(page.records(str(path))) if page else ())
+            return page.records(str(path)) if page else iter(())
         except DamagedRecordsError as error:
             self._set_aside(path, context, str(error))
             return iter(())
@@ -143,7 +150,8 @@ class FileStore(Store):
             return str(context)
         try:
             page = self._pages.get(path, context)
-            list(page.records(str(path)) if page else ())
+            for _ in page.records(str(path)) if page else ():
+                pass
         except StoreError as error:
             return str(error)
         return ""
@@ -167,8 +175,9 @@ class FileStore(Store):
                 continue
             try:
                 context = self._context_of(path)
-                if self.path(context) != path:
-                    raise StoreError(f"it belongs at {self.path(context).relative_to(self.root)}")
+                expected = self.path(context)
+                if expected != path and not differ_in_case_alone(expected, path):
+                    raise StoreError(f"it belongs at {expected.relative_to(self.root)}")
                 yield path, context
             except (StoreError, OSError, UnicodeDecodeError) as error:
                 yield path, error
