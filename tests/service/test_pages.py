@@ -127,6 +127,27 @@ def test_a_scenario_tells_why_its_config_runs(
     assert re.search(r"<td>a admin \(\w+\)</td><td>pin BLOCK_M=64", page)
 
 
+def test_a_name_does_not_turn_the_text_around_it(client: httpx.Client) -> None:
+    name = "shop.kernels.matmul\u202e"
+    client.post("/v1/main/records", json=body(record_set(record(1), of=context(name))))
+    for path in ("/pages/main", f"/pages/main/contexts/{context(name).digest}"):
+        page = client.get(path).text
+        assert r"matmul\u202e" in page
+        assert "\u202e" not in page
+
+
+def test_times_have_three_digits() -> None:
+    shown = {
+        0.0005: "0.500 µs",
+        0.006: "6.00 µs",
+        0.27: "270 µs",
+        1.5: "1.50 ms",
+        123.4: "123 ms",
+        1234.5: "1.23 s",
+    }
+    assert {value: rendering.format_milliseconds(value) for value in shown} == shown
+
+
 def test_the_worklist(client: httpx.Client) -> None:
     assert "Nothing is missing" in client.get("/pages/main/misses").text
     fill(client)
@@ -139,6 +160,9 @@ def test_the_worklist(client: httpx.Client) -> None:
     assert "<td>node7 by anybody, now</td>" in client.get("/pages/main/misses", params=query).text
     elsewhere = client.get("/pages/main/misses", params={"device": "NVIDIA B200"}).text
     assert "node7" not in elsewhere
+    assert "Nothing is missing in <strong>main</strong> on NVIDIA B200." in elsewhere
+    unknown = client.get("/pages/main/misses", params={"kernel": "zzz"}).text
+    assert "has a record" not in unknown, "it may have been misspelled"
 
 
 def tuned_again(of: Context) -> Context:

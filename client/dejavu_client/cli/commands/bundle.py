@@ -9,7 +9,7 @@ import typer
 
 from dejavu_cache.errors import SettingsError
 from dejavu_cache.stores.manifest import Manifest
-from dejavu_cache.system.plurals import counted
+from dejavu_cache.system.plurals import counted, size_text
 
 from ..options import JsonOption
 from ..output import say, show_json, show_table
@@ -65,7 +65,7 @@ def create(
         manifest, digests = archive.create(folder, out)
         size = digests.size
     files = counted(len(manifest.files), "file")
-    say(f"{out}: {files}, {size / 2**20:.1f} MiB, digest {manifest.digest}")
+    say(f"{out}: {files}, {size_text(size)}, digest {manifest.digest}")
 
 
 def inspect(path: PathArgument, as_json: JsonOption = False) -> None:
@@ -94,8 +94,7 @@ def _say_manifest(manifest: Manifest) -> None:
         )
     say(
         f"files     {len(manifest.files)}: {counted(binaries, 'binary', 'binaries')}, "
-        f"{counted(modules, 'host module')}, "
-        f"{size / 2**20:.1f} MiB"
+        f"{counted(modules, 'host module')}, {size_text(size)}"
     )
     rows = [
         (kernel.name, kernel.scenarios, kernel.binaries, kernel.source)
