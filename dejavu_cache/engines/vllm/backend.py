@@ -208,6 +208,7 @@ class DejavuAttentionImpl(AttentionImpl[StepInputs]):  # type: ignore[misc]
             page=self.config.cache_config.block_size or 16,
             dtype=act_dtype,
             cache_dtype=self._cache_dtype or act_dtype,
+            cache_order=_cache_order(self.config.cache_config),
         )
         limits = ServingLimits(
             max_requests=scheduler.max_num_seqs,
@@ -281,3 +282,10 @@ def _is_batch_invariant() -> bool:
     from vllm import envs
 
     return bool(getattr(envs, "VLLM_BATCH_INVARIANT", False))
+
+
+def _cache_order(cache_config: Any) -> tuple[int, ...]:
+    """Return the `cache_order` of the engine's layers; vLLM has chosen it by then."""
+    if getattr(cache_config, "kv_cache_layout", None) is None:
+        return ()
+    return tuple(cache_config.get_resolved_kv_cache_layout().layer_view_order)
