@@ -16,13 +16,15 @@ __all__ = ["read_lora_table", "read_table"]
 
 
 def read_table(path: Path, content: Mapping[str, Any]) -> Iterator[ForeignResult]:
-    """Read a table of fused experts, block-scaled products or Mamba's state.
+    """Read a table of fused experts, block-scaled products or Mamba's state; nothing of others.
 
     Raises:
-        ValueError: the file is no such table.
+        ValueError: the file has another form.
     """
     labels = parse_labels(path.stem)
     entry = TableEntry.of_labels(labels)
+    if entry is None:
+        return
     triton = content.get("triton_version") or _version_of(path.parent.name)
     for size, config in content.items():
         if size == "triton_version":
