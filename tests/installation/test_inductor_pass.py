@@ -27,7 +27,9 @@ def test_a_recorded_config_takes_the_place_of_all(tmp_path: Path) -> None:
         "packaged, symbolic, bucket [(128, 2)]",
         "packaged, symbolic, exact 4",
         "data-dependent []",
-        "uninstalled 4",
+        "thread [('128', '2')]",
+        "exported launch [(128, True)]",
+        "uninstalled 4 4",
         "benchmarked 0",
     ]
 

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import contextlib
 import re
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
-import support.pretended_gpu  # noqa: F401 - replaces the driver
 import torch
 import torch.utils._triton
 import triton
 import triton.language as tl
+from support.pretended_gpu import LAUNCHED  # replaces the driver, too
 from triton.runtime import driver
 
 import dejavu_cache
@@ -175,6 +176,16 @@ print("packaged", packaged_configs(call_of(tuned), strict=True), packaged_config
 print("packaged, symbolic, bucket", packaged_configs(by_bucket, dynamic=True))
 print("packaged, symbolic, exact", len(packaged_configs(exact, dynamic=True)))
 print("data-dependent", look_ups_of_data_dependent_size(make(buckets={"n": Pow2()})))
-dejavu_cache.uninstall()
-print("uninstalled", len(configs_of(tuned)))
+with ThreadPoolExecutor(1) as thread:
+    print("thread", thread.submit(configs_of, tuned).result())
+    torch._dynamo.reset()
+    launched = torch.export.export(Launching(call_of(tuned)), (torch.ones(1000),), strict=True)
+    LAUNCHED.clear()
+    torch.compile(launched.module())(torch.ones(1000))
+    print(
+        "exported launch",
+        [(kernel.constant("B"), kernel.src.fn is tuned.fn) for kernel in LAUNCHED],
+    )
+    dejavu_cache.uninstall()
+    print("uninstalled", len(configs_of(tuned)), len(thread.submit(configs_of, tuned).result()))
 print("benchmarked", len(BENCHMARKED) - before)
