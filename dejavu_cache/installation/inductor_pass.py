@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ from .noted_choices import note_choice, outdated_notes
 __all__ = ["install_inductor_pass", "uninstall_inductor_pass"]
 
 _CONFIG_MODULE = "torch._inductor.config"
+
+_OPTION = "post_grad_custom_pre_pass"
 
 _AS_TRACED = "eager_input_vals"
 """Name under which a traced node keeps its arguments as they were in the program."""
@@ -40,14 +43,24 @@ def uninstall_inductor_pass() -> None:
     """Have Inductor tune cached kernels itself again."""
     cancel(_CONFIG_MODULE, _add_pass)
     config: Any = sys.modules.get(_CONFIG_MODULE)
+    entry = _entry(config)
+    if entry is not None and _is_ours(entry.default):
+        entry.default.is_active = False  # threads that have compiled keep it
+        entry.default = None
     passes = _current_passes(config)
     if passes is not None:
-        config.post_grad_custom_pre_pass = _without_ours(passes)
+        setattr(config, _OPTION, _without_ours(passes))
 
 
 def _current_passes(config: Any) -> Any:
+    """Return the option's value in this thread."""
     # Torch hides an option that a program has deleted, as `mock.patch` does.
-    return getattr(config, "post_grad_custom_pre_pass", None)
+    return getattr(config, _OPTION, None)
+
+
+def _entry(config: Any) -> Any:
+    """Return where torch keeps the option's default, which is that of all threads, or None."""
+    return getattr(config, "_config", {}).get(_OPTION)
 
 
 def _is_ours(graph_pass: Any) -> bool:
@@ -61,16 +74,30 @@ def _without_ours(passes: Any) -> Any:
 
 
 def _add_pass(config: Any) -> None:
+    """Add the pass for all threads, and before one that the program has set for its own.
+
+    What is assigned counts in the thread that assigns it, by torch 2.13.
+    """
     from torch._inductor import custom_graph_pass
 
     previous = _without_ours(_current_passes(config))
+    entry = _entry(config)
+    if entry is not None and entry.default is None:
+        entry.default = _shared_pass()
+        entry.default.is_active = True
     if previous is None:
-        config.post_grad_custom_pre_pass = _make_pass(None)
+        if not _is_ours(_current_passes(config)):
+            setattr(config, _OPTION, _make_pass(None))
     elif hasattr(custom_graph_pass, "get_custom_graph_passes"):  # takes several passes
         others = previous if isinstance(previous, (list, tuple)) else [previous]
-        config.post_grad_custom_pre_pass = [_make_pass(None), *others]
+        setattr(config, _OPTION, [_make_pass(None), *others])
     else:
-        config.post_grad_custom_pre_pass = _make_pass(previous)
+        setattr(config, _OPTION, _make_pass(previous))
+
+
+@cache
+def _shared_pass() -> Any:
+    return _make_pass(None)
 
 
 def _make_pass(previous: Any) -> Any:
@@ -87,9 +114,15 @@ def _make_pass(previous: Any) -> Any:
 
         def __init__(self) -> None:
             self.previous = previous
+            self.is_active = True
+
+        def __deepcopy__(self, memo: object) -> RecordedConfigPass:
+            """Return itself: torch gives each thread a copy of a default."""
+            return self
 
         def __call__(self, graph: Any, *inference: Any, **named: Any) -> None:
-            use_recorded_configs(graph)
+            if self.is_active:
+                use_recorded_configs(graph)
             if previous is not None:
                 previous(graph, *inference, **named)
 
@@ -106,7 +139,7 @@ def _make_pass(previous: Any) -> Any:
                     f"{type(error).__name__}: {error}",
                 )
                 return None
-            mine = (__version__, _SOURCE, *place, outdated)
+            mine = (__version__, _SOURCE, self.is_active, *place, outdated)
             if previous is None:
                 return mine
             theirs = previous.uuid() if hasattr(previous, "uuid") else None

@@ -35,6 +35,7 @@ from .prewarmed_binaries import use_prewarmed_binaries
 from .request import Request
 from .resolver import Resolver
 from .service_phase import may_benchmark
+from .untraced_code import leave_untraced
 
 __all__ = ["CachedAutotuner"]
 
@@ -57,6 +58,7 @@ class CachedAutotuner(DeclaredAutotuner):
         use_prewarmed_binaries()
         report_triton_activity()
         record_launches(self)
+        leave_untraced()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Have a subclass with a `run` of its own launch by it, as a subclass of Triton's does."""

@@ -32,13 +32,15 @@ def test_a_recorded_config_takes_the_place_of_all(tmp_path: Path) -> None:
         "packaged, symbolic, bucket [(128, 2)]",
         "packaged, symbolic, exact 4",
         "data-dependent []",
+        "thread [('128', '2')]",
+        "exported launch [(128, True)]",
         "first compiled [('128', '2')]",
         "again cached [('128', '2')]",
         "pinned compiled [('64', '4')]",
         "pinned, again cached [('64', '4')]",
         "deleted compiled 4",
         "deleted, again cached 4",
-        "uninstalled 4",
+        "uninstalled 4 4",
         "benchmarked 0",
     ]
 
