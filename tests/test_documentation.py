@@ -142,6 +142,11 @@ def test_every_command_line_in_the_documentation_parses() -> None:
         for line in map(str.strip, re.sub(r"\\\n\s*", "", block).splitlines())
         if line.startswith(("dejavu-cache ", "$ dejavu-cache "))
     }
+    lines |= {
+        (path.name, line)
+        for path in ROOT.glob("service/dejavu_service/pages/templates/*.html")
+        for line in re.findall(r">(dejavu-cache [^<{]* --[^<{]*)</code>", path.read_text())
+    }
     assert len(lines) > 45
     application: Any = typer.main.get_command(all_commands())
     for page, line in sorted(lines):

@@ -32,6 +32,16 @@ def test_settings_exist(path: Path) -> None:
     assert named <= {field.upper() for field in ServerSettings.model_fields}
 
 
+@pytest.mark.parametrize("dockerfile", ["Dockerfile", "examples/container/Dockerfile"])
+def test_what_an_image_copies_is_in_its_context(dockerfile: str) -> None:
+    admitted = re.findall(r"^!(\S+)", (ROOT / ".dockerignore").read_text(), re.MULTILINE)
+    copies = re.findall(r"^COPY (?!--from)(.+) \S+$", (ROOT / dockerfile).read_text(), re.MULTILINE)
+    copied = [source for line in copies for source in line.split()]
+    assert len(copied) > 5
+    for source in copied:
+        assert any(f"{source}/".startswith(f"{path}/") for path in admitted), source
+
+
 def test_metrics_and_probes_exist(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'server.sqlite3'}"
     database = Database(url)

@@ -9,6 +9,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from ..model.decision_tree import Tree
 from ..model.record import RecordSet
 from ..model.scenario import Context, now
+from ..system.printable_text import printable_output
 from .comparison import comparisons
 from .section import Section
 from .selection_rules import times
@@ -38,6 +39,7 @@ def render(
     pages = Environment(
         loader=PackageLoader("dejavu_cache.report"),
         autoescape=True,
+        finalize=printable_output,
         undefined=StrictUndefined,
         trim_blocks=True,
     )

@@ -54,27 +54,30 @@ def cached_autotune(
         cache_results: accepted and ignored: results are always kept.
         **options: any of the following, by name.
 
-            buckets (Mapping[str, Bucket | str | Mapping]): for some of the key arguments, the rule
-                that maps a value to its bucket: `Pow2(max=4096)`, `"pow2"` or `{"kind": "pow2"}`.
-            store (Store | str | PathLike): the store, its URL or a folder; else `DEJAVU_CACHE_URL`.
-            mode (Mode | str): what a launch may do on a miss: `tune`, `reuse`, `strict` or `off`.
-            default (triton.Config | Callable): the declared config that a miss falls back on, or a
-                function from the arguments by name to one; else the first config.
-            max_distance (float): the largest distance to a recorded scenario whose winner may stand
-                in, in powers of two summed over the key arguments, 0 or more.
-            method (str): how configs are timed: `events-cold` (the default), `events-warm`,
-                `cudagraph-cold` or `cudagraph-warm`.
-            tune_seconds (float): seconds that one tune may take, above 0; the next process
-                continues it.
-            tune_configs (int): the number of measured configs at which a scenario counts as tuned,
-                1 or more.
-            consensus (str): `ranks` makes all ranks of a torch.distributed job run one rank's
-                choice; `none` does not.
-            check (CheckOptions | bool): how results are compared with the default config's before
-                a config may win; False compares nothing.
-            prune_per (str): `launch` (the default) prunes for each launch that differs in an
-                argument's value or type, or in a tensor's layout; `scenario` prunes once for all
-                launches of a scenario.
+            - `buckets` (Mapping[str, Bucket | str | Mapping]): for some of the key arguments, the
+              rule that maps a value to its bucket: `Pow2(max=4096)`, `"pow2"` or
+              `{"kind": "pow2"}`.
+            - `store` (Store | str | PathLike): the store, its URL or a folder; else
+              `DEJAVU_CACHE_URL`.
+            - `mode` (Mode | str): what a launch may do on a miss: `tune`, `reuse`, `strict` or
+              `off`.
+            - `default` (triton.Config | Callable): the declared config that a miss falls back on,
+              or a function from the arguments by name to one; else the first config.
+            - `max_distance` (float): the largest distance to a recorded scenario whose winner may
+              stand in, in powers of two summed over the key arguments, 0 or more.
+            - `method` (str): how configs are timed: `events-cold` (the default), `events-warm`,
+              `cudagraph-cold` or `cudagraph-warm`.
+            - `tune_seconds` (float): seconds that one tune may take, above 0; the next process
+              continues it.
+            - `tune_configs` (int): the number of measured configs at which a scenario counts as
+              tuned, 1 or more.
+            - `consensus` (str): `ranks` makes all ranks of a torch.distributed job run one rank's
+              choice; `none` does not.
+            - `check` (CheckOptions | bool): how results are compared with the default config's
+              before a config may win; False compares nothing.
+            - `prune_per` (str): `launch` (the default) prunes for each launch that differs in an
+              argument's value or type, or in a tensor's layout; `scenario` prunes once for all
+              launches of a scenario.
 
     Returns:
         A decorator from a kernel to its `CachedAutotuner`.

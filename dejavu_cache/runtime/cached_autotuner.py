@@ -35,6 +35,7 @@ from .prewarmed_binaries import use_prewarmed_binaries
 from .request import Request
 from .resolver import Resolver
 from .service_phase import may_benchmark
+from .untraced_code import leave_untraced
 
 __all__ = ["CachedAutotuner"]
 
@@ -57,6 +58,7 @@ class CachedAutotuner(DeclaredAutotuner):
         use_prewarmed_binaries()
         report_triton_activity()
         record_launches(self)
+        leave_untraced()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Have a subclass with a `run` of its own launch by it, as a subclass of Triton's does."""
@@ -119,10 +121,17 @@ class CachedAutotuner(DeclaredAutotuner):
         Args:
             grid: one to three numbers of programs, or a function from the arguments to them.
         """
-        if "run" in self.__dict__:  # a caller has wrapped this kernel's launches
+        attributes = self.__dict__
+        if "run" in attributes:  # a program has wrapped this kernel's launches
             return super().__getitem__(grid)
         launch = self._launch
-        return lambda *args, **kwargs: launch(grid, args, kwargs)
+
+        def launch_on_grid(*args: Any, **kwargs: Any) -> Any:
+            if "run" in attributes:  # it has wrapped them since
+                return self.run(*args, grid=grid, warmup=False, **kwargs)
+            return launch(grid, args, kwargs)
+
+        return launch_on_grid
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Launch the kernel with its scenario's config; `triton.heuristics` calls this method."""
@@ -320,14 +329,21 @@ class CachedAutotuner(DeclaredAutotuner):
         return self._resolver.explain(self._request(device, args, kwargs, configs))
 
     def look_up(self, *args: Any, **kwargs: Any) -> Resolution:
-        """Return what `explain` returns, and put a miss on the worklist of the store."""
+        """Return what the store says of a launch by now, and put a miss on its worklist.
+
+        Ranks that choose together keep what they have agreed on.
+        """
         self._notice_changes_in_place()
         if self._is_left_to_triton:
             return self._explain_off(args, kwargs)
         self._notice_changed_values()
-        resolution = self._explain_now(args, kwargs)
+        request = self.request(*args, **kwargs)
+        if self._consensus == "none":
+            resolution = self._resolver.explain(request)
+        else:
+            resolution = self._explain_now(args, kwargs)
         if not resolution.final:
-            self._resolver.note_miss(self.request(*args, **kwargs))
+            self._resolver.note_miss(request)
         return resolution
 
     def request(self, *args: Any, **kwargs: Any) -> Request:

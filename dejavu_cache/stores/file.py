@@ -21,7 +21,14 @@ from ..model.scenario_index import NearbyScenarios, ScenarioIndex
 from ..system.notices import warn_once
 from ..system.safe_files import open_folder, open_regular
 from .base import Found, FoundTree, Store
-from .file_access import describe_failure, find_files, folder_name, read_text, write_text
+from .file_access import (
+    describe_failure,
+    differ_in_case_alone,
+    find_files,
+    folder_name,
+    read_text,
+    write_text,
+)
 from .file_layout import HEAD_BYTES, Page, context_of_head
 from .file_locks import FileLocks, acquire_lock, release_lock
 from .imported_files import ImportedFiles
@@ -75,13 +82,8 @@ class FileStore(Store):
 
     def records(self, context: Context) -> Iterator[Record]:
         """Return a context's records; a damaged file counts as empty."""
-
-        def read(path: Path) -> list[Record]:
-            page = self._pages.get(path, context)
-            return list(page.records(str(path))) if page else []
-
-        nothing: list[Record] = []
-        return iter(self._read(context, read, nothing))
+        page = self._read(context, lambda path: self._pages.get(path, context), None)
+        return page.records(str(self.path(context))) if page else iter(())
 
     def scenario_texts(self, context: Context) -> Iterator[str]:
         """Return the scenarios of a context's file without parsing its records."""
@@ -143,7 +145,8 @@ class FileStore(Store):
             return str(context)
         try:
             page = self._pages.get(path, context)
-            list(page.records(str(path)) if page else ())
+            for _ in page.records(str(path)) if page else ():
+                pass
         except StoreError as error:
             return str(error)
         return ""
@@ -167,8 +170,9 @@ class FileStore(Store):
                 continue
             try:
                 context = self._context_of(path)
-                if self.path(context) != path:
-                    raise StoreError(f"it belongs at {self.path(context).relative_to(self.root)}")
+                expected = self.path(context)
+                if expected != path and not differ_in_case_alone(expected, path):
+                    raise StoreError(f"it belongs at {expected.relative_to(self.root)}")
                 yield path, context
             except (StoreError, OSError, UnicodeDecodeError) as error:
                 yield path, error

@@ -12,8 +12,9 @@ import functools
 import importlib.util
 import sys
 import types
+from collections import ChainMap
 from collections.abc import Callable, Mapping, MutableMapping, MutableSequence, MutableSet
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import UnreadableKernelError
 from .constants import library_of
@@ -28,7 +29,15 @@ from .syntax import FunctionSyntax
 from .syntax_names import ANY_ATTRIBUTE, Chain, Import
 from .triton_objects import is_jit, is_triton_own, python_function, qualified_name, unwrap
 
-__all__ = ["MISSING", "check_reads", "imported_values", "is_standard", "resolve"]
+__all__ = [
+    "MISSING",
+    "NamedCallee",
+    "check_reads",
+    "imported_values",
+    "is_standard",
+    "resolve",
+    "values_of_names",
+]
 
 Names = Mapping[str, Any]
 
@@ -51,6 +60,48 @@ def resolve(names: Names, chain: Chain) -> Any:
         else:
             return MISSING
     return value
+
+
+def values_of_names(function: Callable[..., Any]) -> Names:
+    """Return the values of a function's globals and of what it closes over, by name."""
+    return {**function.__globals__, **_closure_values(function)}
+
+
+def _closure_values(function: Callable[..., Any]) -> dict[str, Any]:
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=False)
+    return {name: cell.cell_contents for name, cell in cells if not _is_empty(cell)}
+
+
+def _is_empty(cell: Any) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018 - reading an empty cell raises
+    except ValueError:
+        return True
+    return False
+
+
+class NamedCallee(NamedTuple):
+    """A jit function that another function calls by a name.
+
+    Attributes:
+        caller: the function that calls it.
+        chain: the dotted name.
+        callee: the jit function of that name when the caller was hashed.
+    """
+
+    caller: Callable[..., Any]
+    chain: Chain
+    callee: Any
+
+    @property
+    def is_replaced(self) -> bool:
+        """Whether the name stands for something else by now."""
+        names = ChainMap(_closure_values(self.caller), self.caller.__globals__)
+        return resolve(names, self.chain) is not self.callee
+
+    def __str__(self) -> str:
+        """Return the dotted name."""
+        return ".".join(self.chain)
 
 
 def is_standard(value: Any) -> bool:

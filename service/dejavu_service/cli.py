@@ -95,6 +95,11 @@ def serve(
         if token_file is not None:
             typer.echo(f"The first start made an admin token, in {token_file}. Programs use it by:")
             typer.echo(f"  export DEJAVU_CACHE_TOKEN_FILE={token_file}")
+        elif settings.without_tokens and serving.has_tokens(opened):
+            typer.echo(
+                "--without-tokens has no effect: there are tokens, so every request needs one.",
+                err=True,
+            )
         elif settings.without_tokens:
             typer.echo(
                 f"Without tokens: {settings.host} answers this machine only, and everybody on it, "

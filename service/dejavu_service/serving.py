@@ -31,7 +31,7 @@ from .storage import schema
 from .storage.database import Database
 from .storage.tokens import any_issued
 
-__all__ = ["make_server", "prepare", "run", "token_command"]
+__all__ = ["has_tokens", "make_server", "prepare", "run", "token_command"]
 
 _SHUTDOWN_SECONDS = 10
 """Seconds that requests have to end after a signal to stop."""
@@ -58,8 +58,7 @@ def prepare(settings: ServerSettings, database: Database) -> Path | None:
     """
     _check_tls_files(settings.tls_cert, settings.tls_key)
     schema.require_current(database)
-    with database.read() as connection:
-        issued = any_issued(connection)
+    issued = has_tokens(database)
     if not issued and not is_loopback(settings.host):
         raise SettingsError(
             f"{settings.host} can be reached by others, and there is no token yet: "
@@ -68,6 +67,12 @@ def prepare(settings: ServerSettings, database: Database) -> Path | None:
     if issued or settings.without_tokens:
         return None
     return _make_first_token(settings, database)
+
+
+def has_tokens(database: Database) -> bool:
+    """Return whether a token was ever issued, so that requests need one."""
+    with database.read() as connection:
+        return any_issued(connection)
 
 
 def _check_tls_files(certificate: Path | None, key: Path | None) -> None:

@@ -247,6 +247,8 @@ def test_gc_drops_older_sources_and_can_say_so_first(store: FileStore) -> None:
     assert len(list(store.contexts())) == 2
     run_cli("gc", "--store", store.root)
     assert list(FileStore(store.root).contexts()) == [newer]
+    run_cli("gc", "--days", "9999999999", "--store", store.root)
+    assert list(FileStore(store.root).contexts()) == [newer]
     run_cli("gc", "--days", "1", "--store", store.root)
     assert list(FileStore(store.root).contexts()) == []
 

@@ -247,11 +247,24 @@ def test_a_port_that_is_in_use_is_said_in_one_line(tmp_path: Path) -> None:
             capture_output=True, text=True, timeout=60, check=False,
         )  # fmt: skip
     assert done.returncode == ExitCode.UNUSABLE
+    assert "until a token is created" in done.stderr
     assert done.stderr.splitlines()[-1] == (
         f"error: 127.0.0.1:{port} cannot be listened on: Address already in use: "
         f"stop what listens on port {port}, or choose another one with --port"
     )
     assert "Traceback" not in done.stderr
+
+
+def test_a_start_without_tokens_says_if_there_are_some(sqlite_url: str) -> None:
+    run(sqlite_url, "token", "create", "--name", "ops", "--role", "admin")
+    with socket.create_server(("127.0.0.1", 0)) as taken:  # so that it ends
+        port = str(taken.getsockname()[1])
+        done = subprocess.run(
+            command("serve", "--port", port, "--without-tokens", "--database", sqlite_url),
+            capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+    assert "--without-tokens has no effect" in done.stderr
+    assert "until a token is created" not in done.stderr
 
 
 def test_an_address_that_is_no_machines_is_said_in_one_line(sqlite_url: str) -> None:

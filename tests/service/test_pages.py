@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
+import pytest
+from dejavu_service import metrics
+from dejavu_service.pages import rendering
 from dejavu_service.pages.views import scenario_row
 from fastapi import FastAPI
 from support.service import body, config, context, measurement, record, record_set, scenario
@@ -122,6 +127,27 @@ def test_a_scenario_tells_why_its_config_runs(
     assert re.search(r"<td>a admin \(\w+\)</td><td>pin BLOCK_M=64", page)
 
 
+def test_a_name_does_not_turn_the_text_around_it(client: httpx.Client) -> None:
+    name = "shop.kernels.matmul\u202e"
+    client.post("/v1/main/records", json=body(record_set(record(1), of=context(name))))
+    for path in ("/pages/main", f"/pages/main/contexts/{context(name).digest}"):
+        page = client.get(path).text
+        assert r"matmul\u202e" in page
+        assert "\u202e" not in page
+
+
+def test_times_have_three_digits() -> None:
+    shown = {
+        0.0005: "0.500 µs",
+        0.006: "6.00 µs",
+        0.27: "270 µs",
+        1.5: "1.50 ms",
+        123.4: "123 ms",
+        1234.5: "1.23 s",
+    }
+    assert {value: rendering.format_milliseconds(value) for value in shown} == shown
+
+
 def test_the_worklist(client: httpx.Client) -> None:
     assert "Nothing is missing" in client.get("/pages/main/misses").text
     fill(client)
@@ -134,6 +160,9 @@ def test_the_worklist(client: httpx.Client) -> None:
     assert "<td>node7 by anybody, now</td>" in client.get("/pages/main/misses", params=query).text
     elsewhere = client.get("/pages/main/misses", params={"device": "NVIDIA B200"}).text
     assert "node7" not in elsewhere
+    assert "Nothing is missing in <strong>main</strong> on NVIDIA B200." in elsewhere
+    unknown = client.get("/pages/main/misses", params={"kernel": "zzz"}).text
+    assert "has a record" not in unknown, "it may have been misspelled"
 
 
 def tuned_again(of: Context) -> Context:
@@ -273,3 +302,40 @@ def test_metrics_tell_what_there_is(client: httpx.Client) -> None:
         'dejavu_request_seconds_count{route="/v1/{namespace}/contexts/{context}/records"} 3.0',
     ):
         assert line in text, line
+
+
+def test_invented_names_make_no_more_metrics(
+    client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metrics, "_MOST_SERIES", 2)
+    for kernel, records in (("a", 1), ("b", 3), ("c", 2), ("d", 1)):
+        sent = record_set(*map(record, range(records)), of=context(kernel=kernel))
+        client.post("/v1/main/records", json=body(sent))
+    lines = [line for line in client.get("/metrics").text.splitlines() if "records{" in line]
+    assert lines == [
+        'dejavu_records{device="NVIDIA H200",kernel="b",namespace="main"} 3.0',
+        'dejavu_records{device="NVIDIA H200",kernel="c",namespace="main"} 2.0',
+        'dejavu_records{device="(others)",kernel="(others)",namespace="(others)"} 2.0',
+    ]
+
+
+def test_few_pages_are_made_at_a_time(
+    client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each may take much memory, and threads that programs' requests need."""
+    making: list[int] = []
+    numbers: list[int] = []
+    render = rendering.render
+
+    def render_slowly(template: str, **values: object) -> str:
+        making.append(1)
+        numbers.append(len(making))
+        time.sleep(0.05)
+        making.pop()
+        return render(template, **values)
+
+    monkeypatch.setattr(rendering, "render", render_slowly)
+    with ThreadPoolExecutor(20) as pool:
+        answers = list(pool.map(client.get, ["/pages/main"] * 20))
+    assert {answer.status_code for answer in answers} == {200}
+    assert max(numbers) <= 4

@@ -11,7 +11,19 @@ from dejavu_service.services import tokens
 from dejavu_service.services.access import ANYBODY
 from dejavu_service.storage.database import Database
 from support.browser import CHROMIUM, Browser, open_browser
-from support.service import body, config, context, record, record_set, running_server, scenario
+from support.service import (
+    body,
+    config,
+    context,
+    measurement,
+    record,
+    record_set,
+    running_server,
+    scenario,
+)
+
+from dejavu_cache.model.record import Record
+from dejavu_cache.model.scenario import Scenario
 
 pytestmark = pytest.mark.skipif(not CHROMIUM, reason="there is no chromium here")
 
@@ -73,6 +85,24 @@ def require_no_page_wider_than(browser: Browser, base: str, width: int) -> None:
         browser.open(f"{base}{path}")
         width_needed = browser.run("document.documentElement.scrollWidth")
         assert width_needed <= width, f"{path} is wider than {width} pixels"
+
+
+def test_long_names_make_no_page_wider_than_its_window(base: str) -> None:
+    name, device, by = "shop." + "k" * 200, "NVIDIA " + "g" * 100, "b" * 180
+    scenario_of_text = Scenario(args={"M": 1, "a" * 60: "v" * 150}, dtypes={"x": "float16"})
+    slow, fast = (measurement(config(block), block / 64, by=by) for block in (64, 16))
+    long = Record(scenario=scenario_of_text, measurements=(slow, fast))
+    of = context(name, device)
+    httpx.post(f"{base}/v1/main/records", json=body(record_set(long, of=of)))
+    pin = f"{base}/v1/main/contexts/{of.digest}/pins/{scenario_of_text.digest}"
+    httpx.put(pin, json={"config": body(slow.config), "by": "w" * 100})
+    home = f"/pages/main/contexts/{of.digest}"
+    with open_browser() as browser:
+        for width in (390, 1400):
+            browser.show(width)
+            for path in ("/pages/main", home, f"{home}/scenarios/{scenario_of_text.digest}"):
+                browser.open(f"{base}{path}")
+                assert browser.run("document.documentElement.scrollWidth") <= width, path
 
 
 def act(browser: Browser, base: str) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -190,6 +192,38 @@ def test_a_full_disk_is_said_to_be_full_and_serves_reads(sqlite_url: str) -> Non
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
         assert refused.json()["detail"] == "the database has no room left on its disk: try again"
         assert client.get("/v1/main/contexts").json()["contexts"] == []
+
+
+def test_nothing_is_confirmed_that_goes_to_a_file_which_is_not_there(sqlite_url: str) -> None:
+    """As where a backup is put in its place, or somebody tidies up."""
+    file = Path(sqlite_url.removeprefix("sqlite:///"))
+    moved = file.with_name("moved")
+    with client_of(create_app(ServerSettings(database=sqlite_url, rate=0))) as client:
+        sent = {"url": "/v1/main/records", "json": body(record_set())}
+        assert client.post(**sent).status_code == 200
+        file.rename(moved)
+        for other in (None, moved.read_bytes()):
+            if other is not None:
+                file.write_bytes(other)
+            refused = client.post(**sent)
+            assert refused.status_code == 503
+            assert "moved, replaced or deleted" in refused.json()["detail"]
+            assert client.get("/readyz").status_code == 503
+            assert "dejavu_database_up 0.0" in client.get("/metrics").text
+        moved.replace(file)
+        assert client.post(**sent).status_code == 200
+        assert client.get("/readyz").status_code == 200
+
+
+def test_an_import_without_room_for_temporary_files_is_said_to_lack_it(
+    sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "no folder"))
+    with client_of(create_app(ServerSettings(database=sqlite_url, rate=0))) as client:
+        sent = {"content": b" \n" * 3_000_000, "headers": {"Content-Type": "application/x-ndjson"}}
+        refused = client.post("/v1/main/import", **sent)
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "10")
+        assert "temporary files" in refused.json()["detail"]
 
 
 def test_who_asks_too_fast_is_told_to_wait(url: str) -> None:

@@ -35,6 +35,13 @@ def test_a_sweep_leaves_wrong_configs_out(tmp_path: Path) -> None:
     )
 
 
+def test_an_audit_of_nothing_is_no_success(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    audited = dejavu("audit", SUITE, "--store", tmp_path / "empty")
+    assert (audited.returncode, audited.stdout) == (1, "")
+    assert "has no winner for a case of" in audited.stderr
+
+
 def test_winners_of_cases_that_a_sweep_leaves_out_are_audited_and_verified(tmp_path: Path) -> None:
     suite = f"{SUITE}:on_demand"
     assert dejavu("sweep", suite, "--option", "only=all", "--store", tmp_path).returncode == 0

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from dejavu_cache.system.plurals import counted
+from dejavu_cache.system.plurals import counted, size_text
 
 from .output import say
 
@@ -60,7 +60,7 @@ def describe_waiting(spool: Spool) -> Iterator[str]:
         age = f"{hours / 24:.0f} days" if hours >= 48 else f"{hours:.1f} hours"
         wait = "waits" if len(files) == 1 else "wait"
         yield (
-            f"{counted(len(files), 'record set')} ({size / 2**20:.1f} MiB) {wait} in "
+            f"{counted(len(files), 'record set')} ({size_text(size)}) {wait} in "
             f"{spool.folder}, the oldest for {age}"
         )
 

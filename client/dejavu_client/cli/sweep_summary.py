@@ -114,6 +114,6 @@ def _show_due(due: Sequence[CaseOutcome], url: str, workers: int) -> None:
         # Cases without a record are taken to last as long as the others do on average.
         duration = f"about {sum(estimates) * len(due) / len(estimates) / workers:.0f} s"
     else:
-        duration = "how long, no record tells yet"
+        duration = "with no earlier measurements to estimate the time from"
     configs = counted(sum(outcome.due for outcome in due), "config")
     say(f"{configs} of {counted(len(due), 'case')} to measure into {url}, {duration}")

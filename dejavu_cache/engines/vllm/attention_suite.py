@@ -120,6 +120,7 @@ def cases(
     tokens: str = "8192",
     context: str = "32768",
     decoded: str = "1",
+    order: str = "",
     only: str = "",
 ) -> Iterator[Case]:
     """Yield the cases of an engine's batches, those of the most frequent kinds first.
@@ -142,6 +143,7 @@ def cases(
         tokens: new tokens of a step.
         context: tokens of a request.
         decoded: new tokens of a decoding request, with those that were drafted.
+        order: `cache_order` of a `LayerShape`, separated by commas.
         only: numbers of the batches to expect, separated by commas; empty for all.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -150,8 +152,9 @@ def cases(
         return torch.ones(int(heads), dtype=getattr(torch, name), device=device) if name else None
 
     q_dtype, cache = getattr(torch, dtype), cache or dtype
+    axes = tuple(map(int, order.split(","))) if order else ()
     shape = LayerShape(
-        int(heads), int(kv_heads), int(head_size), int(page), q_dtype, getattr(torch, cache)
+        int(heads), int(kv_heads), int(head_size), int(page), q_dtype, getattr(torch, cache), axes
     )
     sides = (-1, -1) if window == "-1" else (int(window), 0)
     features = LayerFeatures(
@@ -239,6 +242,7 @@ def suite_options(
         "tokens": limits.max_tokens,
         "context": limits.max_context,
         "decoded": limits.decoded_at_once,
+        "order": ",".join(map(str, shape.cache_order)),
         "only": ",".join(map(str, only)),
     }
     return {option: str(value) for option, value in options.items()}

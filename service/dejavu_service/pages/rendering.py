@@ -13,8 +13,9 @@ from markupsafe import Markup
 
 from dejavu_cache import __version__
 from dejavu_cache.system.plurals import counted
+from dejavu_cache.system.printable_text import printable_output
 
-__all__ = ["HEADERS", "icon", "render", "stylesheet"]
+__all__ = ["HEADERS", "format_milliseconds", "icon", "render", "stylesheet"]
 
 _FOLDER = Path(__file__).parent / "templates"
 
@@ -45,8 +46,13 @@ def icon() -> str:
     return (_FOLDER / "favicon.svg").read_text()
 
 
-def _format_milliseconds(value: float) -> str:
-    return f"{value:.3g} ms" if value >= 0.1 else f"{value * 1000:.3g} µs"
+def format_milliseconds(value: float) -> str:
+    """Return a time with its unit, to three digits."""
+    if value >= 1000:
+        amount, unit = value / 1000, "s"
+    else:
+        amount, unit = (value, "ms") if value >= 1 else (value * 1000, "µs")
+    return f"{amount:#.3g}".rstrip(".") + f" {unit}"
 
 
 def _format_minute(seconds: float) -> str:
@@ -80,11 +86,15 @@ def _break_after_dots(name: str) -> Markup:
 
 
 _environment = Environment(
-    loader=FileSystemLoader(_FOLDER), autoescape=True, trim_blocks=True, lstrip_blocks=True
+    loader=FileSystemLoader(_FOLDER),
+    autoescape=True,
+    finalize=printable_output,
+    trim_blocks=True,
+    lstrip_blocks=True,
 )
 _environment.filters |= {
     "counted": partial(counted, grouped=True),
-    "ms": _format_milliseconds,
+    "ms": format_milliseconds,
     "minute": _format_minute,
     "moment": _format_moment,
     "dotted": _break_after_dots,

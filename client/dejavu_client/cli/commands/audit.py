@@ -9,6 +9,7 @@ import typer
 from dejavu_cache.system.plurals import counted
 
 from ..chosen_store import open_existing_store
+from ..errors import NothingFoundError
 from ..options import (
     JsonOption,
     PresetOption,
@@ -37,7 +38,7 @@ def audit(
     """Check on this GPU that recorded winners compute what the default configs compute.
 
     A winner whose results differ is recorded as wrong, and is no longer used. Exits with 1 if there
-    is one.
+    is one, or no winner at all.
     """
     from dejavu_cache.sweep.audit import audit_winners
     from dejavu_cache.sweep.suite import load_suite
@@ -53,6 +54,9 @@ def audit(
             if winner.verdict.outcome != "right" and not as_json:
                 evidence = f"({winner.config}): {winner.verdict.evidence}"
                 say(f"{winner.verdict.outcome}: {winner.kernel}{winner.scenario} {evidence}")
+        url = chosen.url
+    if not rows:
+        raise NothingFoundError(f"{url} has no winner for a case of {suite} on this GPU")
     if as_json:
         show_json({"winners": rows, **outcomes})
     else:

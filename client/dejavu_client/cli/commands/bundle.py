@@ -9,7 +9,7 @@ import typer
 
 from dejavu_cache.errors import SettingsError
 from dejavu_cache.stores.manifest import Manifest
-from dejavu_cache.system.plurals import counted
+from dejavu_cache.system.plurals import counted, size_text
 
 from ..options import JsonOption
 from ..output import say, show_json, show_table
@@ -60,12 +60,12 @@ def create(
         return
     if oci:
         manifest = write_layout(folder, out)
-        size = bundle_in(out).stat().st_size
+        size = bundle_in(out)[0].stat().st_size
     else:
         manifest, digests = archive.create(folder, out)
         size = digests.size
     files = counted(len(manifest.files), "file")
-    say(f"{out}: {files}, {size / 2**20:.1f} MiB, digest {manifest.digest}")
+    say(f"{out}: {files}, {size_text(size)}, digest {manifest.digest}")
 
 
 def inspect(path: PathArgument, as_json: JsonOption = False) -> None:
@@ -90,12 +90,11 @@ def _say_manifest(manifest: Manifest) -> None:
     for device in manifest.devices:
         say(
             f"device    {device.name}: {device.arch}, {device.units} units, "
-            f"{device.memory_gib} GiB, {manifest.codegen[device.name]}"
+            f"{device.memory_gib} GiB, {manifest.codegen.get(device.name, 'compiler unknown')}"
         )
     say(
         f"files     {len(manifest.files)}: {counted(binaries, 'binary', 'binaries')}, "
-        f"{counted(modules, 'host module')}, "
-        f"{size / 2**20:.1f} MiB"
+        f"{counted(modules, 'host module')}, {size_text(size)}"
     )
     rows = [
         (kernel.name, kernel.scenarios, kernel.binaries, kernel.source)
@@ -141,5 +140,6 @@ def extract(
 
     if path.is_dir() and not (path / "oci-layout").is_file():
         raise SettingsError(f"{path} is a folder: name a bundle, or an image layout")
-    manifest = archive.extract(bundle_in(path) if path.is_dir() else path, out)
+    file, blob = bundle_in(path) if path.is_dir() else (path, None)
+    manifest = archive.extract(file, out, blob)
     say(f"{out}: {counted(len(manifest.files), 'file')}, digest {manifest.digest}")

@@ -41,7 +41,8 @@ def register(app: typer.Typer) -> None:
 def compare(a: RunArgument, b: RunArgument, as_json: JsonOption = False) -> None:
     """Tell two runs apart: a line for each kernel and scenario that ran another config.
 
-    Exits 1 if they differ. Another record that gave the same config is a difference too.
+    Exits 1 if they differ. Another record that gave the same config is a difference too, and so is
+    another mode, store, or version of Python or of this package.
     """
     left, right = _read(a), _read(b)
     differences = [*_settings_differences(left, right), *_run_differences(left, right)]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dejavu_cache.settings import PREFIX, current_settings
-from dejavu_cache.system.plurals import counted
+from dejavu_cache.system.plurals import counted, size_text
 
 from ..chosen_store import open_existing_store
 from ..completion import complete_devices
@@ -136,5 +136,5 @@ def _say_result(result: PrewarmResult, out: Path) -> None:
         f"{counted(len(manifest.kernels), 'kernel')}, {what}, "
         f"for {', '.join(manifest.targets)}"
     )
-    say(f"{size / 2**20:.1f} MiB by {manifest.wheel}")
+    say(f"{size_text(size)} by {manifest.wheel}")
     say(f"run with {PREFIX}URL=prewarmed://{out.absolute()}")
