@@ -194,4 +194,5 @@ def _shipped_beside(files: Sequence[TableFile]) -> dict[str, Path] | None:
 
 def _package_folders(name: str) -> list[str]:
     package = find_spec(name)
-    return list((package and package.submodule_search_locations) or ())
+    folders = None if package is None else package.submodule_search_locations
+    return list(folders or ())
