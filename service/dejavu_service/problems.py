@@ -37,7 +37,7 @@ from .errors import (
     TooManyTokensError,
     UnauthenticatedError,
 )
-from .storage.database import FILE_IS_GONE
+from .storage.database import FILE_IS_GONE, UNPREPARED
 
 __all__ = [
     "ANSWERED_ERRORS",
@@ -154,6 +154,10 @@ _REASONS: dict[str, tuple[str, tuple[type[PsycopgError], ...]]] = {
     ),
     "may only be read now": ("readonly", (ReadOnlySqlTransaction,)),
     "has no room left on its disk": ("is full", (DiskFull,)),
+    "lacks tables that this version needs, or rights of the server's role to them": (
+        "no such table",
+        UNPREPARED,
+    ),
     "was moved, replaced or deleted while the server ran, which must be restarted": (
         FILE_IS_GONE,
         (),
