@@ -118,9 +118,9 @@ def test_a_machine_that_vanished_is_waited_for_some_seconds(postgres_url: str) -
 def role_of(url: str, limits: str = "") -> Iterator[str]:
     """Yield the URL by which a role connects that owns nothing, and may use all tables."""
     with psycopg.connect(url, autocommit=True) as owner:
-        owner.execute(f"CREATE ROLE visitor LOGIN {limits}")  # type: ignore[arg-type]
+        owner.execute(f"CREATE ROLE visitor LOGIN {limits}")
         for kind in ("TABLES", "SEQUENCES"):
-            owner.execute(f"GRANT ALL ON ALL {kind} IN SCHEMA public TO visitor")  # type: ignore[arg-type]
+            owner.execute(f"GRANT ALL ON ALL {kind} IN SCHEMA public TO visitor")
         try:
             yield make_url(url).set(username="visitor").render_as_string(hide_password=False)
         finally:
