@@ -25,7 +25,7 @@ _CACHING = ((b"vary", b"Accept-Encoding, Authorization"), (b"cache-control", b"p
 _JSON = (b"content-type", b"application/json")
 _GZIPPED = (b"content-encoding", b"gzip")
 
-_PIECE = 256 * 1024
+_PIECE = 64 * 1024
 """Bytes of a body that are sent at once."""
 _GZIP_WINDOW = 31
 """What `zlib` calls a gzip stream with a window of any size."""
