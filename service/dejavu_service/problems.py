@@ -189,7 +189,7 @@ def respond_to(error: Exception) -> Response:
     if not isinstance(error, ServiceError):
         return database_unavailable(error)
     status = next(status for kind, status in _STATUS.items() if isinstance(error, kind))
-    seconds = "10" if status == 429 else "2" if isinstance(error, ServerStoppingError) else None
+    seconds = {429: "10", 503: "2"}.get(status)
     headers = {"Retry-After": seconds} if seconds else None
     return problem(status, str(error), headers=headers)
 

@@ -165,7 +165,7 @@ class _StoredResponse(Response):
     def _pieces(self) -> Iterator[bytes]:
         if not self._is_expanded:
             for start in range(0, len(self.body), _PIECE):
-                yield self.body[start : start + _PIECE]
+                yield bytes(self.body[start : start + _PIECE])
             return
         stream = zlib.decompressobj(_GZIP_WINDOW)
         piece = stream.decompress(self.body, _PIECE)
