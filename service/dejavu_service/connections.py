@@ -18,6 +18,8 @@ _DRAIN_SECONDS = 10.0
 """Seconds in which the rest of a body must arrive once its request is answered."""
 _STALL_SECONDS = 60.0
 """Seconds for which a client may stop reading an answer."""
+_MOST_UNREAD = 256 * 2**20
+"""Bytes of all answers that may wait for clients to read them."""
 _MAX_HEAD = 64 * 1024
 """Bytes of a head, of a chunk's head, and of the lines after the last chunk."""
 _HEAD_TOO_LARGE = b"HTTP/1.1 431 Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
@@ -48,12 +50,15 @@ class BoundedConnection(HttpToolsProtocol):
     """A connection of uvicorn's with limits that uvicorn lacks.
 
     When there are too many connections, the one that has waited longest for a request is closed:
-    half-sent requests keep nobody else out.
+    half-sent requests keep nobody else out. When too much is unread, so is the connection whose
+    client has been reading longest.
     """
 
     max_connections = _MAX_CONNECTIONS
     _without_request: ClassVar[dict[BoundedConnection, None]] = {}
     """Connections that wait for a request or for its head, the longest waiting first."""
+    _unread: ClassVar[dict[BoundedConnection, int]] = {}
+    """Bytes that wait at the connections that are being read, the longest waiting first."""
 
     _timer: asyncio.TimerHandle | None = None
     _stall_timer: asyncio.TimerHandle | None = None
@@ -73,6 +78,7 @@ class BoundedConnection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection."""
+        self._unread.pop(self, None)
         self._without_request.pop(self, None)
         self._cancel(self._timer)
         self._cancel(self._stall_timer)
@@ -139,11 +145,17 @@ class BoundedConnection(HttpToolsProtocol):
         """Start to wait for a client that does not read its answer."""
         super().pause_writing()
         self._stall_timer = self.loop.call_later(_STALL_SECONDS, self.transport.abort)
+        self._unread[self] = self.transport.get_write_buffer_size()
+        while len(self._unread) > 1 and sum(self._unread.values()) > _MOST_UNREAD:
+            slowest = next(iter(self._unread))
+            del self._unread[slowest]
+            slowest.transport.abort()
 
     def resume_writing(self) -> None:
         """Stop to wait: the client reads."""
         super().resume_writing()
         self._cancel(self._stall_timer)
+        self._unread.pop(self, None)
 
     def _wait_for_head(self) -> None:
         self._without_request.pop(self, None)

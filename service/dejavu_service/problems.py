@@ -37,7 +37,7 @@ from .errors import (
     TooManyTokensError,
     UnauthenticatedError,
 )
-from .storage.database import FILE_IS_GONE
+from .storage.database import FILE_IS_GONE, UNPREPARED
 
 __all__ = [
     "ANSWERED_ERRORS",
@@ -154,6 +154,10 @@ _REASONS: dict[str, tuple[str, tuple[type[PsycopgError], ...]]] = {
     ),
     "may only be read now": ("readonly", (ReadOnlySqlTransaction,)),
     "has no room left on its disk": ("is full", (DiskFull,)),
+    "lacks tables that this version needs, or rights of the server's role to them": (
+        "no such table",
+        UNPREPARED,
+    ),
     "was moved, replaced or deleted while the server ran, which must be restarted": (
         FILE_IS_GONE,
         (),
@@ -185,7 +189,7 @@ def respond_to(error: Exception) -> Response:
     if not isinstance(error, ServiceError):
         return database_unavailable(error)
     status = next(status for kind, status in _STATUS.items() if isinstance(error, kind))
-    seconds = "10" if status == 429 else "2" if isinstance(error, ServerStoppingError) else None
+    seconds = {429: "10", 503: "2"}.get(status)
     headers = {"Retry-After": seconds} if seconds else None
     return problem(status, str(error), headers=headers)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
+from dejavu_service.services import transfer
 from dejavu_service.services.records import merge_record_set
 from dejavu_service.storage.database import Database
 from dejavu_service.storage.tables import measurements
@@ -144,6 +145,23 @@ def test_an_export_is_an_import(client: httpx.Client) -> None:
     assert again.json() == {"sets": 2, "records": 4, "measurements": 0, "beside": 0}
     (line,) = client.get("/v1/main/export?kernel=one").text.splitlines(keepends=True)
     assert line in exported.text.splitlines(keepends=True)
+
+
+def test_an_export_of_a_large_context_is_an_import_too(
+    client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server takes 50 records at a time here, and 100,000 bytes, as do its imports."""
+    monkeypatch.setattr(transfer, "_MOST_RECORDS", 50)
+    monkeypatch.setattr(transfer, "_MOST_CHARACTERS", 50_000)
+    for start, configs in ((0, 1), (40, 1), (80, 20)):
+        many = (record(start + m, configs=configs) for m in range(40 if configs == 1 else 15))
+        post(client, record_set(*many))
+    exported = client.get("/v1/main/export")
+    assert len(exported.text.splitlines()) > 2
+    done = client.post("/v1/copy/import", content=exported.content)
+    assert (done.status_code, done.json()["records"]) == (200, 95), done.text
+    home = f"contexts/{context().digest}/records"
+    assert client.get(f"/v1/copy/{home}").json() == client.get(f"/v1/main/{home}").json()
 
 
 def test_an_import_ends_when_the_server_stops_and_can_be_sent_again(

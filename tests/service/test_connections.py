@@ -16,11 +16,13 @@ from dejavu_service import connections
 from dejavu_service.app import create_app
 from dejavu_service.connections import BoundedConnection
 from dejavu_service.middleware import request_body
+from dejavu_service.pages import rendering
 from dejavu_service.services import tokens
 from dejavu_service.services.access import ANYBODY
 from dejavu_service.settings import ServerSettings
 from dejavu_service.storage.database import Database
 from support.service import free_port
+from support.sweeping import wait_until
 
 SECONDS = 0.4
 
@@ -187,6 +189,30 @@ def test_half_sent_requests_keep_nobody_out(port: int, monkeypatch: pytest.Monke
             pass
         connection.close()
     assert 38 <= closed < 60
+
+
+def test_answers_that_nobody_reads_share_the_memory(
+    port: int, bearer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("_MOST_UNREAD", 16 * 2**20), ("_STALL_SECONDS", 60.0)):
+        monkeypatch.setattr(connections, name, value)
+    answer = b"x" * 6 * 2**20
+    monkeypatch.setattr(rendering, "stylesheet", lambda: answer)
+    slow = []
+    for _ in range(8):
+        opened = socket.socket()
+        opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        opened.connect(("127.0.0.1", port))
+        opened.sendall(b"GET /style.css HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        opened.recv(1)
+        slow.append(opened)
+    unread = BoundedConnection._unread
+    wait_until(lambda: len(unread) == 2 and sum(unread.values()) <= 16 * 2**20)
+    assert len(httpx.get(f"http://127.0.0.1:{port}/style.css").content) == len(answer)
+    assert len(_read_until_closed(slow[0])) < len(answer), "it was the first, and did not read"
+    for opened in slow[1:]:
+        opened.close()
+    wait_until(lambda: not unread)
 
 
 def test_a_connection_in_use_is_never_closed_for_another(port: int, bearer: str) -> None:

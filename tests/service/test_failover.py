@@ -15,7 +15,7 @@ from dejavu_service.app import create_app
 from dejavu_service.settings import ServerSettings
 from dejavu_service.storage import contexts
 from dejavu_service.storage.database import Database
-from sqlalchemy import Connection, make_url
+from sqlalchemy import Connection, make_url, text
 from support.service import body, client_of, context, record, record_set, scenario
 
 from dejavu_cache.model.scenario import Context
@@ -112,3 +112,46 @@ def test_a_machine_that_vanished_is_waited_for_some_seconds(postgres_url: str) -
                 limit = watched.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
         database.close()
     assert 0 < limit <= 30_000
+
+
+@contextmanager
+def role_of(url: str, limits: str = "") -> Iterator[str]:
+    """Yield the URL by which a role connects that owns nothing, and may use all tables."""
+    with psycopg.connect(url, autocommit=True) as owner:
+        owner.execute(f"CREATE ROLE visitor LOGIN {limits}")
+        for kind in ("TABLES", "SEQUENCES"):
+            owner.execute(f"GRANT ALL ON ALL {kind} IN SCHEMA public TO visitor")
+        try:
+            yield make_url(url).set(username="visitor").render_as_string(hide_password=False)
+        finally:
+            owner.execute("DROP OWNED BY visitor")
+            owner.execute("DROP ROLE visitor")
+
+
+def test_records_are_read_where_the_pool_has_all_connections_that_there_are(
+    postgres_url: str,
+) -> None:
+    with role_of(postgres_url, "CONNECTION LIMIT 2") as url:
+        app = create_app(ServerSettings(database=url, rate=0, pool=2))
+        pool = app.state.server.database.engine
+        with client_of(app) as client:
+            with pool.connect() as first, pool.connect() as second:
+                for connection in (first, second):
+                    connection.execute(text("SELECT 1"))
+            assert post(client, 1).status_code == 200
+            for part in ("records", f"records/{scenario(1).digest}", "scenarios"):
+                assert client.get(f"{HOME}/{part}").status_code == 200, part
+
+
+def test_a_role_without_rights_to_a_table_is_said_to_lack_them(postgres_url: str) -> None:
+    """As where another role owns the tables that an upgrade has made."""
+    with (
+        role_of(postgres_url) as url,
+        psycopg.connect(postgres_url, autocommit=True) as owner,
+        client_of(create_app(ServerSettings(database=url, rate=0))) as client,
+    ):
+        assert post(client, 1).status_code == 200
+        owner.execute("REVOKE ALL ON summaries FROM visitor")
+        refused = post(client, 2)
+        assert refused.status_code == 503
+        assert "rights of the server's role" in refused.json()["detail"]

@@ -191,6 +191,9 @@ def test_imports_that_drip_keep_no_other_writer_waiting(server: Running, bearer:
     sent, mine = body(record_set()), bearer("write", "main")
     answer = httpx.post(f"{server.base}/v1/main/records", json=sent, headers=mine, timeout=60)
     assert answer.status_code == 200, answer.text
+    mine, lines = bearer("admin", "main"), {"Content-Type": "application/x-ndjson"}
+    imported = httpx.post(f"{server.base}/v1/main/import", headers=mine | lines, timeout=60)
+    assert imported.status_code == 200, imported.text
     for connection in opened:
         connection.close()
 

@@ -8,6 +8,13 @@ from typing import Any
 
 import httpx
 import pytest
+from dejavu_service.routes import token_pages
+from dejavu_service.services import tokens
+from dejavu_service.services.access import ANYBODY
+from dejavu_service.storage.database import Database
+from dejavu_service.storage.tables import epoch
+from dejavu_service.storage.tables import tokens as token_table
+from sqlalchemy import update
 from support.service import START, body, config, context, record, record_set, scenario
 
 from dejavu_cache.model.record import Record, Winner
@@ -181,6 +188,30 @@ def test_tokens_are_made_and_revoked(client: httpx.Client, admin: Visitor) -> No
     for wrong in ({"role": "god"}, {"namespaces": "a/b"}, {"days": "x"}, {"name": ""}):
         fields = {"name": "ci", "role": "read", "namespaces": "main", "days": "", **wrong}
         assert admin.send("/tokens", proof, **fields).status_code == 422
+
+
+def test_tokens_of_many_jobs_hide_no_other(
+    admin: Visitor, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(token_pages, "_MOST_TOKENS", 4)
+
+    def issue(name: str, ttl: float | None) -> None:
+        tokens.issue(database, ANYBODY, name, "read", ["main"], ttl)
+
+    issue("fleet", None)
+    for number in range(3):
+        issue(f"job {number}", 3600.0)
+    with database.write() as connection:
+        last = update(token_table).where(token_table.c.name == "job 2")
+        connection.execute(last.values(expires_at=epoch() - 1))
+    shown = admin.get("/tokens")
+    assert "job 2" not in shown
+    assert "all but" not in shown
+    issue("job 3", 3600.0)
+    shown = admin.get("/tokens")
+    assert "all but the 4 that last" in shown
+    listed = [name for name in ("fleet", "job 0", "job 1", "job 3") if name in shown]
+    assert listed == ["fleet", "job 1", "job 3"]
 
 
 def post_paths() -> list[str]:

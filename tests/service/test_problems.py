@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -199,19 +200,19 @@ def test_nothing_is_confirmed_that_goes_to_a_file_which_is_not_there(sqlite_url:
     file = Path(sqlite_url.removeprefix("sqlite:///"))
     moved = file.with_name("moved")
     with client_of(create_app(ServerSettings(database=sqlite_url, rate=0))) as client:
-        sent = {"url": "/v1/main/records", "json": body(record_set())}
-        assert client.post(**sent).status_code == 200
+        post = partial(client.post, "/v1/main/records", json=body(record_set()))
+        assert post().status_code == 200
         file.rename(moved)
         for other in (None, moved.read_bytes()):
             if other is not None:
                 file.write_bytes(other)
-            refused = client.post(**sent)
+            refused = post()
             assert refused.status_code == 503
             assert "moved, replaced or deleted" in refused.json()["detail"]
             assert client.get("/readyz").status_code == 503
             assert "dejavu_database_up 0.0" in client.get("/metrics").text
         moved.replace(file)
-        assert client.post(**sent).status_code == 200
+        assert post().status_code == 200
         assert client.get("/readyz").status_code == 200
 
 
@@ -220,8 +221,8 @@ def test_an_import_without_room_for_temporary_files_is_said_to_lack_it(
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "no folder"))
     with client_of(create_app(ServerSettings(database=sqlite_url, rate=0))) as client:
-        sent = {"content": b" \n" * 3_000_000, "headers": {"Content-Type": "application/x-ndjson"}}
-        refused = client.post("/v1/main/import", **sent)
+        lines, headers = b" \n" * 3_000_000, {"Content-Type": "application/x-ndjson"}
+        refused = client.post("/v1/main/import", content=lines, headers=headers)
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "10")
         assert "temporary files" in refused.json()["detail"]
 

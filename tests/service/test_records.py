@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
+import gzip
+import random
 from typing import Any
 
 import httpx
 import pytest
+from dejavu_service.bulk_read.answer_cache import Answer
+from dejavu_service.routes import bulk
 from dejavu_service.services import json_items
 from dejavu_service.services import records as records_service
 from dejavu_service.storage.database import Database
@@ -143,6 +148,32 @@ def test_answers_are_compressed_for_those_who_take_it(client: httpx.Client) -> N
     assert "content-encoding" not in plain.headers
     assert small.content == plain.content
     assert int(small.headers["content-length"]) < len(plain.content) / 5
+
+
+@pytest.mark.parametrize("accepted", ["identity", "gzip"])
+def test_a_long_answer_is_sent_in_pieces(
+    client: httpx.Client, monkeypatch: pytest.MonkeyPatch, accepted: str
+) -> None:
+    """Clients that read slowly would otherwise keep a copy of all of it each."""
+    post(client, record_set(*(record(m, median=0.1 + m / 7) for m in range(40))))
+    headers = {"Accept-Encoding": accepted}
+    whole = client.get(HOME, headers=headers)
+    monkeypatch.setattr(bulk, "_PIECE", 500)
+    divided = client.get(HOME, headers=headers)
+    assert divided.content == whole.content
+    for name in ("content-length", "content-encoding", "etag", "vary"):
+        assert divided.headers.get(name) == whole.headers.get(name)
+    assert client.head(HOME, headers=headers).content == b""
+    sent: list[int] = []
+
+    async def send(message: Any) -> None:
+        sent.append(len(message.get("body", b"")))
+
+    answer = Answer("tag", gzip.compress(random.Random(1).randbytes(10_000)))
+    scope = {"method": "GET", "headers": [(b"accept-encoding", accepted.encode())]}
+    asyncio.run(bulk.respond(answer, scope)(scope, None, send))  # type: ignore[arg-type]
+    assert max(sent) == 500
+    assert sum(sent) >= 10_000
 
 
 def test_an_answer_is_the_canonical_text(client: httpx.Client, database: Database) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Sequence
@@ -32,6 +33,8 @@ _PLAIN_LENGTH = 1000
 _THREAD_LENGTH = 64 * 1024
 """Length from which compressing a record takes a thread, and not a millisecond of all requests."""
 
+_RENDERED_AT_ONCE = 4
+"""Contexts that are rendered at a time, each of which may take much memory."""
 _TOUCHED_AT_ONCE = 1000
 """Contexts in one transaction of `flush`, so that it keeps no writer waiting for long."""
 
@@ -53,6 +56,7 @@ class RecordReader:
         self._revisions = open_revisions(database)
         self._texts = open_record_texts(database)
         self._cache = AnswerCache(cache_bytes)
+        self._render_turns = asyncio.Semaphore(_RENDERED_AT_ONCE)
         self._rendering: SingleFlight[tuple[RecordView, str, str], Answer | None] = SingleFlight()
         self.used: set[ContextKey] = set()
         self.fetches: Counter[int] = Counter()
@@ -125,7 +129,8 @@ class RecordReader:
             with self._database.read() as connection:
                 return render(connection, view)
 
-        return await run_in_threadpool(read_and_render)
+        async with self._render_turns:
+            return await run_in_threadpool(read_and_render)
 
     async def _render_record(self, view: RecordView, scenario: str) -> Answer | None:
         stored = [

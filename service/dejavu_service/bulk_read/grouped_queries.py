@@ -8,9 +8,10 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 import psycopg
-from psycopg.errors import QueryCanceled
+from psycopg.errors import ConnectionTimeout, QueryCanceled
 from psycopg.pq import DiagnosticField, ExecStatus
 from psycopg.pq.abc import PGresult
+from starlette.concurrency import run_in_threadpool
 
 from ..storage.database import Database
 
@@ -47,7 +48,7 @@ class GroupedQueries(Generic[_Key, _Value]):
         self, database: Database, statement: str, parse: Callable[[Row], _Value], most: int
     ) -> None:
         """Connect with the first look-up."""
-        self._arguments = database.psycopg_arguments
+        self._database = database
         self._statement = statement.encode()
         self._parse = parse
         self._most = most
@@ -102,8 +103,19 @@ class GroupedQueries(Generic[_Key, _Value]):
             except psycopg.OperationalError:
                 # The connection may have died since its last use while the database is well.
                 await self._disconnect()
-        self._connection = await _QueryConnection.connect(self._arguments)
+        try:
+            self._connection = await _QueryConnection.connect(self._database.psycopg_arguments)
+        except ConnectionTimeout:
+            raise
+        except psycopg.OperationalError:
+            # There may be too many connections, of which this server's own pool has some.
+            return await run_in_threadpool(self._fetch_by_pool, keys)
         return await self._connection.query(self._statement, keys)
+
+    def _fetch_by_pool(self, keys: Sequence[_Key]) -> list[Row]:
+        with self._database.read() as connection:
+            driver: Any = connection.connection.driver_connection
+            return _rows(_check(driver.pgconn.exec_params(self._statement, _arrays(keys))))
 
     async def _disconnect(self) -> None:
         connection, self._connection = self._connection, None
@@ -157,8 +169,7 @@ class _QueryConnection:
         Raises:
             psycopg.Error: The connection cannot be used any more.
         """
-        arrays = [_text_array(part) for part in zip(*keys, strict=True)]
-        send = partial(self._pg.send_query_params, statement, arrays)
+        send = partial(self._pg.send_query_params, statement, _arrays(keys))
         if not self._is_hurried:
             try:
                 return _rows(await self._execute(send))
@@ -176,14 +187,9 @@ class _QueryConnection:
         self._flush()
         timer = self._loop.call_later(_TIMEOUT, self._fail, _QueryTimeoutError("no answer in time"))
         try:
-            result = (await self._finished)[-1]
+            return _check((await self._finished)[-1])
         finally:
             timer.cancel()
-        if result.status not in (ExecStatus.TUPLES_OK, ExecStatus.COMMAND_OK):
-            is_canceled = result.error_field(DiagnosticField.SQLSTATE) == _CANCELED
-            kind = QueryCanceled if is_canceled else psycopg.OperationalError
-            raise kind(result.error_message.decode(errors="replace"))
-        return result
 
     def _flush(self) -> None:
         if self._pg.flush():
@@ -217,10 +223,28 @@ class _QueryConnection:
         await self._connection.close()
 
 
+def _arrays(keys: Sequence[tuple[str, ...]]) -> list[bytes]:
+    """Render the parts of keys as an array each."""
+    return [_text_array(part) for part in zip(*keys, strict=True)]
+
+
 def _text_array(texts: Iterable[str]) -> bytes:
     """Render a Postgres array literal of texts."""
     quoted = ('"' + text.replace("\\", r"\\").replace('"', r"\"") + '"' for text in texts)
     return f"{{{','.join(quoted)}}}".encode()
+
+
+def _check(result: PGresult) -> PGresult:
+    """Return the result of a statement that succeeded.
+
+    Raises:
+        psycopg.Error: It did not.
+    """
+    if result.status not in (ExecStatus.TUPLES_OK, ExecStatus.COMMAND_OK):
+        is_canceled = result.error_field(DiagnosticField.SQLSTATE) == _CANCELED
+        kind = QueryCanceled if is_canceled else psycopg.OperationalError
+        raise kind(result.error_message.decode(errors="replace"))
+    return result
 
 
 def _rows(result: PGresult) -> list[Row]:

@@ -82,6 +82,8 @@ class BodyGate:
         self.max_records = max_records
         self.budget = BodyBudget(max(_BUDGET, 2 * max_body))
         self.queue = WriteQueue(turns)
+        # An import keeps its body on the disk while that arrives, however slowly.
+        self.imports = WriteQueue(turns)
         self._large = asyncio.Semaphore(1)
 
     @asynccontextmanager

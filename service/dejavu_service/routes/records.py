@@ -106,7 +106,7 @@ async def read_record(
     (call.server.metrics.hits if answer else call.server.metrics.misses).inc()
     if answer is None:
         raise NotFoundError(f"there is no record of this scenario with a winner after {wait:g} s")
-    return await bulk.respond(answer, request.scope)
+    return bulk.respond(answer, request.scope)
 
 
 @router.post("/{namespace}/records", response_model_exclude_defaults=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import AsyncIterator, Iterator
-from typing import Annotated
+from typing import IO, Annotated
 
 from fastapi import Request, Response
 from fastapi.responses import StreamingResponse
@@ -88,28 +88,35 @@ async def import_records(
     if media_type in _OF_FORMS:
         raise ProblemError(415, f"an import is lines of JSON: send  Content-Type: {_NDJSON}")
     settings = call.server.settings
-    with tempfile.SpooledTemporaryFile(_MAX_IN_MEMORY) as lines:
-        async for chunk in body_chunks(request, settings.max_import):
-            try:
-                await run_in_threadpool(lines.write, chunk)
-            except OSError as error:
-                raise ProblemError(
-                    503,
-                    f"the server has no room for the import among its temporary files "
-                    f"({error.strerror}): send it in parts, or ask its admin for room",
-                    headers={"Retry-After": "10"},
-                ) from None
-        async with call.server.bodies.queue.turn((namespace, "import")):
-            return await run_in_threadpool(
-                transfer.import_lines,
-                call.database,
-                call.principal,
-                namespace,
-                lines,
-                settings.max_records,
-                settings.max_body,
-                call.server.stopping.is_set,
-            )
+    gate = call.server.bodies
+    async with gate.imports.turn(call.principal.name):
+        with tempfile.SpooledTemporaryFile(_MAX_IN_MEMORY) as lines:
+            await _receive(request, lines, settings.max_import)
+            async with gate.queue.turn((namespace, "import")):
+                return await run_in_threadpool(
+                    transfer.import_lines,
+                    call.database,
+                    call.principal,
+                    namespace,
+                    lines,
+                    settings.max_records,
+                    settings.max_body,
+                    call.server.stopping.is_set,
+                )
+
+
+async def _receive(request: Request, file: IO[bytes], max_bytes: int) -> None:
+    """Write a body to a temporary file."""
+    async for chunk in body_chunks(request, max_bytes):
+        try:
+            await run_in_threadpool(file.write, chunk)
+        except OSError as error:
+            raise ProblemError(
+                503,
+                "the server has no room for the import among its temporary files "
+                f"({error.strerror}): send it in parts, or ask its admin for room",
+                headers={"Retry-After": "10"},
+            ) from None
 
 
 @router.post("/{namespace}/promote")

@@ -20,7 +20,16 @@ from ..storage.database import Database
 from .access import EVERYWHERE, ROLES, Principal, Role
 from .log import write_log
 
-__all__ = ["Issued", "Token", "VerifiedToken", "issue", "list_tokens", "revoke", "verify"]
+__all__ = [
+    "Issued",
+    "Token",
+    "VerifiedToken",
+    "issue",
+    "list_tokens",
+    "list_unexpired",
+    "revoke",
+    "verify",
+]
 
 _PREFIX = "dejavu"
 """Starts every token, so that secret scanners recognise one."""
@@ -121,6 +130,13 @@ def list_tokens(database: Database, principal: Principal) -> list[Token]:
     principal.require("admin", EVERYWHERE)
     with database.read() as connection:
         return [_token(row) for row in tokens.list_tokens(connection)]
+
+
+def list_unexpired(database: Database, principal: Principal, limit: int) -> list[Token]:
+    """List tokens that have not expired: first those that never will, and of each the newest."""
+    principal.require("admin", EVERYWHERE)
+    with database.read() as connection:
+        return [_token(row) for row in tokens.list_unexpired(connection, limit)]
 
 
 def revoke(database: Database, principal: Principal, identity: str) -> None:

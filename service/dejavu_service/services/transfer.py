@@ -20,6 +20,9 @@ from .records import check_record_set, merge_record_set
 
 __all__ = ["Imported", "export_lines", "import_lines", "render"]
 
+_MOST_RECORDS, _MOST_CHARACTERS = 1000, 4 * 2**20
+"""Limits of a line of an export, below those that a server is likely to have for imports."""
+
 
 class Imported(BaseModel):
     """Counts of an import."""
@@ -44,7 +47,7 @@ def export_lines(
     kernel: str | None,
     note_use: Callable[[contexts.ContextKey], None],
 ) -> Iterator[str]:
-    """Export a namespace, a line for each context; contexts are read as lines are consumed.
+    """Export a namespace, lines for each context; contexts are read as lines are consumed.
 
     Nothing is written: whoever may only read could otherwise fill the database.
 
@@ -75,7 +78,21 @@ def _lines(
             stored = records.load_record_set(connection, namespace, digest)
         if stored is not None:
             note_use((namespace, digest))
-            yield render(stored) + "\n"
+            for part in _divide(stored):
+                yield render(part) + "\n"
+
+
+def _divide(stored: records.StoredRecordSet) -> Iterator[records.StoredRecordSet]:
+    """Divide a record set into parts that any server imports."""
+    part: list[str] = []
+    size = 0
+    for text in stored.records:
+        if part and (len(part) == _MOST_RECORDS or size + len(text) > _MOST_CHARACTERS):
+            yield stored._replace(records=part)
+            part, size = [], 0
+        part.append(text)
+        size += len(text)
+    yield stored._replace(records=part)
 
 
 def import_lines(

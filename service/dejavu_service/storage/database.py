@@ -10,6 +10,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from psycopg.errors import (
+    InsufficientPrivilege,
+    InvalidSchemaName,
+    UndefinedColumn,
+    UndefinedTable,
+)
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.exc import ArgumentError, OperationalError
@@ -19,7 +25,7 @@ from dejavu_cache.errors import SettingsError
 
 from ..errors import MissingDatabaseError
 
-__all__ = ["FILE_IS_GONE", "Database", "parse_url", "require_file"]
+__all__ = ["FILE_IS_GONE", "UNPREPARED", "Database", "parse_url", "require_file"]
 
 _BUSY_SECONDS = 10
 FILE_IS_GONE = "the file was moved, replaced or deleted"
@@ -37,6 +43,8 @@ _POSTGRES = {
 _ENDED_SESSIONS = {"25006", "25P03", "25P04"}
 """Codes of Postgres for errors that are the session's and not the statement's: it may only read, or
 was ended since its transaction took too long."""
+UNPREPARED = (InsufficientPrivilege, InvalidSchemaName, UndefinedColumn, UndefinedTable)
+"""Errors of Postgres where tables are not there, or the server's role may not use them."""
 # A pooler such as PgBouncer gives every transaction another session: whatever belongs to a session,
 # as prepared statements do and settings at the connection, is not there or is somebody else's.
 # The default isolation is the database's, whose owner may have chosen one that refuses to go on
@@ -161,12 +169,15 @@ def _begin_postgres(connection: Connection) -> None:
 
 
 def _handle_postgres_error(context: ExceptionContext) -> BaseException | None:
-    """Take a session that cannot be used any more for a connection that was lost.
+    """Tell errors that are the database's from those of the statement.
 
-    After a failover, the connections that are left lead to a server that may only be read: new ones
-    find the server that may be written, where the URL or a proxy names it.
+    A session that cannot be used any more counts as a connection that was lost: after a failover,
+    the connections that are left lead to a server that may only be read, and new ones find the
+    server that may be written, where the URL or a proxy names it.
     """
     cause = context.original_exception
+    if isinstance(cause, UNPREPARED):
+        return OperationalError(context.statement, None, cause)
     if getattr(cause, "sqlstate", None) not in _ENDED_SESSIONS:
         return None
     context.is_disconnect = True

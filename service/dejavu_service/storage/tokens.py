@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Connection, Row, delete, func, or_, select, update
+from sqlalchemy import ColumnElement, Connection, Row, delete, func, or_, select, update
 
 from .tables import epoch, tokens
 from .text_matching import starts_with
@@ -17,6 +17,7 @@ __all__ = [
     "drop_expired",
     "get",
     "list_tokens",
+    "list_unexpired",
     "revoke",
 ]
 
@@ -58,6 +59,17 @@ def list_tokens(connection: Connection) -> list[Row[Any]]:
     return list(connection.execute(select(tokens).order_by(tokens.c.created_at, tokens.c.id)))
 
 
+def list_unexpired(connection: Connection, limit: int) -> list[Row[Any]]:
+    """List tokens that have not expired: first those that never will, and of each the newest."""
+    query = (
+        select(tokens)
+        .where(_lives())
+        .order_by(tokens.c.expires_at.is_not(None), tokens.c.created_at.desc(), tokens.c.id)
+        .limit(limit)
+    )
+    return list(connection.execute(query))
+
+
 def any_issued(connection: Connection) -> bool:
     """Return whether any token was ever issued, including expired and revoked ones."""
     return connection.execute(select(tokens.c.id).limit(1)).first() is not None
@@ -65,9 +77,12 @@ def any_issued(connection: Connection) -> bool:
 
 def count_valid(connection: Connection, beginning: str) -> int:
     """Count the tokens that have not expired, revoked ones included, by how their ids begin."""
-    lives = or_(tokens.c.expires_at.is_(None), tokens.c.expires_at > epoch())
-    query = select(func.count()).where(starts_with(tokens.c.id, beginning), lives)
+    query = select(func.count()).where(starts_with(tokens.c.id, beginning), _lives())
     return connection.execute(query).scalar_one()
+
+
+def _lives() -> ColumnElement[bool]:
+    return or_(tokens.c.expires_at.is_(None), tokens.c.expires_at > epoch())
 
 
 def revoke(connection: Connection, identity: str) -> bool:
