@@ -18,6 +18,7 @@ from ..policy import current_policy
 from ..settings import Mode, current_settings
 from ..system.notices import warn_once
 from ..triton_internals.autotune_cache import launch_key
+from ..triton_internals.compilation import find_jit_function
 from ..triton_internals.config_names import DeclaredConfigs, can_be_recorded, describe
 from ..triton_internals.environment import (
     INTERPRETER_INDEX,
@@ -26,6 +27,7 @@ from ..triton_internals.environment import (
     is_interpreting,
 )
 from ..triton_internals.identity import KernelIdentity, identify
+from ..triton_internals.loaded_kernels import note_settings
 from ..triton_internals.scenario_key import ScenarioKey
 from ..triton_internals.source_hash import kernel_name
 from ..tuning.benchmark_methods import KERNEL_ALONE, METHODS, method_name, name_for, wall_clock
@@ -243,6 +245,8 @@ class DeclaredAutotuner(ChangingAutotuner):
 
     def _context(self, device: int) -> Context:
         environment = current_environment(device)
+        if (function := find_jit_function(self)) is not None:
+            note_settings(function, environment.variables)
         contexts = self._contexts  # before the source: another thread may forget both meanwhile
         context = contexts.get(device)
         if context is None or context.environment != environment:
