@@ -11,10 +11,13 @@ from ..model.resolution import Resolution
 from ..triton_internals.scenario_key import RawKey
 from .request import Request
 
-__all__ = ["Choices", "ChosenConfig", "NewChoice"]
+__all__ = ["MOST_CHOICES", "Choices", "ChosenConfig", "NewChoice"]
 
 RETRY_AFTER = 5.0
 """Seconds until a scenario that fell back is looked up again."""
+
+MOST_CHOICES = 1 << 16
+"""Launches whose config is kept; a program with ever new sizes looks the others up again."""
 
 
 class ChosenConfig(NamedTuple):
@@ -112,6 +115,9 @@ class Choices:
             resolution: what was found.
             revision: the revision of the records before the lookup, or None if it is unknown.
         """
+        if len(self._final) + len(self._fallbacks) >= MOST_CHOICES:
+            for choices in (self._final, self._fallbacks, self._revisions):
+                choices.clear()
         until = math.inf if resolution.final else time.monotonic() + RETRY_AFTER
         config = resolution.config
         chosen = ChosenConfig(config, config.all_kwargs(), until, resolution)

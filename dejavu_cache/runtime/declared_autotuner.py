@@ -26,8 +26,10 @@ from ..triton_internals.environment import (
     is_interpreting,
 )
 from ..triton_internals.identity import KernelIdentity, identify
+from ..triton_internals.loaded_kernels import note_settings
 from ..triton_internals.scenario_key import ScenarioKey
 from ..triton_internals.source_hash import kernel_name
+from ..triton_internals.triton_objects import find_jit_function
 from ..tuning.benchmark_methods import KERNEL_ALONE, METHODS, method_name, name_for, wall_clock
 from ..tuning.config_space import ConfigSpace
 from ..tuning.device_timer import DeviceTimer
@@ -243,6 +245,8 @@ class DeclaredAutotuner(ChangingAutotuner):
 
     def _context(self, device: int) -> Context:
         environment = current_environment(device)
+        if (function := find_jit_function(self)) is not None:
+            note_settings(function, environment.variables)
         contexts = self._contexts  # before the source: another thread may forget both meanwhile
         context = contexts.get(device)
         if context is None or context.environment != environment:

@@ -16,6 +16,7 @@ from ..system.notices import warn_once
 from ..triton_internals.config_names import describe
 from ..triton_internals.environment import is_capturing_graph
 from ..tuning.measurement_marks import find_suspects
+from .choices import MOST_CHOICES
 from .fallbacks import FallbackLimits, fall_back, nearest_differences
 from .foreign_results import record_from_triton_cache
 from .record_lookup import ignored_pin, note_timings, resolve_from_record
@@ -229,8 +230,10 @@ class Resolver:
         return fall_back(request, self._store, self._limits)
 
     def note_miss(self, request: Request) -> None:
-        """Put a miss on the worklist, once per process: a fallback is looked up again and again."""
+        """Put a miss on the worklist, once: a fallback is looked up again and again."""
         miss = request.context, request.scenario
+        if len(self._noted_misses) >= MOST_CHOICES:
+            self._noted_misses.clear()
         if miss not in self._noted_misses:
             self._noted_misses.add(miss)
             self._store.note_miss(*miss)

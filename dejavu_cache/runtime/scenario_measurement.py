@@ -13,7 +13,7 @@ from ..model.scenario import Config, now
 from ..system.provenance import whoami
 from ..triton_internals.compilation import tuned_launches
 from ..triton_internals.config_names import describe
-from ..triton_internals.loaded_kernels import LoadedKernels, compile_config
+from ..triton_internals.loaded_kernels import LoadedKernels, compile_config, release_outdated
 from ..triton_internals.triton_objects import find_jit_function
 from ..tuning.benchmark_methods import is_called_once
 from ..tuning.measurement_marks import MeasurementMark, find_suspects
@@ -72,7 +72,10 @@ class ScenarioMeasurement:
         self._show_progress = show_progress
         options = request.check if may_launch_default(request, record) else None
         self._check = WinnerCheck(request, options, mark.around)
-        self._loaded = LoadedKernels(find_jit_function(request.autotuner))
+        function = find_jit_function(request.autotuner)
+        if function is not None:
+            release_outdated(function, request.context.environment.variables)
+        self._loaded = LoadedKernels(function)
 
     @property
     def best(self) -> Config | None:

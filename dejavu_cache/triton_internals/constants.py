@@ -7,6 +7,7 @@ library's version identifies them.
 
 from __future__ import annotations
 
+import abc
 import enum
 import functools
 import inspect
@@ -218,6 +219,8 @@ class ConstantReader:
             return
         if type(value) not in (type, ABCMeta, enum.EnumMeta):
             raise UnreadableKernelError(f"{name} is a class of the metaclass {type(value)}")
+        if isinstance(value, ABCMeta) and abc._get_dump(value)[0]:  # type: ignore[attr-defined]
+            raise UnreadableKernelError(f"{name} is a class with registered subclasses")
         yield value.__qualname__
         for base in value.__bases__:
             if base not in _EMPTY_BASES:

@@ -1,4 +1,4 @@
-"""Release compiled kernels that a tune leaves in Triton's memory.
+"""Release compiled kernels in Triton's memory: what a tune leaves, and what it must not time.
 
 Triton keeps every kernel that a function has ever launched, with its binary and the text of each
 stage of its compilation. Of a tune, a program launches one of them again.
@@ -8,10 +8,32 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from .async_compile import await_kernel
 
-__all__ = ["LoadedKernels", "compile_config"]
+__all__ = ["LoadedKernels", "compile_config", "note_settings", "release_outdated"]
+
+_settings: WeakKeyDictionary[Any, Mapping[str, str] | None] = WeakKeyDictionary()
+"""The settings of Triton under which each Python function was compiled; None: several."""
+
+
+def note_settings(function: Any, settings: Mapping[str, str]) -> None:
+    """Note the settings under which the next kernels of a `JITFunction` are compiled."""
+    if _settings.setdefault(function.fn, settings) != settings:
+        _settings[function.fn] = None
+
+
+def release_outdated(function: Any, settings: Mapping[str, str]) -> None:
+    """Remove a function's kernels from memory if some were compiled under other settings.
+
+    Triton compiles by the settings of the moment and launches what is in memory whatever they are
+    by then, so a tune would time the code of the earlier ones.
+    """
+    if _settings.get(function.fn, settings) != settings:
+        for kernels, *_ in list(function.device_caches.values()):
+            kernels.clear()
+    _settings[function.fn] = settings
 
 
 def compile_config(

@@ -45,6 +45,21 @@ def test_a_miss_is_put_on_the_worklist_once(monkeypatch: pytest.MonkeyPatch) -> 
     assert len(missed) == 2
 
 
+@pytest.mark.parametrize("mode", ["tune", "reuse"])
+def test_a_program_with_ever_new_sizes_keeps_a_limited_number_of_choices(
+    monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    for module in ("choices", "resolver"):
+        monkeypatch.setattr(f"dejavu_cache.runtime.{module}.MOST_CHOICES", 3)
+    kernel = make(mode=mode, store="memory://")
+    for _ in range(2):
+        for n in range(1, 9):
+            launch(kernel, n)
+            assert len(kernel._choices._final) + len(kernel._choices._fallbacks) <= 3
+    assert len(kernel._resolver._noted_misses) <= 3
+    assert kernel.benchmarked == (8 * len(CONFIGS) if mode == "tune" else 0)
+
+
 def test_reuse_takes_the_nearest_scenario_within_reach() -> None:
     launch(make(), 128)
     kernel = make(mode="reuse")

@@ -24,3 +24,9 @@ def test_the_kernels_of_configs_that_lost_are_released(tmp_path: Path) -> None:
     assert after["blocks"] == [64, 256, 512], "the default, the program's own, and the winner"
     assert after["bytes"] < 0.7 * tuning["bytes"]
     assert again["blocks"] == [64, 128, 256, 512], "a config that lost can still be launched"
+
+
+def test_binaries_of_other_settings_are_not_timed() -> None:
+    """Triton launches what is in memory, also after a setting has changed that changes the code."""
+    done = fork_program("change_settings.py", TRITON_INTERPRET="0", DEJAVU_CACHE_SHIPPED="0")
+    assert done.stdout.split() == ["default"] * 4 + ["1"] * 4 + ["default"] * 2

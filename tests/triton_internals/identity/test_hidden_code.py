@@ -156,6 +156,19 @@ def test_what_a_heuristic_runs_is_told_apart(tmp_path: Path, source: str) -> Non
     assert len({hash_of(tmp_path, text + TILED) for text in texts}) == 2
 
 
+def test_a_class_with_registered_subclasses_is_refused(tmp_path: Path) -> None:
+    source = """
+class Wide(abc.ABC):
+    pass
+@@
+def block(args):
+    return 64 if isinstance(args["x"], Wide) else 128
+"""
+    assert hash_of(tmp_path, f"import abc{source.replace('@@', '')}{TILED}")
+    with pytest.raises(UnreadableKernelError, match="Wide is a class with registered subclasses"):
+        hash_of(tmp_path, f"import abc{source.replace('@@', 'Wide.register(int)')}{TILED}")
+
+
 def test_a_class_that_is_not_where_it_says_is_refused(tmp_path: Path) -> None:
     source = """
 Plan = dataclasses.make_dataclass("Plan", [("size", int, dataclasses.field(default=64))])
