@@ -13,6 +13,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -44,12 +45,13 @@ class ActivityEvent(BaseModel):
         what: `started`: the process began its report. `hit`, `missed`: a scenario was resolved by
             its record, or had none. `loaded`, `compiled`: Triton found a binary, or made it.
             `built`: a C compiler built a host module. `benchmarked`: configs were measured.
+            `lost`: something that the process could not report.
         about: the program's arguments, the kernel and its scenario, or a module's name.
         detail: the config, the specialisation, or how often.
         process: the process's id.
     """
 
-    what: Literal["started", "hit", "missed", "loaded", "compiled", "built", "benchmarked"]
+    what: Literal["started", "hit", "missed", "loaded", "compiled", "built", "benchmarked", "lost"]
     about: str
     detail: str = ""
     process: int = 0
@@ -57,7 +59,11 @@ class ActivityEvent(BaseModel):
     @property
     def is_unwanted(self) -> bool:
         """Whether a program that is fully prewarmed would not do it."""
-        return self.what in ("missed", "compiled", "built", "benchmarked")
+        return self.what in ("missed", "compiled", "built", "benchmarked", "lost")
+
+
+_LOST = ".lost"
+"""Ending of the name of an empty file beside a report that is not complete."""
 
 
 @cache
@@ -83,6 +89,8 @@ def report_event(what: str, about: str, detail: str = "") -> None:
             file.write(line)
     except OSError as error:
         warn_once(f"report {path}", f"{path} cannot be written: {error}")
+        with suppress(OSError):  # a full disk may still take an empty file
+            os.close(open_to_append(path.with_suffix(_LOST)))
 
 
 def report_resolution(
@@ -140,16 +148,25 @@ def _reporting_bench(bench: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def read_events(folder: Path) -> list[ActivityEvent]:
-    """Return the events in a folder, by the start of their processes; broken lines are left out."""
+    """Return the events in a folder, by the start of their processes; broken lines are left out.
+
+    A report that ends within a line, since its process was killed, has lost an event.
+    """
     events = []
     for path in sorted(folder.glob("*.jsonl")):
         try:
-            lines = read_file(path).decode(errors="replace").splitlines()
+            text = read_file(path).decode(errors="replace")
         except OSError:  # not written by a program: a link, a pipe
             continue
-        for line in lines:
+        for line in text.splitlines():
             try:
                 events.append(ActivityEvent.model_validate_json(line))
             except ValidationError:
                 continue
-    return events
+        if not text.endswith("\n"):
+            events.append(_lost_event())
+    return [*events, *(_lost_event() for _ in folder.glob(f"*{_LOST}"))]
+
+
+def _lost_event() -> ActivityEvent:
+    return ActivityEvent(what="lost", about="what a process could not report")

@@ -29,6 +29,7 @@ _REMEDIES = {
     "or point DEJAVU_CACHE_URL elsewhere",
     errno.ENOSPC: "the disk is full: make room; what was there before is untouched",
     errno.EDQUOT: "the quota is used up: make room; what was there before is untouched",
+    errno.EFBIG: "delete records that are not needed; what was there before is untouched",
     errno.ENOTDIR: "a file stands where a folder is needed",
     errno.EEXIST: "a file stands where a folder is needed",
     errno.EISDIR: "a folder stands where a file is needed",

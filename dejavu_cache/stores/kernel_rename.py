@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pydantic import ValidationError
+
 from ..errors import SettingsError, StoreError
+from ..model.damaged_records import first_problem
 from ..model.decision_tree import Tree
 from ..model.foreign_result import ForeignResult
 from ..model.merge import merge_launches
@@ -69,11 +72,20 @@ class KernelRename:
         return None if old == new else (old, new)
 
     def renamed_context(self, context: Context) -> Context | None:
-        """Return a context under the kernel's new name, or None if the kernel keeps its name."""
+        """Return a context under the kernel's new name, or None if the kernel keeps its name.
+
+        Raises:
+            SettingsError: no kernel can have the new name.
+        """
         name = self.renamed(context.kernel.name)
         if name is None:
             return None
-        kernel = Kernel(name=name, source=context.kernel.source)
+        try:
+            kernel = Kernel(name=name, source=context.kernel.source)
+        except ValidationError as error:
+            raise SettingsError(
+                f"no kernel has a name like {name!r}: {first_problem(error)}"
+            ) from None
         return Context(kernel=kernel, environment=context.environment, problem=context.problem)
 
 

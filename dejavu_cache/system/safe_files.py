@@ -168,8 +168,11 @@ def replace_file(
         durable: whether the file survives a loss of power right after the call.
 
     Raises:
-        OSError: it cannot be written; an earlier file is unchanged.
+        OSError: it cannot be written, or could not be read again since it is larger than
+            `MAX_BYTES` (`EFBIG`); an earlier file is unchanged.
     """
+    if len(data) > MAX_BYTES:
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
     with open_replacement(path, root, mode=mode, durable=durable) as file:
         file.write(data)
 

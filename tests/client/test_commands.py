@@ -240,19 +240,6 @@ def test_merge_settles_conflicts_as_told(
     assert pinned.record.measurements[0].median == (median or 1.0)
 
 
-def test_gc_drops_older_sources_and_can_say_so_first(store: FileStore) -> None:
-    newer = context(source="f" * 32)
-    store.put(newer, [record(16, measurement(64, 1.0, MOMENT + timedelta(days=1)))])
-    assert "1 context would be dropped" in run_cli("gc", "--dry-run", "--store", store.root).stdout
-    assert len(list(store.contexts())) == 2
-    run_cli("gc", "--store", store.root)
-    assert list(FileStore(store.root).contexts()) == [newer]
-    run_cli("gc", "--days", "9999999999", "--store", store.root)
-    assert list(FileStore(store.root).contexts()) == [newer]
-    run_cli("gc", "--days", "1", "--store", store.root)
-    assert list(FileStore(store.root).contexts()) == []
-
-
 def test_clear_asks_first(store: FileStore) -> None:
     assert dejavu("clear", "--store", store.root).returncode == 1
     assert len(list(store.contexts())) == 1

@@ -50,6 +50,7 @@ def test_explain_refuses_what_no_scenario_has(
     for words, code, message in (
         (("add", "--scenario", "Q=1"), 2, "Q: no such argument; scenarios have"),
         (("add", "--scenario", "M=big"), 1, "has no scenario of add with M=big"),
+        (("add", "--scenario", "M=1e999"), 1, "has no scenario of add with M=1e999"),
         (("subtract",), 1, "subtract"),
         (("add", "--device", "B200"), 1, "has no scenario of add"),
     ):

@@ -55,6 +55,25 @@ def test_a_pin_that_is_dated_ahead_is_removed(store: FileStore, ahead: timedelta
     assert pinned_in(store) is None
 
 
+def test_the_scenarios_of_a_file_are_pinned_by_one_write(
+    store: FileStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file of thousands would else be written as often, for hours."""
+    pair = measurement(64, 1.0), measurement(32, 2.0)
+    for target in (context(), context(device="NVIDIA B200")):
+        store.put(target, [record(m, *pair) for m in (16, 32, 64)])
+    written: list[object] = []
+    put = FileStore.put
+    monkeypatch.setattr(
+        FileStore, "put", lambda *arguments: (written.append(arguments[1]), put(*arguments))
+    )
+    out = run_cli("pin", "add", "--config", "BLOCK=32", "--store", store.root)
+    assert out.stdout.count("pinned to BLOCK=32") == 6
+    assert len(written) == 2
+    assert run_cli("unpin", "add", "--store", store.root).stdout.count("no longer pinned") == 6
+    assert len(written) == 4
+
+
 def test_pins_set_in_turn_replace_each_other(store: FileStore) -> None:
     pin_ahead(store, timedelta(hours=10))
     for block in (32, 64, 32):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import io
 import json
@@ -276,3 +277,20 @@ def test_an_image_layout_is_what_registries_take(
         for image in (layout, tmp_path / "again")
     ]
     assert names[0] == names[1]
+
+
+def test_what_a_killed_extraction_left_is_removed_by_the_next(bundle: Path, tmp_path: Path) -> None:
+    """The folder of an extraction that is under way stays."""
+    abandoned, other, working = (
+        tmp_path / name for name in (".out.0123abcd", ".outer.0123abcd", ".out.4567abcd")
+    )
+    for folder in (abandoned, other, working):
+        (folder / "binaries").mkdir(parents=True)
+        os.utime(folder, (0, 0))
+    handle = os.open(working, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        archive.extract(bundle, tmp_path / "out")
+    finally:
+        os.close(handle)
+    assert {path.name for path in tmp_path.iterdir()} == {"out", other.name, working.name}

@@ -130,3 +130,11 @@ def test_names_that_cannot_be_renamed_are_refused(old: str, new: str) -> None:
 def test_a_preview_writes_nothing(store: FileStore) -> None:
     sealed = FileStore(store.root, read_only=True)
     assert preview_rename(sealed, KernelRename.parse("pkg.old.add", "pkg.new.add")).records == 2
+
+
+@pytest.mark.parametrize("name", ["pkg.\n", "pkg.\udcff", "pkg." + "x" * 500])
+def test_a_name_that_no_kernel_can_have_is_refused(name: str, store: FileStore) -> None:
+    before = list(store.records(OLD))
+    with pytest.raises(SettingsError, match="no kernel has a name like"):
+        apply_rename(store, KernelRename.parse("pkg.old.add", name))
+    assert list(store.records(OLD)) == before

@@ -19,6 +19,7 @@ from dejavu_cache.errors import SettingsError, StoreError
 from dejavu_cache.stores import FileStore, make_absolute, open_store
 from dejavu_cache.stores.default import as_tiers
 from dejavu_cache.stores.page_cache import PageCache
+from dejavu_cache.system import safe_files
 
 
 @pytest.fixture
@@ -76,6 +77,16 @@ def test_a_full_disk_is_said_and_what_was_there_stays(store: FileStore) -> None:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="uses a user without rights")
+def test_a_file_never_grows_to_a_size_that_is_not_read_again(
+    store: FileStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would count as damaged, and be set aside with all of its records."""
+    monkeypatch.setattr(safe_files, "MAX_BYTES", 10_000)
+    with pytest.raises(StoreError, match="File too large; delete records"):
+        store.put(context(), [record(m) for m in range(100)])
+    assert list(FileStore(store.root).records(context())) == [record(16), record(32)]
+
+
 def test_a_file_that_cannot_be_looked_at_after_a_write_was_written(
     store: FileStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

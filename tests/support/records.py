@@ -23,7 +23,7 @@ MOMENT = datetime(2026, 1, 1, tzinfo=timezone.utc)
 
 
 def context(**changes: Any) -> Context:
-    """Return a context on an H200; keywords change the kernel, its source, device or Triton."""
+    """Return a context on an H200; keywords change parts of it."""
     device = Device(
         name=changes.get("device", "NVIDIA H200"), arch="sm_90", units=132, memory_gib=140
     )
@@ -34,7 +34,11 @@ def context(**changes: Any) -> Context:
         environment=Environment(
             device=device, triton=changes.get("triton", "3.6.0"), codegen="ptxas 12.9.86"
         ),
-        problem=Problem(keys=("M", "N"), buckets={"M": Pow2()}, method="events-cold"),
+        problem=Problem(
+            keys=("M", "N"),
+            buckets={"M": Pow2()},
+            method=changes.get("method", "events-cold"),
+        ),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -30,14 +30,33 @@ __all__ = [
     "WhereOption",
     "parse_assignments",
     "parse_suite_options",
+    "refuse_empty",
     "require_moments",
 ]
 
+
+def refuse_empty(context: typer.Context, parameter: typer.CallbackParam, value: Any) -> Any:
+    """Refuse an empty text that the user gave: it would mean all kernels, or another store.
+
+    A shell makes one of a variable that is not set, as in `clear "$KERNEL" --yes`.
+    """
+    given = context.get_parameter_source(str(parameter.name))
+    if given is not None and given.name == "COMMANDLINE" and "" in (value, *(value or ())):
+        raise typer.BadParameter("it is empty")
+    return value
+
+
 KERNEL_HELP = "A kernel: its full name, the end of it, or a glob such as '*attention*'."
 
-KernelArgument = Annotated[str, typer.Argument(help=KERNEL_HELP, autocompletion=complete_kernels)]
+KernelArgument = Annotated[
+    str,
+    typer.Argument(help=KERNEL_HELP, autocompletion=complete_kernels, callback=refuse_empty),
+]
 OptionalKernelArgument = Annotated[
-    str, typer.Argument(help=f"{KERNEL_HELP} Else all.", autocompletion=complete_kernels)
+    str,
+    typer.Argument(
+        help=f"{KERNEL_HELP} Else all.", autocompletion=complete_kernels, callback=refuse_empty
+    ),
 ]
 KernelOption = Annotated[
     str,
@@ -46,6 +65,7 @@ KernelOption = Annotated[
         metavar="NAME",
         help="Only this kernel, or a glob.",
         autocompletion=complete_kernels,
+        callback=refuse_empty,
     ),
 ]
 StoreOption = Annotated[
@@ -54,6 +74,7 @@ StoreOption = Annotated[
         "--store",
         metavar="URL",
         help="A folder or a URL; else DEJAVU_CACHE_URL, else your own cache.",
+        callback=refuse_empty,
     ),
 ]
 ServerOption = Annotated[

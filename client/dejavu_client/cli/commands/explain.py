@@ -157,7 +157,11 @@ def _gap(values: Mapping[str, Any], wanted: Mapping[str, str]) -> float:
             number = math.nan
         if str(value) == text:
             continue
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(number):
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, (int, float))
+            or not math.isfinite(number)
+        ):
             return math.inf
         total += value_distance(float(value), number, exact=False)
     return total

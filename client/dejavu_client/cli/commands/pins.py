@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated
+from collections.abc import Iterator, Sequence
+from typing import Annotated, NamedTuple
 
 import typer
 
@@ -21,6 +21,14 @@ from ..output import say
 from ..record_queries import current_records, has_settings, matching_records
 
 __all__ = ["register"]
+
+
+class _ChosenPin(NamedTuple):
+    """A record and the config to pin it to; None takes its pin back."""
+
+    context: Context
+    record: Record
+    config: Config | None
 
 
 def register(app: typer.Typer) -> None:
@@ -43,7 +51,7 @@ def pin(
     """
     values = parse_assignments(config, "--config")
     with open_existing_store(store, write=True) as target:
-        pins = []
+        pins: list[_ChosenPin] = []
         for context, record in current_records(matching_records(target, kernel, scenario or ())):
             candidates = [
                 measured for measured in record.by_config if has_settings(measured, values)
@@ -54,7 +62,7 @@ def pin(
                     f"{counted(len(candidates), 'measured config has', 'measured configs have')} "
                     f"{', '.join(config)}; name one"
                 )
-            pins.append((context, record, candidates[0]))
+            pins.append(_ChosenPin(context, record, candidates[0]))
         _set_pins(target, pins)
 
 
@@ -66,26 +74,47 @@ def unpin(
     """Take pins back: the measurements decide again."""
     with open_existing_store(store, write=True) as target:
         matches = matching_records(target, kernel, scenario or ())
-        _set_pins(target, [(context, record, None) for context, record in matches if record.pinned])
+        pins = [_ChosenPin(*match, None) for match in matches if match[1].pinned]
+        _set_pins(target, pins)
 
 
-def _set_pins(store: Store, pins: Sequence[tuple[Context, Record, Config | None]]) -> None:
+def _set_pins(store: Store, pins: Sequence[_ChosenPin]) -> None:
     """Set or remove pins and print each; an error names how many are done."""
     if not pins:
         say("nothing was pinned")
-    is_alone = len({context for context, _, _ in pins}) == 1
-    for done, (context, record, config) in enumerate(pins):
+    is_alone = len({chosen.context for chosen in pins}) == 1
+    done = 0
+    for context, group in _groups(store, pins):
         try:
-            _set_pin(store, context, record, config)
+            _put_pins(store, context, group)
+            for chosen in group:
+                _check_pin(store, chosen)
+                state = f"pinned to {chosen.config}" if chosen.config else "no longer pinned"
+                where = "" if is_alone else f" ({_origin(context)})"
+                say(f"{context.kernel.name}{chosen.record.scenario}{where}: {state}")
+                done += 1
         except StoreError as error:
             if not done:
                 raise
             raise PartlyDoneError(
                 f"only {done} of {counted(len(pins), 'scenario')} done: {error}"
             ) from None
-        state = f"pinned to {config}" if config else "no longer pinned"
-        where = "" if is_alone else f" ({_origin(context)})"
-        say(f"{context.kernel.name}{record.scenario}{where}: {state}")
+
+
+def _groups(
+    store: Store, pins: Sequence[_ChosenPin]
+) -> Iterator[tuple[Context, Sequence[_ChosenPin]]]:
+    """Yield the pins to put together: all of a context, whose file is written as a whole.
+
+    A server takes pins one by one, and may refuse one of them.
+    """
+    if store.remote:
+        yield from ((chosen.context, [chosen]) for chosen in pins)
+        return
+    by_context: dict[Context, list[_ChosenPin]] = {}
+    for chosen in pins:
+        by_context.setdefault(chosen.context, []).append(chosen)
+    yield from by_context.items()
 
 
 def _origin(context: Context) -> str:
@@ -95,14 +124,24 @@ def _origin(context: Context) -> str:
     return f"{environment.device.name}, Triton {environment.triton}, {source}"
 
 
-def _set_pin(store: Store, context: Context, record: Record, config: Config | None) -> None:
-    """Set or remove a pin, and read back that this is what the store has now.
+def _put_pins(store: Store, context: Context, group: Sequence[_ChosenPin]) -> None:
+    author = whoami()
+    store.put(
+        context,
+        [
+            Record(scenario=record.scenario, pin=Pin.after(record.pin, config, author))
+            for _, record, config in group
+        ],
+    )
+
+
+def _check_pin(store: Store, chosen: _ChosenPin) -> None:
+    """Read back that a pin is what the store has now.
 
     Raises:
-        StoreError: the store refused it, or has another pin.
+        StoreError: the store has another pin.
     """
-    choice = Pin.after(record.pin, config, whoami())
-    store.put(context, [Record(scenario=record.scenario, pin=choice)])
+    context, record, config = chosen
     found = store.get(context, record.scenario, fresh=True)
     pin = found.record.pin if found else None
     pinned = pin.config if pin else None

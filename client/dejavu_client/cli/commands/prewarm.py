@@ -13,7 +13,7 @@ from dejavu_cache.system.plurals import counted, size_text
 
 from ..chosen_store import open_existing_store
 from ..completion import complete_devices
-from ..options import JsonOption
+from ..options import JsonOption, refuse_empty
 from ..output import note, say, show_json
 from ..progress_lines import prewarm_lines
 
@@ -39,7 +39,10 @@ GpuNamesOption = Annotated[
 SourceOption = Annotated[
     str,
     typer.Option(
-        "--from", metavar="URL", help="Where the records are; else DEJAVU_CACHE_URL, else your own."
+        "--from",
+        metavar="URL",
+        help="Where the records are; else DEJAVU_CACHE_URL, else your own.",
+        callback=refuse_empty,
     ),
 ]
 FallbacksOption = Annotated[

@@ -23,7 +23,7 @@ from dejavu_cache.triton_internals.distribution import triton_version
 
 from ..chosen_store import open_chosen_store, open_complete_store
 from ..errors import NothingFoundError
-from ..options import KernelOption, StoreOption
+from ..options import KernelOption, StoreOption, refuse_empty
 from ..output import note, say, say_indented
 from ..output_file import open_output
 from ..record_copy import merge_acknowledged
@@ -44,7 +44,7 @@ ConflictOption = Annotated[
 
 
 def _folder_option(text: str) -> Any:
-    return typer.Option(metavar="DIR", help=text)
+    return typer.Option(metavar="DIR", help=text, callback=refuse_empty)
 
 
 def register(app: typer.Typer) -> None:
@@ -76,7 +76,9 @@ def export_records(
     folders = {engine: Path(folder) for engine, folder in engines.items() if folder}
     if folders:
         if file != "-" or kernel:
-            raise SettingsError("--vllm, --sglang and --hf write all tables: leave out FILE and -k")
+            raise SettingsError(
+                "--vllm, --sglang and --hf write all tables: leave out FILE and --kernel"
+            )
         with open_complete_store(store) as source:
             for engine, folder in folders.items():
                 export_tables(source, engine, folder, triton)
@@ -140,8 +142,14 @@ def import_records(
 
 
 def merge(
-    sources: Annotated[list[str], typer.Argument(metavar="SOURCE…", help="Stores to read.")],
-    into: Annotated[str, typer.Option("--into", metavar="URL", help="The store to write.")],
+    sources: Annotated[
+        list[str],
+        typer.Argument(metavar="SOURCE…", help="Stores to read.", callback=refuse_empty),
+    ],
+    into: Annotated[
+        str,
+        typer.Option("--into", metavar="URL", help="The store to write.", callback=refuse_empty),
+    ],
     on_conflict: ConflictOption = "newest",
 ) -> None:
     """Merge stores into one; prints how many records were new, and how many known already.

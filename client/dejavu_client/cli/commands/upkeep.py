@@ -6,14 +6,14 @@ from typing import Annotated
 
 import typer
 
-from dejavu_cache.model.scenario import Context, now
+from dejavu_cache.model.scenario import Context, is_from_future, now
 from dejavu_cache.stores import FileStore, Store
 from dejavu_cache.system.plurals import counted
 
 from ..chosen_store import open_existing_store
 from ..options import OptionalKernelArgument, StoreOption
 from ..output import say
-from ..record_queries import contexts_of, last_measured
+from ..record_queries import contexts_of
 from ..step_report import sum_of_steps
 
 __all__ = ["register"]
@@ -34,9 +34,7 @@ def collect_garbage(
 ) -> None:
     """Drop records of code that has changed since, and files that killed writers left."""
     with open_existing_store(store, write=not dry_run) as target:
-        stale = _superseded_contexts(target) | (
-            _older_than(target, days) if days is not None else set()
-        )
+        stale = _stale_contexts(target, days)
 
         def drop(context: Context) -> int:
             count = len(list(target.records(context))) if dry_run else target.delete(context)
@@ -85,29 +83,52 @@ def _describe_droppable(records: int) -> str:
     return f"{counted(records, 'record')} would be dropped"
 
 
-def _superseded_contexts(store: Store) -> set[Context]:
-    """Return the contexts of a kernel's sources other than the one that was tuned last."""
+def _stale_contexts(store: Store, days: int | None) -> set[Context]:
+    """Return the contexts of earlier versions of a kernel's code, and those tuned too long ago.
+
+    Launches that are recorded apart from measurements are of no date, and may have another hash
+    than the tuned kernel, whose heuristics count. They go with their code, or with all that was
+    tuned of their kernel. So does what only a clock that is ahead has dated.
+    """
+    dates: dict[Context, float] = {}
+    undated: list[Context] = []
+    for context in store.contexts():
+        date = _last_tuned(store, context)
+        if date is None:
+            undated.append(context)
+        else:
+            dates[context] = date
     newest: dict[str, tuple[float, str]] = {}
-    contexts = list(store.contexts())
-    for context in contexts:
+    for context, date in dates.items():
         kernel = context.kernel
-        candidate = _last_tuned(store, context), kernel.source
-        newest[kernel.name] = max(newest.get(kernel.name, (0.0, "")), candidate)
-    return {
-        context for context in contexts if context.kernel.source != newest[context.kernel.name][1]
+        newest[kernel.name] = max(newest.get(kernel.name, (date, "")), (date, kernel.source))
+    superseded = {
+        context.kernel
+        for context in dates
+        if context.kernel.source != newest[context.kernel.name][1]
     }
-
-
-def _older_than(store: Store, days: int) -> set[Context]:
     present = now().timestamp()
-    return {
+    stale = {
         context
-        for context in store.contexts()
-        if present - _last_tuned(store, context) > days * 86_400
+        for context, date in dates.items()
+        if context.kernel in superseded or (days is not None and present - date > days * 86_400)
     }
+    remaining = {context.kernel.name for context in dates.keys() - stale}
+    return stale.union(
+        context
+        for context in undated
+        if context.kernel in superseded or context.kernel.name in newest.keys() - remaining
+    )
 
 
-def _last_tuned(store: Store, context: Context) -> float:
-    """Return the time of a context's newest measurement, in seconds since 1970; 0 without any."""
-    moment = last_measured(store.records(context))
-    return moment.timestamp() if moment else 0.0
+def _last_tuned(store: Store, context: Context) -> float | None:
+    """Return when the last measurement was made that is not from the future, in seconds."""
+    return max(
+        (
+            measurement.at.timestamp()
+            for record in store.records(context)
+            for measurement in record.measurements
+            if not is_from_future(measurement.at)
+        ),
+        default=None,
+    )

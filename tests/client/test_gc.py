@@ -1,0 +1,58 @@
+"""`gc` deletes records of earlier code, and nothing that may be of use."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from support.command_line import run_cli
+from support.records import MOMENT, context, measurement, record
+
+from dejavu_cache.model.record import Record, RecordedLaunch
+from dejavu_cache.model.scenario import Scenario, now
+from dejavu_cache.stores import FileStore
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> FileStore:
+    store = FileStore(tmp_path / "store")
+    store.put(context(), [record(16), record(32)])
+    return store
+
+
+def test_gc_drops_older_sources_and_can_say_so_first(store: FileStore) -> None:
+    newer = context(source="f" * 32)
+    store.put(newer, [record(16, measurement(64, 1.0, MOMENT + timedelta(days=1)))])
+    assert "1 context would be dropped" in run_cli("gc", "--dry-run", "--store", store.root).stdout
+    assert len(list(store.contexts())) == 2
+    run_cli("gc", "--store", store.root)
+    assert list(FileStore(store.root).contexts()) == [newer]
+    run_cli("gc", "--days", "9999999999", "--store", store.root)
+    assert list(FileStore(store.root).contexts()) == [newer]
+    run_cli("gc", "--days", "1", "--store", store.root)
+    assert list(FileStore(store.root).contexts()) == []
+
+
+def test_gc_keeps_recorded_launches_as_long_as_something_of_their_kernel(store: FileStore) -> None:
+    """Nothing dates them; with heuristics, a kernel's launches have another hash than its tunes."""
+    launches = Record(scenario=Scenario(), launches=(RecordedLaunch(wheel="w"),))
+    old, current = (context(source=digit * 32, method="launch") for digit in "ef")
+    untuned = [context(kernel="pkg.untuned", source=digit * 32, method="launch") for digit in "ef"]
+    for recorded in (old, current, *untuned):
+        store.put(recorded, [launches])
+    newer = context(source="d" * 32)
+    store.put(newer, [record(16, measurement(64, 1.0, MOMENT + timedelta(days=1)))])
+    store.put(context(source="e" * 32), [record(16, measurement(64, 1.0))])
+    assert run_cli("gc", "--store", store.root).returncode == 0
+    assert set(FileStore(store.root).contexts()) == {newer, current, *untuned}
+    assert run_cli("gc", "--days", "1", "--store", store.root).returncode == 0
+    assert set(FileStore(store.root).contexts()) == {*untuned}
+
+
+def test_gc_believes_no_clock_that_is_ahead(store: FileStore) -> None:
+    """A host with such a clock that runs old code would have the current records deleted."""
+    ahead = context(source="f" * 32)
+    store.put(ahead, [record(16, measurement(64, 1.0, now() + timedelta(days=9000)))])
+    run_cli("gc", "--store", store.root)
+    assert set(FileStore(store.root).contexts()) == {context(), ahead}
