@@ -24,3 +24,13 @@ def test_a_forked_process_has_a_file_of_its_own(tmp_path: Path) -> None:
     run_python(code, DEJAVU_CACHE_REPORT=str(tmp_path))
     assert len(list(tmp_path.iterdir())) == 2
     assert {event.about for event in read_events(tmp_path)} == {"parent", "child"}
+
+
+def test_the_folder_is_made(tmp_path: Path) -> None:
+    code = """
+        from dejavu_cache.runtime.activity_report import report_event
+
+        report_event("hit", "here")
+    """
+    run_python(code, DEJAVU_CACHE_REPORT=str(tmp_path / "new" / "folder"))
+    assert [event.about for event in read_events(tmp_path / "new" / "folder")] == ["here"]
