@@ -210,8 +210,8 @@ def make_records(url: str) -> None:
 
     from dejavu_cache.model.scenario import Scenario
     from dejavu_cache.stores import open_store
-    from dejavu_cache.triton_internals.compilation import jit_function
     from dejavu_cache.triton_internals.deviceless_driver import DevicelessDriver
+    from dejavu_cache.triton_internals.triton_objects import jit_function
 
     driver.set_active(DevicelessDriver(GPUTarget("cuda", 90, 32)))
     product = prewarm_product.product

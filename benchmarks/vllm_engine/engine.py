@@ -249,6 +249,11 @@ class Requests:
             prompts.append(prompt_tokens)
         return {"tokens": tokens, "times": times, "prompts": prompts}
 
+    def end_day(self) -> int:
+        """Finish the requests of a day, so that another one can begin; return the steps taken."""
+        self.day = None
+        return len(self.drain())
+
 
 def main() -> None:
     llm = start()
@@ -263,7 +268,7 @@ def main() -> None:
         "profile_prefill": requests.profile_prefill,
         "long": requests.long,
         "day": requests.run_day,
-        "drain": lambda: len(requests.drain()),
+        "end_day": requests.end_day,
     }
     for line in sys.stdin:
         name, *arguments = json.loads(line)

@@ -122,44 +122,60 @@ def compare_long_request(engines: list[Engine], tokens: int = 12800, turn: int =
             keep("figure9", str(done), value={"s": dict(seconds), "share": shares(seconds)})
 
 
-def compare_days(engines: list[Engine], steps: int = 2400, turn: int = 100) -> None:
+def compare_days(engines: list[Engine], days: int = 1, steps: int = 2400, turn: int = 100) -> None:
+    """Keep throughput and durations of the steps of a drawn day, which engines run several times.
+
+    Every engine meets the same batch in a step of each day, so the median of a step's durations
+    leaves out what the host does beside one of them.
+    """
     tokens = {engine.name: 0 for engine in engines}
-    times: dict[str, list[float]] = {engine.name: [] for engine in engines}
-    prompts: dict[str, list[int]] = {engine.name: [] for engine in engines}
-    done = 0
-    while done < steps and seconds_left() > 10:
+    times: dict[str, list[list[float]]] = {engine.name: [] for engine in engines}
+    prompts: list[int] = []
+    for _ in range(days):
+        done = 0
+        answers: dict[str, list[Any]] = {engine.name: [] for engine in engines}
+        while done < steps and seconds_left() > 10:
+            for engine in engines:
+                answers[engine.name].append(engine.tell("day", turn, steps))
+            done += turn
         for engine in engines:
-            answer = engine.tell("day", turn, steps) or {"tokens": 0, "times": [], "prompts": []}
-            tokens[engine.name] += answer["tokens"]
-            times[engine.name] += answer["times"]
-            prompts[engine.name] += answer["prompts"]
-        done += turn
-    for engine in engines:
-        engine.tell("drain")  # what follows meets no requests of the day's
-    for name, steps_taken in times.items():
-        ordered = sorted(steps_taken) or [0.0]
-        keep(
-            "day",
-            name,
-            value={
-                "steps": len(ordered),
-                "tokens": tokens[name],
-                "tokens_per_s": round(tokens[name] / max(sum(ordered), 1e-9), 1),
-                "median_ms": round(1e3 * statistics.median(ordered), 3),
-                "p99_ms": round(1e3 * ordered[int(0.99 * (len(ordered) - 1))], 3),
-                "longest_ms": round(1e3 * ordered[-1], 2),
-            },
-        )
-    keep("day", "slowest", value=slowest_steps(times, prompts[engines[0].name]))
+            engine.tell("end_day")  # what follows meets no requests of the day's
+        if done < steps or not all(all(parts) for parts in answers.values()):
+            break  # a day that time or a fault ended has other steps
+        for name, parts in answers.items():
+            tokens[name] += sum(part["tokens"] for part in parts)
+            times[name].append([seconds for part in parts for seconds in part["times"]])
+            prompts = [number for part in parts for number in part["prompts"]]
+    usual = {
+        name: [statistics.median(step) for step in zip(*taken, strict=True)]
+        for name, taken in times.items()
+    }
+    for name, taken in times.items():
+        every = sorted(seconds for day in taken for seconds in day) or [0.0]
+        value = {
+            "days": len(taken),
+            "steps": len(usual[name]),
+            "tokens": tokens[name],
+            "tokens_per_s": round(tokens[name] / max(sum(every), 1e-9), 1),
+            "median_ms": round(1e3 * statistics.median(every), 3),
+            "p99_ms": percentile_99(every),
+            "p99_of_medians_ms": percentile_99(sorted(usual[name]) or [0.0]),
+            "p99_of_days_ms": [percentile_99(sorted(day)) for day in taken],
+            "longest_ms": round(1e3 * every[-1], 2),
+        }
+        keep("day", name, value=value)
+    keep("day", "slowest", value=slowest_steps(usual, prompts))
+
+
+def percentile_99(ordered: list[float]) -> float:
+    """Return the 99th percentile of durations that are in order, in milliseconds."""
+    return round(1e3 * ordered[int(0.99 * (len(ordered) - 1))], 3)
 
 
 def slowest_steps(
     times: dict[str, list[float]], prompts: list[int], count: int = 48
 ) -> list[dict[str, Any]]:
-    """Return the slowest steps of the first engine, with every engine's milliseconds.
-
-    Every engine meets the same batch in a step, so that these are the same work.
-    """
+    """Return the slowest steps of the first engine, with every engine's median milliseconds."""
     first = next(iter(times.values()))
     order = sorted(range(min(map(len, times.values()))), key=lambda step: -first[step])
     return [
@@ -223,7 +239,7 @@ def run_figure9() -> None:
 
 def run_day() -> None:
     engines = start("fa3", "ours")
-    compare_days(engines)
+    compare_days(engines, days=3)
     end(engines)
 
 

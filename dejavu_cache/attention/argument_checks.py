@@ -7,15 +7,11 @@ from __future__ import annotations
 
 import math
 from functools import cache
-from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import torch
 
 from ..triton_internals.environment import is_interpreting, supported_float8
-
-if TYPE_CHECKING:
-    from .batch import Batch
+from ..triton_internals.triton_objects import dtype_name
 
 __all__ = [
     "FLOAT8",
@@ -23,7 +19,6 @@ __all__ = [
     "check_out",
     "check_per_head",
     "check_tensors",
-    "check_values",
     "positive_number",
     "scale_tensor",
     "window_length",
@@ -43,44 +38,14 @@ UNBOUNDED = 1 << 30
 
 
 def _describe(tensor: torch.Tensor) -> str:
-    dtype = str(tensor.dtype).removeprefix("torch.")
+    dtype = dtype_name(tensor.dtype)
     return f"{dtype}{list(tensor.shape)} with strides {list(tensor.stride())} on {tensor.device}"
 
 
 def check_tensors(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> None:
     """Raise a ValueError if the queries, keys and values do not fit each other or the device."""
-    if q.dim() != 3 or 0 in q.shape:
-        raise ValueError(
-            f"q: {_describe(q)}; expected [num_tokens, num_query_heads, head_size], none of them 0"
-        )
-    if q.dtype not in QUERY_DTYPES:
-        raise ValueError(f"q: {_describe(q)}; expected bfloat16, float16 or float32")
-    if q.dtype == torch.bfloat16 and is_interpreting():
-        raise ValueError(
-            f"q: {_describe(q)}; Triton's interpreter cannot multiply bfloat16: "
-            "use float16 or float32 there"
-        )
-    if q.shape[2] > 256:
-        raise ValueError(f"q: {_describe(q)}; head sizes up to 256 are supported")
-    if k_cache.dim() != 4 or 0 in k_cache.shape:
-        raise ValueError(
-            f"k_cache: {_describe(k_cache)}; expected [num_blocks, block_size, num_kv_heads, "
-            "head_size], none of them 0"
-        )
-    if k_cache.shape[3] != q.shape[2]:
-        raise ValueError(f"k_cache: {_describe(k_cache)}; expected head_size {q.shape[2]}, as in q")
-    if q.shape[1] % k_cache.shape[2]:
-        raise ValueError(
-            f"k_cache: {_describe(k_cache)}; q's {q.shape[1]} heads are no multiple of its "
-            f"{k_cache.shape[2]} heads"
-        )
-    if k_cache.dtype != q.dtype and k_cache.dtype not in _supported_float8(q.device):
-        dtypes = (q.dtype, *_supported_float8(q.device))
-        names = ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
-        raise ValueError(
-            f"k_cache: {_describe(k_cache)}; expected a dtype that Triton reads on {q.device}: "
-            f"{names}"
-        )
+    _check_queries(q)
+    _check_keys(k_cache, q)
     if (
         v_cache.shape != k_cache.shape
         or v_cache.dtype != k_cache.dtype
@@ -95,6 +60,44 @@ def check_tensors(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor)
         if tensor.device != q.device:
             raise ValueError(f"{name}: {_describe(tensor)}; expected it on {q.device}, as q")
         _check_span(name, tensor)
+
+
+def _check_queries(q: torch.Tensor) -> None:
+    if q.dim() != 3 or 0 in q.shape:
+        raise ValueError(
+            f"q: {_describe(q)}; expected [num_tokens, num_query_heads, head_size], none of them 0"
+        )
+    if q.dtype not in QUERY_DTYPES:
+        raise ValueError(f"q: {_describe(q)}; expected bfloat16, float16 or float32")
+    if q.dtype == torch.bfloat16 and is_interpreting():
+        raise ValueError(
+            f"q: {_describe(q)}; Triton's interpreter cannot multiply bfloat16: "
+            "use float16 or float32 there"
+        )
+    if q.shape[2] > 256:
+        raise ValueError(f"q: {_describe(q)}; head sizes up to 256 are supported")
+
+
+def _check_keys(k_cache: torch.Tensor, q: torch.Tensor) -> None:
+    if k_cache.dim() != 4 or 0 in k_cache.shape:
+        raise ValueError(
+            f"k_cache: {_describe(k_cache)}; expected [num_blocks, block_size, num_kv_heads, "
+            "head_size], none of them 0"
+        )
+    if k_cache.shape[3] != q.shape[2]:
+        raise ValueError(f"k_cache: {_describe(k_cache)}; expected head_size {q.shape[2]}, as in q")
+    if q.shape[1] % k_cache.shape[2]:
+        raise ValueError(
+            f"k_cache: {_describe(k_cache)}; q's {q.shape[1]} heads are no multiple of its "
+            f"{k_cache.shape[2]} heads"
+        )
+    if k_cache.dtype != q.dtype and k_cache.dtype not in _supported_float8(q.device):
+        dtypes = (q.dtype, *_supported_float8(q.device))
+        names = ", ".join(map(dtype_name, dtypes))
+        raise ValueError(
+            f"k_cache: {_describe(k_cache)}; expected a dtype that Triton reads on {q.device}: "
+            f"{names}"
+        )
 
 
 @cache
@@ -235,36 +238,3 @@ def scale_tensor(
             f"{name}: {_describe(scale)}; expected a number, or one float32 on {q.device}"
         )
     return scale
-
-
-def check_values(batch: Batch) -> None:
-    """Check the lengths and block numbers, which means to wait for the GPU."""
-    begins = batch.cu_seqlens_q.tolist()
-    queries = [after - before for before, after in pairwise(begins)]
-    keys = batch.seqused_k.tolist()
-    if (
-        begins[0] != 0
-        or begins[-1] > batch.num_tokens
-        or min(queries) < 0
-        or max(queries) > batch.max_seqlen_q
-    ):
-        raise ValueError(
-            f"cu_seqlens_q: {begins}; expected it to rise from 0 to q's {batch.num_tokens} tokens "
-            f"in steps of at most max_seqlen_q, {batch.max_seqlen_q}"
-        )
-    page, num_blocks = batch.k_cache.shape[1], batch.k_cache.shape[0]
-    for index, (query, key) in enumerate(zip(queries, keys, strict=True)):
-        if query == 0:  # padding, as in a captured graph
-            continue
-        if not query <= key <= batch.max_seqlen_k:
-            raise ValueError(
-                f"seqused_k: {key} at {index}; expected the sequence's {query} new tokens to "
-                f"max_seqlen_k, {batch.max_seqlen_k}"
-            )
-        used = batch.block_table[index, : math.ceil(key / page)]
-        outside = used[(used < 0) | (used >= num_blocks)]
-        if outside.numel():
-            raise ValueError(
-                f"block_table: {int(outside[0])} in row {index}; expected blocks of the cache, "
-                f"0 to {num_blocks - 1}"
-            )

@@ -7,6 +7,7 @@ import os
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -16,7 +17,6 @@ from .argument_checks import (
     check_out,
     check_per_head,
     check_tensors,
-    check_values,
     positive_number,
     scale_tensor,
     window_length,
@@ -214,5 +214,38 @@ def make_batch(
         v_scale=scale_tensor("v_scale", v_scale, q),
     )
     if CHECK_VALUES or not q.is_cuda:
-        check_values(batch)
+        _check_values(batch)
     return batch
+
+
+def _check_values(batch: Batch) -> None:
+    """Check the lengths and block numbers, for which the host waits for the GPU."""
+    begins = batch.cu_seqlens_q.tolist()
+    queries = [after - before for before, after in pairwise(begins)]
+    keys = batch.seqused_k.tolist()
+    if (
+        begins[0] != 0
+        or begins[-1] > batch.num_tokens
+        or min(queries) < 0
+        or max(queries) > batch.max_seqlen_q
+    ):
+        raise ValueError(
+            f"cu_seqlens_q: {begins}; expected it to rise from 0 to q's {batch.num_tokens} tokens "
+            f"in steps of at most max_seqlen_q, {batch.max_seqlen_q}"
+        )
+    page, num_blocks = batch.k_cache.shape[1], batch.k_cache.shape[0]
+    for index, (query, key) in enumerate(zip(queries, keys, strict=True)):
+        if query == 0:  # padding, as in a captured graph
+            continue
+        if not query <= key <= batch.max_seqlen_k:
+            raise ValueError(
+                f"seqused_k: {key} at {index}; expected the sequence's {query} new tokens to "
+                f"max_seqlen_k, {batch.max_seqlen_k}"
+            )
+        used = batch.block_table[index, : math.ceil(key / page)]
+        outside = used[(used < 0) | (used >= num_blocks)]
+        if outside.numel():
+            raise ValueError(
+                f"block_table: {int(outside[0])} in row {index}; expected blocks of the cache, "
+                f"0 to {num_blocks - 1}"
+            )

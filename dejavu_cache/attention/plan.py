@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -16,6 +17,20 @@ from .new_tokens import NewTokens, check_new
 from .tensor_form import TensorForm, form_of, has_form
 
 __all__ = ["Plan"]
+
+
+class _FirstLayer(NamedTuple):
+    """A layer that was launched, and how to launch others like it.
+
+    Attributes:
+        forms: of its output, new tokens and scales.
+        queue: in which it was launched.
+        repeat: computes another layer.
+    """
+
+    forms: tuple[TensorForm, ...]
+    queue: tuple[int, bool]
+    repeat: Repeat
 
 
 class Plan:
@@ -34,7 +49,7 @@ class Plan:
         self._q_form, self._keys_form = form_of(batch.q), form_of(batch.k_cache)
         self._values_form = form_of(batch.v_cache)
         self._layers = dispatch.layers_of(self._implementation, batch, overlap)
-        self._repeat: tuple[tuple[TensorForm, ...], tuple[int, bool], Repeat] | None = None
+        self._first: _FirstLayer | None = None
 
     @property
     def implementation(self) -> str:
@@ -104,15 +119,15 @@ class Plan:
     def _run(self, layer: LayerTensors) -> None:
         """Compute a layer on the current device; its queries and caches are as planned."""
         others = (layer.out, *(layer.new or ()), *(layer.scales or ()))
-        if self._repeat is not None:
-            forms, first_queue, repeat = self._repeat
+        if self._first is not None:
+            forms, first_queue, repeat = self._first
             if len(others) == len(forms) and all(map(has_form, others, forms)):
                 if queue() == first_queue and repeat(layer):
                     return
         self._check(layer)
         repeat_first = self._layers.launch(self._batch.with_tensors(layer), layer.new)
         if repeat_first is not None:
-            self._repeat = tuple(map(form_of, others)), queue(), repeat_first
+            self._first = _FirstLayer(tuple(map(form_of, others)), queue(), repeat_first)
 
     def _check(self, layer: LayerTensors) -> None:
         """Check what a layer brings beside queries and caches."""

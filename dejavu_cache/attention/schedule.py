@@ -43,13 +43,13 @@ HALF = 64
 """Rows of half a Q block; a row is a (token, query head of one KV head)."""
 
 SPANS = {True: 128, False: 64}
-"""Keys that a unit has a multiple of, except at a sequence's end; by whether there are prompts.
+"""Number whose multiples are the keys of a unit, except at a sequence's end; by having prompts.
 
 Tiles of keys must divide it.
 """
 
 LONG_CONTEXT = {64: 0, 96: 512, 128: 2560, 256: 0}
-"""Keys that the middle one of a prompt's tokens sees, from which it is long; by largest head size.
+"""Least keys that the token in the middle of a long prompt sees, by largest head size.
 
 Drawn prompts on an H200 decided. As long ones, none of ten with heads of 64 took longer; of eleven
 with heads of 256, eight took 11 to 19% less time, and two up to 4% more.
@@ -80,10 +80,10 @@ ROWS_OF_MANY = 4
 """Rows that are merged at a time if they have many, or in decoding."""
 
 PARTS_OF_LAST = 8
-"""Partial results in decoding, at most, that the half merges whose own came last."""
+"""Most partial results, in decoding, that are merged by the half whose own came last."""
 
 ROWS_OF_LAST = 16
-"""Rows, at most, that it merges."""
+"""Most rows that this half merges."""
 
 ROWS_OF_ONE_HALF = 8
 """Rows of a sequence up to which programs of one half are no slower, whatever comes between."""

@@ -16,6 +16,8 @@ import torch
 from ..model.buckets import Exact
 from ..model.scenario import Scenario
 from ..sweep.suite import Case, Suite
+from ..sweep.suite_options import preset_of, read_names
+from ..triton_internals.triton_objects import dtype_name
 from ..triton_internals.versions import GLUON_IS_COVERED
 from . import dispatch
 from .argument_checks import FLOAT8
@@ -115,25 +117,20 @@ def cases(
             launches on this GPU, for the batches of the scenarios in which it does.
         batches: decode, prefill, mixed or chunked, separated by +; empty for all.
     """
-    if preset not in PRESETS:
-        raise ValueError(f"preset={preset}: choose one of {', '.join(PRESETS)}")
-    if only and not set(only.split("+")) <= set(LAUNCHES):
-        raise ValueError(f"only={only}: choose from {', '.join(LAUNCHES)}, with + between them")
-    if "hopper" in only.split("+") and not GLUON_IS_COVERED:
+    model = preset_of(preset, PRESETS)
+    implementations = read_names("only", only, LAUNCHES) if only else TUNED
+    if "hopper" in implementations and not GLUON_IS_COVERED:
         raise ValueError(f"only={only}: hopper takes Triton 3.6 to 3.9")
-    kinds = batches.split("+") if batches else KINDS
-    if not set(kinds) <= set(KINDS):
-        raise ValueError(f"batches={batches}: choose from {', '.join(KINDS)}, with + between them")
-    float8 = [str(name).removeprefix("torch.") for name in FLOAT8]
+    kinds = read_names("batches", batches, KINDS)
+    float8 = [*map(dtype_name, FLOAT8)]
     if cache not in ("", dtype, *float8):
         raise ValueError(f"cache={cache}: choose {dtype} or one of {', '.join(float8)}")
-    model = PRESETS[preset]
     if cache not in ("", dtype):
         model = replace(model, cache=cache, has_scales=True)
     shape = (model, int(page), getattr(torch, dtype), int(tp))
     selected = [composition for composition in lengths() if composition.name.split()[0] in kinds]
     launched = [() if only else auto_choices(composition, shape) for composition in selected]
-    for implementation in only.split("+") if only else TUNED:
+    for implementation in implementations:
         for composition, chosen in zip(selected, launched, strict=True):
             if only or implementation in chosen:
                 yield case_of(implementation, composition, shape)

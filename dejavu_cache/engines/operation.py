@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
-from ..triton_internals.async_compile import load_binary
+from ..triton_internals.async_compile import await_kernel, load_binary
 
 __all__ = ["EngineOperation", "replaced_global"]
 
@@ -124,8 +124,7 @@ class CompiledLaunches:
             Exception: what Triton raises where a launch cannot be compiled.
         """
         for kernel in self._kernels:
-            if hasattr(kernel, "result"):
-                kernel.result()
+            await_kernel(kernel)
         return self
 
     def _init_handles(self) -> None:

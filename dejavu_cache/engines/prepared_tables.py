@@ -38,6 +38,9 @@ UNUSED = 30 * 86400
 
 _CONTENT = "content"
 
+_NONE = "none"
+"""Name of the folder that stands for no tables."""
+
 
 def prepare_tables(store: Store, environment: Mapping[str, str]) -> dict[str, str]:
     """Write a store's tables for the engines that are installed, and return the variables to set.
@@ -64,8 +67,9 @@ def prepare_tables(store: Store, environment: Mapping[str, str]) -> dict[str, st
         logger.warning("tuned tables are not refreshed: %s", error)
     prepared = {}
     for engine in engines:
-        digest = hashlib.sha256(f"{store.url} {version}".encode()).hexdigest()[:16]
-        root = _tables_folder() / f"{engine}-{digest}"
+        # A second installation of SGLang has other tables of its own to link to.
+        place = f"{store.url} {version} {_package_folders(engine)}"
+        root = _tables_folder() / f"{engine}-{hashlib.sha256(place.encode()).hexdigest()[:16]}"
         folder = _latest(root) if tables is None else _write(engine, tables, version, root)
         if folder is not None:
             prepared[VARIABLES[engine]] = str(folder)
@@ -108,19 +112,30 @@ def _write(engine: str, tables: Sequence[TunedTable], version: str, root: Path) 
         files = [file for file in files if file.path.startswith("configs/")]
         shipped = _shipped_beside(files)
     if not files or shipped is None:
+        _note_none(root)
         return None
     content = json.dumps([files, sorted(map(str, shipped.items()))])
     folder = root / hashlib.sha256(content.encode()).hexdigest()[:16]
+    is_complete = (folder / _CONTENT).exists()
     try:
-        if not (folder / _CONTENT).exists():
+        if not is_complete:
             write_tables(files, folder)
             _link(shipped, folder)
         (folder / _CONTENT).touch()  # comes last, and tells when the folder was used
         _delete_unused(root)
     except OSError as error:
-        logger.warning("tuned tables cannot be written: %s", error)
-        return None
+        if not is_complete:  # An image may have them, and a cache that is read-only.
+            logger.warning("tuned tables cannot be written: %s", error)
+            return None
     return folder
+
+
+def _note_none(root: Path) -> None:
+    """Note that there are no tables: earlier ones must not come back when the store is silent."""
+    with suppress(OSError):
+        if root.exists():
+            (root / _NONE).mkdir(exist_ok=True)
+            (root / _NONE / _CONTENT).touch()
 
 
 def _link(shipped: Mapping[str, Path], folder: Path) -> None:
@@ -131,13 +146,13 @@ def _link(shipped: Mapping[str, Path], folder: Path) -> None:
 
 
 def _latest(root: Path) -> Path | None:
-    """Return the folder of tables that was used last."""
+    """Return the folder of tables that was used last; None if there were none."""
     latest: tuple[float, Path] | None = None
     for mark in root.glob(f"*/{_CONTENT}"):
         with suppress(FileNotFoundError):  # Another start may be deleting it.
             used = mark.stat().st_mtime, mark.parent
             latest = used if latest is None else max(latest, used)
-    return None if latest is None else latest[1]
+    return None if latest is None or latest[1].name == _NONE else latest[1]
 
 
 def _delete_unused(root: Path) -> None:
@@ -157,10 +172,9 @@ def _shipped_beside(files: Sequence[TableFile]) -> dict[str, Path] | None:
     Returns:
         None where the package has no tables in a place that is known.
     """
-    package = find_spec("sglang")
     loaders = [
         loader
-        for location in (package and package.submodule_search_locations) or ()
+        for location in _package_folders("sglang")
         for loader in Path(location).glob("srt/layers/moe/**/fused_moe_triton_config.py")
     ]
     if not loaders:
@@ -176,3 +190,8 @@ def _shipped_beside(files: Sequence[TableFile]) -> dict[str, Path] | None:
             if relative not in replaced and not (is_second and first_product in our_names):
                 shipped[relative] = path
     return shipped
+
+
+def _package_folders(name: str) -> list[str]:
+    package = find_spec(name)
+    return list((package and package.submodule_search_locations) or ())

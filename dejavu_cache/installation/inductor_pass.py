@@ -8,20 +8,24 @@ from __future__ import annotations
 
 import hashlib
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from .. import __version__
 from ..model.buckets import Exact
 from ..runtime.autotuner import CachedAutotuner
-from ..settings import current_settings
+from ..settings import Mode, current_settings
 from ..system.import_hooks import after_import, cancel
 from ..system.notices import warn_once
 from ..triton_internals.upstream import Autotuner
+from .noted_choices import note_choice, outdated_notes
 
 __all__ = ["install_inductor_pass", "uninstall_inductor_pass"]
 
 _CONFIG_MODULE = "torch._inductor.config"
+
+_OPTION = "post_grad_custom_pre_pass"
 
 _AS_TRACED = "eager_input_vals"
 """Name under which a traced node keeps its arguments as they were in the program."""
@@ -39,14 +43,24 @@ def uninstall_inductor_pass() -> None:
     """Have Inductor tune cached kernels itself again."""
     cancel(_CONFIG_MODULE, _add_pass)
     config: Any = sys.modules.get(_CONFIG_MODULE)
+    entry = _entry(config)
+    if entry is not None and _is_ours(entry.default):
+        entry.default.is_active = False  # threads that have compiled keep it
+        entry.default = None
     passes = _current_passes(config)
     if passes is not None:
-        config.post_grad_custom_pre_pass = _without_ours(passes)
+        setattr(config, _OPTION, _without_ours(passes))
 
 
 def _current_passes(config: Any) -> Any:
+    """Return the option's value in this thread."""
     # Torch hides an option that a program has deleted, as `mock.patch` does.
-    return getattr(config, "post_grad_custom_pre_pass", None)
+    return getattr(config, _OPTION, None)
+
+
+def _entry(config: Any) -> Any:
+    """Return where torch keeps the option's default, which is that of all threads, or None."""
+    return getattr(config, "_config", {}).get(_OPTION)
 
 
 def _is_ours(graph_pass: Any) -> bool:
@@ -60,16 +74,30 @@ def _without_ours(passes: Any) -> Any:
 
 
 def _add_pass(config: Any) -> None:
+    """Add the pass for all threads, and before one that the program has set for its own.
+
+    What is assigned counts in the thread that assigns it, by torch 2.13.
+    """
     from torch._inductor import custom_graph_pass
 
     previous = _without_ours(_current_passes(config))
+    entry = _entry(config)
+    if entry is not None and entry.default is None:
+        entry.default = _shared_pass()
+        entry.default.is_active = True
     if previous is None:
-        config.post_grad_custom_pre_pass = _make_pass(None)
+        if not _is_ours(_current_passes(config)):
+            setattr(config, _OPTION, _make_pass(None))
     elif hasattr(custom_graph_pass, "get_custom_graph_passes"):  # takes several passes
         others = previous if isinstance(previous, (list, tuple)) else [previous]
-        config.post_grad_custom_pre_pass = [_make_pass(None), *others]
+        setattr(config, _OPTION, [_make_pass(None), *others])
     else:
-        config.post_grad_custom_pre_pass = _make_pass(previous)
+        setattr(config, _OPTION, _make_pass(previous))
+
+
+@cache
+def _shared_pass() -> Any:
+    return _make_pass(None)
 
 
 def _make_pass(previous: Any) -> Any:
@@ -86,9 +114,15 @@ def _make_pass(previous: Any) -> Any:
 
         def __init__(self) -> None:
             self.previous = previous
+            self.is_active = True
+
+        def __deepcopy__(self, memo: object) -> RecordedConfigPass:
+            """Return itself: torch gives each thread a copy of a default."""
+            return self
 
         def __call__(self, graph: Any, *inference: Any, **named: Any) -> None:
-            use_recorded_configs(graph)
+            if self.is_active:
+                use_recorded_configs(graph)
             if previous is not None:
                 previous(graph, *inference, **named)
 
@@ -96,7 +130,16 @@ def _make_pass(previous: Any) -> Any:
             """Return what Inductor's own cache tells passes apart by; None switches it off."""
             settings = current_settings()
             place = settings.url, settings.namespace, str(settings.mode)
-            mine = (__version__, _SOURCE, *place)
+            try:
+                outdated = outdated_notes(_traced_kernels())
+            except Exception as error:  # a graph from the cache might have a recalled config
+                warn_once(
+                    "inductor notes",
+                    "Inductor does not cache graphs: what they were compiled by cannot be told: "
+                    f"{type(error).__name__}: {error}",
+                )
+                return None
+            mine = (__version__, _SOURCE, self.is_active, *place, outdated)
             if previous is None:
                 return mine
             theirs = previous.uuid() if hasattr(previous, "uuid") else None
@@ -106,6 +149,18 @@ def _make_pass(previous: Any) -> Any:
 
 
 _SOURCE = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
+
+
+def _traced_kernels() -> list[CachedAutotuner]:
+    wrapper: Any = sys.modules.get("torch._higher_order_ops.triton_kernel_wrap")
+    traced = list(wrapper.kernel_side_table.id_to_kernel.values()) if wrapper else []
+    return [kernel for kernel in traced if _is_looked_up(kernel)]
+
+
+def _is_looked_up(kernel: Any) -> bool:
+    if not isinstance(kernel, CachedAutotuner) or len(kernel.configs) < 2:
+        return False
+    return kernel.mode is not Mode.OFF
 
 
 def use_recorded_configs(graph: Any) -> None:
@@ -132,7 +187,7 @@ def use_recorded_configs(graph: Any) -> None:
 
 def _use_recorded_config(node: Any, table: Any) -> None:
     kernel = table.get_kernel(node.kwargs["kernel_idx"])
-    if not isinstance(kernel, CachedAutotuner) or len(kernel.configs) < 2:
+    if not _is_looked_up(kernel):
         return
     traced = {
         **table.get_constant_args(node.kwargs["constant_args_idx"]),
@@ -141,6 +196,9 @@ def _use_recorded_config(node: Any, table: Any) -> None:
     arguments = _example_arguments(kernel, traced)
     if arguments is None:
         return
+    request = kernel.request(**arguments)
+    if not request.not_stored:  # first: what changes while it is looked up is noticed later
+        note_choice(kernel, request.scenario)
     resolution = kernel.look_up(**arguments)
     grids = node.kwargs["grid"]
     places = [place for place, own in enumerate(kernel.configs) if own is resolution.config]

@@ -1,4 +1,4 @@
-"""How many results of other autotuners launches can take over, and on which condition."""
+"""Report how many results of other autotuners launches can take over, and on which condition."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +17,9 @@ __all__ = ["ANY_VERSION", "TABLE_FILES", "TableFile", "write_tables"]
 
 ANY_VERSION = "any"
 """Stands for a choice of the newest version of Triton that has a table."""
+
+_FOR_SGLANG = {"SPLIT_K", "SWAP_AB"}
+"""Fields of block-scaled products that vLLM's kernel does not have: its launch would fail."""
 
 _FIELDS = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M", "SPLIT_K")
 
@@ -41,9 +45,13 @@ def vllm_files(tables: Iterable[TunedTable], version: str) -> Iterator[TableFile
             content = lora.setdefault(lora_file_name(table.labels, table.device), {})
             nest_lines(content, table.labels, _lines(table).items())
             continue
-        is_stamped = table.triton and "K" not in table.labels
-        stamp = {"triton_version": table.triton} if is_stamped else {}
-        yield TableFile(f"{_name(table)}.json", {**stamp, **_lines(table)})
+        is_product = "K" in table.labels
+        lines = _lines(table)
+        if is_product:
+            lines = {size: line for size, line in lines.items() if not _FOR_SGLANG & line.keys()}
+        stamp = {"triton_version": table.triton} if table.triton and not is_product else {}
+        if lines:
+            yield TableFile(f"{_name(table)}.json", {**stamp, **lines})
     for name, content in lora.items():
         fill_slices(name, content)
         yield TableFile(name, content)
@@ -52,22 +60,29 @@ def vllm_files(tables: Iterable[TunedTable], version: str) -> Iterator[TableFile
 def sglang_files(tables: Iterable[TunedTable], version: str) -> Iterator[TableFile]:
     """Yield files for the folder that `SGLANG_MOE_CONFIG_DIR` names, of all versions of Triton.
 
-    SGLang looks in the folder of its own version first, and writes blocks with a space. Tables of
-    an unknown version have no folder. Those of block-scaled products are read from SGLang's package
-    alone, and it has none of LoRA and of Mamba's states.
+    SGLang looks in the folder of its own version first, then in all others, and writes blocks with
+    a space. It stops at a folder whose name has more than numbers, so that tables of 3.4.0+git are
+    in that of 3.4.0, unless there is one of 3.4.0 itself. Tables of an unknown version have no
+    folder. Those of block-scaled products are read from SGLang's package alone, and it has none of
+    LoRA and of Mamba's states.
     """
-    for table in tables:
+    files: dict[str, TableFile] = {}
+    for table in sorted(tables, key=lambda table: _release(table.triton) == table.triton):
         labels = dict(table.labels)
         if "lora" in labels or "headdim" in labels:
             continue
         if "block_shape" in labels:
             labels["block_shape"] = labels["block_shape"].replace(",", ", ")
         name = _name(table._replace(labels=labels))
+        release = _release(table.triton)
         if "E" not in labels:
-            yield TableFile(f"quantization/{name}.json", _lines(table))
-        elif table.triton and version in ("", ANY_VERSION, table.triton):
-            folder = f"configs/triton_{table.triton.replace('.', '_')}"
-            yield TableFile(f"{folder}/{name}.json", _lines(table))
+            path = f"quantization/{name}.json"
+        elif release and version in ("", ANY_VERSION, table.triton):
+            path = f"configs/triton_{release.replace('.', '_')}/{name}.json"
+        else:
+            continue
+        files[path] = TableFile(path, _lines(table))
+    yield from files.values()
 
 
 def hugging_face_files(tables: Iterable[TunedTable], version: str) -> Iterator[TableFile]:
@@ -114,6 +129,12 @@ def _of_version(tables: Iterable[TunedTable], version: str) -> list[TunedTable]:
         if version == ANY_VERSION or table.triton in ("", version):
             chosen[_name(table)] = table
     return list(chosen.values())
+
+
+def _release(version: str) -> str:
+    """Return the numbers that a version begins with, `3.4.0` of `3.4.0+git1a2b`; may be empty."""
+    match = re.match(r"\d+(?:\.\d+)*", version, re.ASCII)
+    return match[0] if match else ""
 
 
 def _order(version: str) -> tuple[int, ...]:

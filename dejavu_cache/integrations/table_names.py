@@ -48,7 +48,7 @@ _FURTHER = ("backend", "per_channel_quant", "down")
 """Labels of fused experts that stand for themselves."""
 
 _OF_STATES = frozenset({"dim", "dstate", "cache_dtype"})
-"""Arguments that the labels of a state update's table stand for."""
+"""Arguments of a state update that the labels of its table stand for."""
 
 _UNDERSTOOD = ("E", "N", "device_name", "dtype", "block_shape")
 _ORDER = (
@@ -73,11 +73,10 @@ class TableEntry(NamedTuple):
     size_name: str
 
     @classmethod
-    def of_labels(cls, labels: Mapping[str, str]) -> TableEntry:
-        """Return the launches of a table; one without a quantization is for those without one.
+    def of_labels(cls, labels: Mapping[str, str]) -> TableEntry | None:
+        """Return the launches of a table, or None for a table of another operation.
 
-        Raises:
-            ValueError: the labels are of no known table.
+        One without a quantization is for launches without one.
         """
         if {"E", "N"} <= labels.keys():
             return cls(FUSED_MOE, _fused_moe_arguments(labels), "M")
@@ -90,7 +89,7 @@ class TableEntry(NamedTuple):
             named = {"dim": labels["headdim"], "dstate": labels["dstate"]}
             named["cache_dtype"] = labels.get("cache_dtype", "")
             return cls(STATE_UPDATE, named, "effective_batch")
-        raise ValueError(f"a table for {', '.join(labels)} is not known")
+        return None
 
     def labels(self) -> dict[str, str] | None:
         """Return the labels of the table without its device, or None if there is no such table.

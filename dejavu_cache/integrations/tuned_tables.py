@@ -27,7 +27,8 @@ LARGEST = 1 << 16
 """Largest value of a parameter in a table."""
 
 _NAMES = frozenset(
-    {"BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M", "SPLIT_K", "USE_TMA"}
+    {"BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M", "SPLIT_K"}
+    | {"USE_TMA", "SWAP_AB"}  # SGLang's
     | {"block_m", "block_n", "block_k", "group_size_m", "split_k", "max_nreg"}  # LoRA's
     | {"num_warps", "num_stages", "num_ctas"}
     | {"waves_per_eu", "matrix_instr_nonkdim", "kpack"}
@@ -38,7 +39,7 @@ An engine launches its kernel with whatever its table says, while a cached kerne
 only what its author has declared.
 """
 
-_FLAGS = frozenset({"USE_TMA"})
+_FLAGS = frozenset({"USE_TMA", "SWAP_AB"})
 """Those whose values are flags; `True` is no number of warps."""
 
 _IN_FILE_NAMES = re.compile(r"[\w .,+()\[\]-]*", re.ASCII)

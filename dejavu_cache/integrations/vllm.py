@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..model.foreign_result import ForeignResult, ForeignTiming
+from ..system.notices import warn_once
 from .foreign_configs import parse_config
 from .lora_tables import LORA_KERNELS, read_lora
 from .table_names import TableEntry, parse_labels
@@ -18,11 +19,17 @@ __all__ = ["read_lora_table", "read_table"]
 def read_table(path: Path, content: Mapping[str, Any]) -> Iterator[ForeignResult]:
     """Read a table of fused experts, block-scaled products or Mamba's state.
 
+    A table of another operation, which an engine's folder may have too, is left out with a warning.
+
     Raises:
-        ValueError: the file is no such table.
+        ValueError: the file has another form.
     """
     labels = parse_labels(path.stem)
     entry = TableEntry.of_labels(labels)
+    if entry is None:
+        about = ", ".join(labels)
+        warn_once(str(path), f"{path} is left out: its table, of {about}, is of no known operation")
+        return
     triton = content.get("triton_version") or _version_of(path.parent.name)
     for size, config in content.items():
         if size == "triton_version":

@@ -35,9 +35,10 @@ LONGEST_TIMING = 86_400_000.0
 """Milliseconds of a timing at the most: a day."""
 
 MOST_ADVANTAGE = 10.0
-"""How many times as fast a config may be as all that other machines have measured of a scenario.
+"""Largest factor by which a config may be faster than all that other machines have measured.
 
-Beyond that, a second machine has to confirm it, or the tune that it won.
+One that is faster still counts only if a second machine confirms it, or if it won a tune, in which
+it was compared.
 """
 
 

@@ -238,7 +238,8 @@ def compile_tree(
                     value * factor if type(value) in _NUMBERS and type(factor) in _NUMBERS else None
                 )
             node = yes if type(value) in _NUMBERS and value <= wanted else no
-        return node[0]  # type: ignore[no-any-return]
+        ranking: tuple[T, ...] = node[0]
+        return ranking
 
     return rank
 

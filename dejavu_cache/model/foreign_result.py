@@ -59,7 +59,7 @@ class ForeignResult(BaseModel):
         origin: the tool.
         function: the kernel's name, without its module.
         key: the key arguments' values, then the tensors' dtypes, as text, in the order of the call;
-            beside `named` the dtypes alone.
+            only the dtypes if `named` has the values.
         named: values by argument, where a file names the arguments. "False" and "0" also fit
             launches of kernels that lack the argument.
         device: the GPU's name as the file has it, of which letters and digits count; empty if the

@@ -1,4 +1,4 @@
-"""Merging records, and naming the fields in which two of them differ.
+"""Merge records of one scenario.
 
 A merge is a union: nothing that was measured is lost, up to a number of measurements that no tune
 makes, and the order of merges does not matter.
@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Literal, TypeVar
 
 from ..errors import MergeConflictError
 from .record import (
     MOST_LAUNCHES,
     MOST_MEASUREMENTS,
     Measurement,
+    Pin,
     Record,
     RecordedLaunch,
     Winner,
@@ -23,16 +24,14 @@ from .record import (
 from .scenario import Scenario, canonical_json, is_from_future, moment_after
 
 __all__ = [
-    "Difference",
     "OnConflict",
     "date_after",
-    "differences",
     "merge_into",
     "merge_launches",
     "merge_records",
 ]
 
-_Dated = TypeVar("_Dated", Measurement, Winner)
+_Dated = TypeVar("_Dated", Measurement, Pin, Winner)
 
 OnConflict = Literal["newest", "fastest", "fail"]
 
@@ -101,13 +100,13 @@ def _merge_measurements(
     return max(ours, theirs, key=_recency)
 
 
-def _recency(measurement: Measurement) -> tuple[bool, datetime, str]:
-    """Return a key that is greatest for the newest measurement.
+def _recency(entry: Measurement | Pin | Winner) -> tuple[bool, datetime, str]:
+    """Return a key that is greatest for the latest of several entries, ties broken by their text.
 
-    A moment in the future is a wrong clock's, and must not outlast all later measurements.
+    A moment in the future is a wrong clock's: such an entry gives way to any other, since nothing
+    could ever replace it.
     """
-    at = measurement.at
-    return not is_from_future(at), at, canonical_json(measurement)
+    return not is_from_future(entry.at), entry.at, canonical_json(entry)
 
 
 def _slowness(measurement: Measurement) -> tuple[float, str]:
@@ -115,24 +114,18 @@ def _slowness(measurement: Measurement) -> tuple[float, str]:
     return (math.inf if median is None else median), canonical_json(measurement)
 
 
-def _latest(*entries: Any) -> Any:
-    """Return the latest of winners or pins, ties broken by their text, or None.
-
-    One from the future gives way to any other: else nobody could ever replace it.
-    """
-    present = [entry for entry in entries if entry is not None]
-    return max(
-        present,
-        key=lambda entry: (not is_from_future(entry.at), entry.at, canonical_json(entry)),
-        default=None,
-    )
+def _latest(left: _Dated | None, right: _Dated | None) -> _Dated | None:
+    """Return the later of two winners or pins, or None if there is neither."""
+    if left is None or right is None:
+        return left or right
+    return max(left, right, key=_recency)
 
 
 def date_after(record: Record, earlier: Record) -> Record:
     """Return a record whose measurements and winner a merge keeps instead of an earlier record's.
 
-    Only what another machine's clock would have outlast them is dated anew. The winner stays at
-    least as late as the measurements, since it was selected by them.
+    An entry is dated anew only if another machine's clock has dated the earlier one after it. The
+    winner stays at least as late as the measurements, since it was selected by them.
     """
     standing = earlier.by_config
     measurements = tuple(
@@ -150,32 +143,6 @@ def _date_after(entry: _Dated, earlier: _Dated | None) -> _Dated:
     if earlier is None or earlier.at < entry.at or is_from_future(earlier.at):
         return entry
     return entry.model_copy(update={"at": moment_after(earlier.at)})
-
-
-class Difference(NamedTuple):
-    """A field whose value in a record differs from the one looked for."""
-
-    field: str
-    wanted: Any
-    found: Any
-
-    def __str__(self) -> str:
-        """Name the field and both values."""
-        return f"{self.field}: {self.found!r} recorded, {self.wanted!r} wanted"
-
-
-def differences(
-    wanted: Mapping[str, Any], found: Mapping[str, Any], prefix: str = ""
-) -> list[Difference]:
-    """Return the leaves in which two nested mappings differ, in order."""
-    result: list[Difference] = []
-    for name in dict.fromkeys([*wanted, *found]):
-        left, right = wanted.get(name), found.get(name)
-        if isinstance(left, Mapping) and isinstance(right, Mapping):
-            result += differences(left, right, f"{prefix}{name}.")
-        elif left != right or type(left) is not type(right):
-            result.append(Difference(prefix + name, left, right))
-    return result
 
 
 def merge_into(

@@ -145,9 +145,18 @@ class Pin(FrozenModel):
     by: Annotated[str, Field(max_length=200)] = ""
 
     @classmethod
-    def after(cls, earlier: Pin | None, config: Config | None, by: str) -> Pin:
-        """Return a pin that every merge prefers to an earlier one, whatever clock dated that."""
-        return cls(config=config, at=moment_after(earlier.at if earlier else None), by=by)
+    def after(
+        cls,
+        earlier: Pin | None,
+        config: Config | None,
+        by: str,
+        present: Moment | None = None,
+    ) -> Pin:
+        """Return a pin that every merge prefers to an earlier one, whatever clock dated that.
+
+        `present` is the present moment by another clock than this machine's.
+        """
+        return cls(config=config, at=moment_after(earlier.at if earlier else None, present), by=by)
 
 
 _LongText = Annotated[str, Field(max_length=4000)]

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from .difference import Difference
 from .evidence import ChoiceEvidence
-from .merge import Difference
 from .scenario import Context, Environment, Scenario
 
 __all__ = ["How", "Resolution"]

@@ -132,19 +132,28 @@ def now() -> datetime:
     return datetime.now(timezone.utc)
 
 
-def is_from_future(moment: datetime) -> bool:
-    """Return whether a moment lies further ahead than the clocks of two machines differ."""
-    return moment - now() > CLOCK_TOLERANCE
+def is_from_future(moment: datetime, present: datetime | None = None) -> bool:
+    """Return whether a moment lies further ahead than the clocks of two machines differ.
+
+    Args:
+        moment: The moment.
+        present: The present moment by another clock than this machine's.
+    """
+    return moment - (present or now()) > CLOCK_TOLERANCE
 
 
-def moment_after(earlier: datetime | None) -> datetime:
+def moment_after(earlier: datetime | None, present: datetime | None = None) -> datetime:
     """Return the present moment, or the next one after that of an entry that is to be replaced.
 
     Of two entries, a merge keeps the later one, and another machine's clock may be ahead of this
     one's. An entry from the future gives way to any other, so that it need not be outdone.
+
+    Args:
+        earlier: The moment of the entry.
+        present: The present moment by another clock than this machine's.
     """
-    present = now()
-    if earlier is None or earlier < present or is_from_future(earlier):
+    present = present or now()
+    if earlier is None or earlier < present or is_from_future(earlier, present):
         return present
     return earlier + timedelta(microseconds=1)
 

@@ -10,7 +10,7 @@ from .credibility import SHORTEST_TIMING, is_credible, unconfirmed_configs
 from .record import Measurement, Record
 from .scenario import Config, Scenario, is_from_future
 
-__all__ = ["contends", "distance", "value_distance", "winner"]
+__all__ = ["distance", "value_distance", "winner"]
 
 NOISE = 0.01
 """Relative difference of two medians below which they tie, whatever their quantiles."""
@@ -62,7 +62,7 @@ def winner(
             and not is_from_future(record.winner.at)
             and all(timing.at <= record.winner.at for timing in timed.values())
         )
-        if _ties(previous, best) or (unchallenged and contends(previous, best)):
+        if _ties(previous, best) or (unchallenged and _contends(previous, best)):
             return previous.config
     fallback = timed.get(default) if default else None
     if fallback and (fallback.median or 0.0) <= (best.median or 0.0) * (1 + _uncertainty(best)):
@@ -87,7 +87,7 @@ def _believed_timings(
     return {config: timing for config, timing in believed.items() if timing.case_count == most}
 
 
-def contends(measurement: Measurement, best: Measurement) -> bool:
+def _contends(measurement: Measurement, best: Measurement) -> bool:
     """Return whether a measurement is close enough to the best to be repeated."""
     return (measurement.median or 0.0) <= (best.median or 0.0) * (1 + CONTENDER)
 

@@ -68,8 +68,7 @@ def prewarm(
     Raises:
         PrewarmError: the folder cannot be built; an earlier one is as it was.
     """
-    out = out.absolute()
-    _check_output(out)
+    out = _check_output(out)
     spec = PrewarmSpec(
         modules=tuple(modules), store=store, devices=tuple(dict.fromkeys(devices)), **options
     )
@@ -106,22 +105,31 @@ def _scratch(work: Path) -> Iterator[None]:
             work.with_suffix(".lock").unlink()
 
 
-def _check_output(out: Path) -> None:
-    if out.exists() and not is_prewarmed(out) and (not out.is_dir() or any(out.iterdir())):
-        raise PrewarmError(
-            f"{out} is there already and is no prewarmed folder: name a new one, or an empty one"
-        )
+def _check_output(out: Path) -> Path:
+    """Return the folder's own path: what a link to it names is replaced, and not the link."""
     try:
+        out = out.resolve()
+        if out.exists() and not is_prewarmed(out) and (not out.is_dir() or any(out.iterdir())):
+            raise PrewarmError(
+                f"{out} is there already and is no prewarmed folder: name a new one, or an empty "
+                "one"
+            )
         out.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
+    except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle
         raise _describe_write_error(error, out) from error
+    if out.is_mount():
+        raise PrewarmError(
+            f"{out} is a mount point, which cannot be replaced: name a folder in it, as in "
+            f"--out {out / 'now'}"
+        )
     if not os.access(out.parent, os.W_OK):
         raise PrewarmError(f"{out.parent} cannot be written: name a folder elsewhere with --out")
+    return out
 
 
-def _describe_write_error(error: OSError, out: Path) -> PrewarmError:
+def _describe_write_error(error: Exception, out: Path) -> PrewarmError:
     return PrewarmError(
-        f"{out} cannot be written: {error.strerror or error}; "
+        f"{out} cannot be written: {getattr(error, 'strerror', None) or error}; "
         "nothing was left there but what was there before"
     )
 
@@ -295,8 +303,8 @@ def _swap(work: Path, out: Path) -> None:
         out.rename(old)
     try:
         work.rename(out)
-    except OSError:
-        if old.exists():
+    except BaseException:
+        if old.exists() and not out.exists():
             old.rename(out)
         raise
     shutil.rmtree(old, ignore_errors=True)

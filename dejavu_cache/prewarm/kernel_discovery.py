@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 from ..errors import PrewarmError, UnreadableKernelError
 from ..model.scenario import Config, Scenario
 from ..runtime.autotuner import CachedAutotuner
-from ..triton_internals.compilation import find_jit_function
 from ..triton_internals.config_names import describe
 from ..triton_internals.source_hash import kernel_name, source_hash
+from ..triton_internals.triton_objects import find_jit_function
 
 __all__ = ["DiscoveredKernel", "DiscoveredKernels", "default_of", "launch_values", "python_files"]
 

@@ -48,22 +48,9 @@ def plan(spec: PrewarmSpec, kernels: DiscoveredKernels, store: Store, own: Store
         for selection in _select_records(spec, kernels, contexts, device, store)
     ]
     _refuse_wheels(spec, selected, own)
-    jobs: dict[str, CompileJob] = {}
-    scenarios: Counter[str] = Counter()
-    for selection in selected:
-        name, environment = selection.kernel.name, selection.context.environment
-        if not is_alike(environment, builder_toolchain(environment.device)):
-            notes.append(f"{name}: records of Triton {environment.triton} only, no binaries")
-            continue
-        wanted = _kernel_jobs(spec, selection, selected, store)
-        for job in wanted.jobs():
-            without_need = job.model_dump_json(exclude={"needed"})
-            if job.needed or without_need not in jobs:
-                jobs[without_need] = job
-        scenarios[name] += wanted.scenarios
-        notes.extend(wanted.notes)
+    jobs, scenarios = _compile_jobs(spec, selected, store, notes)
     return BuildPlan(
-        jobs=tuple(jobs.values()),
+        jobs=jobs,
         contexts=tuple(selection.context for selection in selected),
         devices=tuple(devices),
         codegen={device.name: builder_toolchain(device).codegen for device in devices},
@@ -111,6 +98,27 @@ def _select_records(
             refuse_toolchain(spec, ours[0].environment, here)
         for context in alike or ours:
             yield KernelRecords(kernel, context, list(store.records(context)))
+
+
+def _compile_jobs(
+    spec: PrewarmSpec, selected: list[KernelRecords], store: Store, notes: list[str]
+) -> tuple[tuple[CompileJob, ...], Counter[str]]:
+    """Return the binaries to compile, each once, and the number of scenarios by kernel."""
+    jobs: dict[str, CompileJob] = {}
+    scenarios: Counter[str] = Counter()
+    for selection in selected:
+        name, environment = selection.kernel.name, selection.context.environment
+        if not is_alike(environment, builder_toolchain(environment.device)):
+            notes.append(f"{name}: records of Triton {environment.triton} only, no binaries")
+            continue
+        wanted = _kernel_jobs(spec, selection, selected, store)
+        for job in wanted.jobs():
+            without_need = job.model_dump_json(exclude={"needed"})
+            if job.needed or without_need not in jobs:
+                jobs[without_need] = job
+        scenarios[name] += wanted.scenarios
+        notes.extend(wanted.notes)
+    return tuple(jobs.values()), scenarios
 
 
 def _device(name: str, contexts: Mapping[str, list[Context]], spec: PrewarmSpec) -> Device:

@@ -40,7 +40,11 @@ class CompileProcess:
     """
 
     def __init__(self, spec: PrewarmSpec) -> None:
-        """Start the process and send it the options."""
+        """Start the process and send it the options.
+
+        Raises:
+            PrewarmError: it cannot be started.
+        """
         self._spec = spec
         environment = {
             name: value for name, value in os.environ.items() if name not in DROPPED_VARIABLES
@@ -50,7 +54,12 @@ class CompileProcess:
             "HIP_VISIBLE_DEVICES": "",
             "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
         }
-        self._worker = WorkerProcess("dejavu_cache.prewarm.worker", environment, grace=GRACE)
+        try:
+            self._worker = WorkerProcess("dejavu_cache.prewarm.worker", environment, grace=GRACE)
+        except OSError as error:
+            raise PrewarmError(
+                f"no process can be started that compiles: {error.strerror or error}"
+            ) from None
         self._worker.send(spec)
 
     def plan(self) -> BuildPlan:
@@ -103,6 +112,9 @@ def compile_all(
         jobs: the jobs.
         processes: maximum number of processes.
         on_result: called with each job and its result.
+
+    Raises:
+        PrewarmError: a process cannot be started.
     """
     pool = _Pool(spec, jobs, on_result)
     count = max(1, min(processes, len(jobs) // JOBS_PER_PROCESS))
@@ -119,11 +131,17 @@ def compile_all(
         pool.stop.set()
         for thread in threads:
             thread.join()
+    if pool.error is not None:
+        raise pool.error
     return pool.results
 
 
 class _Pool:
-    """The jobs that are left, the results so far, and the loop that threads run on them."""
+    """The jobs that are left, the results so far, and the loop that threads run on them.
+
+    Attributes:
+        error: what stopped the pool, if anything did: there are jobs without a result then.
+    """
 
     def __init__(
         self,
@@ -133,6 +151,7 @@ class _Pool:
     ) -> None:
         self.results: dict[CompileJob, CompileResult] = {}
         self.stop = threading.Event()
+        self.error: Exception | None = None
         self._spec = spec
         self._on_result = on_result
         self._lock = threading.Lock()
@@ -146,6 +165,13 @@ class _Pool:
         A process compiles for one architecture only, since Triton keeps converting float8 as the
         first architecture of its process needed it.
         """
+        try:
+            self._run_jobs(process)
+        except Exception as error:
+            self.error = error
+            self.stop.set()
+
+    def _run_jobs(self, process: CompileProcess | None) -> None:
         arch = None
         with ExitStack() as started:
             for job in self._next_jobs():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
@@ -36,6 +35,7 @@ from .prewarmed_binaries import use_prewarmed_binaries
 from .request import Request
 from .resolver import Resolver
 from .service_phase import may_benchmark
+from .untraced_code import leave_untraced
 
 __all__ = ["CachedAutotuner"]
 
@@ -58,6 +58,7 @@ class CachedAutotuner(DeclaredAutotuner):
         use_prewarmed_binaries()
         report_triton_activity()
         record_launches(self)
+        leave_untraced()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Have a subclass with a `run` of its own launch by it, as a subclass of Triton's does."""
@@ -86,24 +87,6 @@ class CachedAutotuner(DeclaredAutotuner):
             twin.__dict__.pop(name, None)
         if isinstance(self._cache, ConfigCache):
             self._cache.add_user(twin)
-        return twin
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> CachedAutotuner:
-        """Return an autotuner with copies of Triton's attributes and the same options."""
-        twin = copy.copy(self)
-        memo[id(self)] = twin
-
-        def copy_value(value: Any) -> Any:
-            return copy.deepcopy(value, memo)
-
-        twin.fn, twin.configs = copy_value(self.fn), copy_value(self.configs)
-        if isinstance(self._cache, ConfigCache):
-            twin.cache = self._cache.duplicate(copy_value)
-        else:
-            twin.cache = copy_value(self._cache)
-        for name in ("arg_names", "keys", "reset_to_zero", "restore_value", "best_config"):
-            if name in self.__dict__:
-                setattr(twin, name, copy_value(getattr(self, name)))
         return twin
 
     @cached_property
@@ -138,10 +121,17 @@ class CachedAutotuner(DeclaredAutotuner):
         Args:
             grid: one to three numbers of programs, or a function from the arguments to them.
         """
-        if "run" in self.__dict__:  # a caller has wrapped this kernel's launches
+        attributes = self.__dict__
+        if "run" in attributes:  # a program has wrapped this kernel's launches
             return super().__getitem__(grid)
         launch = self._launch
-        return lambda *args, **kwargs: launch(grid, args, kwargs)
+
+        def launch_on_grid(*args: Any, **kwargs: Any) -> Any:
+            if "run" in attributes:  # it has wrapped them since
+                return self.run(*args, grid=grid, warmup=False, **kwargs)
+            return launch(grid, args, kwargs)
+
+        return launch_on_grid
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Launch the kernel with its scenario's config; `triton.heuristics` calls this method."""
@@ -339,14 +329,21 @@ class CachedAutotuner(DeclaredAutotuner):
         return self._resolver.explain(self._request(device, args, kwargs, configs))
 
     def look_up(self, *args: Any, **kwargs: Any) -> Resolution:
-        """Return what `explain` returns, and put a miss on the worklist of the store."""
+        """Return what the store says of a launch by now, and put a miss on its worklist.
+
+        Ranks that choose together keep what they have agreed on.
+        """
         self._notice_changes_in_place()
         if self._is_left_to_triton:
             return self._explain_off(args, kwargs)
         self._notice_changed_values()
-        resolution = self._explain_now(args, kwargs)
+        request = self.request(*args, **kwargs)
+        if self._consensus == "none":
+            resolution = self._resolver.explain(request)
+        else:
+            resolution = self._explain_now(args, kwargs)
         if not resolution.final:
-            self._resolver.note_miss(self.request(*args, **kwargs))
+            self._resolver.note_miss(request)
         return resolution
 
     def request(self, *args: Any, **kwargs: Any) -> Request:
@@ -370,8 +367,8 @@ class CachedAutotuner(DeclaredAutotuner):
         """Choose a launch's config from records or by a tune; `configs` are what pruning leaves."""
         # Before the lookup: what is written while it reads is then noticed by the next launch.
         revision = self._resolver.revision(self._context(device))
-        if kept := choices.keep_fallback(raw, revision):
-            return kept
+        if renewed := choices.renew_fallback(raw, revision):
+            return renewed
         if self._notice_changed_values():
             choices = self._choices
             revision = self._resolver.revision(self._context(device))

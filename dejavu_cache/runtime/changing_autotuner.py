@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
@@ -76,6 +77,25 @@ class ChangingAutotuner(Autotuner):  # type: ignore[misc]
         if isinstance(self._cache, ConfigCache):
             self._cache.add_user(self)
         self.forget_choices()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """Return an autotuner with copies of Triton's attributes and the same options."""
+        twin = copy.copy(self)
+        memo[id(self)] = twin
+
+        def copy_value(value: Any) -> Any:
+            return copy.deepcopy(value, memo)
+
+        twin.fn, twin.keys = copy_value(self.fn), copy_value(self.keys)
+        twin.configs = copy_value(self.configs)
+        if isinstance(self._cache, ConfigCache):
+            twin.cache = self._cache.duplicate(copy_value)
+        else:
+            twin.cache = copy_value(self._cache)
+        for name in ("arg_names", "reset_to_zero", "restore_value", "best_config"):
+            if name in self.__dict__:
+                setattr(twin, name, copy_value(getattr(self, name)))
+        return twin
 
     def _forget_declaration(self) -> None:
         """Drop what was derived from the configs and the function."""

@@ -1,4 +1,4 @@
-"""The configs that an autotuner has chosen for its launches, and when it chooses anew."""
+"""Keep the configs that an autotuner has chosen for its launches, until it chooses anew."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Choices:
             fallback = None
         return self._final.get(key) or fallback
 
-    def keep_fallback(self, key: RawKey, revision: Hashable | None) -> ChosenConfig | None:
+    def renew_fallback(self, key: RawKey, revision: Hashable | None) -> ChosenConfig | None:
         """Return a fallback, for another while, if the records are as they were when it was found.
 
         Args:
@@ -100,9 +100,9 @@ class Choices:
         fallback = self._fallbacks.get(key)
         if fallback is None or revision is None or revision != self._revisions.get(key):
             return None
-        kept = fallback._replace(until=time.monotonic() + RETRY_AFTER)
-        self._fallbacks[key] = kept
-        return kept
+        renewed = fallback._replace(until=time.monotonic() + RETRY_AFTER)
+        self._fallbacks[key] = renewed
+        return renewed
 
     def add(self, key: RawKey, resolution: Resolution, revision: Hashable | None) -> ChosenConfig:
         """Keep what a lookup found for a launch.

@@ -17,7 +17,7 @@ __all__ = ["CompiledConfigs"]
 
 _MOST_SCENARIOS = 4096
 
-RETRY_AFTER = 5.0
+_RETRY_AFTER = 5.0
 """Seconds until the config that a stand-in replaces is tried again: a warm-up may compile it."""
 
 
@@ -76,7 +76,7 @@ class CompiledConfigs:
             if result is not None:
                 return result, chosen
             for config in self._nearest_first(chosen, usable):
-                until = time.monotonic() + RETRY_AFTER
+                until = time.monotonic() + _RETRY_AFTER
                 stand_in = chosen._replace(config=config, options=config.all_kwargs(), until=until)
                 result = launch(stand_in)
                 if result is not None:

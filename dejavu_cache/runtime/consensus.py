@@ -67,7 +67,7 @@ class _JobStoreError(Exception):
 def _agree(
     store: Any, request: Request, resolve: _Resolve, resolve_now: Any, wait: float
 ) -> tuple[Resolution, int]:
-    name = _name(request)
+    name = _job_key(request)
     decided, benchmarked, mine = _read_decision(store, name), 0, None
     for claim in range(0 if is_capturing_graph() else _CLAIMS):
         if decided is not None:
@@ -83,7 +83,7 @@ def _agree(
         decided = _await_decision(store, name, f"{name}/given up{claim}", wait)
     if decided is None:
         mine = mine or resolve_now()
-        decided = _ask(store.compare_set, name, "", _proposal(request, mine)).decode()
+        decided = _ask(store.compare_set, name, "", _proposal(mine)).decode()
     return _adopt_decision(request, decided, mine, resolve, benchmarked)
 
 
@@ -91,11 +91,11 @@ def _adopt_decision(
     request: Request, decided: str, mine: Resolution | None, resolve: _Resolve, benchmarked: int
 ) -> tuple[Resolution, int]:
     """Return the decision as a resolution of this rank's request."""
-    if mine is not None and decided == _proposal(request, mine):
+    if mine is not None and decided == _proposal(mine):
         return replace(mine, agreed=True), benchmarked
     try:
-        said = json.loads(decided)
-        config, rank = Config.model_validate(said["config"]), said["rank"]
+        proposal = json.loads(decided)
+        config, rank = Config.model_validate(proposal["config"]), proposal["rank"]
     except (ValueError, KeyError, TypeError, ValidationError, RecursionError) as error:
         raise _JobStoreError(f"it holds {decided[:80]!r}: {error}") from None
     kernel = request.context.kernel
@@ -113,7 +113,7 @@ def _adopt_decision(
     return resolution, benchmarked
 
 
-def _name(request: Request) -> str:
+def _job_key(request: Request) -> str:
     """Return the scenario's key in the job's store.
 
     It holds the kernel's code: one function may make several kernels of one name, and ranks with
@@ -126,7 +126,7 @@ def _name(request: Request) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _proposal(request: Request, resolution: Resolution) -> str:
+def _proposal(resolution: Resolution) -> str:
     config = describe(resolution.config).model_dump(mode="json")
     return json.dumps({"config": config, "rank": _torch_distributed().get_rank()})
 

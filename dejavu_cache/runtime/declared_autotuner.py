@@ -1,4 +1,4 @@
-"""What the decorator of a cached autotuner declares: options, identity, and requests to a store."""
+"""Options and identity of a cached autotuner, as its decorator declares them, and its requests."""
 
 from __future__ import annotations
 
@@ -170,13 +170,16 @@ class DeclaredAutotuner(ChangingAutotuner):
         return identify(self.fn, (config.kwargs for config in self.configs))
 
     def _notice_changed_values(self) -> bool:
-        """Take another identity if a value that the kernel's heuristics read has changed.
+        """Take another identity if what the kernel or its heuristics read has changed.
 
         Returns:
             Whether it has, so that each launch's config is chosen anew.
         """
         before = self._identity
-        if not before.may_change or (now := self._identify()) == before:
+        now = before.after_replacement
+        if now is None:
+            now = self._identify() if before.may_change else before
+        if now == before:
             return False
         if before.unstored or now.unstored:  # which decides about the store
             self._forget_declaration()
@@ -232,6 +235,11 @@ class DeclaredAutotuner(ChangingAutotuner):
         """Source hash of the kernel and its heuristics; a unique one if nothing is stored."""
         source = self._identity.source
         return uuid.uuid4().hex if self._not_stored or source is None else source
+
+    @property
+    def context(self) -> Context:
+        """Context of the kernel's records on the current device."""
+        return self._context(self._device())
 
     def _context(self, device: int) -> Context:
         environment = current_environment(device)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from pydantic import ValidationError
 
-from ..model.merge import Difference, differences
+from ..model.difference import Difference, differences
 from ..model.resolution import How, Resolution
 from ..model.scenario import Scenario
 from .foreign_results import find_foreign_config

@@ -29,8 +29,16 @@ __all__ = ["HotPath"]
 
 _ABSENT = object()
 
+_ReadyLaunch = tuple[Any, dict[str, Any], dict[str, Any], float, str, Any, Callable[..., Any]]
+"""A launch that needs no look-up; a plain tuple, which Python unpacks faster than a named one.
+
+It holds the config and the content that the config had, its values by the kernel's parameters, the
+time until which it is used, the kernel's key in Triton's cache, the kernel, and Triton's launcher
+of it.
+"""
+
 _MOST_LAUNCHES = 1 << 16
-"""Distinct launches that are kept; with exact values, a seed makes each launch another one."""
+"""Launches that are kept; if exact values count, each new value of a seed adds one."""
 
 
 class HotPath:
@@ -61,7 +69,7 @@ class HotPath:
         self._launch_by_triton = launch_by_triton
         self._keys, self._buckets, self._exact = keys, buckets, exact
         self._tuned = frozenset(autotuner.configs[0].all_kwargs()) & frozenset(fn.arg_names)
-        self._devices: dict[int, tuple[Binder, dict[Any, tuple[Any, ...]]]] = {}
+        self._devices: dict[int, tuple[Binder, dict[Any, _ReadyLaunch]]] = {}
         self._generation = 0
 
     def forget(self) -> None:

@@ -31,21 +31,21 @@ def log_choice(new: NewChoice) -> None:
     launch = f"{new.kernel}{new.request.scenario}"
     choice = f"({describe(resolution.config)})"
     source = f" in {resolution.store}" if resolution.store else ""
-    found = f"{resolution.how}{source}"
+    provenance = f"{resolution.how}{source}"
     if new.benchmarked:
         failures, time = _failures_text(new.request), _time_text(new.request, resolution)
         tune = f"{counted(new.benchmarked, 'config')}{failures} in {new.seconds:.1f} s"
-        _logger.info("tuned %s: %s; winner %s%s, %s", launch, tune, choice, time, found)
+        _logger.info("tuned %s: %s; winner %s%s, %s", launch, tune, choice, time, provenance)
     elif not resolution.final:
         if before is None or (before.how, before.config) != (resolution.how, resolution.config):
             distance = f" at distance {resolution.distance:g}" if resolution.distance else ""
-            found = f"{resolution.how}{distance}{source}"
+            provenance = f"{resolution.how}{distance}{source}"
             delay = f"after {new.seconds:.2f} s"
-            _logger.info("fell back for %s: %s, %s, %s", launch, choice, found, delay)
+            _logger.info("fell back for %s: %s, %s, %s", launch, choice, provenance, delay)
     elif before is not None or new.seconds >= LATE:
         in_place = f"in place of the fallback {before.how}" if before else ""
         delay = in_place or f"after {new.seconds:.1f} s"
-        _logger.info("late answer for %s: %s, %s, %s", launch, choice, found, delay)
+        _logger.info("late answer for %s: %s, %s, %s", launch, choice, provenance, delay)
 
 
 def _failures_text(request: Request) -> str:

@@ -22,10 +22,11 @@ from ..model.scenario import Context, Environment, Kernel, Problem, Scenario
 from ..settings import Mode
 from ..stores import MemoryStore, TieredStore
 from ..system.fork_lock import ForkLock
-from ..triton_internals.compilation import jit_function, launch_of
+from ..triton_internals.compilation import launch_of
 from ..triton_internals.environment import current_device, current_environment, is_interpreting
 from ..triton_internals.hooks import add_compilation_listener
-from ..triton_internals.source_hash import kernel_name, python_function, source_hash
+from ..triton_internals.source_hash import kernel_name, source_hash
+from ..triton_internals.triton_objects import jit_function, python_function
 from .quiet_writer import QuietWriter
 
 __all__ = ["LAUNCH_METHOD", "pause_recording", "record_launches"]
@@ -33,9 +34,15 @@ __all__ = ["LAUNCH_METHOD", "pause_recording", "record_launches"]
 LAUNCH_METHOD = "launch"
 """Benchmark method in the context of records that only hold launches."""
 
-_of_module: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
-_of_function: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+_autotuner_of_module: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
+"""The first cached autotuner of each module, whose mode and store are those of the module."""
+
+_autotuner_of_function: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+"""The first cached autotuner of each jit function, by the function's id."""
+
 _tuned_now: list[tuple[int, TieredStore]] = []
+"""The id of each function that is tuned now, and the store of its tune."""
+
 _lock = ForkLock()
 _writer = QuietWriter()
 
@@ -49,8 +56,8 @@ def record_launches(autotuner: Any) -> None:
         return
     function = jit_function(autotuner)
     with _lock:
-        _of_module.setdefault(python_function(function).__module__, autotuner)
-        _of_function.setdefault(id(function), autotuner)
+        _autotuner_of_module.setdefault(python_function(function).__module__, autotuner)
+        _autotuner_of_function.setdefault(id(function), autotuner)
     _add_listener()
 
 
@@ -96,8 +103,8 @@ def _record_compilation(source: Any, metadata: dict[str, Any]) -> None:
     function = getattr(source, "fn", None)
     if function is None or any(id(function) == tuned for tuned, _ in _tuned_now):
         return
-    autotuner = _of_function.get(id(function))
-    owner = autotuner or _of_module.get(python_function(function).__module__)
+    autotuner = _autotuner_of_function.get(id(function))
+    owner = autotuner or _autotuner_of_module.get(python_function(function).__module__)
     if owner is None or owner.mode is not Mode.TUNE:
         return
     store = _tuned_now[-1][1] if _tuned_now else owner.home

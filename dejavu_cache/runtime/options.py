@@ -89,16 +89,16 @@ def validate_options(kernel: str, options: Mapping[str, Any]) -> CacheOptions:
     for name in options:
         if name not in CacheOptions.__annotations__:
             raise SettingsError(f"{kernel}: {_unknown_option_text(name)}")
-    given = {name: value for name, value in options.items() if value is not None}
-    for name, value in given.items():
+    parsed = {name: value for name, value in options.items() if value is not None}
+    for name, value in parsed.items():
         if name in _PARSERS:
             try:
-                given[name] = _PARSERS[name](value)
+                parsed[name] = _PARSERS[name](value)
             except (TypeError, ValueError) as error:
                 raise SettingsError(f"{kernel}: {name}={value!r}: {error}") from None
-    if "buckets" in given:
-        given["buckets"] = _parse_buckets(kernel, given["buckets"])
-    return cast("CacheOptions", given)
+    if "buckets" in parsed:
+        parsed["buckets"] = _parse_buckets(kernel, parsed["buckets"])
+    return cast("CacheOptions", parsed)
 
 
 def check_key(
@@ -245,7 +245,7 @@ def _parse_mode(mode: Any) -> Mode:
     try:
         return Mode(mode.lower() if isinstance(mode, str) else mode)
     except ValueError:
-        raise ValueError(f"choose one of {', '.join(known.value for known in Mode)}") from None
+        raise ValueError(f"choose one of {', '.join(choice.value for choice in Mode)}") from None
 
 
 def _parse_choice(choices: Sequence[str]) -> Callable[[Any], Any]:

@@ -1,4 +1,4 @@
-"""What this process has measured itself, which it believes more than what others recorded."""
+"""Measurements of this process, which it believes more than what others have recorded."""
 
 from __future__ import annotations
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..model.credibility import is_credible, shortest_timing
-from ..model.merge import Difference
+from ..model.difference import Difference
 from ..model.record import Measurement, Record
 from ..model.resolution import How, Resolution
 from ..model.scenario import Config, Context, Scenario
@@ -15,6 +15,7 @@ from ..system.provenance import whoami
 from ..triton_internals.config_names import DeclaredConfigs, describe
 from ..tuning.config_space import Strategy
 from ..tuning.result_check import CheckOptions
+from ..tuning.tuner import CandidateLaunch
 
 __all__ = ["Request", "TuningBudget"]
 
@@ -88,6 +89,30 @@ class Request:
                 f"Conflicting meta-parameters: {', '.join(conflicts)}."
                 " Make sure that you don't re-define auto-tuned symbols."
             )
+
+    def without(self, configs: Collection[Config]) -> Request:
+        """Return the request without some of its configs.
+
+        If the default is among them, the first one left is the default; none may be left.
+        """
+        if not any(config in self.declared for config in configs):
+            return self
+        remaining = [self.declared[config] for config in self.declared if config not in configs]
+        default = self.default
+        if remaining and describe(default) in configs:
+            default = remaining[0]
+        declared = DeclaredConfigs(self.context.kernel.name, remaining)
+        return replace(self, declared=declared, default=default)
+
+    def candidate_launch(self, default: Config | None = None) -> CandidateLaunch:
+        """Return the launch as a tuner measures it.
+
+        Args:
+            default: the config that takes part in every race; None: the launch's own.
+        """
+        if default is None:
+            default = describe(self.default)
+        return CandidateLaunch(self.autotuner, self.declared, default, self.args, self.kwargs)
 
     def unmeasured_configs(self, record: Record | None) -> list[Config]:
         """Return the declared configs that have neither a timing nor a failure of their own.

@@ -22,7 +22,7 @@ from .record_lookup import ignored_pin, note_timings, resolve_from_record
 from .request import Request
 from .scenario_tuner import ScenarioTuner
 from .service_phase import may_benchmark
-from .suspects import leave_out, leave_out_suspects
+from .suspects import leave_out_suspects
 from .tolerant_store import TolerantStore
 
 __all__ = ["Resolver"]
@@ -182,7 +182,7 @@ class Resolver:
 
         A process that may die measures the latter.
         """
-        request = leave_out(request, self._rejected.get((request.context, request.scenario), ()))
+        request = request.without(self._rejected.get((request.context, request.scenario), ()))
         if self._expendable:
             return request
         suspects = find_suspects(request.context, request.scenario)

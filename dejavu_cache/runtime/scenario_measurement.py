@@ -11,15 +11,16 @@ from ..model.merge import merge_records
 from ..model.record import Measurement, Record, Winner
 from ..model.scenario import Config, now
 from ..system.provenance import whoami
-from ..triton_internals.compilation import find_jit_function, tuned_launches
+from ..triton_internals.compilation import tuned_launches
 from ..triton_internals.config_names import describe
 from ..triton_internals.loaded_kernels import LoadedKernels, compile_config
+from ..triton_internals.triton_objects import find_jit_function
 from ..tuning.benchmark_methods import is_called_once
 from ..tuning.measurement_marks import MeasurementMark, find_suspects
 from ..tuning.measurement_writer import MeasurementWriter
 from ..tuning.progress_bar import progress
 from ..tuning.search import Exhaustive, Search
-from ..tuning.tuner import CandidateLaunch, Tuner
+from ..tuning.tuner import Tuner
 from .launch_recorder import pause_recording
 from .own_trials import OwnTrials
 from .record_lookup import best_config, note_timings, winner_to_record
@@ -132,51 +133,57 @@ class ScenarioMeasurement:
     def _run_search(self, search: Search, total: int, earlier: Sequence[Measurement] = ()) -> None:
         """Measure what a search proposes, at most `total` configs, within the budget's time."""
         request = self._request
-        launch = CandidateLaunch(
-            request.autotuner,
-            request.declared,
-            describe(request.default),
-            request.args,
-            request.kwargs,
-        )
-        has_own_benchmark = is_called_once(request.context.problem.method)
-        seconds = request.budget.seconds
-        until = math.inf if seconds is None else time.monotonic() + seconds
-        marked = find_suspects(request.context, request.scenario)
-        suspects = {suspect.config: suspect for suspect in marked}
         title = f"{request.context.kernel.name}{request.scenario}"
         bar = progress(title, total, wanted=self._show_progress)
         recording_paused = pause_recording(request.autotuner, self._store.tiers)
         with MeasurementWriter(self._write) as writer, bar as advance, recording_paused:
+            self.measured += self._make_tuner(writer, advance, earlier).tune(search)
 
-            def note(measurement: Measurement) -> None:
-                writer(measurement)
-                suspect = suspects.pop(measurement.config, None)
-                if suspect is not None and measurement.median is not None:
-                    suspect.forget()
-                advance()
+    def _make_tuner(
+        self,
+        writer: MeasurementWriter,
+        advance: Callable[[], None],
+        earlier: Sequence[Measurement],
+    ) -> Tuner:
+        """Return a tuner for the launch.
 
-            def compute_expected() -> None:
-                with recording_crash(launch.default, writer):
-                    self._check.prepare()
+        Args:
+            writer: records the measurements.
+            advance: is called after each of them.
+            earlier: measurements of a tune that ended before its race.
+        """
+        request, launch = self._request, self._request.candidate_launch()
+        marked = find_suspects(request.context, request.scenario)
+        suspects = {suspect.config: suspect for suspect in marked}
 
-            def announce(config: Config) -> None:
-                compute_expected()
-                if self._before is not None:
-                    writer.drain()
-                    self._before(config)
+        def keep(measurement: Measurement) -> None:
+            writer(measurement)
+            suspect = suspects.pop(measurement.config, None)
+            if suspect is not None and measurement.median is not None:
+                suspect.forget()
+            advance()
 
-            tuner = Tuner(
-                launch,
-                note,
-                race=request.budget.race and not has_own_benchmark,
-                until=until,
-                prepare=compute_expected,
-                before=announce,
-                mark=self._mark.around,
-                earlier=earlier,
-            )
-            self.measured += tuner.tune(search)
+        def compute_expected() -> None:
+            with recording_crash(launch.default, writer):
+                self._check.prepare()
+
+        def announce(config: Config) -> None:
+            compute_expected()
+            if self._before is not None:
+                writer.drain()
+                self._before(config)
+
+        seconds = request.budget.seconds
+        return Tuner(
+            launch,
+            keep,
+            race=request.budget.race and not is_called_once(request.context.problem.method),
+            until=math.inf if seconds is None else time.monotonic() + seconds,
+            launch_default=compute_expected,
+            before=announce,
+            mark=self._mark.around,
+            earlier=earlier,
+        )
 
     def _release_losers(self, winner: Config) -> None:
         """Release the kernels compiled since the beginning, except the winner's and default's."""

@@ -108,8 +108,10 @@ class ScenarioTuner:
             due = request.due_configs(record)
             has_work = due or resolution or self._untried_failures(request, record)
             if has_work and not (is_leased or _is_hung(request)):
-                unsafe = resolution and self._needs_comparison(request, resolution, record)
-                return None if unsafe else resolution, 0
+                # Another process still tunes: until it ends, a recorded config runs if it was
+                # compared with the default.
+                is_unsafe = resolution and self._needs_comparison(request, resolution, record)
+                return None if is_unsafe else resolution, 0
             with closing(MeasurementMark(request.context, request.scenario)) as mark:
                 measurement = ScenarioMeasurement(
                     request,

@@ -1,33 +1,16 @@
-"""Leave configs out of a launch: processes have died or hung in them, or they cannot run here."""
+"""Leave configs out of a launch during which processes have died or hung."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Iterable, Iterator
 
 from ..model.record import Record
 from ..model.scenario import Config
 from ..system.notices import warn_once
-from ..triton_internals.config_names import DeclaredConfigs, describe
 from ..tuning.measurement_marks import Suspect
 from .request import Request
 
-__all__ = ["leave_out", "leave_out_suspects"]
-
-
-def leave_out(request: Request, configs: Collection[Config]) -> Request:
-    """Return a request without some of its configs; another default is taken if it is among them.
-
-    If no other config is left, none is declared.
-    """
-    if not any(config in request.declared for config in configs):
-        return request
-    remaining = [request.declared[config] for config in request.declared if config not in configs]
-    default = request.default
-    if remaining and describe(default) in configs:
-        default = remaining[0]
-    declared = DeclaredConfigs(request.context.kernel.name, remaining)
-    return replace(request, declared=declared, default=default)
+__all__ = ["leave_out_suspects"]
 
 
 def leave_out_suspects(
@@ -60,7 +43,7 @@ def leave_out_suspects(
             f"{name}{request.scenario}: ({config}) is not run for a day: {reason}; to clear or "
             "convict it, measure it with `dejavu-cache sweep`, where a crash costs only a worker",
         )
-    return leave_out(request, reasons)
+    return request.without(reasons)
 
 
 def _failed_configs(record: Record) -> Iterator[Config]:

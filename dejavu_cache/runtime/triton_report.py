@@ -6,7 +6,7 @@ from typing import Any
 
 from ..model.resolution import Resolution
 from ..triton_internals.autotune_cache import launch_key
-from ..triton_internals.compilation import find_jit_function
+from ..triton_internals.triton_objects import find_jit_function
 from ..triton_internals.upstream import knobs
 from ..triton_internals.versions import autotuning_listener
 from .config_cache import ConfigCache

@@ -1,4 +1,4 @@
-"""What a tune of a scenario measures: the order of the configs, and what counts from before."""
+"""The configs that a tune measures, in their order, and the earlier measurements that it uses."""
 
 from __future__ import annotations
 

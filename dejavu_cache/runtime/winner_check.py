@@ -8,12 +8,11 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from ..model.record import Failure, Measurement
-from ..model.scenario import Config, now
+from ..model.scenario import Config
 from ..system.notices import logger, warn_once
-from ..system.provenance import whoami
 from ..system.signal_handlers import is_from_signal_handler
 from ..triton_internals.config_names import describe
-from ..tuning.config_failures import device_failure_of
+from ..tuning.config_failures import device_failure_of, failed_measurement
 from ..tuning.result_check import CheckOptions, ResultChecker, Verdict
 from .request import Request
 
@@ -92,13 +91,8 @@ class WinnerCheck:
             f"{name}{self._request.scenario}: ({best}) is fast but wrong, and is not used: "
             f"{verdict.evidence}",
         )
-        return Measurement(
-            config=best,
-            failure=Failure(kind="wrong", reason=verdict.evidence),
-            at=now(),
-            by=whoami(),
-            seconds=round(time.perf_counter() - start, 3),
-        )
+        failure = Failure(kind="wrong", reason=verdict.evidence)
+        return failed_measurement(best, failure, time.perf_counter() - start)
 
     @contextmanager
     def _launch(self, config: Any) -> Iterator[None]:
@@ -141,5 +135,5 @@ def recording_crash(config: Config, write: Callable[[Measurement], None]) -> Ite
     except Exception as error:
         crash = device_failure_of(error)
         if crash is not None:
-            write(Measurement(config=config, failure=crash, at=now(), by=whoami()))
+            write(failed_measurement(config, crash))
         raise

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TypeVar
 
 from filelock import Timeout
 
 from ..errors import DamagedRecordsError, StoreError
 from ..model.decision_tree import Tree
-from ..model.foreign_result import ForeignResult, format_foreign_results, parse_foreign_results
+from ..model.foreign_result import ForeignResult
 from ..model.merge import OnConflict
 from ..model.record import Record
 from ..model.scenario import Context, Scenario
@@ -20,15 +21,25 @@ from ..model.scenario_index import NearbyScenarios, ScenarioIndex
 from ..system.notices import warn_once
 from ..system.safe_files import open_folder, open_regular
 from .base import Found, FoundTree, Store
-from .file_access import describe_failure, find_files, folder_name, read_text, write_text
+from .file_access import (
+    describe_failure,
+    differ_in_case_alone,
+    find_files,
+    folder_name,
+    read_text,
+    write_text,
+)
 from .file_layout import HEAD_BYTES, Page, context_of_head
 from .file_locks import FileLocks, acquire_lock, release_lock
+from .imported_files import ImportedFiles
 from .leftovers import delete_leftovers
 from .page_cache import PageCache, signature_of
 
 __all__ = ["FileStore"]
 
 _TREE = ".tree.json"
+
+T = TypeVar("T")
 
 
 class FileStore(Store):
@@ -55,6 +66,7 @@ class FileStore(Store):
         self.url = self.root.as_uri() + ("?read_only=1" if read_only else "")
         self._pages = PageCache(self.root)
         self._locks = FileLocks(self.root)
+        self._imported = ImportedFiles(self.root, self._locks)
 
     def path(self, context: Context) -> Path:
         """Return the path of a context's records."""
@@ -65,42 +77,32 @@ class FileStore(Store):
 
     def get(self, context: Context, scenario: Scenario, *, fresh: bool = False) -> Found | None:
         """Return a scenario's record; a file that was not read before is bisected."""
-        path = self.path(context)
-        try:
-            record = self._pages.find(path, context, scenario)
-        except DamagedRecordsError as error:
-            self._set_aside(path, context, str(error))
-            return None
+        record = self._read(context, lambda path: self._pages.find(path, context, scenario), None)
         return Found(record, self.url) if record else None
 
     def records(self, context: Context) -> Iterator[Record]:
         """Return a context's records; a damaged file counts as empty."""
-        path = self.path(context)
-        try:
-            page = self._pages.get(path, context)
-            return iter(list(page.records(str(path))) if page else ())
-        except DamagedRecordsError as error:
-            self._set_aside(path, context, str(error))
-            return iter(())
+        page = self._read(context, lambda path: self._pages.get(path, context), None)
+        return page.records(str(self.path(context))) if page else iter(())
 
     def scenario_texts(self, context: Context) -> Iterator[str]:
         """Return the scenarios of a context's file without parsing its records."""
-        path = self.path(context)
-        try:
-            page = self._pages.get(path, context)
-            return iter(page.scenario_texts() if page else ())
-        except DamagedRecordsError as error:
-            self._set_aside(path, context, str(error))
-            return iter(())
+        page = self._read(context, lambda path: self._pages.get(path, context), None)
+        return iter(page.scenario_texts() if page else ())
 
     def scenario_index(self, context: Context) -> NearbyScenarios:
         """Return the index of a context's file; that of a large file comes from the disk."""
+        nothing: NearbyScenarios = ScenarioIndex()
+        return self._read(context, lambda path: self._pages.index(path, context), nothing)
+
+    def _read(self, context: Context, read: Callable[[Path], T], otherwise: T) -> T:
+        """Return what a function reads from a context's file; set the file aside if damaged."""
         path = self.path(context)
         try:
-            return self._pages.index(path, context)
+            return read(path)
         except DamagedRecordsError as error:
             self._set_aside(path, context, str(error))
-            return ScenarioIndex()
+            return otherwise
 
     def revision(self, context: Context) -> Hashable | None:
         """Return what tells a context's file from its earlier states; `()` if there is none."""
@@ -143,7 +145,8 @@ class FileStore(Store):
             return str(context)
         try:
             page = self._pages.get(path, context)
-            list(page.records(str(path)) if page else ())
+            for _ in page.records(str(path)) if page else ():
+                pass
         except StoreError as error:
             return str(error)
         return ""
@@ -167,8 +170,9 @@ class FileStore(Store):
                 continue
             try:
                 context = self._context_of(path)
-                if self.path(context) != path:
-                    raise StoreError(f"it belongs at {self.path(context).relative_to(self.root)}")
+                expected = self.path(context)
+                if expected != path and not differ_in_case_alone(expected, path):
+                    raise StoreError(f"it belongs at {expected.relative_to(self.root)}")
                 yield path, context
             except (StoreError, OSError, UnicodeDecodeError) as error:
                 yield path, error
@@ -226,15 +230,7 @@ class FileStore(Store):
 
     def imported(self, function: str) -> Iterator[ForeignResult]:
         """Return the function's results of other autotuners; warn if they cannot be read."""
-        path = self._imported_path(function)
-        try:
-            results = parse_foreign_results(read_text(path, self.root), str(path))
-            return iter([result for result in results if result.function == function])
-        except FileNotFoundError:
-            return iter(())
-        except (StoreError, OSError, UnicodeDecodeError) as error:
-            warn_once(f"{path}", f"{path} is passed over: {error}")
-            return iter(())
+        return iter(self._imported.read(function))
 
     def put_imported(self, entries: Iterable[ForeignResult]) -> None:
         """Add results of other autotuners to one file per function, under its lock.
@@ -243,22 +239,7 @@ class FileStore(Store):
             StoreError: a file cannot be written, or not be read: it stays as it is.
         """
         self._refuse_if_read_only()
-        by_function: dict[str, list[ForeignResult]] = {}
-        for entry in entries:
-            by_function.setdefault(entry.function, []).append(entry)
-        for function, results in by_function.items():
-            path = self._imported_path(function)
-            with self._locks.write(path, f"imported-{path.stem}.lock"):
-                try:
-                    earlier = parse_foreign_results(read_text(path, self.root), str(path))
-                except FileNotFoundError:
-                    earlier = []
-                except OSError as error:  # What cannot be read must not be replaced.
-                    raise describe_failure(error, path, "read") from error
-                write_text(path, format_foreign_results([*earlier, *results]), self.root)
-
-    def _imported_path(self, function: str) -> Path:
-        return self.root / ".imported" / f"{folder_name(function)}.jsonl"
+        self._imported.add(entries)
 
     def put(
         self, context: Context, records: Iterable[Record], on_conflict: OnConflict = "newest"

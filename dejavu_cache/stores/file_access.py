@@ -10,7 +10,14 @@ from pathlib import Path
 from ..errors import DamagedRecordsError, StoreError
 from ..system.safe_files import read_file, replace_file
 
-__all__ = ["describe_failure", "find_files", "folder_name", "read_text", "write_text"]
+__all__ = [
+    "describe_failure",
+    "differ_in_case_alone",
+    "find_files",
+    "folder_name",
+    "read_text",
+    "write_text",
+]
 
 _ERRORS_OF_FOREIGN_FILES = {errno.ELOOP, errno.EINVAL, errno.EFBIG, errno.ENXIO}
 """Errors of opening a link, a device, a file that is too large, and a socket."""
@@ -102,3 +109,12 @@ def find_files(
 def folder_name(name: str) -> str:
     """Return a name as a folder's name that people recognise and every file system accepts."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[:120] or "_"
+
+
+def differ_in_case_alone(path: Path, other: Path) -> bool:
+    """Return whether two paths are one file, of a file system that ignores the case of names.
+
+    There, the folder of `pkg.Add` is the folder of `pkg.add` too.
+    """
+    is_alike = str(path).casefold() == str(other).casefold()
+    return is_alike and path.exists() and path.samefile(other)

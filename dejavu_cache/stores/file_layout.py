@@ -149,11 +149,12 @@ class Page:
         return None if cut is None else _read_record(cut, where)
 
     def records(self, where: str) -> Iterator[Record]:
-        """Yield what can be read of all records, sorted by their scenarios' text."""
-        for _, cut in sorted(self._cuts.items()):
-            record = _read_record(cut, where)
-            if record is not None:
-                yield record
+        """Yield what can be read of all records as they are now, sorted by their scenarios' text.
+
+        Each is parsed when its turn comes: parsed, they take ten times the memory of their text.
+        """
+        cuts = sorted(self._cuts.items())
+        return (record for _, cut in cuts if (record := _read_record(cut, where)) is not None)
 
     def damages(self) -> list[str]:
         """Return what is wrong with each damaged record; reads all of them."""

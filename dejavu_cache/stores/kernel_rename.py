@@ -102,7 +102,9 @@ def preview_rename(store: Store, rename: KernelRename) -> RenameCounts:
     return counts
 
 
-def apply_rename(store: Store, rename: KernelRename) -> RenameCounts:
+def apply_rename(
+    store: Store, rename: KernelRename, counts: RenameCounts | None = None
+) -> RenameCounts:
     """Rename kernels in one store.
 
     Each context is written under its new name, read back and compared before it is removed under
@@ -111,12 +113,17 @@ def apply_rename(store: Store, rename: KernelRename) -> RenameCounts:
     tools are copied instead of moved: they name a function without its module, so that another
     kernel may use them.
 
+    Args:
+        store: the store.
+        rename: the old and the new name.
+        counts: what was renamed is added to it, also before an error.
+
     Raises:
         ReadOnlyStoreError: the store may only be read.
         StoreError: the store cannot be written, or does not return what was written to it; the
             records are still there under their old name.
     """
-    counts = RenameCounts()
+    counts = RenameCounts() if counts is None else counts
     for context, renamed in _affected_contexts(store, rename):
         counts.records += _move_records(store, context, renamed)
         counts.contexts += 1

@@ -6,12 +6,11 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from ..model.record import Failure, Measurement, Record
-from ..model.scenario import now
 from ..runtime.record_lookup import best_config
 from ..runtime.request import Request
 from ..runtime.winner_check import WinnerCheck
 from ..stores import Store
-from ..system.provenance import whoami
+from ..tuning.config_failures import failed_measurement
 from ..tuning.result_check import CheckOptions, Verdict
 from .requests import make_request
 from .suite import Case
@@ -59,13 +58,8 @@ def audit_winners(cases: Iterable[Case], store: Store) -> Iterator[AuditedWinner
         check.prepare()
         verdict = check.check(request.declared[best])
         if verdict.outcome == "wrong" and not store.read_only:
-            wrong = Measurement(
-                config=best,
-                failure=Failure(kind="wrong", reason=verdict.evidence),
-                at=now(),
-                by=whoami(),
-            )
-            _put(store, request, wrong)
+            failure = Failure(kind="wrong", reason=verdict.evidence)
+            _put(store, request, failed_measurement(best, failure))
         yield AuditedWinner(
             case.name, request.context.kernel.name, str(request.scenario), str(best), verdict
         )

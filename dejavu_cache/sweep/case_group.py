@@ -18,7 +18,6 @@ from ..model.record import Measurement
 from ..model.scenario import Config, now
 from ..model.selection import winner
 from ..runtime.request import Request
-from ..runtime.suspects import leave_out
 from ..runtime.tune_search import may_launch_default
 from ..runtime.winner_check import WinnerCheck, recording_crash
 from ..system.provenance import whoami
@@ -46,7 +45,7 @@ class CaseGroup:
     """
 
     def __init__(self, cases: Sequence[Case], store: Journal) -> None:
-        """Make the arguments of the first case, which has to tell the scenario."""
+        """Make the arguments of the first case, which determine the scenario."""
         self._cases = cases
         self._names = [case.name for case in cases]
         _check_names(self._names)
@@ -58,7 +57,7 @@ class CaseGroup:
         self._group = GroupRecord(store, self.context, self.scenario)
 
     def _describe(self, request: Request) -> None:
-        """Note what a request says of all cases; the request itself holds the arguments."""
+        """Keep what one request says of all cases, but not the request, which holds arguments."""
         self.context, self.scenario = request.context, request.scenario
         self._default = describe(request.default)
         self._shortest = request.shortest_timing
@@ -145,7 +144,7 @@ class CaseGroup:
         rest = [c for c in request.declared if c not in undecided and c not in settled]
         store = CaseStore(self._group, case.name)
         try:
-            return tuner.tune(case.name, leave_out(request, rest), store)[1]
+            return tuner.tune(case.name, request.without(rest), store)[1]
         except NoValidConfigError:  # Configs that were left out before may run here.
             return 0
 

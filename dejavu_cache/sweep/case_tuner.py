@@ -6,15 +6,15 @@ import math
 import time
 from dataclasses import replace
 
-from ..model.record import Failure, Measurement, Record
+from ..model.record import Failure, Record
 from ..model.resolution import Resolution
-from ..model.scenario import Config, now
+from ..model.scenario import Config
 from ..runtime.request import Request
 from ..runtime.resolver import Resolver
 from ..settings import Mode, current_settings
 from ..stores import Store, TieredStore
-from ..system.provenance import whoami
 from ..system.worker_connection import ParentConnection
+from ..tuning.config_failures import failed_measurement
 from .messages import CaseJob
 
 __all__ = ["CaseTuner", "current_record"]
@@ -83,12 +83,7 @@ class CaseTuner:
     def _record_crashes(self, request: Request, store: Store) -> None:
         due = set(request.due_configs(current_record(request, store)))
         failures = tuple(
-            Measurement(
-                config=crash.config,
-                failure=Failure(kind="crash", reason=crash.reason),
-                at=now(),
-                by=whoami(),
-            )
+            failed_measurement(crash.config, Failure(kind="crash", reason=crash.reason))
             for crash in self._job.crashes
             if crash.config in due
         )

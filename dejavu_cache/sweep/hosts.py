@@ -16,6 +16,7 @@ from .messages import CaseJob, CaseOutcome, SweepSpec
 __all__ = ["GRACE", "HostLostError", "LocalHost", "SweepHost", "single_gpu"]
 
 OnEvent = Callable[[Mapping[str, Any]], None]
+"""Takes the events of a job, in the fields that a line of the journal has."""
 
 Blame = Literal["config", "machine", "unknown"]
 

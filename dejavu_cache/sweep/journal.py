@@ -27,10 +27,10 @@ from ..system.notices import warn_once
 from ..system.safe_files import open_to_append, read_file
 from ..system.user_folder import user_folder
 
-__all__ = ["Journal", "abandoned_journals", "journal_folder"]
+__all__ = ["Journal", "abandoned_journals"]
 
 
-def journal_folder(home: str) -> Path:
+def _journal_folder(home: str) -> Path:
     """Return the folder that holds the journals of all sweeps into a store."""
     digest = hashlib.sha256(home.encode()).hexdigest()[:16]
     return user_folder("sweeps") / digest
@@ -39,7 +39,7 @@ def journal_folder(home: str) -> Path:
 def abandoned_journals(home: str) -> list[Path]:
     """Return the journals that ended sweeps could not hand to their store."""
     abandoned = []
-    for path in sorted(journal_folder(home).glob("*.jsonl")):
+    for path in sorted(_journal_folder(home).glob("*.jsonl")):
         lock = _lock_of(path)
         with suppress(Timeout, OSError):
             lock.acquire()
@@ -64,15 +64,15 @@ class Journal(Store):
         folder: folder of the journal; by default the store's folder in the user's cache.
 
     Attributes:
-        unsaved: why the last records that are in neither the journal nor the store are not in the
-            journal; None while there are none.
+        unsaved: the error of the last write to the journal that failed, while the store has not
+            accepted its records either; else None.
     """
 
     def __init__(self, home: Store, folder: Path | None = None) -> None:
         """Choose the journal's file; the first write creates it."""
         self.home = home
         self.url = home.url
-        self.folder = folder or journal_folder(home.url)
+        self.folder = folder or _journal_folder(home.url)
         self.path = (
             self.folder / f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}.jsonl"
         )

@@ -53,6 +53,8 @@ class CaseJob(FrozenModel):
     """A task for one case.
 
     Attributes:
+        do: what to do with the case.
+        case: the case's name.
         group: names of all cases of the case's scenario, in order, if they are several.
         wait: seconds to wait for another process that tunes the case.
         seconds: time limit; None is without limit.

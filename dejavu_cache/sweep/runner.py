@@ -8,12 +8,12 @@ import re
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import DejavuError, SettingsError
-from .hosts import HostLostError, SweepHost
+from .hosts import HostLostError, OnEvent, SweepHost
 from .messages import CaseJob, CaseOutcome, ConfigCrash, Task
 
 __all__ = ["Sweep", "SweepReport", "shard_of"]
@@ -29,8 +29,6 @@ LIVES = 2
 
 MACHINE_LIVES = 10
 """Number of times that a machine may be lost under one case before the case is given up."""
-
-OnEvent = Callable[[Mapping[str, Any]], None]
 
 
 def shard_of(cases: Sequence[str], shard: str) -> list[str]:

@@ -181,8 +181,8 @@ _NEEDED = sys.stdlib_module_names | {"numpy", "torch", "triton"}
 def _is_other_module(path: Path) -> bool:
     """Return whether a file's name is that of another module that is loaded or will be needed.
 
-    One that is merely installed may be hidden, as a program hides it which imports the file by its
-    name: the records are to have the names of that program's kernels.
+    A module that is merely installed may be hidden: a program that imports the file by its name
+    hides it too, and records name the kernels as that program does.
     """
     loaded = sys.modules.get(path.stem)
     if loaded is None:

@@ -20,7 +20,7 @@ from ..triton_internals.config_names import describe
 from ..tuning.benchmark_methods import is_called_once
 from ..tuning.measurement_marks import MeasurementMark
 from ..tuning.search import Exhaustive
-from ..tuning.tuner import CandidateLaunch, Tuner
+from ..tuning.tuner import Tuner
 from .requests import make_request
 from .suite import Case
 
@@ -166,13 +166,7 @@ class _Verification:
         request = self._request
         method = request.context.problem.method
         default = describe(request.default)
-        launch = CandidateLaunch(
-            request.autotuner,
-            request.declared,
-            default if default in configs else configs[0],
-            request.args,
-            request.kwargs,
-        )
+        launch = request.candidate_launch(default if default in configs else configs[0])
         measured: dict[Config, Measurement] = {}
 
         def keep(measurement: Measurement) -> None:

@@ -25,7 +25,7 @@ from ..stores import open_store, wait_longer
 from ..system.worker_connection import ParentConnection
 from ..triton_internals.environment import has_device
 from ..tuning.config_failures import is_out_of_memory
-from ..tuning.tuner import CandidateLaunch, Tuner
+from ..tuning.tuner import Tuner
 from .case_group import CaseGroup
 from .case_tuner import CaseTuner, current_record
 from .journal import Journal
@@ -164,10 +164,8 @@ class SweepWorker:
         if best is None or recorded is None:
             return {"status": "due", "due": len(request.declared)}
         measurements: list[Measurement] = []
-        launch = CandidateLaunch(
-            request.autotuner, request.declared, best, request.args, request.kwargs
-        )
         before = CaseTuner(job, self._parent).announce
+        launch = request.candidate_launch(default=best)
         Tuner(launch, measurements.append, before=before).remeasure(best)
         measurement = measurements[-1]
         if measurement.failure is not None:

@@ -1,1 +1,1 @@
-"""What the library does with the system around it: files, threads, child processes and its log."""
+"""Files, threads, signals, child processes and the log: the system around the library."""

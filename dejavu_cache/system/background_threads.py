@@ -52,7 +52,7 @@ FORK_SECONDS = 5.0
 
 
 class Finisher(Protocol):
-    """What has something to do at the program's end."""
+    """Something that has work left at the program's end."""
 
     def finish(self, seconds: float) -> None:
         """Send what is queued, within a number of seconds."""

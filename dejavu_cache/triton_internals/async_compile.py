@@ -9,7 +9,7 @@ from typing import Any
 
 from .environment import is_interpreting
 
-__all__ = ["async_compile_mode", "forget_failed", "load_binary"]
+__all__ = ["async_compile_mode", "await_kernel", "forget_failed", "load_binary"]
 
 
 def async_compile_mode() -> Callable[[Executor], AbstractContextManager[None]] | None:
@@ -40,18 +40,30 @@ def async_compile_mode() -> Callable[[Executor], AbstractContextManager[None]] |
     return mode
 
 
+def await_kernel(kernel: Any) -> Any:
+    """Wait for a kernel's compilation, and return the compiled kernel.
+
+    Args:
+        kernel: what `JITFunction.run` returned: a future, a `CompiledKernel`, or None.
+
+    Raises:
+        Exception: what Triton raises where the kernel cannot be compiled.
+    """
+    return kernel.result() if hasattr(kernel, "result") else kernel
+
+
 def load_binary(kernel: Any) -> None:
     """Wait for a kernel's compilation and load its binary onto the device.
 
     Triton's loader checks shared memory, tensor memory and threads (which registers limit).
 
     Args:
-        kernel: what `JITFunction.run` returned: a future, a `CompiledKernel`, or None.
+        kernel: what `JITFunction.run` returned, as `await_kernel` takes it.
 
     Raises:
         Exception: what Triton raises where the kernel cannot be compiled or loaded.
     """
-    compiled = kernel.result() if hasattr(kernel, "result") else kernel
+    compiled = await_kernel(kernel)
     if hasattr(compiled, "_init_handles"):
         compiled._init_handles()
 

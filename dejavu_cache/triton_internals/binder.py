@@ -20,7 +20,7 @@ from ..model.buckets import Bucket, Edges, Exact, Multiple, Pow2
 from .versions import SPECIALIZE, WATCHED_KNOBS, only_alignment_counts, specializer
 from .visible_value import visible_value
 
-__all__ = ["SET_BY_CONFIG", "Binder", "binder_for", "bucket_part"]
+__all__ = ["SET_BY_CONFIG", "Binder", "binder_for"]
 
 Binder = Callable[..., tuple[dict[str, Any], tuple[Any, ...]]]
 """Function from a launch's arguments to all parameters by name, in order, and the key."""
@@ -81,7 +81,7 @@ def binder_for(
         for parameter in fn.params
         if parameter.name not in tuned
     ]
-    parts += [bucket_part(name, buckets.get(name)) for name in keys]
+    parts += [_bucket_part(name, buckets.get(name)) for name in keys]
     parts += [f"__given_{name}" for name in optional_keys]
     if exact:
         parts += [_visible_part(name) for name in fn.arg_names if name not in tuned]
@@ -196,7 +196,7 @@ def _argument_part(parameter: Any, namespace: dict[str, Any]) -> str:
     )
 
 
-def bucket_part(name: str, bucket: Bucket | None) -> str:
+def _bucket_part(name: str, bucket: Bucket | None) -> str:
     """Write an expression that differs wherever a key argument's bucket or type does.
 
     It may differ within a bucket too, where that is cheaper to compute.

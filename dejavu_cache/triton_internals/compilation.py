@@ -22,7 +22,7 @@ from ..model.record import RecordedLaunch
 from ..model.scenario import Device
 from .compiler_settings import code_generation_variables
 from .config_names import TUNING_OPTIONS, describe
-from .environment import is_interpreting
+from .environment import backend_for, is_interpreting
 from .launch_encoding import (
     UnencodableValueError,
     comparable,
@@ -35,10 +35,7 @@ from .loaded_kernels import compile_config
 
 __all__ = [
     "Compilation",
-    "backend_for",
     "binary_key",
-    "find_jit_function",
-    "jit_function",
     "launch_of",
     "recreate_compilation",
     "source_class",
@@ -106,24 +103,6 @@ def target_of_arch(arch: str) -> Any:
     raise ValueError(f"{arch} is no architecture that Triton compiles for")
 
 
-def jit_function(kernel: Any) -> Any:
-    """Return the `JITFunction` at the bottom of a stack of autotuners and heuristics."""
-    while hasattr(kernel.fn, "fn"):
-        kernel = kernel.fn
-    return kernel
-
-
-def find_jit_function(value: Any) -> Any | None:
-    """Return the `JITFunction` inside a decorated kernel, or None if a value is something else."""
-    from triton.runtime.jit import JITFunction
-
-    try:
-        function = jit_function(value)
-    except AttributeError:
-        return None
-    return function if isinstance(function, JITFunction) else None
-
-
 def tuned_launches(
     autotuner: Any, config: Any, args: Iterable[Any], kwargs: Mapping[str, Any]
 ) -> tuple[RecordedLaunch, ...]:
@@ -172,7 +151,7 @@ def launch_of(
     has_descriptors = any(type_.startswith("tensordesc") for type_ in launch.signature.values())
     if values and (heuristics or (has_descriptors and config.pre_hook is not None)):
         launch = launch.model_copy(update={"bound": describe(config)})
-    for options in _possible_options(launch, metadata, values):
+    for options in _possible_options(launch, values):
         candidate = RecordedLaunch.model_validate({**launch.model_dump(), "options": options})
         # A number of warps that Triton cannot compile with is not the one that it compiled with.
         with suppress(AssertionError, ValueError):
@@ -217,7 +196,7 @@ def _options_beside(config: Mapping[str, Any], metadata: Any) -> dict[str, Any]:
 
 
 def _possible_options(
-    launch: RecordedLaunch, metadata: Any, config: Mapping[str, Any]
+    launch: RecordedLaunch, config: Mapping[str, Any]
 ) -> Iterator[dict[str, Any]]:
     """Yield the options that a launch may have had.
 
@@ -306,13 +285,6 @@ def source_class(fn: Any) -> Any:
     from triton.compiler import ASTSource
 
     return ASTSource
-
-
-def backend_for(target: Any) -> Any:
-    """Return Triton's compiler backend for a target."""
-    from triton.compiler.compiler import make_backend
-
-    return make_backend(target)
 
 
 def binary_key(source: Any, backend: Any, options: Any) -> str:

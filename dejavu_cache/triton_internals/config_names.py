@@ -9,7 +9,8 @@ from typing import Any
 
 from ..model.scenario import Config, Scalar, is_scalar
 from ..system.notices import warn_once
-from .scenario_key import dtype_name, function_text
+from .scenario_key import function_text
+from .triton_objects import dtype_name
 
 __all__ = ["TUNING_OPTIONS", "DeclaredConfigs", "can_be_recorded", "describe"]
 

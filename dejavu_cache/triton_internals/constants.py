@@ -7,11 +7,9 @@ library's version identifies them.
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import functools
 import inspect
-import reprlib
 import struct
 import sys
 import types
@@ -21,6 +19,14 @@ from itertools import count
 from typing import Any, ClassVar, Generic, List, Optional, Protocol  # noqa: UP035
 
 from ..errors import UnreadableKernelError
+from .class_members import (
+    aggregated_class,
+    authored_attributes,
+    authored_members,
+    has_generated_methods,
+    is_found_by_name,
+    slots_of,
+)
 from .pure_functions import is_pure_function, refuse_impure
 from .triton_objects import (
     defining_module,
@@ -28,6 +34,7 @@ from .triton_objects import (
     is_triton_own,
     module_name,
     python_function,
+    qualified_name,
     unwrap,
 )
 
@@ -38,20 +45,7 @@ Tokens = Iterator[str]
 _PLAIN = (int, float, complex, str, bytes, bool, type(None), type(Ellipsis), range)
 _TYPING_FORMS: tuple[Any, ...] = (type(Optional), type(List))  # noqa: UP006
 """Classes of the names that `typing` has for annotations, such as `Optional`, without arguments."""
-_GENERATED = frozenset(
-    {"__init__", "__new__", "__repr__", "__eq__", "__lt__", "__le__", "__gt__", "__ge__"}
-    | {"__hash__", "__setattr__", "__delattr__"}
-)
-"""Methods that dataclasses and named tuples generate as text."""
 _EMPTY_BASES = (object, Generic, Protocol, ABC)
-# What Python itself puts into a class, which differs between its versions.
-_MADE_BY_PYTHON = frozenset(
-    {"__doc__", "__module__", "__dict__", "__weakref__", "__qualname__", "__annotations__"}
-    | {"__match_args__", "__dataclass_params__", "__dataclass_fields__", "__firstlineno__"}
-    | {"__static_attributes__", "__annotate__", "__annotate_func__", "__annotations_cache__"}
-    | {"__abstractmethods__", "_abc_impl", "__orig_bases__", "__parameters__", "_is_protocol"}
-    | {"__protocol_attrs__", "__non_callable_proto_members__", "__slots__", "__hash__"}
-)
 
 
 def plain_text(value: Any) -> str | None:
@@ -121,7 +115,7 @@ class ConstantReader:
             yield f"{name}={text}"
         elif is_triton_own(value):
             function = python_function(value) if is_jit(value) else value
-            yield f"{name} is Triton's {function.__module__}.{function.__qualname__}"
+            yield f"{name} is Triton's {qualified_name(function)}"
         elif is_jit(value):
             yield f"{name} calls"
             yield from self._read_function(name, value)
@@ -133,10 +127,11 @@ class ConstantReader:
             # In Python 3.10 it is of another type; the records of later versions say this one.
             kind = "_AnyMeta" if value is Any else type(value).__qualname__
             yield f"{name} is {kind} {{"
-            yield from self._parts(name, value)
+            yield from self._content(name, value)
             yield "}"
 
-    def _parts(self, name: str, value: Any) -> Tokens:
+    def _content(self, name: str, value: Any) -> Tokens:
+        """Write what a value of no plain type is made of."""
         writer = self._writers.get(type(value))
         if writer is not None:
             yield from writer(self, name, value)
@@ -152,16 +147,16 @@ class ConstantReader:
         elif isinstance(value, tuple) and hasattr(type(value), "_fields"):
             yield from self.read(name, type(value))
             yield from self._items(name, tuple(value))
-            for attribute, held in sorted(getattr(value, "__dict__", {}).items()):
-                yield from self.read(f"{name}.{attribute}", held)
+            for attribute, part in sorted(getattr(value, "__dict__", {}).items()):
+                yield from self.read(f"{name}.{attribute}", part)
         else:
             yield from self._instance(name, value)
 
     def _items(self, name: str, values: Any) -> Tokens:
         for index, value in enumerate(values):
-            yield from self._held(f"{name}[{index}]", value)
+            yield from self._part(f"{name}[{index}]", value)
 
-    def _held(self, name: str, value: Any) -> Tokens:
+    def _part(self, name: str, value: Any) -> Tokens:
         """Write a part of another value, which may be a `tl.constexpr` or not."""
         if unwrap(value)[1]:
             yield "constexpr"
@@ -182,7 +177,7 @@ class ConstantReader:
         library = library_of(function)
         if library and library == _library_of_module(defining_module(function)):
             _check_pure(name, function)
-            yield f"{function.__module__}.{function.__qualname__} of {library}"
+            yield f"{qualified_name(function)} of {library}"
         else:
             yield from self._read_function(name, function)
 
@@ -193,7 +188,7 @@ class ConstantReader:
             if not library:
                 raise UnreadableKernelError(f"{name} is {function!r}, which has no source")
             _check_pure(name, function)
-            yield f"{function.__module__}.{function.__qualname__} of {library}"
+            yield f"{qualified_name(function)} of {library}"
         else:
             if isinstance(owner, type) and library_of(owner):
                 _check_pure(name, function)
@@ -214,12 +209,12 @@ class ConstantReader:
             yield from self.read(name, accessor)
 
     def _class(self, name: str, value: type) -> Tokens:
-        library = library_of(value) if _is_where_it_says(value) else ""
+        library = library_of(value) if is_found_by_name(value) else ""
         if library or is_triton_own(value):
-            yield f"{value.__module__}.{value.__qualname__} of {library or 'triton'}"
+            yield f"{qualified_name(value)} of {library or 'triton'}"
             return
         if getattr(value, "__triton_aggregate__", False):
-            yield from self.read(name, _aggregated_class(value))
+            yield from self.read(name, aggregated_class(value))
             return
         if type(value) not in (type, ABCMeta, enum.EnumMeta):
             raise UnreadableKernelError(f"{name} is a class of the metaclass {type(value)}")
@@ -239,7 +234,7 @@ class ConstantReader:
                 yield from self.read(f"{name}.{field.name} metadata", field.metadata)
             for default in (field.default, field.default_factory):
                 if type(default).__name__ != "_MISSING_TYPE":
-                    yield from self._held(f"{name}.{field.name}", default)
+                    yield from self._part(f"{name}.{field.name}", default)
         options = getattr(value, "__dataclass_params__", None)
         if options is not None:
             yield f"{options.init} {options.eq} {options.order} {options.frozen}"
@@ -247,26 +242,18 @@ class ConstantReader:
     def _members(self, name: str, value: type) -> Tokens:
         if isinstance(value, enum.EnumMeta):
             yield from self._enum_members(name, value)
-        if "__match_args__" in vars(value) and not _has_generated_methods(value):
+        if "__match_args__" in vars(value) and not has_generated_methods(value):
             yield from self.read(f"{name}.__match_args__", vars(value)["__match_args__"])
-        for attribute in sorted(set(vars(value)) - _MADE_BY_PYTHON):
-            held = vars(value)[attribute]
-            if type(held).__name__ in ("member_descriptor", "getset_descriptor", "_tuplegetter"):
-                continue
-            if isinstance(value, enum.EnumMeta) and _is_made_for_enum(value, attribute):
-                continue
-            if _is_generated(held, value):
-                continue
-            yield from self._held(f"{name}.{attribute}", held)
+        for attribute, member in authored_members(value):
+            yield from self._part(f"{name}.{attribute}", member)
 
     def _enum_members(self, name: str, value: enum.EnumMeta) -> Tokens:
         member: Any
         for label, member in value.__members__.items():
             yield label
-            yield from self._held(f"{name}.{label}", member.value)
-            for attribute, held in sorted(vars(member).items()):
-                if not _is_reserved(attribute):
-                    yield from self.read(f"{name}.{label}.{attribute}", held)
+            yield from self._part(f"{name}.{label}", member.value)
+            for attribute, part in authored_attributes(member):
+                yield from self.read(f"{name}.{label}.{attribute}", part)
 
     def _instance(self, name: str, value: Any) -> Tokens:
         """Write an object of a class that keeps all its state in attributes of its own."""
@@ -275,10 +262,10 @@ class ConstantReader:
             base in _EMPTY_BASES or base is types.SimpleNamespace or not library_of(base)
             for base in kind.__mro__
         )
-        slots = [slot for base in kind.__mro__ for slot in _slots(base)]
+        slots = [slot for base in kind.__mro__ for slot in slots_of(base)]
         if not readable or not (hasattr(value, "__dict__") or slots):
             raise UnreadableKernelError(
-                f"{name} is a {kind.__module__}.{kind.__qualname__}, which has no encoding"
+                f"{name} is a {qualified_name(kind)}, which has no encoding"
             )
         yield from self.read(f"{name} class", kind)
         state = {slot: getattr(value, slot) for slot in slots if hasattr(value, slot)}
@@ -328,75 +315,7 @@ def _check_pure(name: str, function: Any) -> None:
         raise refuse_impure(name, function)
 
 
-def _aggregated_class(aggregate: type) -> type:
-    """Return the class that `triton.language.core._aggregate` decorated; its methods hold it."""
-    for member in vars(aggregate).values():
-        for cell in getattr(member, "__closure__", None) or ():
-            held = cell.cell_contents
-            if not isinstance(held, type) or held.__qualname__ != aggregate.__qualname__:
-                continue
-            if held is not aggregate and not getattr(held, "__triton_aggregate__", False):
-                return held
-    raise UnreadableKernelError(f"the aggregate {aggregate.__qualname__} hides its class")
-
-
-def _is_where_it_says(kind: type) -> bool:
-    """Check that a class is the one of its name in its module; `make_dataclass` says `types`."""
-    found: Any = sys.modules.get(kind.__module__)
-    for name in kind.__qualname__.split("."):
-        found = getattr(found, name, None)
-    return found is kind
-
-
 def _annotation_text(annotation: Any) -> str:
     if isinstance(annotation, type):
         return f"{module_name(annotation)}.{annotation.__qualname__}"
     return repr(annotation)
-
-
-def _is_reserved(name: str) -> bool:
-    """Return whether a name of an enum is Python's own, such as `_value_` or `__objclass__`."""
-    return name.startswith("_") and name.endswith("_")
-
-
-def _is_made_for_enum(kind: enum.EnumMeta, attribute: str) -> bool:
-    """Return whether an attribute of an enum is a member, or what Python itself puts there."""
-    function = _function_of(vars(kind)[attribute])
-    is_own = getattr(function, "__module__", None) == kind.__module__
-    return attribute in kind.__members__ or (_is_reserved(attribute) and not is_own)
-
-
-def _function_of(member: Any) -> Any:
-    return getattr(member, "__func__", None) or getattr(member, "fget", None) or member
-
-
-def _has_generated_methods(kind: type) -> bool:
-    """Return whether Python makes a class's methods, and the order of its fields, from fields."""
-    return hasattr(kind, "__dataclass_fields__") or hasattr(kind, "_fields")
-
-
-def _is_generated(member: Any, kind: type) -> bool:
-    """Return whether a method was generated from a class's fields, as dataclasses do."""
-    if not _has_generated_methods(kind):
-        return False
-    function = _function_of(member)
-    code = getattr(function, "__code__", None)
-    if code is not None and code.co_filename == reprlib.__file__:
-        # Newer versions of Python guard a generated `__repr__` against recursion.
-        code = getattr(getattr(function, "__wrapped__", None), "__code__", None)
-    if code is None:
-        return False
-    is_text = code.co_filename == "<string>" and function.__name__ in _GENERATED
-    return is_text or code.co_filename == dataclasses.__file__
-
-
-def _slots(kind: type) -> list[str]:
-    slots = vars(kind).get("__slots__", ())
-    names = [slots] if isinstance(slots, str) else list(slots)
-    return [_mangle(kind, name) for name in names if name not in ("__dict__", "__weakref__")]
-
-
-def _mangle(kind: type, name: str) -> str:
-    """Return the name that Python gives a private attribute of a class."""
-    is_private = name.startswith("__") and not name.endswith("__")
-    return f"_{kind.__name__.lstrip('_')}{name}" if is_private else name

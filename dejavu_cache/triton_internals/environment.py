@@ -17,6 +17,7 @@ from .compiler_settings import compiler_settings
 __all__ = [
     "INTERPRETER",
     "INTERPRETER_INDEX",
+    "backend_for",
     "backend_hash",
     "current_device",
     "current_environment",
@@ -69,22 +70,25 @@ def current_target() -> Any:
     return driver.active.get_current_target()
 
 
+def backend_for(target: Any) -> Any:
+    """Return Triton's compiler backend for a `GPUTarget`."""
+    from triton.compiler.compiler import make_backend
+
+    return make_backend(target)
+
+
 def backend_hash(target: Any) -> str:
     """Return the part of a binary's key that stands for the compiler's version.
 
     Args:
         target: Triton's `GPUTarget`.
     """
-    from triton.compiler.compiler import make_backend
-
-    return str(make_backend(target).hash())
+    return str(backend_for(target).hash())
 
 
 def supported_float8() -> tuple[str, ...]:
     """Return Triton's names of the float8 types that kernels can use on the current device."""
-    from triton.compiler.compiler import make_backend
-
-    return tuple(make_backend(current_target()).parse_options({}).supported_fp8_dtypes)
+    return tuple(backend_for(current_target()).parse_options({}).supported_fp8_dtypes)
 
 
 def current_environment(device: int) -> Environment:

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from .source_hash import python_function
+from .triton_objects import python_function
 
 __all__ = [
     "UnencodableValueError",

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from .async_compile import await_kernel
+
 __all__ = ["LoadedKernels", "compile_config"]
 
 
@@ -29,7 +31,7 @@ def compile_config(
     current = {**kwargs, **config.all_kwargs()}
     if config.pre_hook is not None:
         config.pre_hook({**autotuner.nargs, **current})
-    return _result(autotuner.fn.run(*args, **{**current, "warmup": True}))
+    return await_kernel(autotuner.fn.run(*args, **{**current, "warmup": True}))
 
 
 class LoadedKernels:
@@ -59,7 +61,7 @@ class LoadedKernels:
         """
         needed_ids = set(map(id, needed))
         for kernels, key in self._later_entries():
-            if id(_result(kernels[key])) not in needed_ids:
+            if id(await_kernel(kernels[key])) not in needed_ids:
                 kernels.pop(key, None)
 
     def _later_entries(self) -> list[tuple[dict[Any, Any], Any]]:
@@ -70,8 +72,3 @@ class LoadedKernels:
             if key not in self._earlier.get(device, ())
             and (not hasattr(kernel, "future") or kernel.future.done())
         ]
-
-
-def _result(kernel: Any) -> Any:
-    """Return the kernel that an asynchronous compilation made."""
-    return kernel.result() if hasattr(kernel, "result") else kernel

@@ -12,6 +12,7 @@ import types
 from typing import Any
 
 from ..errors import UnreadableKernelError
+from .triton_objects import is_in_language
 
 __all__ = [
     "is_pure_builtin",
@@ -79,7 +80,7 @@ def is_pure_function(function: Any) -> bool:
         return is_pure_builtin(name)
     top = module.partition(".")[0]
     if top == "triton":
-        return module == "triton" or module.startswith(("triton.language", "triton.experimental"))
+        return is_in_language(module)
     return module in _PURE_MODULES or f"{module}.{function.__qualname__}" in _PURE_FUNCTIONS
 
 
@@ -97,12 +98,7 @@ def is_pure_class(kind: type) -> bool:
 
 def is_pure_module(module: types.ModuleType) -> bool:
     """Return whether all of a module of Python's or Triton's own may be used by name."""
-    name = module.__name__
-    return (
-        name in _PURE_MODULES
-        or name == "triton"
-        or name.startswith(("triton.language", "triton.experimental"))
-    )
+    return module.__name__ in _PURE_MODULES or is_in_language(module.__name__)
 
 
 def refuse_impure(name: str, value: Any) -> UnreadableKernelError:

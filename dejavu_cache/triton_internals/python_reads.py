@@ -12,8 +12,9 @@ import functools
 import importlib.util
 import sys
 import types
+from collections import ChainMap
 from collections.abc import Callable, Mapping, MutableMapping, MutableSequence, MutableSet
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import UnreadableKernelError
 from .constants import library_of
@@ -26,9 +27,17 @@ from .pure_functions import (
 )
 from .syntax import FunctionSyntax
 from .syntax_names import ANY_ATTRIBUTE, Chain, Import
-from .triton_objects import is_jit, is_triton_own, python_function, unwrap
+from .triton_objects import is_jit, is_triton_own, python_function, qualified_name, unwrap
 
-__all__ = ["MISSING", "check_reads", "imported_values", "is_standard", "resolve"]
+__all__ = [
+    "MISSING",
+    "NamedCallee",
+    "check_reads",
+    "imported_values",
+    "is_standard",
+    "resolve",
+    "values_of_names",
+]
 
 Names = Mapping[str, Any]
 
@@ -53,6 +62,48 @@ def resolve(names: Names, chain: Chain) -> Any:
     return value
 
 
+def values_of_names(function: Callable[..., Any]) -> Names:
+    """Return the values of a function's globals and of what it closes over, by name."""
+    return {**function.__globals__, **_closure_values(function)}
+
+
+def _closure_values(function: Callable[..., Any]) -> dict[str, Any]:
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=False)
+    return {name: cell.cell_contents for name, cell in cells if not _is_empty(cell)}
+
+
+def _is_empty(cell: Any) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018 - reading an empty cell raises
+    except ValueError:
+        return True
+    return False
+
+
+class NamedCallee(NamedTuple):
+    """A jit function that another function calls by a name.
+
+    Attributes:
+        caller: the function that calls it.
+        chain: the dotted name.
+        callee: the jit function of that name when the caller was hashed.
+    """
+
+    caller: Callable[..., Any]
+    chain: Chain
+    callee: Any
+
+    @property
+    def is_replaced(self) -> bool:
+        """Whether the name stands for something else by now."""
+        names = ChainMap(_closure_values(self.caller), self.caller.__globals__)
+        return resolve(names, self.chain) is not self.callee
+
+    def __str__(self) -> str:
+        """Return the dotted name."""
+        return ".".join(self.chain)
+
+
 def is_standard(value: Any) -> bool:
     """Return whether a value is a module of Python's or Triton's own."""
     top = getattr(value, "__name__", "").partition(".")[0]
@@ -73,14 +124,14 @@ def imported_values(function: Callable[..., Any], syntax: FunctionSyntax) -> dic
         value = _imported(function, statement)
         if value is MISSING:
             raise UnreadableKernelError(
-                f"{_name(function)} imports {_described(statement)}, which is not imported yet: "
-                "import it at the module's top"
+                f"{qualified_name(function)} imports {_described(statement)}, which is not "
+                "imported yet: import it at the module's top"
             )
         is_other = function.__globals__.get(name, value) is not value
         is_bound = name in syntax.local_names or name in function.__code__.co_freevars
         if is_other or is_bound or values.setdefault(name, value) is not value:
             raise UnreadableKernelError(
-                f"{_name(function)} imports {name} and binds it otherwise too: "
+                f"{qualified_name(function)} imports {name} and binds it otherwise too: "
                 "import it at the module's top"
             )
     return values
@@ -144,7 +195,7 @@ def _check_name(function: Callable[..., Any], names: Names, chain: Chain) -> Non
         if inner is MISSING:
             if not _is_known_without(value, name):
                 raise UnreadableKernelError(
-                    f"{_name(function)} reads {'.'.join(chain[: index + 1])}, "
+                    f"{qualified_name(function)} reads {'.'.join(chain[: index + 1])}, "
                     "which has no value that can be read"
                 )
             return
@@ -154,13 +205,15 @@ def _check_name(function: Callable[..., Any], names: Names, chain: Chain) -> Non
 
 def _check_builtin(function: Callable[..., Any], name: str) -> None:
     if not hasattr(builtins, name):
-        raise UnreadableKernelError(f"{_name(function)} reads {name}, which is not defined")
+        raise UnreadableKernelError(
+            f"{qualified_name(function)} reads {name}, which is not defined"
+        )
     value = getattr(builtins, name)
     is_replaced = getattr(value, "__module__", "builtins") != "builtins"
     is_own_hash = name == "hash" and function.__name__ == "__hash__"
     if is_replaced or not (is_pure_builtin(name) or is_own_hash):
         raise UnreadableKernelError(
-            f"{_name(function)} calls {name}, which may read anything: name what it reads"
+            f"{qualified_name(function)} calls {name}, which may read anything: name what it reads"
         )
 
 
@@ -204,7 +257,7 @@ def _check_changes(
     for chain in sorted(kept | memos):
         if chain[0] in names or chain in memos:
             raise UnreadableKernelError(
-                f"{'.'.join(chain)} changes while the program runs, in {_name(function)}: "
+                f"{'.'.join(chain)} changes while the program runs, in {qualified_name(function)}: "
                 "use functools.cache, or pass it as an argument"
             )
 
@@ -226,7 +279,3 @@ def _is_container(names: Names, chain: Chain) -> bool:
         else:
             value = getattr(value, "__dict__", {}).get(name, MISSING)
     return isinstance(value, _MUTABLE)
-
-
-def _name(function: Callable[..., Any]) -> str:
-    return f"{function.__module__}.{function.__qualname__}"

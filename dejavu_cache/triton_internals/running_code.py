@@ -22,6 +22,7 @@ from .syntax import (
     parse_repeatedly,
     parse_text,
 )
+from .triton_objects import qualified_name
 
 __all__ = ["describe_function", "text_of_code", "text_of_file"]
 
@@ -82,7 +83,7 @@ def _lines_of_running_code(function: Callable[..., Any]) -> tuple[list[str], int
     lines, start = inspect.findsource(code)
     if text_of_code(code) not in _codes_of("".join(lines)):
         raise UnreadableKernelError(
-            f"{_name(function)} is other code than its file {code.co_filename} holds: "
+            f"{qualified_name(function)} is other code than its file {code.co_filename} holds: "
             "the file has changed since it was imported"
         )
     return lines, start
@@ -112,7 +113,7 @@ def _find_lambda(function: Callable[..., Any]) -> ast.AST:
         candidates = _lambdas_by_code(text, code.co_firstlineno).get(text_of_code(code), [])
     if len({normalized_text(node) for node in candidates}) != 1:
         raise UnreadableKernelError(
-            f"{_name(function)} cannot be told from other lambdas on its line: "
+            f"{qualified_name(function)} cannot be told from other lambdas on its line: "
             "give it a line of its own"
         )
     return candidates[0]
@@ -137,7 +138,3 @@ def _lambdas_by_code(text: str, line: int) -> dict[str, list[ast.Lambda]]:
         *_, code = (constant for constant in compiled.co_consts if isinstance(constant, CodeType))
         lambdas.setdefault(text_of_code(code), []).append(node)
     return lambdas
-
-
-def _name(function: Callable[..., Any]) -> str:
-    return f"{function.__module__}.{function.__qualname__}"

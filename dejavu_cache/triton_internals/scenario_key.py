@@ -13,9 +13,15 @@ from ..errors import KeyArgumentError, UnreadableKernelError
 from ..model.buckets import Bucket, Exact
 from ..model.scenario import MOST_CHARACTERS, Scalar, Scenario, is_scalar
 from .source_hash import kernel_name, value_hash
-from .triton_objects import is_jit, is_triton_own, without_interpreter
+from .triton_objects import (
+    dtype_name,
+    is_jit,
+    is_triton_own,
+    qualified_name,
+    without_interpreter,
+)
 
-__all__ = ["ScenarioKey", "dtype_name", "function_text"]
+__all__ = ["ScenarioKey", "function_text"]
 
 RawKey = tuple[Any, ...]
 
@@ -168,7 +174,7 @@ def function_text(value: Any) -> str:
     if is_jit(value):
         name = kernel_name(value)
     elif is_triton_own(value):
-        name = f"{value.__module__}.{value.__qualname__}"
+        name = qualified_name(value)
     else:
         name = type(value).__name__
     try:
@@ -181,17 +187,13 @@ _PROCESS = uuid.uuid4().hex
 """Stands for this process where a value has no text that means the same in another."""
 
 
-def dtype_name(dtype: Any) -> str:
-    """Return a dtype's name, such as `float16` for `torch.float16`."""
-    return str(dtype).removeprefix("torch.")
-
-
 def _scalar(name: str, value: Any) -> Scalar:
     if type(value).__name__ == "dtype":
         return dtype_name(value)
     is_plain = type(value) in (int, float, str)
     if (is_plain or value is None or type(value) is bool) and is_scalar(value):
-        return value  # type: ignore[no-any-return]
+        scalar: Scalar = value
+        return scalar
     shown = reprlib.repr(value) if is_plain else type(value).__qualname__
     raise KeyArgumentError(
         f"key argument {name!r} is {shown}: a key may be an int of 64 bits, a bool, a finite "

@@ -16,17 +16,31 @@ from typing import Any, NamedTuple
 
 from ..errors import UnreadableKernelError
 from .constants import ConstantReader, library_of, plain_text
-from .python_reads import MISSING, check_reads, imported_values, is_standard, resolve
+from .python_reads import (
+    MISSING,
+    NamedCallee,
+    check_reads,
+    imported_values,
+    is_standard,
+    resolve,
+    values_of_names,
+)
 from .syntax import FunctionSyntax
 from .syntax_files import function_syntax
 from .syntax_names import Chain
-from .triton_objects import is_jit, is_triton_own, module_name, python_function, unwrap
+from .triton_objects import (
+    is_jit,
+    is_triton_own,
+    module_name,
+    python_function,
+    qualified_name,
+    unwrap,
+)
 
 __all__ = [
     "SourceHash",
     "hash_source",
     "kernel_name",
-    "python_function",
     "source_hash",
     "value_hash",
 ]
@@ -41,10 +55,12 @@ class SourceHash(NamedTuple):
     Attributes:
         digest: 32 hexadecimal digits.
         may_change: whether the kernel reads values that the program can change, and Triton lets it.
+        callees: the jit functions that it reaches, by the names under which it does.
     """
 
     digest: str
     may_change: bool
+    callees: tuple[NamedCallee, ...]
 
 
 def kernel_name(kernel: Any) -> str:
@@ -70,7 +86,8 @@ def source_hash(kernel: Any) -> str:
 def hash_source(kernel: Any) -> SourceHash:
     """Return a kernel's source hash, as `source_hash` does, and whether it may change."""
     reader = _CodeReader()
-    return SourceHash(_digest(reader.read_kernel(kernel)), reader.may_change)
+    digest = _digest(reader.read_kernel(kernel))
+    return SourceHash(digest, reader.may_change, tuple(reader.callees))
 
 
 def value_hash(value: Any) -> str:
@@ -111,6 +128,7 @@ class _CodeReader:
         self._names: dict[Callable[..., Any], str] = {}
         self._functions: dict[str, Callable[..., Any]] = {}
         self.may_change = False
+        self.callees: list[NamedCallee] = []
 
     def read_kernel(self, kernel: Any) -> Iterator[str]:
         yield from self._read_named("", kernel)
@@ -151,7 +169,7 @@ class _CodeReader:
             text = inspect.getsource(function.__code__)
         syntax = function_syntax(function, text)
         _refuse_reflection(function, syntax)
-        names = _values_of_names(function)
+        names = values_of_names(function)
         chains = syntax.dotted_names
         if not is_compiled:
             names = {**names, **imported_values(function, syntax)}
@@ -163,6 +181,7 @@ class _CodeReader:
         for chain in sorted(chains):
             if chain[0] not in syntax.local_names:
                 self.may_change |= _may_change(names, chain, is_compiled=is_compiled)
+                self._note_callee(function, names, chain)
                 yield from self._read_chain(names, chain)
         for name, default in sorted(_defaults(parameters)):
             yield from self._read_constant(f"default {name}", default, expect_constexpr=False)
@@ -175,6 +194,13 @@ class _CodeReader:
         yield from self._read_wrapping(names, syntax, is_compiled)
         if compiled is not None:
             yield from _decoration(compiled, parameters, syntax)
+
+    def _note_callee(self, function: Callable[..., Any], names: Names, chain: Chain) -> None:
+        value = resolve(names, chain)
+        callee = NamedCallee(function, chain, value)
+        # A module may make its attributes anew each time that they are read.
+        if is_jit(value) and not (is_triton_own(value) or callee.is_replaced):
+            self.callees.append(callee)
 
     def _read_chain(self, names: Names, chain: Chain) -> Iterator[str]:
         value = resolve(names, chain)
@@ -203,7 +229,7 @@ class _CodeReader:
     def _read_wrapping(
         self, names: Names, syntax: FunctionSyntax, is_compiled: bool
     ) -> Iterator[str]:
-        """Write which globals are, unlike most of their kind, a `tl.constexpr` or none."""
+        """Write whether a global is a `tl.constexpr`, unless that is as usual for its value."""
         hidden = syntax.local_names - syntax.read_first
         for chain in sorted(syntax.bare_names):
             raw = resolve(names, chain)
@@ -258,7 +284,7 @@ def _is_usually_wrapped(value: Any, root: Any) -> bool:
 def _usual_value(chain: Chain) -> Any:
     """Return what a name of Triton's usually stands for: `tl.exp` and `exp` for Triton's `exp`.
 
-    There is one for each text, so that kernels which read it need not say which one they read.
+    A kernel for which a name has its usual meaning adds nothing to the hash: the text says it.
     """
     import triton
 
@@ -270,8 +296,8 @@ def _usual_value(chain: Chain) -> Any:
 def _refuse_reflection(function: Callable[..., Any], syntax: FunctionSyntax) -> None:
     for name in sorted(syntax.reflection):
         raise UnreadableKernelError(
-            f"{function.__module__}.{function.__qualname__} reads {name}, which is not part of "
-            "what identifies a kernel: read it at the module's top, for a constant"
+            f"{qualified_name(function)} reads {name}, which is not part of what identifies a "
+            "kernel: read it at the module's top, for a constant"
         )
 
 
@@ -339,23 +365,6 @@ def _annotations(parameters: Parameters, syntax: FunctionSyntax) -> Iterator[str
         ]
         if meanings[0] != meanings[1]:
             yield f"annotation {name}: {meanings[1]}"
-
-
-def _values_of_names(function: Callable[..., Any]) -> Names:
-    return {**function.__globals__, **_closure_values(function)}
-
-
-def _closure_values(function: Callable[..., Any]) -> dict[str, Any]:
-    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=False)
-    return {name: cell.cell_contents for name, cell in cells if not _is_empty(cell)}
-
-
-def _is_empty(cell: Any) -> bool:
-    try:
-        cell.cell_contents  # noqa: B018 - reading an empty cell raises
-    except ValueError:
-        return True
-    return False
 
 
 def _defaults(parameters: Parameters) -> Iterator[tuple[str, Any]]:

@@ -50,7 +50,7 @@ class FunctionSyntax(NamedTuple):
         normalized: equal for equal code in all versions of Python.
         local_names: names that are parameters or assigned anywhere.
         dotted_names: dotted names that are read, and their prefixes: a, a.b and a.b.c for `a.b.c`.
-        bare_names: those in the body of which no attribute is read: a.b.c alone for `a.b.c`.
+        bare_names: dotted names that are read in the body as a whole: only a.b.c for `a.b.c`.
         read_first: names that may be read before they are assigned. Triton looks such a name up
             among the globals, although Python would not.
         annotations: the parameters' annotations; none of a lambda.

@@ -29,6 +29,7 @@ from ..system.user_folder import user_folder
 from . import running_code, syntax, syntax_names
 from .running_code import describe_function, text_of_code, text_of_file
 from .syntax import FunctionSyntax, describe_text
+from .triton_objects import qualified_name
 
 __all__ = ["function_syntax"]
 
@@ -76,9 +77,9 @@ def function_syntax(function: Callable[..., Any], text: str | None = None) -> Fu
         read = f"{text_of_file(function)}\0{text_of_code(function.__code__)}"
         return _load_or_describe(read, lambda: describe_function(function))
     except SyntaxError as error:
-        name = f"{function.__module__}.{function.__qualname__}"
         raise UnreadableKernelError(
-            f"{name} cannot be parsed: {error}; perhaps its file has changed since it was imported"
+            f"{qualified_name(function)} cannot be parsed: {error}; perhaps its file has changed "
+            "since it was imported"
         ) from None
 
 

@@ -1,4 +1,4 @@
-"""Recognise Triton's objects: jit functions, wrapped constants, and what is Triton's own."""
+"""Recognise Triton's objects: jit functions, wrapped constants, dtypes, what is Triton's own."""
 
 from __future__ import annotations
 
@@ -11,10 +11,15 @@ from typing import Any
 
 __all__ = [
     "defining_module",
+    "dtype_name",
+    "find_jit_function",
+    "is_in_language",
     "is_jit",
     "is_triton_own",
+    "jit_function",
     "module_name",
     "python_function",
+    "qualified_name",
     "unwrap",
     "without_interpreter",
 ]
@@ -25,6 +30,29 @@ def python_function(kernel: Any) -> Callable[..., Any]:
     while not inspect.isfunction(kernel):
         kernel = kernel.fn
     return kernel
+
+
+def jit_function(kernel: Any) -> Any:
+    """Return the `JITFunction` at the bottom of a stack of autotuners and heuristics."""
+    while hasattr(kernel.fn, "fn"):
+        kernel = kernel.fn
+    return kernel
+
+
+def find_jit_function(value: Any) -> Any | None:
+    """Return the `JITFunction` inside a decorated kernel, or None if a value is something else."""
+    from triton.runtime.jit import JITFunction
+
+    try:
+        function = jit_function(value)
+    except AttributeError:
+        return None
+    return function if isinstance(function, JITFunction) else None
+
+
+def qualified_name(definition: Any) -> str:
+    """Return the module and name of a function or class, as the definition itself has them."""
+    return f"{definition.__module__}.{definition.__qualname__}"
 
 
 def module_name(definition: Any) -> str:
@@ -70,10 +98,12 @@ def is_triton_own(value: Any) -> bool:
         and defining_module(function).partition(".")[0] == "triton"
     )
     # Triton's tools hold kernels that are read like anybody's.
-    in_language = module == "triton" or module.startswith(
-        ("triton.language", "triton.experimental")
-    )
-    return is_defined and (in_language or not is_jit(value))
+    return is_defined and (is_in_language(module) or not is_jit(value))
+
+
+def is_in_language(module: str) -> bool:
+    """Return whether a module of Triton's is part of the language that kernels are written in."""
+    return module == "triton" or module.startswith(("triton.language", "triton.experimental"))
 
 
 def unwrap(value: Any) -> tuple[Any, bool]:
@@ -96,3 +126,8 @@ def without_interpreter(value: Any) -> Any:
 def defining_module(function: Any) -> str:
     """Return the module whose code a function is; `functools.wraps` sets another's name on it."""
     return str(function.__globals__.get("__name__", ""))
+
+
+def dtype_name(dtype: Any) -> str:
+    """Return a dtype's name, such as `float16` for `torch.float16`."""
+    return str(dtype).removeprefix("torch.")

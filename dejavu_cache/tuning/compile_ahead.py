@@ -11,12 +11,13 @@ from typing import Any, NamedTuple
 
 from ..triton_internals.async_compile import (
     async_compile_mode,
+    await_kernel,
     forget_failed,
     load_binary,
 )
-from ..triton_internals.compilation import find_jit_function
 from ..triton_internals.compiler_digest import await_digest
 from ..triton_internals.hooks import retry_parsing
+from ..triton_internals.triton_objects import find_jit_function
 
 __all__ = ["Candidate", "compile_ahead", "threads_for"]
 
@@ -57,9 +58,8 @@ class Candidate(NamedTuple):
 
     def finish(self) -> None:
         """Wait for the compiler, after which Triton has the kernel; ignore a failure."""
-        if hasattr(self.kernel, "result"):
-            with suppress(Exception):
-                self.kernel.result()
+        with suppress(Exception):
+            await_kernel(self.kernel)
 
 
 @contextmanager

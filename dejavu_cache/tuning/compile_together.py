@@ -9,9 +9,9 @@ from typing import Any
 
 from ..system.signal_handlers import is_from_signal_handler
 from ..triton_internals.async_compile import async_compile_mode, forget_failed
-from ..triton_internals.compilation import find_jit_function
 from ..triton_internals.compiler_digest import await_digest
 from ..triton_internals.hooks import retry_parsing
+from ..triton_internals.triton_objects import find_jit_function
 from .compile_ahead import MOST_THREADS, threads_for
 
 __all__ = ["begins_compilation", "compile_together"]

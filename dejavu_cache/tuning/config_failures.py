@@ -7,12 +7,15 @@ import re
 from collections.abc import Collection, Iterator
 from functools import cache
 
-from ..model.record import Failure
+from ..model.record import Failure, Measurement
+from ..model.scenario import Config, now
+from ..system.provenance import whoami
 from ..system.signal_handlers import is_from_signal_handler
 
 __all__ = [
     "compile_failure_of",
     "device_failure_of",
+    "failed_measurement",
     "failure_of",
     "is_out_of_memory",
     "is_repeatable",
@@ -82,6 +85,19 @@ def device_failure_of(error: BaseException) -> Failure | None:
     if isinstance(error, RuntimeError) and _LOST_CONTEXT.search(str(error)):
         return Failure(kind="crash", reason=_short(error))
     return None
+
+
+def failed_measurement(config: Config, failure: Failure, seconds: float = 0.0) -> Measurement:
+    """Return a config's failure as a measurement that this machine made now.
+
+    Args:
+        config: the config.
+        failure: its failure.
+        seconds: the time that the measurement took.
+    """
+    return Measurement(
+        config=config, failure=failure, at=now(), by=whoami(), seconds=round(seconds, 3)
+    )
 
 
 def is_repeatable(failure: Failure | None) -> bool:

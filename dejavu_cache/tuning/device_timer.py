@@ -21,9 +21,9 @@ class _Load(NamedTuple):
 
 
 LOADS = (_Load(4, 1), _Load(64, 1), _Load(64, 4))
-"""A later one is used where the device waited for the host: clears take some 0.1 ms each.
+"""Loads, of which a later one is tried if the device has waited for the host in spite of one.
 
-With the last one, a host that needs 0.3 ms for a launch is as good as any.
+A clear takes some 0.1 ms, so with the last load a host may need 0.3 ms for a launch.
 """
 
 GRAPH_REPLAYS = 5

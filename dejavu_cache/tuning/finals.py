@@ -122,9 +122,10 @@ class Finals:
     def _confirm_lead(
         self, finalists: Sequence[Config], results: dict[Config, Measurement], spread: float
     ) -> dict[Config, Measurement]:
-        """Compare the leader with the default again if the device's changes explain its lead.
+        """Race the leader against the default again if the device's changes may explain its lead.
 
-        Where a second race contradicts the first, a third one of all finalists decides.
+        If that contradicts the first race, all finalists race a third time, and the median of the
+        three leads counts.
 
         Args:
             finalists: the configs of the first race.
@@ -221,10 +222,14 @@ class Finals:
     def _conclude(
         self, results: Mapping[Config, Measurement], surveyed: Mapping[Config, float]
     ) -> list[Measurement]:
-        """Return a race's results, and the other configs' measurements where they contradict it.
+        """Return a race's results, and corrected measurements of the configs that did not race.
 
         Their timings are of an earlier moment, at which the device may have been faster: none may
         come out ahead of the winner, which was compared with more care.
+
+        Args:
+            results: the measurements of the configs that raced.
+            surveyed: the configs' times in the survey, in proportion; empty without a survey.
         """
         if not results:
             return [self._screened[config] for config in self._screened_again]

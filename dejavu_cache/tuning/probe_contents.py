@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from ..triton_internals.triton_objects import dtype_name
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -17,6 +19,7 @@ __all__ = [
     "choose",
     "equal_bits",
     "fill_blank",
+    "have_same_bits",
     "is_nudged",
     "nudge",
 ]
@@ -39,12 +42,12 @@ PIECE = 2**24
 
 def can_be_probed(tensor: Tensor) -> bool:
     """Return whether a tensor is of a type that has NaN."""
-    return _dtype_name(tensor) in BLANKS
+    return dtype_name(tensor.dtype) in BLANKS
 
 
 def fill_blank(tensor: Tensor, mask: Tensor | None = None) -> None:
     """Fill a tensor with the NaN of its dtype, all elements or those of a mask."""
-    blank = BLANKS[_dtype_name(tensor)]
+    blank = BLANKS[dtype_name(tensor.dtype)]
     if mask is None:
         _bits(tensor).fill_(blank)
     else:
@@ -53,12 +56,21 @@ def fill_blank(tensor: Tensor, mask: Tensor | None = None) -> None:
 
 def blank_elements(tensor: Tensor) -> Tensor:
     """Return which elements hold the NaN of `fill_blank`."""
-    return _bits(tensor) == BLANKS[_dtype_name(tensor)]
+    return _bits(tensor) == BLANKS[dtype_name(tensor.dtype)]
 
 
 def equal_bits(left: Tensor, right: Tensor) -> Tensor:
     """Return which elements of two tensors hold the same bits."""
     return _bits(left) == _bits(right)
+
+
+def have_same_bits(left: Tensor, right: Tensor) -> bool:
+    """Return whether two tensors of one dtype hold the same bits, NaN included."""
+    import torch
+
+    if left.dtype.is_floating_point:
+        left, right = _bits(left), _bits(right)
+    return bool(torch.equal(left, right))
 
 
 def choose(mask: Tensor, left: Tensor, right: Tensor) -> Tensor:
@@ -113,7 +125,3 @@ def _bits(tensor: Tensor) -> Tensor:
 
     integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     return tensor.detach().view(integers[tensor.element_size()])
-
-
-def _dtype_name(tensor: Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")

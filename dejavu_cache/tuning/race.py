@@ -39,13 +39,13 @@ SHORT_ROUNDS = 25
 """Rounds of short turns on an unsteady device, after which configs that are behind leave."""
 
 SHORT_RACE_CONTENDER = 0.05
-"""Slowdown against the best by which these rounds show a config to be behind."""
+"""Slowdown against the best, after these rounds, above which a config is behind."""
 
 LUCKY_ROUNDS = 6
-"""A slower config may be the faster one in one of so many rounds."""
+"""Number of rounds in which a slower config may be the faster one once by chance."""
 
 RESOLUTION = 0.001
-"""Milliseconds by which two timings always may differ: events count half a microsecond."""
+"""Milliseconds by which two timings of one config may differ: events count half a microsecond."""
 
 BEHIND = 1 + 2 * NOISE
 """Least ratio to the winner's time at which a config that left the race is recorded."""
@@ -236,13 +236,15 @@ def _summarize(
     level_of: Callable[[Sequence[float]], float],
     comparisons: Sequence[Times],
 ) -> Results:
-    """Measure each config by its ratio to the leader, which is the fastest that finished.
+    """Return measurements in proportion to the ratios, on the level of the leader's turns.
+
+    The leader is the fastest config that finished. A config that left before is recorded behind it.
 
     Args:
         turns: each config's turns; the configs that finished have the most.
-        ratios: the configs' times, in proportion.
+        ratios: the configs' times, relative to any of them.
         level_of: summarizes the times of the leader's turns.
-        comparisons: times of the configs, in proportion, at several moments.
+        comparisons: the configs' relative times at several moments, which tell how sure they are.
     """
     finishers = _finishers(turns)
     if not finishers:

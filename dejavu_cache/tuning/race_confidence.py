@@ -9,16 +9,16 @@ from typing import TypeVar
 from ..model.record import Confidence
 from ..model.scenario import Config
 
-__all__ = ["Times", "confidences", "group_rounds", "half_interval", "widen_confidence"]
+__all__ = ["Times", "confidences", "group_rounds", "widen_confidence"]
 
 COVERAGE = 0.9
 """Probability with which the interval contains the true ratio."""
 
 LEAST_COMPARISONS = 2
-"""Comparisons of two configs below which nothing tells how far they can be trusted."""
+"""Least number of comparisons of two configs that tells how far they can be trusted."""
 
 WIDENED = {2: 6.3, 3: 2.0, 4: 1.15}
-"""Factors that give the range of few samples this probability if they are normally distributed."""
+"""Factors by number of samples that widen their range to `COVERAGE`, for a normal distribution."""
 
 GROUPS = 5
 """Parts of a race on an unsteady device, in each of which the times are estimated anew."""
@@ -53,14 +53,14 @@ def confidences(
             if config in times and leader in times
         ]
         if config != leader and len(samples) >= LEAST_COMPARISONS:
-            error = half_interval(samples)
+            error = _half_interval(samples)
             certain[config] = Confidence(error=round(error, 5), rounds=rounds[config])
     if certain:
         certain[leader] = next(iter(certain.values()))
     return certain
 
 
-def half_interval(samples: Sequence[float]) -> float:
+def _half_interval(samples: Sequence[float]) -> float:
     """Return half of the interval that the median of samples lies in, as a share of its middle.
 
     The interval lies between two of the samples, so it holds whatever their distribution is. Less

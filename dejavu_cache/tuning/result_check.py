@@ -27,10 +27,11 @@ from .probe_contents import (
     choose,
     equal_bits,
     fill_blank,
+    have_same_bits,
     is_nudged,
     nudge,
 )
-from .tensor_comparison import describe_difference, have_same_bits
+from .tensor_comparison import describe_difference
 
 __all__ = ["CheckOptions", "ResultChecker", "Verdict"]
 
@@ -131,7 +132,9 @@ class ResultChecker:
         The value is a mask of the elements that are filled, or None for all of them.
         """
         self._expected: dict[str, Any] = {}
+        """The outputs' expected content."""
         self._reason = "the default config was not launched"
+        """Why nothing can be compared, while nothing is expected."""
 
     def prepare(self) -> None:
         """Compute the expected results.
@@ -173,17 +176,17 @@ class ResultChecker:
         return next(filter(None, (self._compare(config, blanks) for _ in range(repeats))), None)
 
     def _reconsider(self, config: Any, difference: _Difference) -> _Difference | None:
-        """Tell a config that leaves elements out from one that adds to what its outputs hold.
+        """Compare a config that left NaN in its outputs again, if it adds to what they hold.
 
-        The latter is right where callers pass zeros, as for sums over a split dimension, although
-        the default overwrites its outputs.
+        Such a config is right where callers pass zeros, as for sums over a split dimension, even if
+        the default overwrites its outputs. Any other config leaves elements out.
         """
-        if self._adds(config):
+        if self._adds_to_outputs(config):
             return self._find_difference(config, {})
         return _Difference(f"{difference.evidence}; its outputs held NaN before", is_nan=True)
 
-    def _adds(self, config: Any) -> bool:
-        """Return whether a config adds its results to what the outputs held."""
+    def _adds_to_outputs(self, config: Any) -> bool:
+        """Return whether a config adds its results to what its outputs held before the launch."""
         import torch
 
         self._restore(self._originals)
@@ -201,7 +204,9 @@ class ResultChecker:
                 sums[name] = choose(mask, sums[name], expected)
             self._restore({name: filled})
         with self._launch(config):
-            return not any(self._difference(name, self._tensors[name], sums[name]) for name in sums)
+            return not any(
+                self._describe_difference(name, self._tensors[name], sums[name]) for name in sums
+            )
 
     def _judge(self, evidence: str) -> Verdict:
         """Tell a wrong config from a kernel whose default does not repeat its results either."""
@@ -259,11 +264,11 @@ class ResultChecker:
                 yield
 
     def _find_rewritten(self) -> list[str]:
-        """Return the arguments that a launch writes although it changed nothing in them.
+        """Return the outputs that held the expected results before the launch already.
 
-        All are changed at once, and hardly: an input keeps the change, an output loses it. This is
-        done only where no changed argument can show what a config computes, since another stream
-        may read the inputs meanwhile.
+        Outputs are told from inputs by a launch after the last bits of all of them were changed: an
+        input keeps the change, an output loses it. This is done only where no changed argument can
+        show what a config computes, since another stream may read the inputs meanwhile.
         """
         if any(can_be_probed(self._tensors[name]) for name in self._expected):
             return []
@@ -276,7 +281,12 @@ class ResultChecker:
         return rewritten
 
     def _find_written(self, names: Sequence[str], nudged: Sequence[str]) -> list[str]:
-        """Launch with other last bits in some arguments; return which of `names` are written."""
+        """Return which of some arguments a launch writes.
+
+        Args:
+            names: the arguments.
+            nudged: arguments whose last bits are changed before the launch.
+        """
         numbers = {name: 1 + index % NUDGES for index, name in enumerate(nudged)}
         self._restore(self._originals)
         for name, number in numbers.items():
@@ -306,9 +316,9 @@ class ResultChecker:
             return {}
         blanks = self._try_blanks(outputs)
         if blanks is None and len(outputs) > 1:
-            # Most kernels that update an argument write others that depend on its old content.
+            # If one output is also an input, its NaN spoils the others: each is tried alone.
             tries = ((name, self._try_blanks([name])) for name in outputs[:MOST_PROBES])
-            independent = {name: blank for name, blank in tries if blank is not None}
+            independent = {name: masks for name, masks in tries if masks is not None}
             if len(independent) == 1:
                 return next(iter(independent.values()))
             blanks = self._try_blanks(list(independent)) if independent else None
@@ -326,7 +336,7 @@ class ResultChecker:
                     unwritten = self._unwritten_elements(name)
                     if bool(unwritten.any()):
                         blanks[name], actual = ~unwritten, choose(unwritten, expected, actual)
-                if self._difference(name, actual, expected):
+                if self._describe_difference(name, actual, expected):
                     return None
         return blanks
 
@@ -340,7 +350,7 @@ class ResultChecker:
         return unchanged & blank_elements(self._tensors[name])
 
     def _restore_outputs(self, blanks: Mapping[str, Any]) -> None:
-        """Write what outputs hold before a launch: their original content, or NaN."""
+        """Fill the outputs before a launch: with NaN where `blanks` says so, else as they were."""
         for name in self._expected:
             if name not in blanks or blanks[name] is not None:
                 self._restore({name: self._originals[name]})
@@ -366,7 +376,7 @@ class ResultChecker:
         with self._launch(config):
             for name, expected in self._expected.items():
                 actual = self._tensors[name]
-                evidence = self._difference(name, actual, expected)
+                evidence = self._describe_difference(name, actual, expected)
                 if evidence:
                     is_nan = expected.is_floating_point() and bool(
                         (actual.float().isnan() & ~expected.float().isnan()).any()
@@ -374,10 +384,10 @@ class ResultChecker:
                     return _Difference(f"{name} {evidence}", is_nan)
         return None
 
-    def _difference(self, name: str, actual: Any, expected: Any) -> str:
-        return describe_difference(actual, expected, self._tolerance(name))
+    def _describe_difference(self, name: str, actual: Any, expected: Any) -> str:
+        return describe_difference(actual, expected, self._tolerance_of(name))
 
-    def _tolerance(self, name: str) -> float | None:
+    def _tolerance_of(self, name: str) -> float | None:
         tolerance = self._options.tolerance
         if isinstance(tolerance, Mapping):
             return tolerance.get(name.partition("[")[0])

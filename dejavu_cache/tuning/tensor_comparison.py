@@ -1,14 +1,16 @@
-"""Tell whether two tensors agree, up to what may differ between configs of one kernel."""
+"""Tell how far two tensors differ, beyond what may differ between configs of one kernel."""
 
 from __future__ import annotations
 
 import math
 from typing import TYPE_CHECKING
 
+from ..triton_internals.triton_objects import dtype_name
+
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["TOLERANCES", "describe_difference", "have_same_bits"]
+__all__ = ["TOLERANCES", "describe_difference"]
 
 TOLERANCES = {"float64": 1e-6, "float32": 1e-2, "float16": 2e-2, "bfloat16": 4e-2}
 """Largest difference by dtype, as a share of an element plus the scale of its tensor.
@@ -24,7 +26,7 @@ MEDIANS = 8.0
 """Largest scale of a tensor in medians of its elements, so that outliers do not hide the others."""
 
 FILL_RATIO = 4096.0
-"""How much larger than the other elements a value is that masks or pads, such as -1e4 in logits."""
+"""Least ratio to the other elements of a value that masks or pads, such as -1e4 in logits."""
 
 SAMPLE = 2**20
 """Number of elements, evenly spaced, of which the median is taken."""
@@ -46,8 +48,7 @@ def describe_difference(actual: Tensor, expected: Tensor, tolerance: float | Non
         unequal = int((actual != expected).sum())
         return f"differs in {unequal} of {expected.numel()} elements" if unequal else ""
     if tolerance is None:
-        name = str(expected.dtype).removeprefix("torch.")
-        tolerance = TOLERANCES.get(name, LOW_PRECISION)
+        tolerance = TOLERANCES.get(dtype_name(expected.dtype), LOW_PRECISION)
     wide = torch.float64 if expected.dtype == torch.float64 else torch.float32
     left, right = actual.to(wide), expected.to(wide)
     finite = torch.isfinite(right)
@@ -116,14 +117,3 @@ def _median(magnitude: Tensor) -> float:
 
 def _middle(ordered: Tensor) -> Tensor:
     return ordered[(ordered.numel() - 1) // 2]
-
-
-def have_same_bits(left: Tensor, right: Tensor) -> bool:
-    """Return whether two tensors hold the same bits, NaN included."""
-    import torch
-
-    if not left.dtype.is_floating_point:
-        return bool(torch.equal(left, right))
-    integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-    as_integer = integers[left.element_size()]
-    return bool(torch.equal(left.detach().view(as_integer), right.detach().view(as_integer)))

@@ -47,9 +47,9 @@ def restores_arguments(autotuner: Any) -> bool:
 def keep_restoring_out(
     autotuner: Any, call: Callable[[], Any], arguments: Mapping[str, Any]
 ) -> Iterator[TimedCall]:
-    """Give a benchmarked call of which Triton's work on the arguments is not timed.
+    """Yield a benchmarked call that leaves Triton's saving and restoring of arguments untimed.
 
-    An author's hooks are timed, as Triton does, and so is a config's: each launch has that one.
+    An author's hooks are timed, as Triton does. So is a config's hook, which every launch runs.
 
     Args:
         autotuner: a `triton.runtime.Autotuner`; its hooks are replaced while the context is open.

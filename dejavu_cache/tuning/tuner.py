@@ -19,6 +19,7 @@ from .compile_ahead import Candidate, compile_ahead, threads_for
 from .config_failures import (
     compile_failure_of,
     device_failure_of,
+    failed_measurement,
     failure_of,
     is_out_of_memory,
     is_repeatable,
@@ -69,8 +70,8 @@ class Tuner:
     Args:
         launch: the launch to tune.
         keep: is called with each measurement, and again when a race has refined it.
-        prepare: launches the default config where that is wanted before all others, so that it can
-            be done while these compile.
+        launch_default: launches the default config where that is wanted before all others, while
+            these compile.
         before: is called with each config before it touches the device.
         mark: returns a context in which a config is measured.
         race: whether close configs may be measured again.
@@ -85,7 +86,7 @@ class Tuner:
         *,
         race: bool = True,
         until: float = math.inf,
-        prepare: Callable[[], None] = lambda: None,
+        launch_default: Callable[[], None] = lambda: None,
         before: Callable[[Config], None] = lambda config: None,
         mark: Callable[[Config], AbstractContextManager[None]] = lambda config: nullcontext(),
         earlier: Iterable[Measurement] = (),
@@ -95,7 +96,7 @@ class Tuner:
         self._keep = keep
         self._race = race
         self._until = until
-        self._launch_default = prepare
+        self._launch_default = launch_default
         self._before = before
         self._mark = mark
         self._benchmark = launch.autotuner.do_bench
@@ -107,10 +108,8 @@ class Tuner:
             for measurement in earlier
             if measurement.config in launch.declared
         }
-        self._best = min(
-            map(_median, _with_timing(self._earlier.values())),
-            default=math.inf,
-        )
+        earlier_times = (measurement.median for measurement in self._earlier.values())
+        self._best = min((time for time in earlier_times if time is not None), default=math.inf)
 
     def tune(self, search: Search) -> int:
         """Measure what a search proposes and race the best; return how many were measured."""
@@ -125,7 +124,7 @@ class Tuner:
                 self._compare_finalists()
         finally:
             self._release()
-        return len({*self._measured, *self._benchmarked})
+        return len(self._launched)
 
     def remeasure(self, config: Config) -> None:
         """Measure one config with full effort."""
@@ -137,6 +136,11 @@ class Tuner:
             self._release()
         if measurement is not None:
             self._note(measurement)
+
+    @property
+    def _launched(self) -> set[Config]:
+        """Configs that this process has measured, or tried to."""
+        return {*self._measured, *self._benchmarked}
 
     @property
     def _is_over(self) -> bool:
@@ -220,7 +224,7 @@ class Tuner:
             failure = compile_failure_of(error, self._options_passed(config))
             if failure is None:
                 raise
-            return _measurement(config, failure, time.perf_counter() - start)
+            return failed_measurement(config, failure, time.perf_counter() - start)
         return self._measure(config, SCREENING, patient=patient)
 
     def _options_passed(self, config: Config) -> set[str]:
@@ -255,17 +259,16 @@ class Tuner:
             {**self._earlier, **self._measured},
             self._launch.default,
             self._measure,
-            prepare=self._prepare,
+            prepare=self._compile,
             is_over=lambda: self._is_over,
         )
         for measurement in finals.run(probe=self._timer is not None):
             self._keep(measurement)
 
-    def _prepare(self, configs: Sequence[Config]) -> None:
+    def _compile(self, configs: Sequence[Config]) -> None:
         """Compile the configs that only an earlier process has launched."""
-        launch = self._launch
-        new = [config for config in configs if config not in self._measured]
-        new = [config for config in new if config not in self._benchmarked]
+        launch, launched = self._launch, self._launched
+        new = [config for config in configs if config not in launched]
         declared = [launch.declared[config] for config in new]
         with compile_ahead(launch.autotuner, declared, launch.args, launch.kwargs) as candidates:
             for config, candidate in zip(new, candidates, strict=True):
@@ -323,7 +326,7 @@ class Tuner:
             return failure
         crash = device_failure_of(error)
         if crash is not None:
-            self._keep(_measurement(config, crash, 0.0))
+            self._keep(failed_measurement(config, crash))
         raise error
 
 
@@ -338,17 +341,16 @@ def _count_compiling(waiting: Mapping[Config, Candidate]) -> int:
     )
 
 
-def _with_timing(measurements: Iterable[Measurement]) -> list[Measurement]:
-    return [measurement for measurement in measurements if measurement.median is not None]
-
-
-def _median(measurement: Measurement) -> float:
-    return measurement.median or 0.0
-
-
 def _measurement(config: Config, outcome: Any, seconds: float) -> Measurement:
-    fields = {"config": config, "at": now(), "by": whoami(), "seconds": round(seconds, 3)}
     if isinstance(outcome, Failure):
-        return Measurement(**fields, failure=outcome)
+        return failed_measurement(config, outcome, seconds)
     median, p20, p80 = outcome
-    return Measurement(**fields, median=median, p20=p20, p80=p80)
+    return Measurement(
+        config=config,
+        median=median,
+        p20=p20,
+        p80=p80,
+        at=now(),
+        by=whoami(),
+        seconds=round(seconds, 3),
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import ssl
 import threading
@@ -25,8 +26,16 @@ _STALE = 24 * 3600.0
 _PAUSE = 10.0
 """Seconds between two requests to an issuer, whatever key ids are asked for."""
 _TIMEOUT = 5.0
+"""Seconds that an issuer may be silent."""
+_LONGEST = 8.0
+"""Seconds that asking an issuer may take as a whole, however it drips."""
 _LARGEST = 2**20
 """Bytes of an issuer's answer."""
+_FAILURES = (
+    httpx.HTTPError, httpx.InvalidURL, asyncio.TimeoutError, ImportError, OSError, RecursionError,
+    ValueError,
+)  # fmt: skip
+"""Errors of an issuer that does not answer, or answers what are no keys."""
 _KEY_TYPES = {"RSA", "EC", "OKP"}
 _LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 
@@ -67,15 +76,16 @@ class IssuerKeys:
 
 def _refresh(cached: _KeySet, issuer: TrustedIssuer) -> None:
     """Ask an issuer for its keys; keys that are not too old stay if it does not answer."""
-    cached.asked_at = time.monotonic()
     try:
         cached.keys = _fetch_keys(issuer)
         cached.fetched_at = time.monotonic()
-    except (httpx.HTTPError, httpx.InvalidURL, ImportError, OSError, ValueError) as error:
-        if cached.asked_at - cached.fetched_at > _STALE:
+    except _FAILURES as error:
+        if time.monotonic() - cached.fetched_at > _STALE:
             raise IssuerUnavailableError(
                 f"the keys of {issuer.issuer} cannot be read: {type(error).__name__}"
             ) from error
+    finally:
+        cached.asked_at = time.monotonic()  # only now: an issuer may take long not to answer
 
 
 def _fetch_keys(issuer: TrustedIssuer) -> dict[str, Any]:
@@ -84,9 +94,12 @@ def _fetch_keys(issuer: TrustedIssuer) -> dict[str, Any]:
     if issuer.jwks is not None and "://" not in issuer.jwks:
         document = json.loads(Path(issuer.jwks).read_text(encoding="utf-8"))
     else:
-        document = _fetch_document(issuer)
+        document = asyncio.run(asyncio.wait_for(_fetch_document(issuer), _LONGEST))
+    listed = document.get("keys") if isinstance(document, dict) else None
+    if not isinstance(listed, list):
+        raise ValueError("these are no keys")
     keys = {}
-    for item in document["keys"] if isinstance(document, dict) else ():
+    for item in listed:
         if not isinstance(item, dict) or item.get("kty") not in _KEY_TYPES:
             continue
         if item.get("use", "sig") == "sig" and isinstance(item.get("kid"), str):
@@ -97,21 +110,23 @@ def _fetch_keys(issuer: TrustedIssuer) -> dict[str, Any]:
     return keys
 
 
-def _fetch_document(issuer: TrustedIssuer) -> Any:
+async def _fetch_document(issuer: TrustedIssuer) -> Any:
     context = ssl.create_default_context(cafile=issuer.ca)
-    with httpx.Client(timeout=_TIMEOUT, verify=context, follow_redirects=False) as client:
+    async with httpx.AsyncClient(
+        timeout=_TIMEOUT, verify=context, follow_redirects=False
+    ) as client:
         url = issuer.jwks
         if url is None:
-            described = _get(
+            described = await _get(
                 client, f"{issuer.issuer.rstrip('/')}/.well-known/openid-configuration", issuer
             )
             if not isinstance(described, dict) or described.get("issuer") != issuer.issuer:
                 raise ValueError("the description is of another issuer")
             url = str(described.get("jwks_uri"))
-        return _get(client, url, issuer)
+        return await _get(client, url, issuer)
 
 
-def _get(client: httpx.Client, url: str, issuer: TrustedIssuer) -> Any:
+async def _get(client: httpx.AsyncClient, url: str, issuer: TrustedIssuer) -> Any:
     address = urlsplit(url)
     if address.scheme != "https" and not (
         address.scheme == "http" and address.hostname in _LOOPBACK
@@ -124,11 +139,11 @@ def _get(client: httpx.Client, url: str, issuer: TrustedIssuer) -> Any:
         and address.netloc == urlsplit(issuer.jwks or issuer.issuer).netloc
     ):
         headers["Authorization"] = f"Bearer {issuer.bearer.read_text(encoding='ascii').strip()}"
-    with client.stream("GET", url, headers=headers) as answer:
+    async with client.stream("GET", url, headers=headers) as answer:
         if answer.status_code != 200:
             raise ValueError(f"the issuer answered {answer.status_code}")
         body = bytearray()
-        for chunk in answer.iter_bytes():
+        async for chunk in answer.aiter_bytes():
             body += chunk
             if len(body) > _LARGEST:
                 raise ValueError("the issuer's answer is too long")

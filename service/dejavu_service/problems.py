@@ -37,6 +37,7 @@ from .errors import (
     TooManyTokensError,
     UnauthenticatedError,
 )
+from .storage.database import FILE_IS_GONE
 
 __all__ = [
     "ANSWERED_ERRORS",
@@ -153,6 +154,10 @@ _REASONS: dict[str, tuple[str, tuple[type[PsycopgError], ...]]] = {
     ),
     "may only be read now": ("readonly", (ReadOnlySqlTransaction,)),
     "has no room left on its disk": ("is full", (DiskFull,)),
+    "was moved, replaced or deleted while the server ran, which must be restarted": (
+        FILE_IS_GONE,
+        (),
+    ),
 }
 """Reasons for which a database refuses, with a part of SQLite's message and Postgres' errors."""
 

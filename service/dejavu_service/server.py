@@ -20,6 +20,11 @@ from .storage.schema import SchemaState
 
 __all__ = ["Server"]
 
+_EXCHANGES = 8
+"""Identity tokens that are exchanged at a time: each takes one of the threads of all requests."""
+_PAGES = 4
+"""Pages that are made at a time."""
+
 
 @dataclass(frozen=True)
 class Server:
@@ -31,6 +36,8 @@ class Server:
         principals: The cache of tokens' principals.
         bodies: The bounds of what requests with bodies take.
         identities: The exchange of other issuers' tokens; None if there is none.
+        exchanging: The turns to exchange a token, of which a hanging issuer may take all.
+        page_turns: The turns to make a page, which may take long and much memory.
         read_through: The namespaces beneath others.
         reader: The reads of records and their cache.
         metrics: The counters for Prometheus.
@@ -43,6 +50,8 @@ class Server:
     principals: PrincipalCache
     bodies: BodyGate
     identities: IdentityExchange | None
+    exchanging: asyncio.Semaphore
+    page_turns: asyncio.Semaphore
     read_through: ReadThrough
     reader: RecordReader
     metrics: Metrics
@@ -63,6 +72,8 @@ class Server:
             principals=PrincipalCache(database, settings.token_ttl),
             bodies=BodyGate(settings.max_body, settings.max_records, settings.pool),
             identities=_open_exchange(settings),
+            exchanging=asyncio.Semaphore(_EXCHANGES),
+            page_turns=asyncio.Semaphore(_PAGES),
             read_through=ReadThrough.parse(settings.read_through),
             reader=RecordReader(database, settings.cache_bytes),
             metrics=Metrics(database),

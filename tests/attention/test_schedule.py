@@ -261,6 +261,15 @@ def test_one_long_sequence_does_not_hold_up_the_others() -> None:
         assert balance(made) > 0.6, f"{count} decodes of some {mean}"
 
 
+def test_more_sequences_than_programs_are_hardly_cut() -> None:
+    """Equal shares would gain less than the cuts cost: up to 13% on an H100."""
+    pick = random.Random(3)
+    past = [max(1, int(pick.lognormvariate(0, 0.9) * 900)) for _ in range(64)]
+    made = schedule_of(batch_of([3] * 64, past, heads=(64, 8)))
+    assert len(made.entries) < 64 + 16
+    assert balance(made) > 0.7
+
+
 def test_a_long_decoding_sequence_is_cut_beside_prompts_that_are_not() -> None:
     new, past = [1] * 60 + [100] * 4, [400] * 59 + [2200] + [0] * 4
     made = schedule_of(batch_of(new, past, heads=(8, 1)))

@@ -247,6 +247,8 @@ def test_gc_drops_older_sources_and_can_say_so_first(store: FileStore) -> None:
     assert len(list(store.contexts())) == 2
     run_cli("gc", "--store", store.root)
     assert list(FileStore(store.root).contexts()) == [newer]
+    run_cli("gc", "--days", "9999999999", "--store", store.root)
+    assert list(FileStore(store.root).contexts()) == [newer]
     run_cli("gc", "--days", "1", "--store", store.root)
     assert list(FileStore(store.root).contexts()) == []
 
@@ -264,7 +266,7 @@ class TestDoctor:
         assert out.returncode == 0, out.stdout
         assert "1 context, 2 records" in out.stdout
 
-    def test_it_reads_as_json(self, store: FileStore) -> None:
+    def test_findings_of_a_sound_store_are_no_errors_in_json(self, store: FileStore) -> None:
         findings = json.loads(run_cli("doctor", "--store", store.root, "--json").stdout)
         assert {finding["state"] for finding in findings} <= {"ok", "note"}
 
@@ -400,7 +402,7 @@ def test_a_kernel_is_shortened_to_an_end_that_names_it_alone() -> None:
 
 
 @pytest.mark.parametrize("option", ["-h", "--help", "--version"])
-def test_help_and_version(option: str) -> None:
+def test_help_and_version_go_to_standard_output(option: str) -> None:
     out = run_cli(option)
     assert (out.returncode, out.stderr) == (0, "")
     assert out.stdout.startswith(f"dejavu-cache {__version__}" if "v" in option else "Usage:")

@@ -59,6 +59,13 @@ def test_explain_refuses_what_no_scenario_has(
         assert captured.out == ""
 
 
+def test_watch_refuses_to_wait_for_ever(
+    store: FileStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command(["watch", "--every", "inf", "--store", str(store.root)]) == 2
+    assert "--every" in capsys.readouterr().err
+
+
 def test_watch_prints_what_happens_until_it_is_interrupted(
     store: FileStore, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

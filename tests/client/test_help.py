@@ -101,6 +101,30 @@ def test_kernels_and_devices_are_completed_from_the_store(
     assert complete_kernels(dead, "") == []
 
 
+HOSTILE_NAMES = [
+    "$(touch pwned)", "`touch pwned`", "\\$(touch pwned)", "a;touch pwned", "--store", "'", '"',
+    "*", "a\u202eb",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("shell", ["complete_bash", "complete_zsh", "complete_fish"])
+def test_a_name_that_a_shell_would_run_is_not_completed(
+    shell: str, completing: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Candidates are evaluated by zsh, and become part of the line as they are in bash."""
+    monkeypatch.setenv("_DEJAVU_CACHE_COMPLETE", shell)
+    store = FileStore(tmp_path)
+    for name in HOSTILE_NAMES:
+        store.put_now(context(kernel=name, device=name), [record(16)])
+    store.put_now(context(kernel="pkg.make.<locals>.inner"), [record(16)])
+    quote = "\\" if shell == "complete_bash" else ""
+    assert complete_kernels(completing, "") == ["matmul", "add", "inner"]
+    inner = f"pkg.make.{quote}<locals{quote}>.inner"
+    assert complete_kernels(completing, "pkg.") == ["pkg.kernels.add", inner]
+    devices = [f"NVIDIA{quote} {model}" for model in ("B200", "H200")]
+    assert complete_devices(completing, "") == devices
+
+
 def test_namespaces_are_completed_from_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DEJAVU_CACHE_URL", "https://tune.example.com?namespace=pr-7")
     current_settings.cache_clear()

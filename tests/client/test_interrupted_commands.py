@@ -97,6 +97,30 @@ def test_a_change_that_fails_in_the_middle_is_partly_done(
     assert seen.stderr.startswith("error: only 1 record dropped, for 1 of 3: ")
 
 
+@pytest.mark.parametrize(
+    ("command", "done"),
+    [
+        ("gc --days 0", "only 1 record dropped, for 1 of 3: "),
+        ("rename pkg.* moved.* --yes", "only 1 context with 1 record, 0 decision trees and "),
+    ],
+)
+def test_a_change_of_a_folder_that_fails_in_the_middle_is_partly_done(
+    command: str, done: str, tmp_path: Path
+) -> None:
+    store = FileStore(tmp_path)
+    contexts = [context(kernel=f"pkg.{name}") for name in "abc"]
+    for kernel_context in contexts:
+        store.put(kernel_context, [record(1)])
+    lock = tmp_path / ".locks" / f"{contexts[1].digest}.lock"
+    lock.unlink(missing_ok=True)
+    lock.mkdir()
+    seen = run_cli(*command.split(), "--store", tmp_path)
+    assert seen.returncode == ExitCode.PARTIAL, seen
+    assert seen.stderr.startswith(f"error: {done}")
+    assert not list(FileStore(tmp_path).contexts("pkg.a"))
+    assert len(list(FileStore(tmp_path).contexts("pkg.c"))) == 1
+
+
 ON_TERMINAL = """
 import os, runpy
 os.close(os.open(os.ttyname(0), os.O_RDWR))  # the first terminal that a session opens controls it

@@ -83,11 +83,15 @@ def check_ends(url: str, folder: Path, pauses: tuple[float, ...] = (0.0,)) -> No
     assert waiting_numbers(Spool(url, folder)) == set(range(len(running) * RECORDS))
 
 
-def test_with_a_dead_server(dead: str, tmp_path: Path) -> None:
+def test_a_program_with_a_dead_server_ends_and_its_records_wait_on_disk(
+    dead: str, tmp_path: Path
+) -> None:
     check_ends(dead, tmp_path)
 
 
-def test_with_a_server_that_is_slow_or_sends_much(slow: str, tmp_path: Path) -> None:
+def test_a_program_with_a_slow_server_ends_and_its_records_wait_on_disk(
+    slow: str, tmp_path: Path
+) -> None:
     check_ends(slow, tmp_path)
 
 

@@ -134,10 +134,13 @@ def test_what_selects_nothing_is_an_error(arguments: tuple[str, ...], code: int,
         ("flag=True", True),
         ("flag>0", False),
         ("absent!=1", False),
+        ("big=9007199254740993", True),
+        ("big=9007199254740992", False),
     ],
 )
 def test_a_condition_compares_numbers_as_numbers(text: str, expected: bool) -> None:
-    scenario = Scenario(args={"M": 64, "flag": True}, dtypes={"x_ptr": "float16"})
+    args = {"M": 64, "flag": True, "big": 2**53 + 1}
+    scenario = Scenario(args=args, dtypes={"x_ptr": "float16"})
     (condition,) = conditions.parse_conditions([text])
     assert condition.matches(scenario) is expected
 

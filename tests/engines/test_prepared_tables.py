@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import json
 import os
+import shutil
 import sys
 import threading
 import time
@@ -169,3 +171,53 @@ def test_a_folder_of_the_users_own_stays_and_nothing_is_set_without_tables(
     assert not any(
         name in start(monkeypatch, tmp_path / "store", DEJAVU_CACHE_MODE="off") for name in names
     )
+
+
+def test_tables_that_were_recalled_do_not_come_back_when_the_store_is_silent(
+    engines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ("VLLM_TUNED_CONFIG_FOLDER", "SGLANG_MOE_CONFIG_DIR")
+    store = tmp_path / "store"
+    add_record(store, 16)
+    assert all(name in start(monkeypatch, store) for name in names)
+    shutil.rmtree(store)
+    assert not any(name in start(monkeypatch, store) for name in names)
+    monkeypatch.setattr(
+        "dejavu_cache.engines.prepared_tables.collect_tables",
+        lambda store: (_ for _ in ()).throw(OSError("no answer")),
+    )
+    assert not any(name in start(monkeypatch, store) for name in names)
+
+
+def test_tables_of_a_read_only_cache_are_used(
+    engines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = tmp_path / "store"
+    add_record(store, 16)
+    first = start(monkeypatch, store)
+
+    def refuse(path: Path, **_: Any) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(Path, "touch", refuse)
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    second = start(monkeypatch, store)
+    assert second["VLLM_TUNED_CONFIG_FOLDER"] == first["VLLM_TUNED_CONFIG_FOLDER"]
+
+
+def test_a_second_sglang_gets_no_links_into_the_first(
+    engines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = tmp_path / "store"
+    add_record(store, 16)
+    start(monkeypatch, store)
+    second = tmp_path / "second"
+    (engines / "sglang").rename(tmp_path / "sglang of an environment that is gone")
+    shutil.copytree(tmp_path / "sglang of an environment that is gone", second / "sglang")
+    monkeypatch.syspath_prepend(second)
+    importlib.invalidate_caches()
+    monkeypatch.setattr(
+        "dejavu_cache.engines.prepared_tables.collect_tables",
+        lambda store: (_ for _ in ()).throw(OSError("no answer")),
+    )
+    assert "SGLANG_MOE_CONFIG_DIR" not in start(monkeypatch, store)

@@ -19,6 +19,7 @@ from support.attention_batches import REFUSED_MASK, Case, draw, kernels
 
 from dejavu_cache.attention.batch import Batch
 from dejavu_cache.attention.kernels import few_sequences
+from dejavu_cache.attention.kernels.hopper_coverage import has_no_gaps
 from dejavu_cache.attention.schedule import constants_of, halves_of, pairs_of
 from dejavu_cache.engines.vllm.attention_warmup import launch_batch
 from dejavu_cache.engines.vllm.expected_batches import (
@@ -26,6 +27,7 @@ from dejavu_cache.engines.vllm.expected_batches import (
     LayerShape,
     ServingLimits,
     batches_to_expect,
+    made_up_step,
 )
 from dejavu_cache.engines.vllm.planned_attention import (
     LayerFeatures,
@@ -223,6 +225,27 @@ def test_no_kernel_is_new_to_an_engine_that_has_warmed_up(
             needed = compiled_kernels(new, context, heads, head_size)
             assert needed[:1] in {kernels[:1] for kernels in compiled}, (new, context)
             assert needed[1:] in {kernels[1:] for kernels in compiled}, (new, context)
+
+
+@pytest.mark.parametrize(
+    ("layout", "order"),
+    [("blocks first", ()), ("packed, heads first", (0, 1, 2, 3)), ("packed", (0, 2, 1, 3))],
+)
+def test_a_made_up_cache_lies_in_memory_as_the_engine_s(
+    layout: str, order: tuple[int, ...]
+) -> None:
+    case = replace(MIXED, head_size=80)
+    cache = engine_cache(draw(case, "cpu").arguments, layout)
+    keys, values = split_cache(cache, case.head_size)
+    dtypes = torch.float32, torch.float32
+    shape = LayerShape(*case.heads, case.head_size, case.page, *dtypes, cache_order=order)
+    features, batch = LayerFeatures(0.1, (-1, -1), 0.0), ExpectedBatch((1,), 40)
+    *_, made_keys, made_values = made_up_step(shape, features, batch, torch.device("cpu"))
+    assert made_keys.shape[1:] == keys.shape[1:]
+    assert made_keys.stride() == keys.stride()
+    assert made_values.data_ptr() - made_keys.data_ptr() == values.data_ptr() - keys.data_ptr()
+    # A gap between a token's heads is what the Hopper kernel must not have.
+    assert has_no_gaps(made_keys, 128) == has_no_gaps(keys, 128) == (layout != "packed")
 
 
 @REFUSED_MASK

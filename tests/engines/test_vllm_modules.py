@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from dataclasses import fields
+from functools import partial
+from inspect import signature
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from support.attention_batches import Case, draw, kernels
+from support.attention_batches import Case, draw, kernels, take_new_tokens
 
 vllm = pytest.importorskip("vllm")
 pytestmark = [
@@ -37,9 +41,20 @@ def config(**parallel: int) -> Any:
         kv_transfer_config=None,
         scheduler_config=SimpleNamespace(max_num_seqs=8, max_num_batched_tokens=64),
         model_config=SimpleNamespace(max_model_len=128, rswa_window=None),
-        cache_config=SimpleNamespace(block_size=16),
+        cache_config=SimpleNamespace(block_size=16, kv_sharing_fast_prefill=False),
         speculative_config=None,
     )
+
+
+def choose_layout(cache_config: Any) -> tuple[int, ...]:
+    """Choose a layout as vLLM does from 0.29 on, and return the order that it stands for."""
+    try:
+        from vllm.v1.kv_cache_layout import KVCacheLayout
+    except ImportError:
+        return ()
+    cache_config.kv_cache_layout = "LBNHC"
+    cache_config.get_resolved_kv_cache_layout = lambda: KVCacheLayout.LBNHC
+    return (0, 2, 1, 3)
 
 
 @pytest.fixture
@@ -68,7 +83,7 @@ def common_metadata(arguments: dict[str, Any], tokens: int) -> Any:
         max_query_len=arguments["max_seqlen_q"],
         max_seq_len=arguments["max_seqlen_k"],
         block_table_tensor=arguments["block_table"],
-        slot_mapping=torch.zeros(tokens, dtype=torch.int64),
+        slot_mapping=arguments.get("slots", torch.zeros(tokens, dtype=torch.int64)),
     )
 
 
@@ -85,10 +100,11 @@ def test_a_layer_s_warm_up_knows_the_engine_s_limits_and_its_final_block_size(
     settings.speculative_config = SimpleNamespace(num_speculative_tokens=3)
     make(settings, kv_cache_dtype="fp8").process_weights_after_loading(torch.bfloat16)
     settings.cache_config.block_size = 528  # as vLLM chooses it for models with Mamba layers
+    order = choose_layout(settings.cache_config)
     for task in tasks:
         task()
     ((shape, _, limits),) = warmed
-    assert shape == LayerShape(4, 2, 32, 528, torch.bfloat16, torch.float8_e4m3fn)
+    assert shape == LayerShape(4, 2, 32, 528, torch.bfloat16, torch.float8_e4m3fn, order)
     assert limits == ServingLimits(8, 64, 128, decoded_at_once=4)
 
 
@@ -100,9 +116,10 @@ def test_a_step_is_computed_through_vllm_s_interface(
     layer = make(sliding_window=CASE.window + 1)
     layer.process_weights_after_loading(torch.float32)
     batch = draw(CASE, "cpu")
-    arguments = batch.arguments
+    new = take_new_tokens(batch.arguments)
+    arguments = {**batch.arguments, "slots": new.slots}
     caches = [arguments["k_cache"], arguments["v_cache"]]
-    if hasattr(backend, "supported_kv_cache_layouts"):  # from vLLM 0.27 on
+    if hasattr(backend, "supported_kv_cache_layouts"):  # from vLLM 0.29 on
         cache = torch.cat(caches, -1).contiguous().transpose(1, 2)
     else:
         blocks = len(caches[0])
@@ -110,8 +127,9 @@ def test_a_step_is_computed_through_vllm_s_interface(
         assert backend.get_kv_cache_shape(blocks, 16, 2, 32) == cache.shape
         assert backend.get_kv_cache_stride_order() == tuple(range(5))
     tokens = len(arguments["q"])
-    padded = torch.cat([arguments["q"], arguments["q"][:2]])
-    rows = torch.zeros(len(padded), 2, CASE.head_size)
+    padded, keys, values = (
+        torch.cat([rows, rows[:2]]) for rows in (arguments["q"], new.keys, new.values)
+    )
     out = torch.full_like(padded, float("nan"))
     builder = backend.get_builder_cls()(None, ["0"], config(), torch.device("cpu"))
     support = builder.get_cudagraph_support(config(), None)
@@ -119,17 +137,13 @@ def test_a_step_is_computed_through_vllm_s_interface(
     common = common_metadata(arguments, tokens)
     step = builder.build(0, common)
     scales = SimpleNamespace(_k_scale=torch.ones(()), _v_scale=torch.ones(()))
-    written: list[Any] = []
-    monkeypatch.setattr(layer, "_write", lambda *arguments: written.append(arguments[1]))
-    layer.forward(scales, padded, rows, rows, cache, step, out)
+    layer.forward(scales, padded, keys, values, cache, step, out)
     assert torch.allclose(out[:tokens], batch.expected, rtol=1e-4, atol=1e-4)
     assert out[tokens:].isnan().all()
-    ((_, _, slots),) = written  # by vLLM's own kernel, which runs on GPUs only
-    assert torch.equal(slots, common.slot_mapping)
     captured = builder.build_for_cudagraph_capture(common)
     assert captured.is_for_capture
     assert captured.seq_lens.tolist() == [arguments["max_seqlen_q"]] * 4
-    assert not layer.forward(scales, padded, rows, rows, cache, None, out).any()
+    assert not layer.forward(scales, padded, keys, values, cache, None, out).any()
 
 
 @pytest.mark.parametrize(
@@ -150,10 +164,49 @@ def test_what_is_not_done_is_refused_by_name(
         make(config(**parallel), **options)
 
 
-def test_vllm_refuses_configurations_by_the_backend_s_own_word(backend: Any) -> None:
+@pytest.mark.parametrize(
+    ("part", "option", "name"),
+    [
+        ("cache_config", {"kv_sharing_fast_prefill": True}, "fast prefill"),
+        ("model_config", {"rswa_window": 128}, "reference sliding window"),
+    ],
+)
+def test_options_of_the_engine_are_refused_by_name(
+    make: Any, part: str, option: dict[str, Any], name: str
+) -> None:
+    settings = config()
+    vars(getattr(settings, part)).update(option)
+    with pytest.raises(NotImplementedError, match=name):
+        make(settings)
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({}, ""),
+        ({"head_size_v": 64}, "keys of 32 beside values of 64"),
+        ({"sink_len": 128}, "tokens that every request sees"),
+        ({"non_causal": True}, "not causal"),
+    ],
+)
+def test_caches_that_the_kernels_do_not_read_are_refused_by_name(
+    backend: Any, options: dict[str, Any], name: str
+) -> None:
+    from vllm.v1 import kv_cache_interface as specs
+
+    kind = specs.SinkFullAttentionSpec if "sink_len" in options else specs.FullAttentionSpec
+    if not options.keys() <= {field.name for field in fields(kind)}:
+        pytest.skip("this version has none")
+    sizes = {"block_size": 16, "num_kv_heads": 2, "head_size": 32, "dtype": torch.float16}
+    make = partial(backend.get_builder_cls(), kind(**sizes, **options))
+    with pytest.raises(NotImplementedError, match=name) if name else nullcontext():
+        make(["0"], config(), torch.device("cpu"))
+
+
+def accepted_configuration() -> dict[str, Any]:
     from vllm.platforms.interface import DeviceCapability
 
-    accepted = {
+    return {
         "head_size": 128,
         "dtype": torch.bfloat16,
         "kv_cache_dtype": "fp8",
@@ -166,6 +219,10 @@ def test_vllm_refuses_configurations_by_the_backend_s_own_word(backend: Any) -> 
         "device_capability": DeviceCapability(9, 0),
         "attn_type": "decoder",
     }
+
+
+def test_vllm_refuses_configurations_by_the_backend_s_own_word(backend: Any) -> None:
+    accepted = accepted_configuration()
     assert backend.validate_configuration(**accepted) == []
     refused = {
         "head_size": 512,
@@ -176,11 +233,26 @@ def test_vllm_refuses_configurations_by_the_backend_s_own_word(backend: Any) -> 
         "use_mm_prefix": True,
         "use_per_head_quant_scales": True,
         "use_non_causal": True,
-        "device_capability": DeviceCapability(7, 5),
+        "device_capability": accepted["device_capability"]._replace(major=7, minor=5),
         "attn_type": "encoder",
     }
     for name, value in refused.items():
         assert len(backend.validate_configuration(**{**accepted, name: value})) == 1, name
+    accepted["kv_cache_dtype"] = "bfloat16"
+    assert backend.validate_configuration(**accepted) == []
+    (reason,) = backend.validate_configuration(**{**accepted, "dtype": torch.float16})
+    assert reason == "kv_cache_dtype bfloat16 beside queries of torch.float16 not supported"
+
+
+def test_every_feature_that_vllm_asks_of_a_backend_has_an_answer(backend: Any) -> None:
+    served = {"has_sink", "has_sliding_window", "use_adaptive_verification"}
+    parameters = signature(backend.validate_configuration).parameters
+    asked = {name for name in parameters if name.startswith(("has_", "use_"))}
+    asked -= {"use_dcp"}  # a layer refuses it, whatever the version asks
+    for name in asked:
+        reasons = backend.validate_configuration(**{**accepted_configuration(), name: True})
+        assert bool(reasons) == (name not in served), (name, reasons)
+    assert asked >= {"use_mla", "use_sparse"}
 
 
 @pytest.mark.parametrize("feature", [{"causal": False}, {"mm_req_doc_ranges": {0: [(0, 4)]}}])

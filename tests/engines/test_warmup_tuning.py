@@ -283,7 +283,7 @@ def test_the_other_process_gets_the_engine_s_gpu(
 FEATURED = [
     (SHAPE, FEATURES),
     (
-        LayerShape(4, 2, 32, 32, torch.float16, torch.float8_e4m3fn),
+        LayerShape(4, 2, 32, 32, torch.float16, torch.float8_e4m3fn, (0, 2, 1, 3)),
         LayerFeatures(0.2, (15, 0), 5.0, torch.ones(4), torch.zeros(4, dtype=torch.bfloat16)),
     ),
 ]

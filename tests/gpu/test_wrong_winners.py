@@ -95,7 +95,7 @@ def test_a_wrong_config_never_wins(
     assert wrong == 0
 
 
-def test_checking_results_costs_little(capsys: pytest.CaptureFixture[str]) -> None:
+def test_products_are_right_with_and_without_the_check(capsys: pytest.CaptureFixture[str]) -> None:
     """Print what the check adds to a tune of a matrix product; the share is not asserted."""
     import sys
     from pathlib import Path

@@ -1,10 +1,9 @@
-"""From records to the smallest set of configs, to a tree, to Python."""
+"""From records to the smallest set of configs, and to a tree."""
 
 from __future__ import annotations
 
 import json
 import math
-import random
 from contextlib import nullcontext
 from itertools import combinations, product
 from typing import Any
@@ -22,22 +21,14 @@ from support.tree_agreement import check_agreement
 from dejavu_cache.errors import (
     DamagedRecordsError,
     NewerFormatError,
-    SettingsError,
     TooFewRecordsError,
 )
 from dejavu_cache.heuristics.config_subset import smallest_subset
 from dejavu_cache.heuristics.fit import fit
-from dejavu_cache.heuristics.python_export import as_python
 from dejavu_cache.heuristics.slowdowns import SlowdownTable
 from dejavu_cache.model.decision_tree import MOST_QUESTIONS, Tree, leaves
 from dejavu_cache.model.record import Failure, Measurement, Record, RecordSet
 from dejavu_cache.model.scenario import Config, Scenario
-
-
-@pytest.fixture(scope="module")
-def tree() -> Tree:
-    """Fitted on all five sizes of the imagined matrix product."""
-    return fit(synthetic_matmul.sweep(synthetic_matmul.scenarios()))
 
 
 def test_the_subset_stays_within_its_bound_everywhere() -> None:
@@ -234,92 +225,6 @@ def test_what_was_always_the_same_number_must_be_that_number() -> None:
         is not None
     )
     assert fitted.choose(Scenario(args={**scenario.args, "K": 64}, dtypes=scenario.dtypes)) is None
-
-
-def test_the_exported_python_agrees_with_the_json_on_10000_random_scenarios(tree: Tree) -> None:
-    seen = random.Random(0).sample(synthetic_matmul.scenarios(), 40)
-    check_agreement(Tree.parse(tree.text, "the tree"), seen, 10_000)
-
-
-def test_they_agree_on_flags_words_none_and_fractions_too() -> None:
-    """One input of each kind, and one that is a number or None."""
-
-    def median(block: int, args: dict[str, Any]) -> float:
-        wanted = (
-            16
-            if args["window"] is None
-            else 32
-            if args["share"] <= 0.3
-            else 64
-            if args["causal"]
-            else 128
-        )
-        columns = args["layout"] == "rows" and block == 128
-        return 1.0 + abs(block - wanted) / 16 + (3.0 if columns else 0.0)
-
-    seen = [
-        {"window": window, "share": share, "causal": causal, "layout": layout}
-        for window in (None, 128, 1024)
-        for share in (0.0, 0.25, 0.5, 1.0)
-        for causal in (True, False)
-        for layout in ("rows", "columns", "blocks")
-    ]
-    records = [
-        Record(
-            scenario=Scenario(args=args),
-            measurements=tuple(
-                measurement(block, median(block, args)) for block in (16, 32, 64, 128)
-            ),
-        )
-        for args in seen
-    ]
-    fitted = fit(RecordSet(context=context(), records=tuple(records)))
-    assert fitted.regret.max < 0.06
-    check_agreement(fitted, [record.scenario for record in records], 10_000)
-
-
-def test_a_name_that_is_no_python_is_not_exported() -> None:
-    records = [
-        Record(
-            scenario=Scenario(args={"n): pass #": n}),
-            measurements=(measurement(16, n), measurement(32, 16 / n)),
-        )
-        for n in (1, 2, 3, 5, 6, 7, 8, 9, 10, 11)
-    ]
-    with pytest.raises(SettingsError, match="no name in Python"):
-        as_python(fit(RecordSet(context=context(), records=tuple(records))))
-
-
-@pytest.mark.parametrize("name", ["type", "all", "int", "CONFIGS", "__debug__", "\ufb01"])
-def test_a_name_that_the_exported_python_cannot_have_is_not_exported(name: str) -> None:
-    records = [
-        Record(
-            scenario=Scenario(args={name: n}),
-            measurements=(measurement(16, n), measurement(32, 16 / n)),
-        )
-        for n in (1, 2, 3, 5, 6, 7, 8, 9, 10, 11)
-    ]
-    with pytest.raises(SettingsError, match="cannot be exported"):
-        as_python(fit(RecordSet(context=context(), records=tuple(records))))
-
-
-def test_a_kernels_name_cannot_reorder_the_exported_python(tree: Tree) -> None:
-    text = tree.text.replace("pkg.kernels.matmul", "pkg.\u202ekernels\u009b2J.matmul")
-    assert text != tree.text
-    head = as_python(Tree.parse(text, "the tree")).splitlines()[0]
-    assert head.startswith("# pkg.\\u202ekernels\\u009b2J.matmul on")
-
-
-def test_two_numbers_of_which_one_is_always_missing() -> None:
-    records = [
-        Record(
-            scenario=Scenario(args={"M": n, "N": None} if n % 2 else {"M": None, "N": n}),
-            measurements=(measurement(16, n), measurement(32, 16 / n)),
-        )
-        for n in range(1, 17)
-    ]
-    fitted = fit(RecordSet(context=context(), records=tuple(records)))
-    check_agreement(fitted, [record.scenario for record in records], 1000)
 
 
 def chain(tree: Tree, questions: int, **question: Any) -> str:

@@ -70,41 +70,23 @@ def test_fit_prints_the_regret_and_what_one_config_would_cost(
     assert list(store.trees()) == []
 
 
+def fit_matmul(store: FileStore, dejavu: Dejavu, *options: str) -> dict[str, Any]:
+    """Return the fit of one GPU as JSON, without writing the tree."""
+    fit = ("heuristics", "fit", "matmul", "--store", store.root, "--device", "H200", "--dry-run")
+    (row,) = json.loads(dejavu(*fit, "--json", *options).stdout)
+    return row  # type: ignore[no-any-return]
+
+
 def test_the_json_has_the_same_numbers(store: FileStore, dejavu: Dejavu) -> None:
-    out = dejavu(
-        "heuristics",
-        "fit",
-        "matmul",
-        "--store",
-        store.root,
-        "--device",
-        "H200",
-        "--dry-run",
-        "--json",
-    )
-    (row,) = json.loads(out.stdout)
+    row = fit_matmul(store, dejavu)
     assert row["regret"]["mean"] < 0.05 < row["one_config"]["mean"]
     assert row["configs"] <= 12
 
 
 def test_a_tighter_bound_and_a_smaller_set_are_kept(store: FileStore, dejavu: Dejavu) -> None:
-    def row(*options: str) -> dict[str, Any]:
-        out = dejavu(
-            "heuristics",
-            "fit",
-            "matmul",
-            "--store",
-            store.root,
-            "--device",
-            "H200",
-            "--dry-run",
-            "--json",
-            *options,
-        )
-        return json.loads(out.stdout)[0]  # type: ignore[no-any-return]
-
-    assert row("--bound", "1")["configs"] > row()["configs"]
-    small = row("--configs", "2", "--leaves", "2")
+    wide = fit_matmul(store, dejavu, "--bound", "1")
+    assert wide["configs"] > fit_matmul(store, dejavu)["configs"]
+    small = fit_matmul(store, dejavu, "--configs", "2", "--leaves", "2")
     assert (small["configs"], small["leaves"]) == (2, 2)
     assert small["bound"] > 0.05
 

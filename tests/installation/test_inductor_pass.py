@@ -15,7 +15,12 @@ from dejavu_cache.installation.inductor_pass import (
 
 
 def test_a_recorded_config_takes_the_place_of_all(tmp_path: Path) -> None:
-    seen = fork_program("compile_tuned_kernel.py", TRITON_INTERPRET="0", DEJAVU_CACHE_SHIPPED="0")
+    seen = fork_program(
+        "compile_tuned_kernel.py",
+        TRITON_INTERPRET="0",
+        DEJAVU_CACHE_SHIPPED="0",
+        TORCHINDUCTOR_CACHE_DIR=str(tmp_path),
+    )
     assert seen.stdout.splitlines() == [
         "tuned [('128', '2')]",
         "symbolic, bucket [('128', '2')]",
@@ -27,7 +32,15 @@ def test_a_recorded_config_takes_the_place_of_all(tmp_path: Path) -> None:
         "packaged, symbolic, bucket [(128, 2)]",
         "packaged, symbolic, exact 4",
         "data-dependent []",
-        "uninstalled 4",
+        "thread [('128', '2')]",
+        "exported launch [(128, True)]",
+        "first compiled [('128', '2')]",
+        "again cached [('128', '2')]",
+        "pinned compiled [('64', '4')]",
+        "pinned, again cached [('64', '4')]",
+        "deleted compiled 4",
+        "deleted, again cached 4",
+        "uninstalled 4 4",
         "benchmarked 0",
     ]
 
@@ -99,3 +112,25 @@ def test_inductors_cache_tells_namespaces_apart() -> None:
     """
     seen = {run_python(code, DEJAVU_CACHE_NAMESPACE=name).stdout for name in ("main", "pr-1")}
     assert len(seen) == 2
+
+
+def test_inductor_caches_no_graph_where_its_notes_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    import torch._inductor.config as config
+
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(config, "post_grad_custom_pre_pass", None, raising=False)
+    install_inductor_pass()
+    passes: Any = config.post_grad_custom_pre_pass
+    graph_pass = passes[0] if isinstance(passes, list) else passes
+    notes = tmp_path / "dejavu-cache-choices.jsonl"
+    uuid = graph_pass.uuid()
+    assert uuid is not None
+    notes.write_text("no note\n")
+    assert graph_pass.uuid() not in (uuid, None)
+    notes.unlink()
+    notes.mkdir()
+    assert graph_pass.uuid() is None
+    assert "Is a directory" in caplog.text
+    uninstall_inductor_pass()

@@ -1,11 +1,8 @@
-"""`install()` and `dejavu-cache run` cache libraries that know only `triton.autotune`."""
+"""`install()` caches libraries that know only `triton.autotune`."""
 
 from __future__ import annotations
 
 import logging
-import shutil
-import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,27 +11,14 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from support.kernels import load
-from support.processes import dejavu, environment
+from support.kernels import AUTOTUNED_ADD, load
 
 from dejavu_cache.engines.vllm.plugin import register
-from dejavu_cache.installation import autotune_replacement as installation
 from dejavu_cache.installation.autotune_replacement import (
     AdoptedAutotuner,
     install,
     uninstall,
 )
-
-LIBRARY = """
-    import triton
-    import triton.language as tl
-
-    @triton.autotune(configs=[triton.Config({"BLOCK": block}) for block in (16, 32)], key=["n"])
-    @triton.jit
-    def add(x, y, n, BLOCK: tl.constexpr):
-        at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-        tl.store(y + at, tl.load(x + at, mask=at < n) + 1, mask=at < n)
-"""
 
 OWN_KIND = """
     import triton
@@ -70,18 +54,6 @@ OWN_KIND = """
 """
 """A library's own kind of autotuner, as flash-linear-attention has; and one that does more."""
 
-PROGRAM = """
-    import os, subprocess, sys
-    import torch, triton
-    import library
-
-    x, y = torch.ones(100), torch.zeros(100)
-    library.add[lambda meta: (triton.cdiv(100, meta["BLOCK"]),)](x, y, 100)
-    print(os.environ.get("OTHER"), library.add.benchmarked, int(y.sum()), flush=True)
-    if len(sys.argv) > 1:
-        subprocess.run([sys.executable, __file__])
-"""
-
 
 @pytest.fixture
 def with_installation() -> Any:
@@ -98,7 +70,7 @@ def run_kernel(kernel: Any) -> None:
 
 def test_a_library_imported_afterwards_is_cached(with_installation: None, tmp_path: Path) -> None:
     for benchmarked in (2, 0):
-        library = load(tmp_path / "library.py", LIBRARY, "library")
+        library = load(tmp_path / "library.py", AUTOTUNED_ADD, "library")
         run_kernel(library.add)
         assert type(library.add) is AdoptedAutotuner
         assert library.add.benchmarked == benchmarked
@@ -138,7 +110,7 @@ def test_a_kind_of_autotuner_that_tunes_in_its_own_way_is_left_alone(
 def test_what_was_imported_before_is_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    early = load(tmp_path / "early.py", LIBRARY, "early")
+    early = load(tmp_path / "early.py", AUTOTUNED_ADD, "early")
     holds = load(tmp_path / "holds.py", "from triton import autotune", "holds")
     sys.modules |= {"early": early, "holds": holds}
     try:
@@ -200,213 +172,3 @@ def test_vllm_is_left_alone_unless_asked(monkeypatch: pytest.MonkeyPatch) -> Non
         assert triton.autotune is not theirs
     finally:
         uninstall()
-
-
-def test_run_reaches_a_program_and_its_children(tmp_path: Path) -> None:
-    """Only the first process tunes, not its child; another `sitecustomize` still runs."""
-    for name, text in (("library", LIBRARY), ("program", PROGRAM)):
-        load_text(tmp_path / f"{name}.py", text)
-    load_text(
-        tmp_path / "site" / "sitecustomize.py", 'import os; os.environ["OTHER"] = "other ran"'
-    )
-    path = [str(tmp_path / "site"), environment()["PYTHONPATH"]]
-    command = [
-        "run",
-        "--store",
-        tmp_path / "store",
-        "--",
-        sys.executable,
-        tmp_path / "program.py",
-        "with a child",
-    ]
-    seen = dejavu(*command, PYTHONPATH=":".join(path), TRITON_INTERPRET="1")
-    assert seen.stdout.splitlines() == ["other ran 2 200", "other ran 0 200"], seen.stderr
-
-
-def load_text(path: Path, text: str) -> None:
-    import textwrap
-
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(textwrap.dedent(text))
-
-
-def test_another_python_without_the_package_goes_on_and_says_so(tmp_path: Path) -> None:
-    startup = Path(installation.__file__).parent / "startup"
-    load_text(tmp_path / "triton.py", "autotune = 1")
-    code = "import triton; print(triton.autotune)"
-    seen = subprocess.run(
-        [vars(sys)["_base_executable"], "-s", "-c", code],
-        env={"PYTHONPATH": f"{startup}:{tmp_path}"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert seen.stdout == "1\n"
-    assert "kernels of this process are not cached" in seen.stderr
-    assert "pip install dejavu-cache there" in seen.stderr
-    quiet = subprocess.run(
-        [vars(sys)["_base_executable"], "-s", "-c", "pass"],
-        env={"PYTHONPATH": str(startup)},
-        capture_output=True,
-        check=True,
-    )
-    assert quiet.stderr == b"", "a process without Triton hears nothing"
-
-
-def test_two_installations_that_start_each_other_end(tmp_path: Path) -> None:
-    """As where a script that one has started runs the other; what both hide runs once."""
-    for name in ("first", "second"):
-        shutil.copytree(STARTUP, tmp_path / name)
-    load_text(tmp_path / "site" / "sitecustomize.py", 'print("other ran")')
-    code = """
-        import sys, triton
-        print(triton.autotune.__globals__["__name__"])
-        print(sys.path)
-    """
-    path = [str(tmp_path / name) for name in ("first", "second", "site")]
-    seen = run_with_startup(code, tmp_path, path=":".join(path))
-    assert seen.stderr == ""
-    first, module, searched = seen.stdout.splitlines()
-    assert (first, module) == ("other ran", installation.__name__)
-    assert str(path)[1:-1] in searched
-
-
-@pytest.mark.parametrize("code", [0, 7, "PIPE", "XFSZ", "TERM", "KILL", "INT"])
-def test_run_ends_as_its_program_does(code: int | str) -> None:
-    """A program gets no signals ignored, which Python does with two; `yes | head` relies on it."""
-    ending = f"exit {code}" if isinstance(code, int) else f"kill -{code} $$; exit 99"
-    expected = code if isinstance(code, int) else -signal.Signals[f"SIG{code}"]
-    command = [sys.executable, "-m", "dejavu_client", "run", "--", "sh", "-c", ending]
-    assert subprocess.run(command, env=environment(), check=False).returncode == expected
-
-
-@pytest.mark.parametrize(
-    ("store", "seen"),
-    [
-        ("a b", "file://{folder}/a%20b"),
-        ("one, {folder}/two", "file://{folder}/one,file://{folder}/two"),
-        ("./ab:c", "file://{folder}/ab%3Ac"),
-        ("memory://", "memory://"),
-    ],
-)
-def test_a_program_may_change_folders(store: str, seen: str, tmp_path: Path) -> None:
-    command = ["dejavu_client", "run", "--store", store.format(folder=tmp_path)]
-    out = subprocess.run(
-        [sys.executable, "-m", *command, "--", "sh", "-c", "echo $DEJAVU_CACHE_URL"],
-        env=environment(),
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert out.stdout.strip() == seen.format(folder=tmp_path)
-
-
-LOOKS_FIRST = """
-    import importlib.util, sys
-    for _ in range(2):
-        assert importlib.util.find_spec("triton").name == "triton"
-    assert "triton" not in sys.modules
-    spec = importlib.util.find_spec("triton")
-    sys.modules["triton"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(sys.modules["triton"])
-    import triton
-    print(triton.autotune.__globals__["__name__"])
-"""
-
-
-def run_with_startup(
-    code: str, tmp_path: Path, *, path: str = "", **env: str
-) -> subprocess.CompletedProcess[str]:
-    load_text(tmp_path / "program.py", code)
-    return subprocess.run(
-        [sys.executable, tmp_path / "program.py"],
-        env=environment(PYTHONPATH=path, TRITON_INTERPRET="1", **env),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-
-
-STARTUP = Path(installation.__file__).parent / "startup"
-
-
-@pytest.mark.parametrize("imported", [LOOKS_FIRST.partition("    spec =")[0] + """
-    import triton
-    print(triton.autotune.__globals__["__name__"])
-""", LOOKS_FIRST])  # fmt: skip
-def test_a_program_may_look_for_triton_before_it_imports_it(imported: str, tmp_path: Path) -> None:
-    """CUDA builds of torch look for Triton while they are imported."""
-    seen = run_with_startup(imported, tmp_path, path=str(STARTUP))
-    assert seen.stdout.strip() == installation.__name__
-    assert seen.stderr == ""
-
-
-def test_triton_that_was_imported_before_the_startup_is_served(tmp_path: Path) -> None:
-    code = f"""
-        import runpy, triton
-        runpy.run_path({str(STARTUP / "sitecustomize.py")!r})
-        print(triton.autotune.__globals__["__name__"])
-    """
-    assert run_with_startup(code, tmp_path).stdout.strip() == installation.__name__
-
-
-def test_an_import_hook_of_the_old_kind_does_no_harm(tmp_path: Path) -> None:
-    load_text(tmp_path / "fake" / "triton.py", "autotune = 1")
-    code = """
-        import sys
-
-        class Old:
-            def find_module(self, name, path=None):
-                return None
-
-        sys.meta_path.insert(0, Old())
-        import triton
-        print(triton.__name__)
-    """
-    path = f"{STARTUP}:{tmp_path / 'fake'}"
-    assert run_with_startup(code, tmp_path, path=path).stdout == "triton\n"
-
-
-def test_a_process_that_was_to_be_served_and_was_not_says_so_at_its_end(tmp_path: Path) -> None:
-    load_text(tmp_path / "fake" / "triton.py", "autotune = 1")
-    past_the_hook = """
-        import sys
-        sys.meta_path[:] = [finder for finder in sys.meta_path if "Hook" not in str(finder)]
-        import triton
-    """
-    path = f"{STARTUP}:{tmp_path / 'fake'}"
-    seen = run_with_startup(past_the_hook, tmp_path, path=path)
-    assert seen.stderr.count("\n") == 1
-    assert "kernels of this process were not cached" in seen.stderr
-    stands_in = """
-        import sys, types
-        sys.modules["triton"] = types.ModuleType("triton")
-        import triton
-    """
-    assert run_with_startup(stands_in, tmp_path, path=path).stderr == ""
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ([], "Missing argument"),
-        (["--", "no-such-program"], "no-such-program is no command"),
-        (["--mode", "x", "true"], "MODE='x'"),
-    ],
-)
-def test_run_says_what_it_was_given_wrongly(arguments: list[str], said: str) -> None:
-    seen = dejavu("run", *arguments)
-    assert seen.returncode == 2
-    assert said in seen.stderr
-
-
-@pytest.mark.parametrize(
-    ("mode", "said"), [(0o644, "is not executable"), (0o755, "cannot be run: Exec format error")]
-)
-def test_run_says_why_a_file_cannot_be_run(mode: int, said: str, tmp_path: Path) -> None:
-    (tmp_path / "program.py").write_text("print()\n")
-    (tmp_path / "program.py").chmod(mode)
-    seen = dejavu("run", "--", tmp_path / "program.py")
-    assert seen.returncode == 2
-    assert said in seen.stderr

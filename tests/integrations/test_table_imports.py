@@ -66,6 +66,19 @@ def test_a_table_that_cannot_be_read_is_named(content: str, tmp_path: Path) -> N
     assert not (tmp_path / "store").exists()
 
 
+def test_tables_of_other_operations_are_left_out(tmp_path: Path) -> None:
+    """SGLang has some beside those of block-scaled products."""
+    other = "N=512,K=7168,device_name=NVIDIA_H200,dtype=fp8_w8a8_channelwise.json"
+    write_content(tmp_path / "in" / other, {"1": FIRST})
+    seen = run_cli("import", "--vllm", tmp_path / "in")
+    assert (seen.returncode, "has no results of vllm" in seen.stderr) == (1, True), seen.stderr
+    write_content(tmp_path / "in" / TABLE, {"1": FIRST})
+    seen = run_cli("import", "--vllm", tmp_path / "in")
+    assert (seen.returncode, seen.stdout.startswith("1 result of vllm")) == (0, True), seen
+    run_cli("export", "--vllm", tmp_path / "out")
+    assert contents(tmp_path / "out") == {TABLE: {"1": FIRST}}
+
+
 @pytest.mark.parametrize("plant", [os.mkfifo, os.mkdir, lambda path: path.symlink_to("/nowhere")])
 @pytest.mark.parametrize("option", ["--vllm", ""])
 def test_an_import_waits_for_no_pipe(

@@ -68,7 +68,9 @@ STATES = st.fixed_dictionaries(
 def test_a_table_s_name_says_for_which_launches_it_is(labels: dict[str, str], space: bool) -> None:
     name = format_labels(labels)
     assert parse_labels(name.replace(",", ", ") if space and "[" in name else name) == labels
-    again = TableEntry.of_labels(labels).labels()
+    entry = TableEntry.of_labels(labels)
+    assert entry is not None
+    again = entry.labels()
     assert again == {label: labels[label] for label in labels if label != "device_name"}
     assert format_labels({**again, "device_name": labels["device_name"]}) == name
 
@@ -121,13 +123,38 @@ def test_tables_of_sglang_come_out_as_they_went_in(tmp_path: Path) -> None:
         "configs/triton_3_5_1/E=8,N=7168,device_name=NVIDIA_H20,per_channel_quant=True.json": {
             "2": FIRST
         },
-        f"quantization/N=512,K=7168,{blocks}.json": {"2": FIRST},
+        f"quantization/N=512,K=7168,{blocks}.json": {
+            "1": {**FIRST, "SPLIT_K": 4, "SWAP_AB": True},
+            "2": FIRST,
+        },
+        f"quantization/N=512,K=32,{blocks}.json": {"1": {**FIRST, "SWAP_AB": True}},
     }
     for name, content in tables.items():
         write_content(tmp_path / "in" / name, content)
     run_cli("import", "--vllm", tmp_path / "in")
     run_cli("export", "--sglang", tmp_path / "out")
     assert contents(tmp_path / "out") == tables
+    run_cli("export", "--vllm", tmp_path / "vllm")
+    product = f"N=512,K=7168,{blocks}.json".replace(", ", ",")
+    assert contents(tmp_path / "vllm") == {product: {"2": FIRST}}, "its kernel has no such options"
+
+
+def test_no_version_of_triton_has_a_folder_at_which_sglang_stops() -> None:
+    """It reads the names of all folders as numbers, whichever version runs."""
+
+    def table(version: str, block: int, **labels: str) -> TunedTable:
+        return TunedTable({"E": "8", "N": "32", **labels}, "X", version, {1: {"num_warps": block}})
+
+    versions = ["3.4.0", "3.4.0+git1a2b", "3.5.0+rocm7.1", "3.6.0rc1", "3.7.0.post1", "git", ""]
+    tables = [table(version, 1 + at) for at, version in enumerate(versions)]
+    files = {file.path: file.content["1"] for file in TABLE_FILES["sglang"](tables, "any")}
+    assert files == {
+        f"configs/triton_{folder}/E=8,N=32,device_name=X.json": {"num_warps": block}
+        for folder, block in {"3_4_0": 1, "3_5_0": 3, "3_6_0": 4, "3_7_0": 5}.items()
+    }, "a release's own table comes before that of a build of it"
+    products = [table(version, 1, K="8", dtype="fp8_w8a8") for version in versions]
+    (file,) = TABLE_FILES["sglang"](products, "3.5.0+rocm7.1")
+    assert Path(file.path).parent.name == "triton_3_5_0"
 
 
 SCENARIO = {"M": 64, "E": 128, "N": 768, "K": 2048, "top_k": 8, "group_n": 0, "group_k": 0}
@@ -217,6 +244,7 @@ def test_imported_lines_fill_in_what_no_record_says(tmp_path: Path) -> None:
     store = FileStore(tmp_path)
     store.put(engine_context(), [engine_record(16)])
     entry = TableEntry.of_labels({"E": "128", "N": "768"})
+    assert entry is not None
     config = Config(params=lines(1, block=256)["1"])
     store.put_imported(
         ForeignResult(

@@ -14,8 +14,9 @@ from support.records import MOMENT, config, context, measurement, record
 from support.strategies import RECORDS, SCENARIOS
 
 from dejavu_cache.errors import MergeConflictError
+from dejavu_cache.model.difference import differences
 from dejavu_cache.model.evidence import gather_evidence
-from dejavu_cache.model.merge import differences, merge_records
+from dejavu_cache.model.merge import merge_records
 from dejavu_cache.model.record import (
     Confidence,
     Failure,

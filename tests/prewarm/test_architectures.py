@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 from support.prewarming import HERE
 
+from dejavu_cache.errors import PrewarmError
 from dejavu_cache.model.record import RecordedLaunch
 from dejavu_cache.prewarm.messages import CompileJob, PrewarmSpec
 from dejavu_cache.prewarm.worker_pool import CompileProcess, compile_all
@@ -16,16 +18,17 @@ from dejavu_cache.triton_internals.compilation import wheel
 ARCHITECTURES = ("sm_90", "sm_80")
 
 
-def binaries(folder: Path, *architectures: str) -> dict[str, bytes]:
-    """Compiles one kernel for them, and returns what became of it by its key in Triton's cache."""
-    out = folder / "binaries"
-    spec = PrewarmSpec(
+def spec_of(folder: Path) -> PrewarmSpec:
+    return PrewarmSpec(
         modules=("widening",),
         store=folder.as_uri(),
         devices=(),
         host_modules=False,
-        binaries=str(out),
+        binaries=str(folder / "binaries"),
     )
+
+
+def jobs_for(*architectures: str) -> list[CompileJob]:
     launch = RecordedLaunch(
         wheel=wheel(),
         signature={"x_ptr": "*fp8e5", "y_ptr": "*bf16", "BLOCK": "constexpr"},
@@ -33,11 +36,16 @@ def binaries(folder: Path, *architectures: str) -> dict[str, bytes]:
         attrs={"x_ptr": '[["tt.divisibility", 16]]', "y_ptr": '[["tt.divisibility", 16]]'},
         options={},
     )
-    jobs = [CompileJob(kernel="widening.widen", arch=arch, launch=launch) for arch in architectures]
+    return [CompileJob(kernel="widening.widen", arch=arch, launch=launch) for arch in architectures]
+
+
+def binaries(folder: Path, *architectures: str) -> dict[str, bytes]:
+    """Compiles one kernel for them, and returns what became of it by its key in Triton's cache."""
+    spec, jobs = spec_of(folder), jobs_for(*architectures)
     with closing(CompileProcess(spec)) as process:
         built = compile_all(spec, process, jobs, 1, lambda job, built: None)
     assert [result.error for result in built.values()] == [""] * len(jobs)
-    return {path.parent.name: path.read_bytes() for path in out.rglob("*.cubin")}
+    return {path.parent.name: path.read_bytes() for path in folder.rglob("*.cubin")}
 
 
 def test_together_they_give_what_each_gives_alone(
@@ -48,3 +56,15 @@ def test_together_they_give_what_each_gives_alone(
     together = binaries(tmp_path / "together", *ARCHITECTURES)
     assert len(together) == 2
     assert together == {key: binary for built in alone for key, binary in built.items()}
+
+
+def test_a_process_that_cannot_be_started_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not a folder without the binaries that it should have made."""
+    monkeypatch.syspath_prepend(str(HERE))
+    spec = spec_of(tmp_path)
+    with closing(CompileProcess(spec)) as process:
+        monkeypatch.setattr(sys, "executable", "/nonexistent/python")
+        with pytest.raises(PrewarmError, match="no process can be started"):
+            compile_all(spec, process, jobs_for(*ARCHITECTURES), 1, lambda job, built: None)

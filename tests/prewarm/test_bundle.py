@@ -7,18 +7,20 @@ import io
 import json
 import os
 import shutil
+import subprocess
+import sys
 import tarfile
 from pathlib import Path
 
 import pytest
 import zstandard
-from support.processes import dejavu
+from support.processes import dejavu, environment
 
 from dejavu_cache.errors import BundleError
 from dejavu_cache.prewarm.bundle import archive
 from dejavu_cache.prewarm.bundle.compatibility import compatibility_checks, read_any
 from dejavu_cache.prewarm.bundle.oci_image import bundle_in, write_layout
-from dejavu_cache.stores.manifest import MANIFEST, SCHEMA, verify_folder
+from dejavu_cache.stores.manifest import MANIFEST, SCHEMA, Manifest, verify_folder
 
 
 @pytest.fixture(scope="session")
@@ -165,6 +167,74 @@ def test_a_folder_that_was_changed_is_not_packed(folder: Path, tmp_path: Path) -
     assert not list(tmp_path.iterdir())
 
 
+def test_a_file_that_changes_while_it_is_packed_is_an_error(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changing = tmp_path / "changing"
+    shutil.copytree(folder, changing)
+
+    def verify_then_change(verified: Path) -> Manifest:
+        manifest = verify_folder(verified)
+        binary = next(verified.rglob("*.cubin"))
+        binary.write_bytes(binary.read_bytes()[::-1])
+        return manifest
+
+    monkeypatch.setattr(archive, "verify_folder", verify_then_change)
+    with pytest.raises(BundleError, match="was changed while it was packed"):
+        archive.create(changing, tmp_path / "bundle")
+    assert [path.name for path in tmp_path.iterdir()] == ["changing"]
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link", "folder", "root"])
+def test_a_bundle_replaces_files_alone(kind: str, folder: Path, tmp_path: Path) -> None:
+    """A device such as /dev/stdout, which root may replace, stays what it is."""
+    target = tmp_path / "target" if kind != "root" else Path("/")
+    if kind == "pipe":
+        os.mkfifo(target)
+    elif kind == "link":
+        target.symlink_to("elsewhere")
+    elif kind == "folder":
+        target.mkdir()
+    before = target.lstat()
+    with pytest.raises(BundleError, match="is no file"):
+        archive.create(folder, target)
+    assert os.path.samestat(target.lstat(), before)
+    assert {path.name for path in tmp_path.iterdir()} <= {"target"}
+
+
+def test_a_folder_is_unpacked_where_a_link_leads(bundle: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("elsewhere")
+    archive.extract(bundle, tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+    assert verify_folder(tmp_path / "elsewhere")
+    (tmp_path / "circle").symlink_to("circle")
+    with pytest.raises(BundleError, match="cannot be written"):
+        archive.extract(bundle, tmp_path / "circle" / "out")
+
+
+def test_a_mount_point_is_refused(bundle: Path, tmp_path: Path) -> None:
+    """Nothing can take its place, which would be known only once all was unpacked."""
+    command = f"mount -t tmpfs none {tmp_path} && exec {sys.executable} -m dejavu_client "
+    isolated = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
+    if subprocess.run([*isolated, f"{command} --version"], check=False).returncode:
+        pytest.skip("this user may not mount anything")
+    seen = subprocess.run(
+        [*isolated, f"{command} bundle extract {bundle} {tmp_path}"],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (seen.returncode, f"as in {tmp_path}/now" in seen.stderr) == (3, True), seen.stderr
+
+
+def test_a_manifest_that_names_no_compiler_is_shown(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "other")
+    (tmp_path / "other" / MANIFEST).write_bytes(manifest_of(folder, codegen={}))
+    seen = dejavu("bundle", "inspect", tmp_path / "other")
+    assert (seen.returncode, "compiler unknown" in seen.stdout) == (0, True), seen.stderr
+
+
 def test_the_machine_is_looked_at_field_by_field(folder: Path) -> None:
     """Another Triton, another Python, no GPU: each is named, before anything is loaded."""
     manifest = verify_folder(folder)
@@ -191,7 +261,7 @@ def test_an_image_layout_is_what_registries_take(
     assert json.loads((layout / "oci-layout").read_text()) == {"imageLayoutVersion": "1.0.0"}
     for blob in (layout / "blobs" / "sha256").iterdir():
         assert hashlib.sha256(blob.read_bytes()).hexdigest() == blob.name
-    assert bundle_in(layout).read_bytes() == bundle.read_bytes()
+    assert bundle_in(layout)[0].read_bytes() == bundle.read_bytes()
     config = json.loads(
         next(
             b for b in layout.rglob("*") if b.is_file() and b"diff_ids" in b.read_bytes()

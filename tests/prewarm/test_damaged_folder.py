@@ -177,3 +177,16 @@ def test_nothing_is_kept_that_no_manifest_describes(
     assert "note: " in done.stderr
     assert contents(build.out) == build.sound
     verify_folder(build.out)
+
+
+def test_a_folder_behind_a_link_is_replaced_and_the_link_stays(
+    build: Build, records: FileStore
+) -> None:
+    link = build.out.with_name("link")
+    link.symlink_to("out")
+    for devices in (("NVIDIA H200",), ("NVIDIA H200", "NVIDIA B200"), ("NVIDIA H200",)):
+        again = prewarm(records, link, devices=devices, XDG_CACHE_HOME=str(link.with_name("user")))
+        assert again.returncode == 0, again.stderr
+        assert link.is_symlink()
+        assert len(verify_folder(build.out).devices) == len(devices)
+    assert {path.name for path in link.parent.iterdir()} == {"out", "link", "user"}

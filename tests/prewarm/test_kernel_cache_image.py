@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import shutil
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from triton.runtime.cache import FileCacheManager
 
 from dejavu_cache.errors import BundleError
 from dejavu_cache.prewarm.bundle.kernel_cache_image import write_kernel_cache
-from dejavu_cache.stores.manifest import verify_folder
+from dejavu_cache.stores.manifest import MANIFEST, describe_file, verify_folder
 
 
 def read_blob(layout: Path, descriptor: dict[str, Any]) -> bytes:
@@ -86,3 +87,28 @@ def test_the_same_folder_gives_the_same_image(folder: Path, tmp_path: Path) -> N
     assert first == second
     with pytest.raises(BundleError, match="is there already"):
         write_kernel_cache(folder, tmp_path / "one")
+
+
+@pytest.mark.parametrize("kind", ["metadata", "group"])
+@pytest.mark.parametrize(
+    "content", ["[]", "{", "[" * 100_000, '{"hash": "x", "target": {"backend": []}}']
+)
+def test_binaries_that_triton_did_not_write_are_refused(
+    kind: str, content: str, folder: Path, tmp_path: Path
+) -> None:
+    strange = tmp_path / "strange"
+    shutil.copytree(folder, strange)
+    manifest = verify_folder(strange)
+    inside = next(
+        name
+        for name in sorted(manifest.files)
+        if name.startswith("binaries/")
+        and name.endswith(".json")
+        and ("__grp__" in name) == (kind == "group")
+    )
+    (strange / inside).write_text(content)
+    files = {**manifest.files, inside: describe_file(strange / inside)}
+    (strange / MANIFEST).write_text(manifest.model_copy(update={"files": files}).text)
+    with pytest.raises(BundleError, match="that Triton did not write"):
+        write_kernel_cache(strange, tmp_path / "image")
+    assert [path.name for path in tmp_path.iterdir()] == ["strange"]

@@ -7,18 +7,22 @@ from __future__ import annotations
 
 import contextlib
 import re
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
-import support.pretended_gpu  # noqa: F401 - replaces the driver
 import torch
 import torch.utils._triton
 import triton
 import triton.language as tl
+from support.pretended_gpu import LAUNCHED  # replaces the driver, too
 from triton.runtime import driver
 
 import dejavu_cache
 from dejavu_cache import Pow2, cached_autotune
+from dejavu_cache.model.record import Pin, Record
+from dejavu_cache.model.scenario import now
+from dejavu_cache.triton_internals.config_names import describe
 
 CONFIGS = [triton.Config({"B": block}, num_warps=warps) for block in (64, 128) for warps in (2, 4)]
 SOURCES: list[str] = []
@@ -68,6 +72,29 @@ def configs_of_call(call: Any, *more: torch.Tensor, **options: Any) -> list[str]
     torch.compile(call, fullgraph=True, **options)(torch.ones(1000), *more)
     (text,) = re.findall(r"configs=\[(.*)\],", SOURCES[0])
     return re.findall(r"'B': (\d+), 'num_warps': (\d+)", text)
+
+
+def disable_caches() -> None:
+    """Have this thread compile each graph anew."""
+    torch._inductor.config.force_disable_caches = True
+
+
+def print_cached_graph(subject: str) -> None:
+    """Compile with Inductor's cache of graphs, and print the configs and whether it had a graph."""
+    counters = torch._dynamo.utils.counters["inductor"]
+    before = counters["fxgraph_cache_hit"]
+    with torch._inductor.config.patch(force_disable_caches=False):
+        configs = configs_of(make())
+    source = "cached" if counters["fxgraph_cache_hit"] > before else "compiled"
+    print(subject, source, configs if len(configs) == 1 else len(configs))
+
+
+def pin(kernel: Any, config: triton.Config) -> None:
+    """Pin a config in place of what was recorded."""
+    request = kernel.request(torch.ones(1000), torch.ones(1000), 1000)
+    kernel.home.delete(request.context)
+    pinned = Record(scenario=request.scenario, pin=Pin(config=describe(config), at=now(), by="a@b"))
+    kernel.home.put(request.context, [pinned])
 
 
 def look_ups_of_data_dependent_size(kernel: Any) -> list[Any]:
@@ -158,7 +185,7 @@ def prepare() -> None:
 
 dejavu_cache.install()
 prepare()
-torch._inductor.config.force_disable_caches = True
+disable_caches()
 tuned, bucketed = make(), make(buckets={"n": Pow2()})
 call_of(tuned)(torch.ones(1000))
 call_of(bucketed)(torch.ones(1000))
@@ -175,6 +202,24 @@ print("packaged", packaged_configs(call_of(tuned), strict=True), packaged_config
 print("packaged, symbolic, bucket", packaged_configs(by_bucket, dynamic=True))
 print("packaged, symbolic, exact", len(packaged_configs(exact, dynamic=True)))
 print("data-dependent", look_ups_of_data_dependent_size(make(buckets={"n": Pow2()})))
-dejavu_cache.uninstall()
-print("uninstalled", len(configs_of(tuned)))
+with ThreadPoolExecutor(1, initializer=disable_caches) as thread:
+    print("thread", thread.submit(configs_of, tuned).result())
+    torch._dynamo.reset()
+    launched = torch.export.export(Launching(call_of(tuned)), (torch.ones(1000),), strict=True)
+    LAUNCHED.clear()
+    torch.compile(launched.module())(torch.ones(1000))
+    print(
+        "exported launch",
+        [(kernel.constant("B"), kernel.src.fn is tuned.fn) for kernel in LAUNCHED],
+    )
+    print_cached_graph("first")
+    print_cached_graph("again")
+    pin(tuned, CONFIGS[1])
+    print_cached_graph("pinned")
+    print_cached_graph("pinned, again")
+    tuned.home.delete(tuned.context)
+    print_cached_graph("deleted")
+    print_cached_graph("deleted, again")
+    dejavu_cache.uninstall()
+    print("uninstalled", len(configs_of(tuned)), len(thread.submit(configs_of, tuned).result()))
 print("benchmarked", len(BENCHMARKED) - before)

@@ -28,7 +28,6 @@ from dejavu_cache.model.scenario import Context, Scenario
 from dejavu_cache.policy import Policy
 from dejavu_cache.prewarm.bundle.archive import extract
 from dejavu_cache.prewarm.bundle.compatibility import read_any
-from dejavu_cache.prewarm.bundle.oci_image import bundle_in
 from dejavu_cache.runtime.activity_report import read_events
 from dejavu_cache.stores import FileStore, FrozenStore, MemoryStore, Store, TieredStore, open_store
 from dejavu_cache.sweep.journal import Journal
@@ -173,7 +172,7 @@ def read_all(folder: Path, server: HostileServer) -> None:
     ignore_own_errors(lambda: read_any(folder / "bundle.tar.zst"))
     ignore_own_errors(lambda: extract(folder / "bundle.tar.zst", folder / "own" / "extracted"))
     ignore_own_errors(lambda: read_any(folder / "prewarmed"))
-    ignore_own_errors(lambda: bundle_in(folder / "image"))
+    ignore_own_errors(lambda: read_any(folder / "image"))
     home, target = FileStore(folder / "own" / "home"), str(folder / "own" / "in")
     ignore_own_errors(lambda: Journal(home, folder / "journal").close())
     ignore_own_errors(lambda: import_records(str(folder / "export.jsonl"), store=target))

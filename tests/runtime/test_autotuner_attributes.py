@@ -61,6 +61,26 @@ def test_the_cache_has_tritons_keys_and_timings() -> None:
     assert ours.nargs is theirs.nargs is None
 
 
+def test_a_kept_launcher_calls_a_run_that_is_wrapped_later() -> None:
+    kernel, _ = make()
+    kept = kernel[(8,)]
+    original, grids = kernel.run, []
+
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        grids.append(kwargs["grid"])
+        return original(*args, **kwargs)
+
+    kernel.run = wrapped
+    x, out = torch.ones(512), torch.zeros(512)
+    kept(x, out, 512, 3, 7)
+    assert grids == [(8,)]
+    assert torch.equal(out, x + 3)
+    del kernel.run
+    kept(x, out, 512, 4, 7)
+    assert grids == [(8,)]
+    assert torch.equal(out, x + 4)
+
+
 def test_timings_of_an_assigned_benchmark_function_are_not_those_of_the_default_one() -> None:
     kernel, bench = make(do_bench=None)
     kernel.do_bench = bench
@@ -117,6 +137,15 @@ def test_copies_do_not_disturb_each_other() -> None:
         assert twin.best_config.kwargs["BLOCK"] == block
     assert type(copy.deepcopy(kernel.cache)) is dict
     assert pickle.loads(pickle.dumps(kernel.cache)) == kernel.cache
+
+
+def test_a_deep_copy_has_lists_of_its_own() -> None:
+    kernel, _ = make()
+    twin = copy.deepcopy(kernel)
+    for name in ("arg_names", "configs", "keys"):
+        assert getattr(twin, name) is not getattr(kernel, name)
+    twin.keys.append("BLOCK")
+    assert list(kernel.keys) != list(twin.keys)
 
 
 def test_assigned_configs_are_the_ones_to_choose_from() -> None:

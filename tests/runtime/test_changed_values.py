@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from support.kernels import ADD, launch, load
 
 from dejavu_cache import cached_autotune
 from dejavu_cache.stores import MemoryStore
@@ -122,6 +124,27 @@ def test_a_tune_is_recorded_under_the_value_that_was_read(
     assert kernel.source == before
     assert kernel.benchmarked == benchmarked + 2
     assert sources() == sorted([(before, 2), (after, 1)])
+
+
+def test_a_kernel_is_not_stored_once_a_function_that_it_calls_was_defined_anew(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Triton compiles the later function for new launches only, under the earlier one's key."""
+    module: Any = load(tmp_path / "kernels.py")
+    store = MemoryStore()
+    kernel = cached_autotune(configs=module.CONFIGS, key=["n"], store=store)(module.add.fn)
+    launch(kernel, 100)
+    before = kernel.source
+    module.shift = load(tmp_path / "edited.py", ADD.replace("x + SHIFT", "SHIFT + x")).shift
+    launch(kernel, 100)
+    assert kernel.source == before, "this launch keeps its config and its binary"
+    launch(kernel, 101)
+    launch(kernel, 102)
+    assert [len(found.records) for found in store.record_sets()] == [1]
+    assert kernel.source != before
+    assert caplog.messages == [
+        "kernels.add is tuned but not stored: shift was defined anew after the kernel was launched"
+    ]
 
 
 def test_a_fallback_is_kept_without_reading_the_code_again(

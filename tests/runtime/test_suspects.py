@@ -203,25 +203,27 @@ print(find_suspects(context(), record().scenario))
 """
 
 
+def replace_measuring_program(new_program: str, cache: Path) -> str:
+    """Return what a program prints that takes the place of one whose thread measures."""
+    code = ENDS_WHILE_A_THREAD_MEASURES + REPLACES_ITSELF
+    return run_python(code, new_program, XDG_CACHE_HOME=str(cache)).stdout
+
+
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs Linux")
 def test_a_program_that_replaces_itself_while_a_thread_tunes_casts_no_suspicion(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    code = ENDS_WHILE_A_THREAD_MEASURES + REPLACES_ITSELF
-    done = run_python(code, FINDS_SUSPECTS, XDG_CACHE_HOME=str(tmp_path))
-    assert done.stdout == "[]\n"
+    assert replace_measuring_program(FINDS_SUSPECTS, tmp_path) == "[]\n"
     assert find_suspects(context(), record().scenario) == [], "nor once the new program has ended"
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs Linux")
-def test_a_program_that_was_replaced_by_another_one_casts_no_suspicion_while_that_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_replaced_program_casts_no_suspicion_in_another_process_while_the_new_one_runs(
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    code = ENDS_WHILE_A_THREAD_MEASURES + REPLACES_ITSELF
     finds = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {FINDS_SUSPECTS!r}])"
-    assert run_python(code, finds, XDG_CACHE_HOME=str(tmp_path)).stdout == "[]\n"
+    assert replace_measuring_program(finds, tmp_path) == "[]\n"
 
 
 def test_the_end_of_a_forked_child_clears_no_config_of_its_parent(

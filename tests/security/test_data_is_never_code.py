@@ -42,7 +42,9 @@ def test_honest_artefacts_are_read(reader: HostileDataReader) -> None:
 
 
 @pytest.mark.parametrize("kind", [*HOSTILE_FILES, "link", "pipe", "folder"])
-def test_every_artefact_replaced(reader: HostileDataReader, kind: str) -> None:
+def test_nothing_runs_where_every_artefact_is_replaced(
+    reader: HostileDataReader, kind: str
+) -> None:
     folder = reader.new_case()
     for path in [path for path in folder.rglob("*") if path.is_file()]:
         path.unlink()
@@ -62,7 +64,7 @@ def test_every_artefact_replaced(reader: HostileDataReader, kind: str) -> None:
 
 
 @pytest.mark.parametrize("seed", sorted(SEEDS.glob("*.json")), ids=lambda seed: seed.stem)
-def test_seeds_of_long_runs(reader: HostileDataReader, seed: Path) -> None:
+def test_nothing_runs_for_the_seeds_of_long_runs(reader: HostileDataReader, seed: Path) -> None:
     folder = reader.new_case()
     change(folder, json.loads(seed.read_text()))
     assert reader.read(folder) == []

@@ -19,6 +19,7 @@ import zstandard
 
 from dejavu_cache.errors import BundleError
 from dejavu_cache.prewarm.bundle.archive import _SEAL, _SKIPPED, extract, read_bundle
+from dejavu_cache.prewarm.bundle.compatibility import read_any
 from dejavu_cache.prewarm.bundle.oci_image import bundle_in
 from dejavu_cache.stores.manifest import File, Manifest
 
@@ -319,16 +320,16 @@ def test_an_image_cannot_name_another_file(digest: object, tmp_path: Path) -> No
     (tmp_path / "victim").write_text("x")
     made = layout(tmp_path / "image", b"layer", digest=digest)
     with pytest.raises(BundleError):
-        bundle_in(made)
+        read_any(made)
 
 
 def test_an_image_with_links_pipes_or_nesting_is_refused(tmp_path: Path) -> None:
     made = layout(tmp_path / "image", b"layer")
-    blob = bundle_in(made)
-    blob.rename(tmp_path / "elsewhere")
-    blob.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(BundleError):
-        bundle_in(made)
+    blob, _ = bundle_in(made)
+    blob.unlink()
+    blob.symlink_to(bundle(tmp_path / "other", [regular("prewarmed.json", manifest({}))]))
+    with pytest.raises(BundleError, match="its digest is not its name"):
+        read_any(made)
     (made / "index.json").unlink()
     os.mkfifo(made / "index.json")
     with pytest.raises(BundleError):
@@ -337,3 +338,42 @@ def test_an_image_with_links_pipes_or_nesting_is_refused(tmp_path: Path) -> None
     (made / "index.json").write_text("[" * 100_000)
     with pytest.raises(BundleError):
         bundle_in(made)
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("image", [False, True])
+def test_a_bundle_that_is_exchanged_after_its_check(
+    image: bool, in_place: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is unpacked was checked: it is never a bundle, however good, that came in between."""
+    files = {name: {f"records/{name}": described(CONTENT)} for name in ("good", "late")}
+    good, late = (
+        bundle(
+            tmp_path / name,
+            [regular("prewarmed.json", manifest(files[name])), regular(f"records/{name}", CONTENT)],
+        )
+        for name in files
+    )
+    assert late.stat().st_size == good.stat().st_size  # else it would only look cut
+    place = good
+    if image:
+        place, _ = bundle_in(layout(tmp_path / "image", good.read_bytes()))
+    decompressor = zstandard.ZstdDecompressor
+
+    def exchange(**options: int) -> zstandard.ZstdDecompressor:
+        if in_place:
+            place.write_bytes(late.read_bytes())
+        else:
+            os.replace(late, place)
+        return decompressor(**options)
+
+    monkeypatch.setattr(zstandard, "ZstdDecompressor", exchange)
+    out = tmp_path / "out"
+    try:
+        blob = bundle_in(tmp_path / "image")[1] if image else None
+        extract(place, out, blob)
+    except BundleError:
+        assert in_place
+        assert not out.exists()
+    else:
+        assert [file.name for file in (out / "records").iterdir()] == ["good"]

@@ -7,6 +7,7 @@ import itertools
 import re
 import time
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,8 +21,10 @@ from dejavu_service.storage import tokens as stored
 from dejavu_service.storage.database import Database
 from dejavu_service.storage.tables import epoch, metadata
 from dejavu_service.storage.tables import tokens as token_table
+from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from sqlalchemy import func, select, update
+from starlette.concurrency import run_in_threadpool
 from support.service import (
     body,
     client_of,
@@ -143,6 +146,46 @@ def test_a_token_expires(client: httpx.Client, token: MakeToken, database: Datab
         mine_alone = token_table.c.id == made["id"]
         connection.execute(update(token_table).where(mine_alone).values(expires_at=epoch() - 1))
     assert client.get("/v1/main/contexts", headers=mine).status_code == 401
+
+
+def test_an_export_ends_when_its_token_is_revoked(
+    app: FastAPI, client: httpx.Client, token: MakeToken, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A client that reads slowly would otherwise get what is written for hours to come."""
+    admin = token("admin")
+    for kernel in ("a", "b", "c"):
+        sent = record_set(of=context(kernel=kernel))
+        assert client.post("/v1/main/records", json=body(sent), headers=admin).status_code == 200
+    wish = {"name": "leaver", "role": "read", "namespaces": ["main"]}
+    made = client.post("/v1/tokens", json=wish, headers=admin).json()
+    messages: list[Any] = []
+
+    async def receive() -> Any:
+        await asyncio.sleep(3600)
+
+    async def send(message: Any) -> None:
+        messages.append(message)
+        if message.get("body"):
+            revoke = partial(client.delete, f"/v1/tokens/{made['id']}", headers=admin)
+            await run_in_threadpool(revoke)
+
+    scope = {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "method": "GET",
+        "path": "/v1/main/export",
+        "query_string": b"",
+        "headers": [(b"authorization", f"Bearer {made['token']}".encode())],
+        "client": ("127.0.0.1", 1),
+        "scheme": "http",
+        "app": app,
+    }
+    asyncio.run(app(scope, receive, send))
+    exported = [message["body"] for message in messages if message.get("body")]
+    assert len(exported) == 1
+    assert messages[-1]["more_body"], "the client must notice that it lacks the rest"
+    (line,) = (line for line in caplog.records if line.message == "an answer was cut off")
+    assert "revoked" in line.__dict__["fields"]["error"]
 
 
 @pytest.fixture

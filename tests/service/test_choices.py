@@ -113,7 +113,7 @@ def test_promoting_again_changes_nothing(client: httpx.Client) -> None:
     assert stored.winner == record(1).winner, "the same config had won before"
 
 
-def test_promotion_of_some(client: httpx.Client) -> None:
+def test_a_promotion_may_be_of_one_kernel_or_context(client: httpx.Client) -> None:
     other = context("other.kernel")
     post(client, record_set(), "pr-7")
     post(client, record_set(of=other), "pr-7")

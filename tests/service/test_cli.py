@@ -79,7 +79,7 @@ def test_a_first_token_that_cannot_be_kept_is_not_left(
     database.close()
 
 
-def test_upgrade_and_check(empty_url: str) -> None:
+def test_the_check_passes_once_the_database_is_upgraded(empty_url: str) -> None:
     missing = ExitCode.UNUSABLE if empty_url.startswith("sqlite") else ExitCode.NEGATIVE
     assert run(empty_url, "db", "check")[0] == missing
     assert run(empty_url, "db", "upgrade")[0] == 0
@@ -282,7 +282,7 @@ def test_an_address_that_is_no_machines_is_said_in_one_line(sqlite_url: str) -> 
     assert "Traceback" not in done.stderr
 
 
-def test_tls(tmp_path: Path) -> None:
+def test_serve_answers_over_tls_with_a_certificate_and_its_key(tmp_path: Path) -> None:
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     wanted = ["-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=localhost"]
     made = subprocess.run(

@@ -175,6 +175,26 @@ def test_many_bodies_at_once_share_the_memory(server: Running, bearer: MakeToken
     assert httpx.post(f"{server.base}/v1/main/misses", json=sent, headers=mine).status_code == 200
 
 
+def test_imports_that_drip_keep_no_other_writer_waiting(server: Running, bearer: MakeToken) -> None:
+    """As of many jobs behind a slow network, or of an admin of pull requests alone."""
+    authorization = bearer("admin", "pr-*")["Authorization"]
+    opened = []
+    for number in range(8):
+        connection = socket.create_connection(("127.0.0.1", server.port))
+        head = (
+            f"POST /v1/pr-{number // 2}/import HTTP/1.1\r\nHost: x\r\n"
+            f"Authorization: {authorization}\r\nContent-Length: 100000\r\n\r\n "
+        )
+        connection.sendall(head.encode())
+        opened.append(connection)
+    time.sleep(0.5)
+    sent, mine = body(record_set()), bearer("write", "main")
+    answer = httpx.post(f"{server.base}/v1/main/records", json=sent, headers=mine, timeout=60)
+    assert answer.status_code == 200, answer.text
+    for connection in opened:
+        connection.close()
+
+
 def test_who_hangs_up_leaves_one_line(server: Running, bearer: MakeToken) -> None:
     before = _count_lines(server)
     authorization = bearer("admin")["Authorization"]

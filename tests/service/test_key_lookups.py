@@ -109,6 +109,29 @@ def test_a_connection_that_died_is_replaced_unnoticed(database: Database, contex
     asyncio.run(ask())
 
 
+def test_a_look_up_has_its_own_time_whatever_the_database_gives_each_statement(
+    postgres_url: str, database: Database, context_id: int
+) -> None:
+    with psycopg.connect(postgres_url, autocommit=True) as admin:
+        name = admin.info.dbname
+        admin.execute(f"ALTER DATABASE {name} SET statement_timeout = '20ms'")
+
+    async def ask() -> None:
+        grouped = open_revisions(database)
+        for _ in range(2):
+            with database.write() as connection:
+                connection.execute(text("LOCK TABLE contexts IN ACCESS EXCLUSIVE MODE"))
+                asked = asyncio.create_task(grouped.get(KEY))
+                await asyncio.sleep(0.2)
+            found = await asked
+            assert found is not None
+            assert found.id == context_id
+        assert await grouped.get(KEY) == found
+        await grouped.close()
+
+    asyncio.run(ask())
+
+
 def test_no_answer_in_time_fails_all_who_wait_and_the_next_are_answered(
     database: Database, context_id: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

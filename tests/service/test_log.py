@@ -13,6 +13,10 @@ from dejavu_service.services import records as record_service
 from support.processes import dejavu
 from support.service import body, config, context, record, record_set, running_server, scenario
 
+from dejavu_cache.model.recall import part_digest
+from dejavu_cache.model.record import Pin
+from dejavu_cache.model.scenario import Config, now
+
 HOME = f"/v1/main/contexts/{context().digest}"
 PIN = f"{HOME}/pins/{scenario().digest}"
 KERNEL = context().kernel.name
@@ -60,6 +64,32 @@ def test_every_change_is_logged_with_its_content(client: httpx.Client, token: Ma
     assert by_action["import"]["detail"] == {"sets": 1, "records": 1}
     assert by_action["create token"]["detail"] == {"id": made["id"], **wish}
     assert made["token"].split("_", 2)[2] not in str(logged)
+
+
+def test_a_pin_within_a_posted_record_is_logged_and_replaces_another_everywhere(
+    client: httpx.Client, token: MakeToken
+) -> None:
+    admin = token("admin")
+
+    def post(choice: Config | None) -> Pin:
+        pin = Pin(config=choice, at=now(), by="ann")
+        sent = body(record_set(record().model_copy(update={"pin": pin})))
+        for _ in range(2):  # again, it changes nothing
+            assert client.post("/v1/main/records", json=sent, headers=admin).status_code == 200
+        return pin
+
+    pins = [post(config(32)), post(config(64)), post(None)]
+    logged = [entry for entry in entries(client, admin) if "pin" in entry["action"]]
+    assert [(entry["action"], entry["detail"]["config"]) for entry in logged] == [
+        ("unpin", str(config(64))),
+        ("pin", str(config(64))),
+        ("pin", str(config(32))),
+    ]
+    assert {entry["kernel"] for entry in logged} == {KERNEL}
+    copies = {"contexts": {context().digest: {"scenarios": {scenario().digest: ""}}}}
+    changes = client.post("/v1/main/revalidation", json=copies, headers=admin).json()["contexts"]
+    recalled = changes[context().digest]["recalls"][scenario().digest]
+    assert sorted(recalled) == sorted(map(part_digest, pins[:2]))
 
 
 def test_a_change_that_fails_is_not_logged(

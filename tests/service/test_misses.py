@@ -39,7 +39,7 @@ def test_misses_add_up_most_wanted_first(client: httpx.Client) -> None:
     assert first["first_seen"] <= first["last_seen"]
 
 
-def test_misses_of_one_kernel(client: httpx.Client) -> None:
+def test_misses_are_listed_by_kernel_and_namespace(client: httpx.Client) -> None:
     report(client, miss(1), miss(2, kernel="other.kernel"))
     assert list_misses(client, "?kernel=other.kernel") == [(2, 1)]
     assert client.get("/v1/pr-1/misses").json() == {"misses": []}
@@ -72,11 +72,33 @@ def test_readers_add_new_misses_while_there_is_room(
     assert counts == {1: 7, 2: 1, 3: 2, 5: 2, 6: 1}
 
 
+def test_readers_add_new_contexts_while_there_is_room(
+    client: httpx.Client, token: Callable[..., dict[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All contexts of a namespace are loaded for its page, each with its text."""
+    monkeypatch.setattr(service, "MOST_MISSED_CONTEXTS", 2)
+    reader, writer = token("read"), token("write")
+
+    def count(headers: dict[str, str], *kernels: str, m: int = 1, at: str = "main") -> int:
+        sent = {"misses": [miss(m, kernel=kernel) for kernel in kernels]}
+        answer = client.post(f"/v1/{at}/misses", json=sent, headers=headers)
+        assert answer.status_code == 200, answer.text
+        return int(answer.json()["counted"])
+
+    assert count(reader, "a", "b", "c", "a") == 3
+    assert count(reader, "c", "b", m=2) == 1
+    assert count(reader, "a", at="made-up") == 0, "the room is the whole server's"
+    tuned = record_set(of=context(kernel="a"))
+    client.post("/v1/main/records", json=body(tuned), headers=writer)
+    assert count(reader, "c", "d") == 1, "a context with records takes no room"
+    assert count(writer, "d", "e") == 2
+
+
 def test_readers_report_no_miss_that_is_endless(
     client: httpx.Client, token: Callable[..., dict[str, str]]
 ) -> None:
     long = miss(1)
-    long["context"]["environment"]["variables"] = {"TRITON_X": "x" * 40_000}
+    long["context"]["environment"]["variables"] = {"TRITON_X": "x" * 10_000}
     for role, counted in (("read", 1), ("write", 2)):
         sent = {"misses": [long, miss(2)]}
         answer = client.post("/v1/main/misses", json=sent, headers=token(role))

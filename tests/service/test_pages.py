@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
-from dejavu_service.pages.rendering import format_milliseconds
+import pytest
+from dejavu_service import metrics
+from dejavu_service.pages import rendering
 from dejavu_service.pages.views import scenario_row
 from fastapi import FastAPI
 from support.service import body, config, context, measurement, record, record_set, scenario
@@ -144,7 +148,7 @@ def test_times_have_three_digits() -> None:
         1234.5: "1.23 s",
         86_400_000: "86,400 s",
     }
-    assert {value: format_milliseconds(value) for value in shown} == shown
+    assert {value: rendering.format_milliseconds(value) for value in shown} == shown
 
 
 def test_the_worklist(client: httpx.Client) -> None:
@@ -301,3 +305,40 @@ def test_metrics_tell_what_there_is(client: httpx.Client) -> None:
         'dejavu_request_seconds_count{route="/v1/{namespace}/contexts/{context}/records"} 3.0',
     ):
         assert line in text, line
+
+
+def test_invented_names_make_no_more_metrics(
+    client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metrics, "_MOST_SERIES", 2)
+    for kernel, records in (("a", 1), ("b", 3), ("c", 2), ("d", 1)):
+        sent = record_set(*map(record, range(records)), of=context(kernel=kernel))
+        client.post("/v1/main/records", json=body(sent))
+    lines = [line for line in client.get("/metrics").text.splitlines() if "records{" in line]
+    assert lines == [
+        'dejavu_records{device="NVIDIA H200",kernel="b",namespace="main"} 3.0',
+        'dejavu_records{device="NVIDIA H200",kernel="c",namespace="main"} 2.0',
+        'dejavu_records{device="(others)",kernel="(others)",namespace="(others)"} 2.0',
+    ]
+
+
+def test_few_pages_are_made_at_a_time(
+    client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each may take much memory, and threads that programs' requests need."""
+    making: list[int] = []
+    numbers: list[int] = []
+    render = rendering.render
+
+    def render_slowly(template: str, **values: object) -> str:
+        making.append(1)
+        numbers.append(len(making))
+        time.sleep(0.05)
+        making.pop()
+        return render(template, **values)
+
+    monkeypatch.setattr(rendering, "render", render_slowly)
+    with ThreadPoolExecutor(20) as pool:
+        answers = list(pool.map(client.get, ["/pages/main"] * 20))
+    assert {answer.status_code for answer in answers} == {200}
+    assert max(numbers) <= 4

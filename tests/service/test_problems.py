@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -71,7 +73,7 @@ def client(shared_client: httpx.Client) -> httpx.Client:
     return shared_client
 
 
-def _problem(answer: httpx.Response, status: int) -> dict[str, Any]:
+def _check_problem(answer: httpx.Response, status: int) -> dict[str, Any]:
     assert answer.status_code == status, answer.text
     assert answer.headers["content-type"] == "application/problem+json"
     said: dict[str, Any] = answer.json()
@@ -88,30 +90,30 @@ def test_a_malformed_body_is_refused_and_nothing_is_written(
     answer = client.post(
         "/v1/main/records", content=sent, headers={"Content-Type": "application/json"}
     )
-    _problem(answer, status)
+    _check_problem(answer, status)
     assert client.get("/v1/main/contexts").json()["contexts"] == []
 
 
 def test_an_error_names_the_field(client: httpx.Client) -> None:
     sent = json.loads(GOOD)
     sent["records"][0]["measurements"][0]["speed"] = 1
-    said = _problem(client.post("/v1/main/records", json=sent), 422)
+    said = _check_problem(client.post("/v1/main/records", json=sent), 422)
     assert said["errors"][0]["loc"] == ["body", "records", 0, "measurements", 0, "speed"]
     assert "speed" in said["detail"]
 
 
-def test_bodies_are_plain_json(client: httpx.Client) -> None:
+def test_a_body_that_is_not_plain_json_is_refused(client: httpx.Client) -> None:
     for headers in (
         {},
         {"Content-Type": "text/plain"},
         {"Content-Type": "application/json", "Content-Encoding": "br"},
     ):
-        _problem(client.post("/v1/main/records", content=GOOD, headers=headers), 415)
+        _check_problem(client.post("/v1/main/records", content=GOOD, headers=headers), 415)
 
 
 def test_a_body_is_counted_whatever_it_says_of_itself(client: httpx.Client) -> None:
     headers = {"Content-Type": "application/json", "Content-Length": str(10**12)}
-    _problem(client.post("/v1/main/records", content=b"{}", headers=headers), 413)
+    _check_problem(client.post("/v1/main/records", content=b"{}", headers=headers), 413)
 
 
 @pytest.mark.parametrize(
@@ -133,30 +135,30 @@ def test_a_body_is_counted_whatever_it_says_of_itself(client: httpx.Client) -> N
 )
 def test_tricks_with_paths_find_nothing(client: httpx.Client, path: str) -> None:
     target = httpx.URL("http://localhost", raw_path=path.encode())
-    _problem(client.get(target), 404)
+    _check_problem(client.get(target), 404)
 
 
 @pytest.mark.parametrize(
     "query",
     ["kernel=%00", "kernel=", "limit=0", "limit=x", "limit=99999999999999999999", "after=x"],
 )
-def test_a_query_that_makes_no_sense(client: httpx.Client, query: str) -> None:
-    _problem(client.get(f"/v1/main/contexts?{query}"), 422)
+def test_a_query_of_impossible_values_is_refused(client: httpx.Client, query: str) -> None:
+    _check_problem(client.get(f"/v1/main/contexts?{query}"), 422)
 
 
-def test_methods_that_are_not_there(client: httpx.Client) -> None:
-    _problem(client.patch("/v1/main/records"), 405)
+def test_a_method_that_a_path_lacks_is_refused(client: httpx.Client) -> None:
+    _check_problem(client.patch("/v1/main/records"), 405)
 
 
 @pytest.mark.parametrize(
     "ttl", ["0", "-1", "1e300", '"x"', '"5"', "true", "null", "99999999999999999999999"]
 )
-def test_a_lease_has_a_sensible_length(client: httpx.Client, ttl: str) -> None:
+def test_a_lease_of_an_impossible_length_is_refused(client: httpx.Client, ttl: str) -> None:
     wish = json.dumps(
         {"context": body(context()), "scenario": body(scenario()), "holder": "a", "ttl": 7}
     )
     sent = wish.replace("7}", f"{ttl}}}")
-    _problem(
+    _check_problem(
         client.post("/v1/main/leases", content=sent, headers={"Content-Type": "application/json"}),
         422,
     )
@@ -192,11 +194,43 @@ def test_a_full_disk_is_said_to_be_full_and_serves_reads(sqlite_url: str) -> Non
         assert client.get("/v1/main/contexts").json()["contexts"] == []
 
 
+def test_nothing_is_confirmed_that_goes_to_a_file_which_is_not_there(sqlite_url: str) -> None:
+    """As where a backup is put in its place, or somebody tidies up."""
+    file = Path(sqlite_url.removeprefix("sqlite:///"))
+    moved = file.with_name("moved")
+    with client_of(create_app(ServerSettings(database=sqlite_url, rate=0))) as client:
+        sent = {"url": "/v1/main/records", "json": body(record_set())}
+        assert client.post(**sent).status_code == 200
+        file.rename(moved)
+        for other in (None, moved.read_bytes()):
+            if other is not None:
+                file.write_bytes(other)
+            refused = client.post(**sent)
+            assert refused.status_code == 503
+            assert "moved, replaced or deleted" in refused.json()["detail"]
+            assert client.get("/readyz").status_code == 503
+            assert "dejavu_database_up 0.0" in client.get("/metrics").text
+        moved.replace(file)
+        assert client.post(**sent).status_code == 200
+        assert client.get("/readyz").status_code == 200
+
+
+def test_an_import_without_room_for_temporary_files_is_said_to_lack_it(
+    sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "no folder"))
+    with client_of(create_app(ServerSettings(database=sqlite_url, rate=0))) as client:
+        sent = {"content": b" \n" * 3_000_000, "headers": {"Content-Type": "application/x-ndjson"}}
+        refused = client.post("/v1/main/import", **sent)
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "10")
+        assert "temporary files" in refused.json()["detail"]
+
+
 def test_who_asks_too_fast_is_told_to_wait(url: str) -> None:
     with client_of(create_app(ServerSettings(database=url, rate=0.01, burst=3))) as client:
         answers = [client.get("/v1/main/contexts") for _ in range(5)]
         assert [answer.status_code for answer in answers] == [200, 200, 200, 429, 429]
-        _problem(answers[-1], 429)
+        _check_problem(answers[-1], 429)
         assert 0 < int(answers[-1].headers["retry-after"]) <= 100
         assert client.get("/livez").status_code == 200
 
@@ -226,7 +260,7 @@ def test_what_nobody_foresaw_names_the_request(
     monkeypatch.setattr(records, "list_contexts", broken)
     with client_of(create_app(ServerSettings(database=url))) as client:
         answer = client.get("/v1/main/contexts", headers={"X-Request-Id": "abc-1"})
-    assert "abc-1" in _problem(answer, 500)["detail"]
+    assert "abc-1" in _check_problem(answer, 500)["detail"]
     assert answer.headers["x-request-id"] == "abc-1"
     assert [
         vars(entry)["fields"]["request"] for entry in caplog.records if entry.levelname == "ERROR"

@@ -340,6 +340,23 @@ def test_what_was_promoted_of_it_goes_from_there(
     assert len(read(client, admin, "pr-1")) == 2
 
 
+def test_a_winner_that_was_promoted_goes_with_who_promoted_it(
+    client: httpx.Client, admin: Token, fleet: Token, evil: Token, database: Database
+) -> None:
+    """Alone as it may come, and whoever sent the winner that it replaced."""
+    ops = [Token(database, name, "admin") for name in ("first", "later")]
+    post(client, fleet, record(1), record(2), record(3).model_copy(update={"winner": None}))
+    won = Winner(config=config(128), at=START)
+    for m in (1, 3, 4):
+        post(client, evil, Record(scenario=scenario(m), winner=won), at="pr-1")
+    for token in ops:  # the later one changes nothing
+        sent = client.post("/v1/pr-1/promote", json={"to": "main"}, headers=token.headers)
+        assert sent.json() == {"records": 3}
+    for token, winners in ((evil, 0), (fleet, 1), (ops[0], 3), (ops[1], 0)):
+        counted = quarantine(client, admin, token=token.id, preview=True)
+        assert counted["winners"] == winners, token.id
+
+
 def test_the_context_of_a_quarantine_is_not_pruned(
     client: httpx.Client, admin: Token, evil: Token, database: Database
 ) -> None:

@@ -168,7 +168,7 @@ def test_a_full_cache_lets_the_oldest_go(url: str) -> None:
         assert client.get(f"/v1/main/contexts/{context('a').digest}/records").status_code == 200
 
 
-def test_one_record(client: httpx.Client) -> None:
+def test_a_record_is_read_by_its_digest(client: httpx.Client) -> None:
     post(client, record_set(record(5)))
     answer = client.get(f"{HOME}/{scenario(5).digest}")
     assert Record.model_validate_json(answer.content) == record(5)

@@ -133,6 +133,17 @@ def wait_until_renewed(url: str) -> None:
         seconds.append(answer["expires_in"])
 
 
+def start_holder(code: str, namespace_url: str, cache: Path) -> subprocess.Popen[str]:
+    """Start a program that takes a lease, and return once it holds it."""
+    holder = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code), *split_server_url(namespace_url, "")],
+        env=environment(XDG_CACHE_HOME=str(cache)), stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert holder.stdout
+    assert holder.stdout.readline() == "True\n"
+    return holder
+
+
 def test_a_lease_outlives_its_dead_holder_by_its_time_only(
     namespace_url: str, store: RemoteStore, tmp_path: Path
 ) -> None:
@@ -147,12 +158,7 @@ def test_a_lease_outlives_its_dead_holder_by_its_time_only(
             print(held, flush=True)
             time.sleep(60)
     """
-    holder = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(code), *split_server_url(namespace_url, "")],
-        env=environment(XDG_CACHE_HOME=str(tmp_path)), stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    assert holder.stdout
-    assert holder.stdout.readline() == "True\n"
+    holder = start_holder(code, namespace_url, tmp_path)
     wait_until_renewed(namespace_url)
     with store.lease(context(), record(1).scenario, wait=0.1) as granted:
         assert not granted
@@ -179,17 +185,12 @@ def test_who_waits_for_a_lease_wakes_when_the_record_is_there(
             time.sleep(1)
             store.put(context(), [record(1, winner=Winner(config=config(64), at=now()))])
     """
-    holder = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(code), *split_server_url(namespace_url, "")],
-        env=environment(XDG_CACHE_HOME=str(tmp_path)), stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    assert holder.stdout
-    assert holder.stdout.readline() == "True\n"
+    holder = start_holder(code, namespace_url, tmp_path)
     with store.lease(context(), record(1).scenario, wait=30) as granted:
         assert granted
         assert store.get(context(), record(1).scenario, fresh=True) is not None
     assert holder.wait(30) == 0
-    holder.stdout.close()
+    holder.communicate()
 
 
 def wait_until_empty(spool: Spool, seconds: float) -> bool:

@@ -116,12 +116,15 @@ def test_a_refused_record_is_set_aside_and_the_rest_is_sent(
     spool = spool_of(server.base, tmp_path, *singles(1, 2))
     spool.write(invalid(3, 4, 5, 6, 7))
     spool.write(b"half")
+    spool.write(b'{"context": {}, "records": ["half a character: \\ud800"]}')
     spool.add(RecordSet(context=context(kernel="other"), records=(record(1),)))
     delivery = deliver(spool, server)
-    assert (delivery.sent, delivery.set_aside, len(spool)) == (3, 2, 0)
+    assert (delivery.sent, delivery.set_aside, len(spool)) == (3, 3, 0)
     assert numbers(server.base) == {1, 2, 3, 4, 5, 6}
     aside = {entry.path.read_bytes(): entry.reason for entry in spool.set_aside()}
     assert "is damaged" in aside.pop(b"half")
+    (unsound,) = (text for text in aside if b"half a character" in text)
+    assert "400" in aside.pop(unsound)
     ((text, reason),) = aside.items()
     assert [entry["scenario"]["args"]["M"] for entry in json.loads(text)["records"]] == [7]
     assert "422" in reason

@@ -163,6 +163,6 @@ class ServerMachine(StoreMachine):
             assert copy == measurement or (copy.failure and copy.at >= measurement.at)
 
 
-def test_any_sequence_of_calls(shared_server: Running) -> None:
+def test_a_server_agrees_with_a_dictionary_after_any_calls(shared_server: Running) -> None:
     ServerMachine.base = shared_server.base
     run_steps(ServerMachine, 60)

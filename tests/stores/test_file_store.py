@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import tracemalloc
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -279,3 +280,17 @@ def test_litter_of_killed_writers_can_be_swept(store: FileStore) -> None:
     assert store.delete_leftovers() == 1
     assert not litter.exists()
     assert only_file(store).exists()
+
+
+def test_records_are_parsed_one_by_one_and_are_those_of_the_call(store: FileStore) -> None:
+    amount = 2000
+    store.put(context(), [record(m) for m in range(amount)])
+    tracemalloc.start()
+    try:
+        records = store.records(context())
+        store.delete(context(), [record(0).scenario])
+        assert sum(1 for _ in records) == amount
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 2500 * amount, "parsed, a record takes some 3500 bytes"

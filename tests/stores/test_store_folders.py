@@ -35,6 +35,20 @@ def test_a_missing_folder_is_an_empty_store(tmp_path: Path) -> None:
     assert not store.root.exists()
 
 
+def test_kernels_that_differ_in_case_alone_share_a_folder_where_the_file_system_has_it(
+    tmp_path: Path,
+) -> None:
+    """As on macOS, here by a link, `pkg.add` is written to the folder of `pkg.Add`."""
+    store = FileStore(tmp_path / "store")
+    upper, lower = context(kernel="pkg.Add"), context(kernel="pkg.add")
+    store.put(lower, [record(16)])
+    (store.root / "pkg.add").rename(store.root / "pkg.Add")
+    (store.root / "pkg.add").symlink_to("pkg.Add")
+    store.put(upper, [record(16)])
+    assert set(FileStore(store.root).contexts()) == {upper, lower}
+    assert FileStore(store.root).unreadable() == {}
+
+
 def test_a_file_in_the_folders_place_is_said(tmp_path: Path) -> None:
     (tmp_path / "store").write_text("")
     with pytest.raises(StoreError, match="cannot be written"):

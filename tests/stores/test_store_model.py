@@ -29,5 +29,5 @@ class TieredMachine(StoreMachine):
 
 
 @pytest.mark.parametrize("machine", [MemoryMachine, FileMachine, TieredMachine])
-def test_any_sequence_of_calls(machine: type[StoreMachine]) -> None:
+def test_a_store_agrees_with_a_dictionary_after_any_calls(machine: type[StoreMachine]) -> None:
     run_steps(machine, 60)

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-__all__ = ["ADD", "launch", "load", "load_file"]
+__all__ = ["ADD", "AUTOTUNED_ADD", "launch", "load", "load_file", "write_source"]
 
 ADD = """
     import triton
@@ -32,12 +32,29 @@ ADD = """
 """
 """A module with one kernel that calls a helper, which reads a constexpr global."""
 
+AUTOTUNED_ADD = """
+    import triton
+    import triton.language as tl
+
+    @triton.autotune(configs=[triton.Config({"BLOCK": block}) for block in (16, 32)], key=["n"])
+    @triton.jit
+    def add(x, y, n, BLOCK: tl.constexpr):
+        at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        tl.store(y + at, tl.load(x + at, mask=at < n) + 1, mask=at < n)
+"""
+"""A module of a library that knows only `triton.autotune`."""
+
 
 def load(path: Path, source: str = ADD, name: str = "kernels") -> ModuleType:
     """Write a module of kernels and import it."""
+    write_source(path, source)
+    return load_file(path, name)
+
+
+def write_source(path: Path, source: str) -> None:
+    """Write an indented text to a module's file, and make its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(textwrap.dedent(source))
-    return load_file(path, name)
 
 
 def load_file(path: Path, name: str = "kernels") -> ModuleType:

@@ -136,14 +136,20 @@ def test_a_winner_that_does_not_fit_any_more_is_told(sweeps: Sweeps) -> None:
     assert "Traceback" not in out
 
 
+def local_host(sweeps: Sweeps, monkeypatch: pytest.MonkeyPatch, *, cases: int) -> LocalHost:
+    """Return a host of this process for the first cases of a suite."""
+    for name, value in sweeps.environment().items():
+        monkeypatch.setenv(name, value)
+    options = {"cases": str(cases)}
+    return LocalHost(
+        SweepSpec(suite=str(sweeps.suite), store=sweeps.store.as_uri(), options=options)
+    )
+
+
 def test_a_listener_that_raises_ends_the_sweep_and_loses_no_case(
     sweeps: Sweeps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in sweeps.environment().items():
-        monkeypatch.setenv(name, value)
-    host = LocalHost(
-        SweepSpec(suite=str(sweeps.suite), store=sweeps.store.as_uri(), options={"cases": "3"})
-    )
+    host = local_host(sweeps, monkeypatch, cases=3)
     cases = host.cases()
 
     def listen(event: Mapping[str, Any]) -> None:
@@ -186,11 +192,7 @@ time.sleep(3600)
 def test_a_case_that_no_host_can_take_is_left(
     sweeps: Sweeps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in sweeps.environment().items():
-        monkeypatch.setenv(name, value)
-    host = LocalHost(
-        SweepSpec(suite=str(sweeps.suite), store=sweeps.store.as_uri(), options={"cases": "1"})
-    )
+    host = local_host(sweeps, monkeypatch, cases=1)
     report = Sweep([host], [*host.cases(), 5]).run()  # type: ignore[list-item]
     assert report.left == [5]  # type: ignore[comparison-overlap]
     assert "case" in report.stopped

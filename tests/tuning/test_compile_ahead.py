@@ -15,15 +15,21 @@ from dejavu_cache.tuning.compile_ahead import _tile_of_a_warp
 HAS_ASYNC = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 5)
 
 
-@pytest.mark.skipif(not HAS_ASYNC, reason="this Triton compiles one after the other")
-def test_what_cannot_run_is_known_before_any_launch(tmp_path: Path) -> None:
+def compile_for_absent_gpu(folder: Path, *arguments: str) -> list[Any]:
+    """Return what a program says of the configs that it compiles."""
     done = fork_program(
         "compile_for_absent_gpu.py",
-        "5",
+        *arguments,
         TRITON_INTERPRET="0",
-        TRITON_CACHE_DIR=str(tmp_path / "cache"),
+        TRITON_CACHE_DIR=str(folder / "cache"),
     )
-    seen, hooked, threads, after, begun = json.loads(done.stdout)
+    answers: list[Any] = json.loads(done.stdout)
+    return answers
+
+
+@pytest.mark.skipif(not HAS_ASYNC, reason="this Triton compiles one after the other")
+def test_what_cannot_run_is_known_before_any_launch(tmp_path: Path) -> None:
+    seen, hooked, threads, after, begun = compile_for_absent_gpu(tmp_path, "5")
     assert seen[0] == seen[4] == "runs"
     assert seen[1].startswith("out_of_resources: out of resource: shared memory, Required: 5")
     assert seen[2].startswith("compile_error: ")
@@ -39,13 +45,7 @@ def test_what_cannot_run_is_known_before_any_launch(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not HAS_ASYNC, reason="this Triton compiles one after the other")
 def test_what_is_given_up_halfway_can_still_be_launched(tmp_path: Path) -> None:
-    done = fork_program(
-        "compile_for_absent_gpu.py",
-        "1",
-        TRITON_INTERPRET="0",
-        TRITON_CACHE_DIR=str(tmp_path / "cache"),
-    )
-    seen, _, _, after, _ = json.loads(done.stdout)
+    seen, _, _, after, _ = compile_for_absent_gpu(tmp_path, "1")
     assert seen == ["runs"]
     assert after == "CompiledKernel"
 
@@ -53,14 +53,7 @@ def test_what_is_given_up_halfway_can_still_be_launched(tmp_path: Path) -> None:
 @pytest.mark.skipif(not HAS_ASYNC, reason="this Triton compiles one after the other")
 def test_a_single_config_that_cannot_be_compiled_is_known_before_a_launch(tmp_path: Path) -> None:
     """A compilation that failed is repeated, and then it is often alone."""
-    done = fork_program(
-        "compile_for_absent_gpu.py",
-        "1",
-        "3",
-        TRITON_INTERPRET="0",
-        TRITON_CACHE_DIR=str(tmp_path / "cache"),
-    )
-    (seen,), _, _, after, _ = json.loads(done.stdout)
+    (seen,), _, _, after, _ = compile_for_absent_gpu(tmp_path, "1", "3")
     assert seen.startswith("compile_error: ")
     assert "waves_per_eu" in seen
     assert after == "CompiledKernel"

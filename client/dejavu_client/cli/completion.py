@@ -1,11 +1,14 @@
 """Completion of kernels, GPUs and namespaces in shells, from the stores that a command would ask.
 
-Nothing is printed but candidates: a store that does not answer completes nothing.
+Nothing is printed but candidates: a store that does not answer completes nothing. What a store
+holds may be a stranger's, and the user's shell runs the line that a candidate becomes part of.
 """
 
 from __future__ import annotations
 
 import logging
+import os
+import re
 from collections.abc import Iterable
 
 import typer
@@ -20,15 +23,16 @@ __all__ = ["complete_devices", "complete_kernels", "complete_namespaces"]
 
 def complete_kernels(ctx: typer.Context, incomplete: str) -> list[str]:
     """Return the kernels whose name or shortest end begins as the word does."""
-    names = sorted({context.kernel.name for context in _contexts(ctx)})
-    ends = [end for end in shorten_kernels(names) if end.startswith(incomplete)]
-    return ends or [name for name in names if name.startswith(incomplete)]
+    names = _safe_names(context.kernel.name for context in _contexts(ctx))
+    ends = filter(_SAFE_NAME.fullmatch, shorten_kernels(names))
+    fitting = [end for end in ends if end.startswith(incomplete)]
+    return _as_words(fitting or [name for name in names if name.startswith(incomplete)])
 
 
 def complete_devices(ctx: typer.Context, incomplete: str) -> list[str]:
     """Return the GPUs whose name contains the word."""
-    names = {context.environment.device.name for context in _contexts(ctx)}
-    return sorted(name for name in names if incomplete.lower() in name.lower())
+    names = _safe_names(context.environment.device.name for context in _contexts(ctx))
+    return _as_words([name for name in names if incomplete.lower() in name.lower()])
 
 
 def complete_namespaces(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -40,6 +44,21 @@ def complete_namespaces(ctx: typer.Context, incomplete: str) -> list[str]:
     named = (name for url in urls for name in parse_qs(urlsplit(url).query).get("namespace", ()))
     names = {"main", settings.namespace, *named}
     return sorted(name for name in names if name.startswith(incomplete))
+
+
+_SAFE_NAME = re.compile(r"[\w.,:/@%+=<>()][\w.,:/@%+=<>() -]*")
+"""A name in which no shell finds a command, an option or a pattern: zsh evaluates candidates."""
+
+
+def _safe_names(names: Iterable[str]) -> list[str]:
+    return sorted(filter(_SAFE_NAME.fullmatch, {*names}))
+
+
+def _as_words(names: list[str]) -> list[str]:
+    """Return each name as one word of bash, which takes candidates as they are; others quote."""
+    if os.environ.get("_DEJAVU_CACHE_COMPLETE") != "complete_bash":
+        return names
+    return [re.sub(r"[<>() ]", r"\\\g<0>", name) for name in names]
 
 
 def _contexts(ctx: typer.Context) -> Iterable[Context]:

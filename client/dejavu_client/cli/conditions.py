@@ -78,7 +78,9 @@ def parse_conditions_on(texts: Iterable[str], scenarios: Iterable[Scenario]) -> 
 
 
 def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
+    for parse in (int, float):  # a float would round a large integer
+        try:
+            return parse(text)
+        except ValueError:
+            continue
+    return None

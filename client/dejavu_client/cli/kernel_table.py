@@ -33,18 +33,22 @@ OPTIONAL = ("source", "method", "configs", "tuning_seconds", "last_tuned")
 
 def summarize_context(store: Store, context: Context) -> dict[str, Any]:
     """Return what a line about a context tells; `tuning_seconds` is what its measurements took."""
-    records = list(store.records(context))
-    measurements = [measurement for record in records for measurement in record.measurements]
-    last = last_measured(records)
+    scenarios, seconds, configs = 0, 0.0, set()
+    last = None
+    for record in store.records(context):  # a large context has gigabytes of them
+        scenarios += 1
+        seconds += sum(measurement.seconds for measurement in record.measurements)
+        configs.update(record.by_config)
+        last = max(filter(None, (last, last_measured([record]))), default=None)
     return {
         "kernel": context.kernel.name,
         "source": context.kernel.source[:8],
         "device": context.environment.device.name,
         "triton": context.environment.triton,
         "method": context.problem.method,
-        "scenarios": len(records),
-        "configs": len({measurement.config for measurement in measurements}),
-        "tuning_seconds": round(sum(measurement.seconds for measurement in measurements), 1),
+        "scenarios": scenarios,
+        "configs": len(configs),
+        "tuning_seconds": round(seconds, 1),
         "last_tuned": last.isoformat(timespec="seconds") if last else None,
         "context": context.digest,
     }

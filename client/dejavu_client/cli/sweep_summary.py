@@ -68,7 +68,7 @@ def say_plan(report: SweepReport, url: str) -> None:
         say(f"cases of which it is not known what is left to measure: {len(unusable)}")
 
 
-def say_drift(report: SweepReport, url: str) -> None:
+def say_drift(report: SweepReport) -> None:
     """Print how the winners' times differ from the recorded ones."""
     rows = [
         (

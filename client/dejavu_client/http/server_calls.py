@@ -1,4 +1,4 @@
-"""Requests to a server, bounded in time, that a failing server is spared of."""
+"""Requests to a server: bounded in time, and spared to a server that fails."""
 
 from __future__ import annotations
 

@@ -131,6 +131,7 @@ def call_within(
     if start_thread(ask, "dejavu-cache request") is None:
         return question()
     deadline = time.monotonic() + limit
+    answer: T
     while True:
         try:
             answer, error = answers.get(timeout=TICK)
@@ -141,4 +142,4 @@ def call_within(
             continue
         if error is not None:
             raise error
-        return answer  # type: ignore[no-any-return]
+        return answer

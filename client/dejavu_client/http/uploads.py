@@ -66,8 +66,8 @@ def parse_record_set_json(text: bytes) -> Document:
 
 
 def encode(document: Document) -> bytes:
-    """Encode a record set."""
-    return json.dumps(document, ensure_ascii=False).encode()
+    """Encode a record set, in ASCII: a damaged one may have halves of characters."""
+    return json.dumps(document).encode()
 
 
 def join(documents: Iterable[Document]) -> list[Document]:

@@ -13,11 +13,11 @@ from functools import cache
 import torch
 
 from ..batch import Batch
+from ..hopper_search_space import hopper_tile
 from ..layer_tensors import LayerTensors
 from ..layers import Repeat
 from ..new_tokens import NewTokens
 from ..schedule import COUNTERS, Schedule, make_schedule
-from ..search_space import hopper_tile
 from .counters import zeros
 from .hopper_coverage import holds_words, suits
 from .hopper_descriptors import box_rows, describe, descriptor_of, descriptors_like, padded

@@ -14,8 +14,33 @@ __all__ = ["schedule_kernel"]
 ONE_HALF = tl.constexpr(0.7)
 """Cost of a head's keys for a Q block of one half, in those of a block of two: that of loading."""
 
+UNIT = tl.constexpr(1.0)
+"""Cost of a unit beside its keys, where there are prompts."""
+
+CUT = tl.constexpr(0.5)
+"""Cost of cutting a Q block of one half once more, beside that of its rows, likewise."""
+
 UNSTEADY = tl.constexpr(0.5)
-"""Part of a decoding unit's cost by which its time differs from the estimate."""
+"""Part of a decoding unit's cost by which its time differs from the estimate, likewise."""
+
+DECODING_UNIT = tl.constexpr(5.0)
+"""What UNIT is in batches without prompts.
+
+The numbers of these batches were fitted on an H100 to the times of 78 drawn ones, each cut in six
+ways.
+"""
+
+DECODING_CUT = tl.constexpr(2.0)
+"""What CUT is in batches without prompts."""
+
+CUT_OF_MANY = tl.constexpr(4.0)
+"""Cost of cutting a Q block once more, in such a batch that has more units than slots."""
+
+DECODING_UNSTEADY = tl.constexpr(0.25)
+"""What UNSTEADY is in batches without prompts."""
+
+CUT_OF_ROW = tl.constexpr(0.02)
+"""Cost of cutting a row once more."""
 
 PART = tl.constexpr(0.015)
 """Cost of merging a partial result that has to wait for the others."""
@@ -67,23 +92,25 @@ def cut_into(cost, limit):
 
 @triton.jit
 def choose_cost(
-    blocks, mean, most, single, cut, part, slots, least, most_cuts,
+    blocks, mean, most, single, unit, cut, cut_of_many, part, unsteady, slots, least, most_cuts,
     CANDIDATES: tl.constexpr, QUARTERS: tl.constexpr, SIZES: tl.constexpr,
 ):  # fmt: skip
     """Return the largest cost of a unit for which the estimated time is shortest.
 
-    The estimate starts from an equal share of all work, where each unit costs 1 beside its keys.
-    List scheduling is not that even: of the N longest units, one program has N / slots, rounded
-    up. Units of decoding take more or less time, as memory is more or less busy; half of
-    the longest is added for that.
+    The estimate starts from an equal share of all work. List scheduling is not that even: of the N
+    longest units, one program has N / slots, rounded up. Units of decoding take more or less time,
+    as memory is more or less busy; a part of the longest is added for that.
 
     Args:
         blocks: number of each sequence's Q blocks, [MAX_SEQS], float32.
         mean: mean cost of these.
         most: largest cost of these.
         single: whether these have one half, as in decoding.
+        unit: cost of a unit beside its keys.
         cut: cost of cutting one once more: a partial result is written and merged.
+        cut_of_many: the same if there are more units than slots.
         part: cost of another partial result for those that merge them, beside that.
+        unsteady: part of a decoding unit's cost by which its time differs from the estimate.
         slots: programs per unit of an entry.
         least: smallest cost of a unit.
         most_cuts: limit of units beyond one per Q block.
@@ -109,10 +136,11 @@ def choose_cost(
         pieces += parts / QUARTERS
         longest = tl.maximum(longest, tl.where(blocks > 0, cost, 0.0)[None, :] / parts)
     units = tl.sum(blocks[None, :] * pieces, 1)
-    cuts = tl.sum((blocks * cut)[None, :] * (pieces - 1.0), 1)
-    unsteady = tl.max(tl.where(single[None, :], longest, 0.0), 1)
+    cut = tl.where((units > slots)[:, None], cut_of_many[None, :], cut[None, :])
+    cuts = tl.sum(blocks[None, :] * cut * (pieces - 1.0), 1)
+    doubt = unsteady * tl.max(tl.where(single[None, :], longest, 0.0), 1)
     longest = tl.max(longest, 1)
-    time = tl.maximum(share + units / slots, longest + 1.0)
+    time = tl.maximum(share + unit * units / slots, longest + unit)
     for number in tl.static_range(SIZES):
         size = longest * (1.0 - number / SIZES) - INEXACT
         longer = tl.zeros([CANDIDATES, blocks.shape[0]], dtype=tl.float32)
@@ -121,10 +149,10 @@ def choose_cost(
             parts = cut_into(cost, limit)
             longer += tl.where(cost[None, :] >= size[:, None] * parts, parts / QUARTERS, 0.0)
         rounds = tl.ceil(tl.sum(blocks[None, :] * longer, 1) / slots - INEXACT)
-        time = tl.maximum(time, (size + 1.0) * rounds)
+        time = tl.maximum(time, (size + unit) * rounds)
     is_cut = (pieces > 1.0) & (blocks > 0)[None, :]
-    time += cuts / slots + tl.max(tl.where(is_cut, cut[None, :], 0.0), 1)
-    time += tl.where(units > slots, UNSTEADY * unsteady, 0.0)
+    time += cuts / slots + tl.max(tl.where(is_cut, cut, 0.0), 1)
+    time += tl.where(units > slots, doubt, 0.0)
     time += part * tl.max(tl.where(blocks > 0, cut_into(most, limit), 0.0), 1)
     time = tl.where(units - tl.sum(blocks, 0) > most_cuts, float("inf"), time)
     best = tl.arange(0, CANDIDATES) == tl.argmin(time, 0)
@@ -230,6 +258,7 @@ def schedule_kernel(
     pair: tl.constexpr = 2 * half
     one: tl.constexpr = ONE_HALF * HEADS * SPAN / LONG
     two: tl.constexpr = SPAN / LONG
+    HAS_PROMPTS: tl.constexpr = SPAN == LONG
     bins = tl.arange(0, BINS)
     notes = units + HEADER + (entries + most_cuts) * ENTRY
 
@@ -245,11 +274,16 @@ def schedule_kernel(
         mean = tl.minimum(mean, most)
     tile = tl.where(new <= half, one, two)
     # On an H200, chunks took 6 to 23% longer with the cuts of an estimate that made them cheaper.
-    cut = tl.where(new <= half, 0.5 + 0.02 * new * GROUP, 10.0)
+    fixed: tl.constexpr = CUT if HAS_PROMPTS else DECODING_CUT
+    cut = tl.where(new <= half, fixed + CUT_OF_ROW * new * GROUP, 10.0)
+    cut_of_many = cut
+    if not HAS_PROMPTS:
+        cut_of_many = tl.full([MAX_SEQS], CUT_OF_MANY, tl.float32)
     units_each = count * tl.where(new <= half, 1.0, HEADS)
     limit, longest = choose_cost(
-        units_each, mean * tile, most * tile, new <= half, cut, PART * PARTS,
-        slots, one, 0.8 * most_cuts, CANDIDATES, 4 if SPAN == LONG else 1, SIZES,
+        units_each, mean * tile, most * tile, new <= half, UNIT if HAS_PROMPTS else DECODING_UNIT,
+        cut, cut_of_many, PART * PARTS, UNSTEADY if HAS_PROMPTS else DECODING_UNSTEADY,
+        slots, one, 0.8 * most_cuts, CANDIDATES, 4 if HAS_PROMPTS else 1, SIZES,
     )  # fmt: skip
 
     sizes = tl.zeros([BINS], dtype=tl.int32)

@@ -16,9 +16,10 @@ import torch
 from ...attention.dispatch import UNTUNED
 from ...attention.kernels.kernel_call import KernelCall
 from ...attention.plan import Plan
-from ...attention.sweep_batches import MOST_TOKENS, Lengths, Model
+from ...attention.sweep_batches import MOST_TOKENS, Lengths, Model, Shape
 from ...attention.sweep_suite import LAUNCHES, case_of, for_scenario, scenario_arguments
 from ...sweep.suite import Case, Suite
+from ...triton_internals.triton_objects import dtype_name
 from .expected_batches import (
     SHORTEST_CONTEXT,
     ExpectedBatch,
@@ -119,6 +120,7 @@ def cases(
     tokens: str = "8192",
     context: str = "32768",
     decoded: str = "1",
+    order: str = "",
     only: str = "",
 ) -> Iterator[Case]:
     """Yield the cases of an engine's batches, those of the most frequent kinds first.
@@ -141,6 +143,7 @@ def cases(
         tokens: new tokens of a step.
         context: tokens of a request.
         decoded: new tokens of a decoding request, with those that were drafted.
+        order: `cache_order` of a `LayerShape`, separated by commas.
         only: numbers of the batches to expect, separated by commas; empty for all.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -149,8 +152,9 @@ def cases(
         return torch.ones(int(heads), dtype=getattr(torch, name), device=device) if name else None
 
     q_dtype, cache = getattr(torch, dtype), cache or dtype
+    axes = tuple(map(int, order.split(","))) if order else ()
     shape = LayerShape(
-        int(heads), int(kv_heads), int(head_size), int(page), q_dtype, getattr(torch, cache)
+        int(heads), int(kv_heads), int(head_size), int(page), q_dtype, getattr(torch, cache), axes
     )
     sides = (-1, -1) if window == "-1" else (int(window), 0)
     features = LayerFeatures(
@@ -184,7 +188,7 @@ def drawn_batches(
     wanted: Mapping[str, Any],
     batch: ExpectedBatch,
     limits: ServingLimits,
-    form: tuple[Model, int, torch.dtype, int],
+    form: Shape,
 ) -> list[Lengths]:
     """Draw batches of a kind that have the wanted key arguments, as many as a scenario has."""
     most_tokens = _most_tokens(form)
@@ -200,7 +204,7 @@ def drawn_batches(
     return list(by_name.values())
 
 
-def _most_tokens(form: tuple[Model, int, torch.dtype, int]) -> int:
+def _most_tokens(form: Shape) -> int:
     """Return how many tokens the cache of a batch may have in the memory that is free.
 
     An eighth of it is more than one layer's share of an engine's cache.
@@ -218,7 +222,7 @@ def suite_options(
     """Return the options with which `cases` yields the cases of some batches to expect."""
 
     def name(dtype: torch.dtype | None) -> str:
-        return "" if dtype is None else str(dtype).removeprefix("torch.")
+        return "" if dtype is None else dtype_name(dtype)
 
     def dtype_of(values: Any) -> torch.dtype | None:
         return None if values is None else values.dtype
@@ -238,6 +242,7 @@ def suite_options(
         "tokens": limits.max_tokens,
         "context": limits.max_context,
         "decoded": limits.decoded_at_once,
+        "order": ",".join(map(str, shape.cache_order)),
         "only": ",".join(map(str, only)),
     }
     return {option: str(value) for option, value in options.items()}

@@ -1,7 +1,7 @@
 """vLLM's attention backend `CUSTOM`: `dejavu_cache.attention` over vLLM's paged cache.
 
 It serves decoders on vLLM 0.22 to 0.33. Their interfaces differ in how a cache is shaped: up to
-0.26 the backend says so (`get_kv_cache_shape`), afterwards keys and values lie side by side.
+0.28 the backend says so (`get_kv_cache_shape`), afterwards keys and values lie side by side.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from vllm.v1.attention.backend import AttentionBackend, AttentionImpl, Attention
 from ...attention import NewTokens
 from .attention_warmup import warm_up_attention
 from .expected_batches import LayerShape, ServingLimits
-from .metadata import DejavuMetadataBuilder
+from .metadata import DejavuMetadataBuilder, refuse
 from .planned_attention import LayerFeatures, StepInputs, run_layer, split_cache
 from .worker_phases import run_when_loaded
 
@@ -70,7 +70,7 @@ class DejavuAttentionBackend(AttentionBackend):  # type: ignore[misc]
         head_size: int,
         cache_dtype_str: str = "auto",
     ) -> tuple[int, ...]:
-        """Return the shape of a layer's cache, up to vLLM 0.26."""
+        """Return the shape of a layer's cache, up to vLLM 0.28."""
         return (num_blocks, 2, block_size, num_kv_heads, head_size)
 
     @staticmethod
@@ -82,6 +82,16 @@ class DejavuAttentionBackend(AttentionBackend):  # type: ignore[misc]
     def supports_head_size(cls, head_size: int) -> bool:
         """Return whether the kernels take a head size."""
         return head_size <= 256 and head_size % 8 == 0
+
+    @classmethod
+    def supports_combination(
+        cls, head_size: int, dtype: torch.dtype, kv_cache_dtype: str | None, *_: Any, **__: Any
+    ) -> str | None:
+        """Return why a cache's dtype does not go with the queries', or None."""
+        is_named = kv_cache_dtype in ("float16", "bfloat16")
+        if is_named and dtype != getattr(torch, str(kv_cache_dtype)):
+            return f"kv_cache_dtype {kv_cache_dtype} beside queries of {dtype} not supported"
+        return None
 
     @classmethod
     def supports_compute_capability(cls, capability: Any) -> bool:
@@ -168,15 +178,17 @@ class DejavuAttentionImpl(AttentionImpl[StepInputs]):  # type: ignore[misc]
                 transfer is not None and transfer.is_kv_transfer_instance
             ),
             "batch-invariant results": _is_batch_invariant(),
+            "the fast prefill of layers that share a cache": (
+                getattr(self.config.cache_config, "kv_sharing_fast_prefill", False)
+            ),
+            "a reference sliding window": (
+                getattr(self.config.model_config, "rswa_window", None) is not None
+            ),
         }
         for name, value in extra.items():
             is_default = value is None or value is False or value == -1
             wanted[f"the option {name}={value!r}"] = not is_default
-        for feature, is_wanted in wanted.items():
-            if is_wanted:
-                raise NotImplementedError(
-                    f"dejavu-cache's attention does not do {feature}: choose another backend"
-                )
+        refuse(wanted)
 
     def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
         """Have the kernels tuned and compiled before vLLM measures the memory that is left."""
@@ -196,6 +208,7 @@ class DejavuAttentionImpl(AttentionImpl[StepInputs]):  # type: ignore[misc]
             page=self.config.cache_config.block_size or 16,
             dtype=act_dtype,
             cache_dtype=self._cache_dtype or act_dtype,
+            cache_order=_cache_order(self.config.cache_config),
         )
         limits = ServingLimits(
             max_requests=scheduler.max_num_seqs,
@@ -269,3 +282,10 @@ def _is_batch_invariant() -> bool:
     from vllm import envs
 
     return bool(getattr(envs, "VLLM_BATCH_INVARIANT", False))
+
+
+def _cache_order(cache_config: Any) -> tuple[int, ...]:
+    """Return the `cache_order` of the engine's layers; vLLM has chosen it by then."""
+    if getattr(cache_config, "kv_cache_layout", None) is None:
+        return ()
+    return tuple(cache_config.get_resolved_kv_cache_layout().layer_view_order)

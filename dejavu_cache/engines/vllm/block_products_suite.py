@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from ...sweep.suite import Case, Suite
+from ...sweep.suite_options import preset_of, read_numbers
 from ..batch_cases import batch_cases
 from .block_products import BlockProduct, make_arguments, product_kernel
 from .fused_moe_suite import SIZES
@@ -65,14 +66,11 @@ def cases(
         tp: number of GPUs that share the layers.
         sizes: numbers of tokens, separated by +; empty for those of vLLM's tables.
     """
-    if preset and preset not in PRESETS:
-        raise ValueError(f"preset={preset}: choose one of {', '.join(PRESETS)}")
-    layers = (
-        PRESETS[preset]
-        if preset
-        else (BlockProduct(int(outputs), int(inputs), divided, int(block)),)
-    )
-    batches = tuple(map(int, sizes.split("+"))) if sizes else SIZES
+    if preset:
+        layers: tuple[BlockProduct, ...] = preset_of(preset, PRESETS)
+    else:
+        layers = (BlockProduct(int(outputs), int(inputs), divided, int(block)),)
+    batches = read_numbers(sizes, SIZES)
     for layer in dict.fromkeys(layer.on_each_of(int(tp)) for layer in layers):
         yield from layer_cases(layer, batches)
 

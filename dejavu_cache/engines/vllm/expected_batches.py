@@ -42,7 +42,19 @@ For 5 to 16 query heads per KV head. An engine that serves one request decodes b
 
 @dataclass(frozen=True)
 class LayerShape:
-    """Shape of a layer and its cache; `page` is the number of tokens of a block."""
+    """Shape of a layer and its cache.
+
+    Attributes:
+        num_heads: query heads.
+        num_kv_heads: KV heads.
+        head_size: elements of a head.
+        page: tokens of a block.
+        dtype: of the queries.
+        cache_dtype: of the cache.
+        cache_order: order in memory of the dimensions of [blocks, kv_heads, page, 2 * head_size],
+            where the cache has keys and values side by side; empty where they are apart. Kernels
+            are chosen by it.
+    """
 
     num_heads: int
     num_kv_heads: int
@@ -50,6 +62,7 @@ class LayerShape:
     page: int
     dtype: torch.dtype
     cache_dtype: torch.dtype
+    cache_order: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -161,9 +174,7 @@ def made_up_step(
     tokens, page = sum(batch.new), shape.page
     begins = torch.zeros(len(batch.new) + 1, dtype=torch.int32)
     begins[1:] = torch.tensor(batch.new, dtype=torch.int32).cumsum(0)
-    cache = empty(1, 2, page, shape.num_kv_heads, shape.head_size, dtype=torch.uint8)
-    cache = cache.to(shape.dtype).to(shape.cache_dtype)
-    keys, values = split_cache(cache, shape.head_size)
+    keys, values = split_cache(_empty_block(shape, device), shape.head_size)
     if shape.cache_dtype != shape.dtype:
         scale = torch.ones((), dtype=torch.float32, device=device)
         features = features._replace(k_scale=scale, v_scale=scale)
@@ -179,3 +190,14 @@ def made_up_step(
     )
     query = empty(tokens, shape.num_heads, shape.head_size, dtype=shape.dtype)
     return step, features, query, keys, values
+
+
+def _empty_block(shape: LayerShape, device: torch.device) -> torch.Tensor:
+    """Return a cache of one block that lies in memory as the engine's does."""
+    order = shape.cache_order
+    sizes: tuple[int, ...] = (1, 2, shape.page, shape.num_kv_heads, shape.head_size)
+    if order:
+        side_by_side = (1, shape.num_kv_heads, shape.page, 2 * shape.head_size)
+        sizes = tuple(side_by_side[axis] for axis in order)
+    cache = torch.zeros(sizes, dtype=shape.dtype, device=device).to(shape.cache_dtype)
+    return cache.permute([order.index(axis) for axis in range(4)]) if order else cache

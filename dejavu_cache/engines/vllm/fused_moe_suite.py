@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from ...sweep.suite import Case, Suite
+from ...sweep.suite_options import preset_of, read_numbers
 from ..batch_cases import batch_cases
 from .fused_moe import ExpertLayer, experts_kernel, make_arguments
 
@@ -57,13 +58,9 @@ def cases(
         tp: number of GPUs that share the intermediate features.
         sizes: numbers of tokens, separated by +; empty for those of vLLM's tables.
     """
-    if preset and preset not in PRESETS:
-        raise ValueError(f"preset={preset}: choose one of {', '.join(PRESETS)}")
     described = (int(experts), int(intermediate), int(hidden), int(top_k), dtype, int(block))
-    layer = PRESETS[preset] if preset else ExpertLayer(*described)
-    yield from layer_cases(
-        layer.on_each_of(int(tp)), tuple(map(int, sizes.split("+"))) if sizes else SIZES
-    )
+    layer = preset_of(preset, PRESETS) if preset else ExpertLayer(*described)
+    yield from layer_cases(layer.on_each_of(int(tp)), read_numbers(sizes, SIZES))
 
 
 def layer_cases(layer: ExpertLayer, sizes: tuple[int, ...] = SIZES) -> Iterator[Case]:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import partial
 
 from ...sweep.suite import Case, Suite
+from ...sweep.suite_options import preset_of, read_names, read_numbers
 from ..batch_cases import batch_cases
 from .lora import OPERATIONS, LoraLayer, lora_kernel, make_arguments
 
@@ -64,14 +65,12 @@ def cases(
         operations: those of `OPERATIONS` to tune, separated by +.
         sizes: numbers of tokens, separated by +.
     """
-    if preset and preset not in PRESETS:
-        raise ValueError(f"preset={preset}: choose one of {', '.join(PRESETS)}")
-    chosen = tuple(operations.split("+"))
-    if not set(chosen) <= set(OPERATIONS):
-        raise ValueError(f"operations={operations}: choose from {', '.join(OPERATIONS)}")
-    described = tuple(map(int, outputs.split("+"))) if outputs else ()
-    layers = PRESETS[preset] if preset else (LoraLayer(int(inputs), described, divided),)
-    batches = tuple(map(int, sizes.split("+"))) if sizes else SIZES
+    chosen = tuple(read_names("operations", operations, OPERATIONS))
+    if preset:
+        layers: tuple[LoraLayer, ...] = preset_of(preset, PRESETS)
+    else:
+        layers = (LoraLayer(int(inputs), read_numbers(outputs, ()), divided),)
+    batches = read_numbers(sizes, SIZES)
     names = set()
     for layer in layers:
         adapted = replace(layer, rank=int(rank), adapters=int(adapters), dtype=dtype)

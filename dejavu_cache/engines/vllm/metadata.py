@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from vllm.v1.attention.backend import (
@@ -12,7 +13,16 @@ from vllm.v1.attention.backend import (
 
 from .planned_attention import StepInputs
 
-__all__ = ["DejavuMetadataBuilder"]
+__all__ = ["DejavuMetadataBuilder", "refuse"]
+
+
+def refuse(features: Mapping[str, bool]) -> None:
+    """Raise a NotImplementedError that names the first feature that is wanted, if one is."""
+    for feature, is_wanted in features.items():
+        if is_wanted:
+            raise NotImplementedError(
+                f"dejavu-cache's attention does not do {feature}: choose another backend"
+            )
 
 
 class DejavuMetadataBuilder(AttentionMetadataBuilder[StepInputs]):  # type: ignore[misc]
@@ -27,8 +37,22 @@ class DejavuMetadataBuilder(AttentionMetadataBuilder[StepInputs]):  # type: igno
     def __init__(
         self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: Any
     ) -> None:
-        """Take vLLM's arguments."""
+        """Take vLLM's arguments.
+
+        Raises:
+            NotImplementedError: the layers' cache is of a kind that the kernels do not read; the
+                message names it.
+        """
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+        keys = getattr(kv_cache_spec, "head_size", None)
+        values = getattr(kv_cache_spec, "head_size_v", keys)
+        refuse(
+            {
+                f"keys of {keys} beside values of {values} elements": values != keys,
+                "tokens that every request sees": bool(getattr(kv_cache_spec, "sink_len", None)),
+                "attention that is not causal": getattr(kv_cache_spec, "non_causal", False),
+            }
+        )
 
     def build(
         self,
@@ -47,14 +71,15 @@ class DejavuMetadataBuilder(AttentionMetadataBuilder[StepInputs]):  # type: igno
             NotImplementedError: the step is not causal.
         """
         common = common_attn_metadata
-        refused = {
-            "attention that is not causal": getattr(common, "causal", True) is not True,
-            "bidirectional ranges of a prefix": bool(getattr(common, "mm_req_doc_ranges", None)),
-            "a reference sliding window": getattr(common, "rswa_prefix_lens", None) is not None,
-        }
-        for feature, is_wanted in refused.items():
-            if is_wanted:
-                raise NotImplementedError(f"dejavu-cache's attention does not do {feature}")
+        refuse(
+            {
+                "attention that is not causal": getattr(common, "causal", True) is not True,
+                "bidirectional ranges of a prefix": bool(
+                    getattr(common, "mm_req_doc_ranges", None)
+                ),
+                "a reference sliding window": getattr(common, "rswa_prefix_lens", None) is not None,
+            }
+        )
         return StepInputs(
             num_tokens=common.num_actual_tokens,
             max_query_len=common.max_query_len,

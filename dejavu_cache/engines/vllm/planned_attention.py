@@ -10,7 +10,13 @@ import torch
 from ... import attention
 from ...runtime.service_phase import without_benchmarks
 
-__all__ = ["LayerFeatures", "StepInputs", "plan_layer", "run_layer", "split_cache"]
+__all__ = [
+    "LayerFeatures",
+    "StepInputs",
+    "plan_layer",
+    "run_layer",
+    "split_cache",
+]
 
 
 class LayerFeatures(NamedTuple):
@@ -33,6 +39,12 @@ class LayerFeatures(NamedTuple):
         """Hashable key; tensors count by identity."""
         shared = (self.scale, self.window, self.softcap, id(self.alibi_slopes), id(self.sinks))
         return shared if self.scales is not None else (*shared, id(self.k_scale), id(self.v_scale))
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """Hashable key of layers that need the same kernels; tensors count by their presence."""
+        tensors = (self.alibi_slopes, self.sinks, self.k_scale, self.v_scale)
+        return self.scale, self.window, self.softcap, *(value is not None for value in tensors)
 
     @property
     def scales(self) -> tuple[Any, Any] | None:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import partial
 
 from ...sweep.suite import Case, Suite
+from ...sweep.suite_options import preset_of, read_numbers
 from ..batch_cases import batch_cases
 from .ssu import MambaLayer, make_arguments, update_kernel
 
@@ -56,13 +57,10 @@ def cases(
         tp: number of GPUs that share the layer.
         sizes: numbers of sequences, separated by +.
     """
-    if preset and preset not in PRESETS:
-        raise ValueError(f"preset={preset}: choose one of {', '.join(PRESETS)}")
     described = (int(heads), int(headdim), int(dstate), int(groups))
-    layer = PRESETS[preset] if preset else MambaLayer(*described)
+    layer = preset_of(preset, PRESETS) if preset else MambaLayer(*described)
     cached = replace(layer, dtype=dtype, cache_dtype=cache)
-    batches = tuple(map(int, sizes.split("+"))) if sizes else SIZES
-    yield from layer_cases(cached.on_each_of(int(tp)), batches)
+    yield from layer_cases(cached.on_each_of(int(tp)), read_numbers(sizes, SIZES))
 
 
 def layer_cases(layer: MambaLayer, sizes: tuple[int, ...] = SIZES) -> Iterator[Case]:

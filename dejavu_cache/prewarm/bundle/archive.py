@@ -10,9 +10,9 @@ import hashlib
 import io
 import os
 import shutil
+import stat
 import struct
 import tarfile
-import uuid
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
@@ -26,6 +26,7 @@ from ...stores.manifest import (
     parse_manifest,
     verify_folder,
 )
+from ...system.safe_files import open_replacement
 from .new_folder import new_folder
 
 if TYPE_CHECKING:
@@ -77,19 +78,16 @@ def create(folder: Path, file: Path) -> tuple[Manifest, Digests]:
         BundleError: the folder is not prewarmed, differs from its manifest, or the file cannot be
             written.
     """
+    if file.is_symlink() or (file.exists() and not file.is_file()):
+        raise BundleError(
+            f"{file} is there already and is no file: name one, which need not exist yet"
+        )
     manifest = verify_folder(folder)
-    partial_file = file.with_name(f".{file.name}.{uuid.uuid4().hex[:8]}")
     try:
-        file.absolute().parent.mkdir(parents=True, exist_ok=True)
-        with partial_file.open("xb") as raw:
+        with open_replacement(file) as raw:
             digests = write(folder, manifest, raw)
-            raw.flush()
-            os.fsync(raw.fileno())
-        partial_file.replace(file)
     except OSError as error:
         raise BundleError(f"{file} cannot be written: {error.strerror or error}") from error
-    finally:
-        partial_file.unlink(missing_ok=True)
     return manifest, digests
 
 
@@ -107,7 +105,10 @@ def write(folder: Path, manifest: Manifest, raw: IO[bytes]) -> Digests:
             add_file(tar, MANIFEST, io.BytesIO(manifest.text.encode()), len(manifest.text.encode()))
             for inside in sorted(manifest.files):
                 with (folder / inside).open("rb") as file:
-                    add_file(tar, inside, file, manifest.files[inside].size)
+                    reader: Any = _HashingReader(file)
+                    add_file(tar, inside, reader, manifest.files[inside].size)
+                if reader.hash.hexdigest() != manifest.files[inside].sha256:
+                    raise BundleError(f"{folder / inside} was changed while it was packed")
     seal = _SEAL.pack(_SKIPPED, 32, sealed.hash.digest())
     sealed.write(seal)
     return Digests(sealed.hash.hexdigest(), plain.hash.hexdigest(), sealed.size)
@@ -141,19 +142,23 @@ class HashingWriter(io.RawIOBase):
         return len(data)
 
 
-def read_bundle(file: Path) -> Manifest:
+def read_bundle(file: Path, blob: str | None = None) -> Manifest:
     """Check a whole bundle and return its manifest.
+
+    Args:
+        file: the bundle.
+        blob: SHA-256 that the file must have, if it is known.
 
     Raises:
         BundleError: it is cut, altered, newer than this version, or no bundle.
     """
     manifests: list[Manifest] = []
-    for _ in _members(file, manifests):
+    for _ in _members(file, blob, manifests):
         pass
     return manifests[0]
 
 
-def extract(file: Path, out: Path) -> Manifest:
+def extract(file: Path, out: Path, blob: str | None = None) -> Manifest:
     """Unpack a bundle into a new folder, which appears only once every file was verified.
 
     Raises:
@@ -161,7 +166,7 @@ def extract(file: Path, out: Path) -> Manifest:
     """
     manifests: list[Manifest] = []
     with new_folder(out) as work:
-        for name, data in _members(file, manifests):
+        for name, data in _members(file, blob, manifests):
             path = work / name
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("xb") as target:
@@ -170,29 +175,36 @@ def extract(file: Path, out: Path) -> Manifest:
     return manifests[0]
 
 
-def _members(file: Path, manifests: list[Manifest]) -> Iterator[tuple[str, IO[bytes]]]:
+def _members(
+    file: Path, blob: str | None, manifests: list[Manifest]
+) -> Iterator[tuple[str, IO[bytes]]]:
     """Check a bundle's seal, then yield its files in order, each verified once it was read.
 
-    The manifest is appended to `manifests` before the first file.
+    The manifest is appended to `manifests` before the first file. The file is opened once, and what
+    was yielded is what the seal was checked of: somebody may exchange or change it meanwhile.
     """
     import zstandard
 
-    _check_seal(file)
-    try:
-        with file.open("rb") as raw:
-            body: Any = _LimitedReader(raw, file.stat().st_size - _SEAL.size)
+    with _open_bundle(file) as raw:
+        size = os.fstat(raw.fileno()).st_size
+        sealed = _check_seal(file, raw, size, blob)
+        raw.seek(0)
+        body: Any = _BodyReader(file, raw, size - _SEAL.size)
+        try:
             decompressor = zstandard.ZstdDecompressor(max_window_size=1 << 27)
             with (
                 decompressor.stream_reader(body) as plain,
                 _BundleTar.open(fileobj=plain, mode="r|", tarinfo=_BundleEntry) as tar,
             ):
-                yield from _checked_members(file, tar, manifests)
-    except (tarfile.TarError, zstandard.ZstdError, EOFError, ValueError) as error:
-        raise BundleError(f"{file} is no bundle: {error}") from None
+                yield from _checked_members(file, tar, size, manifests)
+        except (tarfile.TarError, zstandard.ZstdError, EOFError, ValueError) as error:
+            raise BundleError(f"{file} is no bundle: {error}") from None
+        if body.digest_of_all() != sealed:
+            raise BundleError(f"{file} was changed while it was read; nothing was unpacked")
 
 
 def _checked_members(
-    file: Path, tar: tarfile.TarFile, manifests: list[Manifest]
+    file: Path, tar: tarfile.TarFile, size: int, manifests: list[Manifest]
 ) -> Iterator[tuple[str, IO[bytes]]]:
     """Yield the files of a bundle's tar, and compare each with the manifest once it was read."""
     names: set[str] = set()
@@ -207,6 +219,7 @@ def _checked_members(
         assert data is not None
         if not manifests:
             manifests.append(_read_manifest(file, entry, data))
+            _check_expansion(file, size, manifests[0])
             continue
         entry_digest = manifests[0].files.get(name)
         if entry_digest is None or entry_digest.size != entry.size:
@@ -233,9 +246,7 @@ def _read_manifest(file: Path, entry: tarfile.TarInfo, data: IO[bytes]) -> Manif
         raise BundleError(f"{file} is no bundle: it does not begin with {MANIFEST}")
     if entry.size > _SLACK:
         raise BundleError(f"{file}: {MANIFEST} has {entry.size} bytes; nothing was unpacked")
-    manifest = parse_manifest(data.read(), f"{file}: {MANIFEST}")
-    _check_expansion(file, manifest)
-    return manifest
+    return parse_manifest(data.read(), f"{file}: {MANIFEST}")
 
 
 class _BundleTar(tarfile.TarFile):
@@ -275,13 +286,13 @@ class _BundleEntry(tarfile.TarInfo):
     _proc_gnusparse_00 = _proc_gnusparse_01 = _proc_gnusparse_10 = _refuse_holes
 
 
-def _check_expansion(file: Path, manifest: Manifest) -> None:
+def _check_expansion(file: Path, size: int, manifest: Manifest) -> None:
     """Refuse a bundle that would expand to more than its limits, before anything is unpacked.
 
     Every file has exactly its size in the manifest, so that the manifest tells the total.
     """
     total = sum(described_file.size for described_file in manifest.files.values())
-    limit = min(MAX_BYTES, _SLACK + MAX_EXPANSION * file.stat().st_size)
+    limit = min(MAX_BYTES, _SLACK + MAX_EXPANSION * size)
     if total > limit or len(manifest.files) > MAX_FILES:
         raise BundleError(
             f"{file} would expand to {len(manifest.files)} files of {total} bytes, and its limits "
@@ -302,43 +313,65 @@ def _is_inside(name: str) -> bool:
     )
 
 
-def _check_seal(file: Path) -> None:
-    """Refuse a bundle that was cut or altered, before anything in it is read."""
+def _open_bundle(file: Path) -> IO[bytes]:
     try:
-        if not file.is_file():  # a pipe would never end
-            raise BundleError(f"{file} is no file")
-        size = file.stat().st_size
-        with file.open("rb") as raw:
-            digest, remaining = hashlib.sha256(), max(size - _SEAL.size, 0)
-            while block := raw.read(min(remaining, _BLOCK)):
-                digest.update(block)
-                remaining -= len(block)
-            seal = raw.read(_SEAL.size)
+        handle = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         raise BundleError(f"{file} cannot be read: {error.strerror or error}") from None
+    if not stat.S_ISREG(os.fstat(handle).st_mode):  # a pipe would never end
+        os.close(handle)
+        raise BundleError(f"{file} is no file")
+    return open(handle, "rb")
+
+
+def _check_seal(file: Path, raw: IO[bytes], size: int, blob: str | None) -> bytes:
+    """Refuse a bundle that was cut or altered, before anything in it is read.
+
+    Returns:
+        The digest of all bytes before the seal.
+    """
+    body = _BodyReader(file, raw, max(size - _SEAL.size, 0))
+    digest = body.digest_of_all()
+    seal = raw.read(_SEAL.size)
+    if blob is not None:
+        body.hash.update(seal)
+        if body.hash.hexdigest() != blob:
+            raise BundleError(f"{file} was altered: its digest is not its name")
     if len(seal) != _SEAL.size or _SEAL.unpack(seal)[:2] != (_SKIPPED, 32):
         raise BundleError(f"{file} is cut, or no bundle: it does not end with a seal; get it again")
-    if _SEAL.unpack(seal)[2] != digest.digest():
+    if _SEAL.unpack(seal)[2] != digest:
         raise BundleError(f"{file} was altered: its digest is not its seal's; get it again")
+    return digest
 
 
-class _LimitedReader(io.RawIOBase):
-    """Reads the first bytes of a file and hides the rest."""
+class _BodyReader(io.RawIOBase):
+    """Reads a bundle up to its seal, and computes the digest of what was read."""
 
-    def __init__(self, raw: IO[bytes], size: int) -> None:
-        """Wrap a file of which `size` bytes may be read."""
-        self._raw, self._remaining = raw, size
+    def __init__(self, file: Path, raw: IO[bytes], size: int) -> None:
+        """Wrap the open file `raw`, of which `size` bytes may be read."""
+        self._file, self._raw, self._remaining = file, raw, size
+        self.hash = hashlib.sha256()
 
     def readable(self) -> bool:
         """Return True."""
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Read into a buffer, and return the number of bytes; 0 at the limit."""
-        data = self._raw.read(min(len(buffer), self._remaining))
+        """Read into a buffer, and return the number of bytes; 0 at the seal."""
+        try:
+            data = self._raw.read(min(len(buffer), self._remaining))
+        except OSError as error:
+            raise BundleError(f"{self._file} cannot be read: {error.strerror}") from None
         buffer[: len(data)] = data
+        self.hash.update(data)
         self._remaining -= len(data)
         return len(data)
+
+    def digest_of_all(self) -> bytes:
+        """Read what is left, and return the digest of all."""
+        while self.read(_BLOCK):
+            pass
+        return self.hash.digest()
 
 
 class _HashingReader:

@@ -42,7 +42,7 @@ def read_any(path: Path) -> Manifest:
         if is_prewarmed(path):
             return verify_folder(path)
         if (path / "oci-layout").is_file():
-            return read_bundle(bundle_in(path))
+            return read_bundle(*bundle_in(path))
         raise BundleError(f"{path} is neither a prewarmed folder nor an image layout")
     return read_bundle(path)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ...errors import BundleError
-from ...stores.manifest import BINARIES, verify_folder
+from ...stores.manifest import BINARIES, Manifest, verify_folder
 from .archive import Digests, HashingWriter, add_file
 from .oci_image import ImageContent, write_image
 
@@ -44,6 +44,16 @@ def write_kernel_cache(folder: Path, out: Path) -> int:
         for name in sorted(manifest.files)
         if name.startswith(prefix)
     }
+    try:
+        return _write_image(folder, manifest, files, out)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise BundleError(
+            f"{folder} has binaries that Triton did not write "
+            f"({type(error).__name__}: {error}): make the folder again"
+        ) from None
+
+
+def _write_image(folder: Path, manifest: Manifest, files: dict[str, Path], out: Path) -> int:
     entries = list(_entries(files))
     if not entries:
         raise BundleError(

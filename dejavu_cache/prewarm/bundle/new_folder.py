@@ -23,9 +23,18 @@ def new_folder(out: Path) -> Iterator[Path]:
     Raises:
         BundleError: the folder is there already, or cannot be written.
     """
-    out = out.absolute()
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise BundleError(f"{out} is there already: name a new folder, or remove it")
+    try:
+        out = out.resolve()
+        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+            raise BundleError(f"{out} is there already: name a new folder, or remove it")
+    except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle
+        reason = getattr(error, "strerror", None) or error
+        raise BundleError(f"{out} cannot be written: {reason}") from None
+    if out.is_mount():
+        raise BundleError(
+            f"{out} is a mount point, which cannot be replaced: name a folder in it, as in "
+            f"{out / 'now'}"
+        )
     work = out.with_name(f".{out.name}.{uuid.uuid4().hex[:8]}")
     try:
         work.mkdir(parents=True)

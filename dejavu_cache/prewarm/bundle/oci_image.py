@@ -16,7 +16,7 @@ from typing import IO, Any, NamedTuple
 
 from ...errors import BundleError
 from ...stores.manifest import Manifest, verify_folder
-from ...system.safe_files import open_regular, read_file, sha256_of
+from ...system.safe_files import read_file
 from .archive import Digests, write
 from .new_folder import new_folder
 
@@ -113,29 +113,29 @@ def _blob(blobs: Path, value: Mapping[str, Any], kind: str) -> dict[str, Any]:
     return {"mediaType": kind, "digest": f"sha256:{digest}", "size": len(data)}
 
 
-def bundle_in(layout: Path) -> Path:
-    """Return the path of the bundle in an image layout that `write_layout` wrote.
+def bundle_in(layout: Path) -> tuple[Path, str]:
+    """Return the path of the bundle in an image layout that `write_layout` wrote, and its digest.
+
+    Whoever reads the bundle compares the digest, since the file may be exchanged until then.
 
     Raises:
         BundleError: the layout is of another image, or damaged.
     """
     try:
         (image,) = json.loads(read_file(layout / "index.json", layout))["manifests"]
-        (layer,) = json.loads(read_file(_checked_blob(layout, image), layout))["layers"]
-        return _checked_blob(layout, layer)
+        path, digest = _blob_of(layout, image)
+        content = read_file(path, layout)
+        if hashlib.sha256(content).hexdigest() != digest:
+            raise BundleError(f"{path} was altered: its digest is not its name")
+        (layer,) = json.loads(content)["layers"]
+        return _blob_of(layout, layer)
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise BundleError(f"{layout} is no image of a prewarmed folder: {error}") from None
 
 
-def _checked_blob(layout: Path, descriptor: Mapping[str, Any]) -> Path:
-    """Return the path of a descriptor's blob, after comparing its digest with its name."""
+def _blob_of(layout: Path, descriptor: Mapping[str, Any]) -> tuple[Path, str]:
+    """Return the path and the digest of a descriptor's blob."""
     kind, _, digest = str(descriptor["digest"]).partition(":")
-    path = layout / "blobs" / kind / digest
-    if kind != "sha256" or not _DIGEST.fullmatch(digest) or _sha256(layout, path) != digest:
-        raise BundleError(f"{path} was altered: its digest is not its name")
-    return path
-
-
-def _sha256(layout: Path, path: Path) -> str:
-    with open(open_regular(layout, path), "rb") as file:
-        return sha256_of(file)
+    if kind != "sha256" or not _DIGEST.fullmatch(digest):
+        raise BundleError(f"{layout} names a blob by no SHA-256: {descriptor['digest']!r}")
+    return layout / "blobs" / kind / digest, digest

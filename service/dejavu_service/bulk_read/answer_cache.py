@@ -11,7 +11,7 @@ AnswerKey = tuple[str, str, str]
 """The names of a view, the digest of its context, and the part of it that is read."""
 
 _OVERHEAD = 400
-"""Bytes that an entry takes besides its body, about."""
+"""Bytes that an entry takes besides its body, roughly."""
 
 
 class Answer(NamedTuple):
@@ -31,7 +31,7 @@ class Answer(NamedTuple):
 
 
 class AnswerCache:
-    """Answers by what they are about; the longest unused ones make room for new ones."""
+    """Answers by view, context and part; those unused for longest make room for new ones."""
 
     def __init__(self, size: int) -> None:
         """Keep answers of up to `size` bytes together."""

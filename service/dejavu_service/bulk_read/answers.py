@@ -165,7 +165,7 @@ class RecordReader:
 
 
 def _names(view: RecordView) -> tuple[str, str]:
-    """Return what tells a view from others; no namespace has a `>` in its name."""
+    """Return a text of the namespaces, none of which has a `>` in its name, and the context."""
     return ">".join(view.namespaces), view.context
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import psycopg
-from psycopg.pq import ExecStatus
+from psycopg.errors import QueryCanceled
+from psycopg.pq import DiagnosticField, ExecStatus
 from psycopg.pq.abc import PGresult
 
 from ..storage.database import Database
@@ -22,6 +24,8 @@ _Value = TypeVar("_Value")
 
 _TIMEOUT = 5.0
 """Seconds that Postgres has to answer a query."""
+_BEGIN = b"BEGIN ISOLATION LEVEL READ COMMITTED READ ONLY; SET LOCAL statement_timeout = 5000"
+_CANCELED = b"57014"
 
 
 class GroupedQueries(Generic[_Key, _Value]):
@@ -134,6 +138,8 @@ class _QueryConnection:
         self._finished: asyncio.Future[list[PGresult]] = self._loop.create_future()
         self._finished.cancel()  # no query is in progress
         self._results: list[PGresult] = []
+        self._is_hurried = False
+        """Whether the database's own `statement_timeout` has ended a query."""
         self._loop.add_reader(self._socket, self._read)
 
     @classmethod
@@ -152,11 +158,17 @@ class _QueryConnection:
             psycopg.Error: The connection cannot be used any more.
         """
         arrays = [_text_array(part) for part in zip(*keys, strict=True)]
-        result = await self._execute(lambda: self._pg.send_query_params(statement, arrays))
-        return [
-            tuple(_decode(result.get_value(row, column)) for column in range(result.nfields))
-            for row in range(result.ntuples)
-        ]
+        send = partial(self._pg.send_query_params, statement, arrays)
+        if not self._is_hurried:
+            try:
+                return _rows(await self._execute(send))
+            except QueryCanceled:
+                self._is_hurried = True
+        # A transaction for one query takes two more round trips, but can have a limit of its own.
+        await self._execute(partial(self._pg.send_query, _BEGIN))
+        rows = _rows(await self._execute(send))
+        await self._execute(partial(self._pg.send_query, b"COMMIT"))
+        return rows
 
     async def _execute(self, send: Callable[[], None]) -> PGresult:
         send()
@@ -168,7 +180,9 @@ class _QueryConnection:
         finally:
             timer.cancel()
         if result.status not in (ExecStatus.TUPLES_OK, ExecStatus.COMMAND_OK):
-            raise psycopg.OperationalError(result.error_message.decode(errors="replace"))
+            is_canceled = result.error_field(DiagnosticField.SQLSTATE) == _CANCELED
+            kind = QueryCanceled if is_canceled else psycopg.OperationalError
+            raise kind(result.error_message.decode(errors="replace"))
         return result
 
     def _flush(self) -> None:
@@ -207,6 +221,13 @@ def _text_array(texts: Iterable[str]) -> bytes:
     """Render a Postgres array literal of texts."""
     quoted = ('"' + text.replace("\\", r"\\").replace('"', r"\"") + '"' for text in texts)
     return f"{{{','.join(quoted)}}}".encode()
+
+
+def _rows(result: PGresult) -> list[Row]:
+    return [
+        tuple(_decode(result.get_value(row, column)) for column in range(result.nfields))
+        for row in range(result.ntuples)
+    ]
 
 
 def _decode(value: bytes | None) -> str | None:

@@ -23,7 +23,7 @@ __all__ = ["EXCHANGE_PATH", "AuthenticationMiddleware", "is_loopback", "is_page"
 
 EXCHANGE_PATH = "/v1/token-exchange"
 _WITHOUT_TOKEN = {EXCHANGE_PATH, "/login", "/logout"}
-"""Where somebody gets a token, or presents one; the routes verify what is in the body."""
+"""Paths where somebody gets a token, or presents one in the body, which their routes verify."""
 
 _PUBLIC_PATHS = {"/livez", "/readyz", "/v1/openapi.json", "/style.css"}
 _PUBLIC_PATHS |= {"/favicon.svg", "/favicon.ico"}

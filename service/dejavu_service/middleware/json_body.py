@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Hashable
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple, TypeVar
@@ -20,9 +21,9 @@ from ..problems import ProblemError
 from ..services.access import EVERYWHERE, READER, Role
 from ..services.json_items import InvalidJsonError, InvalidValueError, validate_json
 from .request_body import BodyBudget, read_body
-from .write_queue import WriteQueue
+from .write_queue import LONGEST_WAIT, WriteQueue
 
-__all__ = ["BodyGate", "StrictRoute", "accepts", "check_media_type"]
+__all__ = ["BodyGate", "StrictRoute", "accepts", "check_media_type", "takes_own_turn"]
 
 _Endpoint = TypeVar("_Endpoint", bound=Callable[..., Any])
 
@@ -32,8 +33,6 @@ _LARGE = 256 * 1024
 """Bytes of a body beyond which requests are handled one at a time."""
 _BUDGET = 64 * 2**20
 """Bytes of bodies that are in memory at a time."""
-_LONGEST_WAIT = 15.0
-"""Seconds that a large request waits for another one."""
 
 
 class BodyRule(NamedTuple):
@@ -68,6 +67,12 @@ def accepts(
     return declare
 
 
+def takes_own_turn(endpoint: _Endpoint) -> _Endpoint:
+    """Declare that an endpoint reads its body as a stream, and takes its turn to write later."""
+    vars(endpoint)["takes_own_turn"] = True
+    return endpoint
+
+
 class BodyGate:
     """Bounds the memory and the turns that the requests with bodies take."""
 
@@ -80,17 +85,20 @@ class BodyGate:
         self._large = asyncio.Semaphore(1)
 
     @asynccontextmanager
-    async def turn_for(self, size: int) -> AsyncIterator[None]:
+    async def turn_for(self, size: int) -> AsyncIterator[float]:
         """Wait until a request with a body of this size may be handled, which the block does.
+
+        Yields:
+            The seconds for which the request may wait for further turns.
 
         Raises:
             ProblemError: 503, other large requests did not end in time.
         """
         if size <= _LARGE:
-            yield
+            yield LONGEST_WAIT
             return
-        entered = False
-        with anyio.move_on_after(_LONGEST_WAIT):
+        entered, began = False, time.monotonic()
+        with anyio.move_on_after(LONGEST_WAIT):
             entered = await self._large.acquire()
         if not entered:
             raise ProblemError(
@@ -99,7 +107,7 @@ class BodyGate:
                 headers={"Retry-After": "2"},
             )
         try:
-            yield
+            yield max(LONGEST_WAIT - (time.monotonic() - began), 0.0)
         finally:
             self._large.release()
 
@@ -128,7 +136,9 @@ class StrictRoute(APIRoute):
         """
         handler = super().get_route_handler()
         if self.body_field is None:
-            return handler if (self.methods or set()) <= {"GET", "HEAD"} else _take_turns(handler)
+            is_read = (self.methods or set()) <= {"GET", "HEAD"}
+            has_turn = is_read or hasattr(self.endpoint, "takes_own_turn")
+            return handler if has_turn else _take_turns(handler)
         rule = getattr(self.endpoint, "body_rule", None)
         if not isinstance(rule, BodyRule):
             raise TypeError(f"{self.path} has a body: decorate its endpoint with @accepts(role)")
@@ -145,13 +155,13 @@ class StrictRoute(APIRoute):
                 body = await read_body(
                     request, min(rule.max_bytes or gate.max_body, gate.max_body), take
                 )
-                async with gate.turn_for(len(body)):
+                async with gate.turn_for(len(body)) as seconds:
                     value = await _validate(body, model, rule.items, gate.max_records)
                     parsed = _ParsedRequest(request, body, value)
                     del body
                     if not rule.writes:
                         return await handler(parsed)
-                    async with gate.queue.turn(_key(request, value)):
+                    async with gate.queue.turn(_key(request, value), seconds):
                         return await handler(parsed)
 
         return handle_strictly

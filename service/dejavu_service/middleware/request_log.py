@@ -12,7 +12,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..metrics import Metrics
-from ..problems import problem
+from ..problems import ANSWERED_ERRORS, problem
 from .asgi_scope import client_address, header
 
 __all__ = ["RequestLogMiddleware"]
@@ -55,10 +55,14 @@ class RequestLogMiddleware:
         except ClientDisconnect:
             # Nobody is left to answer; the log says so by the number that nginx gave to this.
             status = status or 499
-        except Exception:
-            _logger.exception(
-                "unforeseen", extra={"fields": {"request": request_id, "path": _path(scope)}}
-            )
+        except Exception as error:
+            fields = {"request": request_id, "path": _path(scope)}
+            if status and isinstance(error.__cause__, ANSWERED_ERRORS):
+                # The server closes the connection, by which the client notices it.
+                fields["error"] = str(error.__cause__).partition("\n")[0]
+                _logger.warning("an answer was cut off", extra={"fields": fields})
+            else:
+                _logger.exception("unforeseen", extra={"fields": fields})
             if not status:
                 detail = (
                     f"this should not happen: tell the server's admin about request {request_id}"

@@ -10,12 +10,15 @@ import anyio
 
 from ..problems import ProblemError
 
-__all__ = ["WriteQueue"]
+__all__ = ["LONGEST_WAIT", "WriteQueue"]
 
 _AT_ONCE = 2
 """Requests for the same thing that are in the database at a time."""
-_LONGEST_WAIT = 15.0
-"""Seconds that a request waits for its turn."""
+LONGEST_WAIT = 10.0
+"""Seconds that a request waits for its turns, of all kinds together.
+
+Its client shall get a 503 that says when to come again before it, or a proxy, gives the answer up.
+"""
 
 
 class WriteQueue:
@@ -32,8 +35,8 @@ class WriteQueue:
         self._users: dict[Hashable, int] = {}
 
     @asynccontextmanager
-    async def turn(self, key: Hashable) -> AsyncIterator[None]:
-        """Wait for a turn, and hold it within the block.
+    async def turn(self, key: Hashable, seconds: float = LONGEST_WAIT) -> AsyncIterator[None]:
+        """Wait for a turn for some seconds, and hold it within the block.
 
         Raises:
             ProblemError: 503, the requests before this one did not end in time.
@@ -42,7 +45,7 @@ class WriteQueue:
         self._users[key] = self._users.get(key, 0) + 1
         taken: list[asyncio.Semaphore] = []
         try:
-            with anyio.move_on_after(_LONGEST_WAIT):
+            with anyio.move_on_after(seconds):
                 for semaphore in (queue, self._all):
                     await semaphore.acquire()
                     taken.append(semaphore)

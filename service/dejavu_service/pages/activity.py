@@ -7,9 +7,9 @@ from typing import NamedTuple
 from ..services.access import Principal
 from ..services.log import LogPage, read_log
 from ..storage import coverage
+from ..storage.clock import database_time
 from ..storage.database import Database
 from ..storage.log import LogFilter
-from ..storage.tokens import now
 from .overview import CoveredContext, contexts_of
 
 __all__ = ["Activity", "activity"]
@@ -52,7 +52,7 @@ def activity(
     """
     principal.require("read", namespace)
     with database.read() as connection:
-        since = now(connection) - days * _DAY
+        since = database_time(connection).timestamp() - days * _DAY
         changed = coverage.count_changed(connection, namespace, since)
         rows = [row for row in coverage.load_contexts(connection, namespace) if row.id in changed]
     tuned = [

@@ -18,7 +18,7 @@ from ..storage.coverage import ContextRow
 from ..storage.database import Database
 from ..storage.differences import DifferenceCounts, count_differences
 from .columns import ConfigNames, ScenarioColumns
-from .context import PAGE_SIZE
+from .paging import take_page
 
 __all__ = ["ContextComparison", "ContextSide", "compare_contexts", "compare_with_namespace"]
 
@@ -221,7 +221,7 @@ def compare_contexts(
         ]
         columns = ScenarioColumns(row.scenario for row in compared)
         compared.sort(key=lambda row: (not row.differs, columns.order(row.scenario)))
-        shown = compared[(page - 1) * PAGE_SIZE : page * PAGE_SIZE]
+        shown = take_page(compared, page)
         wanted = [row.scenario.digest for row in shown if row.differs and row.ours and row.theirs]
         stored = records.load_texts(connection, ours.namespace, ours.digest, wanted)
     both = [row for row in compared if row.ours and row.theirs]

@@ -20,11 +20,10 @@ from ..storage.summaries import Summary
 from .columns import ConfigNames, ScenarioColumns
 from .costs import ConfigCost, config_costs, spread_evenly
 from .overview import CoveredContext, contexts_of
+from .paging import take_page
 
 __all__ = ["LOUD", "ContextFilter", "ContextView", "TunedScenario", "context_page", "excess_of"]
 
-PAGE_SIZE = 50
-"""Scenarios on one page."""
 LOUD = 0.05
 """Share by which a choice is slower than the best from which pages say so loudly."""
 _SAMPLE_BYTES = 1_200_000
@@ -142,12 +141,11 @@ def _view(
     ranked = sorted(wins, key=lambda text: (-wins[text], text))
     marks = dict(zip(ranked, _LETTERS, strict=False))
     tuned.sort(key=_order(columns, wanted.sort))
-    start = (wanted.page - 1) * PAGE_SIZE
     return ContextView(
         covered=covered,
         columns=columns,
         names=names,
-        rows=tuned[start : start + PAGE_SIZE],
+        rows=take_page(tuned, wanted.page),
         total=len(tuned),
         loud=sum(row.summary.pinned and (row.excess or 0) >= LOUD for row in tuned),
         map=_winner_map(columns, tuned, marks, names, parsed),

@@ -13,8 +13,8 @@ from ..storage import coverage, summaries
 from ..storage.database import Database
 from ..storage.summaries import Summary
 from .columns import ConfigNames, ScenarioColumns
-from .context import PAGE_SIZE
 from .overview import CoveredContext, contexts_of, current_source
+from .paging import take_page
 
 __all__ = ["KernelFilter", "KernelView", "kernel_across"]
 
@@ -101,7 +101,6 @@ def kernel_across(
     scenarios = {digest: Scenario.model_validate_json(text) for digest, text in texts.items()}
     columns = ScenarioColumns(scenarios.values())
     order = sorted(scenarios, key=lambda digest: columns.order(scenarios[digest], wanted.sort))
-    start = (wanted.page - 1) * PAGE_SIZE
     sources: Counter[str] = Counter()
     for entry in covered:
         sources[entry.context.kernel.source] += entry.row.records
@@ -119,7 +118,7 @@ def kernel_across(
                 columns.cells(scenarios[digest]),
                 [loaded.get(digest) for loaded in by_context],
             )
-            for digest in order[start : start + PAGE_SIZE]
+            for digest in take_page(order, wanted.page)
         ],
         total=len(order),
         configs=configs,

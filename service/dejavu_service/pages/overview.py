@@ -9,9 +9,9 @@ from dejavu_cache.model.scenario import Context
 
 from ..services.access import Principal
 from ..storage import coverage
+from ..storage.clock import database_time
 from ..storage.coverage import ContextRow, TuningCost
 from ..storage.database import Database
-from ..storage.tokens import now
 
 __all__ = [
     "CoveredContext",
@@ -149,7 +149,11 @@ def overview(
             coverage.load_costs(connection, namespace),
             coverage.count_misses(connection, namespace),
         )
-        since = None if wanted.days is None else now(connection) - wanted.days * _DAY
+        since = (
+            None
+            if wanted.days is None
+            else database_time(connection).timestamp() - wanted.days * _DAY
+        )
         kernels = [kernel for kernel in _by_kernel(covered) if _is_wanted(kernel, wanted, since)]
         kernels.sort(key=_ORDER[wanted.sort])
         start = (wanted.page - 1) * _PAGE_SIZE

@@ -11,7 +11,7 @@ from ..services.access import Principal
 from ..storage import leases, misses
 from ..storage.database import Database
 from .columns import ScenarioColumns
-from .context import PAGE_SIZE
+from .paging import take_page
 
 __all__ = ["WorklistFilter", "WorklistView", "worklist"]
 
@@ -86,8 +86,7 @@ def worklist(
     matching = [
         view for view in views if wanted.device in ("", view.context.environment.device.name)
     ]
-    start = (wanted.page - 1) * PAGE_SIZE
-    rows = matching[start : start + PAGE_SIZE]
+    rows = take_page(matching, wanted.page)
     scenarios: dict[str, list[Scenario]] = {}
     for view in rows:
         scenarios.setdefault(view.context.kernel.name, []).append(view.scenario)

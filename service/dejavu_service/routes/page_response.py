@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Response
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
 from fastapi.responses import HTMLResponse, RedirectResponse
+from fastapi.routing import APIRoute
 
 from ..pages import rendering
 from ..pages.namespaces import list_namespaces
@@ -16,9 +20,27 @@ __all__ = ["PAGE_METHODS", "pages_router", "redirect", "render_page"]
 PAGE_METHODS = ["GET", "HEAD"]
 
 
+class _PageRoute(APIRoute):
+    """A route that makes few pages at a time, so that they leave programs memory and threads."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Return FastAPI's handler behind the turns."""
+        handler = super().get_route_handler()
+        if not (self.methods or set()) <= set(PAGE_METHODS):
+            return handler  # a form may arrive slowly
+
+        async def handle_in_turn(request: Request) -> Response:
+            async with request.app.state.server.page_turns:
+                return await handler(request)
+
+        return handle_in_turn
+
+
 def pages_router() -> APIRouter:
     """Create a router for pages, which are no part of the protocol."""
-    return APIRouter(default_response_class=HTMLResponse, include_in_schema=False)
+    return APIRouter(
+        default_response_class=HTMLResponse, include_in_schema=False, route_class=_PageRoute
+    )
 
 
 def render_page(template: str, call: Call, namespace: str, **values: object) -> Response:

@@ -15,10 +15,11 @@ from ..errors import InvalidRequestError
 from ..pages import rendering
 from ..pages.activity import activity
 from ..pages.compare import ContextSide, compare_contexts, compare_with_namespace
-from ..pages.context import PAGE_SIZE, ContextFilter, context_page
+from ..pages.context import ContextFilter, context_page
 from ..pages.kernel import KernelFilter, kernel_across
 from ..pages.namespaces import list_namespaces
 from ..pages.overview import OverviewFilter, SortKey, overview
+from ..pages.paging import count_pages
 from ..pages.scenario import scenario_page
 from ..pages.worklist import WorklistFilter, worklist
 from ..services.access import NAMESPACE
@@ -103,7 +104,7 @@ def show_worklist(
     wanted = WorklistFilter(kernel, device, page)
     seen = worklist(call.database, call.principal, namespace, wanted)
     query = urlencode({"kernel": kernel, "device": device})
-    pages = -(-seen.total // PAGE_SIZE)
+    pages = count_pages(seen.total)
     return render_page(
         "misses.html", call, namespace, seen=seen, wanted=wanted, query=query, pages=pages
     )
@@ -138,7 +139,7 @@ def show_kernel(
     wanted = KernelFilter(source, sort, page)
     seen = kernel_across(call.database, call.principal, namespace, name, wanted)
     query = urlencode({"name": name, "source": source, "sort": sort})
-    pages = -(-seen.total // PAGE_SIZE)
+    pages = count_pages(seen.total)
     return render_page(
         "kernel.html", call, namespace, seen=seen, wanted=wanted, query=query, pages=pages
     )
@@ -164,7 +165,7 @@ def show_context(
         seen=seen,
         wanted=wanted,
         query=urlencode({"sort": sort, "reference": reference}),
-        pages=-(-seen.total // PAGE_SIZE),
+        pages=count_pages(seen.total),
         most=_MOST_CONFIGS,
     )
 
@@ -228,7 +229,7 @@ def show_context_comparison(
         ours=ours,
         theirs=theirs,
         page=page,
-        pages=-(-seen.total // PAGE_SIZE),
+        pages=count_pages(seen.total),
         query=urlencode({"other": other, "to": to, "until": until}),
     )
 

@@ -52,4 +52,5 @@ async def exchange_token(request: Request, call: CurrentCall) -> Issued:
         sent: IdentityToken = validate_json(body, IdentityToken, None, 1)
     except (InvalidJsonError, InvalidValueError) as error:
         raise ProblemError(400, f'send {{"token": TEXT}}: {error}') from None
-    return await run_in_threadpool(exchange.exchange, call.database, sent.token)
+    async with call.server.exchanging:
+        return await run_in_threadpool(exchange.exchange, call.database, sent.token)

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import AsyncIterator, Iterator
 from typing import Annotated
 
 from fastapi import Request, Response
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
-from starlette.concurrency import run_in_threadpool
+from starlette.concurrency import iterate_in_threadpool, run_in_threadpool
 
-from ..middleware.json_body import accepts
+from ..errors import AccessDeniedError
+from ..middleware.json_body import accepts, takes_own_turn
 from ..middleware.request_body import body_chunks
 from ..problems import ProblemError
 from ..services import promotion as promotions
 from ..services import transfer
 from ..services.access import NAMESPACE
-from .common import CurrentCall, KernelName, Namespace, versioned_router
+from .common import Call, CurrentCall, KernelName, Namespace, versioned_router
 
 __all__ = ["router"]
 
@@ -55,7 +57,19 @@ def export_records(namespace: Namespace, call: CurrentCall, kernel: KernelName =
     """Export a record set on each line."""
     note_use = call.server.reader.note_use
     lines = transfer.export_lines(call.database, call.principal, namespace, kernel, note_use)
-    return StreamingResponse(lines, media_type=_NDJSON)
+    return StreamingResponse(_while_valid(call, lines), media_type=_NDJSON)
+
+
+async def _while_valid(call: Call, lines: Iterator[str]) -> AsyncIterator[str]:
+    """Yield lines as long as the token of the call is valid: a client may read them for hours.
+
+    Raises:
+        AccessDeniedError: The token has expired or was revoked.
+    """
+    async for line in iterate_in_threadpool(lines):
+        if call.credential and await call.server.principals.find(call.credential) is None:
+            raise AccessDeniedError("the token has expired or was revoked during the export")
+        yield line
 
 
 @router.post(
@@ -64,6 +78,7 @@ def export_records(namespace: Namespace, call: CurrentCall, kernel: KernelName =
         "requestBody": {"required": True, "content": {_NDJSON: {"schema": {"type": "string"}}}}
     },
 )
+@takes_own_turn
 async def import_records(
     namespace: Namespace, request: Request, call: CurrentCall
 ) -> transfer.Imported:
@@ -75,17 +90,26 @@ async def import_records(
     settings = call.server.settings
     with tempfile.SpooledTemporaryFile(_MAX_IN_MEMORY) as lines:
         async for chunk in body_chunks(request, settings.max_import):
-            await run_in_threadpool(lines.write, chunk)
-        return await run_in_threadpool(
-            transfer.import_lines,
-            call.database,
-            call.principal,
-            namespace,
-            lines,
-            settings.max_records,
-            settings.max_body,
-            call.server.stopping.is_set,
-        )
+            try:
+                await run_in_threadpool(lines.write, chunk)
+            except OSError as error:
+                raise ProblemError(
+                    503,
+                    f"the server has no room for the import among its temporary files "
+                    f"({error.strerror}): send it in parts, or ask its admin for room",
+                    headers={"Retry-After": "10"},
+                ) from None
+        async with call.server.bodies.queue.turn((namespace, "import")):
+            return await run_in_threadpool(
+                transfer.import_lines,
+                call.database,
+                call.principal,
+                namespace,
+                lines,
+                settings.max_records,
+                settings.max_body,
+                call.server.stopping.is_set,
+            )
 
 
 @router.post("/{namespace}/promote")

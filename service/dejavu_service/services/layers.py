@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from datetime import datetime, timezone
 
 from sqlalchemy import Connection
 
@@ -22,6 +23,9 @@ __all__ = [
     "load_scenario_texts",
     "load_texts",
 ]
+
+_END_OF_TIME = datetime.max.replace(tzinfo=timezone.utc)
+"""Present time of what is stored: what was dated ahead when it came was not stored."""
 
 
 def join_revisions(revisions: Sequence[str | None]) -> str:
@@ -104,4 +108,4 @@ def _layer(own: str | None, beneath: str) -> str:
     record, below = (Record.model_validate_json(text) for text in (own, beneath))
     if record.pin is not None:
         below = below.model_copy(update={"pin": None})
-    return canonical_json(add(record, below, pins=True).record)
+    return canonical_json(add(record, below, pins=True, present=_END_OF_TIME).record)

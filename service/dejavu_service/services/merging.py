@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
 from typing import Any, NamedTuple
 
 from dejavu_cache.model.credibility import is_credible
@@ -29,7 +30,7 @@ from dejavu_cache.model.scenario import (
 from ..errors import TooLargeError
 from ..storage.records import Claim
 
-__all__ = ["MOST_RECORD_CHARACTERS", "Merge", "add", "check_growth", "override", "pin"]
+__all__ = ["MOST_RECORD_CHARACTERS", "Merge", "Override", "add", "check_growth", "override", "pin"]
 
 MOST_RECORD_CHARACTERS = 32 * 2**20
 """Characters to which a record's JSON may grow: as many as one request brings, and half of what a
@@ -52,7 +53,7 @@ class Merge(NamedTuple):
     refused: int = 0
 
 
-def add(current: Record | None, sent: Record, *, pins: bool) -> Merge:
+def add(current: Record | None, sent: Record, *, pins: bool, present: datetime) -> Merge:
     """Merge a record that a client sent; measurements and the winner of `current` stand.
 
     A measurement in `sent` of the same config becomes a claim that does not stand. It replaces the
@@ -65,12 +66,14 @@ def add(current: Record | None, sent: Record, *, pins: bool) -> Merge:
         current: The stored record, if there is one.
         sent: The record that a client sent.
         pins: Whether a pin in `sent` counts, which only an admin's does.
+        present: The present time, by a clock that all replicas share: each would otherwise take
+            back what it holds to be dated ahead, and others do not.
     """
     standing = current.by_config if current else {}
     new = [
         measurement
         for measurement in sent.measurements
-        if _is_welcome(measurement) and standing.get(measurement.config) != measurement
+        if _is_welcome(measurement, present) and standing.get(measurement.config) != measurement
     ]
     overruling = {
         measurement.config
@@ -89,12 +92,12 @@ def add(current: Record | None, sent: Record, *, pins: bool) -> Merge:
     unwelcome = [
         measurement
         for measurement in sent.measurements
-        if not (measurement.skipped or _is_welcome(measurement))
+        if not (measurement.skipped or _is_welcome(measurement, present))
     ]
     record = Record(
         scenario=sent.scenario,
-        winner=_first_right([current.winner if current else None, sent.winner], by_config),
-        pin=_latest_pin([current.pin if current else None, sent.pin if pins else None]),
+        winner=_first_right([current.winner if current else None, sent.winner], by_config, present),
+        pin=_latest_pin([current.pin if current else None, sent.pin if pins else None], present),
         launches=_add_launches(current, sent),
         measurements=tuple(by_config.values()),
     )
@@ -122,10 +125,11 @@ def check_growth(scenario: object, before: int, after: int) -> None:
         )
 
 
-def _is_welcome(measurement: Measurement) -> bool:
+def _is_welcome(measurement: Measurement, present: datetime) -> bool:
     """Return whether a measurement can be true of any machine."""
     is_possible = measurement.failure is not None or is_credible(measurement)
-    return is_possible and not measurement.skipped and not is_from_future(measurement.at)
+    is_ahead = is_from_future(measurement.at, present)
+    return is_possible and not measurement.skipped and not is_ahead
 
 
 def _overrules(measurement: Measurement, standing: Measurement) -> bool:
@@ -164,7 +168,14 @@ def _add_launches(current: Record | None, sent: Record) -> tuple[RecordedLaunch,
     return (*recorded, *new)[:MOST_LAUNCHES]
 
 
-def override(current: str, source: str) -> str:
+class Override(NamedTuple):
+    """A record that another one was promoted to, as JSON, and whether its winner is another."""
+
+    text: str
+    has_new_winner: bool
+
+
+def override(current: str, source: str, present: datetime) -> Override:
     """Merge a promoted record, whose measurements and winner replace those of `current`.
 
     The pin of `current` stays. Both are canonical JSON, as is the result: parsing them as models
@@ -174,7 +185,7 @@ def override(current: str, source: str) -> str:
         TooLargeError: The record would have more characters, or measurements, than one may have.
     """
     if current == source:
-        return current
+        return Override(current, has_new_winner=False)
     target, promoted = json.loads(current), json.loads(source)
     scenario, before = Scenario.model_validate(target["scenario"]), len(target["measurements"])
     target["measurements"] = _replace(target["measurements"], promoted["measurements"])
@@ -189,12 +200,13 @@ def override(current: str, source: str) -> str:
     }
     if launches:
         target["launches"] = [launch for _, launch in sorted(launches.items())][:MOST_LAUNCHES]
-    winner = _promoted_winner(_winner(target), _winner(promoted))
+    standing = _winner(target)
+    winner = _promoted_winner(standing, _winner(promoted), present)
     if winner is not None:
         target["winner"] = winner.model_dump(mode="json")
     text = canonical_json(target)
     check_growth(scenario, len(current), len(text))
-    return text
+    return Override(text, has_new_winner=winner != standing)
 
 
 def _replace(
@@ -211,17 +223,19 @@ def _winner(record: dict[str, Any]) -> Winner | None:
     return Winner.model_validate(record["winner"], strict=False) if "winner" in record else None
 
 
-def pin(record: Record, config: Config | None, by: str) -> Record:
+def pin(record: Record, config: Config | None, by: str, present: datetime) -> Record:
     """Return the record with a config pinned, or with its pin removed if `config` is None."""
-    return record.model_copy(update={"pin": Pin.after(record.pin, config, by)})
+    return record.model_copy(update={"pin": Pin.after(record.pin, config, by, present)})
 
 
 def _first_right(
-    winners: Iterable[Winner | None], measurements: Mapping[Config, Measurement]
+    winners: Iterable[Winner | None],
+    measurements: Mapping[Config, Measurement],
+    present: datetime,
 ) -> Winner | None:
     """Return the first winner that is not dated ahead or known to compute wrong results."""
     for winner in winners:
-        if winner is None or is_from_future(winner.at):
+        if winner is None or is_from_future(winner.at, present):
             continue
         measurement = measurements.get(winner.config)
         if measurement is None or not measurement.is_wrong:
@@ -229,20 +243,21 @@ def _first_right(
     return None
 
 
-def _promoted_winner(current: Winner | None, source: Winner | None) -> Winner | None:
+def _promoted_winner(
+    current: Winner | None, source: Winner | None, present: datetime
+) -> Winner | None:
     if current is None or source is None or source.config == current.config:
         return current or source
     # Local stores keep the later of two winners: the promoted one must be the later one.
     if source.at > current.at:
         return source
-    return Winner(config=source.config, at=moment_after(current.at))
+    return Winner(config=source.config, at=moment_after(current.at, present))
 
 
-def _latest_pin(pins: Iterable[Pin | None]) -> Pin | None:
-    present = [pin for pin in pins if pin is not None]
+def _latest_pin(pins: Iterable[Pin | None], present: datetime) -> Pin | None:
     return max(
-        present,
-        key=lambda pin: (not is_from_future(pin.at), pin.at, canonical_json(pin)),
+        [pin for pin in pins if pin is not None],
+        key=lambda pin: (not is_from_future(pin.at, present), pin.at, canonical_json(pin)),
         default=None,
     )
 

@@ -15,11 +15,20 @@ from ..storage.database import Database
 from .access import Principal
 from .log import Action, write_log
 
-__all__ = ["MOST_MISSES", "claim_miss", "count_misses", "dismiss_miss", "list_misses"]
+__all__ = [
+    "MOST_MISSED_CONTEXTS",
+    "MOST_MISSES",
+    "claim_miss",
+    "count_misses",
+    "dismiss_miss",
+    "list_misses",
+]
 
 MOST_MISSES = 100_000
 """Misses of all namespaces, up to which those who may only read add new ones."""
-_LONGEST, _LONGEST_OF_READERS = 64 * 1024, 32 * 1024
+MOST_MISSED_CONTEXTS = 2000
+"""Contexts without records, likewise: pages load all contexts of a namespace."""
+_LONGEST, _LONGEST_OF_READERS = 64 * 1024, 8 * 1024
 """Characters of a scenario and its context beyond which a miss is not counted."""
 
 _Report = Sequence[tuple[Context, Scenario, int]]
@@ -35,7 +44,8 @@ def count_misses(
     """Add reported misses to the worklist.
 
     Those who may only read, which everybody may be, cannot fill the database: they add to what is
-    on the worklist, and new misses while there are fewer than `MOST_MISSES`.
+    on the worklist, and new misses while there are fewer than `MOST_MISSES`, of new contexts while
+    fewer than `MOST_MISSED_CONTEXTS` have no records.
 
     Args:
         database: The server's database.
@@ -75,14 +85,19 @@ def count_misses(
 def _fitting(connection: Connection, namespace: str, reported: _Report) -> _Report:
     """Return the misses that are on the worklist, and of the others those for which is room."""
     room = MOST_MISSES - misses.count_all(connection)
-    if room >= len(reported):
+    places = MOST_MISSED_CONTEXTS - contexts.count_empty(connection)
+    digests = sorted({context.digest for context, _, _ in reported})
+    if room >= len(reported) and places >= len(digests):
         return reported
-    digests = sorted({scenario.digest for _, scenario, _ in reported})
-    known = misses.find_known(connection, namespace, digests)
+    present = set(contexts.load_revisions(connection, namespace, digests))
+    scenarios = sorted({scenario.digest for _, scenario, _ in reported})
+    known = misses.find_known(connection, namespace, scenarios)
     fitting = []
     for miss in reported:
-        key = (miss[0].digest, miss[1].digest)
-        if key not in known and room > 0:
+        context, key = miss[0].digest, (miss[0].digest, miss[1].digest)
+        if key not in known and room > 0 and (context in present or places > 0):
+            places -= context not in present
+            present.add(context)
             known.add(key)
             room -= 1
         if key in known:

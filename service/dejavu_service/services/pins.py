@@ -7,6 +7,7 @@ from dejavu_cache.model.scenario import Config, canonical_json
 
 from ..errors import NotFoundError
 from ..storage import contexts, recalls, records
+from ..storage.clock import database_time
 from ..storage.database import Database
 from .access import Principal
 from .log import write_log
@@ -51,7 +52,7 @@ def set_pin(
         record = stored[scenario]
         if config is None and record.pinned is None:
             return canonical_json(record)
-        pinned = pin(record, config, by or principal.name)
+        pinned = pin(record, config, by or principal.name, database_time(connection))
         records.save(connection, context_id, [pinned])
         contexts.bump_revision(connection, context_id, by=principal.name)
         if record.pin is not None:

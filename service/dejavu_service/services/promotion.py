@@ -10,6 +10,7 @@ from dejavu_cache.model.scenario import Context
 
 from ..errors import InvalidRequestError, NotFoundError
 from ..storage import contexts, copies, misses
+from ..storage.clock import database_time
 from ..storage.database import Database
 from .access import Principal
 from .log import write_log
@@ -69,13 +70,16 @@ def _promote_context(
     route = _lock(connection, source, target, digest)
     if route is None:
         return 0
-    changed = 0
+    changed, present = 0, database_time(connection)
+    sender = f"{principal.name} from {source}"
     for page in copies.iter_shared(connection, route):
-        merged = {pair.scenario: override(pair.current, pair.source) for pair in page}
-        changed += sum(pair.current != merged[pair.scenario] for pair in page)
-        copies.replace_texts(connection, route, merged)
-    added = copies.add_records(connection, route)
-    changed += copies.replace_measurements(connection, route, f"{principal.name} from {source}")
+        merged = {pair.scenario: override(pair.current, pair.source, present) for pair in page}
+        changed += sum(pair.current != merged[pair.scenario].text for pair in page)
+        texts = {scenario: record.text for scenario, record in merged.items()}
+        senders = {scenario: sender for scenario, record in merged.items() if record.has_new_winner}
+        copies.replace_texts(connection, route, texts, senders)
+    added = copies.add_records(connection, route, sender)
+    changed += copies.replace_measurements(connection, route, sender)
     misses.drop_all_tuned(connection, route.target)
     if changed or added:
         contexts.bump_revision(connection, route.target, added=added, by=principal.name)

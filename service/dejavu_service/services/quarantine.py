@@ -41,7 +41,7 @@ _MOST_SCENARIOS, _MOST_MEASUREMENTS = 100, 5_000
 """Limits of what is withdrawn or given back in one transaction, which keeps other writers waiting;
 a scenario with more measurements is a page of its own."""
 _PAUSE = 0.11
-"""Seconds between two transactions: who waits for SQLite's lock looks for it every 0.1 s."""
+"""Seconds between two transactions: other writers try every 0.1 s to get SQLite's lock."""
 
 
 class Writer(BaseModel):
@@ -51,7 +51,7 @@ class Writer(BaseModel):
     by: str
     measurements: int
     standing: int
-    """Those that readers get."""
+    """Measurements that readers get."""
     first: datetime
     last: datetime
 

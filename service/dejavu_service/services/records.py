@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime
 from typing import NamedTuple
 
 from pydantic import BaseModel
 from sqlalchemy import Connection
 
-from dejavu_cache.model.recall import part_digests
+from dejavu_cache.model.recall import part_digest, part_digests
 from dejavu_cache.model.record import FORMAT, Record, RecordSet, Winner
 from dejavu_cache.model.scenario import canonical_json
 
 from ..errors import InvalidRequestError, TooLargeError
 from ..storage import contexts, misses, recalls, records
+from ..storage.clock import database_time
 from ..storage.database import Database
 from . import merging
 from .access import Principal
@@ -120,7 +122,7 @@ def merge_record_set(
     if not sent.records:
         return total
     context_id = contexts.lock(connection, namespace, sent.context)
-    into = _Target(context_id, namespace, sent.context.digest)
+    into = _Target(context_id, namespace, sent.context.digest, database_time(connection))
     changed, added = False, 0
     # A part at a time, because the records of a large set do not fit into the memory together.
     for start in range(0, len(sent.records), _PART):
@@ -136,11 +138,12 @@ def merge_record_set(
 
 
 class _Target(NamedTuple):
-    """The context to merge into, by its id and by its names."""
+    """The context to merge into, by its id and by its names, and the present time."""
 
     id: int
     namespace: str
     context: str
+    present: datetime
 
 
 class _MergedPart(NamedTuple):
@@ -175,7 +178,9 @@ def _merge_part(
     replacing: list[records.Claim] = []
     pins = principal.may("admin", into.namespace)
     for record in welcome:
-        merged = merging.add(after.get(record.scenario.digest), record, pins=pins)
+        merged = merging.add(
+            after.get(record.scenario.digest), record, pins=pins, present=into.present
+        )
         after[record.scenario.digest] = merged.record
         claims += merged.claims
         replacing += merged.replacing
@@ -187,8 +192,10 @@ def _merge_part(
         if record.winner != _winner_of(before.get(record.scenario.digest))
     }
     sizes = records.save(connection, into.id, changed, winner_senders=winner_senders)
-    if not restore:  # an admin's import is not stopped in its middle
+    _recall_replaced_pins(connection, into, before, after)
+    if not restore:  # an admin's import is not stopped in its middle, and logged as a whole
         _check_sizes(sizes, before, after)
+        _log_pins(connection, principal, into, before, changed)
     standing, beside = records.add_claims(connection, into.id, claims, principal.name)
     for claim in replacing:
         replacement = (claim.measurement.config.digest, claim.digest)
@@ -196,6 +203,43 @@ def _merge_part(
     misses.drop_tuned(connection, into.id, sorted(after))
     added = len(after) - len(before)
     return _MergedPart(standing, beside, refused, changed=bool(changed), added=added)
+
+
+def _recall_replaced_pins(
+    connection: Connection, into: _Target, before: Mapping[str, Record], after: Mapping[str, Record]
+) -> None:
+    """Recall from copies the pins that others have replaced, as when they are set one by one."""
+    replaced = {
+        digest: [part_digest(record.pin)]
+        for digest, record in before.items()
+        if record.pin is not None and after[digest].pin != record.pin
+    }
+    recalls.add_parts(connection, into.namespace, into.context, replaced)
+
+
+def _log_pins(
+    connection: Connection,
+    principal: Principal,
+    into: _Target,
+    before: Mapping[str, Record],
+    changed: Sequence[Record],
+) -> None:
+    """Log the pins that came within records: they decide what runs, as any other pin does."""
+    for record in changed:
+        stored = before.get(record.scenario.digest)
+        if record.pin is None or record.pin == (stored.pin if stored else None):
+            continue
+        write_log(
+            connection,
+            principal,
+            "unpin" if record.pin.config is None else "pin",
+            into.namespace,
+            contexts.kernel_of(connection, into.id),
+            context=into.context,
+            scenario=str(record.scenario),
+            config=str(record.pin.config or (stored.pinned if stored else None)),
+            by=record.pin.by,
+        )
 
 
 def _check_sizes(

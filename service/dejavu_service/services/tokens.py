@@ -15,6 +15,7 @@ from sqlalchemy import Row
 
 from ..errors import InvalidRequestError, NotFoundError, TokenExistsError
 from ..storage import tokens
+from ..storage.clock import database_time
 from ..storage.database import Database
 from .access import EVERYWHERE, ROLES, Principal, Role
 from .log import write_log
@@ -146,12 +147,12 @@ def verify(database: Database, presented: str) -> VerifiedToken | None:
         return None
     with database.read() as connection:
         row = tokens.get(connection, identity)
-        moment = tokens.now(connection)
+        present = database_time(connection).timestamp()
     # The comparison takes the same time for an unknown token as for a known one.
     same = hmac.compare_digest(_digest(secret), row.digest if row else _digest(""))
     if row is None or not same or row.revoked_at is not None:
         return None
-    expires_in = None if row.expires_at is None else row.expires_at - moment
+    expires_in = None if row.expires_at is None else row.expires_at - present
     if expires_in is not None and expires_in <= 0:
         return None
     return VerifiedToken(Principal(f"{row.name} ({row.id})", _grants(row)), expires_in)

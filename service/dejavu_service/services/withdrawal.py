@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 from typing import NamedTuple
 
 from sqlalchemy import Connection
@@ -12,6 +13,7 @@ from dejavu_cache.model.record import Measurement, Record
 from dejavu_cache.model.scenario import canonical_json
 
 from ..storage import contexts, quarantine, recalls, records
+from ..storage.clock import database_time
 from ..storage.quarantine import Part, SentRow, WriterFilter
 from .access import Principal
 from .merging import add
@@ -49,6 +51,7 @@ def plan_withdrawal(
     """Return what goes of some scenarios, and what then stands; nothing is written."""
     loaded = quarantine.load_measurements(connection, context_id, scenarios, wanted)
     winner_senders = quarantine.load_winner_senders(connection, context_id, scenarios, wanted)
+    present = database_time(connection)
     remaining: dict[str, Record | None] = {}
     rows: list[SentRow] = []
     parts: list[Part] = []
@@ -57,7 +60,7 @@ def plan_withdrawal(
         sent = [row for row, is_wanted in loaded[scenario] if is_wanted]
         others = [row for row, is_wanted in loaded[scenario] if not is_wanted]
         rows += sent
-        left = _without(record, sent, others)
+        left = _without(record, sent, others, present)
         text = record.scenario.text
         parts += [Part(context_id, text, False, row.text, row.sender) for row in sent]
         recalled[scenario] = [row.digest for row in sent]
@@ -76,7 +79,9 @@ def plan_withdrawal(
     return Withdrawal(remaining, rows, parts, recalled)
 
 
-def _without(record: Record, sent: Sequence[SentRow], others: Sequence[SentRow]) -> Record:
+def _without(
+    record: Record, sent: Sequence[SentRow], others: Sequence[SentRow], present: datetime
+) -> Record:
     """Return a record as it would be if a writer's measurements had never come."""
     lost = {row.config for row in sent if row.stands}
     kept = tuple(
@@ -87,7 +92,7 @@ def _without(record: Record, sent: Sequence[SentRow], others: Sequence[SentRow])
         if row.config in lost:
             measurement = Measurement.model_validate_json(row.text)
             again = Record(scenario=record.scenario, measurements=(measurement,))
-            left = add(left, again, pins=False).record
+            left = add(left, again, pins=False, present=present).record
     return left
 
 

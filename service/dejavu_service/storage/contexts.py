@@ -23,6 +23,8 @@ __all__ = [
     "Revision",
     "add_fetches",
     "bump_revision",
+    "count_empty",
+    "count_records",
     "count_records_per_device",
     "ensure",
     "iter_digests",
@@ -241,16 +243,29 @@ def add_fetches(connection: Connection, counts: Mapping[int, int]) -> None:
         )
 
 
-def count_records_per_device(connection: Connection) -> list[tuple[str, str, str, int]]:
-    """Count the records of each namespace, kernel and device."""
+def count_empty(connection: Connection) -> int:
+    """Count the contexts of all namespaces that have no records."""
+    query = select(func.count()).select_from(contexts).where(contexts.c.records == 0)
+    return connection.execute(query).scalar_one()
+
+
+def count_records(connection: Connection) -> int:
+    """Count the records of all namespaces."""
+    return int(connection.execute(select(func.sum(contexts.c.records))).scalar() or 0)
+
+
+def count_records_per_device(connection: Connection, limit: int) -> list[tuple[str, str, str, int]]:
+    """Count the records of each namespace, kernel and device, of those that have the most."""
     total = func.sum(contexts.c.records)
+    names = (contexts.c.namespace, contexts.c.kernel, contexts.c.device)
     query = (
-        select(contexts.c.namespace, contexts.c.kernel, contexts.c.device, total)
-        .group_by(contexts.c.namespace, contexts.c.kernel, contexts.c.device)
+        select(*names, total)
+        .group_by(*names)
         .having(total > 0)
-        .order_by(contexts.c.namespace, contexts.c.kernel, contexts.c.device)
+        .order_by(total.desc(), *names)
+        .limit(limit)
     )
-    return [
+    return sorted(
         (namespace, kernel, device, int(count))
         for namespace, kernel, device, count in connection.execute(query)
-    ]
+    )

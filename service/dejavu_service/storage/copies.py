@@ -8,8 +8,10 @@ from typing import Any, NamedTuple
 from sqlalchemy import (
     ColumnElement,
     Connection,
+    Text,
     and_,
     bindparam,
+    case,
     delete,
     false,
     func,
@@ -22,7 +24,7 @@ from sqlalchemy import (
 from dejavu_cache.model.record import Record
 
 from . import summaries
-from .records import save
+from .records import WINNER, save
 from .tables import contexts, epoch, measurements, recalls, records
 from .text_matching import contains
 from .upserts import insert
@@ -74,21 +76,41 @@ def iter_shared(connection: Connection, route: Route) -> Iterator[list[Pair]]:
         after = rows[-1][0]
 
 
-def replace_texts(connection: Connection, route: Route, texts: Mapping[str, str]) -> None:
-    """Replace records of the target by JSON texts, given by the digest of their scenario."""
+def replace_texts(
+    connection: Connection,
+    route: Route,
+    texts: Mapping[str, str],
+    winner_senders: Mapping[str, str],
+) -> None:
+    """Replace records of the target.
+
+    Args:
+        connection: A write transaction.
+        route: The contexts.
+        texts: The records as JSON, by the digest of their scenario.
+        winner_senders: Who sent the winners that are new, by the digest of their scenario.
+    """
     if not texts:
         return
     statement = (
         update(records)
         .where(records.c.context_id == route.target, records.c.scenario == bindparam("digest"))
-        .values(text=bindparam("replacement"), promoted=true(), updated_at=epoch())
+        .values(
+            text=bindparam("replacement"),
+            promoted=true(),
+            updated_at=epoch(),
+            winner_sender=func.coalesce(bindparam("sender", type_=Text), records.c.winner_sender),
+        )
     )
-    rows = [{"digest": scenario, "replacement": text} for scenario, text in texts.items()]
+    rows = [
+        {"digest": scenario, "replacement": text, "sender": winner_senders.get(scenario)}
+        for scenario, text in texts.items()
+    ]
     connection.execute(statement, rows)
     summaries.save(connection, route.target, map(summaries.summarize_json, texts.values()))
 
 
-def add_records(connection: Connection, route: Route) -> int:
+def add_records(connection: Connection, route: Route, sender: str) -> int:
     """Add the records that the target does not have, without their pins; return their number."""
     present = (
         select(records.c.scenario)
@@ -104,7 +126,8 @@ def add_records(connection: Connection, route: Route) -> int:
     unpinned = [
         Record.model_validate_json(text).model_copy(update={"pin": None}) for text in pinned
     ]
-    save(connection, route.target, unpinned, promoted=True)
+    senders = {record.scenario.digest: sender for record in unpinned if record.winner}
+    save(connection, route.target, unpinned, promoted=True, winner_senders=senders)
     rows = select(
         literal(route.target),
         _source_records.c.scenario,
@@ -113,7 +136,7 @@ def add_records(connection: Connection, route: Route) -> int:
         false(),
         true(),
         epoch(),
-        _source_records.c.winner_sender,
+        case((contains(_source_records.c.text, WINNER), sender)),
     ).where(missing)
     statement = insert(connection, records).from_select([*records.columns], rows)
     added = _count_inserted(connection, statement.on_conflict_do_nothing())

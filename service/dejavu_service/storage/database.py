@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,14 +13,17 @@ from typing import Any
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.exc import ArgumentError, OperationalError
+from sqlalchemy.pool import ConnectionPoolEntry
 
 from dejavu_cache.errors import SettingsError
 
 from ..errors import MissingDatabaseError
 
-__all__ = ["Database", "parse_url", "require_file"]
+__all__ = ["FILE_IS_GONE", "Database", "parse_url", "require_file"]
 
 _BUSY_SECONDS = 10
+FILE_IS_GONE = "the file was moved, replaced or deleted"
+"""Message of the error where the path of a SQLite database leads to another file than before."""
 _POSTGRES = {
     "client_encoding": "UTF8",  # whatever the database's own is
     "connect_timeout": 3,
@@ -38,7 +43,7 @@ was ended since its transaction took too long."""
 # after waiting for a lock.
 _BEGIN_POSTGRES = (
     "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL statement_timeout = 60000; "
-    "SET LOCAL lock_timeout = 15000; SET LOCAL idle_in_transaction_session_timeout = 60000"
+    "SET LOCAL lock_timeout = 10000; SET LOCAL idle_in_transaction_session_timeout = 60000"
 )
 
 
@@ -183,13 +188,27 @@ def _sqlite(url: URL, pool: int) -> Engine:
     return engine
 
 
-def _prepare_sqlite(connection: Any, _: Any) -> None:
+def _prepare_sqlite(connection: Any, record: ConnectionPoolEntry) -> None:
     connection.isolation_level = None  # `_begin_sqlite` begins transactions, not the driver
     for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
         connection.execute(f"PRAGMA {pragma}")
+    ((_, _, path),) = connection.execute("PRAGMA database_list").fetchall()
+    record.info["file"] = path, _identify_file(path)
+
+
+def _identify_file(path: str) -> tuple[int, int] | None:
+    try:
+        status = os.stat(path)
+    except FileNotFoundError:
+        return None
+    return status.st_dev, status.st_ino
 
 
 def _begin_sqlite(connection: Connection) -> None:
+    path, identity = connection.info["file"]
+    if _identify_file(path) != identity:
+        # What is written to a file that nobody can find again would be confirmed, and be lost.
+        raise OperationalError("BEGIN", None, sqlite3.OperationalError(FILE_IS_GONE))
     # A writer takes the lock at the start: SQLite fails a transaction that began by reading and
     # then has to wait for another writer.
     writes = connection.get_execution_options().get("dejavu_write")

@@ -17,6 +17,7 @@ from .text_matching import contains
 from .upserts import insert
 
 __all__ = [
+    "WINNER",
     "Claim",
     "StoredRecordSet",
     "add_claims",
@@ -33,7 +34,7 @@ __all__ = [
     "save",
 ]
 
-_WINNER = '"winner": {'
+WINNER = '"winner": {'
 """Part of the JSON texts of records with a winner: quotes within a text are escaped, and no other
 dictionary of a record has dictionaries as values."""
 
@@ -110,7 +111,7 @@ def load_text(
 
 def has_winner(text: str) -> bool:
     """Return whether the JSON text of a record has a winner."""
-    return _WINNER in text
+    return WINNER in text
 
 
 def find_won(
@@ -123,7 +124,7 @@ def find_won(
         .where(
             contexts.c.namespace == namespace,
             contexts.c.digest == digest,
-            contains(records.c.text, _WINNER),
+            contains(records.c.text, WINNER),
         )
     )
     return {

@@ -17,7 +17,6 @@ __all__ = [
     "drop_expired",
     "get",
     "list_tokens",
-    "now",
     "revoke",
 ]
 
@@ -89,8 +88,3 @@ def drop_expired(connection: Connection, seconds: float) -> int:
     )
     expired = delete(tokens).where(tokens.c.expires_at < limit, remaining.exists())
     return connection.execute(expired).rowcount
-
-
-def now(connection: Connection) -> float:
-    """Return the present time by the database's clock, in seconds since 1970."""
-    return float(connection.execute(select(epoch())).scalar_one())

@@ -30,10 +30,11 @@ from dejavu_cache.model.scenario import (
 )
 from dejavu_cache.prewarm.toolchain import builder_toolchain
 from dejavu_cache.runtime.launch_recorder import LAUNCH_METHOD
-from dejavu_cache.triton_internals.compilation import jit_function, launch_of, target_of
+from dejavu_cache.triton_internals.compilation import launch_of, target_of
 from dejavu_cache.triton_internals.config_names import describe
 from dejavu_cache.triton_internals.deviceless_driver import DevicelessDriver
 from dejavu_cache.triton_internals.source_hash import kernel_name, source_hash
+from dejavu_cache.triton_internals.triton_objects import jit_function
 
 DEVICES = [
     Device(name="NVIDIA H200", arch="sm_90", units=132, memory_gib=140),

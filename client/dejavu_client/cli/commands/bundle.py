@@ -60,7 +60,7 @@ def create(
         return
     if oci:
         manifest = write_layout(folder, out)
-        size = bundle_in(out).stat().st_size
+        size = bundle_in(out)[0].stat().st_size
     else:
         manifest, digests = archive.create(folder, out)
         size = digests.size
@@ -90,7 +90,7 @@ def _say_manifest(manifest: Manifest) -> None:
     for device in manifest.devices:
         say(
             f"device    {device.name}: {device.arch}, {device.units} units, "
-            f"{device.memory_gib} GiB, {manifest.codegen[device.name]}"
+            f"{device.memory_gib} GiB, {manifest.codegen.get(device.name, 'compiler unknown')}"
         )
     say(
         f"files     {len(manifest.files)}: {counted(binaries, 'binary', 'binaries')}, "
@@ -140,5 +140,6 @@ def extract(
 
     if path.is_dir() and not (path / "oci-layout").is_file():
         raise SettingsError(f"{path} is a folder: name a bundle, or an image layout")
-    manifest = archive.extract(bundle_in(path) if path.is_dir() else path, out)
+    file, blob = bundle_in(path) if path.is_dir() else (path, None)
+    manifest = archive.extract(file, out, blob)
     say(f"{out}: {counted(len(manifest.files), 'file')}, digest {manifest.digest}")

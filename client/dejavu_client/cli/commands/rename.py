@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from dejavu_cache.errors import StoreError
 from dejavu_cache.stores import Store, tiers_of
 from dejavu_cache.stores.kernel_rename import (
     KernelRename,
@@ -16,6 +17,7 @@ from dejavu_cache.stores.kernel_rename import (
 from dejavu_cache.system.plurals import counted
 
 from ..chosen_store import open_existing_store
+from ..errors import PartlyDoneError
 from ..kernel_names import matching_kernels
 from ..options import StoreOption
 from ..output import say
@@ -44,11 +46,30 @@ def rename(
         tiers = _tiers_to_rename(chosen) if yes else tiers_of(chosen)
         renamed = False
         for tier in tiers:
-            counts = apply_rename(tier, names) if yes else preview_rename(tier, names)
+            counts = _rename_in(tier, names, renamed) if yes else preview_rename(tier, names)
             say(_summary(tier, names, counts, renamed=yes))
             renamed = renamed or bool(counts)
         if not renamed:
             _require_new_name(chosen, names)
+
+
+def _rename_in(tier: Store, names: KernelRename, has_begun: bool) -> RenameCounts:
+    """Rename kernels in one store.
+
+    Raises:
+        StoreError: nothing was renamed.
+        PartlyDoneError: some of it was, or something in another store before this one.
+    """
+    counts = RenameCounts()
+    try:
+        return apply_rename(tier, names, counts)
+    except StoreError as error:
+        if counts:
+            summary = _summary(tier, names, counts, renamed=True)
+            raise PartlyDoneError(f"only {summary}: {error}") from None
+        if has_begun:
+            raise PartlyDoneError(str(error)) from None
+        raise
 
 
 def _require_new_name(store: Store, names: KernelRename) -> None:

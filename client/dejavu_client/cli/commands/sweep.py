@@ -103,7 +103,7 @@ def sweep(
     do: Task = "plan" if dry_run else "verify" if verify else "measure"
     try:
         spec = _spec(suite, options, home.url, from_misses)
-        report = _run(spec, partial(_hosts, spec, gpus, ray), do, shard, verify, seconds, as_json)
+        report = _run(partial(_hosts, spec, gpus, ray), do, shard, verify, seconds, as_json)
     except KeyboardInterrupt:  # before the sweep began, or for the second time during it
         sys.stderr.write("stopped (interrupted); what was measured is kept\n")
         sys.stderr.write("run the same command again to go on\n")
@@ -140,7 +140,7 @@ def _say_report(report: SweepReport, do: Task, url: str, lacking: int) -> None:
     if do == "plan":
         say_plan(report, url)
     elif do == "verify":
-        say_drift(report, url)
+        say_drift(report)
     else:
         say_report(report, url)
     say_unfinished(report, lacking)
@@ -160,7 +160,6 @@ def _spec(suite: str, options: dict[str, str], url: str, from_misses: bool) -> S
 
 
 def _run(
-    spec: SweepSpec,
     new_hosts: Callable[[], Sequence[SweepHost]],
     do: Task,
     shard: str,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import Annotated
 
 import typer
@@ -38,11 +37,16 @@ def collect_garbage(
         stale = _superseded_contexts(target) | (
             _older_than(target, days) if days is not None else set()
         )
-        for context in sorted(stale, key=lambda context: context.text):
+
+        def drop(context: Context) -> int:
             count = len(list(target.records(context))) if dry_run else target.delete(context)
             kernel, device = context.kernel, context.environment.device.name
             records = counted(count, "record")
             say(f"{kernel.name} (source {kernel.source[:8]}) on {device}: {records}")
+            return count
+
+        describe = _describe_droppable if dry_run else _describe_dropped
+        sum_of_steps(sorted(stale, key=lambda context: context.text), drop, describe)
         dropped = counted(len(stale), "context")
         if dry_run:
             say(f"{dropped} would be dropped")
@@ -77,6 +81,10 @@ def _describe_dropped(records: int) -> str:
     return f"{counted(records, 'record')} dropped"
 
 
+def _describe_droppable(records: int) -> str:
+    return f"{counted(records, 'record')} would be dropped"
+
+
 def _superseded_contexts(store: Store) -> set[Context]:
     """Return the contexts of a kernel's sources other than the one that was tuned last."""
     newest: dict[str, tuple[float, str]] = {}
@@ -91,8 +99,12 @@ def _superseded_contexts(store: Store) -> set[Context]:
 
 
 def _older_than(store: Store, days: int) -> set[Context]:
-    limit = (now() - timedelta(days=days)).timestamp()
-    return {context for context in store.contexts() if _last_tuned(store, context) < limit}
+    present = now().timestamp()
+    return {
+        context
+        for context in store.contexts()
+        if present - _last_tuned(store, context) > days * 86_400
+    }
 
 
 def _last_tuned(store: Store, context: Context) -> float:

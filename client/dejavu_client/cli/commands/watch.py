@@ -111,7 +111,8 @@ class _Watched:
 def watch(
     kernel: OptionalKernelArgument = "",
     every: Annotated[
-        float, typer.Option("--every", min=0.1, help="Seconds between two looks.")
+        float,
+        typer.Option("--every", min=0.1, max=86_400, help="Seconds between two looks."),
     ] = 2.0,
     device: DeviceOption = "",
     triton: TritonOption = "",
