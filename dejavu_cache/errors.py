@@ -14,6 +14,7 @@ DejavuError
     ├── ReadOnlyStoreError   it may only be read
     ├── NewerFormatError     its records were written by a newer version of this package
     ├── DamagedRecordsError  its content is not a record set
+    ├── SnapshotError        a frozen snapshot is missing, or is not what its name says
     └── MergeConflictError   two measurements of one config met under `on_conflict="fail"`
 """
 
@@ -35,6 +36,7 @@ __all__ = [
     "ReadOnlyStoreError",
     "ScenarioNotTuned",
     "SettingsError",
+    "SnapshotError",
     "StoreError",
     "TooFewRecordsError",
     "UnknownDeviceError",
@@ -147,6 +149,10 @@ class NewerFormatError(StoreError):
 
 class DamagedRecordsError(StoreError):
     """The bytes are not a record set."""
+
+
+class SnapshotError(StoreError):
+    """A frozen snapshot is missing, or is not what its name says."""
 
 
 class MergeConflictError(StoreError):

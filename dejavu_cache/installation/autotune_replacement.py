@@ -10,7 +10,7 @@ from contextlib import suppress
 from functools import cached_property
 from typing import Any
 
-from ..errors import DejavuError, ScenarioNotTuned
+from ..errors import DejavuError, ScenarioNotTuned, SnapshotError
 from ..policy import current_policy
 from ..runtime.autotuner import CachedAutotuner
 from ..runtime.choices import ChosenConfig
@@ -55,7 +55,7 @@ class AdoptedAutotuner(CachedAutotuner):
             if super()._is_left_to_triton:
                 return True
         except Exception as error:
-            if is_from_signal_handler(error):
+            if is_from_signal_handler(error) or isinstance(error, SnapshotError):
                 raise
             self._explain_fallback(error)
             return True
@@ -73,7 +73,7 @@ class AdoptedAutotuner(CachedAutotuner):
     ) -> tuple[Any, ChosenConfig]:
         try:
             chosen = self._choose(args, kwargs)
-        except ScenarioNotTuned:  # what mode `strict` is for
+        except (ScenarioNotTuned, SnapshotError):  # whoever asks for these wants nothing else
             raise
         except Exception as error:
             if is_from_signal_handler(error):

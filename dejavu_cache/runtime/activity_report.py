@@ -73,7 +73,11 @@ def _report_file(process: int) -> Path | None:
         folder = current_settings().report
     except DejavuError:  # the first launch reports the broken setting
         return None
-    return Path(folder) / f"{time.time_ns()}-{process}.jsonl" if folder else None
+    if not folder:
+        return None
+    with suppress(OSError):  # Whoever writes the file reports that there is no folder for it.
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    return Path(folder) / f"{time.time_ns()}-{process}.jsonl"
 
 
 def report_event(what: str, about: str, detail: str = "") -> None:

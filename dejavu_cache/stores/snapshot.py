@@ -7,7 +7,7 @@ import os
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
-from ..errors import StoreError
+from ..errors import SnapshotError, StoreError
 from ..model.merge import OnConflict
 from ..model.record import Record, RecordSet
 from ..model.scenario import Context, Scenario, canonical_json
@@ -33,7 +33,7 @@ class FrozenStore(MemoryStore):
         """Read and verify a snapshot.
 
         Raises:
-            StoreError: the snapshot is missing, or its content does not have the digest in its
+            SnapshotError: the snapshot is missing, or its content does not have the digest in its
                 name.
         """
         super().__init__()
@@ -43,12 +43,12 @@ class FrozenStore(MemoryStore):
             # A link does no harm here, since the content is checked, and mounts are made of them.
             content = read_file(Path(os.path.realpath(path)))
         except OSError as error:
-            raise StoreError(
+            raise SnapshotError(
                 f"the frozen snapshot {path} cannot be read ({error.strerror}): copy it there, or "
                 "name another in DEJAVU_CACHE_URL; `dejavu-cache freeze` makes one"
             ) from None
         if hashlib.sha256(content).hexdigest() != path.stem:
-            raise StoreError(
+            raise SnapshotError(
                 f"{path} is not the snapshot that its name says: it was changed or cut; "
                 "copy it again"
             )

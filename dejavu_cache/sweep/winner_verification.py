@@ -236,7 +236,7 @@ def _judge(
         )
     timed = [item for config, item in look.items() if config != best and item.median]
     rival = min(timed, key=lambda item: item.median or 0.0, default=None)
-    verified = verified._replace(outcome="holds", again=own.median)
+    verified = verified._replace(outcome="holds", again=own.median, reason="")
     if rival is None or not rival.median or not own.median:
         return verified
     error = max(NOISE, _error(own), _error(rival))

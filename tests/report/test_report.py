@@ -80,6 +80,13 @@ def test_it_asks_nobody_for_anything_and_runs_nothing() -> None:
     assert "url(" not in report.text
 
 
+def test_what_scrolls_can_be_reached_by_keyboard() -> None:
+    html = render([FEW], [], {}, "file:///here")
+    scrolling = re.findall(r'<div class="scroll"[^>]*>', html)
+    assert len(scrolling) >= 3
+    assert all('tabindex="0"' in tag and "aria-label=" in tag for tag in scrolling)
+
+
 def test_the_cost_of_the_default_is_that_of_the_measurements() -> None:
     """64 costs 2x in the first scenario and 1x in the others; 32 costs 1x, 1.5x and 2x."""
     report = page(FEW, default={"BLOCK": "64"})

@@ -46,3 +46,13 @@ def test_what_cannot_be_written_is_told_by_the_report(tmp_path: Path) -> None:
 def test_a_report_that_ends_within_a_line_has_lost_an_event(tmp_path: Path) -> None:
     (tmp_path / "1.jsonl").write_text('{"what": "hit", "about": "k"}\n{"what": "miss')
     assert [event.what for event in read_events(tmp_path)] == ["hit", "lost"]
+
+
+def test_the_folder_is_made(tmp_path: Path) -> None:
+    code = """
+        from dejavu_cache.runtime.activity_report import report_event
+
+        report_event("hit", "here")
+    """
+    run_python(code, DEJAVU_CACHE_REPORT=str(tmp_path / "new" / "folder"))
+    assert [event.about for event in read_events(tmp_path / "new" / "folder")] == ["here"]

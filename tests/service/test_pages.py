@@ -142,8 +142,11 @@ def test_times_have_three_digits() -> None:
         0.006: "6.00 µs",
         0.27: "270 µs",
         1.5: "1.50 ms",
+        0.9996: "1.00 ms",
         123.4: "123 ms",
+        999.6: "1.00 s",
         1234.5: "1.23 s",
+        86_400_000: "86,400 s",
     }
     assert {value: rendering.format_milliseconds(value) for value in shown} == shown
 

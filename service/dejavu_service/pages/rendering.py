@@ -48,11 +48,12 @@ def icon() -> str:
 
 def format_milliseconds(value: float) -> str:
     """Return a time with its unit, to three digits."""
-    if value >= 1000:
+    if value >= 999.5:  # rounded to three digits, it is a second
         amount, unit = value / 1000, "s"
     else:
-        amount, unit = (value, "ms") if value >= 1 else (value * 1000, "µs")
-    return f"{amount:#.3g}".rstrip(".") + f" {unit}"
+        amount, unit = (value, "ms") if value >= 0.9995 else (value * 1000, "µs")
+    digits = f"{amount:#.3g}".rstrip(".") if amount < 999.5 else f"{amount:,.0f}"
+    return f"{digits} {unit}"
 
 
 def _format_minute(seconds: float) -> str:
