@@ -65,8 +65,8 @@ def sglang_files(tables: Iterable[TunedTable], version: str) -> Iterator[TableFi
     SGLang looks in the folder of its own version first, then in all others, and writes blocks with
     a space. It stops at a folder whose name has more than numbers, so that tables of 3.4.0+git are
     in that of 3.4.0, unless there is one of 3.4.0 itself. Tables of an unknown version have no
-    folder. Those of block-scaled products are read from SGLang's package alone, and it has none of
-    LoRA and of Mamba's states.
+    folder. Those of block-scaled products are read from SGLang's package alone; its tables of LoRA
+    have another form, and it has none of Mamba's states.
     """
     files: dict[str, TableFile] = {}
     for table in sorted(tables, key=lambda table: _release(table.triton) == table.triton):
