@@ -35,7 +35,7 @@ def vllm_files(tables: Iterable[TunedTable], version: str) -> Iterator[TableFile
     """Yield files for the folder that `VLLM_TUNED_CONFIG_FOLDER` names.
 
     vLLM reads tables of block-scaled products from its package alone, and those only without a
-    stamp.
+    stamp. Up to 0.27 it looks for those of int8 by a name with a space, unlike its own files'.
     """
     ordered = sorted(tables, key=lambda table: table.device == _vllm_device(table))
     renamed = [table._replace(device=_vllm_device(table)) for table in ordered]
@@ -50,8 +50,10 @@ def vllm_files(tables: Iterable[TunedTable], version: str) -> Iterator[TableFile
         if is_product:
             lines = {size: line for size, line in lines.items() if not _FOR_SGLANG & line.keys()}
         stamp = {"triton_version": table.triton} if table.triton and not is_product else {}
+        is_int8 = is_product and table.labels["dtype"] == "int8_w8a8"
+        name = _name(_with_space(table) if is_int8 else table)
         if lines:
-            yield TableFile(f"{_name(table)}.json", {**stamp, **lines})
+            yield TableFile(f"{name}.json", {**stamp, **lines})
     for name, content in lora.items():
         fill_slices(name, content)
         yield TableFile(name, content)
@@ -63,17 +65,15 @@ def sglang_files(tables: Iterable[TunedTable], version: str) -> Iterator[TableFi
     SGLang looks in the folder of its own version first, then in all others, and writes blocks with
     a space. It stops at a folder whose name has more than numbers, so that tables of 3.4.0+git are
     in that of 3.4.0, unless there is one of 3.4.0 itself. Tables of an unknown version have no
-    folder. Those of block-scaled products are read from SGLang's package alone, and it has none of
-    LoRA and of Mamba's states.
+    folder. Those of block-scaled products are read from SGLang's package alone; its tables of LoRA
+    have another form, and it has none of Mamba's states.
     """
     files: dict[str, TableFile] = {}
     for table in sorted(tables, key=lambda table: _release(table.triton) == table.triton):
-        labels = dict(table.labels)
+        labels = table.labels
         if "lora" in labels or "headdim" in labels:
             continue
-        if "block_shape" in labels:
-            labels["block_shape"] = labels["block_shape"].replace(",", ", ")
-        name = _name(table._replace(labels=labels))
+        name = _name(_with_space(table))
         release = _release(table.triton)
         if "E" not in labels:
             path = f"quantization/{name}.json"
@@ -129,6 +129,14 @@ def _of_version(tables: Iterable[TunedTable], version: str) -> list[TunedTable]:
         if version == ANY_VERSION or table.triton in ("", version):
             chosen[_name(table)] = table
     return list(chosen.values())
+
+
+def _with_space(table: TunedTable) -> TunedTable:
+    """Return a table whose name has its blocks as `[128, 128]`."""
+    blocks = table.labels.get("block_shape")
+    if blocks is None:
+        return table
+    return table._replace(labels={**table.labels, "block_shape": blocks.replace(",", ", ")})
 
 
 def _release(version: str) -> str:

@@ -89,10 +89,11 @@ def collect_tables(store: Store) -> list[TunedTable]:
         size = entry.named.get(entry.size_name, "")
         if labels is None or not _SIZE.fullmatch(size):
             continue
+        device = re.sub(r"[ /]+", "_", device)  # as vLLM has it in a file's name
         name = "".join((*labels.values(), device, triton))
         if not _IN_FILE_NAMES.fullmatch(name) or len(name) > _LONGEST_NAME:
             continue
-        key = (tuple(labels.items()), device.replace(" ", "_"), triton)
+        key = (tuple(labels.items()), device, triton)
         table = lines.setdefault(key, {})
         earlier = table.get(int(size))
         if earlier is None or earlier.at < candidate.at:

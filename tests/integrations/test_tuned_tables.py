@@ -86,7 +86,7 @@ def test_tables_of_vllm_come_out_as_they_went_in(tmp_path: Path) -> None:
             "8": FIRST,
         },
         f"N=512,K=7168,device_name=NVIDIA_H200,{blocks}.json": {"2": FIRST},
-        "N=512,K=7168,device_name=NVIDIA_H200,dtype=int8_w8a8,block_shape=[128,128].json": {
+        "N=512,K=7168,device_name=NVIDIA_H200,dtype=int8_w8a8,block_shape=[128, 128].json": {
             "2": SECOND
         },
         "headdim=64,dstate=128,device_name=NVIDIA_B200,cache_dtype=float32.json": {
@@ -137,6 +137,12 @@ def test_tables_of_sglang_come_out_as_they_went_in(tmp_path: Path) -> None:
     run_cli("export", "--vllm", tmp_path / "vllm")
     product = f"N=512,K=7168,{blocks}.json".replace(", ", ",")
     assert contents(tmp_path / "vllm") == {product: {"2": FIRST}}, "its kernel has no such options"
+
+
+def test_a_gpu_s_name_has_underscores_for_spaces_and_slashes(tmp_path: Path) -> None:
+    store = FileStore(tmp_path)
+    store.put_imported([imported("AMD Instinct MI250X/MI250", M="16")])
+    assert list(exported(store)) == ["E=8,N=32,device_name=AMD_Instinct_MI250X_MI250.json"]
 
 
 def test_no_version_of_triton_has_a_folder_at_which_sglang_stops() -> None:
