@@ -174,6 +174,48 @@ def parts_each(pairs: int, halves: int, kv_heads: int, head_padded: int) -> int:
     return 2 if halves == 2 and halves_share_keys else 1
 
 
+class _Bounds(NamedTuple):
+    """Sizes of a schedule's buffers, by what the host knows; lengths lie on the device.
+
+    Attributes:
+        blocks: Q blocks.
+        entries: entries if no Q block is cut.
+        cuts: further entries that cutting may make. The kernel leaves whole what finds no room.
+        rows: rows of partial results, likewise.
+        merges: entries in the list of rows to merge.
+        slots: programs per unit of an entry.
+    """
+
+    blocks: int
+    entries: int
+    cuts: int
+    rows: int
+    merges: int
+    slots: float
+
+
+def _bounds_of(batch: Batch, pairs: int, halves: int) -> _Bounds:
+    half = HALF // batch.group
+    blocks = batch.q_blocks(2 * half)
+    heads = heads_at_once(batch.kv_heads, halves)
+    slots = num_sms(batch.q.device) * (2 // halves) * heads / batch.kv_heads
+    cuts = int(MOST_CUTS * slots) + 8
+    parts = parts_each(pairs, halves, batch.kv_heads, batch.head_padded)
+    # Each piece of a block has the block's rows, once for each part. The first pieces of all blocks
+    # of one half have the rows of all their tokens, each further piece those of one block.
+    rows_of_block = HALF if pairs else batch.max_seqlen_q * batch.group
+    first_rows = min(batch.num_tokens, batch.num_seqs * half) * batch.group
+    split_blocks = cuts if parts == 1 else blocks
+    return _Bounds(
+        blocks=blocks,
+        entries=blocks * heads if pairs else blocks,
+        cuts=cuts,
+        rows=2 * first_rows + cuts * rows_of_block * parts,
+        merges=split_blocks * (2 * HALF // ROWS_OF_MANY),
+        slots=slots,
+    )
+
+
 def make_schedule(batch: Batch, overlap: bool = True) -> Schedule:
     """Launch the kernel that schedules a batch, and return its buffers.
 
@@ -181,32 +223,22 @@ def make_schedule(batch: Batch, overlap: bool = True) -> Schedule:
         batch: the call; its `group` is at most HALF.
         overlap: as in `plan`.
     """
-    device, half = batch.q.device, HALF // batch.group
-    pairs = pairs_of(batch)
-    halves = halves_of(batch, overlap)
-    heads = heads_at_once(batch.kv_heads, halves)
-    blocks = batch.q_blocks(2 * half)
-    entries = blocks * heads if pairs else blocks
-    slots = num_sms(device) * (2 // halves) * heads / batch.kv_heads
-    most_cuts = int(MOST_CUTS * slots) + 8
-    rows = HALF if pairs else batch.max_seqlen_q * batch.group
-    single_rows = min(batch.num_tokens, batch.num_seqs * half) * batch.group
-    parts = parts_each(pairs, halves, batch.kv_heads, batch.head_padded)
-    most_rows = 2 * single_rows + most_cuts * rows * parts
-    most_merges = (most_cuts if parts == 1 else blocks) * (2 * HALF // ROWS_OF_MANY)
+    pairs, halves = pairs_of(batch), halves_of(batch, overlap)
+    bounds = _bounds_of(batch, pairs, halves)
+    device = batch.q.device
     units = torch.empty(
-        HEADER + (entries + most_cuts) * ENTRY + 2 * blocks + most_merges * MERGE,
+        HEADER + (bounds.entries + bounds.cuts) * ENTRY + 2 * bounds.blocks + bounds.merges * MERGE,
         dtype=torch.int32,
         device=device,
     )
     columns = max(64, batch.head_padded) + PART_COLUMNS
-    scratch = torch.empty(most_rows, batch.kv_heads, columns, dtype=torch.float32, device=device)
+    scratch = torch.empty(bounds.rows, batch.kv_heads, columns, dtype=torch.float32, device=device)
     _launch(
-        (units, batch.cu_seqlens_q, batch.seqused_k, batch.num_seqs, blocks, slots, most_cuts,
-         most_rows, entries),
+        (units, batch.cu_seqlens_q, batch.seqused_k, batch.num_seqs, bounds.blocks, bounds.slots,
+         bounds.cuts, bounds.rows, bounds.entries),
         constants_of(batch, halves),
     )  # fmt: skip
-    return Schedule(units, scratch, blocks, pairs, halves)
+    return Schedule(units, scratch, bounds.blocks, pairs, halves)
 
 
 def constants_of(batch: Batch, halves: int) -> dict[str, int]:
