@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 from dejavu_service.routes import records as routes
+from dejavu_service.services import revalidation
 from dejavu_service.services.revalidation import tag_of
 from dejavu_service.storage.database import Database
 from dejavu_service.storage.tables import recalls
@@ -177,14 +178,13 @@ def test_few_revalidations_load_records_at_a_time(
     """Each may take much memory, and connections that other requests need."""
     loading: list[int] = []
     numbers: list[int] = []
-    revalidate = routes.revalidate
 
     def revalidate_slowly(*arguments: Any) -> str:
         loading.append(1)
         numbers.append(len(loading))
         time.sleep(0.05)
         loading.pop()
-        return revalidate(*arguments)
+        return revalidation.revalidate(*arguments)
 
     monkeypatch.setattr(routes, "revalidate", revalidate_slowly)
     asked = partial(client.post, "/v1/main/revalidation", json={"contexts": {}})
