@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import httpx
 import pytest
+from dejavu_service.routes import records as routes
+from dejavu_service.services import revalidation
 from dejavu_service.services.revalidation import tag_of
 from dejavu_service.storage.database import Database
 from dejavu_service.storage.tables import recalls
@@ -165,3 +170,25 @@ def test_too_many_copies_in_one_request_are_refused(client: httpx.Client) -> Non
     tags = {scenario(m).digest: "" for m in range(51)}
     sent = {"contexts": {context().digest: {"scenarios": tags}}}
     assert client.post("/v1/main/revalidation", json=sent).status_code == 413
+
+
+def test_few_revalidations_load_records_at_a_time(
+    client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each may take much memory, and connections that other requests need."""
+    loading: list[int] = []
+    numbers: list[int] = []
+
+    def revalidate_slowly(*arguments: Any) -> str:
+        loading.append(1)
+        numbers.append(len(loading))
+        time.sleep(0.05)
+        loading.pop()
+        return revalidation.revalidate(*arguments)
+
+    monkeypatch.setattr(routes, "revalidate", revalidate_slowly)
+    asked = partial(client.post, "/v1/main/revalidation", json={"contexts": {}})
+    with ThreadPoolExecutor(20) as pool:
+        answers = [pool.submit(asked) for _ in range(20)]
+    assert {answer.result().status_code for answer in answers} == {200}
+    assert max(numbers) <= 4

@@ -48,6 +48,7 @@ class RecordReader:
         used: The contexts that were read since the last `flush`.
         fetches: How often machines that had nothing of a context fetched from it, by its id.
         long_polls: The requests that wait for a record.
+        render_turns: The turns to load many records, which may take much memory.
     """
 
     def __init__(self, database: Database, cache_bytes: int) -> None:
@@ -56,7 +57,7 @@ class RecordReader:
         self._revisions = open_revisions(database)
         self._texts = open_record_texts(database)
         self._cache = AnswerCache(cache_bytes)
-        self._render_turns = asyncio.Semaphore(_RENDERED_AT_ONCE)
+        self.render_turns = asyncio.Semaphore(_RENDERED_AT_ONCE)
         self._rendering: SingleFlight[tuple[RecordView, str, str], Answer | None] = SingleFlight()
         self.used: set[ContextKey] = set()
         self.fetches: Counter[int] = Counter()
@@ -129,7 +130,7 @@ class RecordReader:
             with self._database.read() as connection:
                 return render(connection, view)
 
-        async with self._render_turns:
+        async with self.render_turns:
             return await run_in_threadpool(read_and_render)
 
     async def _render_record(self, view: RecordView, scenario: str) -> Answer | None:

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from fastapi import Query, Request, Response
 from pydantic import BaseModel
+from starlette.concurrency import run_in_threadpool
 
 from dejavu_cache.model.record import RecordSet
 
@@ -119,13 +120,17 @@ def post_records(namespace: Namespace, sent: RecordSet, call: CurrentCall) -> re
 
 @router.post("/{namespace}/revalidation", responses=responds_with("Revalidation"))
 @accepts("read", 4 * 2**20, writes=False)
-def revalidate_copies(namespace: Namespace, copies: Copies, call: CurrentCall) -> Response:
+async def revalidate_copies(namespace: Namespace, copies: Copies, call: CurrentCall) -> Response:
     """Return what has changed of the records that a client has copies of."""
     limit = call.server.settings.max_records
     rules = call.server.read_through
     views = [rules.view(call.principal, namespace, context) for context in copies.contexts]
-    note_use = call.server.reader.note_use
-    return json_response(revalidate(call.database, views, copies, limit, note_use))
+    reader = call.server.reader
+    async with reader.render_turns:
+        changes = await run_in_threadpool(
+            revalidate, call.database, views, copies, limit, reader.note_use
+        )
+    return json_response(changes)
 
 
 @router.delete("/{namespace}/contexts/{context}/records")

@@ -210,7 +210,7 @@ def _prepare_sqlite(connection: Any, record: ConnectionPoolEntry) -> None:
 def _identify_file(path: str) -> tuple[int, int] | None:
     try:
         status = os.stat(path)
-    except FileNotFoundError:
+    except OSError:  # it is gone, or its folder may not be entered any more
         return None
     return status.st_dev, status.st_ino
 
