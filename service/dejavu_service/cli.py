@@ -117,7 +117,7 @@ def upgrade(database: _URL = None) -> None:
         from .storage import schema
 
         schema.upgrade(opened)
-        typer.echo(f"{opened.url} is up to date.")
+        typer.echo(f"{opened.public_url} is up to date.")
 
 
 @database_app.command("check")
@@ -127,7 +127,7 @@ def check(database: _URL = None) -> None:
         from .storage import schema
 
         state = schema.state(opened)
-        typer.echo(f"{opened.url}: {state.value}")
+        typer.echo(f"{opened.public_url}: {state.value}")
         if not state.is_usable:
             raise typer.Exit(1)
         if state is schema.SchemaState.CURRENT:
@@ -195,7 +195,7 @@ def create(
                 "run the command again where its output can be written"
             ) from None
         typer.echo(
-            f"{issued.id}: {granted} in {opened.url}. Keep it: only a hash is stored.",
+            f"{issued.id}: {granted} in {opened.public_url}. Keep it: only a hash is stored.",
             err=True,
         )
 

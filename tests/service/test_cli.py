@@ -87,6 +87,7 @@ def test_the_check_passes_once_the_database_is_upgraded(empty_url: str) -> None:
     code, said = run(empty_url, "db", "check")
     assert code == 0
     assert "current" in said
+    assert said.startswith(("sqlite:///", "postgresql://")), "as users write it"
 
 
 def test_tokens_are_made_listed_and_revoked(url: str) -> None:

@@ -112,14 +112,18 @@ class Database:
         return {**arguments, **_POSTGRES}
 
     @property
-    def option(self) -> str:
-        """The option that names the database in a command, without its password."""
+    def public_url(self) -> str:
+        """The URL as users write it, without its password."""
         url = self.url.set(drivername="sqlite" if self.is_sqlite else "postgresql")
         if self.file is not None:
             url = url.set(database=str(self.file.absolute()))
-        text = shlex.quote(url.render_as_string(hide_password=True))
-        hint = "  (with the password instead of ***)" if url.password else ""
-        return f"--database {text}{hint}"
+        return url.render_as_string(hide_password=True)
+
+    @property
+    def option(self) -> str:
+        """The option that names the database in a command, without its password."""
+        hint = "  (with the password instead of ***)" if self.url.password else ""
+        return f"--database {shlex.quote(self.public_url)}{hint}"
 
     @property
     def file(self) -> Path | None:

@@ -79,7 +79,7 @@ def require_current(database: Database) -> None:
         return
     if current is SchemaState.NEWER:
         raise SchemaError(
-            f"{database.url} was upgraded by a newer version: "
+            f"{database.public_url} was upgraded by a newer version: "
             "run  pip install --upgrade dejavu-cache"
         )
     if not database.is_sqlite:
@@ -87,7 +87,7 @@ def require_current(database: Database) -> None:
             "no tables yet" if current is SchemaState.EMPTY else "the tables of an older version"
         )
         raise SchemaError(
-            f"{database.url} has {tables}: run  dejavu-cache db upgrade {database.option}"
+            f"{database.public_url} has {tables}: run  dejavu-cache db upgrade {database.option}"
         )
     upgrade(database)
 
@@ -107,7 +107,7 @@ def upgrade(database: Database, revision: str = "head") -> None:
             return
         if current is SchemaState.NEWER:
             raise SchemaError(
-                f"{database.url} was upgraded by a newer version, and is left as it is"
+                f"{database.public_url} was upgraded by a newer version, and is left as it is"
             )
         try:
             command.upgrade(_config(connection), revision)
@@ -115,8 +115,8 @@ def upgrade(database: Database, revision: str = "head") -> None:
             if not isinstance(error.orig, LockNotAvailable):
                 raise
             raise SchemaError(
-                f"a table of {database.url} is in use (by a backup?), and nothing was changed: "
-                "run  dejavu-cache db upgrade  again"
+                f"a table of {database.public_url} is in use (by a backup?), and nothing was "
+                "changed: run  dejavu-cache db upgrade  again"
             ) from None
 
 
