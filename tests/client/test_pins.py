@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import timedelta
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from support.records import MOMENT, config, context, measurement, record
 from support.service import running_server
 
 from dejavu_cache.model.record import Pin, Record
-from dejavu_cache.model.scenario import now
+from dejavu_cache.model.scenario import Context, now
 from dejavu_cache.stores import FileStore
 
 FAST, SLOW = config(64), config(32)
@@ -62,11 +63,14 @@ def test_the_scenarios_of_a_file_are_pinned_by_one_write(
     pair = measurement(64, 1.0), measurement(32, 2.0)
     for target in (context(), context(device="NVIDIA B200")):
         store.put(target, [record(m, *pair) for m in (16, 32, 64)])
-    written: list[object] = []
+    written: list[Context] = []
     put = FileStore.put
-    monkeypatch.setattr(
-        FileStore, "put", lambda *arguments: (written.append(arguments[1]), put(*arguments))
-    )
+
+    def counted_put(store: FileStore, target: Context, records: Iterable[Record]) -> None:
+        written.append(target)
+        put(store, target, records)
+
+    monkeypatch.setattr(FileStore, "put", counted_put)
     out = run_cli("pin", "add", "--config", "BLOCK=32", "--store", store.root)
     assert out.stdout.count("pinned to BLOCK=32") == 6
     assert len(written) == 2

@@ -10,6 +10,7 @@ import tarfile
 import tracemalloc
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -360,7 +361,7 @@ def test_a_bundle_that_is_exchanged_after_its_check(
         place, _ = bundle_in(layout(tmp_path / "image", good.read_bytes()))
     decompressor = zstandard.ZstdDecompressor
 
-    def exchange(**options: int) -> zstandard.ZstdDecompressor:
+    def exchange(**options: Any) -> zstandard.ZstdDecompressor:
         if in_place:
             place.write_bytes(late.read_bytes())
         else:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from dejavu_cache.model.scenario import Context
+from dejavu_cache.model.scenario import Config, Context
 from dejavu_cache.stores import Store
 
 from .columns import sort_rows
@@ -33,7 +33,8 @@ OPTIONAL = ("source", "method", "configs", "tuning_seconds", "last_tuned")
 
 def summarize_context(store: Store, context: Context) -> dict[str, Any]:
     """Return what a line about a context tells; `tuning_seconds` is what its measurements took."""
-    scenarios, seconds, configs = 0, 0.0, set()
+    scenarios, seconds = 0, 0.0
+    configs: set[Config] = set()
     last = None
     for record in store.records(context):  # a large context has gigabytes of them
         scenarios += 1
