@@ -124,10 +124,7 @@ class FileStore(Store):
         return iter(sorted(contexts, key=lambda context: context.text))
 
     def unreadable(self) -> dict[Path, str]:
-        """Return why files are ignored: a newer format, damage, or a path of another context.
-
-        All records are parsed.
-        """
+        """Return why files are ignored: a newer format, damage, or a path of another context."""
         reasons = {path: self._fault(path, context) for path, context in self._files()}
         return {path: reason for path, reason in reasons.items() if reason}
 
@@ -144,9 +141,7 @@ class FileStore(Store):
         if isinstance(context, Exception):
             return str(context)
         try:
-            page = self._pages.get(path, context)
-            for _ in page.records(str(path)) if page else ():
-                pass
+            self._pages.get(path, context)
         except StoreError as error:
             return str(error)
         return ""
