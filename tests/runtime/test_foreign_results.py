@@ -14,7 +14,6 @@ import triton.language as tl
 from support.command_line import run_cli
 
 from dejavu_cache import Pow2, cached_autotune
-from dejavu_cache.errors import DamagedRecordsError
 from dejavu_cache.integrations.foreign_files import read_foreign_files
 from dejavu_cache.settings import current_settings
 from dejavu_cache.stores import FileStore
@@ -190,8 +189,7 @@ def test_every_kind_of_vllm_s_tables_is_read(tmp_path: Path) -> None:
     assert (update.function, update.triton) == ("_selective_scan_update_kernel", "3.4.0")
     assert update.named["dstate"] == "128"
     write(tmp_path / "odd=1,device_name=X.json", {"16": config})
-    with pytest.raises(DamagedRecordsError, match=r"odd=1,device_name=X\.json .* odd, device_name"):
-        read_foreign_files("vllm", tmp_path)
+    assert read_foreign_files("vllm", tmp_path) == [matmul, update], "one of another operation"
 
 
 def test_results_of_another_triton_need_loose(
