@@ -60,7 +60,8 @@ def _current_passes(config: Any) -> Any:
 
 def _entry(config: Any) -> Any:
     """Return where torch keeps the option's default, which is that of all threads, or None."""
-    return getattr(config, "_config", {}).get(_OPTION)
+    entry = getattr(config, "_config", {}).get(_OPTION)
+    return entry if hasattr(entry, "default") else None  # private to torch, and may change
 
 
 def _is_ours(graph_pass: Any) -> bool:

@@ -20,6 +20,7 @@ pytestmark = [
 ]
 
 from dejavu_cache.engines.vllm.expected_batches import LayerShape, ServingLimits  # noqa: E402
+from dejavu_cache.engines.vllm.planned_attention import LayerFeatures, run_layer  # noqa: E402
 from dejavu_cache.engines.vllm.plugin import BACKEND, register  # noqa: E402
 
 CASE = Case(new=[1, 5], past=[40, 9], heads=(4, 2), head_size=32, padding=2, window=20)
@@ -144,6 +145,26 @@ def test_a_step_is_computed_through_vllm_s_interface(
     assert captured.is_for_capture
     assert captured.seq_lens.tolist() == [arguments["max_seqlen_q"]] * 4
     assert not layer.forward(scales, padded, keys, values, cache, None, out).any()
+
+
+def test_a_token_of_chunked_local_attention_sees_its_chunk(
+    backend: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm.model_executor.layers.attention import chunked_local_attention
+
+    for module in ("vllm.utils.torch_utils", "vllm.v1.attention.backends.utils"):
+        monkeypatch.setattr(f"{module}.PIN_MEMORY", False, raising=False)
+    for kernel in kernels().values():
+        monkeypatch.setattr(kernel, "configs", [kernel.configs[0]])
+    batch = draw(Case(new=[1], past=[40], heads=(4, 2), head_size=32, window=8), "cpu")
+    chunked = chunked_local_attention.create_chunked_local_attention_backend(backend, 32)
+    spec = SimpleNamespace(block_size=16)
+    builder = chunked.get_builder_cls()(spec, ["0"], config(), torch.device("cpu"))
+    step = builder.build(0, common_metadata(batch.arguments, 1))
+    query, keys, values = (batch.arguments[name] for name in ("q", "k_cache", "v_cache"))
+    out = torch.full_like(query, float("nan"))
+    run_layer(step, LayerFeatures(32**-0.5, (-1, -1), 0.0), query, keys, values, out)
+    assert torch.allclose(out, batch.expected, rtol=1e-4, atol=1e-4), "8 keys, and its own"
 
 
 @pytest.mark.parametrize(

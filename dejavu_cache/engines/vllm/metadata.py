@@ -82,8 +82,8 @@ class DejavuMetadataBuilder(AttentionMetadataBuilder[StepInputs]):  # type: igno
         )
         return StepInputs(
             num_tokens=common.num_actual_tokens,
-            max_query_len=common.max_query_len,
-            max_seq_len=common.max_seq_len,
+            max_query_len=int(common.max_query_len),  # NumPy's, for chunked local attention
+            max_seq_len=int(common.max_seq_len),
             query_start_loc=common.query_start_loc,
             seq_lens=common.seq_lens,
             block_table=common.block_table_tensor,
