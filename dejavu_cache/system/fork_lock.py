@@ -5,32 +5,31 @@ from __future__ import annotations
 import os
 import threading
 import weakref
+from typing import Any
 
 __all__ = ["ForkLock"]
 
+_RLock: Any = type(threading.RLock())
 
-class ForkLock:
-    """A lock of one thread at a time, which may take it again."""
+
+class ForkLock(_RLock):  # type: ignore[misc]
+    """A lock of one thread at a time, which may take it again.
+
+    `with` takes and releases it by methods in C. A signal handler that raises in a method in Python
+    would leave it locked, right after it was taken or right before it is released.
+    """
 
     def __init__(self) -> None:
         """Create a lock that is free."""
-        self._lock = threading.RLock()
+        super().__init__()
         _locks.add(self)
 
-    def __enter__(self) -> None:
-        """Take the lock."""
-        self._lock.acquire()
-
-    def __exit__(self, *exception: object) -> None:
-        """Give it back."""
-        self._lock.release()
-
     def renew(self) -> None:
-        """Replace the lock if another thread holds it."""
-        if self._lock.acquire(blocking=False):
-            self._lock.release()
+        """Free the lock if another thread holds it."""
+        if self.acquire(blocking=False):
+            self.release()
         else:
-            self._lock = threading.RLock()
+            self._at_fork_reinit()
 
 
 _locks: weakref.WeakSet[ForkLock] = weakref.WeakSet()
