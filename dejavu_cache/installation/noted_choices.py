@@ -53,12 +53,12 @@ def outdated_notes(kernels: Iterable[CachedAutotuner]) -> str:
 def _is_outdated(note: str, kernels: Mapping[tuple[str, str], CachedAutotuner]) -> bool:
     try:
         url, context, scenario_fields, _ = json.loads(note)
-        scenario = Scenario.model_validate(scenario_fields)
         kernel = kernels.get((url, context))
+        if kernel is None:
+            return False
+        scenario = Scenario.model_validate(scenario_fields)  # most of the time that a note takes
     except (ValueError, TypeError):  # damaged, or of another version
         return True
-    if kernel is None:
-        return False
     until, outdated = _asked.get(note, (0.0, False))
     if not kernel.home.remote or time.monotonic() >= until:
         outdated = _note(kernel, scenario) != note

@@ -17,6 +17,9 @@ __all__ = ["LoadedKernels", "compile_config", "note_settings", "release_outdated
 _settings: WeakKeyDictionary[Any, Mapping[str, str] | None] = WeakKeyDictionary()
 """The settings of Triton under which each Python function was compiled; None: several."""
 
+_HELD = "_dejavu_cache_outdated_kernels"
+"""Attribute of a `JITFunction` that holds the kernels which it does not launch any more."""
+
 
 def note_settings(function: Any, settings: Mapping[str, str]) -> None:
     """Note the settings under which the next kernels of a `JITFunction` are compiled."""
@@ -32,6 +35,8 @@ def release_outdated(function: Any, settings: Mapping[str, str]) -> None:
     """
     if _settings.get(function.fn, settings) != settings:
         for kernels, *_ in list(function.device_caches.values()):
+            # A CUDA graph may launch them on, and Triton 3.9 unloads what nobody holds.
+            vars(function).setdefault(_HELD, []).append(dict(kernels))
             kernels.clear()
     _settings[function.fn] = settings
 
@@ -75,8 +80,8 @@ class LoadedKernels:
     def release_later(self, needed: Iterable[Any]) -> None:
         """Remove the kernels that have come since from Triton's cache in memory.
 
-        A launch that needs one of them again gets it from Triton's cache on the disk. Its module
-        stays on the device: Triton has no call that unloads it.
+        A launch that needs one of them again gets it from Triton's cache on the disk. Before Triton
+        3.9, which unloads what nobody holds, its module stays on the device.
 
         Args:
             needed: compiled kernels that stay.

@@ -1,8 +1,13 @@
-"""Tune under one of Triton's settings, then under another; print which binaries were timed."""
+"""Tune under one of Triton's settings, then under another; print which binaries were timed.
+
+And how many of the earlier ones are still held, as a CUDA graph that launches them needs.
+"""
 
 from __future__ import annotations
 
+import gc
 import os
+import weakref
 from typing import Any
 
 import torch
@@ -20,6 +25,8 @@ compile_kernel: Any = triton.compiler.compile
 def compile_and_note(*args: Any, **kwargs: Any) -> Any:
     kernel = compile_kernel(*args, **kwargs)
     kernel.compiled_under = os.environ.get(SETTING, "default")
+    if SETTING not in os.environ:
+        earlier.append(weakref.ref(kernel))
     return kernel
 
 
@@ -38,6 +45,7 @@ def add_one(x_ptr, n, BLOCK: tl.constexpr):
 
 triton.compiler.compile = compile_and_note
 timed: list[str] = []
+earlier: list[weakref.ref[Any]] = []
 x = torch.zeros(64)
 add_one[(1,)](x, 1)
 add_one[(1,)](x, 33)
@@ -45,6 +53,10 @@ os.environ[SETTING] = "1"
 add_one[(1,)](x, 33)  # keeps its config, and its binary as with Triton
 add_one[(1,)](x, 35)
 add_one[(1,)](x, 37)
+pretended_gpu.LAUNCHED.clear()
+add_one.forget_choices()
+gc.collect()
+held = sum(kernel() is not None for kernel in earlier)
 del os.environ[SETTING]
 add_one[(1,)](x, 39)
-print(" ".join(timed))
+print(" ".join(timed), held)

@@ -29,4 +29,6 @@ def test_the_kernels_of_configs_that_lost_are_released(tmp_path: Path) -> None:
 def test_binaries_of_other_settings_are_not_timed() -> None:
     """Triton launches what is in memory, also after a setting has changed that changes the code."""
     done = fork_program("change_settings.py", TRITON_INTERPRET="0", DEJAVU_CACHE_SHIPPED="0")
-    assert done.stdout.split() == ["default"] * 4 + ["1"] * 4 + ["default"] * 2
+    *timed, held = done.stdout.split()
+    assert timed == ["default"] * 4 + ["1"] * 4 + ["default"] * 2
+    assert int(held) > 0, "a CUDA graph may have captured them, and Triton unloads dropped ones"
