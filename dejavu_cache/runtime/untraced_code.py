@@ -10,6 +10,7 @@ from functools import cache
 from typing import Any
 
 from ..system.import_hooks import after_import
+from ..system.notices import warn_once
 
 __all__ = ["leave_untraced"]
 
@@ -25,7 +26,12 @@ def leave_untraced() -> None:
 
 
 def _add_rules(trace_rules: Any) -> None:
-    add = getattr(trace_rules, "add", None)  # private to torch, and may go
-    if add is not None:
+    try:
         for room in _ROOMS:
-            add(f"{_PACKAGE}.{room}")
+            trace_rules.add(f"{_PACKAGE}.{room}")
+    except Exception as error:  # private to torch, and may go or change
+        warn_once(
+            "untraced code",
+            "torch.compile may trace the code behind launches of cached kernels: "
+            f"{type(error).__name__}: {error}",
+        )

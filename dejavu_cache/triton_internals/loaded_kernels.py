@@ -71,11 +71,13 @@ class LoadedKernels:
     def __init__(self, function: Any) -> None:
         """Note which kernels are there."""
         self._caches = getattr(function, "device_caches", {})
-        self._earlier = {device: set(kernels) for device, (kernels, *_) in self._caches.items()}
+        self._earlier = {
+            device: set(kernels) for device, (kernels, *_) in list(self._caches.items())
+        }
 
     def later(self) -> list[Any]:
         """Return the kernels that have come since, and whose compilation has ended."""
-        return [kernels[key] for kernels, key in self._later_entries()]
+        return [kernel for _, _, kernel in self._later_entries()]
 
     def release_later(self, needed: Iterable[Any]) -> None:
         """Remove the kernels that have come since from Triton's cache in memory.
@@ -87,13 +89,14 @@ class LoadedKernels:
             needed: compiled kernels that stay.
         """
         needed_ids = set(map(id, needed))
-        for kernels, key in self._later_entries():
-            if id(await_kernel(kernels[key])) not in needed_ids:
+        for kernels, key, kernel in self._later_entries():
+            if id(await_kernel(kernel)) not in needed_ids:
                 kernels.pop(key, None)
 
-    def _later_entries(self) -> list[tuple[dict[Any, Any], Any]]:
+    def _later_entries(self) -> list[tuple[dict[Any, Any], Any, Any]]:
+        """Return the cache, key and kernel of each; a tune in another thread may remove some."""
         return [
-            (kernels, key)
+            (kernels, key, kernel)
             for device, (kernels, *_) in list(self._caches.items())
             for key, kernel in list(kernels.items())
             if key not in self._earlier.get(device, ())

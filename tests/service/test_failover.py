@@ -6,7 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 
 import httpx
 import psycopg
@@ -78,20 +78,25 @@ def test_a_session_that_was_ended_while_it_was_idle_is_tried_again(
 def tcp_address(url: str) -> Iterator[str]:
     """Yield the URL of a Postgres that listens on a Unix socket, by an address on loopback."""
     path = f"{make_url(url).query['host']}/.s.PGSQL.5432"
-    with socket.create_server(("127.0.0.1", 0)) as listening:
+    with ExitStack() as opened, socket.create_server(("127.0.0.1", 0)) as listening:
 
         def accept() -> None:
             with suppress(OSError):
                 while True:
-                    client, _ = listening.accept()
-                    server = socket.socket(socket.AF_UNIX)
+                    client = opened.enter_context(listening.accept()[0])
+                    server = opened.enter_context(socket.socket(socket.AF_UNIX))
                     server.connect(path)
                     for source, sink in ((client, server), (server, client)):
                         threading.Thread(target=copy, args=(source, sink), daemon=True).start()
 
-        threading.Thread(target=accept, daemon=True).start()
+        accepting = threading.Thread(target=accept)
+        accepting.start()
         name = f"{make_url(url).username}@127.0.0.1:{listening.getsockname()[1]}"
-        yield f"postgresql://{name}/{make_url(url).database}"
+        try:
+            yield f"postgresql://{name}/{make_url(url).database}"
+        finally:
+            listening.shutdown(socket.SHUT_RDWR)  # a thread in `accept` would not notice its end
+            accepting.join()
 
 
 def copy(source: socket.socket, sink: socket.socket) -> None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
+import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 
 import httpx
 import pytest
 from dejavu_service import metrics
 from dejavu_service.pages import rendering
 from dejavu_service.pages.views import scenario_row
+from dejavu_service.routes import page_response
 from fastapi import FastAPI
 from support.service import body, config, context, measurement, record, record_set, scenario
 
@@ -337,8 +339,31 @@ def test_few_pages_are_made_at_a_time(
         making.pop()
         return render(template, **values)
 
+    monkeypatch.setattr(page_response, "LONGEST_WAIT", 60.0)
     monkeypatch.setattr(rendering, "render", render_slowly)
     with ThreadPoolExecutor(20) as pool:
         answers = list(pool.map(client.get, ["/pages/main"] * 20))
     assert {answer.status_code for answer in answers} == {200}
     assert max(numbers) <= 4
+
+
+def test_a_page_waits_for_others_that_take_long_no_longer_than_its_reader(
+    client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    over, render = threading.Event(), rendering.render
+
+    def render_at_the_end(template: str, **values: object) -> str:
+        over.wait(60)
+        return render(template, **values)
+
+    monkeypatch.setattr(page_response, "LONGEST_WAIT", 0.2)
+    monkeypatch.setattr(rendering, "render", render_at_the_end)
+    with ThreadPoolExecutor(8) as pool:
+        answers = [pool.submit(client.get, "/pages/main") for _ in range(8)]
+        refused, _ = wait(answers, 30, FIRST_COMPLETED)
+        over.set()
+        (first, *_) = refused
+        assert first.result().status_code == 503
+        assert first.result().headers["retry-after"] == "2"
+    assert 200 in {answer.result().status_code for answer in answers}
+    assert client.get("/pages/main").status_code == 200, "every turn was given back"

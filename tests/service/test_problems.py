@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 import tempfile
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -214,6 +215,24 @@ def test_nothing_is_confirmed_that_goes_to_a_file_which_is_not_there(sqlite_url:
         moved.replace(file)
         assert post().status_code == 200
         assert client.get("/readyz").status_code == 200
+
+
+@pytest.mark.parametrize("replace", [Path.mkdir, Path.touch])
+def test_nothing_is_confirmed_once_the_folder_of_the_file_is_another(
+    sqlite_url: str, tmp_path: Path, replace: Callable[[Path], None]
+) -> None:
+    """As where a volume is mounted anew, of which the URL names a link."""
+    file, link = Path(sqlite_url.removeprefix("sqlite:///")), tmp_path / "link"
+    link.symlink_to(file.parent)
+    settings = ServerSettings(database=f"sqlite:///{link}/{file.name}", rate=0)
+    with client_of(create_app(settings)) as client:
+        post = partial(client.post, "/v1/main/records", json=body(record_set()))
+        assert post().status_code == 200
+        link.unlink()
+        replace(link)
+        refused = post()
+        assert refused.status_code == 503
+        assert "moved, replaced or deleted" in refused.json()["detail"]
 
 
 def test_an_import_without_room_for_temporary_files_is_said_to_lack_it(

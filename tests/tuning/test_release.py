@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import json
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
+import pytest
 from support.processes import fork_program
+
+from dejavu_cache.triton_internals.loaded_kernels import LoadedKernels
 
 
 def test_the_kernels_of_configs_that_lost_are_released(tmp_path: Path) -> None:
@@ -32,3 +39,17 @@ def test_binaries_of_other_settings_are_not_timed() -> None:
     *timed, held = done.stdout.split()
     assert timed == ["default"] * 4 + ["1"] * 4 + ["default"] * 2
     assert int(held) > 0, "a CUDA graph may have captured them, and Triton unloads dropped ones"
+
+
+def test_tunes_of_two_threads_may_release_the_same_kernels(
+    request: pytest.FixtureRequest,
+) -> None:
+    request.addfinalizer(partial(sys.setswitchinterval, sys.getswitchinterval()))
+    sys.setswitchinterval(1e-6)
+    function = SimpleNamespace(device_caches={0: ({},)})
+    with ThreadPoolExecutor(2) as pool:
+        for _ in range(20):
+            tunes = [LoadedKernels(function) for _ in range(2)]
+            function.device_caches[0][0].update({number: object() for number in range(3000)})
+            list(pool.map(lambda tune: tune.release_later([]), tunes))
+            assert not function.device_caches[0][0]

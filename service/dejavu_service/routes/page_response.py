@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+import anyio
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import HTMLResponse, RedirectResponse
 from fastapi.routing import APIRoute
 
+from ..middleware.write_queue import LONGEST_WAIT
 from ..pages import rendering
 from ..pages.namespaces import list_namespaces
+from ..problems import ProblemError
 from ..services.access import ANYBODY, EVERYWHERE, READER
 from .common import Call
 from .forms import form_proof
@@ -30,8 +33,17 @@ class _PageRoute(APIRoute):
             return handler  # a form may arrive slowly
 
         async def handle_in_turn(request: Request) -> Response:
-            async with request.app.state.server.page_turns:
+            turns = request.app.state.server.page_turns
+            has_turn = False
+            with anyio.move_on_after(LONGEST_WAIT):
+                has_turn = await turns.acquire()
+            if not has_turn:
+                detail = "other pages are being made for long: try again"
+                raise ProblemError(503, detail, headers={"Retry-After": "2"})
+            try:
                 return await handler(request)
+            finally:
+                turns.release()
 
         return handle_in_turn
 

@@ -189,10 +189,10 @@ def _handle_postgres_error(context: ExceptionContext) -> BaseException | None:
 
 
 def _sqlite(url: URL, pool: int) -> Engine:
-    assert url.database
-    Path(url.database).parent.mkdir(parents=True, exist_ok=True)
+    path = Path(str(url.database)).absolute()
+    path.parent.mkdir(parents=True, exist_ok=True)
     engine = create_engine(
-        url,
+        url.set(database=str(path)),
         pool_size=pool,
         max_overflow=pool,
         pool_timeout=_BUSY_SECONDS,
@@ -208,7 +208,7 @@ def _prepare_sqlite(connection: Any, record: ConnectionPoolEntry) -> None:
     for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
         connection.execute(f"PRAGMA {pragma}")
     ((_, _, path),) = connection.execute("PRAGMA database_list").fetchall()
-    record.info["file"] = path, _identify_file(path)
+    record.info["file"] = _identify_file(path)
 
 
 def _identify_file(path: str) -> tuple[int, int] | None:
@@ -220,8 +220,7 @@ def _identify_file(path: str) -> tuple[int, int] | None:
 
 
 def _begin_sqlite(connection: Connection) -> None:
-    path, identity = connection.info["file"]
-    if _identify_file(path) != identity:
+    if _identify_file(str(connection.engine.url.database)) != connection.info["file"]:
         # What is written to a file that nobody can find again would be confirmed, and be lost.
         raise OperationalError("BEGIN", None, sqlite3.OperationalError(FILE_IS_GONE))
     # A writer takes the lock at the start: SQLite fails a transaction that began by reading and
