@@ -53,7 +53,11 @@ class MeasurementWriter:
 
     def __enter__(self) -> MeasurementWriter:
         """Start the thread."""
-        self._has_thread = start_thread(self._work, "dejavu-cache writer") is not None
+        try:
+            self._has_thread = start_thread(self._work, "dejavu-cache writer") is not None
+        except BaseException:  # of a signal handler, most likely when the thread has started
+            self._close()
+            raise
         return self
 
     def __exit__(
@@ -63,15 +67,19 @@ class MeasurementWriter:
         at: TracebackType | None,
     ) -> None:
         """Wait for the thread, and raise its error unless the block has raised one."""
+        self._close()
         with self._changed:
-            self._closing = True
-            self._changed.notify_all()
             if not self._changed.wait_for(lambda: not self._has_thread, PATIENCE):
                 logger.warning(
                     "measurements are not written: the store has not answered for %g s", PATIENCE
                 )
         if self._error is not None and error is None:
             raise self._error
+
+    def _close(self) -> None:
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
 
     def _work(self) -> None:
         while True:

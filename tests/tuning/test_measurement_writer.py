@@ -6,6 +6,7 @@ import threading
 from collections.abc import Sequence
 
 import pytest
+from support.processes import run_python
 from support.records import measurement
 
 from dejavu_cache.model.record import Measurement
@@ -35,3 +36,32 @@ def test_an_error_of_the_store_is_raised_at_the_end() -> None:
 
     with pytest.raises(OSError, match="full"), MeasurementWriter(fail) as writer:
         writer(measurement())
+
+
+def test_no_thread_is_left_where_a_signal_handler_raises_while_it_starts() -> None:
+    code = """
+        import os, signal, threading
+        from dejavu_cache.tuning.measurement_writer import MeasurementWriter
+
+        class LimitError(Exception):
+            pass
+
+        def limit(*_):
+            raise LimitError
+
+        def start_and_signal(thread):
+            start(thread)
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+        signal.signal(signal.SIGUSR1, limit)
+        start, threading.Thread.start = threading.Thread.start, start_and_signal
+        try:
+            with MeasurementWriter(print):
+                pass
+        except LimitError:
+            print("interrupted")
+        for thread in threading.enumerate()[1:]:
+            thread.join(10)
+        print(threading.active_count())
+    """
+    assert run_python(code).stdout.split() == ["interrupted", "1"]
