@@ -77,7 +77,7 @@ def forget_failed(function: Any) -> None:
         function: a `JITFunction`, or None.
     """
     for kernels, *_ in getattr(function, "device_caches", {}).values():
-        for key, kernel in list(kernels.items()):
+        for key, kernel in kernels.copy().items():  # in one step, beside other threads
             future = getattr(kernel, "future", None)
             if future is not None and future.done() and _has_failed(future):
                 kernels.pop(key, None)

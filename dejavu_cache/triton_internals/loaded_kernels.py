@@ -94,11 +94,15 @@ class LoadedKernels:
                 kernels.pop(key, None)
 
     def _later_entries(self) -> list[tuple[dict[Any, Any], Any, Any]]:
-        """Return the cache, key and kernel of each; a tune in another thread may remove some."""
+        """Return the cache, key and kernel of each; a tune in another thread may remove some.
+
+        A list of a dictionary's items is made in steps, between which garbage collection may let
+        the other thread run; a copy is made in one.
+        """
         return [
             (kernels, key, kernel)
             for device, (kernels, *_) in list(self._caches.items())
-            for key, kernel in list(kernels.items())
+            for key, kernel in kernels.copy().items()
             if key not in self._earlier.get(device, ())
             and (not hasattr(kernel, "future") or kernel.future.done())
         ]
