@@ -194,20 +194,18 @@ def test_half_sent_requests_keep_nobody_out(port: int, monkeypatch: pytest.Monke
 def test_answers_that_nobody_reads_share_the_memory(
     port: int, bearer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in (("_MOST_UNREAD", 16 * 2**20), ("_STALL_SECONDS", 60.0)):
+    for name, value in (("_MOST_UNREAD", 16 * 2**20), ("_STALL_SECONDS", 600.0)):
         monkeypatch.setattr(connections, name, value)
-    answer = b"x" * 6 * 2**20
+    answer = b"x" * 12 * 2**20  # the kernel takes a few MiB of each
     monkeypatch.setattr(rendering, "stylesheet", lambda: answer)
     slow = []
     for _ in range(8):
-        opened = socket.socket()
-        opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        opened.connect(("127.0.0.1", port))
+        opened = socket.create_connection(("127.0.0.1", port))
         opened.sendall(b"GET /style.css HTTP/1.1\r\nHost: localhost\r\n\r\n")
         opened.recv(1)
         slow.append(opened)
     unread = BoundedConnection._unread
-    wait_until(lambda: len(unread) == 2 and sum(unread.values()) <= 16 * 2**20)
+    wait_until(lambda: 0 < len(unread) < 8 and sum(unread.values()) <= 16 * 2**20)
     assert len(httpx.get(f"http://127.0.0.1:{port}/style.css").content) == len(answer)
     assert len(_read_until_closed(slow[0])) < len(answer), "it was the first, and did not read"
     for opened in slow[1:]:

@@ -15,7 +15,9 @@ def test_a_signal_handler_that_raises_leaves_no_lock_locked() -> None:
             pass
 
         def limit(*_):
+            global is_armed
             if is_armed:
+                is_armed = False
                 raise LimitError
 
         lock, is_armed, found = ForkLock(), False, []
@@ -26,18 +28,20 @@ def test_a_signal_handler_that_raises_leaves_no_lock_locked() -> None:
             found.append(found_free)
 
         signal.signal(signal.SIGALRM, limit)
+        # Again and again, since one signal may come before the loop.
+        signal.setitimer(signal.ITIMER_REAL, 0.0003, 0.0003)
         for _ in range(200):
-            signal.setitimer(signal.ITIMER_REAL, 0.0003)
             try:
                 is_armed = True
                 while True:
                     with lock:
                         pass
             except LimitError:
-                is_armed = False
+                pass
             looking = threading.Thread(target=look)
             looking.start()
             looking.join()
+        signal.setitimer(signal.ITIMER_REAL, 0)
         print(len(found), all(found))
     """
     assert run_python(code).stdout == "200 True\n"

@@ -304,7 +304,7 @@ def test_a_value_that_holds_another_twice_at_each_level_is_read_in_bounded_time(
 ) -> None:
     identities = []
     for leaf in (1, 2):
-        nested = f"NESTED = ({leaf},)\nfor _ in range(48): NESTED = {pair.format('NESTED')}\n"
+        nested = f"NESTED = ({leaf},)\nfor _ in range(24): NESTED = {pair.format('NESTED')}\n"
         with no_hang():
             identities.append(identity_of(tmp_path, nested + block("return len(NESTED)")))
     assert [identity.unstored for identity in identities] == [None, None]
