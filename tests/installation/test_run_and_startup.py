@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.command_line import run_cli
 from support.kernels import AUTOTUNED_ADD, write_source
 from support.processes import dejavu, environment
 
@@ -225,3 +226,11 @@ def test_run_says_why_a_file_cannot_be_run(mode: int, said: str, tmp_path: Path)
     seen = dejavu("run", "--", tmp_path / "program.py")
     assert seen.returncode == 2
     assert said in seen.stderr
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGPIPE"), reason="Windows has no such signal")
+def test_a_process_whose_run_failed_ignores_signals_as_before(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text("print()\n")
+    (tmp_path / "program.py").chmod(0o755)
+    assert run_cli("run", "--", tmp_path / "program.py").returncode == 2
+    assert signal.getsignal(signal.SIGPIPE) is signal.SIG_IGN

@@ -6,7 +6,8 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -78,18 +79,27 @@ def run(
         raise SettingsError(f"{words[0]} is no command that can be found")
     environment |= _engine_variables(settings, environment)
     sys.stdout.flush()
-    _restore_signals()
+    with _signals_of_a_shell():
+        try:
+            os.execvpe(executable, words, environment)
+        except OSError as error:
+            raise SettingsError(f"{words[0]} cannot be run: {error.strerror}") from None
+
+
+@contextmanager
+def _signals_of_a_shell() -> Iterator[None]:
+    """Have the signals that Python ignores end a command again, as when a shell starts it.
+
+    Where the command cannot be run, this process goes on and ignores them as before.
+    """
+    # Windows has neither.
+    ignored = [getattr(signal, name) for name in ("SIGPIPE", "SIGXFSZ") if hasattr(signal, name)]
+    before = [(number, signal.signal(number, signal.SIG_DFL)) for number in ignored]
     try:
-        os.execvpe(executable, words, environment)
-    except OSError as error:
-        raise SettingsError(f"{words[0]} cannot be run: {error.strerror}") from None
-
-
-def _restore_signals() -> None:
-    """Have the signals that Python ignores end a command again, as when a shell starts it."""
-    for name in ("SIGPIPE", "SIGXFSZ"):
-        if hasattr(signal, name):  # Windows has neither
-            signal.signal(getattr(signal, name), signal.SIG_DFL)
+        yield
+    finally:
+        for number, handler in before:
+            signal.signal(number, handler)
 
 
 def _engine_variables(settings: Settings, environment: Mapping[str, str]) -> dict[str, str]:
