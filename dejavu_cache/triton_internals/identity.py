@@ -9,7 +9,7 @@ from ..errors import UnreadableKernelError
 from .compiler_settings import unreadable_settings
 from .constants import plain_text
 from .environment import is_interpreting
-from .python_reads import NamedCallee
+from .name_values import NamedCallee
 from .source_hash import hash_source, value_hash
 from .triton_objects import unwrap
 

@@ -11,20 +11,23 @@ from __future__ import annotations
 import hashlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from operator import itemgetter
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
 from ..errors import UnreadableKernelError
 from .constants import ConstantReader, library_of, plain_text
-from .python_reads import (
+from .decoration import read_decoration
+from .name_values import (
     MISSING,
     NamedCallee,
-    check_reads,
     imported_values,
     is_standard,
     resolve,
     values_of_names,
 )
+from .python_reads import check_reads
 from .syntax import FunctionSyntax
 from .syntax_files import function_syntax
 from .syntax_names import Chain
@@ -120,8 +123,68 @@ def _digest(tokens: Iterator[str]) -> str:
     return hasher.hexdigest()[:32]
 
 
+@dataclass(frozen=True)
+class _Code:
+    """A function's code, and what tells the meaning of its names.
+
+    Attributes:
+        function: the Python function.
+        jit_object: Triton's object right around it, or None.
+        is_compiled: whether Triton compiles it. Python runs any other, such as a heuristic.
+        syntax: what its text says.
+        names: the values of its globals, of what it closes over, and of the imports inside it.
+        parameters: its parameters.
+    """
+
+    function: Callable[..., Any]
+    jit_object: Any
+    is_compiled: bool
+    syntax: FunctionSyntax
+    names: Names
+    parameters: Parameters
+
+    @classmethod
+    def of(cls, kernel: Any, function: Callable[..., Any]) -> _Code:
+        """Find the code of a Python function, which a kernel may decorate.
+
+        Raises:
+            OSError: the source text is not available.
+            UnreadableKernelError: Python runs the function, and it reads what has no encoding.
+        """
+        jit_object = _jit_object(kernel)
+        is_compiled = _compiles(jit_object)
+        # The text of a `constexpr_function` is that of what its decorators wrap, and not of these.
+        text = getattr(jit_object, "src", None) if is_compiled else None
+        if text is None and is_compiled:
+            # Triton's interpreter runs what the file holds at the first launch, not what it held.
+            text = inspect.getsource(function.__code__)
+        syntax = function_syntax(function, text)
+        _refuse_reflection(function, syntax)
+        names = values_of_names(function)
+        if not is_compiled:
+            names = {**names, **imported_values(function, syntax)}
+            check_reads(function, syntax, names)
+        # Triton takes the parameters of what a decorator wraps; Python those of the wrapper.
+        parameters = inspect.signature(function, follow_wrapped=is_compiled).parameters
+        return cls(function, jit_object, is_compiled, syntax, names, parameters)
+
+    @property
+    def outer_chains(self) -> list[Chain]:
+        """The dotted names that begin with no local name, sorted."""
+        chains = self.syntax.dotted_names
+        if not self.is_compiled:  # in a jit function, `getattr` is Triton's
+            chains |= self.syntax.fetched_names
+        return sorted(chain for chain in chains if chain[0] not in self.syntax.local_names)
+
+
 class _CodeReader:
-    """Walk through a function and all that it reaches, each function once."""
+    """Writes a function and all that it reaches as tokens, each function once.
+
+    The tokens of a function are its text, what the names in it stand for, its defaults, its
+    attributes and its decorator. Where a name stands for another function, that one's tokens follow
+    at once. Records are found by the hash of the tokens, so neither they nor their order may change
+    for code that has a hash already.
+    """
 
     def __init__(self) -> None:
         self.constants = ConstantReader(self._read_named)
@@ -149,55 +212,38 @@ class _CodeReader:
             yield f"in the order {order}"
 
     def _read_named(self, name: str, kernel: Any) -> Iterator[str]:
+        """Write a function that is read under a name, or which one it is of those written before.
+
+        Args:
+            name: the name; empty for the kernel itself.
+            kernel: the Python function, or what decorates it.
+        """
         function = python_function(kernel)
-        if function in self._names:
-            # The name alone tells the function, unless it stands for several.
-            if self._names[function] != name or self._functions.get(name) is not function:
-                yield f"as {list(self._names).index(function)}"
-            return
-        self._names[function] = name
-        self._functions.setdefault(name, function)
-        yield from self._read(kernel, function)
+        if function not in self._names:
+            self._names[function] = name
+            self._functions.setdefault(name, function)
+            yield from self._read(_Code.of(kernel, function))
+        # The name alone tells the function, unless it stands for several.
+        elif self._names[function] != name or self._functions.get(name) is not function:
+            yield f"as {list(self._names).index(function)}"
 
-    def _read(self, kernel: Any, function: Callable[..., Any]) -> Iterator[str]:
-        compiled = _jit_object(kernel)
-        is_compiled = _compiles(compiled)
-        # The text of a `constexpr_function` is that of what its decorators wrap, and not of these.
-        text = getattr(compiled, "src", None) if is_compiled else None
-        if text is None and is_compiled:
-            # Triton's interpreter runs what the file holds at the first launch, not what it held.
-            text = inspect.getsource(function.__code__)
-        syntax = function_syntax(function, text)
-        _refuse_reflection(function, syntax)
-        names = values_of_names(function)
-        chains = syntax.dotted_names
-        if not is_compiled:
-            names = {**names, **imported_values(function, syntax)}
-            chains |= syntax.fetched_names  # in a jit function, `getattr` is Triton's
-            check_reads(function, syntax, names)
-        # Triton takes the parameters of what a decorator wraps; Python those of the wrapper.
-        parameters = inspect.signature(function, follow_wrapped=is_compiled).parameters
-        yield syntax.normalized
-        for chain in sorted(chains):
-            if chain[0] not in syntax.local_names:
-                self.may_change |= _may_change(names, chain, is_compiled=is_compiled)
-                self._note_callee(function, names, chain)
-                yield from self._read_chain(names, chain)
-        for name, default in sorted(_defaults(parameters)):
-            yield from self._read_constant(f"default {name}", default, expect_constexpr=False)
-        if not is_compiled:
-            for name, value in sorted(vars(function).items()):
-                if name != "__wrapped__":  # what runs is the function's own code
-                    self.may_change = True
-                    yield from self.constants.read(f"attribute {name}", value)
-        yield from self._read_first_reads(names, syntax, is_compiled)
-        yield from self._read_wrapping(names, syntax, is_compiled)
-        if compiled is not None:
-            yield from _decoration(compiled, parameters, syntax)
+    def _read(self, code: _Code) -> Iterator[str]:
+        yield code.syntax.normalized
+        for chain in code.outer_chains:
+            self.may_change |= _may_change(code.names, chain, is_compiled=code.is_compiled)
+            self._note_callee(code, chain)
+            yield from self._read_chain(code.names, chain)
+        yield from self._read_defaults(code.parameters)
+        if not code.is_compiled:
+            yield from self._read_attributes(code.function)
+        yield from self._read_first_reads(code)
+        yield from _read_wrapping(code)
+        if code.jit_object is not None:
+            yield from read_decoration(code.jit_object, code.parameters, code.syntax, value_hash)
 
-    def _note_callee(self, function: Callable[..., Any], names: Names, chain: Chain) -> None:
-        value = resolve(names, chain)
-        callee = NamedCallee(function, chain, value)
+    def _note_callee(self, code: _Code, chain: Chain) -> None:
+        value = resolve(code.names, chain)
+        callee = NamedCallee(code.function, chain, value)
         # A module may make its attributes anew each time that they are read.
         if is_jit(value) and not (is_triton_own(value) or callee.is_replaced):
             self.callees.append(callee)
@@ -209,42 +255,48 @@ class _CodeReader:
         if not (is_triton_own(value) and value is _usual_value(chain)):
             yield from self.constants.read(".".join(chain), value)
 
-    def _read_constant(self, name: str, value: Any, *, expect_constexpr: bool) -> Iterator[str]:
-        yield from self.constants.read(name, value)
-        if unwrap(value)[1] != expect_constexpr:
-            yield f"{name} wrapped {not expect_constexpr}"
+    def _read_defaults(self, parameters: Parameters) -> Iterator[str]:
+        defaults = {name: parameter.default for name, parameter in parameters.items()}
+        for name, default in sorted(defaults.items(), key=itemgetter(0)):
+            if default is not inspect.Parameter.empty:
+                yield from self.constants.read(f"default {name}", default)
+                if unwrap(default)[1]:
+                    yield f"default {name} wrapped True"
 
-    def _read_first_reads(
-        self, names: Names, syntax: FunctionSyntax, is_compiled: bool
-    ) -> Iterator[str]:
+    def _read_attributes(self, function: Callable[..., Any]) -> Iterator[str]:
+        for name, value in sorted(vars(function).items()):
+            if name != "__wrapped__":  # what runs is the function's own code
+                self.may_change = True
+                yield from self.constants.read(f"attribute {name}", value)
+
+    def _read_first_reads(self, code: _Code) -> Iterator[str]:
         """Write the globals that are read before a local of their name hides them."""
-        early = syntax.read_first & syntax.local_names
-        for chain in sorted(chain for chain in syntax.dotted_names if chain[0] in early):
-            root = resolve(names, chain[:1])
+        early = code.syntax.read_first & code.syntax.local_names
+        for chain in sorted(chain for chain in code.syntax.dotted_names if chain[0] in early):
+            root = resolve(code.names, chain[:1])
             # Triton refuses to read any other global, so the name is a local of another branch.
-            if not is_compiled or _is_legal_global(root):
+            if not code.is_compiled or _is_legal_global(root):
                 yield f"early {'.'.join(chain)}"
-                yield from self._read_chain(names, chain)
+                yield from self._read_chain(code.names, chain)
 
-    def _read_wrapping(
-        self, names: Names, syntax: FunctionSyntax, is_compiled: bool
-    ) -> Iterator[str]:
-        """Write whether a global is a `tl.constexpr`, unless that is as usual for its value."""
-        hidden = syntax.local_names - syntax.read_first
-        for chain in sorted(syntax.bare_names):
-            raw = resolve(names, chain)
-            value, wrapped = unwrap(raw)
-            if isinstance(value, ModuleType):
-                if not is_standard(value):
-                    raise UnreadableKernelError(
-                        f"{'.'.join(chain)} is a module, of which any attribute may be read"
-                    )
-                continue
-            root = resolve(names, chain[:1])
-            if raw is MISSING or is_standard(root) or chain[0] in hidden:
-                continue
-            if wrapped != (is_compiled and _is_usually_wrapped(value, root)):
-                yield f"{'.'.join(chain)} wrapped {wrapped}"
+
+def _read_wrapping(code: _Code) -> Iterator[str]:
+    """Write whether a global is a `tl.constexpr`, unless that is as usual for its value."""
+    hidden = code.syntax.local_names - code.syntax.read_first
+    for chain in sorted(code.syntax.bare_names):
+        raw = resolve(code.names, chain)
+        value, wrapped = unwrap(raw)
+        if isinstance(value, ModuleType):
+            if not is_standard(value):
+                raise UnreadableKernelError(
+                    f"{'.'.join(chain)} is a module, of which any attribute may be read"
+                )
+            continue
+        root = resolve(code.names, chain[:1])
+        if raw is MISSING or is_standard(root) or chain[0] in hidden:
+            continue
+        if wrapped != (code.is_compiled and _is_usually_wrapped(value, root)):
+            yield f"{'.'.join(chain)} wrapped {wrapped}"
 
 
 def _may_change(names: Names, chain: Chain, *, is_compiled: bool) -> bool:
@@ -316,61 +368,6 @@ def _compiles(compiled: Any) -> bool:
 def _heuristics(kernel: Any) -> dict[str, Any]:
     kinds = {kind.__name__ for kind in type(kernel).__mro__}
     return dict(kernel.values) if "Heuristics" in kinds else {}
-
-
-# Attributes of a jit function that hold its source, its caches, or what runs beside the launch.
-_NOT_CODE = frozenset(
-    {"fn", "signature", "raw_src", "starting_line_number", "_fn_name", "_hash_lock", "_src", "src"}
-    | {"hash", "used_global_vals", "module", "_repr", "launch_metadata", "params", "device_caches"}
-    | {"kernel", "arg_names", "constexprs", "pre_run_hooks", "rewriter", "repr", "cache", "run"}
-    | {"do_not_specialize", "do_not_specialize_on_alignment", "kwargs", "create_binder"}
-    | {"type", "compiled", "binder", "tensor_arg_names", "is_gluon_", "version_", "CompiledKernel"}
-    | {"file_name", "def_file_line_number", "def_file_col_number"}
-    | {"compile", "ASTSource", "make_backend", "target", "backend", "binders", "cache_hook"}
-)
-
-
-def _decoration(compiled: Any, parameters: Parameters, syntax: FunctionSyntax) -> Iterator[str]:
-    """Write the decorator and those of its arguments that are not the default."""
-    if type(compiled).__name__ not in ("JITFunction", "InterpretedFunction"):
-        yield f"decorated by {type(compiled).__qualname__}"
-    if type(compiled).__module__.partition(".")[0] != "triton":
-        yield f"decorated by {value_hash(type(compiled))}"
-    options = {**vars(compiled), **getattr(compiled, "kwargs", {})}
-    for name in sorted(set(options) - _NOT_CODE):
-        # An argument that is not given is None or False.
-        if not name.startswith("__") and options[name] not in (None, False):
-            yield f"decorator {name}={value_hash(options[name])}"
-    for index, name in enumerate(parameters):
-        for option in ("do_not_specialize", "do_not_specialize_on_alignment"):
-            named = options.get(option) or ()
-            if index in named or name in named:
-                yield f"{option} {name}"
-    yield from _annotations(parameters, syntax)
-
-
-def _annotations(parameters: Parameters, syntax: FunctionSyntax) -> Iterator[str]:
-    """Write the annotations whose meaning to Triton is not the one that their text has."""
-    from triton.runtime.jit import KernelParam
-
-    for name, parameter in parameters.items():
-        text = syntax.annotations.get(name)
-        if text is None and parameter.annotation is inspect.Parameter.empty:
-            continue
-        literal = text if text is None else text.strip("'\"")
-        said = parameter.replace(annotation=inspect.Parameter.empty if text is None else literal)
-        meanings = [
-            (param.is_constexpr, param.is_const, param.annotation_type)
-            for param in (KernelParam(0, kind, False, False) for kind in (said, parameter))
-        ]
-        if meanings[0] != meanings[1]:
-            yield f"annotation {name}: {meanings[1]}"
-
-
-def _defaults(parameters: Parameters) -> Iterator[tuple[str, Any]]:
-    for parameter in parameters.values():
-        if parameter.default is not inspect.Parameter.empty:
-            yield parameter.name, parameter.default
 
 
 def _is_legal_global(value: Any) -> bool:
