@@ -84,10 +84,10 @@ class NamedCallee(NamedTuple):
     callee: Any
 
     @property
-    def is_replaced(self) -> bool:
-        """Whether the name stands for something else by now."""
+    def successor(self) -> Any:
+        """What the name stands for by now: the callee itself, something else, or `MISSING`."""
         names = ChainMap(_closure_values(self.caller), self.caller.__globals__)
-        return resolve(names, self.chain) is not self.callee
+        return resolve(names, self.chain)
 
     def __str__(self) -> str:
         """Return the dotted name."""

@@ -245,7 +245,7 @@ class _CodeReader:
         value = resolve(code.names, chain)
         callee = NamedCallee(code.function, chain, value)
         # A module may make its attributes anew each time that they are read.
-        if is_jit(value) and not (is_triton_own(value) or callee.is_replaced):
+        if is_jit(value) and not is_triton_own(value) and callee.successor is value:
             self.callees.append(callee)
 
     def _read_chain(self, names: Names, chain: Chain) -> Iterator[str]:
