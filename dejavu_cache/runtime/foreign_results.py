@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import Any, NamedTuple
 
-from ..model.foreign_result import ForeignResult, ForeignTiming
+from ..model.foreign_result import ForeignResult, ForeignTiming, version_order
 from ..model.record import Measurement, Record, Winner
 from ..model.scenario import Config, now
 from ..triton_internals.autotune_cache import disk_cache_key, launch_key
@@ -69,7 +69,7 @@ def find_foreign_config(
     if loose and not matching:
         matching = _matching_results(request, results, loose=True)
         # The newest version's first; results that do not name their version come last.
-        matching.sort(key=lambda result: _version(result.triton), reverse=True)
+        matching.sort(key=lambda result: version_order(result.triton), reverse=True)
     for result in matching:
         for config in request.declared:
             if result.timings[0].means(config):
@@ -94,10 +94,6 @@ def _proven_timings(
         for timing, config in product(result.timings, request.declared):
             if timing.median is not None and timing.means(config):
                 yield config, timing
-
-
-def _version(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split("+")[0].split(".") if part.isdigit())
 
 
 def _matching_results(
