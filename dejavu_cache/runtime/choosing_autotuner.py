@@ -35,16 +35,16 @@ class KeyedLaunch(NamedTuple):
     Attributes:
         key: equal for launches of one scenario that pruning leaves the same configs.
         device: the device's index.
+        configs: what pruning leaves; None where it is asked once per scenario.
         args: the positional arguments.
         kwargs: the keyword arguments, `grid` and `warmup` included.
-        configs: what pruning leaves; None where it is asked once per scenario.
     """
 
     key: RawKey
     device: int
+    configs: Sequence[Any] | None
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
-    configs: Sequence[Any] | None
 
 
 class ChoosingAutotuner(DeclaredAutotuner):
@@ -100,11 +100,12 @@ class ChoosingAutotuner(DeclaredAutotuner):
         """Return the config that a launch runs."""
         if len(self.configs) < 2:
             return ChosenConfig.of(self.configs[0])
-        if not isinstance(self._cache, ConfigCache):
+        cache = self._cache
+        if not isinstance(cache, ConfigCache):
             return self._choose_by_mapping(args, kwargs)
-        if not self._cache.has_choices:
+        if not cache.has_choices:
             return self._choose_for_scenario(args, kwargs)
-        config = self._cache.choice(launch_key(self, args, kwargs))
+        config = cache.choice(launch_key(self, args, kwargs))
         if config is None:
             chosen = self._choose_for_scenario(args, kwargs)
         else:
@@ -131,20 +132,29 @@ class ChoosingAutotuner(DeclaredAutotuner):
         # Before the key: pruning writes it in terms of configs, which may be assigned meanwhile.
         choices = self._choices
         try:
-            launch = self._keyed(args, kwargs)
-            return choices.current(launch.key) or self._look_up_choice(launch, choices)
+            key, device, configs = self._key_of(args, kwargs)
+            if current := choices.current(key):
+                return current
+            launch = KeyedLaunch(key, device, configs, args, kwargs)
+            return self._look_up_choice(launch, choices)
         except TypeError:
             # Raises an error that names the key argument, if one of them is at fault.
             self._scenario_key.scenario(self._arguments_by_name(args, kwargs))
             raise
 
     def _keyed(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> KeyedLaunch:
+        return KeyedLaunch(*self._key_of(args, kwargs), args, kwargs)
+
+    def _key_of(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[RawKey, int, Sequence[Any] | None]:
+        """Return the first three parts of a `KeyedLaunch`."""
         device = self._device()
         scenario = self._scenario_key.raw(device, args, kwargs)
         if self._launch_pruning is None:
-            return KeyedLaunch(scenario, device, args, kwargs, None)
+            return scenario, device, None
         pruned = self._launch_pruning.configs_for(device, args, kwargs)
-        return KeyedLaunch((*scenario, pruned.key), device, args, kwargs, pruned.configs)
+        return (*scenario, pruned.key), device, pruned.configs
 
     def _request_of(self, launch: KeyedLaunch) -> Request:
         return self._request(launch.device, launch.args, launch.kwargs, launch.configs)

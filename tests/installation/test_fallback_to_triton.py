@@ -175,7 +175,7 @@ def test_a_user_whose_name_has_no_encoding_tunes(monkeypatch: pytest.MonkeyPatch
 
 
 STEPS = [
-    (AdoptedAutotuner, "_keyed"),
+    (AdoptedAutotuner, "_key_of"),
     (AdoptedAutotuner, "_request"),
     (AdoptedAutotuner, "_context"),
     (AdoptedAutotuner, "_resolve"),
