@@ -189,6 +189,7 @@ class CachedAutotuner(ChoosingAutotuner):
             chosen = chosen._replace(options=options)
         # Ranks that choose together must not differ by what each of them has compiled.
         return self._compiled.launch(
+            self,
             chosen,
             lambda candidate: self._run_config(candidate, args, kwargs),
             lambda: self._resolver.usable_configs(self.request(*args, **kwargs)),

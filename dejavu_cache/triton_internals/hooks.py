@@ -87,29 +87,34 @@ _thread = threading.local()
 
 
 @contextmanager
-def refusing_compilation() -> Iterator[None]:
-    """Have this thread's launches launch nothing, and return None, where they would compile.
+def refusing_compilation(function: Any) -> Iterator[None]:
+    """Have this thread's launches of a function do nothing, and return None, instead of compiling.
 
     Triton asks a hook before it compiles a kernel, or loads it from its folder. A hook that a
-    program has set is asked too.
+    program has set is asked too. Other functions, such as those that a config's hook launches, are
+    compiled.
+
+    Args:
+        function: the `JITFunction`.
     """
     from triton import knobs
 
     previous = knobs.runtime.jit_cache_hook
     if not getattr(previous, "refuses_for_dejavu_cache", False):
 
-        def refuse(*args: Any, **kwargs: Any) -> Any:
-            if getattr(_thread, "refuses", False):
+        def refuse(*args: Any, fn: Any, **kwargs: Any) -> Any:
+            if any(fn.jit_function is refused for refused in getattr(_thread, "refused", ())):
                 return True
-            return previous(*args, **kwargs) if previous is not None else None
+            return previous(*args, fn=fn, **kwargs) if previous is not None else None
 
         refuse.refuses_for_dejavu_cache = True  # type: ignore[attr-defined]
         knobs.runtime.jit_cache_hook = refuse
-    _thread.refuses = True
+    outer = getattr(_thread, "refused", ())
+    _thread.refused = (*outer, function)
     try:
         yield
     finally:
-        _thread.refuses = False
+        _thread.refused = outer
 
 
 def wrap_cache_manager(wrap: Callable[[Any], Any]) -> None:
