@@ -102,7 +102,7 @@ class ChoosingAutotuner(DeclaredAutotuner):
             return ChosenConfig.of(self.configs[0])
         cache = self._cache
         if not isinstance(cache, ConfigCache):
-            return self._choose_by_mapping(args, kwargs)
+            return self._choose_by_mapping(cache, args, kwargs)
         if not cache.has_choices:
             return self._choose_for_scenario(args, kwargs)
         config = cache.choice(launch_key(self, args, kwargs))
@@ -113,12 +113,14 @@ class ChoosingAutotuner(DeclaredAutotuner):
         # A bucket holds launches of several of Triton's keys, which may have other entries.
         return chosen._replace(until=0.0) if self._has_buckets else chosen
 
-    def _choose_by_mapping(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> ChosenConfig:
+    def _choose_by_mapping(
+        self, cache: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> ChosenConfig:
         """Choose by a mapping that the program has put in the place of Triton's, and fill it.
 
         It may be of any kind, and change unnoticed.
         """
-        cache, key = self._cache, launch_key(self, args, kwargs)
+        key = launch_key(self, args, kwargs)
         config = cache[key] if key in cache else None  # noqa: SIM401 - it may have no `get`
         if config is not None:
             return ChosenConfig.of(config, until=0.0)
