@@ -48,7 +48,7 @@ class CompiledConfigs:
         Args:
             autotuner: the `CachedAutotuner` that launches.
             chosen: the config that the launch should run.
-            launch: launches a config; returns None if that was refused.
+            launch: launches a config.
             usable: returns the configs that the launch may run.
             may_compile: whether the chosen config is launched in any case.
 
@@ -75,15 +75,16 @@ class CompiledConfigs:
         launch: Callable[[ChosenConfig], Any],
         usable: Callable[[], Sequence[Any]],
     ) -> tuple[Any, ChosenConfig] | None:
-        with refusing_compilation(jit_function(autotuner)):
+        with refusing_compilation(jit_function(autotuner)) as refused:
             result = launch(chosen)
-            if result is not None:
+            if not refused.count:
                 return result, chosen
             for config in self._nearest_first(chosen, usable):
                 until = time.monotonic() + _RETRY_AFTER
                 stand_in = chosen._replace(config=config, options=config.all_kwargs(), until=until)
+                refused.count = 0
                 result = launch(stand_in)
-                if result is not None:
+                if not refused.count:
                     logger.info("%s: (%s) stands in for (%s)", self._kernel, config, chosen.config)
                     return result, stand_in
         return None

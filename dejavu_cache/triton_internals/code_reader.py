@@ -211,7 +211,11 @@ class CodeReader:
 
 
 def _read_wrapping(code: _Code) -> Iterator[str]:
-    """Write whether a global is a `tl.constexpr`, unless that is as usual for its value."""
+    """Write whether a global is a `tl.constexpr`, unless that is as usual for its value.
+
+    Raises:
+        UnreadableKernelError: a module is read as a whole.
+    """
     hidden = code.syntax.local_names - code.syntax.read_first
     for chain in sorted(code.syntax.bare_names):
         raw = resolve(code.names, chain)

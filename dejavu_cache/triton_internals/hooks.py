@@ -15,6 +15,7 @@ from typing import Any
 from .syntax import parse_repeatedly
 
 __all__ = [
+    "RefusedCompilations",
     "add_compilation_listener",
     "build_host_modules_with",
     "hash_callees_first",
@@ -86,9 +87,25 @@ def hash_callees_first() -> None:
 _thread = threading.local()
 
 
+class RefusedCompilations:
+    """The compilations of a function that a thread has refused.
+
+    Args:
+        function: the `JITFunction`.
+
+    Attributes:
+        count: their number.
+    """
+
+    def __init__(self, function: Any) -> None:
+        """Begin without any."""
+        self.function = function
+        self.count = 0
+
+
 @contextmanager
-def refusing_compilation(function: Any) -> Iterator[None]:
-    """Have this thread's launches of a function do nothing, and return None, instead of compiling.
+def refusing_compilation(function: Any) -> Iterator[RefusedCompilations]:
+    """Have this thread's launches of a function do nothing where they would compile.
 
     Triton asks a hook before it compiles a kernel, or loads it from its folder. A hook that a
     program has set is asked too. Other functions, such as those that a config's hook launches, are
@@ -103,16 +120,18 @@ def refusing_compilation(function: Any) -> Iterator[None]:
     if not getattr(previous, "refuses_for_dejavu_cache", False):
 
         def refuse(*args: Any, fn: Any, **kwargs: Any) -> Any:
-            if any(fn.jit_function is refused for refused in getattr(_thread, "refused", ())):
-                return True
+            for refused in getattr(_thread, "refused", ()):
+                if refused.function is fn.jit_function:
+                    refused.count += 1
+                    return True
             return previous(*args, fn=fn, **kwargs) if previous is not None else None
 
         refuse.refuses_for_dejavu_cache = True  # type: ignore[attr-defined]
         knobs.runtime.jit_cache_hook = refuse
-    outer = getattr(_thread, "refused", ())
-    _thread.refused = (*outer, function)
+    outer, refused = getattr(_thread, "refused", ()), RefusedCompilations(function)
+    _thread.refused = (refused, *outer)
     try:
-        yield
+        yield refused
     finally:
         _thread.refused = outer
 

@@ -119,6 +119,24 @@ with dejavu_cache.serving():
     launched = support.pretended_gpu.LAUNCHED[before:]
 report["hooked"] = [ran.src.fn.__name__ for ran in launched]
 
+
+class Silent:
+    """Stands between an autotuner and its function, and returns nothing."""
+
+    def __init__(self, fn: Any) -> None:
+        self.fn, self.arg_names = fn, fn.arg_names
+
+    def run(self, *args: Any, **kwargs: Any) -> None:
+        self.fn.run(*args, **kwargs)
+
+
+silent = dejavu_cache.cached_autotune(
+    configs=CONFIGS, key=["n"], store=sys.argv[1], mode="reuse", check=False
+)(Silent(triton.jit(body)))
+blocks(silent, 32)
+with dejavu_cache.serving():
+    report["silent"] = len(blocks(silent, 32)), len(blocks(silent, 32, dtype=torch.float16))
+
 off = make("off")
 take_counts()
 with dejavu_cache.serving():
