@@ -184,19 +184,8 @@ def _module_of_foreign_run() -> str | None:
 
 def _adopt_subclass(theirs: Autotuner) -> AdoptedAutotuner | None:
     """Return a cached autotuner for a subclass's kernel, or None if it tunes by itself."""
-    subclasses = type(theirs).__mro__[: type(theirs).__mro__.index(Autotuner)]
-    if not subclasses or any(
-        subclass.__module__.partition(".")[0] in _EXCLUDED_PACKAGES for subclass in subclasses
-    ):
-        return None
     try:
-        overridden = {
-            name
-            for subclass in subclasses
-            for name in vars(subclass)
-            if name in vars(Autotuner) and not name.startswith("__")
-        }
-        if overridden - {"run"} or not current_policy().rule_for(kernel_name(theirs)).install:
+        if not _may_adopt(theirs):
             return None
         adopted = AdoptedAutotuner(
             theirs.fn,
@@ -217,6 +206,17 @@ def _adopt_subclass(theirs: Autotuner) -> AdoptedAutotuner | None:
         {name: value for name, value in vars(theirs).items() if name in _COPIED_ATTRIBUTES}
     )
     return adopted
+
+
+def _may_adopt(theirs: Autotuner) -> bool:
+    """Return whether a subclass replaces `run` alone, and the policy lets its kernel be cached."""
+    subclasses = type(theirs).__mro__[: type(theirs).__mro__.index(Autotuner)]
+    packages = {subclass.__module__.partition(".")[0] for subclass in subclasses}
+    if not subclasses or not packages.isdisjoint(_EXCLUDED_PACKAGES):
+        return False
+    own = {name for kind in subclasses for name in vars(kind) if not name.startswith("__")}
+    replaced = own & vars(Autotuner).keys()
+    return replaced <= {"run"} and bool(current_policy().rule_for(kernel_name(theirs)).install)
 
 
 def _decorated_or_imported_before() -> Iterator[str]:

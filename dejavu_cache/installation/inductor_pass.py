@@ -201,11 +201,17 @@ def _use_recorded_config(node: Any, table: Any) -> None:
     if not request.not_stored:  # first: what changes while it is looked up is noticed later
         note_choice(kernel, request.scenario)
     resolution = kernel.look_up(**arguments)
+    if resolution.final:
+        _leave_one_config(node, table, kernel, resolution.config)
+
+
+def _leave_one_config(node: Any, table: Any, kernel: CachedAutotuner, config: Any) -> None:
+    """Have a traced node launch one of its kernel's configs, if it has that one's grid."""
     grids = node.kwargs["grid"]
-    places = [place for place, own in enumerate(kernel.configs) if own is resolution.config]
-    if not resolution.final or not places or len(grids) not in (1, len(kernel.configs)):
+    places = [place for place, own in enumerate(kernel.configs) if own is config]
+    if not places or len(grids) not in (1, len(kernel.configs)):
         return
-    single = Autotuner(kernel.fn, kernel.arg_names, [resolution.config], [], None, None)
+    single = Autotuner(kernel.fn, kernel.arg_names, [config], [], None, None)
     place, index = places[0] if len(grids) > 1 else 0, table.add_kernel(single)
 
     def with_one_config(kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..model.foreign_result import ForeignResult
+from ..model.foreign_result import ForeignResult, version_order
 
 __all__ = ["report_matches"]
 
@@ -31,22 +31,19 @@ def report_matches(results: Iterable[ForeignResult], installed: str) -> list[str
         f"{lost} never, as they have neither names nor dtypes" if lost else "",
     ]
     usable = [*named, *ordered]
-    other = sorted({result.triton for result in usable} - {"", installed}, key=_order)
+    versions = {result.triton for result in usable} - {"", installed}
+    other = sorted(versions, key=version_order, reverse=True)
     strangers = sum(result.triton in other for result in usable)
     lines = [f"match: {', '.join(filter(None, ways))}"]
     if strangers:
-        versions = ", ".join([*other[:_SHOWN], *(["…"] if len(other) > _SHOWN else [])])
+        shown = ", ".join([*other[:_SHOWN], *(["…"] if len(other) > _SHOWN else [])])
         here = f"Triton {installed}" if installed else "the Triton that will run"
         lines.append(
             f"{len(usable) - strangers} of these are of {here} or of no version; {strangers} of "
-            f"others ({versions}) serve with DEJAVU_CACHE_TOOLCHAIN=loose"
+            f"others ({shown}) serve with DEJAVU_CACHE_TOOLCHAIN=loose"
         )
     return lines
 
 
 def _has_dtypes(result: ForeignResult) -> bool:
     return any(value.startswith("torch.") for value in result.key)
-
-
-def _order(version: str) -> list[int]:
-    return [-int(part) for part in version.split("+")[0].split(".") if part.isdigit()]

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ..model.foreign_result import version_order
 from ..system.safe_files import open_replacement
 from .lora_tables import fill_slices, lora_file_name, nest_lines
 from .table_names import format_labels
@@ -125,7 +126,7 @@ def _of_version(tables: Iterable[TunedTable], version: str) -> list[TunedTable]:
     `ANY_VERSION` takes the newest one; of two of one version, the later one counts.
     """
     chosen: dict[str, TunedTable] = {}
-    for table in sorted(tables, key=lambda table: _order(table.triton)):
+    for table in sorted(tables, key=lambda table: version_order(table.triton)):
         if version == ANY_VERSION or table.triton in ("", version):
             chosen[_name(table)] = table
     return list(chosen.values())
@@ -143,10 +144,6 @@ def _release(version: str) -> str:
     """Return the numbers that a version begins with, `3.4.0` of `3.4.0+git1a2b`; may be empty."""
     match = re.match(r"\d+(?:\.\d+)*", version, re.ASCII)
     return match[0] if match else ""
-
-
-def _order(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split("+")[0].split(".") if part.isdigit())
 
 
 def _name(table: TunedTable) -> str:

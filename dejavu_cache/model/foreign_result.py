@@ -23,6 +23,7 @@ __all__ = [
     "alphanumeric",
     "format_foreign_results",
     "parse_foreign_results",
+    "version_order",
 ]
 
 
@@ -122,6 +123,12 @@ class ForeignResult(BaseModel):
 
 
 _UNSET = ("False", "0")
+
+
+def version_order(version: str) -> tuple[int, ...]:
+    """Return what sorts versions, as files state them; only their numbers count."""
+    parts = version.split("+")[0].split(".")
+    return tuple(int(part) for part in parts if re.fullmatch("[0-9]{1,9}", part))
 
 
 def alphanumeric(name: str) -> str:

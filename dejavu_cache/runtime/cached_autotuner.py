@@ -2,38 +2,26 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 from ..model.resolution import Resolution
-from ..model.scenario import Context
-from ..settings import Mode, current_settings
-from ..stores import MemoryStore
-from ..stores.default import as_tiers
 from ..stores.tiered import TieredStore
-from ..system.notices import show_log, warn_once
-from ..system.signal_handlers import is_from_signal_handler
 from ..triton_internals.autotune_cache import launch_key
-from ..triton_internals.compiler_digest import await_digest, begin_digest
 from ..triton_internals.config_names import describe
-from ..triton_internals.environment import current_environment
-from ..triton_internals.scenario_key import RawKey
+from ..triton_internals.upstream import Autotuner
 from ..triton_internals.versions import is_covered
 from ..tuning.config_failures import failure_of
 from .activity_report import report_triton_activity
-from .choice_report import report_choice
-from .choices import Choices, ChosenConfig, NewChoice
+from .choices import ChosenConfig
+from .choosing_autotuner import ChoosingAutotuner
 from .compiled_configs import CompiledConfigs
 from .config_cache import ConfigCache
-from .consensus import agree
-from .declared_autotuner import DeclaredAutotuner
 from .hot_path import HotPath
 from .launch_recorder import record_launches
 from .prewarmed_binaries import use_prewarmed_binaries
 from .request import Request
-from .resolver import Resolver
 from .service_phase import may_benchmark
 from .untraced_code import leave_untraced
 
@@ -43,7 +31,7 @@ _OWNED = ("_hot_path", "_launch")
 """Derived attributes that hold the object itself."""
 
 
-class CachedAutotuner(DeclaredAutotuner):
+class CachedAutotuner(ChoosingAutotuner):
     """Triton's `Autotuner` over a store, as `cached_autotune` returns it.
 
     Attributes:
@@ -64,11 +52,11 @@ class CachedAutotuner(DeclaredAutotuner):
         """Have a subclass with a `run` of its own launch by it, as a subclass of Triton's does."""
         super().__init_subclass__(**kwargs)
         if "run" in vars(cls) and "__getitem__" not in vars(cls):
-            cls.__getitem__ = DeclaredAutotuner.__getitem__  # type: ignore[method-assign]
+            cls.__getitem__ = Autotuner.__getitem__  # type: ignore[method-assign]
 
     def forget_choices(self) -> None:
         """Choose anew at the next launch; records are looked up again."""
-        self._choices = Choices()
+        super().forget_choices()
         self._forget_kernels()
 
     def _forget_kernels(self) -> None:
@@ -88,27 +76,6 @@ class CachedAutotuner(DeclaredAutotuner):
         if isinstance(self._cache, ConfigCache):
             self._cache.add_user(twin)
         return twin
-
-    @cached_property
-    def _resolver(self) -> Resolver:
-        settings = current_settings()
-        show_log(settings.log)
-        limits = (
-            self._options.get("max_distance"),
-            self._policy.max_distance,
-            settings.max_distance,
-        )
-        max_distance = next(limit for limit in limits if limit is not None)
-        store = MemoryStore() if self._not_stored else self._options.get("store")
-        tiers = as_tiers(store)
-        if self._consensus == "none":  # ranks choose together, so none of them changes alone
-            tiers.keep_copies_right(self._note_change)
-        return Resolver(tiers, self.mode, max_distance, settings)
-
-    def _note_change(self, context: Context) -> None:
-        """Choose anew if records of this kernel have changed; called in a background thread."""
-        if context in list(self._contexts.values()):
-            self.forget_choices()
 
     @property
     def home(self) -> TieredStore:
@@ -142,22 +109,6 @@ class CachedAutotuner(DeclaredAutotuner):
         grid = kwargs.pop("grid")
         kwargs.pop("warmup", None)
         return self._launch(grid, args, kwargs)
-
-    @cached_property
-    def _is_left_to_triton(self) -> bool:
-        """Whether Triton tunes and launches the kernel, and nothing is looked up or recorded."""
-        if self.mode is Mode.OFF:
-            return True
-        if not self._interpreted and len(self.configs) > 1:
-            begin_digest()
-        try:
-            current_environment(self._device())
-        except Exception as error:  # no timing of an unknown device means anything elsewhere
-            if is_from_signal_handler(error):
-                raise
-            warn_once("device", f"kernels are tuned by Triton alone: {error}")
-            return True
-        return False
 
     @cached_property
     def _hot_path(self) -> HotPath | None:
@@ -222,12 +173,11 @@ class CachedAutotuner(DeclaredAutotuner):
             return False
         if chosen.resolution is None or not isinstance(self._cache, ConfigCache):
             return False
-        device = self._device()
-        raw, configs = self._raw_key(device, args, kwargs)
-        request = self._request(device, args, kwargs, configs)
+        launch = self._keyed(args, kwargs)
+        request = self._request_of(launch)
         if not self._resolver.reject(request, describe(chosen.config), failure.reason):
             return False
-        self._choices.drop(raw)
+        self._choices.drop(launch.key)
         return True
 
     def _launch_chosen(
@@ -239,6 +189,7 @@ class CachedAutotuner(DeclaredAutotuner):
             chosen = chosen._replace(options=options)
         # Ranks that choose together must not differ by what each of them has compiled.
         return self._compiled.launch(
+            self,
             chosen,
             lambda candidate: self._run_config(candidate, args, kwargs),
             lambda: self._resolver.usable_configs(self.request(*args, **kwargs)),
@@ -262,52 +213,6 @@ class CachedAutotuner(DeclaredAutotuner):
             )
         return self.fn.run(*args, **kwargs, **chosen.options)
 
-    def _choose(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> ChosenConfig:
-        """Return the only config, or the program's choice, or the one of the launch's scenario."""
-        if len(self.configs) < 2:
-            return ChosenConfig.of(self.configs[0])
-        cache = self._cache
-        if isinstance(cache, ConfigCache) and not cache.has_choices:
-            return self._choose_for_scenario(args, kwargs)
-        key = launch_key(self, args, kwargs)
-        if isinstance(cache, ConfigCache):
-            config = cache.choice(key)
-            is_lasting = not self._has_buckets  # a bucket holds launches of several keys
-        else:  # a mapping of the program's own kind, which may change unnoticed
-            config = cache[key] if key in cache else None  # noqa: SIM401 - it may have no `get`
-            is_lasting = False
-        if config is None:
-            chosen = self._choose_for_scenario(args, kwargs)
-            if chosen.is_final and not isinstance(cache, ConfigCache):
-                cache[key] = chosen.config
-        else:
-            chosen = ChosenConfig.of(config)
-        return chosen if is_lasting else chosen._replace(until=0.0)
-
-    def _choose_for_scenario(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> ChosenConfig:
-        device = self._device()
-        # Before the key: pruning writes it in terms of configs, which may be assigned meanwhile.
-        choices = self._choices
-        try:
-            raw, configs = self._raw_key(device, args, kwargs)
-            return choices.current(raw) or self._look_up(
-                choices, raw, device, args, kwargs, configs
-            )
-        except TypeError:
-            # Raises an error that names the key argument, if one of them is at fault.
-            self._scenario_key.scenario(self._arguments_by_name(args, kwargs))
-            raise
-
-    def _raw_key(
-        self, device: int, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> tuple[RawKey, Sequence[Any] | None]:
-        """Return a key of a launch's scenario and pruning, and the configs that pruning leaves."""
-        raw = self._scenario_key.raw(device, args, kwargs)
-        if self._launch_pruning is None:
-            return raw, None
-        pruned = self._launch_pruning.configs_for(device, args, kwargs)
-        return (*raw, pruned.key), pruned.configs
-
     def explain(self, *args: Any, **kwargs: Any) -> Resolution:
         """Return how a launch with these arguments found its config, or would find it now.
 
@@ -321,12 +226,11 @@ class CachedAutotuner(DeclaredAutotuner):
         return self._resolver.add_evidence(request, self._explain_now(args, kwargs))
 
     def _explain_now(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Resolution:
-        device = self._device()
-        raw, configs = self._raw_key(device, args, kwargs)
-        chosen = self._choices.final(raw)
+        launch = self._keyed(args, kwargs)
+        chosen = self._choices.final(launch.key)
         if chosen and chosen.resolution:
             return chosen.resolution
-        return self._resolver.explain(self._request(device, args, kwargs, configs))
+        return self._resolver.explain(self._request_of(launch))
 
     def look_up(self, *args: Any, **kwargs: Any) -> Resolution:
         """Return what the store says of a launch by now, and put a miss on its worklist.
@@ -354,57 +258,3 @@ class CachedAutotuner(DeclaredAutotuner):
             **kwargs: its keyword arguments, `grid` and `warmup` included.
         """
         return self._request(self._device(), args, kwargs)
-
-    def _look_up(
-        self,
-        choices: Choices,
-        raw: RawKey,
-        device: int,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        configs: Sequence[Any] | None,
-    ) -> ChosenConfig:
-        """Choose a launch's config from records or by a tune; `configs` are what pruning leaves."""
-        # Before the lookup: what is written while it reads is then noticed by the next launch.
-        revision = self._resolver.revision(self._context(device))
-        if renewed := choices.renew_fallback(raw, revision):
-            return renewed
-        if self._notice_changed_values():
-            choices = self._choices
-            revision = self._resolver.revision(self._context(device))
-        request = self._request(device, args, kwargs, configs)
-        request.refuse_conflicts()
-        resolution = self._resolve_and_report(request, choices.fallback(raw))
-        await_digest()
-        chosen = choices.add(raw, resolution, revision)
-        # If they were forgotten meanwhile, the record has changed since it was read.
-        return chosen if choices is self._choices else chosen._replace(until=0.0)
-
-    def _resolve_and_report(self, request: Request, fallback: ChosenConfig | None) -> Resolution:
-        """Resolve a request; `fallback` is what earlier launches of the scenario ran, or None."""
-        start = time.perf_counter()
-        # A launch waits for another process's tune once; after that it only looks the record up.
-        wait = 0.0 if fallback else current_settings().tune_wait
-        resolution, benchmarked = self._resolve(request, wait)
-        if benchmarked:
-            self.benchmarked += benchmarked
-            self.bench_time = time.perf_counter() - start
-            values = resolution.config.all_kwargs()
-            self.pre_hook({**request.autotuner.nargs, **request.kwargs, **values}, reset_only=True)
-        before = fallback.resolution if fallback else None
-        choice = NewChoice(request, resolution, benchmarked, time.perf_counter() - start, before)
-        report_choice(self, choice, self._resolver)
-        return resolution
-
-    def _resolve(self, request: Request, wait: float) -> tuple[Resolution, int]:
-        if request.has_no_choice:
-            return self._resolver.only_config(request), 0
-        if self._consensus == "none":
-            return self._resolver.resolve(request, wait=wait)
-        resolver = self._resolver
-
-        def resolve_now() -> Resolution:
-            tuning = self.mode is Mode.TUNE
-            return resolver.explain(request) if tuning else resolver.resolve(request, wait=0.0)[0]
-
-        return agree(request, lambda: resolver.resolve(request, wait=wait), resolve_now, wait)

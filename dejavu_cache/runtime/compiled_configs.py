@@ -10,6 +10,7 @@ from ..model.scenario import Scenario
 from ..model.selection import distance
 from ..system.notices import logger
 from ..triton_internals.hooks import refusing_compilation
+from ..triton_internals.triton_objects import jit_function
 from .choices import ChosenConfig
 from .service_phase import is_serving, note_compilation
 
@@ -35,6 +36,7 @@ class CompiledConfigs:
 
     def launch(
         self,
+        autotuner: Any,
         chosen: ChosenConfig,
         launch: Callable[[ChosenConfig], Any],
         usable: Callable[[], Sequence[Any]],
@@ -44,8 +46,9 @@ class CompiledConfigs:
         """Launch the chosen config, or while the process serves one whose kernel is in memory.
 
         Args:
+            autotuner: the `CachedAutotuner` that launches.
             chosen: the config that the launch should run.
-            launch: launches a config; returns None if that was refused.
+            launch: launches a config.
             usable: returns the configs that the launch may run.
             may_compile: whether the chosen config is launched in any case.
 
@@ -54,7 +57,7 @@ class CompiledConfigs:
             config is compiled after all.
         """
         if not may_compile and is_serving():
-            launched = self._launch_from_memory(chosen, launch, usable)
+            launched = self._launch_from_memory(autotuner, chosen, launch, usable)
             if launched is not None:
                 return launched
             note_compilation(self._kernel)
@@ -67,19 +70,21 @@ class CompiledConfigs:
 
     def _launch_from_memory(
         self,
+        autotuner: Any,
         chosen: ChosenConfig,
         launch: Callable[[ChosenConfig], Any],
         usable: Callable[[], Sequence[Any]],
     ) -> tuple[Any, ChosenConfig] | None:
-        with refusing_compilation():
+        with refusing_compilation(jit_function(autotuner)) as refused:
             result = launch(chosen)
-            if result is not None:
+            if not refused.count:
                 return result, chosen
             for config in self._nearest_first(chosen, usable):
                 until = time.monotonic() + _RETRY_AFTER
                 stand_in = chosen._replace(config=config, options=config.all_kwargs(), until=until)
+                refused.count = 0
                 result = launch(stand_in)
-                if result is not None:
+                if not refused.count:
                     logger.info("%s: (%s) stands in for (%s)", self._kernel, config, chosen.config)
                     return result, stand_in
         return None

@@ -68,23 +68,30 @@ def _agree(
     store: Any, request: Request, resolve: _Resolve, resolve_now: Any, wait: float
 ) -> tuple[Resolution, int]:
     name = _job_key(request)
-    decided, benchmarked, mine = _read_decision(store, name), 0, None
+    decided = _read_decision(store, name)
+    mine, benchmarked = None, 0
     for claim in range(0 if is_capturing_graph() else _CLAIMS):
         if decided is not None:
             break
+        given_up = f"{name}/given up{claim}"
         if _ask(store.add, f"{name}/claim{claim}", 1) == 1:
-            try:
-                mine, benchmarked = resolve()
-            except BaseException:
-                with suppress(_JobStoreError):  # The error of `resolve` says more.
-                    _ask(store.set, f"{name}/given up{claim}", "")
-                raise
+            mine, benchmarked = _resolve_or_give_up(store, given_up, resolve)
             break
-        decided = _await_decision(store, name, f"{name}/given up{claim}", wait)
+        decided = _await_decision(store, name, given_up, wait)
     if decided is None:
         mine = mine or resolve_now()
         decided = _ask(store.compare_set, name, "", _proposal(mine)).decode()
     return _adopt_decision(request, decided, mine, resolve, benchmarked)
+
+
+def _resolve_or_give_up(store: Any, given_up: str, resolve: _Resolve) -> tuple[Resolution, int]:
+    """Resolve a claimed scenario; the ranks that wait are told if that fails."""
+    try:
+        return resolve()
+    except BaseException:
+        with suppress(_JobStoreError):  # The error of `resolve` says more.
+            _ask(store.set, given_up, "")
+        raise
 
 
 def _adopt_decision(

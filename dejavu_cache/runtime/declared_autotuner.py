@@ -107,30 +107,38 @@ class DeclaredAutotuner(ChangingAutotuner):
     @cached_property
     def method(self) -> str:
         """Name of the benchmark method, which is part of a record's key."""
-        # Triton turns its deprecated warmup and rep into a benchmark function of its own.
-        is_callers = self.num_warmups is None and self.num_reps is None
-        own_bench = self._do_bench if is_callers else None
-        # Ours is derived from the method, but for the interpreter's: any other was assigned.
-        assigned = self.__dict__.get("do_bench", wall_clock)
-        if assigned is not wall_clock:
+        assigned = self._assigned_bench
+        own_bench = None if self._is_timed_by_triton else self._do_bench
+        if assigned is not None:
             own_bench = assigned
         declared = None if self._interpreted or own_bench else self._options.get("method")
         try:
-            is_graph = self.use_cuda_graph and assigned is wall_clock
+            is_graph = self.use_cuda_graph and assigned is None
             method = declared or method_name(own_bench, is_graph, self._interpreted)
-            return name_for(self, method) if is_callers else method
+            return method if self._is_timed_by_triton else name_for(self, method)
         except (UnreadableKernelError, OSError) as error:
             self._unnamed_method = str(error)
             return f"custom:{type(own_bench).__qualname__} {uuid.uuid4().hex}"
 
+    @property
+    def _assigned_bench(self) -> Any:
+        """The benchmark function that the program has assigned to `do_bench`, or None."""
+        # Ours is derived from the method, but for the interpreter's: any other was assigned.
+        bench = self.__dict__.get("do_bench", wall_clock)
+        return None if bench is wall_clock else bench
+
+    @property
+    def _is_timed_by_triton(self) -> bool:
+        """Whether Triton has made a benchmark function of its deprecated `warmup` and `rep`."""
+        return self.num_warmups is not None or self.num_reps is not None
+
     @cached_property
     def do_bench(self) -> Callable[..., Any]:
         """Benchmark function: the caller's, or else a timer of the device or interpreter."""
-        timed_by_triton = self.num_warmups is not None or self.num_reps is not None
         if self._interpreted and self._do_bench is None:
             return wall_clock
         method = self.method.removesuffix(KERNEL_ALONE)
-        if method in METHODS and not timed_by_triton:
+        if method in METHODS and not self._is_timed_by_triton:
             return DeviceTimer(method)
         bench: Callable[..., Any] = self._do_bench or super().do_bench
         return bench

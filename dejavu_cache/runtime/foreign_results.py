@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any, NamedTuple
 
-from ..model.foreign_result import ForeignResult, ForeignTiming
+from ..model.foreign_result import ForeignResult, ForeignTiming, version_order
 from ..model.record import Measurement, Record, Winner
 from ..model.scenario import Config, now
 from ..triton_internals.autotune_cache import disk_cache_key, launch_key
@@ -69,7 +69,7 @@ def find_foreign_config(
     if loose and not matching:
         matching = _matching_results(request, results, loose=True)
         # The newest version's first; results that do not name their version come last.
-        matching.sort(key=lambda result: _version(result.triton), reverse=True)
+        matching.sort(key=lambda result: version_order(result.triton), reverse=True)
     for result in matching:
         for config in request.declared:
             if result.timings[0].means(config):
@@ -89,15 +89,10 @@ def _proven_timings(
         cache_key = disk_cache_key(request.autotuner.fn, key, configs)
     except OSError:  # the compiler's version cannot be read, so nothing can be proven
         return
-    proven = [result for result in candidates if result.proof == cache_key]
-    for result in proven:
+    for result in candidates:
         for timing, config in product(result.timings, request.declared):
-            if timing.median is not None and timing.means(config):
+            if result.proof == cache_key and timing.median is not None and timing.means(config):
                 yield config, timing
-
-
-def _version(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split("+")[0].split(".") if part.isdigit())
 
 
 def _matching_results(
@@ -111,17 +106,14 @@ def _matching_results(
         for name, value in arguments.items()
         if isinstance(value, (int, float, str))
     }
-    keys = [
-        [str(value) for value in launch_key(request.autotuner, request.args, request.kwargs)],
-        [
-            str(value)
-            for value in launch_key(
-                request.autotuner, request.args, request.kwargs, request.scenario.args
-            )
-        ],
-    ]
+    keys = [_key_text(request, {}), _key_text(request, request.scenario.args)]
     return [
         result
         for result in results
         if result.fits(keys, values, environment.device.name, environment.triton, loose=loose)
     ]
+
+
+def _key_text(request: Request, bucketed: Mapping[str, Any]) -> list[str]:
+    key = launch_key(request.autotuner, request.args, request.kwargs, bucketed)
+    return [str(value) for value in key]

@@ -30,11 +30,15 @@ __all__ = ["HotPath"]
 _ABSENT = object()
 
 _ReadyLaunch = tuple[Any, dict[str, Any], dict[str, Any], float, str, Any, Callable[..., Any]]
-"""A launch that needs no look-up; a plain tuple, which Python unpacks faster than a named one.
+"""What a known launch runs; a plain tuple, which Python unpacks faster than a named one.
 
-It holds the config and the content that the config had, its values by the kernel's parameters, the
-time until which it is used, the kernel's key in Triton's cache, the kernel, and Triton's launcher
-of it.
+- config: the `triton.Config`;
+- content: the attributes that the config had, since a program may change it in place;
+- tuned: the config's values of the kernel's parameters;
+- until: the time until which the config is used;
+- name: the compiled kernel's key in Triton's cache;
+- kernel: the compiled kernel;
+- call: Triton's launcher of it.
 """
 
 _MOST_LAUNCHES = 1 << 16
@@ -78,8 +82,12 @@ class HotPath:
         self._devices.clear()
 
     def launcher(self) -> Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]:
-        """Return a function of `(grid, args, kwargs)` that launches and returns the kernel."""
-        # Local names: attribute lookups would be a measurable part of a launch.
+        """Return a function of `(grid, args, kwargs)` that launches and returns the kernel.
+
+        It finds the ready launch by its key, leaves to Triton what Triton would treat otherwise by
+        now, and calls the kernel's launcher. It is one function, and all that it uses are local
+        names: a call or the look-up of an attribute would be a measurable part of a launch.
+        """
         autotuner, devices = self._autotuner, self._devices
         function = vars(self._fn)
         launch_and_keep = self._launch_and_keep
@@ -93,12 +101,11 @@ class HotPath:
                 binder, ready = devices[device]
                 bound, key = binder(*args, **kwargs)
                 config, content, tuned, until, name, kernel, call = ready[key]
-                if config.__dict__ != content:  # a program has changed it in place
-                    kernel = None
+                is_ready = config.__dict__ == content
             except Exception:  # unknown key, or an error that Triton's own path will report
-                kernel = None
+                is_ready = False
             if (
-                kernel is None
+                not is_ready
                 or function["pre_run_hooks"]
                 or "run" in function  # a program has wrapped the function's launches
                 or grid is None
@@ -112,20 +119,20 @@ class HotPath:
                 for (variable, _), (value, namespace) in used_globals.items():
                     if namespace.get(variable, _ABSENT) != value:
                         return launch_and_keep(grid, args, kwargs)  # Triton raises there
+
             autotuner.best_config = config
             bound.update(tuned)
             if callable(grid):
                 grid = grid(bound)
             size = len(grid)
+            stream = active.get_current_stream(device)
+            arguments = bound.values()
             runtime = all_knobs.runtime
-            # An empty chain of hooks is none. This runs at each launch, so it is no function.
             enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook
-            if enter.__class__ is hook_chain and not enter.calls:
+            if enter.__class__ is hook_chain and not enter.calls:  # an empty chain is no hook
                 enter = None
             if leave.__class__ is hook_chain and not leave.calls:
                 leave = None
-            stream = active.get_current_stream(device)
-            arguments = bound.values()
             call(
                 grid[0],
                 grid[1] if size > 1 else 1,
@@ -169,34 +176,33 @@ class HotPath:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> None:
-        fn, device = self._fn, driver.active.get_current_device()
-        config = chosen.config
+        device = driver.active.get_current_device()
+        ready_launch = self._prepare(chosen, kernel, device)
+        if ready_launch is None:
+            return
+        if device not in self._devices:
+            binder = binder_for(self._fn, self._tuned, self._keys, self._buckets, exact=self._exact)
+            self._devices[device] = binder, {}
+        binder, ready = self._devices[device]
+        if len(ready) >= _MOST_LAUNCHES:
+            ready.clear()
+        ready[binder(*args, **kwargs)[1]] = ready_launch
+        if generation != self._generation:  # another thread has learned of a change meanwhile
+            self.forget()
+
+    def _prepare(self, chosen: ChosenConfig, kernel: Any, device: int) -> _ReadyLaunch | None:
+        """Return what launches a kernel again, or None where only Triton can."""
+        fn, config = self._fn, chosen.config
         content = {**vars(config), "kwargs": dict(config.kwargs)}
         if config.all_kwargs() != chosen.options:  # changed since it was launched
-            return
+            return None
         tuned = {
             name: value for name, value in chosen.options.items() if name in fn.signature.parameters
         }
         name = _name_in_cache(kernel, fn.device_caches[device][0])
         if name is None or tuned.keys() != self._tuned:
-            return
-        if device not in self._devices:
-            binder = binder_for(fn, self._tuned, self._keys, self._buckets, exact=self._exact)
-            self._devices[device] = binder, {}
-        binder, ready = self._devices[device]
-        if len(ready) >= _MOST_LAUNCHES:
-            ready.clear()
-        ready[binder(*args, **kwargs)[1]] = (
-            config,
-            content,
-            tuned,
-            chosen.until,
-            name,
-            kernel,
-            c_launcher(kernel),
-        )
-        if generation != self._generation:  # another thread has learned of a change meanwhile
-            self.forget()
+            return None
+        return config, content, tuned, chosen.until, name, kernel, c_launcher(kernel)
 
 
 def _name_in_cache(kernel: Any, kernels: dict[str, Any]) -> str | None:

@@ -92,32 +92,36 @@ class Resolver:
         """
         found = self._look_up(request) or self._adopt_triton_timings(request)
         request = self._without_unusable(request, found)
-        resolution = resolve_from_record(request, found)
+        recorded = resolve_from_record(request, found)
         if found:
             note_timings(request, found.record)
-        may_tune = self._may_tune()
-        if resolution and not (may_tune and self._tuner.has_work(request, resolution, found)):
-            return resolution, 0
-        if may_tune:
-            if resolution and found and not request.due_configs(found.record):
-                wait = min(wait, RACE_WAIT)
-            tuned, benchmarked = self._tuner.tune(request, wait)
-            if tuned is None:
-                # The process that was tuning may have died or hung while this one waited.
-                tuned = self._fall_back(self._without_unusable(request, found))
-            return tuned, benchmarked
-        if self.mode is Mode.STRICT:
-            return self._look_up_again(request), 0
-        self.note_miss(request)
-        return self._fall_back(request), 0
+        if not self._may_tune():
+            return recorded or self._resolve_miss(request), 0
+        if recorded and not self._tuner.has_work(request, recorded, found):
+            return recorded, 0
+        if recorded and found and not request.due_configs(found.record):
+            wait = min(wait, RACE_WAIT)
+        tuned, benchmarked = self._tuner.tune(request, wait)
+        if tuned is None:
+            # The process that was tuning may have died or hung while this one waited.
+            tuned = self._fall_back(self._without_unusable(request, found))
+        return tuned, benchmarked
 
-    def _look_up_again(self, request: Request) -> Resolution:
-        """Return a record's resolution; a server that was busy at the first look is waited for."""
-        resolution = resolve_from_record(request, self._tuner.look_up(request, fresh=True))
-        if resolution is None:
+    def _resolve_miss(self, request: Request) -> Resolution:
+        """Return what a launch without a record runs where it must not tune.
+
+        Raises:
+            ScenarioNotTuned: in strict mode.
+        """
+        if self.mode is not Mode.STRICT:
+            self.note_miss(request)
+            return self._fall_back(request)
+        # A server that was busy at the first look is waited for.
+        recorded = resolve_from_record(request, self._tuner.look_up(request, fresh=True))
+        if recorded is None:
             self.note_miss(request)
             raise ScenarioNotTuned(self._explain_miss(request))
-        return resolution
+        return recorded
 
     def _may_tune(self) -> bool:
         return self.mode is Mode.TUNE and may_benchmark() and not is_capturing_graph()

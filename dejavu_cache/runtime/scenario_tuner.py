@@ -98,32 +98,24 @@ class ScenarioTuner:
         lease = self._store.tiers.lease(request.context, request.scenario, wait=wait)
         # The lease first: while this thread waits for another process, other kernels may be tuned.
         with lease as is_leased, _tuning, _this_thread.tuning():
-            # The lease's last holder may have finished this work, or died halfway through it.
-            found = self.look_up(request, fresh=True)
-            request = self._without_suspects(request, found)
-            resolution = resolve_from_record(request, found)
-            if resolution and not self.has_work(request, resolution, found):
-                return resolution, 0
-            record = found.record if found else Record(scenario=request.scenario)
-            due = request.due_configs(record)
-            has_work = due or resolution or self._untried_failures(request, record)
-            if has_work and not (is_leased or _is_hung(request)):
-                # Another process still tunes: until it ends, a recorded config runs if it was
-                # compared with the default.
-                is_unsafe = resolution and self._needs_comparison(request, resolution, record)
-                return None if is_unsafe else resolution, 0
-            with closing(MeasurementMark(request.context, request.scenario)) as mark:
-                measurement = ScenarioMeasurement(
-                    request,
-                    record,
-                    self._store,
-                    self._trials,
-                    mark,
-                    before=self._before,
-                    show_progress=self._show_progress,
-                )
-                resolution = self._measure(request, measurement, due)
-                return resolution, measurement.measured
+            return self._tune_in_turn(request, is_leased=is_leased)
+
+    def _tune_in_turn(self, request: Request, *, is_leased: bool) -> tuple[Resolution | None, int]:
+        """Tune a scenario as `tune` does, while no other thread of this process tunes."""
+        # The lease's last holder may have finished this work, or died halfway through it.
+        found = self.look_up(request, fresh=True)
+        request = self._without_suspects(request, found)
+        recorded = resolve_from_record(request, found)
+        if recorded and not self.has_work(request, recorded, found):
+            return recorded, 0
+        record = found.record if found else Record(scenario=request.scenario)
+        due = request.due_configs(record)
+        has_work = due or recorded or self._untried_failures(request, record)
+        if has_work and not (is_leased or _is_hung(request)):
+            # Until the process that tunes now has ended, a config runs if it was compared.
+            is_unsafe = recorded and self._needs_comparison(request, recorded, record)
+            return None if is_unsafe else recorded, 0
+        return self._measure(request, record, due)
 
     def _without_suspects(self, request: Request, found: Found | None) -> Request:
         """Leave out the configs during which processes have died, unless this one may measure them.
@@ -187,22 +179,34 @@ class ScenarioTuner:
         return [config for config in request.disputable_configs(record) if config not in tried]
 
     def _measure(
-        self, request: Request, measurement: ScenarioMeasurement, due: list[Config]
-    ) -> Resolution | None:
-        if due or measurement.record.winner is None:
-            measurement.measure_due(due)
-        if measurement.best is None:
-            measurement.measure(self._untried_failures(request, measurement.record))
-        winner = measurement.find_winner()
-        if winner is None:
-            return self._without_valid_config(request, measurement.record)
-        measurement.record_winner(winner)
+        self, request: Request, record: Record, due: list[Config]
+    ) -> tuple[Resolution | None, int]:
+        """Measure due configs, or else those whose failure is disputable, and select the winner."""
+        with closing(MeasurementMark(request.context, request.scenario)) as mark:
+            measurement = ScenarioMeasurement(
+                request,
+                record,
+                self._store,
+                self._trials,
+                mark,
+                before=self._before,
+                show_progress=self._show_progress,
+            )
+            if due or record.winner is None:
+                measurement.measure_due(due)
+            if measurement.best is None:
+                measurement.measure(self._untried_failures(request, measurement.record))
+            winner = measurement.find_winner()
+            if winner is None:
+                return self._without_valid_config(request, measurement.record), measurement.measured
+            measurement.record_winner(winner)
         if request.prunes:  # the recorded winner may be another launch's
             self._compared.setdefault((request.context, request.scenario), set()).add(winner)
         how: How = "tuned" if due or measurement.measured else "exact"
         missing = len(request.unmeasured_configs(measurement.record))
         chosen = request.declared[winner]
-        return request.resolution(how, chosen, store=self._store.url, missing=missing)
+        resolution = request.resolution(how, chosen, store=self._store.url, missing=missing)
+        return resolution, measurement.measured
 
     def _without_valid_config(self, request: Request, record: Record) -> Resolution | None:
         """Return the default config's resolution, or None where memory lacked for any config.

@@ -58,6 +58,12 @@ def binder_for(
 ) -> Binder:
     """Generate the binder of a jit function for the current device.
 
+    Of a kernel `(x, n, BLOCK: tl.constexpr)` with the key `n`, whose configs set `BLOCK`, it is
+
+        def bind(x, n, BLOCK=__open, **__options):
+            if BLOCK is not __open: raise TypeError
+            return {'x': x, 'n': n, 'BLOCK': BLOCK}, (…x, …n, …bucket of n, …options and knobs,)
+
     The binder raises where arguments do not fit, or cannot be part of a key. Callers launch through
     Triton then, which reports the error.
 
@@ -76,16 +82,23 @@ def binder_for(
     namespace = _names_for(fn, defaults, buckets)
     # A launch that leaves out a key argument has another scenario than one that gives its default.
     optional_keys = [name for name in (defaults if exact else keys) if name in defaults]
+    untuned = [parameter for parameter in fn.params if parameter.name not in tuned]
     parts = [
-        _argument_part(parameter, namespace)
-        for parameter in fn.params
-        if parameter.name not in tuned
+        *(_argument_part(parameter, namespace) for parameter in untuned),
+        *(_bucket_part(name, buckets.get(name)) for name in keys),
+        *(f"__given_{name}" for name in optional_keys),
+        *(_visible_part(parameter.name) for parameter in untuned if exact),
+        *("str(__options) if __options else None", "__fn.debug", *WATCHED_KNOBS),
     ]
-    parts += [_bucket_part(name, buckets.get(name)) for name in keys]
-    parts += [f"__given_{name}" for name in optional_keys]
-    if exact:
-        parts += [_visible_part(name) for name in fn.arg_names if name not in tuned]
-    parts += ["str(__options) if __options else None", "__fn.debug", *WATCHED_KNOBS]
+    exec(_binder_text(fn, tuned, optional_keys, parts), namespace)
+    binder: Binder = namespace["bind"]
+    return _with_argument_count(binder) if exact else binder
+
+
+def _binder_text(
+    fn: Any, tuned: frozenset[str], optional_keys: Sequence[str], parts: Sequence[str]
+) -> str:
+    """Write the source code of a binder, whose key is made of `parts`."""
     lines = [f"def bind({', '.join(_parameters(fn, tuned, optional_keys))}):"]
     lines += [
         f"    if {name} is not __open: raise TypeError" for name in fn.arg_names if name in tuned
@@ -97,9 +110,7 @@ def binder_for(
         ]
     bound = ", ".join(f"{name!r}: {name}" for name in fn.arg_names)
     lines += [f"    return {{{bound}}}, ({', '.join(parts)},)"]
-    exec("\n".join(lines), namespace)
-    binder: Binder = namespace["bind"]
-    return _with_argument_count(binder) if exact else binder
+    return "\n".join(lines)
 
 
 def _names_for(

@@ -47,6 +47,8 @@ _PLAIN = (int, float, complex, str, bytes, bool, type(None), type(Ellipsis), ran
 _TYPING_FORMS: tuple[Any, ...] = (type(Optional), type(List))  # noqa: UP006
 """Classes of the names that `typing` has for annotations, such as `Optional`, without arguments."""
 _EMPTY_BASES = (object, Generic, Protocol, ABC)
+_AUTOTUNERS = f"{__name__.partition('.')[0]}.runtime."
+"""Beginning of the names of the modules that define cached autotuners."""
 
 
 def plain_text(value: Any) -> str | None:
@@ -89,6 +91,10 @@ def _text_of_item(item: Any, items: Iterator[int]) -> str | None:
     value, wrapped = unwrap(item)
     text = _text_of_plain(value, items)
     return f"constexpr {text}" if wrapped and text is not None else text
+
+
+class _UnreadableMemberError(UnreadableKernelError):
+    """A member of a class has no encoding; the message names it."""
 
 
 class ConstantReader:
@@ -248,7 +254,16 @@ class ConstantReader:
         if "__match_args__" in vars(value) and not has_generated_methods(value):
             yield from self.read(f"{name}.__match_args__", vars(value)["__match_args__"])
         for attribute, member in authored_members(value):
-            yield from self._part(f"{name}.{attribute}", member)
+            try:
+                yield from self._part(f"{name}.{attribute}", member)
+            except _UnreadableMemberError:
+                raise
+            except UnreadableKernelError as error:
+                raise _UnreadableMemberError(
+                    f"{error}; {value.__qualname__}.{attribute} counts because "
+                    f"{value.__qualname__} is read as a whole: keep what kernels read in a class "
+                    "without it"
+                ) from None
 
     def _enum_members(self, name: str, value: enum.EnumMeta) -> Tokens:
         member: Any
@@ -261,6 +276,10 @@ class ConstantReader:
     def _instance(self, name: str, value: Any) -> Tokens:
         """Write an object of a class that keeps all its state in attributes of its own."""
         kind = type(value)
+        if any(base.__module__.startswith(_AUTOTUNERS) for base in kind.__mro__):
+            raise UnreadableKernelError(
+                f"{name} is an autotuned kernel, whose choices change while the program runs"
+            )
         readable = type(kind) in (type, ABCMeta) and all(
             base in _EMPTY_BASES or base is types.SimpleNamespace or not library_of(base)
             for base in kind.__mro__

@@ -15,6 +15,7 @@ from typing import Any
 from .syntax import parse_repeatedly
 
 __all__ = [
+    "RefusedCompilations",
     "add_compilation_listener",
     "build_host_modules_with",
     "hash_callees_first",
@@ -86,30 +87,53 @@ def hash_callees_first() -> None:
 _thread = threading.local()
 
 
+class RefusedCompilations:
+    """The compilations of a function that a thread has refused.
+
+    Args:
+        function: the `JITFunction`.
+
+    Attributes:
+        count: their number.
+    """
+
+    def __init__(self, function: Any) -> None:
+        """Begin without any."""
+        self.function = function
+        self.count = 0
+
+
 @contextmanager
-def refusing_compilation() -> Iterator[None]:
-    """Have this thread's launches launch nothing, and return None, where they would compile.
+def refusing_compilation(function: Any) -> Iterator[RefusedCompilations]:
+    """Have this thread's launches of a function do nothing where they would compile.
 
     Triton asks a hook before it compiles a kernel, or loads it from its folder. A hook that a
-    program has set is asked too.
+    program has set is asked too. Other functions, such as those that a config's hook launches, are
+    compiled.
+
+    Args:
+        function: the `JITFunction`.
     """
     from triton import knobs
 
     previous = knobs.runtime.jit_cache_hook
     if not getattr(previous, "refuses_for_dejavu_cache", False):
 
-        def refuse(*args: Any, **kwargs: Any) -> Any:
-            if getattr(_thread, "refuses", False):
-                return True
-            return previous(*args, **kwargs) if previous is not None else None
+        def refuse(*args: Any, fn: Any, **kwargs: Any) -> Any:
+            for refused in getattr(_thread, "refused", ()):
+                if refused.function is fn.jit_function:
+                    refused.count += 1
+                    return True
+            return previous(*args, fn=fn, **kwargs) if previous is not None else None
 
         refuse.refuses_for_dejavu_cache = True  # type: ignore[attr-defined]
         knobs.runtime.jit_cache_hook = refuse
-    _thread.refuses = True
+    outer, refused = getattr(_thread, "refused", ()), RefusedCompilations(function)
+    _thread.refused = (refused, *outer)
     try:
-        yield
+        yield refused
     finally:
-        _thread.refuses = False
+        _thread.refused = outer
 
 
 def wrap_cache_manager(wrap: Callable[[Any], Any]) -> None:

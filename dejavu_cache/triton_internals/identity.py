@@ -9,9 +9,10 @@ from ..errors import UnreadableKernelError
 from .compiler_settings import unreadable_settings
 from .constants import plain_text
 from .environment import is_interpreting
-from .python_reads import NamedCallee
-from .source_hash import hash_source, value_hash
-from .triton_objects import unwrap
+from .name_values import NamedCallee
+from .running_code import text_of_code
+from .source_hash import hash_source, source_hash, value_hash
+from .triton_objects import python_function, unwrap
 
 __all__ = ["KernelIdentity", "identify"]
 
@@ -36,12 +37,13 @@ class KernelIdentity(NamedTuple):
         """The identity once a jit function that the kernel calls was defined anew, or None.
 
         Triton goes on with the binaries and the key of the earlier function, and compiles the
-        later one: a timing means neither.
+        later one: a timing means neither, unless their code is equal.
         """
-        replaced = next((callee for callee in self.callees if callee.is_replaced), None)
-        if replaced is None:
-            return None
-        return KernelIdentity(None, f"{replaced} was defined anew after the kernel was launched")
+        for callee in self.callees:
+            if not _is_equal_code(callee.callee, callee.successor):
+                reason = f"{callee} was defined anew after the kernel was launched"
+                return KernelIdentity(None, reason)
+        return None
 
 
 def identify(kernel: Any, config_values: Iterable[Mapping[str, Any]]) -> KernelIdentity:
@@ -62,6 +64,21 @@ def identify(kernel: Any, config_values: Iterable[Mapping[str, Any]]) -> KernelI
         return KernelIdentity(None, f"its identity raises {type(error).__name__}: {error}")
     reason = f"{', '.join(settings)} has no text that stands for it" if settings else None
     return KernelIdentity(source, reason, may_change, callees)
+
+
+def _is_equal_code(function: Any, successor: Any) -> bool:
+    """Return whether a jit function is the same as before, or its text and its globals are."""
+    if successor is function:
+        return True
+    if type(successor) is not type(function):
+        return False
+    try:
+        # Of an interpreted function, the hash is of what the file holds by now.
+        codes = [python_function(kernel).__code__ for kernel in (function, successor)]
+        texts = {text_of_code(code.replace(co_firstlineno=1)) for code in codes}
+        return len(texts) == 1 and source_hash(function) == source_hash(successor)
+    except Exception:  # what cannot be read counts as other code
+        return False
 
 
 def _values_with_code(config_values: Iterable[Mapping[str, Any]]) -> Iterable[Any]:

@@ -23,7 +23,7 @@ from dejavu_cache.installation.autotune_replacement import (
     install,
     uninstall,
 )
-from dejavu_cache.runtime import cached_autotuner, choice_report, triton_report
+from dejavu_cache.runtime import choice_report, choosing_autotuner, triton_report
 from dejavu_cache.system import provenance
 from dejavu_cache.triton_internals.upstream import Autotuner
 
@@ -175,16 +175,16 @@ def test_a_user_whose_name_has_no_encoding_tunes(monkeypatch: pytest.MonkeyPatch
 
 
 STEPS = [
-    (AdoptedAutotuner, "_raw_key"),
+    (AdoptedAutotuner, "_key_of"),
     (AdoptedAutotuner, "_request"),
     (AdoptedAutotuner, "_context"),
     (AdoptedAutotuner, "_resolve"),
     (AdoptedAutotuner, "_choose_for_scenario"),
     (choice_report, "report_to_triton"),
     (choice_report, "report_resolution"),
-    (cached_autotuner, "current_environment"),
-    (cached_autotuner, "current_settings"),
-    (cached_autotuner, "Resolver"),
+    (choosing_autotuner, "current_environment"),
+    (choosing_autotuner, "current_settings"),
+    (choosing_autotuner, "Resolver"),
     (triton_report, "launch_key"),
 ]
 

@@ -27,7 +27,7 @@ CONFIGS = [triton.Config({"B": block}) for block in (16, 32, 64)]
 
 
 def compile_and_count(src: Any, target: Any = None, options: Any = None, **_: Any) -> Any:
-    COMPILED.append(src.constants[(2,)])
+    COMPILED.append(src.constants.get((2,), 0))
     return compile_pretended(src, target, options)
 
 
@@ -42,6 +42,10 @@ def bench(kernel_call: Any, quantiles: Any) -> list[float]:
 
 def body(x, n, B: tl.constexpr):
     tl.store(x, n)
+
+
+def clear(x):
+    tl.store(x, 0)
 
 
 def blocks(kernel: Any, *sizes: int, dtype: torch.dtype = torch.float32) -> list[int]:
@@ -92,6 +96,46 @@ take_counts()
 with dejavu_cache.serving():
     report["stand-in"] = blocks(other, 112) == first, take_counts()
 report["chosen afterwards"] = blocks(make("reuse"), 112) == [unlike.params["B"]]
+
+# A config's hook launches a kernel of its own, which is not compiled for its arguments yet.
+cleared, scratch = triton.jit(clear), [torch.empty(64)]
+
+
+def clear_scratch(args: Any) -> None:
+    cleared[(1,)](scratch[0])
+
+
+hooked = dejavu_cache.cached_autotune(
+    configs=[triton.Config(config.kwargs, pre_hook=clear_scratch) for config in CONFIGS],
+    key=["n"],
+    store=sys.argv[1],
+    mode="reuse",
+)(triton.jit(body))
+hooked[(1,)](torch.empty(64), 32)
+scratch[0] = torch.empty(64, dtype=torch.float16)
+with dejavu_cache.serving():
+    before = len(support.pretended_gpu.LAUNCHED)
+    hooked[(1,)](torch.empty(64), 32)
+    launched = support.pretended_gpu.LAUNCHED[before:]
+report["hooked"] = [ran.src.fn.__name__ for ran in launched]
+
+
+class Silent:
+    """Stands between an autotuner and its function, and returns nothing."""
+
+    def __init__(self, fn: Any) -> None:
+        self.fn, self.arg_names = fn, fn.arg_names
+
+    def run(self, *args: Any, **kwargs: Any) -> None:
+        self.fn.run(*args, **kwargs)
+
+
+silent = dejavu_cache.cached_autotune(
+    configs=CONFIGS, key=["n"], store=sys.argv[1], mode="reuse", check=False
+)(Silent(triton.jit(body)))
+blocks(silent, 32)
+with dejavu_cache.serving():
+    report["silent"] = len(blocks(silent, 32)), len(blocks(silent, 32, dtype=torch.float16))
 
 off = make("off")
 take_counts()

@@ -147,6 +147,52 @@ def test_a_kernel_is_not_stored_once_a_function_that_it_calls_was_defined_anew(
     ]
 
 
+CELL = """
+@triton.jit
+def shift(x):
+    return x + SHIFT
+"""
+
+
+def run_cell(path: Path, cell: str, names: dict[str, Any]) -> None:
+    path.write_text(cell)
+    exec(compile(cell, path, "exec"), names)
+
+
+@pytest.mark.parametrize("comment", ["", "# a comment\n\n"], ids=["as it was", "further down"])
+def test_a_function_that_is_defined_anew_with_equal_code_changes_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, comment: str
+) -> None:
+    """As in a notebook, whose cell of helpers is run again."""
+    module: Any = load(tmp_path / "kernels.py")
+    run_cell(tmp_path / "cell1", CELL, vars(module))
+    store = MemoryStore()
+    kernel = cached_autotune(configs=module.CONFIGS, key=["n"], store=store)(module.add.fn)
+    launch(kernel, 100)
+    before = kernel.source
+    run_cell(tmp_path / "cell2", comment + CELL, vars(module))
+    launch(kernel, 101)
+    assert kernel.source == before
+    assert [len(found.records) for found in store.record_sets()] == [2]
+    assert not caplog.messages
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [CELL.replace("x +", "2 * x -"), CELL.replace("(x)", "(x, n=2)"), "shift = None", "del shift"],
+)
+def test_a_name_that_means_other_code_is_noticed_in_the_same_file(
+    tmp_path: Path, cell: str
+) -> None:
+    module: Any = load(tmp_path / "kernels.py")
+    run_cell(tmp_path / "cell", CELL, vars(module))
+    identity = identify(module.add, [])
+    assert identity.after_replacement is None
+    run_cell(tmp_path / "cell", cell, vars(module))
+    assert identity.after_replacement is not None
+    assert "shift was defined anew" in str(identity.after_replacement.unstored)
+
+
 def test_a_fallback_is_kept_without_reading_the_code_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -198,15 +198,16 @@ def test_every_kind_of_vllm_s_tables_is_read(
     ]
 
 
+@pytest.mark.parametrize("version", ["3.2.0", "3.²", "9" * 5000], ids=len)
 def test_results_of_another_triton_need_loose(
-    triton_dejavu: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    triton_dejavu: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str
 ) -> None:
     """Names lie in `keys`, in an order of their own, and dtypes may be missing."""
     (result,) = read_foreign_files("triton-dejavu", triton_dejavu)
     assert result.named == {"M": "64", "E": "128", "N": "192"}
     assert result.key == ("torch.float16", "torch.float32")
     store = FileStore(tmp_path / "store")
-    turned = {"named": {"N": "192", "M": "64", "E": "128"}, "key": (), "triton": "3.2.0"}
+    turned = {"named": {"N": "192", "M": "64", "E": "128"}, "key": (), "triton": version}
     store.put_imported([result.model_copy(update=turned)])
     assert resolved_config(tmp_path / "store")[0] == "default"
     monkeypatch.setenv("DEJAVU_CACHE_TOOLCHAIN", "loose")

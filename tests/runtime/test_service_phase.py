@@ -23,4 +23,6 @@ def test_serving_neither_benchmarks_nor_compiles(tmp_path: Path) -> None:
     assert report["ended"] == 3
     assert report["stand-in"] == [True, [0, 0]]
     assert report["chosen afterwards"]
+    assert report["hooked"] == ["clear", "body"], "a hook's own kernel is never refused"
+    assert report["silent"] == [1, 1], "a function that returns nothing is launched once"
     assert report["off"] == [[16, 16], 0], "Triton tunes nothing either"

@@ -89,6 +89,39 @@ def test_a_file_that_changed_since_its_import_is_the_reason(
     assert identify(load(path, text.replace(old, new)).k, []).unstored is None
 
 
+CLASS = """
+import torch, triton, triton.language as tl
+from dejavu_cache import cached_autotune
+CONFIGS = [triton.Config({"B": size}) for size in (16, 32)]
+class Scale:
+    BY = tl.constexpr(3)
+    @@
+    @cached_autotune(configs=CONFIGS, key=[])
+    @triton.jit
+    def scale(x, B: tl.constexpr):
+        tl.store(x, Scale.BY)
+"""
+HELPER = """
+    @staticmethod
+    def launch(x):
+        return torch.empty_like(x)
+"""
+
+
+def test_a_kernel_that_names_its_own_class_is_told_what_to_move(tmp_path: Path) -> None:
+    module = load(tmp_path / "method.py", CLASS.replace("@@", ""))
+    reason = str(identify(module.Scale.scale.fn, []).unstored)
+    assert "Scale.scale is an autotuned kernel" in reason
+    assert "keep what kernels read in a class without it" in reason
+
+
+def test_a_method_that_is_read_because_a_kernel_names_its_class_is_named(tmp_path: Path) -> None:
+    module = load(tmp_path / "helper.py", CLASS.replace("    @@\n", HELPER))
+    reason = str(identify(module.Scale.scale.fn, []).unstored)
+    assert "torch._VariableFunctionsClass.empty_like" in reason
+    assert "Scale.launch counts because Scale is read as a whole" in reason
+
+
 def test_functions_in_any_place_of_a_file_are_found(tmp_path: Path) -> None:
     source = """
 class Tiles:

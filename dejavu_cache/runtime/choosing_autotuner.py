@@ -1,0 +1,209 @@
+"""How an autotuner chooses a launch's config: by records, by a tune, or as the program says."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from ..model.resolution import Resolution
+from ..model.scenario import Context
+from ..settings import Mode, current_settings
+from ..stores import MemoryStore
+from ..stores.default import as_tiers
+from ..system.notices import show_log, warn_once
+from ..system.signal_handlers import is_from_signal_handler
+from ..triton_internals.autotune_cache import launch_key
+from ..triton_internals.compiler_digest import await_digest, begin_digest
+from ..triton_internals.environment import current_environment
+from ..triton_internals.scenario_key import RawKey
+from .choice_report import report_choice
+from .choices import Choices, ChosenConfig, NewChoice
+from .config_cache import ConfigCache
+from .consensus import agree
+from .declared_autotuner import DeclaredAutotuner
+from .request import Request
+from .resolver import Resolver
+
+__all__ = ["ChoosingAutotuner", "KeyedLaunch"]
+
+
+class KeyedLaunch(NamedTuple):
+    """A launch, and the key under which its config is kept in this process.
+
+    Attributes:
+        key: equal for launches of one scenario that pruning leaves the same configs.
+        device: the device's index.
+        configs: what pruning leaves; None where it is asked once per scenario.
+        args: the positional arguments.
+        kwargs: the keyword arguments, `grid` and `warmup` included.
+    """
+
+    key: RawKey
+    device: int
+    configs: Sequence[Any] | None
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+
+
+class ChoosingAutotuner(DeclaredAutotuner):
+    """Autotuner that chooses the config of each launch.
+
+    `_choose` asks, in this order, for the only config, for what the program has put into `cache`,
+    for what an earlier launch of the scenario found, and for a record. A miss is resolved by a tune
+    or a fallback, as the mode says.
+    """
+
+    def forget_choices(self) -> None:
+        """Choose anew at the next launch; records are looked up again."""
+        self._choices = Choices()
+
+    @cached_property
+    def _resolver(self) -> Resolver:
+        settings = current_settings()
+        show_log(settings.log)
+        limits = (
+            self._options.get("max_distance"),
+            self._policy.max_distance,
+            settings.max_distance,
+        )
+        max_distance = next(limit for limit in limits if limit is not None)
+        store = MemoryStore() if self._not_stored else self._options.get("store")
+        tiers = as_tiers(store)
+        if self._consensus == "none":  # ranks choose together, so none of them changes alone
+            tiers.keep_copies_right(self._note_change)
+        return Resolver(tiers, self.mode, max_distance, settings)
+
+    def _note_change(self, context: Context) -> None:
+        """Choose anew if records of this kernel have changed; called in a background thread."""
+        if context in list(self._contexts.values()):
+            self.forget_choices()
+
+    @cached_property
+    def _is_left_to_triton(self) -> bool:
+        """Whether Triton tunes and launches the kernel, and nothing is looked up or recorded."""
+        if self.mode is Mode.OFF:
+            return True
+        if not self._interpreted and len(self.configs) > 1:
+            begin_digest()
+        try:
+            current_environment(self._device())
+        except Exception as error:  # no timing of an unknown device means anything elsewhere
+            if is_from_signal_handler(error):
+                raise
+            warn_once("device", f"kernels are tuned by Triton alone: {error}")
+            return True
+        return False
+
+    def _choose(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> ChosenConfig:
+        """Return the config that a launch runs."""
+        if len(self.configs) < 2:
+            return ChosenConfig.of(self.configs[0])
+        cache = self._cache
+        if not isinstance(cache, ConfigCache):
+            return self._choose_by_mapping(cache, args, kwargs)
+        if not cache.has_choices:
+            return self._choose_for_scenario(args, kwargs)
+        config = cache.choice(launch_key(self, args, kwargs))
+        if config is None:
+            chosen = self._choose_for_scenario(args, kwargs)
+        else:
+            chosen = ChosenConfig.of(config)
+        # A bucket holds launches of several of Triton's keys, which may have other entries.
+        return chosen._replace(until=0.0) if self._has_buckets else chosen
+
+    def _choose_by_mapping(
+        self, cache: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> ChosenConfig:
+        """Choose by a mapping that the program has put in the place of Triton's, and fill it.
+
+        It may be of any kind, and change unnoticed.
+        """
+        key = launch_key(self, args, kwargs)
+        config = cache[key] if key in cache else None  # noqa: SIM401 - it may have no `get`
+        if config is not None:
+            return ChosenConfig.of(config, until=0.0)
+        chosen = self._choose_for_scenario(args, kwargs)
+        if chosen.is_final:
+            cache[key] = chosen.config
+        return chosen._replace(until=0.0)
+
+    def _choose_for_scenario(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> ChosenConfig:
+        """Return what an earlier launch of the scenario found, or look it up."""
+        # Before the key: pruning writes it in terms of configs, which may be assigned meanwhile.
+        choices = self._choices
+        try:
+            key, device, configs = self._key_of(args, kwargs)
+            if current := choices.current(key):
+                return current
+            launch = KeyedLaunch(key, device, configs, args, kwargs)
+            return self._look_up_choice(launch, choices)
+        except TypeError:
+            # Raises an error that names the key argument, if one of them is at fault.
+            self._scenario_key.scenario(self._arguments_by_name(args, kwargs))
+            raise
+
+    def _keyed(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> KeyedLaunch:
+        return KeyedLaunch(*self._key_of(args, kwargs), args, kwargs)
+
+    def _key_of(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[RawKey, int, Sequence[Any] | None]:
+        """Return the first three parts of a `KeyedLaunch`."""
+        device = self._device()
+        scenario = self._scenario_key.raw(device, args, kwargs)
+        if self._launch_pruning is None:
+            return scenario, device, None
+        pruned = self._launch_pruning.configs_for(device, args, kwargs)
+        return (*scenario, pruned.key), device, pruned.configs
+
+    def _request_of(self, launch: KeyedLaunch) -> Request:
+        return self._request(launch.device, launch.args, launch.kwargs, launch.configs)
+
+    def _look_up_choice(self, launch: KeyedLaunch, choices: Choices) -> ChosenConfig:
+        """Choose a launch's config by a record, a tune or a fallback, and keep it in `choices`."""
+        # Before the lookup: what is written while it reads is then noticed by the next launch.
+        revision = self._resolver.revision(self._context(launch.device))
+        if renewed := choices.renew_fallback(launch.key, revision):
+            return renewed
+        if self._notice_changed_values():  # so the kernel has another context, and no choices
+            choices = self._choices
+            revision = self._resolver.revision(self._context(launch.device))
+        request = self._request_of(launch)
+        request.refuse_conflicts()
+        resolution = self._resolve_and_report(request, choices.fallback(launch.key))
+        await_digest()
+        chosen = choices.add(launch.key, resolution, revision)
+        # If they were forgotten meanwhile, the record has changed since it was read.
+        return chosen if choices is self._choices else chosen._replace(until=0.0)
+
+    def _resolve_and_report(self, request: Request, fallback: ChosenConfig | None) -> Resolution:
+        """Resolve a request; `fallback` is what earlier launches of the scenario ran, or None."""
+        start = time.perf_counter()
+        # A launch waits for another process's tune once; after that it only looks the record up.
+        wait = 0.0 if fallback else current_settings().tune_wait
+        resolution, benchmarked = self._resolve(request, wait)
+        if benchmarked:
+            self.benchmarked += benchmarked
+            self.bench_time = time.perf_counter() - start
+            values = resolution.config.all_kwargs()
+            self.pre_hook({**request.autotuner.nargs, **request.kwargs, **values}, reset_only=True)
+        before = fallback.resolution if fallback else None
+        choice = NewChoice(request, resolution, benchmarked, time.perf_counter() - start, before)
+        report_choice(self, choice, self._resolver)
+        return resolution
+
+    def _resolve(self, request: Request, wait: float) -> tuple[Resolution, int]:
+        """Return the resolution of a request, and how many configs were benchmarked for it."""
+        resolver = self._resolver
+        if request.has_no_choice:
+            return resolver.only_config(request), 0
+        if self._consensus == "none":
+            return resolver.resolve(request, wait=wait)
+
+        def resolve_now() -> Resolution:
+            tuning = self.mode is Mode.TUNE
+            return resolver.explain(request) if tuning else resolver.resolve(request, wait=0.0)[0]
+
+        return agree(request, lambda: resolver.resolve(request, wait=wait), resolve_now, wait)
