@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 from dataclasses import fields
 from functools import partial
+from importlib.util import find_spec
 from inspect import signature
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +23,9 @@ pytestmark = [
 from dejavu_cache.engines.vllm.expected_batches import LayerShape, ServingLimits  # noqa: E402
 from dejavu_cache.engines.vllm.planned_attention import LayerFeatures, run_layer  # noqa: E402
 from dejavu_cache.engines.vllm.plugin import BACKEND, register  # noqa: E402
+
+HAS_LAYOUTS = find_spec("vllm.v1.kv_cache_layout") is not None
+"""Whether vLLM chooses how a cache lies in memory, as from 0.29 on."""
 
 CASE = Case(new=[1, 5], past=[40, 9], heads=(4, 2), head_size=32, padding=2, window=20)
 
@@ -109,6 +113,53 @@ def test_a_layer_s_warm_up_knows_the_engine_s_limits_and_its_final_block_size(
     assert limits == ServingLimits(8, 64, 128, decoded_at_once=4)
 
 
+def engine_cache(backend: Any, arguments: dict[str, Any]) -> torch.Tensor:
+    """Return a batch's cache as this version of vLLM holds it."""
+    caches = [arguments["k_cache"], arguments["v_cache"]]
+    if HAS_LAYOUTS:
+        return torch.cat(caches, -1).contiguous().transpose(1, 2)
+    cache = torch.stack(caches, 1)
+    assert backend.get_kv_cache_shape(len(caches[0]), 16, 2, 32) == cache.shape
+    assert backend.get_kv_cache_stride_order() == tuple(range(5))
+    return cache
+
+
+@pytest.mark.parametrize("padding", [0, 2])
+def test_a_layer_reads_keys_that_are_in_the_cache_already(
+    backend: Any, make: Any, monkeypatch: pytest.MonkeyPatch, padding: int
+) -> None:
+    for kernel in kernels().values():
+        monkeypatch.setattr(kernel, "configs", [kernel.configs[0]])
+    batch = draw(CASE, "cpu")
+    query = batch.arguments["q"]
+    builder = backend.get_builder_cls()(None, ["0"], config(), torch.device("cpu"))
+    queries = torch.cat([query, query[:padding]])
+    cache = engine_cache(backend, batch.arguments)
+    for options in ({}, {"kv_sharing_target_layer_name": "0"}):
+        layer = make(sliding_window=CASE.window + 1, **options)
+        step = builder.build(0, common_metadata(batch.arguments, len(query)))
+        out = torch.full_like(queries, float("nan"))
+        layer.forward(None, queries, None, None, cache, step, out)
+        assert torch.allclose(out[: len(query)], batch.expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_layer_s_scale_may_be_set_later(
+    backend: Any, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As vLLM's models of Transformers set it, up to 0.26 in each forward pass."""
+    for kernel in kernels().values():
+        monkeypatch.setattr(kernel, "configs", [kernel.configs[0]])
+    batch = draw(CASE, "cpu")
+    query = batch.arguments["q"]
+    builder = backend.get_builder_cls()(None, ["0"], config(), torch.device("cpu"))
+    layer = make(sliding_window=CASE.window + 1, scale=1.0)
+    layer.scale = 32**-0.5
+    step = builder.build(0, common_metadata(batch.arguments, len(query)))
+    out = torch.full_like(query, float("nan"))
+    layer.forward(None, query, None, None, engine_cache(backend, batch.arguments), step, out)
+    assert torch.allclose(out, batch.expected, rtol=1e-4, atol=1e-4)
+
+
 def test_a_step_is_computed_through_vllm_s_interface(
     backend: Any, make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -119,32 +170,25 @@ def test_a_step_is_computed_through_vllm_s_interface(
     batch = draw(CASE, "cpu")
     new = take_new_tokens(batch.arguments)
     arguments = {**batch.arguments, "slots": new.slots}
-    caches = [arguments["k_cache"], arguments["v_cache"]]
-    if hasattr(backend, "supported_kv_cache_layouts"):  # from vLLM 0.29 on
-        cache = torch.cat(caches, -1).contiguous().transpose(1, 2)
-    else:
-        blocks = len(caches[0])
-        cache = torch.stack(caches, 1)
-        assert backend.get_kv_cache_shape(blocks, 16, 2, 32) == cache.shape
-        assert backend.get_kv_cache_stride_order() == tuple(range(5))
+    cache = engine_cache(backend, arguments)
     tokens = len(arguments["q"])
-    padded, keys, values = (
+    query, keys, values = (
         torch.cat([rows, rows[:2]]) for rows in (arguments["q"], new.keys, new.values)
     )
-    out = torch.full_like(padded, float("nan"))
+    out = torch.full_like(query, float("nan"))
     builder = backend.get_builder_cls()(None, ["0"], config(), torch.device("cpu"))
     support = builder.get_cudagraph_support(config(), None)
     assert support.name == "ALWAYS"
     common = common_metadata(arguments, tokens)
     step = builder.build(0, common)
     scales = SimpleNamespace(_k_scale=torch.ones(()), _v_scale=torch.ones(()))
-    layer.forward(scales, padded, keys, values, cache, step, out)
+    layer.forward(scales, query, keys, values, cache, step, out)
     assert torch.allclose(out[:tokens], batch.expected, rtol=1e-4, atol=1e-4)
     assert out[tokens:].isnan().all()
     captured = builder.build_for_cudagraph_capture(common)
     assert captured.is_for_capture
     assert captured.seq_lens.tolist() == [arguments["max_seqlen_q"]] * 4
-    assert not layer.forward(scales, padded, keys, values, cache, None, out).any()
+    assert not layer.forward(scales, query, keys, values, cache, None, out).any()
 
 
 def test_a_token_of_chunked_local_attention_sees_its_chunk(

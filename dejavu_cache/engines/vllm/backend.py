@@ -222,8 +222,8 @@ class DejavuAttentionImpl(AttentionImpl[StepInputs]):  # type: ignore[misc]
         self,
         layer: Any,
         query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
+        key: torch.Tensor | None,
+        value: torch.Tensor | None,
         kv_cache: torch.Tensor,
         attn_metadata: StepInputs | None,
         output: torch.Tensor,
@@ -231,6 +231,8 @@ class DejavuAttentionImpl(AttentionImpl[StepInputs]):  # type: ignore[misc]
         output_block_scale: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Compute a step's attention into `output`, and return it.
+
+        Without keys and values, those of the new tokens are in the cache already.
 
         Raises:
             NotImplementedError: the output is to be quantized.
@@ -242,16 +244,20 @@ class DejavuAttentionImpl(AttentionImpl[StepInputs]):  # type: ignore[misc]
         tokens = attn_metadata.num_tokens
         if tokens == 0:
             return output
+        if self.scale != self._features.scale:  # vLLM's models of Transformers set it
+            self._features = self._features._replace(scale=self.scale)
         features = self._features
         if self._cache_dtype is not None:
             features = features._replace(k_scale=layer._k_scale, v_scale=layer._v_scale)
         keys, values = self._keys_and_values(kv_cache)
-        out = output
-        if len(query) != tokens:
-            query, key, value, out = query[:tokens], key[:tokens], value[:tokens], output[:tokens]
-        if self.kv_sharing_target_layer_name is not None:  # another layer writes the cache
+        is_padded, out = len(query) != tokens, output
+        if is_padded:
+            query, out = query[:tokens], output[:tokens]
+        if key is None or self.kv_sharing_target_layer_name is not None:  # the cache has them
             run_layer(attn_metadata, features, query, keys, values, out)
             return output
+        if is_padded:
+            key, value = key[:tokens], value[:tokens]
         new = NewTokens(key, value, attn_metadata.slots)
         write = partial(self._write, layer, new, keys, values)
         run_layer(attn_metadata, features, query, keys, values, out, new, write)
