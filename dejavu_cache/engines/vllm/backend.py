@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from functools import partial
 from typing import Any, ClassVar
+from weakref import WeakSet
 
 import torch
 from vllm._custom_ops import reshape_and_cache_flash
@@ -15,6 +16,8 @@ from vllm.config import get_current_vllm_config
 from vllm.v1.attention.backend import AttentionBackend, AttentionImpl, AttentionType, MultipleOf
 
 from ...attention import NewTokens
+from ...attention.kernels.hopper_coverage import available, needs_heads_first
+from ...triton_internals.versions import GLUON_IS_TESTED
 from .attention_warmup import warm_up_attention
 from .expected_batches import LayerShape, ServingLimits
 from .metadata import DejavuMetadataBuilder, refuse
@@ -29,6 +32,9 @@ CACHE_DTYPES = {
     "fp8_e5m2": torch.float8_e5m2,
 }
 """Dtypes of quantized caches, by vLLM's name; scales are one number per layer."""
+
+_layers_with_gaps: WeakSet[DejavuAttentionImpl] = WeakSet()
+"""Layers whose heads have gaps where they follow each other in a cache of keys beside values."""
 
 
 class DejavuAttentionBackend(AttentionBackend):  # type: ignore[misc]
@@ -77,6 +83,19 @@ class DejavuAttentionBackend(AttentionBackend):  # type: ignore[misc]
     def get_kv_cache_stride_order(include_num_layers_dimension: bool = False) -> tuple[int, ...]:
         """Return the order of that shape's dimensions in memory: tokens before heads."""
         return (1, 0, 2, 3, 4, 5) if include_num_layers_dimension else (0, 1, 2, 3, 4)
+
+    @classmethod
+    def supported_kv_cache_layouts(cls) -> tuple[Any, ...] | None:
+        """Return the layouts of a cache in the order of preference; None: vLLM's own order.
+
+        vLLM asks from 0.29 on, when a worker has made its layers.
+        """
+        if not _layers_with_gaps or not GLUON_IS_TESTED or not available(torch.device("cuda")):
+            return None
+        from vllm.v1.kv_cache_layout import KVCacheLayout
+
+        # `hopper` takes such layers only where a head's tokens follow each other.
+        return tuple(sorted(KVCacheLayout, key=lambda layout: "NH" in layout.name))
 
     @classmethod
     def supports_head_size(cls, head_size: int) -> bool:
@@ -161,6 +180,8 @@ class DejavuAttentionImpl(AttentionImpl[StepInputs]):  # type: ignore[misc]
             alibi_slopes=slopes,
             sinks=sinks,
         )
+        if slopes is None and needs_heads_first(head_size, self.num_kv_heads):
+            _layers_with_gaps.add(self)
         self._cache_dtype = CACHE_DTYPES.get(kv_cache_dtype)
         self._cache: torch.Tensor | None = None
         self._views: tuple[torch.Tensor, torch.Tensor] | None = None
