@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from contextlib import nullcontext
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
 from importlib.util import find_spec
 from inspect import signature
@@ -56,6 +56,7 @@ def config(**parallel: int) -> Any:
         model_config=SimpleNamespace(max_model_len=128, rswa_window=None),
         cache_config=SimpleNamespace(block_size=16, kv_sharing_fast_prefill=False),
         speculative_config=None,
+        compilation_config=SimpleNamespace(static_forward_context={}),
     )
 
 
@@ -100,8 +101,8 @@ def common_metadata(arguments: dict[str, Any], tokens: int) -> Any:
     )
 
 
-def test_a_layer_s_warm_up_knows_the_engine_s_limits_and_its_final_block_size(
-    make: Any, monkeypatch: pytest.MonkeyPatch
+def test_a_layer_s_warm_up_knows_the_engine_s_limits_and_its_final_block_sizes(
+    backend: Any, make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     warmed: list[Any] = []
     tasks: list[Any] = []
@@ -111,7 +112,8 @@ def test_a_layer_s_warm_up_knows_the_engine_s_limits_and_its_final_block_size(
     monkeypatch.setattr("dejavu_cache.engines.vllm.backend.run_when_loaded", tasks.append)
     settings = config()
     settings.speculative_config = SimpleNamespace(num_speculative_tokens=3)
-    make(settings, kv_cache_dtype="fp8").process_weights_after_loading(torch.bfloat16)
+    layer = make(settings, kv_cache_dtype="fp8")
+    layer.process_weights_after_loading(torch.bfloat16)
     settings.cache_config.block_size = 528  # as vLLM chooses it for models with Mamba layers
     order = choose_layout(settings.cache_config)
     for task in tasks:
@@ -119,6 +121,10 @@ def test_a_layer_s_warm_up_knows_the_engine_s_limits_and_its_final_block_size(
     ((shape, _, limits),) = warmed
     assert shape == LayerShape(4, 2, 32, 528, torch.bfloat16, torch.float8_e4m3fn, order)
     assert limits == ServingLimits(8, 64, 128, decoded_at_once=4)
+    settings.compilation_config.static_forward_context["layers.0"] = SimpleNamespace(impl=layer)
+    group = SimpleNamespace(block_size=1056, head_size=32)  # that shares memory with larger layers
+    backend.get_builder_cls()(group, ["layers.0"], settings, torch.device("cpu"))
+    assert warmed[1:] == [(replace(shape, page=1056), warmed[0][1], limits)]
 
 
 def engine_cache(backend: Any, arguments: dict[str, Any]) -> torch.Tensor:

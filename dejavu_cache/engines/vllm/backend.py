@@ -132,11 +132,6 @@ class DejavuAttentionBackend(AttentionBackend):  # type: ignore[misc]
         """Return False: handing caches to other engines is untested."""
         return False
 
-    @staticmethod
-    def use_cascade_attention(*args: Any, **kwargs: Any) -> bool:
-        """Return that shared prefixes are not treated apart."""
-        return False
-
 
 class DejavuAttentionImpl(AttentionImpl[StepInputs]):  # type: ignore[misc]
     """Attention of one layer."""
@@ -183,6 +178,7 @@ class DejavuAttentionImpl(AttentionImpl[StepInputs]):  # type: ignore[misc]
         if slopes is None and needs_heads_first(head_size, self.num_kv_heads):
             _layers_with_gaps.add(self)
         self._cache_dtype = CACHE_DTYPES.get(kv_cache_dtype)
+        self._dtype: torch.dtype | None = None
         self._cache: torch.Tensor | None = None
         self._views: tuple[torch.Tensor, torch.Tensor] | None = None
 
@@ -216,9 +212,13 @@ class DejavuAttentionImpl(AttentionImpl[StepInputs]):  # type: ignore[misc]
         slopes = self._features.alibi_slopes
         if slopes is not None and torch.cuda.is_available():
             self._features = self._features._replace(alibi_slopes=slopes.cuda())
-        run_when_loaded(partial(self._warm_up, act_dtype))
+        self._dtype = act_dtype
+        run_when_loaded(self.warm_up)
 
-    def _warm_up(self, act_dtype: torch.dtype) -> None:
+    def warm_up(self, block_size: int | None = None) -> None:
+        """Have the kernels tuned and compiled for blocks of a size, by default the engine's."""
+        if self._dtype is None:
+            return
         scheduler, model = self.config.scheduler_config, self.config.model_config
         speculative = self.config.speculative_config
         drafted = getattr(speculative, "num_speculative_tokens", None) or 0
@@ -226,9 +226,9 @@ class DejavuAttentionImpl(AttentionImpl[StepInputs]):  # type: ignore[misc]
             num_heads=self.num_heads,
             num_kv_heads=self.num_kv_heads,
             head_size=self.head_size,
-            page=self.config.cache_config.block_size or 16,
-            dtype=act_dtype,
-            cache_dtype=self._cache_dtype or act_dtype,
+            page=block_size or self.config.cache_config.block_size or 16,
+            dtype=self._dtype,
+            cache_dtype=self._cache_dtype or self._dtype,
             cache_order=_cache_order(self.config.cache_config),
         )
         limits = ServingLimits(
