@@ -373,3 +373,57 @@ def test_a_step_that_is_not_causal_is_refused(backend: Any, feature: dict[str, A
         setattr(common, name, value)
     with pytest.raises(NotImplementedError):
         builder.build(0, common)
+
+
+INHERITED = {
+    # what the backend is not, by vLLM's own default
+    *("is_mla", "is_sparse", "is_ssm", "supports_alibi_sqrt", "supports_batch_invariance"),
+    *("supports_mm_prefix", "supports_non_causal", "supports_non_causal_dcp", "supports_rswa"),
+    *("supports_per_head_quant_scales", "supports_kv_cache_update_bypass"),
+    # made of what the backend says
+    *("full_cls_name", "get_preferred_block_size", "get_kv_cache_block_dim", "supports_block_size"),
+    *("indexes_kv_by_block_stride", "supports_attn_type", "supports_dtype", "supports_dcp"),
+    *("supports_kv_cache_dtype", "supports_pcp", "validate_configuration"),
+    *("get_required_kv_cache_layout", "get_supported_head_sizes", "customize_spec"),
+    "supports_device_cpu_query_lens_mismatch",  # lengths are read on the device
+    # fused operations that a layer leaves to vLLM
+    *("fused_output_quant_supported", "fused_rope_kvcache_supported", "set_interleaved_v_cache"),
+    *("fused_qk_norm_rope_kvcache_supported", "fused_qk_norm_mrope_kvcache_supported"),
+    *("do_rope_and_kv_cache_update", "do_qk_norm_rope_kvcache_update"),
+    *("do_qk_norm_mrope_kvcache_update", "supports_quant_query_input"),
+    # of context parallelism and MLA
+    *("can_return_lse_for_decode", "need_to_return_lse_for_decode", "lse_base_on_e"),
+    *("dcp_rank", "dcp_world_size", "pcp_rank", "pcp_world_size", "total_cp_rank"),
+    *("total_cp_world_size", "supports_mtp_with_cp_non_trivial_interleave_size"),
+    "supports_dense_mha_prefill",
+    # nothing to prepare, reorder or update beside `build`
+    *("get_impl_variants", "prepare_for_batch", "kv_quant_mode", "build_for_drafting"),
+    *("get_cudagraph_support", "get_varlen_cudagraph_max_query_len", "reorder_batch_threshold"),
+    *("_init_reorder_batch_threshold", "requires_block_table_width", "use_cascade_attention"),
+    *("supports_update_block_table", "update_block_table"),
+    *("supports_draft_decode_metadata_update", "update_draft_decode_metadata"),
+}
+"""Attributes of vLLM's base classes that the backend leaves as they are, from 0.22 to 0.33."""
+
+
+def attributes(kind: type) -> set[str]:
+    return {*vars(kind), *vars(kind).get("__annotations__", {})}
+
+
+def test_every_attribute_that_vllm_knows_is_the_backend_s_or_inherited_on_purpose(
+    backend: Any, make: Any
+) -> None:
+    from vllm.v1.attention import backend as bases
+
+    own = [
+        (backend, bases.AttentionBackend),
+        (make(), bases.AttentionImpl),
+        (backend.get_builder_cls(), bases.AttentionMetadataBuilder),
+    ]
+    for ours, base in own:
+        kind = ours if isinstance(ours, type) else type(ours)
+        parents = [parent for parent in base.__mro__ if parent.__module__ == bases.__name__]
+        known = {name for parent in parents for name in attributes(parent)}
+        defined = {*vars(kind), *vars(ours)}
+        unknown = {name for name in known - defined - INHERITED if not name.startswith("__")}
+        assert unknown <= {"_abc_impl"}, base.__name__
