@@ -21,6 +21,8 @@ pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available(), reason="tests the host's part, interpreted"),
 ]
 
+from vllm.config import CUDAGraphMode  # noqa: E402
+
 from dejavu_cache.attention.kernels import hopper_coverage  # noqa: E402
 from dejavu_cache.attention.kernels.hopper_descriptors import padded  # noqa: E402
 from dejavu_cache.engines.vllm.expected_batches import (  # noqa: E402
@@ -29,7 +31,7 @@ from dejavu_cache.engines.vllm.expected_batches import (  # noqa: E402
     ServingLimits,
     made_up_step,
 )
-from dejavu_cache.engines.vllm.planned_attention import LayerFeatures, run_layer  # noqa: E402
+from dejavu_cache.engines.vllm.planned_attention import LayerFeatures, plan_layer, run_layer  # noqa: E402
 from dejavu_cache.engines.vllm.plugin import BACKEND, register  # noqa: E402
 
 HAS_LAYOUTS = find_spec("vllm.v1.kv_cache_layout") is not None
@@ -56,7 +58,9 @@ def config(**parallel: int) -> Any:
         model_config=SimpleNamespace(max_model_len=128, rswa_window=None),
         cache_config=SimpleNamespace(block_size=16, kv_sharing_fast_prefill=False),
         speculative_config=None,
-        compilation_config=SimpleNamespace(static_forward_context={}),
+        compilation_config=SimpleNamespace(
+            static_forward_context={}, cudagraph_mode=CUDAGraphMode.FULL_AND_PIECEWISE
+        ),
     )
 
 
@@ -231,8 +235,38 @@ def test_a_step_is_computed_through_vllm_s_interface(
     assert out[tokens:].isnan().all()
     captured = builder.build_for_cudagraph_capture(common)
     assert captured.is_for_capture
+    assert captured.max_query_len == arguments["max_seqlen_q"], "mixed batches have no graph"
     assert captured.seq_lens.tolist() == [arguments["max_seqlen_q"]] * 4
     assert not layer.forward(scales, query, keys, values, cache, None, out).any()
+
+
+def test_a_graph_of_mixed_batches_is_right_for_any_of_them(
+    backend: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for kernel in kernels().values():
+        monkeypatch.setattr(kernel, "configs", [kernel.configs[0]])
+    batch = draw(Case(new=[23, 1], past=[40, 9], heads=(4, 2), head_size=32), "cpu")
+    replayed = common_metadata(batch.arguments, 24)
+    table = torch.zeros(24, 8, dtype=torch.int32)
+    begins, lengths = torch.arange(25, dtype=torch.int32), torch.ones(24, dtype=torch.int32)
+    dummy = replace(
+        replayed,
+        query_start_loc=begins, query_start_loc_cpu=begins, seq_lens=lengths, num_reqs=24,
+        max_query_len=1, max_seq_len=128, block_table_tensor=table,
+    )  # fmt: skip
+    settings = config()
+    settings.compilation_config.cudagraph_mode = CUDAGraphMode.FULL
+    builder = backend.get_builder_cls()(None, ["0"], settings, torch.device("cpu"))
+    step = builder.build_for_cudagraph_capture(dummy)
+    assert step.max_query_len == 24, "one of the requests may have all tokens"
+    query, keys, values = (batch.arguments[name] for name in ("q", "k_cache", "v_cache"))
+    out = torch.full_like(query, float("nan"))
+    plan = plan_layer(step, LayerFeatures(32**-0.5, (-1, -1), 0.0), query, keys, values)
+    begins[1], begins[2:], lengths[2:] = 23, 24, 0
+    lengths[:2] = replayed.seq_lens
+    table[:2, : replayed.block_table_tensor.shape[1]] = replayed.block_table_tensor
+    plan.run(query, keys, values, out, None, None)
+    assert torch.allclose(out, batch.expected, rtol=1e-4, atol=1e-4)
 
 
 def test_a_token_of_chunked_local_attention_sees_its_chunk(

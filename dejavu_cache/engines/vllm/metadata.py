@@ -105,4 +105,8 @@ class DejavuMetadataBuilder(AttentionMetadataBuilder[StepInputs]):  # type: igno
         step = self.build(0, common_attn_metadata)
         step.is_for_capture = True
         step.seq_lens.fill_(min(step.max_query_len, max(step.max_seq_len, 1)))
+        graphs = self.vllm_config.compilation_config.cudagraph_mode
+        if graphs.mixed_mode().name == "FULL":
+            # Up to 0.32, the V2 model runner captures one token of each request, also for these.
+            step.max_query_len = step.num_tokens
         return step
