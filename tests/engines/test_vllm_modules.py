@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 from contextlib import nullcontext
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
+from importlib.util import find_spec
 from inspect import signature
 from types import SimpleNamespace
 from typing import Any
@@ -19,9 +21,21 @@ pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available(), reason="tests the host's part, interpreted"),
 ]
 
-from dejavu_cache.engines.vllm.expected_batches import LayerShape, ServingLimits  # noqa: E402
-from dejavu_cache.engines.vllm.planned_attention import LayerFeatures, run_layer  # noqa: E402
+from vllm.config import CUDAGraphMode  # noqa: E402
+
+from dejavu_cache.attention.kernels import hopper_coverage  # noqa: E402
+from dejavu_cache.attention.kernels.hopper_descriptors import padded  # noqa: E402
+from dejavu_cache.engines.vllm.expected_batches import (  # noqa: E402
+    ExpectedBatch,
+    LayerShape,
+    ServingLimits,
+    made_up_step,
+)
+from dejavu_cache.engines.vllm.planned_attention import LayerFeatures, plan_layer, run_layer  # noqa: E402
 from dejavu_cache.engines.vllm.plugin import BACKEND, register  # noqa: E402
+
+HAS_LAYOUTS = find_spec("vllm.v1.kv_cache_layout") is not None
+"""Whether vLLM chooses how a cache lies in memory, as from 0.29 on."""
 
 CASE = Case(new=[1, 5], past=[40, 9], heads=(4, 2), head_size=32, padding=2, window=20)
 
@@ -44,6 +58,9 @@ def config(**parallel: int) -> Any:
         model_config=SimpleNamespace(max_model_len=128, rswa_window=None),
         cache_config=SimpleNamespace(block_size=16, kv_sharing_fast_prefill=False),
         speculative_config=None,
+        compilation_config=SimpleNamespace(
+            static_forward_context={}, cudagraph_mode=CUDAGraphMode.FULL_AND_PIECEWISE
+        ),
     )
 
 
@@ -88,8 +105,8 @@ def common_metadata(arguments: dict[str, Any], tokens: int) -> Any:
     )
 
 
-def test_a_layer_s_warm_up_knows_the_engine_s_limits_and_its_final_block_size(
-    make: Any, monkeypatch: pytest.MonkeyPatch
+def test_a_layer_s_warm_up_knows_the_engine_s_limits_and_its_final_block_sizes(
+    backend: Any, make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     warmed: list[Any] = []
     tasks: list[Any] = []
@@ -99,7 +116,8 @@ def test_a_layer_s_warm_up_knows_the_engine_s_limits_and_its_final_block_size(
     monkeypatch.setattr("dejavu_cache.engines.vllm.backend.run_when_loaded", tasks.append)
     settings = config()
     settings.speculative_config = SimpleNamespace(num_speculative_tokens=3)
-    make(settings, kv_cache_dtype="fp8").process_weights_after_loading(torch.bfloat16)
+    layer = make(settings, kv_cache_dtype="fp8")
+    layer.process_weights_after_loading(torch.bfloat16)
     settings.cache_config.block_size = 528  # as vLLM chooses it for models with Mamba layers
     order = choose_layout(settings.cache_config)
     for task in tasks:
@@ -107,6 +125,87 @@ def test_a_layer_s_warm_up_knows_the_engine_s_limits_and_its_final_block_size(
     ((shape, _, limits),) = warmed
     assert shape == LayerShape(4, 2, 32, 528, torch.bfloat16, torch.float8_e4m3fn, order)
     assert limits == ServingLimits(8, 64, 128, decoded_at_once=4)
+    settings.compilation_config.static_forward_context["layers.0"] = SimpleNamespace(impl=layer)
+    group = SimpleNamespace(block_size=1056, head_size=32)  # that shares memory with larger layers
+    backend.get_builder_cls()(group, ["layers.0"], settings, torch.device("cpu"))
+    assert warmed[1:] == [(replace(shape, page=1056), warmed[0][1], limits)]
+
+
+def engine_cache(backend: Any, arguments: dict[str, Any]) -> torch.Tensor:
+    """Return a batch's cache as this version of vLLM holds it."""
+    caches = [arguments["k_cache"], arguments["v_cache"]]
+    if HAS_LAYOUTS:
+        return torch.cat(caches, -1).contiguous().transpose(1, 2)
+    cache = torch.stack(caches, 1)
+    assert backend.get_kv_cache_shape(len(caches[0]), 16, 2, 32) == cache.shape
+    assert backend.get_kv_cache_stride_order() == tuple(range(5))
+    return cache
+
+
+@pytest.mark.parametrize("padding", [0, 2])
+def test_a_layer_reads_keys_that_are_in_the_cache_already(
+    backend: Any, make: Any, monkeypatch: pytest.MonkeyPatch, padding: int
+) -> None:
+    for kernel in kernels().values():
+        monkeypatch.setattr(kernel, "configs", [kernel.configs[0]])
+    batch = draw(CASE, "cpu")
+    query = batch.arguments["q"]
+    builder = backend.get_builder_cls()(None, ["0"], config(), torch.device("cpu"))
+    queries = torch.cat([query, query[:padding]])
+    cache = engine_cache(backend, batch.arguments)
+    for options in ({}, {"kv_sharing_target_layer_name": "0"}):
+        layer = make(sliding_window=CASE.window + 1, **options)
+        step = builder.build(0, common_metadata(batch.arguments, len(query)))
+        out = torch.full_like(queries, float("nan"))
+        layer.forward(None, queries, None, None, cache, step, out)
+        assert torch.allclose(out[: len(query)], batch.expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_layer_s_scale_may_be_set_later(
+    backend: Any, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As vLLM's models of Transformers set it, up to 0.26 in each forward pass."""
+    for kernel in kernels().values():
+        monkeypatch.setattr(kernel, "configs", [kernel.configs[0]])
+    batch = draw(CASE, "cpu")
+    query = batch.arguments["q"]
+    builder = backend.get_builder_cls()(None, ["0"], config(), torch.device("cpu"))
+    layer = make(sliding_window=CASE.window + 1, scale=1.0)
+    layer.scale = 32**-0.5
+    step = builder.build(0, common_metadata(batch.arguments, len(query)))
+    out = torch.full_like(query, float("nan"))
+    layer.forward(None, query, None, None, engine_cache(backend, batch.arguments), step, out)
+    assert torch.allclose(out, batch.expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.skipif(not HAS_LAYOUTS, reason="the backend itself says how a cache is shaped")
+@pytest.mark.parametrize("head_size", [80, 96, 112, 128, 192, 256])
+def test_layers_whose_heads_would_have_gaps_ask_for_heads_before_tokens(
+    backend: Any, make: Any, monkeypatch: pytest.MonkeyPatch, head_size: int
+) -> None:
+    from vllm.v1.attention.backends.utils import get_supported_kv_cache_layouts
+    from vllm.v1.kv_cache_layout import KVCacheLayout
+
+    def has_no_gaps(layout: Any) -> bool:
+        dtypes = torch.float16, torch.float16
+        shape = LayerShape(4, 2, head_size, 16, *dtypes, cache_order=layout.layer_view_order)
+        batch, features = ExpectedBatch((1,), 40), LayerFeatures(0.1, (-1, -1), 0.0)
+        *_, keys, _ = made_up_step(shape, features, batch, torch.device("cpu"))
+        return hopper_coverage.has_no_gaps(keys, padded(head_size))
+
+    preferred = get_supported_kv_cache_layouts([backend])[0]
+    assert preferred is KVCacheLayout.LBNHC, "no GPU here has the kernel"
+    monkeypatch.setattr("dejavu_cache.engines.vllm.backend.available", lambda device: True)
+    layers = [make(head_size=head_size, alibi_slopes=[0.5] * 4), make(head_size=128)]
+    assert get_supported_kv_cache_layouts([backend])[0] is preferred
+    layers.append(make(head_size=head_size))
+    layouts = get_supported_kv_cache_layouts([backend])
+    assert (layouts[0] is preferred) == has_no_gaps(preferred)
+    assert has_no_gaps(layouts[0])
+    assert set(layouts) == set(KVCacheLayout), "VLLM_KV_CACHE_LAYOUT may name any"
+    layers.clear()  # another engine in this process
+    gc.collect()
+    assert get_supported_kv_cache_layouts([backend])[0] is preferred
 
 
 def test_a_step_is_computed_through_vllm_s_interface(
@@ -119,32 +218,55 @@ def test_a_step_is_computed_through_vllm_s_interface(
     batch = draw(CASE, "cpu")
     new = take_new_tokens(batch.arguments)
     arguments = {**batch.arguments, "slots": new.slots}
-    caches = [arguments["k_cache"], arguments["v_cache"]]
-    if hasattr(backend, "supported_kv_cache_layouts"):  # from vLLM 0.29 on
-        cache = torch.cat(caches, -1).contiguous().transpose(1, 2)
-    else:
-        blocks = len(caches[0])
-        cache = torch.stack(caches, 1)
-        assert backend.get_kv_cache_shape(blocks, 16, 2, 32) == cache.shape
-        assert backend.get_kv_cache_stride_order() == tuple(range(5))
+    cache = engine_cache(backend, arguments)
     tokens = len(arguments["q"])
-    padded, keys, values = (
+    query, keys, values = (
         torch.cat([rows, rows[:2]]) for rows in (arguments["q"], new.keys, new.values)
     )
-    out = torch.full_like(padded, float("nan"))
+    out = torch.full_like(query, float("nan"))
     builder = backend.get_builder_cls()(None, ["0"], config(), torch.device("cpu"))
     support = builder.get_cudagraph_support(config(), None)
     assert support.name == "ALWAYS"
     common = common_metadata(arguments, tokens)
     step = builder.build(0, common)
     scales = SimpleNamespace(_k_scale=torch.ones(()), _v_scale=torch.ones(()))
-    layer.forward(scales, padded, keys, values, cache, step, out)
+    layer.forward(scales, query, keys, values, cache, step, out)
     assert torch.allclose(out[:tokens], batch.expected, rtol=1e-4, atol=1e-4)
     assert out[tokens:].isnan().all()
     captured = builder.build_for_cudagraph_capture(common)
     assert captured.is_for_capture
+    assert captured.max_query_len == arguments["max_seqlen_q"], "mixed batches have no graph"
     assert captured.seq_lens.tolist() == [arguments["max_seqlen_q"]] * 4
-    assert not layer.forward(scales, padded, keys, values, cache, None, out).any()
+    assert not layer.forward(scales, query, keys, values, cache, None, out).any()
+
+
+def test_a_graph_of_mixed_batches_is_right_for_any_of_them(
+    backend: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for kernel in kernels().values():
+        monkeypatch.setattr(kernel, "configs", [kernel.configs[0]])
+    batch = draw(Case(new=[23, 1], past=[40, 9], heads=(4, 2), head_size=32), "cpu")
+    replayed = common_metadata(batch.arguments, 24)
+    table = torch.zeros(24, 8, dtype=torch.int32)
+    begins, lengths = torch.arange(25, dtype=torch.int32), torch.ones(24, dtype=torch.int32)
+    dummy = replace(
+        replayed,
+        query_start_loc=begins, query_start_loc_cpu=begins, seq_lens=lengths, num_reqs=24,
+        max_query_len=1, max_seq_len=128, block_table_tensor=table,
+    )  # fmt: skip
+    settings = config()
+    settings.compilation_config.cudagraph_mode = CUDAGraphMode.FULL
+    builder = backend.get_builder_cls()(None, ["0"], settings, torch.device("cpu"))
+    step = builder.build_for_cudagraph_capture(dummy)
+    assert step.max_query_len == 24, "one of the requests may have all tokens"
+    query, keys, values = (batch.arguments[name] for name in ("q", "k_cache", "v_cache"))
+    out = torch.full_like(query, float("nan"))
+    plan = plan_layer(step, LayerFeatures(32**-0.5, (-1, -1), 0.0), query, keys, values)
+    begins[1], begins[2:], lengths[2:] = 23, 24, 0
+    lengths[:2] = replayed.seq_lens
+    table[:2, : replayed.block_table_tensor.shape[1]] = replayed.block_table_tensor
+    plan.run(query, keys, values, out, None, None)
+    assert torch.allclose(out, batch.expected, rtol=1e-4, atol=1e-4)
 
 
 def test_a_token_of_chunked_local_attention_sees_its_chunk(
@@ -285,3 +407,57 @@ def test_a_step_that_is_not_causal_is_refused(backend: Any, feature: dict[str, A
         setattr(common, name, value)
     with pytest.raises(NotImplementedError):
         builder.build(0, common)
+
+
+INHERITED = {
+    # what the backend is not, by vLLM's own default
+    *("is_mla", "is_sparse", "is_ssm", "supports_alibi_sqrt", "supports_batch_invariance"),
+    *("supports_mm_prefix", "supports_non_causal", "supports_non_causal_dcp", "supports_rswa"),
+    *("supports_per_head_quant_scales", "supports_kv_cache_update_bypass"),
+    # made of what the backend says
+    *("full_cls_name", "get_preferred_block_size", "get_kv_cache_block_dim", "supports_block_size"),
+    *("indexes_kv_by_block_stride", "supports_attn_type", "supports_dtype", "supports_dcp"),
+    *("supports_kv_cache_dtype", "supports_pcp", "validate_configuration"),
+    *("get_required_kv_cache_layout", "get_supported_head_sizes", "customize_spec"),
+    "supports_device_cpu_query_lens_mismatch",  # lengths are read on the device
+    # fused operations that a layer leaves to vLLM
+    *("fused_output_quant_supported", "fused_rope_kvcache_supported", "set_interleaved_v_cache"),
+    *("fused_qk_norm_rope_kvcache_supported", "fused_qk_norm_mrope_kvcache_supported"),
+    *("do_rope_and_kv_cache_update", "do_qk_norm_rope_kvcache_update"),
+    *("do_qk_norm_mrope_kvcache_update", "supports_quant_query_input"),
+    # of context parallelism and MLA
+    *("can_return_lse_for_decode", "need_to_return_lse_for_decode", "lse_base_on_e"),
+    *("dcp_rank", "dcp_world_size", "pcp_rank", "pcp_world_size", "total_cp_rank"),
+    *("total_cp_world_size", "supports_mtp_with_cp_non_trivial_interleave_size"),
+    "supports_dense_mha_prefill",
+    # nothing to prepare, reorder or update beside `build`
+    *("get_impl_variants", "prepare_for_batch", "kv_quant_mode", "build_for_drafting"),
+    *("get_cudagraph_support", "get_varlen_cudagraph_max_query_len", "reorder_batch_threshold"),
+    *("_init_reorder_batch_threshold", "requires_block_table_width", "use_cascade_attention"),
+    *("supports_update_block_table", "update_block_table"),
+    *("supports_draft_decode_metadata_update", "update_draft_decode_metadata"),
+}
+"""Attributes of vLLM's base classes that the backend leaves as they are, from 0.22 to 0.33."""
+
+
+def attributes(kind: type) -> set[str]:
+    return {*vars(kind), *vars(kind).get("__annotations__", {})}
+
+
+def test_every_attribute_that_vllm_knows_is_the_backend_s_or_inherited_on_purpose(
+    backend: Any, make: Any
+) -> None:
+    from vllm.v1.attention import backend as bases
+
+    own = [
+        (backend, bases.AttentionBackend),
+        (make(), bases.AttentionImpl),
+        (backend.get_builder_cls(), bases.AttentionMetadataBuilder),
+    ]
+    for ours, base in own:
+        kind = ours if isinstance(ours, type) else type(ours)
+        parents = [parent for parent in base.__mro__ if parent.__module__ == bases.__name__]
+        known = {name for parent in parents for name in attributes(parent)}
+        defined = {*vars(kind), *vars(ours)}
+        unknown = {name for name in known - defined - INHERITED if not name.startswith("__")}
+        assert unknown <= {"_abc_impl"}, base.__name__

@@ -11,7 +11,7 @@ from ...triton_internals.versions import GLUON_IS_COVERED
 from ..batch import Batch
 from .hopper_descriptors import padded
 
-__all__ = ["available", "has_no_gaps", "holds_words", "suits"]
+__all__ = ["available", "has_no_gaps", "holds_words", "needs_heads_first", "suits"]
 
 CONVERTED_DTYPES = torch.float8_e4m3fn, torch.float8_e5m2
 """Dtypes of caches whose tiles the kernel converts; `hopper_cast` says how."""
@@ -62,6 +62,16 @@ def has_no_gaps(cache: torch.Tensor, head_padded: int) -> bool:
     _, _, heads, head = cache.shape
     heads_are_rows = cache.stride(2) % cache.stride(1) == 0
     return heads == 1 or heads_are_rows or cache.stride(2) == head or head_padded == head
+
+
+def needs_heads_first(head: int, heads: int) -> bool:
+    """Check whether a cache of keys beside values has gaps where a token's heads follow each other.
+
+    Args:
+        head: elements of a head.
+        heads: number of KV heads.
+    """
+    return heads > 1 and padded(head) != head
 
 
 @cache

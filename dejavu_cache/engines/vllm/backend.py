@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from functools import partial
 from typing import Any, ClassVar
+from weakref import WeakSet
 
 import torch
 from vllm._custom_ops import reshape_and_cache_flash
@@ -15,6 +16,8 @@ from vllm.config import get_current_vllm_config
 from vllm.v1.attention.backend import AttentionBackend, AttentionImpl, AttentionType, MultipleOf
 
 from ...attention import NewTokens
+from ...attention.kernels.hopper_coverage import available, needs_heads_first
+from ...triton_internals.versions import GLUON_IS_TESTED
 from .attention_warmup import warm_up_attention
 from .expected_batches import LayerShape, ServingLimits
 from .metadata import DejavuMetadataBuilder, refuse
@@ -29,6 +32,9 @@ CACHE_DTYPES = {
     "fp8_e5m2": torch.float8_e5m2,
 }
 """Dtypes of quantized caches, by vLLM's name; scales are one number per layer."""
+
+_layers_with_gaps: WeakSet[DejavuAttentionImpl] = WeakSet()
+"""Layers whose heads have gaps where they follow each other in a cache of keys beside values."""
 
 
 class DejavuAttentionBackend(AttentionBackend):  # type: ignore[misc]
@@ -79,6 +85,19 @@ class DejavuAttentionBackend(AttentionBackend):  # type: ignore[misc]
         return (1, 0, 2, 3, 4, 5) if include_num_layers_dimension else (0, 1, 2, 3, 4)
 
     @classmethod
+    def supported_kv_cache_layouts(cls) -> tuple[Any, ...] | None:
+        """Return the layouts of a cache in the order of preference; None: vLLM's own order.
+
+        vLLM asks from 0.29 on, when a worker has made its layers.
+        """
+        if not _layers_with_gaps or not GLUON_IS_TESTED or not available(torch.device("cuda")):
+            return None
+        from vllm.v1.kv_cache_layout import KVCacheLayout
+
+        # `hopper` takes such layers only where a head's tokens follow each other.
+        return tuple(sorted(KVCacheLayout, key=lambda layout: "NH" in layout.name))
+
+    @classmethod
     def supports_head_size(cls, head_size: int) -> bool:
         """Return whether the kernels take a head size."""
         return head_size <= 256 and head_size % 8 == 0
@@ -111,11 +130,6 @@ class DejavuAttentionBackend(AttentionBackend):  # type: ignore[misc]
     @classmethod
     def supports_kv_connector(cls) -> bool:
         """Return False: handing caches to other engines is untested."""
-        return False
-
-    @staticmethod
-    def use_cascade_attention(*args: Any, **kwargs: Any) -> bool:
-        """Return that shared prefixes are not treated apart."""
         return False
 
 
@@ -161,7 +175,10 @@ class DejavuAttentionImpl(AttentionImpl[StepInputs]):  # type: ignore[misc]
             alibi_slopes=slopes,
             sinks=sinks,
         )
+        if slopes is None and needs_heads_first(head_size, self.num_kv_heads):
+            _layers_with_gaps.add(self)
         self._cache_dtype = CACHE_DTYPES.get(kv_cache_dtype)
+        self._dtype: torch.dtype | None = None
         self._cache: torch.Tensor | None = None
         self._views: tuple[torch.Tensor, torch.Tensor] | None = None
 
@@ -195,9 +212,13 @@ class DejavuAttentionImpl(AttentionImpl[StepInputs]):  # type: ignore[misc]
         slopes = self._features.alibi_slopes
         if slopes is not None and torch.cuda.is_available():
             self._features = self._features._replace(alibi_slopes=slopes.cuda())
-        run_when_loaded(partial(self._warm_up, act_dtype))
+        self._dtype = act_dtype
+        run_when_loaded(self.warm_up)
 
-    def _warm_up(self, act_dtype: torch.dtype) -> None:
+    def warm_up(self, block_size: int | None = None) -> None:
+        """Have the kernels tuned and compiled for blocks of a size, by default the engine's."""
+        if self._dtype is None:
+            return
         scheduler, model = self.config.scheduler_config, self.config.model_config
         speculative = self.config.speculative_config
         drafted = getattr(speculative, "num_speculative_tokens", None) or 0
@@ -205,9 +226,9 @@ class DejavuAttentionImpl(AttentionImpl[StepInputs]):  # type: ignore[misc]
             num_heads=self.num_heads,
             num_kv_heads=self.num_kv_heads,
             head_size=self.head_size,
-            page=self.config.cache_config.block_size or 16,
-            dtype=act_dtype,
-            cache_dtype=self._cache_dtype or act_dtype,
+            page=block_size or self.config.cache_config.block_size or 16,
+            dtype=self._dtype,
+            cache_dtype=self._cache_dtype or self._dtype,
             cache_order=_cache_order(self.config.cache_config),
         )
         limits = ServingLimits(
@@ -222,8 +243,8 @@ class DejavuAttentionImpl(AttentionImpl[StepInputs]):  # type: ignore[misc]
         self,
         layer: Any,
         query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
+        key: torch.Tensor | None,
+        value: torch.Tensor | None,
         kv_cache: torch.Tensor,
         attn_metadata: StepInputs | None,
         output: torch.Tensor,
@@ -231,6 +252,8 @@ class DejavuAttentionImpl(AttentionImpl[StepInputs]):  # type: ignore[misc]
         output_block_scale: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Compute a step's attention into `output`, and return it.
+
+        Without keys and values, those of the new tokens are in the cache already.
 
         Raises:
             NotImplementedError: the output is to be quantized.
@@ -242,16 +265,20 @@ class DejavuAttentionImpl(AttentionImpl[StepInputs]):  # type: ignore[misc]
         tokens = attn_metadata.num_tokens
         if tokens == 0:
             return output
+        if self.scale != self._features.scale:  # vLLM's models of Transformers set it
+            self._features = self._features._replace(scale=self.scale)
         features = self._features
         if self._cache_dtype is not None:
             features = features._replace(k_scale=layer._k_scale, v_scale=layer._v_scale)
         keys, values = self._keys_and_values(kv_cache)
-        out = output
-        if len(query) != tokens:
-            query, key, value, out = query[:tokens], key[:tokens], value[:tokens], output[:tokens]
-        if self.kv_sharing_target_layer_name is not None:  # another layer writes the cache
+        is_padded, out = len(query) != tokens, output
+        if is_padded:
+            query, out = query[:tokens], output[:tokens]
+        if key is None or self.kv_sharing_target_layer_name is not None:  # the cache has them
             run_layer(attn_metadata, features, query, keys, values, out)
             return output
+        if is_padded:
+            key, value = key[:tokens], value[:tokens]
         new = NewTokens(key, value, attn_metadata.slots)
         write = partial(self._write, layer, new, keys, values)
         run_layer(attn_metadata, features, query, keys, values, out, new, write)

@@ -37,7 +37,7 @@ class DejavuMetadataBuilder(AttentionMetadataBuilder[StepInputs]):  # type: igno
     def __init__(
         self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: Any
     ) -> None:
-        """Take vLLM's arguments.
+        """Take vLLM's arguments, and warm the layers up before the cache takes the memory.
 
         Raises:
             NotImplementedError: the layers' cache is of a kind that the kernels do not read; the
@@ -53,6 +53,11 @@ class DejavuMetadataBuilder(AttentionMetadataBuilder[StepInputs]):  # type: igno
                 "attention that is not causal": getattr(kv_cache_spec, "non_causal", False),
             }
         )
+        # Groups of layers may have blocks of other sizes than the engine's.
+        layers = vllm_config.compilation_config.static_forward_context
+        for name in layer_names:
+            if name in layers:
+                layers[name].impl.warm_up(kv_cache_spec.block_size)
 
     def build(
         self,
@@ -100,4 +105,8 @@ class DejavuMetadataBuilder(AttentionMetadataBuilder[StepInputs]):  # type: igno
         step = self.build(0, common_attn_metadata)
         step.is_for_capture = True
         step.seq_lens.fill_(min(step.max_query_len, max(step.max_seq_len, 1)))
+        graphs = self.vllm_config.compilation_config.cudagraph_mode
+        if graphs.mixed_mode().name == "FULL":
+            # Up to 0.32, the V2 model runner captures one token of each request, also for these.
+            step.max_query_len = step.num_tokens
         return step
