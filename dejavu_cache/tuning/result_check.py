@@ -169,7 +169,11 @@ class ResultChecker:
                 raise
             return Verdict("unchecked", "the device has no memory left to compare results")
         finally:
-            self._restore(self._originals)
+            self.restore()
+
+    def restore(self) -> None:
+        """Give the arguments that are compared their original content again."""
+        self._restore(self._originals)
 
     def _find_difference(self, config: Any, blanks: Mapping[str, Any]) -> _Difference | None:
         repeats = REPEATS if self._options.repeatable else 1
