@@ -264,7 +264,7 @@ def test_memory_that_runs_out_for_probes_leaves_the_comparison(
     def run_out(*_: Any) -> None:
         raise torch.OutOfMemoryError
 
-    monkeypatch.setattr("dejavu_cache.tuning.result_check.fill_blank", run_out)
+    monkeypatch.setattr("dejavu_cache.tuning.expected_results.fill_blank", run_out)
     made = checker(launch_arguments(), double)
     assert made.check(one_element_off).outcome == "wrong"
     assert made.check(double).outcome == "right"
