@@ -8,16 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from ..model.record import Measurement
 from ..model.scenario import Config, now
 from .device_timer import SCREENING
-from .race import (
-    BEHIND,
-    Turn,
-    change_between,
-    race,
-    race_unsteadily,
-    scale_measurement,
-    survey,
-)
+from .race import race, race_unsteadily, survey
 from .race_confidence import widen_confidence
+from .race_turns import BEHIND, Turn, change_between, scale_measurement
 
 __all__ = ["HOPELESS", "Finals"]
 
