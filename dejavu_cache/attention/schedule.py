@@ -7,6 +7,13 @@ the batch's lengths into a list of units, the long ones first and none so long t
 wait for it. Programs take units from the list until it is empty, so the speed depends on the total
 work and not on the longest sequence.
 
+Four small numbers describe the work, and the kernels are compiled for them:
+
+- *pairs*: whether a Q block can have two halves, of 64 rows each: 0, 1, or 2 for long prompts;
+- *halves*: the groups of warps in a program, which compute a half each: 1 or 2;
+- *heads*: the KV heads that a unit computes at once where a Q block fits one half;
+- *parts*: the partial results of a range of keys of such a block.
+
 Nothing here waits for the device: the host knows bounds only, and allocates by them. A captured
 graph makes a new list at each replay, from the lengths that lie in the tensors then.
 """
@@ -193,12 +200,20 @@ class _Bounds(NamedTuple):
     merges: int
     slots: float
 
+    @property
+    def units(self) -> int:
+        """Numbers in `Schedule.units`; two are noted of each Q block."""
+        entries = self.entries + self.cuts
+        return HEADER + entries * ENTRY + 2 * self.blocks + self.merges * MERGE
+
 
 def _bounds_of(batch: Batch, pairs: int, halves: int) -> _Bounds:
+    """Return the sizes that suffice for any lengths within a batch's bounds."""
     half = HALF // batch.group
     blocks = batch.q_blocks(2 * half)
     heads = heads_at_once(batch.kv_heads, halves)
-    slots = num_sms(batch.q.device) * (2 // halves) * heads / batch.kv_heads
+    programs = num_sms(batch.q.device) * (2 // halves)
+    slots = programs * heads / batch.kv_heads
     cuts = int(MOST_CUTS * slots) + 8
     parts = parts_each(pairs, halves, batch.kv_heads, batch.head_padded)
     # Each piece of a block has the block's rows, once for each part. The first pieces of all blocks
@@ -226,11 +241,7 @@ def make_schedule(batch: Batch, overlap: bool = True) -> Schedule:
     pairs, halves = pairs_of(batch), halves_of(batch, overlap)
     bounds = _bounds_of(batch, pairs, halves)
     device = batch.q.device
-    units = torch.empty(
-        HEADER + (bounds.entries + bounds.cuts) * ENTRY + 2 * bounds.blocks + bounds.merges * MERGE,
-        dtype=torch.int32,
-        device=device,
-    )
+    units = torch.empty(bounds.units, dtype=torch.int32, device=device)
     columns = max(64, batch.head_padded) + PART_COLUMNS
     scratch = torch.empty(bounds.rows, batch.kv_heads, columns, dtype=torch.float32, device=device)
     _launch(

@@ -139,7 +139,12 @@ class ScenarioMeasurement:
         title = f"{request.context.kernel.name}{request.scenario}"
         bar = progress(title, total, wanted=self._show_progress)
         recording_paused = pause_recording(request.autotuner, self._store.tiers)
-        with MeasurementWriter(self._write) as writer, bar as advance, recording_paused:
+        with (
+            MeasurementWriter(self._write) as writer,
+            bar as advance,
+            recording_paused,
+            self._check.restoring_arguments(),
+        ):
             self.measured += self._make_tuner(writer, advance, earlier).tune(search)
 
     def _make_tuner(

@@ -159,16 +159,16 @@ class ScenarioTuner:
     def _needs_comparison(self, request: Request, resolution: Resolution, record: Record) -> bool:
         """Return whether the results of a recorded config were never compared with the default's.
 
-        Only a record's winner was. Another config is the best where the author has removed the
-        winner, or pruning leaves it out of this launch.
+        Only a record's winner was. Another config is the best while a tune is unfinished, and where
+        the author has removed the winner, or pruning leaves it out of this launch.
         """
-        config = describe(resolution.config)
-        compared = self._compared.get((request.context, request.scenario), set())
-        return (
-            request.check is not None
-            and record.winner is not None
-            and config not in {record.winner.config, describe(request.default), *compared}
-        )
+        compared = {
+            describe(request.default),
+            *self._compared.get((request.context, request.scenario), ()),
+        }
+        if record.winner is not None:
+            compared.add(record.winner.config)
+        return request.check is not None and describe(resolution.config) not in compared
 
     def _untried_failures(self, request: Request, record: Record) -> list[Config]:
         """Return the configs that another machine found to fail and this process did not try."""

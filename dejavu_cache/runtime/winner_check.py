@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
 
 from ..model.record import Failure, Measurement
@@ -78,6 +78,24 @@ class WinnerCheck:
                 "%s%s: results are not compared: %s", name, self._request.scenario, verdict.evidence
             )
         return verdict
+
+    @contextmanager
+    def restoring_arguments(self) -> Iterator[None]:
+        """Undo what launches in the context write to the arguments that are compared.
+
+        Kernels that work in place would otherwise work on what benchmarks have left.
+        """
+        try:
+            yield
+        except BaseException:
+            with suppress(Exception):  # The device may be lost.
+                self._restore()
+            raise
+        self._restore()
+
+    def _restore(self) -> None:
+        if self._checker is not None:
+            self._checker.restore()
 
     def find_wrong_results(self, best: Config) -> Measurement | None:
         """Return the failure of a config whose results are wrong, or None."""

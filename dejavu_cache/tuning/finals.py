@@ -8,16 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from ..model.record import Measurement
 from ..model.scenario import Config, now
 from .device_timer import SCREENING
-from .race import (
-    BEHIND,
-    Turn,
-    change_between,
-    race,
-    race_unsteadily,
-    scale_measurement,
-    survey,
-)
+from .race import race, race_unsteadily, survey
 from .race_confidence import widen_confidence
+from .race_turns import BEHIND, Turn, change_between, scale_measurement
 
 __all__ = ["HOPELESS", "Finals"]
 
@@ -94,14 +87,11 @@ class Finals:
         Args:
             probe: whether to test the device's steadiness; else it is taken to be steady.
         """
-        spread = self._largest_change() if probe and len(self._times) > 1 else 1.0
-        if spread > STEADY and not self._is_over():
-            self._screen_again(SURVEYED * spread)
-            spread = self._largest_change()
+        spread = self._settle() if probe and len(self._times) > 1 else 1.0
         if spread <= STEADY:
             finalists = self._finalists(self._times, least=1)
             if len(finalists) < 2:
-                return [self._screened[config] for config in self._screened_again]
+                return self._repeated_screenings()
             self._prepare(finalists)
             results = race(finalists, self._turn, self._is_over)
             changes = [self._change(*result) for result in results.measurements.items()]
@@ -111,6 +101,17 @@ class Finals:
                 return self._conclude(results.measurements, {})
             spread = max(results.spread, level_spread)
         return self._run_unsteadily(spread)
+
+    def _settle(self) -> float:
+        """Return the largest change of a repeated timing, after another screening if it is large.
+
+        That helps where the clock has fallen during the first one, and has settled since.
+        """
+        spread = self._largest_change()
+        if spread > STEADY and not self._is_over():
+            self._screen_again(SURVEYED * spread)
+            spread = self._largest_change()
+        return spread
 
     def _run_unsteadily(self, spread: float) -> list[Measurement]:
         surveyed = self._survey(SURVEYED * spread)
@@ -122,10 +123,10 @@ class Finals:
     def _confirm_lead(
         self, finalists: Sequence[Config], results: dict[Config, Measurement], spread: float
     ) -> dict[Config, Measurement]:
-        """Race the leader against the default again if the device's changes may explain its lead.
+        """Return results in which the leader's lead over the default is not one of chance.
 
-        If that contradicts the first race, all finalists race a third time, and the median of the
-        three leads counts.
+        A lead that the device's changes may explain has to show in a second race of the two. If it
+        does not, all finalists race a third time, and the median of the three leads counts.
 
         Args:
             finalists: the configs of the first race.
@@ -133,25 +134,32 @@ class Finals:
             spread: the largest ratio of two timings of one config.
         """
         leader = min(results, key=lambda c: results[c].median or 0.0, default=self._default)
-        leads = [_lead(results, leader, self._default)]
-        if leader == self._default or not 0 < leads[0] <= spread:
+        first = _lead(results, leader, self._default)
+        if leader == self._default or not 0 < first <= spread:
             return results
-        for configs in ([leader, self._default], finalists):
-            if self._is_over():
-                return results
-            again = race_unsteadily(configs, self._turn, self._is_over).measurements
-            leads.append(_lead(again, leader, self._default))
-            is_confirmed = len(leads) == 2 and leads[-1] >= 1
-            if is_confirmed or not leads[-1]:
-                return results
-        lead = statistics.median(leads)
-        scaled = scale_measurement(results[self._default], min(lead / leads[0], 1.0))
+        second = self._lead_again([leader, self._default], leader)
+        if second is None or second >= 1:
+            return results
+        third = self._lead_again(finalists, leader)
+        if third is None:
+            return results
+        leads = first, second, third
+        default = scale_measurement(
+            results[self._default], min(statistics.median(leads) / first, 1.0)
+        )
         error = (max(leads) - min(leads)) / (max(leads) + min(leads))
         return {
             **results,
-            self._default: _widen(scaled, error),
+            self._default: _widen(default, error),
             leader: _widen(results[leader], error),
         }
+
+    def _lead_again(self, configs: Sequence[Config], leader: Config) -> float | None:
+        """Race configs again; return the leader's lead, or None if that tells nothing."""
+        if self._is_over():
+            return None
+        again = race_unsteadily(configs, self._turn, self._is_over).measurements
+        return _lead(again, leader, self._default) or None
 
     def _within(self, factor: float) -> list[Config]:
         """Return the configs that the screening found up to a factor slower than the best."""
@@ -232,22 +240,31 @@ class Finals:
             surveyed: the configs' times in the survey, in proportion; empty without a survey.
         """
         if not results:
-            return [self._screened[config] for config in self._screened_again]
+            return self._repeated_screenings()
         medians = {config: result.median or 0.0 for config, result in results.items()}
         least = min(medians.values()) * BEHIND
-        common = [config for config in results if config in surveyed]
-        level = max((medians[config] / surveyed[config] for config in common), default=0.0)
+        level = max(
+            (medians[config] / surveyed[config] for config in results if config in surveyed),
+            default=0.0,
+        )
         corrected = []
         for config, time in self._times.items():
-            if config in results:
-                continue
-            expected = max(level * surveyed[config] if config in surveyed else time, least)
-            if expected != time:
-                scaled = scale_measurement(self._screened[config], expected / time)
-                corrected.append(scaled.model_copy(update={"at": now(), "confidence": None}))
-            elif config in self._screened_again:
-                corrected.append(self._screened[config])
+            if config not in results:
+                surveyed_time = level * surveyed[config] if config in surveyed else time
+                corrected += self._correct(config, max(surveyed_time, least))
         return [*results.values(), *corrected]
+
+    def _correct(self, config: Config, time: float) -> list[Measurement]:
+        """Return a config's measurement if a time differs from the recorded one, else nothing."""
+        measurement, screened = self._screened[config], self._times[config]
+        if time != screened:
+            scaled = scale_measurement(measurement, time / screened)
+            return [scaled.model_copy(update={"at": now(), "confidence": None})]
+        return [measurement] if config in self._screened_again else []
+
+    def _repeated_screenings(self) -> list[Measurement]:
+        """Return the measurements that differ from those of the first screening."""
+        return [self._screened[config] for config in self._screened_again]
 
 
 def _lead(results: Mapping[Config, Measurement], leader: Config, default: Config) -> float:

@@ -45,13 +45,9 @@ def can_be_probed(tensor: Tensor) -> bool:
     return dtype_name(tensor.dtype) in BLANKS
 
 
-def fill_blank(tensor: Tensor, mask: Tensor | None = None) -> None:
-    """Fill a tensor with the NaN of its dtype, all elements or those of a mask."""
-    blank = BLANKS[dtype_name(tensor.dtype)]
-    if mask is None:
-        _bits(tensor).fill_(blank)
-    else:
-        _bits(tensor).masked_fill_(mask, blank)
+def fill_blank(tensor: Tensor, mask: Tensor) -> None:
+    """Fill the elements of a mask with the NaN of the tensor's dtype."""
+    _bits(tensor).masked_fill_(mask, BLANKS[dtype_name(tensor.dtype)])
 
 
 def blank_elements(tensor: Tensor) -> Tensor:

@@ -60,6 +60,16 @@ def add_record(store: Path, block: int, days: int = 0) -> None:
     FileStore(store).put(context(kernel="e.fused_moe_kernel", triton=version), [record])
 
 
+NAMES = ("VLLM_TUNED_CONFIG_FOLDER", "SGLANG_MOE_CONFIG_DIR")
+
+
+def silence_stores(monkeypatch: pytest.MonkeyPatch) -> None:
+    def raise_error(store: Any) -> Any:
+        raise OSError("no answer")
+
+    monkeypatch.setattr("dejavu_cache.engines.prepared_tables.collect_tables", raise_error)
+
+
 def start(monkeypatch: pytest.MonkeyPatch, store: object, **env: Any) -> dict[str, str]:
     """Return the environment of a command that `run` starts."""
     started: list[dict[str, str]] = []
@@ -109,10 +119,7 @@ def test_tables_follow_the_store_and_outlive_its_silence(
     second = start(monkeypatch, store)["VLLM_TUNED_CONFIG_FOLDER"]
     assert read(first, f"{TABLE}.json")["16"]["BLOCK_SIZE_M"] == 16, "an engine may still read it"
     assert read(second, f"{TABLE}.json")["16"]["BLOCK_SIZE_M"] == 32
-    monkeypatch.setattr(
-        "dejavu_cache.engines.prepared_tables.collect_tables",
-        lambda store: (_ for _ in ()).throw(OSError("no answer")),
-    )
+    silence_stores(monkeypatch)
     assert start(monkeypatch, store)["VLLM_TUNED_CONFIG_FOLDER"] == second
     stopped = threading.Event()
     monkeypatch.setattr(
@@ -155,11 +162,10 @@ def test_a_folder_of_the_users_own_stays_and_nothing_is_set_without_tables(
 ) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
-    names = ("VLLM_TUNED_CONFIG_FOLDER", "SGLANG_MOE_CONFIG_DIR")
     damaged = tmp_path / "damaged"
     (damaged / ".imported" / "fused_moe_kernel.jsonl").mkdir(parents=True)
     for store in (empty, tmp_path / "missing", damaged, "nowhere://at-all"):
-        assert not any(name in start(monkeypatch, store) for name in names)
+        assert not any(name in start(monkeypatch, store) for name in NAMES)
     add_record(tmp_path / "store", 16)
     environment = start(monkeypatch, tmp_path / "store", VLLM_TUNED_CONFIG_FOLDER="mine")
     assert environment["VLLM_TUNED_CONFIG_FOLDER"] == "mine"
@@ -169,24 +175,20 @@ def test_a_folder_of_the_users_own_stays_and_nothing_is_set_without_tables(
     assert "VLLM_TUNED_CONFIG_FOLDER" in environment
     assert "SGLANG_MOE_CONFIG_DIR" not in environment, "its own tables would be hidden"
     assert not any(
-        name in start(monkeypatch, tmp_path / "store", DEJAVU_CACHE_MODE="off") for name in names
+        name in start(monkeypatch, tmp_path / "store", DEJAVU_CACHE_MODE="off") for name in NAMES
     )
 
 
 def test_tables_that_were_recalled_do_not_come_back_when_the_store_is_silent(
     engines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    names = ("VLLM_TUNED_CONFIG_FOLDER", "SGLANG_MOE_CONFIG_DIR")
     store = tmp_path / "store"
     add_record(store, 16)
-    assert all(name in start(monkeypatch, store) for name in names)
+    assert all(name in start(monkeypatch, store) for name in NAMES)
     shutil.rmtree(store)
-    assert not any(name in start(monkeypatch, store) for name in names)
-    monkeypatch.setattr(
-        "dejavu_cache.engines.prepared_tables.collect_tables",
-        lambda store: (_ for _ in ()).throw(OSError("no answer")),
-    )
-    assert not any(name in start(monkeypatch, store) for name in names)
+    assert not any(name in start(monkeypatch, store) for name in NAMES)
+    silence_stores(monkeypatch)
+    assert not any(name in start(monkeypatch, store) for name in NAMES)
 
 
 def test_tables_of_a_read_only_cache_are_used(
@@ -216,8 +218,5 @@ def test_a_second_sglang_gets_no_links_into_the_first(
     shutil.copytree(tmp_path / "sglang of an environment that is gone", second / "sglang")
     monkeypatch.syspath_prepend(second)
     importlib.invalidate_caches()
-    monkeypatch.setattr(
-        "dejavu_cache.engines.prepared_tables.collect_tables",
-        lambda store: (_ for _ in ()).throw(OSError("no answer")),
-    )
+    silence_stores(monkeypatch)
     assert "SGLANG_MOE_CONFIG_DIR" not in start(monkeypatch, store)

@@ -18,7 +18,7 @@ from dejavu_cache import Resolution, ScenarioNotTuned, cached_autotune
 from dejavu_cache.errors import StoreError
 from dejavu_cache.heuristics.fit import fit
 from dejavu_cache.model.decision_tree import Leaf, Tree
-from dejavu_cache.model.record import Measurement, Record, RecordSet
+from dejavu_cache.model.record import Measurement, Record, RecordSet, Winner
 from dejavu_cache.model.scenario import Context, Scenario
 from dejavu_cache.stores import FileStore, MemoryStore, TieredStore
 from dejavu_cache.triton_internals.config_names import describe
@@ -59,8 +59,11 @@ def record_set(context: Context) -> RecordSet:
             for config in CONFIGS
         ]
         dtypes = {"x_ptr": "float32", "y_ptr": "float32"}
+        best = min(measurements, key=lambda measurement: measurement.median or 0.0)
         return Record(
-            scenario=Scenario(args={"n": n}, dtypes=dtypes), measurements=tuple(measurements)
+            scenario=Scenario(args={"n": n}, dtypes=dtypes),
+            winner=Winner(config=best.config, at=MOMENT),
+            measurements=tuple(measurements),
         )
 
     return RecordSet(context=context, records=tuple(map(record, SIZES)))

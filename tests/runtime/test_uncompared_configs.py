@@ -96,3 +96,25 @@ def test_a_comparison_that_was_interrupted_is_made_by_the_next_process(tmp_path:
     launch(again, 100)
     assert again.best_config.kwargs == DEFAULT.kwargs
     assert again.benchmarked == 0
+
+
+def test_a_process_that_waits_for_the_comparison_runs_the_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other one has recorded its timings, but not yet who has won."""
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("dejavu_cache.runtime.winner_check.WinnerCheck.check", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            launch(decorate(tmp_path, [DEFAULT, WRONG]), 100)
+    kernel = decorate(tmp_path, [DEFAULT, WRONG])
+    record_set = next(kernel.home.record_sets())
+    (record,) = record_set.records
+    assert (record.winner, len(record.measurements)) == (None, 2)
+    with kernel.home.lease(record_set.context, record.scenario, wait=0):
+        launch(kernel, 100)
+    assert kernel.best_config.kwargs == DEFAULT.kwargs
+    assert kernel.benchmarked == 0

@@ -89,3 +89,42 @@ def test_a_declared_tolerance_may_allow_it(tmp_path: Path) -> None:
     kernel = decorate(tmp_path, [], check=CheckOptions(tolerance=10.0))
     launch(kernel)
     assert kernel.best_config.kwargs["LIMIT"] == 32
+
+
+@triton.jit
+def increment(x_ptr, n, BLOCK: tl.constexpr):
+    """Add one to n numbers in place."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(x_ptr + at, tl.load(x_ptr + at, mask=at < n) + 1, mask=at < n)
+
+
+CONFIGS_IN_PLACE = [triton.Config({"BLOCK": block}) for block in (16, 32)]
+
+
+@pytest.mark.parametrize("fastest", [0, 1])
+def test_a_kernel_that_works_in_place_ran_once_after_its_tune(fastest: int) -> None:
+    """Whichever config wins: the default is not compared with itself."""
+    times = [2.0, 2.0]
+    times[fastest] = 1.0
+
+    def bench(kernel_call: Callable[[], Any], quantiles: Any) -> list[float]:
+        kernel_call()
+        return [times.pop(0)] * 3
+
+    kernel = cached_autotune(CONFIGS_IN_PLACE, ["n"], do_bench=bench)(increment)
+    x = torch.zeros(100)
+    kernel[lambda values: (triton.cdiv(100, values["BLOCK"]),)](x, 100)
+    assert kernel.best_config is CONFIGS_IN_PLACE[fastest]
+    assert torch.equal(x, torch.ones(100))
+
+
+def test_a_tune_that_fails_leaves_what_a_kernel_works_on() -> None:
+    def interrupted(kernel_call: Callable[[], Any], quantiles: Any) -> list[float]:
+        kernel_call()
+        raise KeyboardInterrupt
+
+    kernel = cached_autotune(CONFIGS_IN_PLACE, ["n"], do_bench=interrupted)(increment)
+    x = torch.zeros(100)
+    with pytest.raises(KeyboardInterrupt):
+        kernel[(7,)](x, 100)
+    assert torch.equal(x, torch.zeros(100))

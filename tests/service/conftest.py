@@ -15,6 +15,7 @@ from typing import Any
 
 import httpx
 import pytest
+from dejavu_client.http.remote_store import RemoteStore
 from dejavu_service.app import create_app
 from dejavu_service.services import tokens
 from dejavu_service.services.access import ANYBODY
@@ -23,6 +24,7 @@ from dejavu_service.storage import schema
 from dejavu_service.storage.database import Database
 from fastapi import FastAPI
 from sqlalchemy import create_engine, make_url, text
+from support.remote_stores import close_all, open_remote
 from support.service import Running, client_of, running_server
 
 _numbers = itertools.count()
@@ -137,6 +139,19 @@ def shared_server(shared_url: str, tmp_path_factory: pytest.TempPathFactory) -> 
 def namespace_url(shared_server: Running) -> str:
     """Return a store's URL: a namespace of the shared server for this test alone."""
     return f"{shared_server.base}?namespace=test{next(_numbers)}"
+
+
+@pytest.fixture(autouse=True)
+def all_closed() -> Iterator[None]:
+    """Close the stores that a test opened, as the end of a process would."""
+    yield
+    close_all()
+
+
+@pytest.fixture
+def store(namespace_url: str, tmp_path: Path) -> RemoteStore:
+    """Return a store on a server, in a namespace of its own."""
+    return open_remote(namespace_url, tmp_path)
 
 
 @pytest.fixture(params=["sqlite", "postgres"])

@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import signal
 import subprocess
 import sys
-import textwrap
 import time
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
-from dejavu_client.http.errors import RefusedError, UnreachableError
 from dejavu_client.http.http_exchange import ServerAnswer
-from dejavu_client.http.protocol_client import ProtocolClient, split_server_url
 from dejavu_client.http.remote_store import RemoteStore
 from dejavu_client.http.spool import Spool
-from support.command_line import run_cli
 from support.kernels import launch, load
 from support.processes import environment
 from support.records import context, measurement, record
+from support.remote_stores import open_remote
 from support.service import Running, free_port, running_server
 
 from dejavu_cache.model.record import Winner
@@ -39,31 +34,6 @@ def server(postgres_url: str, tmp_path: Path) -> Iterator[Running]:
     """Yield a server that the test may stop."""
     with running_server(postgres_url, tmp_path / "server.log") as started:
         yield started
-
-
-_made: list[RemoteStore] = []
-
-
-def open_remote(url: str, tmp_path: Path, wait: float = 5.0, token: str = "") -> RemoteStore:
-    base, namespace = split_server_url(url, "main")
-    client = ProtocolClient(base, namespace=namespace, token=token)
-    _made.append(RemoteStore(client, wait=wait, spool=Spool(url, tmp_path / "spool")))
-    return _made[-1]
-
-
-@pytest.fixture(autouse=True)
-def all_closed() -> Iterator[None]:
-    """Close the stores that a test opened, as the end of a process would."""
-    yield
-    while _made:
-        store = _made.pop()
-        store.close()
-        store.client.close()
-
-
-@pytest.fixture
-def store(namespace_url: str, tmp_path: Path) -> RemoteStore:
-    return open_remote(namespace_url, tmp_path)
 
 
 class TestRemoteStore(StoreContract):
@@ -114,83 +84,6 @@ class TestLocalFirst:
         for m in [*range(12), *range(12)]:
             assert (store.get(context(), record(m).scenario) is not None) == (m < 10)
         assert len(asked) == 12
-
-
-def wait_until_renewed(url: str) -> None:
-    """Wait until the lease of another holder has longer to live than a moment before."""
-    base, namespace = split_server_url(url, "main")
-    wish = {
-        "context": context().model_dump(mode="json"),
-        "scenario": record(1).scenario.model_dump(mode="json"),
-        "holder": "another",
-        "ttl": 1,
-    }
-    seconds = [math.inf]
-    while len(seconds) < 2 or seconds[-1] <= seconds[-2]:
-        time.sleep(0.05)
-        answer = httpx.post(f"{base}/v1/{namespace}/leases", json=wish).json()
-        assert answer["lease"] is None, "it has expired"
-        seconds.append(answer["expires_in"])
-
-
-def start_holder(code: str, namespace_url: str, cache: Path) -> subprocess.Popen[str]:
-    """Start a program that takes a lease, and return once it holds it."""
-    holder = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(code), *split_server_url(namespace_url, "")],
-        env=environment(XDG_CACHE_HOME=str(cache)), stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    assert holder.stdout
-    assert holder.stdout.readline() == "True\n"
-    return holder
-
-
-def test_a_lease_outlives_its_dead_holder_by_its_time_only(
-    namespace_url: str, store: RemoteStore, tmp_path: Path
-) -> None:
-    code = """
-        import sys, time
-        from dejavu_client.http.protocol_client import ProtocolClient
-        from dejavu_client.http.remote_store import RemoteStore
-        from support.records import context, record
-        client = ProtocolClient(sys.argv[1], namespace=sys.argv[2])
-        store = RemoteStore(client, wait=5, lease_seconds=4)
-        with store.lease(context(), record(1).scenario, wait=0) as held:
-            print(held, flush=True)
-            time.sleep(60)
-    """
-    holder = start_holder(code, namespace_url, tmp_path)
-    wait_until_renewed(namespace_url)
-    with store.lease(context(), record(1).scenario, wait=0.1) as granted:
-        assert not granted
-    holder.kill()
-    holder.communicate()
-    start = time.monotonic()
-    with store.lease(context(), record(1).scenario, wait=20) as granted:
-        assert granted
-    assert time.monotonic() - start < 10
-
-
-def test_who_waits_for_a_lease_wakes_when_the_record_is_there(
-    namespace_url: str, store: RemoteStore, tmp_path: Path
-) -> None:
-    code = """
-        import sys, time
-        from dejavu_client.http.protocol_client import ProtocolClient
-        from dejavu_client.http.remote_store import RemoteStore
-        from dejavu_cache.model.record import Winner; from dejavu_cache.model.scenario import now
-        from support.records import config, context, measurement, record
-        store = RemoteStore(ProtocolClient(sys.argv[1], namespace=sys.argv[2]), wait=5)
-        with store.lease(context(), record(1).scenario, wait=0) as held:
-            print(held, flush=True)
-            time.sleep(1)
-            store.put(context(), [record(1, winner=Winner(config=config(64), at=now()))])
-    """
-    holder = start_holder(code, namespace_url, tmp_path)
-    with store.lease(context(), record(1).scenario, wait=30) as granted:
-        assert granted
-        assert store.get(context(), record(1).scenario, fresh=True) is not None
-    assert holder.wait(30) == 0
-    holder.communicate()
 
 
 def wait_until_empty(spool: Spool, seconds: float) -> bool:
@@ -338,63 +231,6 @@ def test_the_commands_move_records(server: Running, tmp_path: Path) -> None:
         row["count"] for row in json.loads(run("misses", "--server", server.base, "--json"))
     ] == [1]
     assert "0 record sets that waited" in run("sync", "--server", server.base, "--store", copy.root)
-
-
-def test_later_timings_and_their_winner_take_the_place_of_earlier_ones(
-    store: RemoteStore, tmp_path: Path
-) -> None:
-    local = FileStore(tmp_path / "records")
-    tiers = TieredStore([local, store])
-    before = record(1, measurement(16), measurement(32))
-    tiers.put_now(context(), [before])
-    slow = measurement(16, 9.0, now())
-    winner = Winner(config=measurement(32).config, at=now())
-    tiers.supersede(context(), record(1, slow, winner=winner))
-    for tier in (local, store):
-        found = tier.get(context(), before.scenario, fresh=True)
-        assert found is not None
-        assert found.record == record(1, slow, measurement(32), winner=winner)
-    quarantined = store.client.list_quarantines()[0]["id"]
-    assert store.client.undo_quarantine(quarantined)["measurements"] == 1
-
-
-@pytest.mark.parametrize("identity", ["9a2b", "9a2b9a2b9a2b9a2b"])
-def test_an_unknown_quarantine_is_not_found(namespace_url: str, identity: str) -> None:
-    out = run_cli("quarantine", "undo", identity, "--server", namespace_url)
-    assert out.returncode == 1
-    assert "`dejavu-cache quarantine list`" in out.stderr
-
-
-@pytest.mark.parametrize("ending", [KeyboardInterrupt, UnreachableError])
-def test_what_replaces_quarantined_timings_is_kept_if_that_is_cut_short(
-    store: RemoteStore, monkeypatch: pytest.MonkeyPatch, ending: type[BaseException]
-) -> None:
-    before = record(1, measurement(16), measurement(32))
-    after = record(1, measurement(16, 9.0, now()), measurement(32, 8.0, now()))
-    store.put_now(context(), [before])
-    quarantine, calls = store.client.quarantine, iter([True, False])
-
-    def quarantine_once(wish: Any) -> Any:
-        if next(calls):
-            return quarantine(wish)
-        raise ending("cut short")
-
-    monkeypatch.setattr(store.client, "quarantine", quarantine_once)
-    with pytest.raises(ending):
-        store.supersede(context(), after)
-    assert store.sender.flush(30)
-    found = store.get(context(), before.scenario, fresh=True)
-    assert found is not None
-    expected = {*after.measurements[:1], *before.measurements[1:]}
-    assert set(found.record.measurements) == expected
-
-    def refuse(wish: Any) -> Any:
-        raise RefusedError("needs the role admin", 403)
-
-    monkeypatch.setattr(store.client, "quarantine", refuse)
-    with pytest.raises(RefusedError):
-        store.supersede(context(), record(2, measurement(16)))
-    assert store.get(context(), record(2).scenario, fresh=True) is None
 
 
 def test_the_server_is_killed_between_two_launches(server: Running, tmp_path: Path) -> None:

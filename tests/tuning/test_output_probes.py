@@ -233,13 +233,38 @@ def test_a_number_that_was_computed_before_must_be_written(seed: int) -> None:
     assert made.check(add_up).outcome == "right"
 
 
+@pytest.mark.parametrize("with_values", [False, True])
+def test_integers_that_held_the_results_must_not_change(with_values: bool) -> None:
+    """As the indices of the largest numbers, beside these or alone."""
+    x = torch.rand(100, generator=torch.Generator().manual_seed(0))
+    arguments = {"x": x, "values": torch.zeros(5), "indices": torch.zeros(5, dtype=torch.int64)}
+
+    def find_largest(arguments: dict[str, Any], shift: int = 0) -> None:
+        values, indices = arguments["x"].topk(5)
+        arguments["indices"].copy_(indices + shift)
+        if with_values:
+            arguments["values"].copy_(values)
+
+    def point_elsewhere(arguments: dict[str, Any]) -> None:
+        find_largest(arguments, 1)
+
+    find_largest(arguments)
+    before = arguments["indices"].clone()
+    made = checker(arguments, find_largest)
+    verdict = made.check(point_elsewhere)
+    assert verdict.outcome == "wrong"
+    assert verdict.evidence.startswith("indices differs in 5 of 5 elements")
+    assert torch.equal(arguments["indices"], before)
+    assert made.check(find_largest).outcome == "right"
+
+
 def test_memory_that_runs_out_for_probes_leaves_the_comparison(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def run_out(*_: Any) -> None:
         raise torch.OutOfMemoryError
 
-    monkeypatch.setattr("dejavu_cache.tuning.result_check.fill_blank", run_out)
+    monkeypatch.setattr("dejavu_cache.tuning.expected_results.fill_blank", run_out)
     made = checker(launch_arguments(), double)
     assert made.check(one_element_off).outcome == "wrong"
     assert made.check(double).outcome == "right"

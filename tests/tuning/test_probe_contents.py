@@ -48,8 +48,6 @@ def test_blanks_are_nan(dtype: torch.dtype) -> None:
     fill_blank(tensor, mask)
     assert torch.equal(tensor.float().isnan(), mask)
     assert torch.equal(blank_elements(tensor), mask)
-    fill_blank(tensor)
-    assert tensor.float().isnan().all()
     scalar = torch.ones(()).to(dtype)
     nudge(scalar, 1)
     assert is_nudged(scalar, torch.ones(()).to(dtype), 1)

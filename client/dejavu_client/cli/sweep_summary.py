@@ -11,7 +11,7 @@ from .output import say, show_table
 
 if TYPE_CHECKING:
     from dejavu_cache.sweep.messages import CaseOutcome
-    from dejavu_cache.sweep.runner import SweepReport
+    from dejavu_cache.sweep.sweep_report import SweepReport
 
 __all__ = ["drift", "report_json", "say_drift", "say_plan", "say_report", "say_unfinished"]
 

@@ -41,7 +41,7 @@ from ..sweep_summary import (
 if TYPE_CHECKING:
     from dejavu_cache.sweep.hosts import SweepHost
     from dejavu_cache.sweep.messages import MissedScenario, SweepSpec, Task
-    from dejavu_cache.sweep.runner import SweepReport
+    from dejavu_cache.sweep.sweep_report import SweepReport
 
 __all__ = ["register"]
 

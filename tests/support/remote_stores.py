@@ -1,0 +1,29 @@
+"""Remote stores that a test opens and its end closes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dejavu_client.http.protocol_client import ProtocolClient, split_server_url
+from dejavu_client.http.remote_store import RemoteStore
+from dejavu_client.http.spool import Spool
+
+__all__ = ["close_all", "open_remote"]
+
+_made: list[RemoteStore] = []
+
+
+def open_remote(url: str, tmp_path: Path, wait: float = 5.0, token: str = "") -> RemoteStore:
+    """Return a store on a server, with a spool in a folder."""
+    base, namespace = split_server_url(url, "main")
+    client = ProtocolClient(base, namespace=namespace, token=token)
+    _made.append(RemoteStore(client, wait=wait, spool=Spool(url, tmp_path / "spool")))
+    return _made[-1]
+
+
+def close_all() -> None:
+    """Close the stores that were opened."""
+    while _made:
+        store = _made.pop()
+        store.close()
+        store.client.close()
