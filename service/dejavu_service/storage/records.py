@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from sqlalchemy import Connection, and_, delete, func, select, update
+from sqlalchemy import Connection, and_, case, delete, func, select, update
 
 from dejavu_cache.model.record import Measurement, Record
 from dejavu_cache.model.scenario import canonical_json
@@ -212,8 +212,9 @@ def save(
     ]
     if not rows:
         return {}
-    statement = insert(connection, records).values(updated_at=epoch())
+    statement = insert(connection, records).values(updated_at=epoch(), winner_received_at=epoch())
     new = statement.excluded
+    is_new_winner = new.winner_sender.is_not(None)
     statement = statement.on_conflict_do_update(
         index_elements=[records.c.context_id, records.c.scenario],
         set_={
@@ -222,6 +223,9 @@ def save(
             "promoted": records.c.promoted | new.promoted if promoted else records.c.promoted,
             "updated_at": epoch(),
             "winner_sender": func.coalesce(new.winner_sender, records.c.winner_sender),
+            "winner_received_at": case(
+                (is_new_winner, epoch()), else_=records.c.winner_received_at
+            ),
         },
     )
     connection.execute(statement, rows)
