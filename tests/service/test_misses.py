@@ -10,8 +10,11 @@ import pytest
 from dejavu_service.services import misses as service
 from dejavu_service.storage.database import Database
 from dejavu_service.storage.tables import contexts
-from sqlalchemy import func, select
+from dejavu_service.storage.tables import misses as missed
+from sqlalchemy import func, select, update
 from support.service import body, context, record, record_set, scenario
+
+from dejavu_cache.model.scenario import Context
 
 
 def miss(m: int, count: int = 1, kernel: str = "shop.kernels.matmul") -> dict[str, Any]:
@@ -37,6 +40,19 @@ def test_misses_add_up_most_wanted_first(client: httpx.Client) -> None:
     (first, *_) = client.get("/v1/main/misses").json()["misses"]
     assert first["context"] == body(context())
     assert first["first_seen"] <= first["last_seen"]
+
+
+def test_misses_that_are_alike_keep_their_order(client: httpx.Client, database: Database) -> None:
+    kernels = [f"kernel{number}" for number in range(6)]
+    report(client, *(miss(1, kernel=kernel) for kernel in kernels))
+    with database.write() as connection:
+        connection.execute(update(missed).values(last_seen=0.0))
+        # A row that is written anew may lie elsewhere in the table.
+        connection.execute(update(missed).where(missed.c.context_id < 4).values(count=1))
+    listed = client.get("/v1/main/misses").json()["misses"]
+    digests = [Context.model_validate(item["context"]).digest for item in listed]
+    assert len(digests) == 6
+    assert digests == sorted(digests)
 
 
 def test_misses_are_listed_by_kernel_and_namespace(client: httpx.Client) -> None:
