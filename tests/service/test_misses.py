@@ -86,6 +86,8 @@ def test_readers_add_new_misses_while_there_is_room(
     listed = client.get("/v1/main/misses", headers=reader).json()["misses"]
     counts = {item["scenario"]["args"]["M"]: item["count"] for item in listed}
     assert counts == {1: 7, 2: 1, 3: 2, 5: 2, 6: 1}
+    assert count(writer, miss(8), miss(9)) == 1, "writers have twice as much room"
+    assert count(writer, miss(8), miss(9)) == 1
 
 
 def test_readers_add_new_contexts_while_there_is_room(
@@ -107,7 +109,16 @@ def test_readers_add_new_contexts_while_there_is_room(
     tuned = record_set(of=context(kernel="a"))
     client.post("/v1/main/records", json=body(tuned), headers=writer)
     assert count(reader, "c", "d") == 1, "a context with records takes no room"
-    assert count(writer, "d", "e") == 2
+    assert count(writer, "d", "e", "f") == 2, "writers have twice as much room"
+    client.post("/v1/main/records", json=body(record_set(of=context(kernel="b"))), headers=writer)
+    client.post("/v1/main/records", json=body(record_set(of=context(kernel="c"))), headers=writer)
+    assert count(writer, "f", "g") == 2
+    admin = token("admin")
+    wish = {"host": "ann@h200-1"}
+    taken = client.post("/v1/main/quarantines", json=wish, headers=admin).json()
+    assert taken["records"] == 3
+    client.post("/v1/main/records", json=body(record_set(of=context(kernel="d"))), headers=admin)
+    assert count(writer, "h") == 1, "nor does one whose records are in quarantine"
 
 
 def test_readers_report_no_miss_that_is_endless(
