@@ -152,7 +152,7 @@ def test_an_export_of_a_large_context_is_an_import_too(
 ) -> None:
     """A server takes 50 records at a time here, and 100,000 bytes, as do its imports."""
     monkeypatch.setattr(transfer, "_MOST_RECORDS", 50)
-    monkeypatch.setattr(transfer, "_MOST_CHARACTERS", 50_000)
+    monkeypatch.setattr(transfer, "_MOST_BYTES", 50_000)
     for start, configs in ((0, 1), (40, 1), (80, 20)):
         many = (record(start + m, configs=configs) for m in range(40 if configs == 1 else 15))
         post(client, record_set(*many))

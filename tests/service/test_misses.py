@@ -10,8 +10,11 @@ import pytest
 from dejavu_service.services import misses as service
 from dejavu_service.storage.database import Database
 from dejavu_service.storage.tables import contexts
-from sqlalchemy import func, select
+from dejavu_service.storage.tables import misses as missed
+from sqlalchemy import func, select, update
 from support.service import body, context, record, record_set, scenario
+
+from dejavu_cache.model.scenario import Context
 
 
 def miss(m: int, count: int = 1, kernel: str = "shop.kernels.matmul") -> dict[str, Any]:
@@ -37,6 +40,19 @@ def test_misses_add_up_most_wanted_first(client: httpx.Client) -> None:
     (first, *_) = client.get("/v1/main/misses").json()["misses"]
     assert first["context"] == body(context())
     assert first["first_seen"] <= first["last_seen"]
+
+
+def test_misses_that_are_alike_keep_their_order(client: httpx.Client, database: Database) -> None:
+    kernels = [f"kernel{number}" for number in range(6)]
+    report(client, *(miss(1, kernel=kernel) for kernel in kernels))
+    with database.write() as connection:
+        connection.execute(update(missed).values(last_seen=0.0))
+        # A row that is written anew may lie elsewhere in the table.
+        connection.execute(update(missed).where(missed.c.context_id < 4).values(count=1))
+    listed = client.get("/v1/main/misses").json()["misses"]
+    digests = [Context.model_validate(item["context"]).digest for item in listed]
+    assert len(digests) == 6
+    assert digests == sorted(digests)
 
 
 def test_misses_are_listed_by_kernel_and_namespace(client: httpx.Client) -> None:
@@ -70,6 +86,8 @@ def test_readers_add_new_misses_while_there_is_room(
     listed = client.get("/v1/main/misses", headers=reader).json()["misses"]
     counts = {item["scenario"]["args"]["M"]: item["count"] for item in listed}
     assert counts == {1: 7, 2: 1, 3: 2, 5: 2, 6: 1}
+    assert count(writer, miss(8), miss(9)) == 1, "writers have twice as much room"
+    assert count(writer, miss(8), miss(9)) == 1
 
 
 def test_readers_add_new_contexts_while_there_is_room(
@@ -91,7 +109,16 @@ def test_readers_add_new_contexts_while_there_is_room(
     tuned = record_set(of=context(kernel="a"))
     client.post("/v1/main/records", json=body(tuned), headers=writer)
     assert count(reader, "c", "d") == 1, "a context with records takes no room"
-    assert count(writer, "d", "e") == 2
+    assert count(writer, "d", "e", "f") == 2, "writers have twice as much room"
+    client.post("/v1/main/records", json=body(record_set(of=context(kernel="b"))), headers=writer)
+    client.post("/v1/main/records", json=body(record_set(of=context(kernel="c"))), headers=writer)
+    assert count(writer, "f", "g") == 2
+    admin = token("admin")
+    wish = {"host": "ann@h200-1"}
+    taken = client.post("/v1/main/quarantines", json=wish, headers=admin).json()
+    assert taken["records"] == 3
+    client.post("/v1/main/records", json=body(record_set(of=context(kernel="d"))), headers=admin)
+    assert count(writer, "h") == 1, "nor does one whose records are in quarantine"
 
 
 def test_readers_report_no_miss_that_is_endless(

@@ -13,7 +13,8 @@ import pytest
 from dejavu_service import metrics
 from dejavu_service.pages import rendering
 from dejavu_service.pages.views import scenario_row
-from dejavu_service.routes import page_response
+from dejavu_service.routes import page_response, pages
+from dejavu_service.storage import coverage
 from fastapi import FastAPI
 from support.service import body, config, context, measurement, record, record_set, scenario
 
@@ -225,6 +226,27 @@ def test_namespaces_are_searched_and_opened(client: httpx.Client) -> None:
     opened = client.get("/namespaces", params={"open": "pr-1"})
     assert (opened.status_code, opened.headers["location"]) == (303, "/pages/pr-1")
     assert "like <strong>pr-9" in client.get("/namespaces", params={"open": "pr-9"}).text
+
+
+def test_pages_stay_small_however_many_names_a_writer_invents(
+    client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page_response, "_MOST_NAMES", 2)
+    monkeypatch.setattr(pages, "_MOST_NAMESPACES", 3)
+    for number, records in enumerate((1, 3, 2, 1)):
+        sent = record_set(*(record(m) for m in range(records)))
+        client.post(f"/v1/pr-{number}/records", json=body(sent))
+    listed = client.get("/namespaces").text
+    assert re.findall(r'<option value="(.*?)"', listed) == ["pr-1", "pr-2"]
+    assert listed.count('scope="row"') == 3
+    assert "4 namespaces match" in listed
+    monkeypatch.setattr(coverage, "MOST_BYTES", 1200)
+    fill(client)
+    refused = client.get("/pages/main", headers={"Accept": "text/html"})
+    assert (refused.status_code, "quarantine writers" in refused.text) == (413, True)
+    assert client.get("/pages/main/kernel", params={"name": "shop.kernels.matmul"}).is_success
+    client.post("/v1/main/quarantines", json={"host": "ann@h200-1"}).raise_for_status()
+    assert client.get("/pages/main").status_code == 200, "what is in quarantine is not loaded"
 
 
 def test_icons_need_no_token(client: httpx.Client, token: Callable[..., dict[str, str]]) -> None:

@@ -323,6 +323,27 @@ def test_a_winner_alone_is_taken_too_and_told_to_copies(
     assert without_parts(copy, changed["recalls"][scenario(1).digest]) == honest
     post(client, fleet, copy)
     assert read(client, admin) == [honest]
+    assert quarantine(client, admin, token="evil", preview=True)["records"] == 0
+
+
+def test_a_winner_is_dated_by_its_own_arrival(
+    client: httpx.Client, admin: Token, fleet: Token, evil: Token
+) -> None:
+    """Whoever touches a record later, even by a pin or a measurement, moves no winner in time."""
+    post(client, evil, Record(scenario=scenario(1), winner=Winner(config=config(64), at=START)))
+    post(client, evil, record(2), at="pr-1")
+    promoted = client.post("/v1/pr-1/promote", json={"to": "main"}, headers=admin.headers)
+    assert promoted.is_success
+    between = now().isoformat()
+    pin = {"config": body(config(16)), "by": "ops"}
+    for number in (1, 2):
+        where = f"/v1/main/contexts/{context().digest}/pins/{scenario(number).digest}"
+        client.put(where, json=pin, headers=admin.headers).raise_for_status()
+        post(client, fleet, record(number, configs=5).model_copy(update={"winner": None}))
+    for token in (evil.id, admin.id):
+        sent = {"token": token, "preview": True}
+        assert quarantine(client, admin, **sent, until=between)["winners"] == 1
+        assert quarantine(client, admin, **sent, since=between)["winners"] == 0
 
 
 def test_what_was_promoted_of_it_goes_from_there(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import gzip
+import json
 import random
 from typing import Any
 
@@ -12,7 +13,7 @@ import httpx
 import pytest
 from dejavu_service.bulk_read.answer_cache import Answer
 from dejavu_service.routes import bulk
-from dejavu_service.services import json_items
+from dejavu_service.services import json_items, layers, transfer
 from dejavu_service.services import records as records_service
 from dejavu_service.storage.database import Database
 from dejavu_service.storage.records import load_record_set
@@ -182,6 +183,24 @@ def test_an_answer_is_the_canonical_text(client: httpx.Client, database: Databas
         stored = load_record_set(connection, "main", context().digest)
     assert stored is not None
     assert stored.records[0] in client.get(HOME).text
+
+
+def test_no_read_takes_more_memory_than_a_client_does(
+    client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A writer may fill a context without end: it is read record by record then, and exported."""
+    monkeypatch.setattr(layers, "MOST_BYTES", 3000)
+    monkeypatch.setattr(transfer, "_MOST_BYTES", 3000)
+    post(client, record_set(*(record(m, configs=5) for m in range(4))))
+    refused = client.get(HOME)
+    assert (refused.status_code, "quarantine writers" in refused.text) == (413, True)
+    assert client.get(f"{HOME}/{scenario(1).digest}").status_code == 200
+    lines = client.get("/v1/main/export").text.splitlines()
+    exported = [item for line in lines for item in json.loads(line)["records"]]
+    assert [item["scenario"]["args"]["M"] for item in exported] == [0, 1, 2, 3]
+    assert len(lines) > 1
+    client.delete(f"{HOME}?scenario={scenario(1).digest}&scenario={scenario(2).digest}")
+    assert client.get(HOME).status_code == 200
 
 
 def test_a_full_cache_lets_the_oldest_go(url: str) -> None:

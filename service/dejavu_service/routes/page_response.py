@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
+from heapq import nlargest
 from typing import Any
 
 import anyio
@@ -12,7 +13,7 @@ from fastapi.routing import APIRoute
 
 from ..middleware.write_queue import LONGEST_WAIT
 from ..pages import rendering
-from ..pages.namespaces import list_namespaces
+from ..pages.namespaces import NamespaceRow, list_namespaces
 from ..problems import ProblemError
 from ..services.access import ANYBODY, EVERYWHERE, READER
 from .common import Call
@@ -21,6 +22,8 @@ from .forms import form_proof
 __all__ = ["PAGE_METHODS", "pages_router", "redirect", "render_page"]
 
 PAGE_METHODS = ["GET", "HEAD"]
+_MOST_NAMES = 200
+"""Namespaces that the field of each page suggests: those with the most records."""
 
 
 class _PageRoute(APIRoute):
@@ -62,7 +65,7 @@ def render_page(template: str, call: Call, namespace: str, **values: object) -> 
     html = rendering.render(
         template,
         namespace=namespace,
-        namespaces=[row.name for row in rows],
+        namespaces=sorted(row.name for row in nlargest(_MOST_NAMES, rows, _count_records)),
         principal=principal.name,
         is_logged_in=principal not in (ANYBODY, READER),
         may_write=bool(namespace) and principal.may("write", namespace),
@@ -72,6 +75,10 @@ def render_page(template: str, call: Call, namespace: str, **values: object) -> 
         **values,
     )
     return HTMLResponse(html, headers=rendering.HEADERS)
+
+
+def _count_records(row: NamespaceRow) -> int:
+    return row.records
 
 
 def redirect(path: str) -> Response:

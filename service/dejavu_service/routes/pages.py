@@ -34,6 +34,8 @@ _Text = Annotated[str, Query(max_length=500)]
 _Page = Annotated[int, Query(ge=1, le=100_000)]
 _MOST_CONFIGS = 30
 """Configs whose costs are listed."""
+_MOST_NAMESPACES = 1000
+"""Namespaces that are listed: each pull request may have one."""
 
 
 @_page("/style.css")
@@ -64,7 +66,10 @@ def namespaces(call: CurrentCall, q: _Text = "", open: _Text = "") -> Response: 
     listed = list_namespaces(call.database, call.principal, open or q)
     if open in {row.name for row in listed}:
         return RedirectResponse(f"/pages/{open}", 303)
-    return render_page("namespaces.html", call, "", listed=listed, search=open or q)
+    shown = listed[:_MOST_NAMESPACES]
+    return render_page(
+        "namespaces.html", call, "", listed=shown, total=len(listed), search=open or q
+    )
 
 
 def _filter(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import Path
+from fastapi import Path, Query
 from pydantic import BaseModel, ConfigDict, Field, StrictFloat
 
 from ..middleware.json_body import accepts
@@ -17,6 +17,7 @@ __all__ = ["TokenWish", "router"]
 router = versioned_router()
 
 _Pattern = Annotated[str, Field(pattern=NAMESPACE_PATTERN)]
+_ID = r"^[0-9a-f]{16}$"
 
 
 class TokenWish(BaseModel):
@@ -38,10 +39,11 @@ class TokenWish(BaseModel):
         return None if self.days is None else self.days * 86400
 
 
-class Tokens(BaseModel):
-    """All tokens, without their secrets."""
+class TokenPage(BaseModel):
+    """Tokens without their secrets, and the id to continue after; null on the last page."""
 
     tokens: list[tokens.Token]
+    next: str | None
 
 
 @router.post("/tokens", status_code=201)
@@ -60,13 +62,19 @@ def create_token(wish: TokenWish, call: CurrentCall) -> tokens.Issued:
 
 
 @router.get("/tokens")
-def list_tokens(call: CurrentCall) -> Tokens:
-    """List all tokens, including expired and revoked ones."""
-    return Tokens(tokens=tokens.list_tokens(call.database, call.principal))
+def list_tokens(
+    call: CurrentCall,
+    after: Annotated[str | None, Query(pattern=_ID)] = None,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+) -> TokenPage:
+    """List all tokens, including expired and revoked ones, page by page."""
+    listed = tokens.list_page(call.database, call.principal, after or "", limit)
+    is_last = len(listed) <= limit
+    return TokenPage(tokens=listed[:limit], next=None if is_last else listed[limit - 1].id)
 
 
 @router.delete("/tokens/{token}", status_code=204)
-def revoke_token(token: Annotated[str, Path(pattern=r"^[0-9a-f]{16}$")], call: CurrentCall) -> None:
+def revoke_token(token: Annotated[str, Path(pattern=_ID)], call: CurrentCall) -> None:
     """Revoke a token; other replicas notice within seconds."""
     tokens.revoke(call.database, call.principal, token)
     call.server.principals.clear()

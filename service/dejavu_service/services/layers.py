@@ -10,6 +10,7 @@ from sqlalchemy import Connection
 from dejavu_cache.model.record import Record
 from dejavu_cache.model.scenario import canonical_json
 
+from ..errors import TooLargeError
 from ..storage import records
 from ..storage.records import StoredRecordSet
 from .merging import add
@@ -24,6 +25,8 @@ __all__ = [
     "load_texts",
 ]
 
+MOST_BYTES = 256 * 2**20
+"""Bytes of a namespace's records of one context that are read at once, as clients read at most."""
 _END_OF_TIME = datetime.max.replace(tzinfo=timezone.utc)
 """Present time of what is stored: what was dated ahead when it came was not stored."""
 
@@ -44,7 +47,19 @@ def find_won(connection: Connection, view: RecordView, scenarios: Collection[str
 
 
 def load_record_set(connection: Connection, view: RecordView) -> StoredRecordSet | None:
-    """Load all records of a view, ordered by their scenario's text; None if it has none."""
+    """Load all records of a view, ordered by their scenario's text; None if it has none.
+
+    Raises:
+        TooLargeError: A namespace has more than `MOST_BYTES` of them.
+    """
+    for namespace in view.namespaces:
+        size = records.count_bytes(connection, namespace, view.context)
+        if size > MOST_BYTES:
+            raise TooLargeError(
+                f"the records of this context in {namespace!r} have {size} bytes, more than the "
+                f"{MOST_BYTES} that are read at once: read them one by one, and see by  dejavu-"
+                "cache quarantine writers  who wrote so much"
+            )
     layers = [
         records.load_record_set(connection, namespace, view.context)
         for namespace in view.namespaces

@@ -28,6 +28,8 @@ MOST_MISSES = 100_000
 """Misses of all namespaces, up to which those who may only read add new ones."""
 MOST_MISSED_CONTEXTS = 2000
 """Contexts without records, likewise: pages load all contexts of a namespace."""
+_ROOM_OF_WRITERS = 2
+"""Multiple of both up to which writers add, so that readers leave them room."""
 _LONGEST, _LONGEST_OF_READERS = 64 * 1024, 8 * 1024
 """Characters of a scenario and its context beyond which a miss is not counted."""
 
@@ -43,9 +45,9 @@ def count_misses(
 ) -> int:
     """Add reported misses to the worklist.
 
-    Those who may only read, which everybody may be, cannot fill the database: they add to what is
-    on the worklist, and new misses while there are fewer than `MOST_MISSES`, of new contexts while
-    fewer than `MOST_MISSED_CONTEXTS` have no records.
+    Nobody can fill the database with them: they add to what is on the worklist, and new misses
+    while there are fewer than `MOST_MISSES`, of new contexts while fewer than
+    `MOST_MISSED_CONTEXTS` have no records. Writers may add twice as many as those who only read.
 
     Args:
         database: The server's database.
@@ -70,8 +72,8 @@ def count_misses(
     longest = _LONGEST if is_writer else _LONGEST_OF_READERS
     reported = [miss for miss in reported if len(miss[0].text) + len(miss[1].text) <= longest]
     with database.write() as connection:
-        if not is_writer:
-            reported = _fitting(connection, namespace, reported)
+        share = _ROOM_OF_WRITERS if is_writer else 1
+        reported = _fitting(connection, namespace, reported, share)
         ids = contexts.ensure(
             connection, namespace, [context for context, _, _ in reported], hold=True
         )
@@ -82,10 +84,10 @@ def count_misses(
     return sum(times for _, _, times in reported)
 
 
-def _fitting(connection: Connection, namespace: str, reported: _Report) -> _Report:
+def _fitting(connection: Connection, namespace: str, reported: _Report, share: int) -> _Report:
     """Return the misses that are on the worklist, and of the others those for which is room."""
-    room = MOST_MISSES - misses.count_all(connection)
-    places = MOST_MISSED_CONTEXTS - contexts.count_empty(connection)
+    room = share * MOST_MISSES - misses.count_all(connection)
+    places = share * MOST_MISSED_CONTEXTS - contexts.count_empty(connection)
     digests = sorted({context.digest for context, _, _ in reported})
     if room >= len(reported) and places >= len(digests):
         return reported

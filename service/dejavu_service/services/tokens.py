@@ -25,6 +25,7 @@ __all__ = [
     "Token",
     "VerifiedToken",
     "issue",
+    "list_page",
     "list_tokens",
     "list_unexpired",
     "revoke",
@@ -130,6 +131,13 @@ def list_tokens(database: Database, principal: Principal) -> list[Token]:
     principal.require("admin", EVERYWHERE)
     with database.read() as connection:
         return [_token(row) for row in tokens.list_tokens(connection)]
+
+
+def list_page(database: Database, principal: Principal, after: str, limit: int) -> list[Token]:
+    """List a page of all tokens, ordered by id, and one more if there is a next page."""
+    principal.require("admin", EVERYWHERE)
+    with database.read() as connection:
+        return [_token(row) for row in tokens.list_page(connection, after, limit + 1)]
 
 
 def list_unexpired(database: Database, principal: Principal, limit: int) -> list[Token]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import IO
 
 from pydantic import BaseModel
@@ -20,7 +20,7 @@ from .records import check_record_set, merge_record_set
 
 __all__ = ["Imported", "export_lines", "import_lines", "render"]
 
-_MOST_RECORDS, _MOST_CHARACTERS = 1000, 4 * 2**20
+_MOST_RECORDS, _MOST_BYTES = 1000, 4 * 2**20
 """Limits of a line of an export, below those that a server is likely to have for imports."""
 
 
@@ -33,11 +33,10 @@ class Imported(BaseModel):
     beside: int = 0
 
 
-def render(stored: records.StoredRecordSet) -> str:
+def render(context: str, texts: Sequence[str]) -> str:
     """Render a record set as one line of JSON by joining the stored texts of its records."""
-    joined = ", ".join(stored.records)
-    version = required_format(stored.records)
-    return f'{{"context": {stored.context}, "format": {version}, "records": [{joined}]}}'
+    version = required_format(texts)
+    return f'{{"context": {context}, "format": {version}, "records": [{", ".join(texts)}]}}'
 
 
 def export_lines(
@@ -75,24 +74,29 @@ def _lines(
         digests = list(contexts.iter_digests(connection, namespace, kernel))
     for digest in digests:
         with database.read() as connection:
-            stored = records.load_record_set(connection, namespace, digest)
-        if stored is not None:
-            note_use((namespace, digest))
-            for part in _divide(stored):
-                yield render(part) + "\n"
+            context = contexts.load_text(connection, namespace, digest)
+            sizes = records.list_sizes(connection, namespace, digest)
+        note_use((namespace, digest))
+        for page in _divide(sizes):
+            with database.read() as connection:
+                texts = records.load_texts(connection, namespace, digest, page)
+            if context is not None and texts:
+                present = [texts[scenario] for scenario in page if scenario in texts]
+                yield render(context, present) + "\n"
 
 
-def _divide(stored: records.StoredRecordSet) -> Iterator[records.StoredRecordSet]:
-    """Divide a record set into parts that any server imports."""
+def _divide(sizes: Iterable[tuple[str, int]]) -> Iterator[list[str]]:
+    """Divide the scenarios of a context into parts whose records any server imports."""
     part: list[str] = []
-    size = 0
-    for text in stored.records:
-        if part and (len(part) == _MOST_RECORDS or size + len(text) > _MOST_CHARACTERS):
-            yield stored._replace(records=part)
-            part, size = [], 0
-        part.append(text)
-        size += len(text)
-    yield stored._replace(records=part)
+    total = 0
+    for scenario, size in sizes:
+        if part and (len(part) == _MOST_RECORDS or total + size > _MOST_BYTES):
+            yield part
+            part, total = [], 0
+        part.append(scenario)
+        total += size
+    if part:
+        yield part
 
 
 def import_lines(

@@ -59,13 +59,15 @@ def plan_withdrawal(
     for scenario, record in records.load(connection, context_id, scenarios).items():
         sent = [row for row, is_wanted in loaded[scenario] if is_wanted]
         others = [row for row, is_wanted in loaded[scenario] if not is_wanted]
+        winner = record.winner
+        if not sent and winner is None:
+            continue  # the sender of its winner is noted still, and the winner is gone
         rows += sent
         left = _without(record, sent, others, present)
         text = record.scenario.text
         parts += [Part(context_id, text, False, row.text, row.sender) for row in sent]
         recalled[scenario] = [row.digest for row in sent]
         lost = {row.config for row in sent if row.stands}
-        winner = record.winner
         if winner is not None and (scenario in winner_senders or winner.config.digest in lost):
             sender = winner_senders.get(scenario) or next(
                 row.sender for row in sent if row.config == winner.config.digest

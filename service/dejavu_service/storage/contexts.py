@@ -15,7 +15,7 @@ from sqlalchemy import Connection, and_, func, select, update
 from dejavu_cache.model.scenario import Context
 
 from .chunks import chunks
-from .tables import contexts, epoch
+from .tables import contexts, epoch, quarantined
 from .upserts import insert
 
 __all__ = [
@@ -244,8 +244,12 @@ def add_fetches(connection: Connection, counts: Mapping[int, int]) -> None:
 
 
 def count_empty(connection: Connection) -> int:
-    """Count the contexts of all namespaces that have no records."""
-    query = select(func.count()).select_from(contexts).where(contexts.c.records == 0)
+    """Count the contexts of all namespaces that have no records, not even in quarantine."""
+    is_quarantined = (
+        select(quarantined.c.id).where(quarantined.c.context_id == contexts.c.id).exists()
+    )
+    empty = (contexts.c.records == 0) & ~is_quarantined
+    query = select(func.count()).select_from(contexts).where(empty)
     return connection.execute(query).scalar_one()
 
 

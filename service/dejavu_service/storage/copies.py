@@ -92,6 +92,7 @@ def replace_texts(
     """
     if not texts:
         return
+    sender = bindparam("sender", type_=Text)
     statement = (
         update(records)
         .where(records.c.context_id == route.target, records.c.scenario == bindparam("digest"))
@@ -99,7 +100,10 @@ def replace_texts(
             text=bindparam("replacement"),
             promoted=true(),
             updated_at=epoch(),
-            winner_sender=func.coalesce(bindparam("sender", type_=Text), records.c.winner_sender),
+            winner_sender=func.coalesce(sender, records.c.winner_sender),
+            winner_received_at=case(
+                (sender.is_not(None), epoch()), else_=records.c.winner_received_at
+            ),
         )
     )
     rows = [
@@ -137,6 +141,7 @@ def add_records(connection: Connection, route: Route, sender: str) -> int:
         true(),
         epoch(),
         case((contains(_source_records.c.text, WINNER), sender)),
+        epoch(),
     ).where(missing)
     statement = insert(connection, records).from_select([*records.columns], rows)
     added = _count_inserted(connection, statement.on_conflict_do_nothing())

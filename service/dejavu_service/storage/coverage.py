@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from sqlalchemy import Connection, func, select, union
+from sqlalchemy import Connection, func, or_, select, union
 
+from ..errors import TooLargeError
 from .chunks import chunks
 from .tables import contexts, misses, records, summaries
+from .text_matching import byte_length
 
 __all__ = [
     "ContextRow",
@@ -56,19 +58,37 @@ class TuningCost(NamedTuple):
     changed_at: float
 
 
+MOST_BYTES = 64 * 2**20
+"""Bytes of contexts that are loaded at once; one has about 1000."""
+
 _CONTEXT = [contexts.c[name] for name in ContextRow._fields]
 
 
 def load_contexts(
     connection: Connection, namespace: str, kernel: str | None = None, digest: str | None = None
 ) -> list[ContextRow]:
-    """Load the contexts of a namespace, all, a kernel's or a single one, ordered by kernel."""
-    query = select(*_CONTEXT).where(contexts.c.namespace == namespace)
+    """Load contexts of a namespace, all, a kernel's or a single one, ordered by kernel.
+
+    Raises:
+        TooLargeError: They have more than `MOST_BYTES`.
+    """
+    is_missed = select(misses.c.scenario).where(misses.c.context_id == contexts.c.id).exists()
+    clauses = [contexts.c.namespace == namespace, or_(contexts.c.records > 0, is_missed)]
     if digest is not None:
-        query = query.where(contexts.c.digest == digest)
+        clauses.append(contexts.c.digest == digest)
     if kernel is not None:
-        query = query.where(contexts.c.kernel == kernel)
-    rows = connection.execute(query.order_by(contexts.c.kernel, contexts.c.digest))
+        clauses.append(contexts.c.kernel == kernel)
+    total = select(func.sum(byte_length(contexts.c.text))).where(*clauses)
+    size = int(connection.execute(total).scalar() or 0)
+    if size > MOST_BYTES:
+        raise TooLargeError(
+            f"the contexts of {kernel or 'all kernels'} in {namespace!r} have {size} bytes, and a "
+            f"page loads at most {MOST_BYTES}: see by  dejavu-cache quarantine writers  who wrote "
+            "so many, and prune those that nobody uses"
+        )
+    rows = connection.execute(
+        select(*_CONTEXT).where(*clauses).order_by(contexts.c.kernel, contexts.c.digest)
+    )
     return [ContextRow(*row) for row in rows]
 
 

@@ -156,7 +156,9 @@ def list_misses(
         )
         .join(contexts, contexts.c.id == misses.c.context_id)
         .where(contexts.c.namespace == namespace, ~tuned)
-        .order_by(misses.c.count.desc(), misses.c.last_seen.desc(), misses.c.scenario)
+        .order_by(
+            misses.c.count.desc(), misses.c.last_seen.desc(), misses.c.scenario, contexts.c.digest
+        )
         .limit(limit)
     )
     if kernel is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from sqlalchemy import Connection, and_, delete, func, select, update
+from sqlalchemy import Connection, and_, case, delete, func, select, update
 
 from dejavu_cache.model.record import Measurement, Record
 from dejavu_cache.model.scenario import canonical_json
@@ -13,7 +13,7 @@ from dejavu_cache.model.scenario import canonical_json
 from . import summaries
 from .chunks import chunks
 from .tables import contexts, epoch, measurements, records
-from .text_matching import contains
+from .text_matching import byte_length, contains
 from .upserts import insert
 
 __all__ = [
@@ -21,9 +21,11 @@ __all__ = [
     "Claim",
     "StoredRecordSet",
     "add_claims",
+    "count_bytes",
     "delete_records",
     "find_won",
     "has_winner",
+    "list_sizes",
     "load",
     "load_pinned",
     "load_record_set",
@@ -64,6 +66,30 @@ class Claim(NamedTuple):
     text: str
     digest: str
     stands: bool
+
+
+def count_bytes(connection: Connection, namespace: str, digest: str) -> int:
+    """Count the bytes of the JSON texts of a context's records."""
+    query = (
+        select(func.sum(byte_length(records.c.text)))
+        .join(contexts, contexts.c.id == records.c.context_id)
+        .where(contexts.c.namespace == namespace, contexts.c.digest == digest)
+    )
+    return int(connection.execute(query).scalar() or 0)
+
+
+def list_sizes(connection: Connection, namespace: str, digest: str) -> list[tuple[str, int]]:
+    """List the scenarios of a context, by their digest, with the bytes of their record's JSON.
+
+    They are ordered by their text, in Python, because SQLite and Postgres collate it differently.
+    """
+    query = (
+        select(records.c.scenario_text, records.c.scenario, byte_length(records.c.text))
+        .join(contexts, contexts.c.id == records.c.context_id)
+        .where(contexts.c.namespace == namespace, contexts.c.digest == digest)
+    )
+    rows = sorted(connection.execute(query), key=lambda row: str(row[0]))
+    return [(scenario, size) for _, scenario, size in rows]
 
 
 def load_record_set(connection: Connection, namespace: str, digest: str) -> StoredRecordSet | None:
@@ -212,8 +238,9 @@ def save(
     ]
     if not rows:
         return {}
-    statement = insert(connection, records).values(updated_at=epoch())
+    statement = insert(connection, records).values(updated_at=epoch(), winner_received_at=epoch())
     new = statement.excluded
+    is_new_winner = new.winner_sender.is_not(None)
     statement = statement.on_conflict_do_update(
         index_elements=[records.c.context_id, records.c.scenario],
         set_={
@@ -222,6 +249,9 @@ def save(
             "promoted": records.c.promoted | new.promoted if promoted else records.c.promoted,
             "updated_at": epoch(),
             "winner_sender": func.coalesce(new.winner_sender, records.c.winner_sender),
+            "winner_received_at": case(
+                (is_new_winner, epoch()), else_=records.c.winner_received_at
+            ),
         },
     )
     connection.execute(statement, rows)

@@ -124,8 +124,9 @@ records = Table(
     Column("pinned", Boolean, nullable=False),
     Column("promoted", Boolean, nullable=False),
     Column("updated_at", Double, nullable=False),
-    # Who sent the winner; null where nobody knows.
+    # Who sent the winner, and when; null where nobody knows.
     Column("winner_sender", Text),
+    Column("winner_received_at", Double),
 )
 
 # What the pages list of a record, so that they need not parse its text.

@@ -1,4 +1,4 @@
-"""Comparisons of texts in SQL on which both databases agree.
+"""Comparisons and lengths of texts in SQL on which both databases agree.
 
 LIKE ignores the case of letters on SQLite and minds it on Postgres.
 """
@@ -12,7 +12,7 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 
-__all__ = ["contains", "ends_with", "starts_with"]
+__all__ = ["byte_length", "contains", "ends_with", "starts_with"]
 
 
 class _Position(FunctionElement[int]):
@@ -49,6 +49,23 @@ def _postgres_ending(element: _Ending, compiler: SQLCompiler, **options: Any) ->
 def _sqlite_ending(element: _Ending, compiler: SQLCompiler, **options: Any) -> str:
     text, length = (compiler.process(clause, **options) for clause in element.clauses)
     return f"substr({text}, -{length})"
+
+
+class byte_length(FunctionElement[int]):  # noqa: N801 - reads like an SQL function
+    """SQL expression for the bytes of a text in UTF-8."""
+
+    type = Integer()
+    inherit_cache = True
+
+
+@compiles(byte_length, "postgresql")
+def _postgres_length(element: byte_length, compiler: SQLCompiler, **options: Any) -> str:
+    return f"octet_length({compiler.process(element.clauses, **options)})"
+
+
+@compiles(byte_length, "sqlite")
+def _sqlite_length(element: byte_length, compiler: SQLCompiler, **options: Any) -> str:
+    return f"length(CAST({compiler.process(element.clauses, **options)} AS BLOB))"
 
 
 def contains(text: ColumnElement[Any], part: str) -> ColumnElement[bool]:

@@ -16,6 +16,7 @@ __all__ = [
     "count_valid",
     "drop_expired",
     "get",
+    "list_page",
     "list_tokens",
     "list_unexpired",
     "revoke",
@@ -57,6 +58,12 @@ def get(connection: Connection, identity: str) -> Row[Any] | None:
 def list_tokens(connection: Connection) -> list[Row[Any]]:
     """List all tokens, oldest first."""
     return list(connection.execute(select(tokens).order_by(tokens.c.created_at, tokens.c.id)))
+
+
+def list_page(connection: Connection, after: str, limit: int) -> list[Row[Any]]:
+    """List tokens whose id comes after another one, ordered by it."""
+    query = select(tokens).where(tokens.c.id > after).order_by(tokens.c.id).limit(limit)
+    return list(connection.execute(query))
 
 
 def list_unexpired(connection: Connection, limit: int) -> list[Row[Any]]:
