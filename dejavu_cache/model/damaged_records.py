@@ -58,7 +58,7 @@ def read_record(text: str | bytes) -> ReadRecord:
 def first_problem(error: ValidationError) -> str:
     """Return the place and the text of a validation's first error."""
     first = error.errors(include_url=False, include_context=False)[0]
-    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+    return ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))
 
 
 def _readable(kind: type[Model], fields: dict[str, Any], name: str) -> Iterator[Model]:

@@ -29,9 +29,10 @@ def make_request(case: Case) -> Request:
     `triton.heuristics` around the autotuner add their arguments, as they would in a launch.
 
     Raises:
-        SettingsError: the case's kernel is not decorated with `cached_autotune`.
+        SettingsError: the case's kernel is not decorated with `cached_autotune`, or its arguments
+            are not a function that returns them by name.
     """
-    arguments = dict(case.arguments())
+    arguments = _make_arguments(case)
     *outer_layers, autotuner = _decorator_layers(case.kernel)
     if not isinstance(autotuner, CachedAutotuner):
         raise SettingsError(f"case {case.name}: its kernel is not decorated with @cached_autotune")
@@ -44,6 +45,15 @@ def make_request(case: Case) -> Request:
             break
         positional.append(arguments.pop(name))
     return autotuner.request(*positional, grid=case.grid, warmup=False, **arguments)
+
+
+def _make_arguments(case: Case) -> dict[str, Any]:
+    made: object = case.arguments() if callable(case.arguments) else None
+    if not isinstance(made, Mapping):
+        raise SettingsError(
+            f"case {case.name}: arguments is not a function that returns a dict of them by name"
+        )
+    return dict(made)
 
 
 def requested_scenario(context: Context, scenario: Scenario) -> MissedScenario:

@@ -67,12 +67,17 @@ class Suite:
         Raises:
             SettingsError: the suite raised, returned something else, or two cases share a name.
         """
+        given = " for " + ", ".join(map("=".join, options.items())) if options else ""
         try:
-            cases = list(self.cases(**options))
+            made = self.cases(**options)
+            if not isinstance(made, Iterable):
+                raise SettingsError(f"the suite gave {str(made)[:80]!r}, which is no list of Cases")
+            cases = list(made)
+        except SettingsError:
+            raise
         except (Exception, SystemExit) as error:
-            arguments = ", ".join(f"{name}={value}" for name, value in options.items())
             raise SettingsError(
-                f"the suite raised for ({arguments}): {type(error).__name__}: {error}"
+                f"the suite raised{given}: {type(error).__name__}: {error}"
             ) from error
         for case in cases:
             _check_case(case)

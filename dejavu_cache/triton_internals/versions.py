@@ -12,7 +12,13 @@ from operator import attrgetter
 from typing import Any
 
 import triton
-from triton import knobs
+
+try:
+    from triton import knobs
+except ImportError:  # what Triton 3.4 brought
+    raise ImportError(
+        f"dejavu-cache needs Triton 3.4 or later, and {triton.__version__} is installed"
+    ) from None
 from triton.backends.compiler import BaseBackend
 from triton.runtime import jit
 

@@ -110,7 +110,7 @@ def _make_first_token(settings: ServerSettings, database: Database) -> Path:
     issued = None
     try:
         with open(descriptor, "w", encoding="ascii") as file:
-            issued = tokens.issue(database, ANYBODY, "the first start", "admin", [EVERYWHERE], None)
+            issued = tokens.issue(database, ANYBODY, "first admin", "admin", [EVERYWHERE], None)
             file.write(f"{issued.token}\n")
     except BaseException as error:
         path.unlink(missing_ok=True)  # an empty file would keep the next start from writing one

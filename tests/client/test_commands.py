@@ -142,6 +142,7 @@ def test_nothing_of_a_damaged_export_is_imported(
     out = run_cli("import", tmp_path / "records.ndjson", "--store", tmp_path / "copy")
     assert out.returncode == 3
     assert "records.ndjson, line 2" in out.stderr
+    assert "\n  :" not in out.stderr, "an empty place"
     assert not (tmp_path / "copy").exists()
 
 
@@ -302,18 +303,28 @@ def test_the_winner_of_a_record_is_the_recorded_one(tmp_path: Path) -> None:
     assert "all winners: BLOCK=64" in run_cli("show", "add", "--store", tmp_path).stdout
 
 
-def test_a_command_whose_extra_is_missing_says_what_to_install() -> None:
-    code = """
+@pytest.mark.parametrize(
+    ("command", "package", "extra"),
+    [
+        ("serve", "sqlalchemy", "server"),
+        ("sweep json", "triton", "gpu"),
+        ("prewarm json --device H200 --out unused", "triton", "gpu"),
+    ],
+)
+def test_a_command_whose_extra_is_missing_says_what_to_install(
+    command: str, package: str, extra: str
+) -> None:
+    code = f"""
         import sys
-        sys.modules["sqlalchemy"] = None
-        sys.argv = ["dejavu-cache", "serve"]
+        sys.modules["{package}"] = None
+        sys.argv = ["dejavu-cache", *"{command}".split()]
         from dejavu_client.cli.main import main
         main()
     """
     out = run_python(code, check=False)
     assert (out.returncode, out.stderr.splitlines()) == (
         2,
-        ["error: this needs sqlalchemy: pip install 'dejavu-cache[server]'"],
+        [f"error: this needs {package}: pip install 'dejavu-cache[{extra}]'"],
     )
 
 

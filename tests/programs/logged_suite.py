@@ -147,6 +147,7 @@ BAD = {
     "raises": Case("raises", add, (1,), raises),
     "full": Case("full", add, (1,), full),
     "plain": Case("plain", add_one, (1,), partial(arguments, 1)),
+    "made": Case("made", add, (1,), arguments(1)),  # type: ignore[arg-type]
     "asks": Case("asks", add, (1,), lambda: arguments(int(input("how many? ")))),
 }
 
@@ -177,6 +178,10 @@ def stuck():
 
 def strange():
     return [case(100), "n=101"]
+
+
+def forgetful():
+    """Forget to return the cases."""
 
 
 def numbered():

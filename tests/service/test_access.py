@@ -302,7 +302,9 @@ def test_a_revoked_token_does_not_open_the_server_again(
 ) -> None:
     admin = token("admin")
     client.delete(f"/v1/tokens/{admin['Authorization'].split('_')[1]}", headers=admin)
-    assert client.get("/v1/main/contexts").status_code == 401
+    answer = client.get("/v1/main/contexts")
+    assert answer.status_code == 401
+    assert "set DEJAVU_CACHE_TOKEN or DEJAVU_CACHE_TOKEN_FILE" in answer.json()["detail"]
 
 
 def test_open_reading_is_only_reading(url: str, token: MakeToken) -> None:

@@ -105,6 +105,19 @@ def test_long_names_make_no_page_wider_than_its_window(base: str) -> None:
                 assert browser.run("document.documentElement.scrollWidth") <= width, path
 
 
+def test_equal_shares_have_equal_bars_beside_whole_columns(base: str) -> None:
+    many = record_set(*map(record, range(1, 200)), of=context("shop.attention.kernels.segmented"))
+    httpx.post(f"{base}/v1/main/records", json=body(many))
+    with open_browser() as browser:
+        for width in (1100, 1280):
+            browser.show(width)
+            browser.open(f"{base}/pages/main")
+            bars = "[...document.querySelectorAll('meter')].map(bar => bar.offsetWidth)"
+            assert browser.run(f"new Set({bars}).size") == 1
+            hidden = "document.querySelector('.wide').scrollWidth > innerWidth - 64"
+            assert not browser.run(hidden), width
+
+
 def act(browser: Browser, base: str) -> None:
     browser.open(f"{base}{SCENARIO}")
     assert "This pin costs" not in browser.click("form[action$=unpin] button")

@@ -128,11 +128,13 @@ def test_drift_is_reported(swept: Sweeps) -> None:
 
 
 def test_bad_cases_cost_themselves_and_nothing_else(sweeps: Sweeps) -> None:
-    out = sweeps.run("--option", "cases=2", "--option", "bad=raises full plain", code=1)
+    out = sweeps.run("--option", "cases=2", "--option", "bad=raises full plain made", code=1)
     assert "raises: failed: ZeroDivisionError: mine" in out
     assert "full: no memory for it" in out
     refusal = "case plain: its kernel is not decorated with @cached_autotune"
     assert f"plain: failed: SettingsError: {refusal}" in out
+    refusal = "case made: arguments is not a function that returns a dict of them by name"
+    assert f"made: failed: SettingsError: {refusal}" in out
     assert sweeps.recorded_times == sweeps.whole(2)
 
 
@@ -140,9 +142,10 @@ def test_bad_cases_cost_themselves_and_nothing_else(sweeps: Sweeps) -> None:
     ("arguments", "message"),
     [
         ({"suite": ":nothing"}, "has no suite 'nothing'"),
-        ({"suite": ":broken"}, "the suite raised for (): ZeroDivisionError: mine"),
-        ({"suite": ":leaves"}, "the suite raised for (): SystemExit: 3"),
+        ({"suite": ":broken"}, "the suite raised: ZeroDivisionError: mine"),
+        ({"suite": ":leaves"}, "the suite raised: SystemExit: 3"),
         ({"suite": ":strange"}, "the suite gave 'n=101', which is no Case"),
+        ({"suite": ":forgetful"}, "the suite gave 'None', which is no list of Cases"),
         ({"suite": ":numbered"}, "the suite has a case of the name 5, which is no text"),
         ({"suite": ":named_by_bytes"}, r"the suite has a case of the name 'n\udcff'"),
     ],

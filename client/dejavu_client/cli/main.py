@@ -36,6 +36,7 @@ from .commands import (
     verify,
     watch,
 )
+from .extras import extra_of
 from .help_texts import GroupedCommands, add_examples
 from .output import fail, note, say
 from .standard_streams import prepare_streams
@@ -44,19 +45,6 @@ __all__ = ["all_commands", "app", "main", "run_command"]
 
 COMMANDS = "dejavu_cache.commands"
 """Entry-point group of further commands: functions that take the app and add commands to it."""
-
-EXTRAS = {
-    "jinja2": "sweep",
-    "numpy": "sweep",
-    "opentelemetry": "otel",
-    "optuna": "sweep",
-    "ray": "ray",
-    "sklearn": "sweep",
-    "torch": "gpu",
-    "triton": "gpu",
-    "zstandard": "bundle",
-}
-"""Extra that installs a missing package; all packages not listed here belong to `server`."""
 
 app = typer.Typer(
     name="dejavu-cache",
@@ -183,8 +171,7 @@ def _explain_missing_package(error: ModuleNotFoundError) -> int:
     package = (error.name or "").partition(".")[0]
     if package.startswith("dejavu_"):
         raise error
-    extra = EXTRAS.get(package, "server")
-    fail(f"this needs {package}: pip install 'dejavu-cache[{extra}]'")
+    fail(f"this needs {package}: pip install 'dejavu-cache[{extra_of(package)}]'")
     return ExitCode.USAGE
 
 

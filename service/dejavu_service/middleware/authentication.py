@@ -103,7 +103,11 @@ class AuthenticationMiddleware:
         if await self._principals.tokens_exist():
             if self._settings.open_read:
                 return READER
-            raise ProblemError(401, "this server wants a token: send  Authorization: Bearer TOKEN")
+            raise ProblemError(
+                401,
+                "this server wants a token: set DEJAVU_CACHE_TOKEN or DEJAVU_CACHE_TOKEN_FILE"
+                " (as a header: Authorization: Bearer TOKEN)",
+            )
         # DNS rebinding: a web page can make its own name resolve to this machine and send requests
         # from a browser here, but its requests still carry that name.
         if not is_loopback(_without_port(header(scope, b"host") or "")):

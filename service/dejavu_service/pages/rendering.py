@@ -66,7 +66,7 @@ def _format_moment(moment: datetime) -> str:
 
 def _format_duration(seconds: float) -> str:
     if seconds <= 0:
-        return "-"
+        return "\N{EN DASH}"
     if seconds < 1:
         return "< 1 s"
     for unit, size in (("h", 3600.0), ("min", 60.0)):

@@ -19,6 +19,7 @@ from dejavu_cache.system.plurals import counted
 
 from ..chosen_server import worklist
 from ..chosen_store import open_chosen_store
+from ..extras import require_package
 from ..options import (
     JsonOption,
     PresetOption,
@@ -195,6 +196,7 @@ def _hosts(spec: SweepSpec, gpus: str, ray: str) -> Sequence[SweepHost]:
         if not hosts:
             raise SettingsError(f"--ray {ray}: the cluster has neither GPUs nor CPUs")
         return hosts
+    require_package("triton")
     if not gpus:
         return [LocalHost(spec)]
     return [LocalHost(spec, single_gpu(int(number))) for number in _gpu_numbers(gpus)]
