@@ -9,8 +9,8 @@ from pathlib import Path
 
 from ..errors import SnapshotError, StoreError
 from ..model.merge import OnConflict
-from ..model.record import Record, RecordSet
-from ..model.scenario import Context, Scenario, canonical_json
+from ..model.record import Record, record_set_line
+from ..model.scenario import Context, Scenario
 from ..system.safe_files import read_file, replace_file
 from .base import Store
 from .file_layout import read_set
@@ -87,8 +87,7 @@ def freeze(store: Store, folder: Path, kernels: str | Collection[str] | None = N
     lines = []
     for context in store.contexts():
         if names is None or context.kernel.name in names:
-            record_set = RecordSet(context=context, records=tuple(store.records(context)))
-            lines.append(canonical_json(record_set) + "\n")
+            lines += record_set_line(context, store.records(context))
     content = "".join(lines).encode()
     path = folder.absolute() / f"{hashlib.sha256(content).hexdigest()}{SUFFIX}"
     try:

@@ -135,9 +135,10 @@ def read_own_file(path: Path) -> bytes:
 
 
 def _read_whole(file: IO[bytes], path: Path) -> bytes:
-    if os.fstat(file.fileno()).st_size > MAX_BYTES:
+    size = os.fstat(file.fileno()).st_size
+    if size > MAX_BYTES:
         raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
-    return file.read(MAX_BYTES)
+    return file.read(size)  # the buffer has this size at once, also for a file that is shorter
 
 
 def sha256_of(file: IO[bytes]) -> str:

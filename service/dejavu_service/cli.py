@@ -137,7 +137,7 @@ def check(database: _URL = None) -> None:
 @database_app.command("prune")
 def prune(
     unused_days: Annotated[
-        float, typer.Option(min=1, help="Drop records whose context was not used for so long.")
+        float, typer.Option(min=1, help="Delete records whose context was not used for so long.")
     ],
     misses_days: Annotated[
         float, typer.Option(min=1, help="Forget misses not seen for so long.")
@@ -150,7 +150,7 @@ def prune(
 
         pruned = retention.prune(opened, unused_days, misses_days)
         typer.echo(
-            f"Dropped {counted(pruned.records, 'record')}, "
+            f"Deleted {counted(pruned.records, 'record')}, "
             f"{counted(pruned.misses, 'miss', 'misses')} "
             f"and {counted(pruned.contexts, 'empty context')}."
         )

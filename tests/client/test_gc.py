@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.command_line import run_cli
@@ -21,10 +22,10 @@ def store(tmp_path: Path) -> FileStore:
     return store
 
 
-def test_gc_drops_older_sources_and_can_say_so_first(store: FileStore) -> None:
+def test_gc_deletes_older_sources_and_can_say_so_first(store: FileStore) -> None:
     newer = context(source="f" * 32)
     store.put(newer, [record(16, measurement(64, 1.0, MOMENT + timedelta(days=1)))])
-    assert "1 context would be dropped" in run_cli("gc", "--dry-run", "--store", store.root).stdout
+    assert "1 context would be deleted" in run_cli("gc", "--dry-run", "--store", store.root).stdout
     assert len(list(store.contexts())) == 2
     run_cli("gc", "--store", store.root)
     assert list(FileStore(store.root).contexts()) == [newer]
@@ -56,3 +57,23 @@ def test_gc_believes_no_clock_that_is_ahead(store: FileStore) -> None:
     store.put(ahead, [record(16, measurement(64, 1.0, now() + timedelta(days=9000)))])
     run_cli("gc", "--store", store.root)
     assert set(FileStore(store.root).contexts()) == {context(), ahead}
+
+
+def test_gc_keeps_what_is_tuned_while_it_works(
+    store: FileStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program of a branch tunes code that is not the newest when `gc` looks at it."""
+    tuned_now, newer = context(source="e" * 32), context(source="f" * 32)
+    store.put(tuned_now, [record(16)])
+    store.put(newer, [record(16, measurement(64, 1.0, MOMENT + timedelta(days=1)))])
+    delete = FileStore.delete
+
+    def tune_before(target: FileStore, *arguments: Any) -> int:
+        FileStore(store.root).put(tuned_now, [record(16, measurement(32, 0.5, now()))])
+        return delete(target, *arguments)
+
+    monkeypatch.setattr(FileStore, "delete", tune_before)
+    out = run_cli("gc", "--store", store.root)
+    assert "(source eeeeeeee) on NVIDIA H200: kept, since" in out.stdout
+    assert out.stdout.endswith("1 context deleted, 0 left-over files removed\n")
+    assert set(FileStore(store.root).contexts()) == {tuned_now, newer}

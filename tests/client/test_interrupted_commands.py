@@ -53,7 +53,7 @@ def interrupt(reached: threading.Event, *arguments: str) -> subprocess.Completed
 @pytest.mark.parametrize(
     ("command", "method", "path", "done"),
     [
-        ("clear --yes --store", "DELETE", "/records", "only 1 record dropped, for 1 of 3"),
+        ("clear --yes --store", "DELETE", "/records", "only 1 record deleted, for 1 of 3"),
         ("promote --kernel *.x --to other --server", "POST", "/promote",
          "only 1 record of main promoted to other, for 1 of 3"),
     ],
@@ -94,13 +94,13 @@ def test_a_change_that_fails_in_the_middle_is_partly_done(
     with hanging_proxy(server.base, "DELETE", "/records", 2, reached) as proxy:
         seen = run_cli("clear", "--yes", "--store", proxy)
     assert (seen.returncode, seen.stdout) == (ExitCode.PARTIAL, ""), seen
-    assert seen.stderr.startswith("error: only 1 record dropped, for 1 of 3: ")
+    assert seen.stderr.startswith("error: only 1 record deleted, for 1 of 3: ")
 
 
 @pytest.mark.parametrize(
     ("command", "done"),
     [
-        ("gc --days 0", "only 1 record dropped, for 1 of 3: "),
+        ("gc --days 0", "only 1 record deleted, for 1 of 3: "),
         ("rename pkg.* moved.* --yes", "only 1 context with 1 record, 0 decision trees and "),
     ],
 )

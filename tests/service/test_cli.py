@@ -214,7 +214,7 @@ def test_variables_of_a_kubernetes_service_are_no_settings() -> None:
 def test_prune_says_what_went(sqlite_url: str) -> None:
     assert run(sqlite_url, "db", "prune", "--unused-days", "30") == (
         0,
-        "Dropped 0 records, 0 misses and 0 empty contexts.\n",
+        "Deleted 0 records, 0 misses and 0 empty contexts.\n",
     )
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import tracemalloc
 from pathlib import Path
 
 import pytest
 
-from dejavu_cache.system.safe_files import replace_file
+from dejavu_cache.system.safe_files import read_file, replace_file
 
 
 def refuse_to_sync(error: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,3 +38,14 @@ def test_a_disk_that_fails_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     refuse_to_sync(errno.EIO, monkeypatch)
     with pytest.raises(OSError, match="Input/output error"):
         replace_file(tmp_path / "records", b"content")
+
+
+def test_reading_a_small_file_takes_little_memory(tmp_path: Path) -> None:
+    (tmp_path / "small").write_bytes(b"content")
+    tracemalloc.start()
+    try:
+        assert read_file(tmp_path / "small") == b"content"
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 1 << 20

@@ -68,6 +68,8 @@ def parse_conditions_on(texts: Iterable[str], scenarios: Iterable[Scenario]) -> 
         SettingsError: a text is no condition, or no scenario has the argument that it names.
     """
     conditions = parse_conditions(texts)
+    if not conditions:
+        return []
     names = {name for scenario in scenarios for name in scenario.values}
     unknown = [condition.name for condition in conditions if condition.name not in names]
     if names and unknown:

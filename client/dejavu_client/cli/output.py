@@ -21,6 +21,7 @@ __all__ = [
     "say",
     "say_indented",
     "show_json",
+    "show_json_items",
     "show_table",
 ]
 
@@ -61,8 +62,21 @@ def note(text: str) -> None:
 
 def show_json(value: Any) -> None:
     """Print one JSON document on standard output, in ASCII where that takes no other characters."""
+    say(_json_text(value))
+
+
+def show_json_items(items: Iterable[Any]) -> None:
+    """Print a list as `show_json` does, item by item."""
+    opening = "[\n"
+    for item in items:
+        sys.stdout.write(opening + printable("  " + _json_text(item).replace("\n", "\n  ")))
+        opening = ",\n"
+    say("[]" if opening == "[\n" else "\n]")
+
+
+def _json_text(value: Any) -> str:
     takes_all = (sys.stdout.encoding or "utf-8").lower().startswith("utf")
-    say(json.dumps(value, indent=2, ensure_ascii=not takes_all, default=str))
+    return json.dumps(value, indent=2, ensure_ascii=not takes_all, default=str)
 
 
 def show_table(

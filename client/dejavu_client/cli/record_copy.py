@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from dejavu_cache.errors import MergeConflictError, ReadOnlyStoreError, StoreError
+from dejavu_cache.errors import MergeConflictError, NewerFormatError, ReadOnlyStoreError, StoreError
 from dejavu_cache.model.merge import OnConflict, merge_records
 from dejavu_cache.model.record import Record, RecordSet
 from dejavu_cache.model.scenario import Config, Context
@@ -62,7 +62,8 @@ def merge_acknowledged(
 ) -> None:
     """Merge record sets into a store, and print how many records it acknowledged.
 
-    A record set that is refused for its content is passed over; any other error ends the copy.
+    A record set that is refused for its content is passed over, and so is one that the store has in
+    a newer format; any other error ends the copy.
 
     Args:
         record_sets: what to copy.
@@ -89,7 +90,8 @@ def merge_acknowledged(
                 lines.update(f"{report.added} new, {report.unchanged} known")
             except StoreError as error:
                 report.add_missing(part, error)
-                stopped = getattr(error, "status", None) not in (400, 413, 422)
+                of_one_set = getattr(error, "status", None) in (400, 413, 422)
+                stopped = not (of_one_set or isinstance(error, NewerFormatError))
             except KeyboardInterrupt:
                 note(
                     f"only {report.added} new, {report.unchanged} known in {store.url}; the next "

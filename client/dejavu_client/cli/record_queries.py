@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 
 from dejavu_cache.model.record import Measurement, Record, RecordSet
-from dejavu_cache.model.scenario import Config, Context, canonical_json
+from dejavu_cache.model.scenario import Config, Context, Scenario, canonical_json
 from dejavu_cache.model.selection import winner
 from dejavu_cache.stores import Store
 
@@ -65,8 +65,8 @@ def context_matches(context: Context, kernel: str, device: str, triton: str) -> 
 
 def matching_records(
     store: Store, kernel: str, conditions: Sequence[str], device: str = "", triton: str = ""
-) -> list[tuple[Context, Record]]:
-    """Return a kernel's records whose scenarios satisfy all conditions.
+) -> Iterator[tuple[Context, Record]]:
+    """Yield a kernel's records whose scenarios satisfy all conditions, context by context.
 
     Args:
         store: where to look.
@@ -79,25 +79,25 @@ def matching_records(
         NothingFoundError: no kernel matches, or no scenario satisfies the conditions.
         SettingsError: a condition is about an argument that no scenario has.
     """
-    records = [
-        (context, record)
+    contexts = [
+        context
         for context in contexts_of(store, kernel)
         if context_matches(context, "", device, triton)
-        for record in store.records(context)
     ]
-    parsed = parse_conditions_on(conditions, (record.scenario for _, record in records))
-    matches = [
-        (context, record)
-        for context, record in records
-        if all(condition.matches(record.scenario) for condition in parsed)
-    ]
-    if not matches:
+    texts = (text for context in contexts for text in store.scenario_texts(context))
+    parsed = parse_conditions_on(conditions, map(Scenario.model_validate_json, texts))
+    is_empty = True
+    for context in contexts:
+        for record in store.records(context):
+            if all(condition.matches(record.scenario) for condition in parsed):
+                is_empty = False
+                yield context, record
+    if is_empty:
         filters = [*conditions, device and f"a device {device!r}", triton and f"Triton {triton}"]
         wanted = " and ".join(filter(None, filters))
         raise NothingFoundError(
             f"{store.url} has no scenario of {kernel}{f' with {wanted}' if wanted else ''}"
         )
-    return matches
 
 
 def current_records(records: Sequence[tuple[Context, Record]]) -> list[tuple[Context, Record]]:

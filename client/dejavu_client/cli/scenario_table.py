@@ -29,11 +29,14 @@ TIMES = ("ms", "cases", "slower", "error", "cost", "failed", "pinned")
 class ScenarioLine(NamedTuple):
     """A record's scenario, its winner and the fastest other config."""
 
-    record: Record
+    json: str
+    """The record as JSON text, which takes a tenth of the record's memory."""
     scenario: dict[str, Any]
     winner: dict[str, Any]
     times: dict[str, Any]
     runner_up: dict[str, Any]
+    is_priced: bool
+    """Whether a measured config has the values whose cost was asked for."""
 
     @property
     def values(self) -> dict[str, Any]:
@@ -113,11 +116,12 @@ def _row(record: Record, keys: Sequence[str], cost: Mapping[str, str]) -> Scenar
     if record.pinned:
         times["pinned"] = "yes"
     return ScenarioLine(
-        record=record,
+        json=record.model_dump_json(),
         scenario=ordered_values(record.scenario, keys),
         winner=_settings(config),
         times=times,
         runner_up=_settings(second.config if second else None),
+        is_priced=any(has_settings(item.config, cost) for item in record.measurements),
     )
 
 

@@ -23,7 +23,7 @@ def sum_of_steps(
     Args:
         items: what to work on.
         step: does the work on one item and counts what it changed.
-        describe: says of a number what is counted and what became of it: `1 record dropped`.
+        describe: says of a number what is counted and what became of it: `1 record deleted`.
 
     Raises:
         StoreError: the first step failed.

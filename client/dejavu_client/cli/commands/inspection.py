@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from itertools import groupby
+from operator import itemgetter
 from typing import Annotated
 
 import typer
 
 from dejavu_cache.errors import SettingsError
-from dejavu_cache.model.record import Record
-from dejavu_cache.model.scenario import Context
 from dejavu_cache.stores import Store
 
 from ..chosen_store import open_complete_store, open_existing_store
@@ -30,11 +31,10 @@ from ..options import (
     WhereOption,
     parse_assignments,
 )
-from ..output import say, show_json, show_table
+from ..output import say, show_json, show_json_items, show_table
 from ..record_queries import (
     context_matches,
     contexts_of,
-    has_settings,
     matching_records,
 )
 from ..scenario_table import scenario_rows, show_scenarios
@@ -106,31 +106,23 @@ def show(
     priced = parse_assignments(cost, "--cost")
     with open_existing_store(store) as source:
         matches = matching_records(source, kernel, conditions, device, triton)
-    configs = {config for _, record in matches for config in record.by_config}
-    if priced and not any(has_settings(config, priced) for config in configs):
+        tables = [
+            (context, scenario_rows((record for _, record in group), keys, sort, priced))
+            for context, group in groupby(matches, key=itemgetter(0))
+            for keys in [context.problem.keys]
+        ]
+    if priced and not any(row.is_priced for _, rows in tables for row in rows):
         texts = " ".join(cost or ())
         raise NothingFoundError(f"--cost {texts}: no measured config has these values")
-    records_by_context: dict[Context, list[Record]] = {}
-    for context, record in matches:
-        records_by_context.setdefault(context, []).append(record)
-    tables = [
-        (context, scenario_rows(records, context.problem.keys, sort, priced))
-        for context, records in records_by_context.items()
-    ]
     if not as_json:
         for context, rows in tables:
             say_context(context)
             show_scenarios(rows, limit)
         return
-    show_json(
-        [
-            {
-                "context": context.model_dump(mode="json"),
-                "record": row.record.model_dump(mode="json"),
-            }
-            for context, rows in tables
-            for row in (rows[:limit] if limit else rows)
-        ]
+    show_json_items(
+        {"context": context.model_dump(mode="json"), "record": json.loads(row.json)}
+        for context, rows in tables
+        for row in (rows[:limit] if limit else rows)
     )
 
 

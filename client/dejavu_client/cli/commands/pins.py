@@ -52,7 +52,9 @@ def pin(
     values = parse_assignments(config, "--config")
     with open_existing_store(store, write=True) as target:
         pins: list[_ChosenPin] = []
-        for context, record in current_records(matching_records(target, kernel, scenario or ())):
+        for context, record in current_records(
+            list(matching_records(target, kernel, scenario or ()))
+        ):
             candidates = [
                 measured for measured in record.by_config if has_settings(measured, values)
             ]

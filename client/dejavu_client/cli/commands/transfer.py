@@ -14,8 +14,8 @@ from dejavu_cache.integrations.foreign_files import read_foreign_files
 from dejavu_cache.integrations.match_report import report_matches
 from dejavu_cache.model.foreign_result import ForeignResult
 from dejavu_cache.model.merge import OnConflict
-from dejavu_cache.model.record import RecordSet
-from dejavu_cache.model.scenario import Context, canonical_json
+from dejavu_cache.model.record import record_set_line
+from dejavu_cache.model.scenario import Context
 from dejavu_cache.stores import Store
 from dejavu_cache.stores.snapshot import freeze as write_snapshot
 from dejavu_cache.system.plurals import counted
@@ -87,8 +87,7 @@ def export_records(
         contexts = contexts_of(source, kernel)
         with open_output(file) as out:
             for context in contexts:
-                records = tuple(source.records(context))
-                out.write(canonical_json(RecordSet(context=context, records=records)) + "\n")
+                out.writelines(record_set_line(context, source.records(context)))
     if file != "-":
         note(f"{_count_kernels(contexts)} of {source.url} written to {file}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Annotated
 
 import typer
@@ -27,30 +28,40 @@ def register(app: typer.Typer) -> None:
 
 def collect_garbage(
     days: Annotated[
-        int | None, typer.Option(min=0, help="Also drop contexts last tuned longer ago than this.")
+        int | None,
+        typer.Option(min=0, help="Also delete contexts last tuned longer ago than this."),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
     store: StoreOption = "",
 ) -> None:
-    """Drop records of code that has changed since, and files that killed writers left."""
-    with open_existing_store(store, write=not dry_run) as target:
-        stale = _stale_contexts(target, days)
+    """Delete records of code that has changed since, and files that killed writers left.
 
-        def drop(context: Context) -> int:
-            count = len(list(target.records(context))) if dry_run else target.delete(context)
+    What a program tunes meanwhile stays.
+    """
+    with open_existing_store(store, write=not dry_run) as target:
+        revisions = {context: _revision(target, context) for context in target.contexts()}
+        stale = _stale_contexts(target, days)
+        changed: list[Context] = []
+
+        def delete(context: Context) -> int:
             kernel, device = context.kernel, context.environment.device.name
-            records = counted(count, "record")
-            say(f"{kernel.name} (source {kernel.source[:8]}) on {device}: {records}")
+            origin = f"{kernel.name} (source {kernel.source[:8]}) on {device}"
+            if _revision(target, context) != revisions.get(context):
+                changed.append(context)
+                say(f"{origin}: kept, since a program has just tuned it")
+                return 0
+            count = len(list(target.records(context))) if dry_run else target.delete(context)
+            say(f"{origin}: {counted(count, 'record')}")
             return count
 
-        describe = _describe_droppable if dry_run else _describe_dropped
-        sum_of_steps(sorted(stale, key=lambda context: context.text), drop, describe)
-        dropped = counted(len(stale), "context")
+        describe = _describe_deletable if dry_run else _describe_deleted
+        sum_of_steps(sorted(stale, key=lambda context: context.text), delete, describe)
+        deleted = counted(len(stale) - len(changed), "context")
         if dry_run:
-            say(f"{dropped} would be dropped")
+            say(f"{deleted} would be deleted")
         else:
             leftovers = target.delete_leftovers() if isinstance(target, FileStore) else 0
-            say(f"{dropped} dropped, {counted(leftovers, 'left-over file')} removed")
+            say(f"{deleted} deleted, {counted(leftovers, 'left-over file')} removed")
 
 
 def clear(
@@ -58,7 +69,7 @@ def clear(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     store: StoreOption = "",
 ) -> None:
-    """Drop all records, or a kernel's."""
+    """Delete all records, or a kernel's."""
     with open_existing_store(store, write=True) as target:
         if not kernel and next(target.contexts(), None) is None:
             say(f"{target.url} has no records")
@@ -67,20 +78,25 @@ def clear(
         if not yes:
             kernels = sorted({context.kernel.name for context in contexts})
             typer.confirm(
-                f"Drop {counted(len(contexts), 'context')} of {', '.join(kernels)} "
+                f"Delete {counted(len(contexts), 'context')} of {', '.join(kernels)} "
                 f"from {target.url}?",
                 abort=True,
             )
-        dropped = sum_of_steps(contexts, target.delete, _describe_dropped)
-        say(_describe_dropped(dropped))
+        deleted = sum_of_steps(contexts, target.delete, _describe_deleted)
+        say(_describe_deleted(deleted))
 
 
-def _describe_dropped(records: int) -> str:
-    return f"{counted(records, 'record')} dropped"
+def _revision(store: Store, context: Context) -> Hashable:
+    """Return what tells that a local store's records have changed; a server cannot tell."""
+    return None if store.remote else store.revision(context)
 
 
-def _describe_droppable(records: int) -> str:
-    return f"{counted(records, 'record')} would be dropped"
+def _describe_deleted(records: int) -> str:
+    return f"{counted(records, 'record')} deleted"
+
+
+def _describe_deletable(records: int) -> str:
+    return f"{counted(records, 'record')} would be deleted"
 
 
 def _stale_contexts(store: Store, days: int | None) -> set[Context]:
