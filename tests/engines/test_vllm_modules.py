@@ -21,8 +21,6 @@ pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available(), reason="tests the host's part, interpreted"),
 ]
 
-from vllm.config import CUDAGraphMode  # noqa: E402
-
 from dejavu_cache.attention.kernels import hopper_coverage  # noqa: E402
 from dejavu_cache.attention.kernels.hopper_descriptors import padded  # noqa: E402
 from dejavu_cache.engines.vllm.expected_batches import (  # noqa: E402
@@ -50,6 +48,8 @@ def backend() -> Any:
 
 
 def config(**parallel: int) -> Any:
+    from vllm.config import CUDAGraphMode
+
     sizes = {"decode_context_parallel_size": 1, "prefill_context_parallel_size": 1, **parallel}
     return SimpleNamespace(
         parallel_config=SimpleNamespace(**sizes),
@@ -243,6 +243,8 @@ def test_a_step_is_computed_through_vllm_s_interface(
 def test_a_graph_of_mixed_batches_is_right_for_any_of_them(
     backend: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from vllm.config import CUDAGraphMode
+
     for kernel in kernels().values():
         monkeypatch.setattr(kernel, "configs", [kernel.configs[0]])
     batch = draw(Case(new=[23, 1], past=[40, 9], heads=(4, 2), head_size=32), "cpu")
