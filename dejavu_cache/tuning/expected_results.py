@@ -82,7 +82,7 @@ class ExpectedResults:
         self._tolerance_of = tolerance_of
         self.contents: dict[str, Tensor] = {}
         self.blanks: Blanks = {}
-        self._unwritten: dict[str, Tensor] = {}
+        self._checksums: dict[str, Tensor] = {}
         """Checksums of the other arguments, of which some may be outputs."""
 
     def compute(self) -> None:
@@ -91,16 +91,16 @@ class ExpectedResults:
         with self._run():
             changed = [name for name in snapshot.originals if snapshot.has_changed(name)]
             self.contents = {name: snapshot.tensors[name].detach().clone() for name in changed}
-        unchanged = self._find_rewritten()
+        unchanged_outputs = self._find_rewritten()
         if not changed:  # Integers cannot be asked; a config that changes them is wrong.
-            unchanged += [
+            unchanged_outputs += [
                 name
                 for name, original in snapshot.originals.items()
                 if not original.is_floating_point()
             ]
-        self.contents.update({name: snapshot.originals[name] for name in unchanged})
+        self.contents.update({name: snapshot.originals[name] for name in unchanged_outputs})
         self.blanks = self._find_blanks()
-        self._unwritten = {
+        self._checksums = {
             name: checksums(original)
             for name, original in snapshot.originals.items()
             if name not in self.contents and self._may_be_nudged(name)
@@ -111,7 +111,7 @@ class ExpectedResults:
 
         Arguments that the default config does not write, such as scratch memory, are none.
         """
-        changed = list(filter(self._differs_from_sum, self._unwritten))
+        changed = list(filter(self._differs_from_sum, self._checksums))
         for name in changed:
             self._snapshot.restore()
             with open_for_writes(self._snapshot.tensors[name]) as tensor:
@@ -121,13 +121,13 @@ class ExpectedResults:
             if is_output:
                 self._snapshot.keep_present(name)
                 self.contents[name] = self._snapshot.originals[name]
-            del self._unwritten[name]
+            del self._checksums[name]
         return any(name in self.contents for name in changed)
 
     def _differs_from_sum(self, name: str) -> bool:
         import torch
 
-        return not torch.equal(checksums(self._snapshot.tensors[name]), self._unwritten[name])
+        return not torch.equal(checksums(self._snapshot.tensors[name]), self._checksums[name])
 
     def describe_difference(self, name: str, actual: Tensor, expected: Tensor) -> str:
         """Describe how far an output is from an expected content; empty if they agree."""
