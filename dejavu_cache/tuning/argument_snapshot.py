@@ -74,6 +74,10 @@ class ArgumentSnapshot:
         """Free the copies of all other tensors."""
         self.originals = {name: self.originals[name] for name in names}
 
+    def keep_present(self, name: str) -> None:
+        """Copy a tensor's present content, whose first copy is gone."""
+        self.originals[name] = self.tensors[name].detach().clone()
+
     def has_changed(self, name: str) -> bool:
         """Return whether a tensor's bits differ from the copy's."""
         return not have_same_bits(self.tensors[name], self.originals[name])

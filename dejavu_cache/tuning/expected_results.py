@@ -7,6 +7,9 @@ would look right. Two kinds of launches of the default config find out more.
 NaN, there may be outputs that held their results already. They are told from inputs by a launch
 after the last bits of all were changed: an input keeps the change, an output loses it.
 
+If it changes something else that can hold NaN, no input is touched. An output that held its results
+is found once a config changes it: then the default is asked about this one argument.
+
 *Which outputs may hold NaN before a launch?* Those from which the default computes the same
 results then. In comparisons they do, so that elements that a config does not write show.
 """
@@ -22,6 +25,7 @@ from .argument_tensors import open_for_writes
 from .probe_contents import (
     blank_elements,
     can_be_probed,
+    checksums,
     choose,
     equal_bits,
     fill_blank,
@@ -78,6 +82,8 @@ class ExpectedResults:
         self._tolerance_of = tolerance_of
         self.contents: dict[str, Tensor] = {}
         self.blanks: Blanks = {}
+        self._checksums: dict[str, Tensor] = {}
+        """Checksums of the other arguments, of which some may be outputs."""
 
     def compute(self) -> None:
         """Launch what is needed; the arguments are left as the last launch left them."""
@@ -85,15 +91,43 @@ class ExpectedResults:
         with self._run():
             changed = [name for name in snapshot.originals if snapshot.has_changed(name)]
             self.contents = {name: snapshot.tensors[name].detach().clone() for name in changed}
-        unchanged = self._find_rewritten()
+        unchanged_outputs = self._find_rewritten()
         if not changed:  # Integers cannot be asked; a config that changes them is wrong.
-            unchanged += [
+            unchanged_outputs += [
                 name
                 for name, original in snapshot.originals.items()
                 if not original.is_floating_point()
             ]
-        self.contents.update({name: snapshot.originals[name] for name in unchanged})
+        self.contents.update({name: snapshot.originals[name] for name in unchanged_outputs})
         self.blanks = self._find_blanks()
+        self._checksums = {
+            name: checksums(original)
+            for name, original in snapshot.originals.items()
+            if name not in self.contents and self._may_be_nudged(name)
+        }
+
+    def find_more_outputs(self) -> bool:
+        """Return whether what the last launch changed has further outputs; expect their results.
+
+        Arguments that the default config does not write, such as scratch memory, are none.
+        """
+        changed = list(filter(self._differs_from_sum, self._checksums))
+        for name in changed:
+            self._snapshot.restore()
+            with open_for_writes(self._snapshot.tensors[name]) as tensor:
+                nudge(tensor, 1)
+            with self._run():
+                is_output = not self._differs_from_sum(name)
+            if is_output:
+                self._snapshot.keep_present(name)
+                self.contents[name] = self._snapshot.originals[name]
+            del self._checksums[name]
+        return any(name in self.contents for name in changed)
+
+    def _differs_from_sum(self, name: str) -> bool:
+        import torch
+
+        return not torch.equal(checksums(self._snapshot.tensors[name]), self._checksums[name])
 
     def describe_difference(self, name: str, actual: Tensor, expected: Tensor) -> str:
         """Describe how far an output is from an expected content; empty if they agree."""

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 __all__ = [
     "blank_elements",
     "can_be_probed",
+    "checksums",
     "choose",
     "equal_bits",
     "fill_blank",
@@ -38,6 +39,9 @@ BLANKS = {
 
 PIECE = 2**24
 """Number of elements that are changed at once."""
+
+SUMMED = 2**20
+"""Number of elements with one checksum."""
 
 
 def can_be_probed(tensor: Tensor) -> bool:
@@ -98,6 +102,19 @@ def is_nudged(tensor: Tensor, original: Tensor, number: int) -> bool:
     )
 
 
+def checksums(tensor: Tensor) -> Tensor:
+    """Return numbers by which to see a change of a tensor's bits or of their order."""
+    import torch
+
+    weights = torch.arange(1, 2 * SUMMED, 2, device=tensor.device)
+    sums = [
+        (bits * weights[: bits.numel()]).sum()
+        for piece in _pieces(tensor, SUMMED)
+        for bits in _bits(piece).flatten().split(SUMMED)
+    ]
+    return torch.stack(sums)
+
+
 def _flip_last_bits(tensor: Tensor, number: int) -> Tensor:
     import torch
 
@@ -105,13 +122,13 @@ def _flip_last_bits(tensor: Tensor, number: int) -> Tensor:
     return choose(torch.isfinite(tensor.float()) & torch.isfinite(changed.float()), changed, tensor)
 
 
-def _pieces(tensor: Tensor) -> Iterator[Tensor]:
+def _pieces(tensor: Tensor, elements: int = PIECE) -> Iterator[Tensor]:
     """Yield views of parts, so that a large input needs no further copies as a whole."""
     if not tensor.dim():
         yield tensor.detach()
         return
     longest = max(range(tensor.dim()), key=tensor.size)
-    length = max(1, PIECE * tensor.size(longest) // tensor.numel())
+    length = max(1, elements * tensor.size(longest) // tensor.numel())
     yield from tensor.detach().split(length, longest)
 
 

@@ -127,6 +127,8 @@ class ResultChecker:
             difference = self._find_difference(config, self._expected.blanks)
             if difference and difference.is_nan and self._expected.blanks:
                 difference = self._reconsider(config, difference)
+            if not difference and self._expected.find_more_outputs():
+                difference = self._find_difference(config, self._expected.blanks)
             return self._judge(difference.evidence) if difference else Verdict("right")
         except Exception as error:
             if not is_out_of_memory(error):

@@ -258,6 +258,33 @@ def test_integers_that_held_the_results_must_not_change(with_values: bool) -> No
     assert made.check(find_largest).outcome == "right"
 
 
+def test_an_output_that_held_its_result_beside_one_that_changes_must_not_change() -> None:
+    """As that of a kernel that counts in place, too; scratch memory may change."""
+    arguments = {**launch_arguments(), "mean": torch.zeros(4), "scratch": torch.zeros(4)}
+
+    def count(write: Write) -> Write:
+        def write_and_count(arguments: dict[str, Any]) -> None:
+            write(arguments)
+            arguments["mean"].add_(1)
+
+        return write_and_count
+
+    def use_scratch(arguments: dict[str, Any]) -> None:
+        arguments["scratch"].add_(1)
+        double(arguments)
+
+    double(arguments)
+    before = {name: arguments[name].clone() for name in ("x", "out", "mean")}
+    made = checker(arguments, count(double))
+    assert made.check(count(use_scratch)).outcome == "right"
+    for _ in range(2):
+        verdict = made.check(count(one_element_off))
+        assert verdict.outcome == "wrong"
+        assert verdict.evidence.startswith("out differs in 1 of 1000 elements")
+        assert made.check(count(double)).outcome == "right"
+    assert all(torch.equal(arguments[name], before[name]) for name in before)
+
+
 def test_memory_that_runs_out_for_probes_leaves_the_comparison(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -6,7 +6,13 @@ import pytest
 import torch
 
 from dejavu_cache.tuning import probe_contents
-from dejavu_cache.tuning.probe_contents import blank_elements, fill_blank, is_nudged, nudge
+from dejavu_cache.tuning.probe_contents import (
+    blank_elements,
+    checksums,
+    fill_blank,
+    is_nudged,
+    nudge,
+)
 
 DTYPES = [
     torch.float64,
@@ -51,3 +57,20 @@ def test_blanks_are_nan(dtype: torch.dtype) -> None:
     scalar = torch.ones(()).to(dtype)
     nudge(scalar, 1)
     assert is_nudged(scalar, torch.ones(()).to(dtype), 1)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_checksums_show_a_bit_and_an_exchange(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probe_contents, "SUMMED", 8)
+    tensor = torch.arange(30.0).reshape(5, 6).to(dtype).t()
+    before = checksums(tensor)
+    assert torch.equal(checksums(tensor.clone()), before)
+    tensor[2, 3] = 0.25
+    assert not torch.equal(checksums(tensor), before)
+    tensor = torch.arange(30.0).reshape(5, 6).to(dtype).t()
+    tensor[2, 3], tensor[4, 1] = tensor[4, 1].clone(), tensor[2, 3].clone()
+    assert not torch.equal(checksums(tensor), before)
+    scalar = torch.ones(()).to(dtype)
+    assert not torch.equal(checksums(scalar), checksums(torch.zeros(()).to(dtype)))
