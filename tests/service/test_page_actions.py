@@ -179,7 +179,12 @@ def test_tokens_are_made_and_revoked(client: httpx.Client, admin: Visitor) -> No
     made = admin.send("/tokens", proof, name="ci", role="write", namespaces="pr-*, main", days="2")
     match = re.search(r"dejavu_([0-9a-f]{16})_[\w-]+", made.text)
     assert match
-    assert match.group(0) not in admin.get("/tokens"), "shown once"
+    listed = admin.get("/tokens")
+    assert match.group(0) not in listed, "shown once"
+    # A revoked token comes back by nothing: one click shows the button, another one presses it.
+    assert listed.count('action="/tokens/revoke"') == 2
+    folded = re.findall(r"<details><summary>Revoke</summary>(.*?)</details>", listed, re.DOTALL)
+    assert sum('action="/tokens/revoke"' in inside for inside in folded) == 2
     writer = {"Authorization": f"Bearer {match.group(0)}"}
     sent = body(record_set())
     assert client.post("/v1/pr-1/records", json=sent, headers=writer).status_code == 200

@@ -245,6 +245,10 @@ def test_pages_stay_small_however_many_names_a_writer_invents(
     refused = client.get("/pages/main", headers={"Accept": "text/html"})
     assert (refused.status_code, "quarantine writers" in refused.text) == (413, True)
     assert client.get("/pages/main/kernel", params={"name": "shop.kernels.matmul"}).is_success
+    monkeypatch.setattr(coverage, "MOST_SCENARIOS", 1)
+    where = f"/pages/main/contexts/{context().digest}"
+    for path in (where, f"{where}/scenarios/{scenario(1).digest}", f"{where}/compare?to=pr-1"):
+        assert client.get(path).status_code == 413, path
     client.post("/v1/main/quarantines", json={"host": "ann@h200-1"}).raise_for_status()
     assert client.get("/pages/main").status_code == 200, "what is in quarantine is not loaded"
 

@@ -199,7 +199,15 @@ def test_no_read_takes_more_memory_than_a_client_does(
     exported = [item for line in lines for item in json.loads(line)["records"]]
     assert [item["scenario"]["args"]["M"] for item in exported] == [0, 1, 2, 3]
     assert len(lines) > 1
-    client.delete(f"{HOME}?scenario={scenario(1).digest}&scenario={scenario(2).digest}")
+    scenarios = HOME.replace("/records", "/scenarios")
+    assert client.get(scenarios).status_code == 200
+    with monkeypatch.context() as patched:
+        patched.setattr(layers, "MOST_BYTES", 300)
+        assert client.get(scenarios, headers={"If-None-Match": '"an earlier one"'}).is_success
+        post(client, record_set(record(4)))
+        assert client.get(scenarios).status_code == 413
+    for m in (1, 2, 4):
+        client.delete(f"{HOME}?scenario={scenario(m).digest}")
     assert client.get(HOME).status_code == 200
 
 

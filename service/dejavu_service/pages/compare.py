@@ -263,7 +263,7 @@ def _choices(connection: Connection, row: ContextRow, side: ContextSide) -> dict
         }
     end = datetime(side.until.year, side.until.month, side.until.day, tzinfo=timezone.utc)
     best: dict[str, _Choice] = {}
-    for digest, text in arrivals.list_until(connection, row.id, end.timestamp() + 86400):
+    for digest, text in arrivals.iter_until(connection, row.id, end.timestamp() + 86400):
         measured = json.loads(text)
         median = measured.get("median")
         previous = best.get(digest)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from datetime import datetime, timezone
+from typing import Literal
 
 from sqlalchemy import Connection
 
@@ -52,14 +53,7 @@ def load_record_set(connection: Connection, view: RecordView) -> StoredRecordSet
     Raises:
         TooLargeError: A namespace has more than `MOST_BYTES` of them.
     """
-    for namespace in view.namespaces:
-        size = records.count_bytes(connection, namespace, view.context)
-        if size > MOST_BYTES:
-            raise TooLargeError(
-                f"the records of this context in {namespace!r} have {size} bytes, more than the "
-                f"{MOST_BYTES} that are read at once: read them one by one, and see by  dejavu-"
-                "cache quarantine writers  who wrote so much"
-            )
+    _check_size(connection, view, "text")
     layers = [
         records.load_record_set(connection, namespace, view.context)
         for namespace in view.namespaces
@@ -77,8 +71,26 @@ def load_record_set(connection: Connection, view: RecordView) -> StoredRecordSet
     )
 
 
+def _check_size(
+    connection: Connection, view: RecordView, column: Literal["text", "scenario_text"]
+) -> None:
+    for namespace in view.namespaces:
+        size = records.count_bytes(connection, namespace, view.context, column)
+        if size > MOST_BYTES:
+            raise TooLargeError(
+                f"the records of this context in {namespace!r} have {size} bytes, more than the "
+                f"{MOST_BYTES} that are read at once: read them one by one, and see by  "
+                "dejavu-cache quarantine writers  who wrote so much"
+            )
+
+
 def load_scenario_texts(connection: Connection, view: RecordView) -> tuple[str, list[str]] | None:
-    """Load the revision and the sorted scenarios of a view; None if it has no records."""
+    """Load the revision and the sorted scenarios of a view; None if it has no records.
+
+    Raises:
+        TooLargeError: As for the records.
+    """
+    _check_size(connection, view, "scenario_text")
     layers = [
         records.load_scenario_texts(connection, namespace, view.context)
         for namespace in view.namespaces

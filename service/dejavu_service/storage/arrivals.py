@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from sqlalchemy import Connection, select
 
 from .tables import contexts, measurements
 
-__all__ = ["Arrival", "list_arrivals", "list_until"]
+__all__ = ["Arrival", "iter_until", "list_arrivals"]
+
+_PAGE = 500
 
 
 class Arrival(NamedTuple):
@@ -39,13 +42,14 @@ def list_arrivals(
     return [Arrival(*row) for row in connection.execute(query)]
 
 
-def list_until(connection: Connection, context_id: int, moment: float) -> list[tuple[str, str]]:
-    """List the measurements that arrived until a time, in seconds since 1970.
+def iter_until(connection: Connection, context_id: int, moment: float) -> Iterator[tuple[str, str]]:
+    """Iterate over the measurements that arrived until a time, in seconds since 1970.
 
-    Returns:
-        Pairs of the scenario's digest and the measurement as JSON.
+    Yields:
+        Pairs of the scenario's digest and the measurement as JSON, a page of which is in memory.
     """
     query = select(measurements.c.scenario, measurements.c.text).where(
         measurements.c.context_id == context_id, measurements.c.received_at <= moment
     )
-    return [(scenario, text) for scenario, text in connection.execute(query)]
+    rows = connection.execute(query, execution_options={"yield_per": _PAGE})
+    yield from ((scenario, text) for scenario, text in rows)

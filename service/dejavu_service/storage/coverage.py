@@ -60,6 +60,8 @@ class TuningCost(NamedTuple):
 
 MOST_BYTES = 64 * 2**20
 """Bytes of contexts that are loaded at once; one has about 1000."""
+MOST_SCENARIOS = 100_000
+"""Scenarios of a context that are loaded at once."""
 
 _CONTEXT = [contexts.c[name] for name in ContextRow._fields]
 
@@ -141,7 +143,18 @@ def count_known(connection: Connection, groups: Mapping[str, Sequence[int]]) -> 
 
 
 def load_scenarios(connection: Connection, context_id: int) -> dict[str, str]:
-    """Load the texts of the scenarios that are tuned in a context, by their digest."""
+    """Load the texts of the scenarios that are tuned in a context, by their digest.
+
+    Raises:
+        TooLargeError: There are more than `MOST_SCENARIOS`.
+    """
+    count = select(contexts.c.records).where(contexts.c.id == context_id)
+    tuned = int(connection.execute(count).scalar() or 0)
+    if tuned > MOST_SCENARIOS:
+        raise TooLargeError(
+            f"this context has {tuned} records, and a page loads at most {MOST_SCENARIOS}: see by  "
+            "dejavu-cache quarantine writers  who wrote so many"
+        )
     query = select(records.c.scenario, records.c.scenario_text)
     rows = connection.execute(query.where(records.c.context_id == context_id))
     return {row.scenario: row.scenario_text for row in rows}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from sqlalchemy import Connection, and_, case, delete, func, select, update
 
@@ -68,10 +68,15 @@ class Claim(NamedTuple):
     stands: bool
 
 
-def count_bytes(connection: Connection, namespace: str, digest: str) -> int:
-    """Count the bytes of the JSON texts of a context's records."""
+def count_bytes(
+    connection: Connection,
+    namespace: str,
+    digest: str,
+    column: Literal["text", "scenario_text"] = "text",
+) -> int:
+    """Count the bytes of the JSON texts of a context's records, or of their scenarios."""
     query = (
-        select(func.sum(byte_length(records.c.text)))
+        select(func.sum(byte_length(records.c[column])))
         .join(contexts, contexts.c.id == records.c.context_id)
         .where(contexts.c.namespace == namespace, contexts.c.digest == digest)
     )
