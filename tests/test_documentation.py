@@ -5,9 +5,12 @@ from __future__ import annotations
 import ast
 import importlib
 import json
+import os
 import re
 import runpy
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
@@ -205,3 +208,15 @@ def test_the_quick_start_does_what_its_page_says(capsys: pytest.CaptureFixture[s
     for line in lines:
         assert run_command(line.split()) == 0, line
     assert "quickstart.add_kernel" in capsys.readouterr().out
+
+
+def test_the_demo_takes_no_settings_of_its_caller() -> None:
+    settings = {"DEJAVU_CACHE_TOKEN": "of-another-server", "DEJAVU_CACHE_MODE": "reuse"}
+    out = subprocess.run(
+        [sys.executable, ROOT / "examples/demo.py"],
+        env={**os.environ, **settings},
+        capture_output=True,
+        text=True,
+    )
+    assert out.returncode == 0, out.stderr
+    assert re.findall(r"benchmarked +(\d+)", out.stdout) == ["12", "0", "0"]

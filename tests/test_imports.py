@@ -74,6 +74,11 @@ def test_what_a_script_imports_of_the_project_is_there(script: Path) -> None:
 def test_a_triton_that_is_too_old_is_named(tmp_path: Path) -> None:
     (tmp_path / "triton").mkdir()
     (tmp_path / "triton/__init__.py").write_text("__version__ = '3.3.1'\n")
-    code = "import sys; sys.path.insert(0, sys.argv[1]); from dejavu_cache import cached_autotune"
+    first = "import sys; sys.path.insert(0, sys.argv.pop(1)); "
+    message = "needs Triton 3.4 or later, and 3.3.1 is installed"
+    code = first + "from dejavu_cache import cached_autotune"
     out = run_python(code, str(tmp_path), check=False)
-    assert "needs Triton 3.4 or later, and 3.3.1 is installed" in out.stderr
+    assert message in out.stderr
+    code = first + "from dejavu_client.__main__ import main; main()"
+    out = run_python(code, str(tmp_path), "doctor", check=False)
+    assert (out.returncode, message in out.stdout) == (1, True), out.stdout

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -65,8 +66,10 @@ class Suite:
         """Return the cases in order.
 
         Raises:
-            SettingsError: the suite raised, returned something else, or two cases share a name.
+            SettingsError: the suite raised, lacks an option, returned something else, or two cases
+                share a name.
         """
+        _refuse_unknown_options(self.cases, options)
         given = " for " + ", ".join(map("=".join, options.items())) if options else ""
         try:
             made = self.cases(**options)
@@ -109,6 +112,19 @@ class Suite:
         for case in cases:
             _check_case(case)
         return cases
+
+
+def _refuse_unknown_options(cases: Callable[..., object], options: Mapping[str, str]) -> None:
+    try:
+        parameters = inspect.signature(cases).parameters
+    except (TypeError, ValueError):  # such as a built-in, which does not say what it takes
+        return
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return
+    for name in options:
+        if name not in parameters:
+            known = ", ".join(parameters) or "none"
+            raise SettingsError(f"the suite has no option {name!r}; its options: {known}")
 
 
 def _check_case(case: Any) -> None:

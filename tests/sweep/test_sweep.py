@@ -213,6 +213,7 @@ def test_a_suite_imports_what_lies_beside_it(sweeps: Sweeps) -> None:
         (["--verify", "-3"], "Invalid value for '--verify'"),
         (["--verify", "2", "--dry-run"], "--verify and --dry-run: give one of them"),
         (["--gpus", "all", "--ray", "local"], "--gpus and --ray: give one of them"),
+        (["--option", "case=5"], "the suite has no option 'case'; its options: cases,"),
         (["--gpus", "²"], "--gpus ²: this machine has"),
     ],
 )

@@ -8,6 +8,7 @@ import re
 import tempfile
 import time
 from collections.abc import Iterator
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -81,6 +82,11 @@ def _check_versions() -> Iterator[Finding]:
 
 
 def _check_device() -> Finding:
+    try:
+        import_module("dejavu_cache.triton_internals.versions")
+    except Exception as error:  # any other one is raised again below
+        if type(error) is ImportError:
+            return Finding("wrong", "triton", str(error))
     try:
         from dejavu_cache.triton_internals.environment import (
             INTERPRETER_INDEX,

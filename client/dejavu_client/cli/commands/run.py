@@ -45,7 +45,12 @@ def run(
     store: Annotated[
         str, typer.Option("--store", metavar="URL", help="DEJAVU_CACHE_URL for the command.")
     ] = "",
-    mode: Annotated[str, typer.Option("--mode", help="DEJAVU_CACHE_MODE for the command.")] = "",
+    mode: Annotated[
+        str,
+        typer.Option(
+            "--mode", help="DEJAVU_CACHE_MODE for the command: tune, reuse, strict or off."
+        ),
+    ] = "",
     policy: Annotated[
         str, typer.Option("--policy", metavar="FILE", help="DEJAVU_CACHE_POLICY for the command.")
     ] = "",
