@@ -24,6 +24,10 @@ from ..system.safe_files import open_to_append, read_file
 __all__ = ["note_choice", "outdated_notes"]
 
 _FILE = "dejavu-cache-choices.jsonl"
+"""Grows by a line with each choice that a graph was compiled by, and is deleted with the graphs.
+
+A line that is dropped would let the graphs be found again that it keeps from being found.
+"""
 
 
 def note_choice(kernel: CachedAutotuner, scenario: Scenario) -> None:

@@ -7,7 +7,12 @@ import weakref
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any, Protocol
 
+from ..system.fork_lock import ForkLock
+
 __all__ = ["CacheUser", "ConfigCache"]
+
+MOST_REPORTED = 1 << 16
+"""Entries of this package that are kept; its keys have sizes as they are, and not their buckets."""
 
 
 class CacheUser(Protocol):
@@ -45,6 +50,7 @@ class ConfigCache(dict[Any, Any]):
     def __init__(self, entries: Mapping[Any, Any] | Iterable[tuple[Any, Any]] = ()) -> None:
         """Copy the entries."""
         super().__init__(entries)
+        self._lock = ForkLock()  # of the two dictionaries together
         self._reported: dict[Any, Any] = {}
         self._users: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -68,9 +74,14 @@ class ConfigCache(dict[Any, Any]):
 
     def report(self, key: Hashable, config: Any) -> None:
         """Show the config that a launch runs, unless the program has chosen another one."""
-        if key in self._reported or key not in self:
-            self._reported[key] = config
-            super().__setitem__(key, config)
+        with self._lock:
+            if key in self._reported or key not in self:
+                if len(self._reported) >= MOST_REPORTED:
+                    for reported in self._reported:
+                        super().pop(reported, None)
+                    self._reported.clear()
+                self._reported[key] = config
+                super().__setitem__(key, config)
 
     def add_user(self, user: CacheUser) -> None:
         """Tell an autotuner about changes by the program, for as long as it lives."""
@@ -78,9 +89,10 @@ class ConfigCache(dict[Any, Any]):
 
     def after_change(self) -> None:
         """Count replaced entries as the program's, and make the users choose anew."""
-        self._reported = {
-            key: config for key, config in self._reported.items() if self.get(key) is config
-        }
+        with self._lock:
+            self._reported = {
+                key: config for key, config in self._reported.items() if self.get(key) is config
+            }
         for user in list(self._users):
             user.forget_choices()
 

@@ -20,6 +20,11 @@ from dejavu_cache.stores import FileStore
         ("pin", "", "--config", "BLOCK=64", "--store", "{store}"),
         ("export", "--kernel", "", "--store", "{store}"),
         ("export", "--vllm", "", "--store", "{store}"),
+        ("export", "", "--store", "{store}"),
+        ("freeze", "", "--store", "{store}"),
+        ("push", "--server", "", "--store", "{store}"),
+        ("ls", "--device", "", "--store", "{store}"),
+        ("ls", "--triton", "", "--store", "{store}"),
         ("merge", "{store}", "--into", ""),
         ("merge", "{store}", "", "--into", "{store}/new"),
         ("prewarm", "module", "--device", "X", "--out", "{store}/new", "--from", ""),
@@ -32,6 +37,7 @@ def test_it_is_refused(
     store = FileStore(tmp_path)
     store.put(context(), [record(16)])
     monkeypatch.setenv("DEJAVU_CACHE_URL", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
     before = sorted(tmp_path.rglob("*"))
     seen = run_cli(*(word.format(store=tmp_path) for word in words))
     assert (seen.returncode, seen.stdout) == (2, "")

@@ -134,6 +134,16 @@ def test_tables_of_sglang_come_out_as_they_went_in(tmp_path: Path) -> None:
     assert contents(tmp_path / "vllm") == {product: {"2": FIRST}}, "its kernel has no such options"
 
 
+PRODUCT = "N=512,K=7168,device_name=NVIDIA_H20,dtype=fp8_w8a8,block_shape=[128, 128].json"
+
+
+def test_sglang_finds_the_folder_that_it_lists_also_beside_products_alone(tmp_path: Path) -> None:
+    write_content(tmp_path / "in" / PRODUCT, {"1": FIRST})
+    run_cli("import", "--vllm", tmp_path / "in", "--store", tmp_path / "store")
+    run_cli("export", "--sglang", tmp_path / "out", "--store", tmp_path / "store")
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["configs", "quantization"]
+
+
 def test_a_gpu_s_name_has_underscores_for_spaces_and_slashes(tmp_path: Path) -> None:
     store = FileStore(tmp_path)
     store.put_imported([imported("AMD Instinct MI250X/MI250", M="16")])

@@ -14,6 +14,7 @@ from support.processes import fork_program, fork_python
 
 from dejavu_cache import Pow2, cached_autotune
 from dejavu_cache.installation.autotune_replacement import AdoptedAutotuner
+from dejavu_cache.runtime import config_cache
 from dejavu_cache.runtime.cached_autotuner import CachedAutotuner
 from dejavu_cache.runtime.config_cache import ConfigCache
 from dejavu_cache.settings import Mode
@@ -174,6 +175,20 @@ def test_an_entry_of_the_cache_is_the_programs_unless_it_was_reported() -> None:
     assert cache.choice("c") == 5
     assert cache.setdefault("d", 6) == cache.choice("d") == 6
     cache.clear()
+    assert not cache.has_choices
+
+
+def test_the_cache_of_a_process_that_meets_ever_new_sizes_is_bounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(config_cache, "MOST_REPORTED", 10)
+    cache = ConfigCache({"of the program": 1})
+    for key in range(25):
+        cache.report(key, "config")
+    assert len(cache) <= 11
+    assert (cache[24], cache.choice(24), cache.choice("of the program")) == ("config", None, 1)
+    assert cache.has_choices
+    del cache["of the program"]
     assert not cache.has_choices
 
 

@@ -83,6 +83,7 @@ ServerOption = Annotated[
         "--server",
         metavar="URL",
         help="The server; else the first https:// or http:// in DEJAVU_CACHE_URL.",
+        callback=refuse_empty,
     ),
 ]
 ScenarioOption = Annotated[
@@ -106,10 +107,17 @@ DeviceOption = Annotated[
         metavar="TEXT",
         help="Only GPUs whose name contains this.",
         autocompletion=complete_devices,
+        callback=refuse_empty,
     ),
 ]
 TritonOption = Annotated[
-    str, typer.Option("--triton", metavar="VERSION", help="Only this version of Triton.")
+    str,
+    typer.Option(
+        "--triton",
+        metavar="VERSION",
+        help="Only this version of Triton.",
+        callback=refuse_empty,
+    ),
 ]
 SortOption = Annotated[
     str, typer.Option("--sort", metavar="COLUMN", help="Sort by it; -COLUMN: descending.")

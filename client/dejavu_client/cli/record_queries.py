@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 
 from dejavu_cache.model.record import Measurement, Record, RecordSet
-from dejavu_cache.model.scenario import Config, Context, Scenario, canonical_json
+from dejavu_cache.model.scenario import Config, Context, Scenario, canonical_json, is_from_future
 from dejavu_cache.model.selection import winner
 from dejavu_cache.stores import Store
 
@@ -24,6 +24,7 @@ __all__ = [
     "matching_records",
     "newest_record_sets",
     "record_sets_of",
+    "tuning_order",
     "winning_measurement",
 ]
 
@@ -102,10 +103,10 @@ def matching_records(
 
 def current_records(records: Sequence[tuple[Context, Record]]) -> list[tuple[Context, Record]]:
     """Return the records of each scenario's last tuned source, in each environment and problem."""
-    newest: dict[tuple[str, ...], tuple[datetime, Context]] = {}
+    newest: dict[tuple[str, ...], tuple[tuple[bool, datetime], Context]] = {}
     keys = [(*_key_without_source(context), record.scenario.text) for context, record in records]
     for key, (context, record) in zip(keys, records, strict=True):
-        measured_at = last_measured([record]) or _NEVER
+        measured_at = tuning_order([record])
         if key not in newest or measured_at > newest[key][0]:
             newest[key] = measured_at, context
     return [
@@ -133,6 +134,15 @@ def last_measured(records: Iterable[Record]) -> datetime | None:
     return max(moments, default=None)
 
 
+def tuning_order(records: Iterable[Record]) -> tuple[bool, datetime]:
+    """Return a key by which versions of a kernel's code are ordered, the last tuned one last.
+
+    What only a clock that is ahead has dated counts as older than all else, as in `gc`.
+    """
+    moments = (measurement.at for record in records for measurement in record.measurements)
+    return max(((not is_from_future(moment), moment) for moment in moments), default=_NEVER)
+
+
 def newest_record_sets(store: Store, kernel: str, device: str, triton: str) -> Iterator[RecordSet]:
     """Yield the records of each environment and problem that pass the filters.
 
@@ -148,7 +158,7 @@ def newest_record_sets(store: Store, kernel: str, device: str, triton: str) -> I
     Raises:
         NothingFoundError: no kernel matches, or none with the device and the version of Triton.
     """
-    newest: dict[tuple[str, ...], tuple[datetime, RecordSet]] = {}
+    newest: dict[tuple[str, ...], tuple[tuple[bool, datetime], RecordSet]] = {}
     contexts = contexts_of(store, kernel)
     chosen = [context for context in contexts if context_matches(context, "", device, triton)]
     if not chosen:
@@ -158,8 +168,8 @@ def newest_record_sets(store: Store, kernel: str, device: str, triton: str) -> I
         )
     for context in chosen:
         record_set = RecordSet(context=context, records=tuple(store.records(context)))
-        measured_at = last_measured(record_set.records)
-        if measured_at is None:
+        measured_at = tuning_order(record_set.records)
+        if measured_at == _NEVER:
             continue
         key = _key_without_source(context)
         if key not in newest or measured_at > newest[key][0]:
@@ -168,7 +178,7 @@ def newest_record_sets(store: Store, kernel: str, device: str, triton: str) -> I
         yield record_set
 
 
-_NEVER = datetime.min.replace(tzinfo=timezone.utc)
+_NEVER = (False, datetime.min.replace(tzinfo=timezone.utc))
 
 
 def _key_without_source(context: Context) -> tuple[str, str, str]:

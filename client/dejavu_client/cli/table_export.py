@@ -9,6 +9,7 @@ from dejavu_cache.integrations.table_files import ANY_VERSION, TABLE_FILES, writ
 from dejavu_cache.integrations.tuned_tables import collect_tables
 from dejavu_cache.stores import Store
 from dejavu_cache.system.plurals import counted
+from dejavu_cache.system.safe_files import open_folder
 from dejavu_cache.triton_internals.distribution import triton_version
 
 from .errors import NothingFoundError, PartlyDoneError
@@ -48,6 +49,9 @@ def export_tables(source: Store, engine: str, folder: Path, version: str) -> Non
     for count, file in enumerate(files):
         try:
             write_tables([file], folder)
+            if engine == "sglang":  # lists this folder, and fails if products alone were exported
+                with open_folder(folder, folder / "configs", create=True):
+                    pass
         except OSError as error:
             message = f"{folder / file.path} cannot be written: {error.strerror or error}"
             if count:

@@ -56,7 +56,9 @@ def register(app: typer.Typer) -> None:
 
 
 def export_records(
-    file: Annotated[str, typer.Argument(help="Where to; - is standard output.")] = "-",
+    file: Annotated[
+        str, typer.Argument(help="Where to; - is standard output.", callback=refuse_empty)
+    ] = "-",
     vllm: Annotated[str, _folder_option("Write tables for VLLM_TUNED_CONFIG_FOLDER.")] = "",
     sglang: Annotated[str, _folder_option("Write tables for SGLANG_MOE_CONFIG_DIR.")] = "",
     hf: Annotated[str, _folder_option("Write tables for kernels-community/moe.")] = "",
@@ -168,13 +170,15 @@ def merge(
 
 
 def freeze(
-    folder: Annotated[Path, typer.Argument(help="Where the snapshot is written.")],
+    folder: Annotated[
+        str, typer.Argument(help="Where the snapshot is written.", callback=refuse_empty)
+    ],
     kernel: KernelOption = "",
     store: StoreOption = "",
 ) -> None:
     """Write a snapshot of a store, named by its content; prints the URL by which a job uses it."""
     with open_complete_store(store) as source:
-        say(write_snapshot(source, folder, kernels_of(source, kernel)).url)
+        say(write_snapshot(source, Path(folder), kernels_of(source, kernel)).url)
 
 
 def parse_rule(text: str) -> OnConflict:

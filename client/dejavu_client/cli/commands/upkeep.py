@@ -48,7 +48,7 @@ def collect_garbage(
             origin = f"{kernel.name} (source {kernel.source[:8]}) on {device}"
             if _revision(target, context) != revisions.get(context):
                 changed.append(context)
-                say(f"{origin}: kept, since a program has just tuned it")
+                say(f"{origin}: kept, since it has changed meanwhile")
                 return 0
             count = len(list(target.records(context))) if dry_run else target.delete(context)
             say(f"{origin}: {counted(count, 'record')}")

@@ -1,0 +1,42 @@
+"""`doctor` finds what is wrong, and says how to repair it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from support.command_line import run_cli
+from support.records import context
+
+from dejavu_cache.stores import FileStore
+
+
+class TestDoctor:
+    def test_a_sound_store_is_ok(self, store: FileStore) -> None:
+        out = run_cli("doctor", "--store", store.root)
+        assert out.returncode == 0, out.stdout
+        assert "1 context, 2 records" in out.stdout
+
+    def test_findings_of_a_sound_store_are_no_errors_in_json(self, store: FileStore) -> None:
+        findings = json.loads(run_cli("doctor", "--store", store.root, "--json").stdout)
+        assert {finding["state"] for finding in findings} <= {"ok", "note"}
+
+    def test_unknown_and_senseless_settings_are_found(self) -> None:
+        out = run_cli("doctor", DEJAVU_CACHE_MOOD="good", DEJAVU_CACHE_MODE="sometimes")
+        assert out.returncode == 1
+        assert "wrong DEJAVU_CACHE_MOOD: no such setting" in out.stdout
+        assert "DEJAVU_CACHE_MODE='sometimes'" in out.stdout
+
+    def test_damaged_and_newer_files_are_found(self, store: FileStore) -> None:
+        path = store.path(context())
+        path.with_name("x.json").write_text(path.read_text().replace('"format": 1', '"format": 99'))
+        path.with_name("y.json.damaged-1").write_text("?")
+        out = run_cli("doctor", "--store", store.root)
+        assert out.returncode == 1
+        assert "upgrade dejavu-cache" in out.stdout
+        assert "was damaged and set aside" in out.stdout
+
+    def test_a_store_that_cannot_be_made_is_found(self, tmp_path: Path) -> None:
+        (tmp_path / "file").write_text("")
+        out = run_cli("doctor", DEJAVU_CACHE_URL=str(tmp_path / "file" / "store"))
+        assert (out.returncode, "cannot be" in out.stdout) == (1, True)

@@ -1,0 +1,124 @@
+"""What all commands share: exit codes, help, errors of one line, and Ctrl-C."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from support.command_line import run_cli
+from support.processes import ROOT, dejavu, run_python
+from support.records import context, record
+
+from dejavu_cache import __version__
+from dejavu_cache.errors import ExitCode
+from dejavu_cache.stores import FileStore
+
+
+def test_clear_asks_first(store: FileStore) -> None:
+    assert dejavu("clear", "--store", store.root).returncode == 1
+    assert len(list(store.contexts())) == 1
+    assert run_cli("clear", "--yes", "--store", store.root).returncode == 0
+    assert list(FileStore(store.root).contexts()) == []
+
+
+def test_an_unusable_store_exits_3_with_one_line(tmp_path: Path) -> None:
+    (tmp_path / "store").write_text("")
+    out = run_cli("import", "-", "--store", "gopher://x")
+    assert (out.returncode, len(out.stderr.splitlines())) == (2, 1)
+    exported = tmp_path / "empty"
+    exported.write_text("")
+    source = FileStore(tmp_path / "source")
+    source.put(context(), [record(1)])
+    out = run_cli("merge", source.root, "--into", tmp_path / "store")
+    assert (out.returncode, len(out.stderr.splitlines())) == (3, 1)
+
+
+@pytest.mark.parametrize(
+    ("command", "package", "extra"),
+    [
+        ("serve", "sqlalchemy", "server"),
+        ("sweep json", "triton", "gpu"),
+        ("prewarm json --device H200 --out unused", "triton", "gpu"),
+    ],
+)
+def test_a_command_whose_extra_is_missing_says_what_to_install(
+    command: str, package: str, extra: str
+) -> None:
+    code = f"""
+        import sys
+        sys.modules["{package}"] = None
+        sys.argv = ["dejavu-cache", *"{command}".split()]
+        from dejavu_client.cli.main import main
+        main()
+    """
+    out = run_python(code, check=False)
+    assert (out.returncode, out.stderr.splitlines()) == (
+        2,
+        [f"error: this needs {package}: pip install 'dejavu-cache[{extra}]'"],
+    )
+
+
+def test_ctrl_c_while_a_command_is_imported_prints_no_traceback() -> None:
+    code = """
+        import signal
+        import sys
+
+        class Interrupter:
+            @staticmethod
+            def find_spec(name, path=None, target=None):
+                if name == "typer":
+                    signal.raise_signal(signal.SIGINT)
+
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        sys.meta_path.insert(0, Interrupter)
+        sys.argv = ["dejavu-cache", "ls"]
+        from dejavu_client.__main__ import main
+        main()
+    """
+    out = run_python(code, check=False)
+    assert (out.returncode, out.stdout, out.stderr) == (ExitCode.INTERRUPTED, "", "")
+
+
+def test_ctrl_c_while_the_arguments_are_parsed_prints_no_traceback() -> None:
+    code = """
+        import signal
+        import sys
+        import typer.main
+
+        def interrupt(*args, **options):
+            signal.raise_signal(signal.SIGINT)
+
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        typer.main.get_command = interrupt
+        sys.argv = ["dejavu-cache", "ls"]
+        from dejavu_client.__main__ import main
+        main()
+    """
+    out = run_python(code, check=False)
+    assert (out.returncode, out.stdout, out.stderr) == (ExitCode.INTERRUPTED, "", "")
+
+
+@pytest.mark.parametrize("option", ["-h", "--help", "--version"])
+def test_help_and_version_go_to_standard_output(option: str) -> None:
+    out = run_cli(option)
+    assert (out.returncode, out.stderr) == (0, "")
+    assert out.stdout.startswith(f"dejavu-cache {__version__}" if "v" in option else "Usage:")
+
+
+def test_wrong_usage_is_one_line_on_standard_error() -> None:
+    wrong = ["show", "nonsense", "ls --nonsense", "push --server x", "quarantine add"]
+    wrong += ["log --since yesterday", "quarantine add --host h --until 2026-01-31"]
+    for line in wrong:
+        out = run_cli(*line.split(), DEJAVU_CACHE_URL="http://127.0.0.1:1")
+        assert (out.returncode, out.stdout) == (2, "")
+        assert out.stderr.startswith("error: ")
+        assert len(out.stderr.splitlines()) == 1
+
+
+def test_the_documentation_lists_the_exit_codes() -> None:
+    page = (ROOT / "docs" / "cli.md").read_text()
+    table = page.partition("| exit code |")[2].partition("\n\n")[0]
+    assert re.findall(r"^\| (\d+) \|", table, re.MULTILINE) == [
+        str(code.value) for code in ExitCode
+    ]

@@ -1,0 +1,153 @@
+"""`export`, `import` and `merge`: nothing is lost, and nothing damaged is taken."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from support.command_line import run_cli
+from support.records import MOMENT, config, context, measurement, record
+
+from dejavu_cache.model.record import Failure, Measurement, RecordSet
+from dejavu_cache.model.scenario import canonical_json
+from dejavu_cache.stores import FileStore
+
+
+def test_an_export_imports_to_the_same_files(store: FileStore, tmp_path: Path) -> None:
+    exported = run_cli("export", "--store", store.root)
+    assert exported.stdout == run_cli("export", "--store", store.root).stdout
+    (tmp_path / "records.ndjson").write_text(exported.stdout)
+    copy = FileStore(tmp_path / "copy")
+    assert run_cli("import", tmp_path / "records.ndjson", "--store", copy.root).returncode == 0
+    assert copy.path(context()).read_bytes() == store.path(context()).read_bytes()
+
+
+def test_only_a_newline_ends_a_line_of_an_export(tmp_path: Path) -> None:
+    """Compilers' messages may hold all kinds of separators."""
+    failure = Failure(kind="compile_error", reason="one\u2028two\u0085three")
+    failed = record(16, measurement(32), Measurement(config=config(64), failure=failure, at=MOMENT))
+    line = canonical_json(RecordSet(context=context(), records=(failed,)))
+    (tmp_path / "records.ndjson").write_text(line + "\n", encoding="utf-8")
+    run_cli("import", tmp_path / "records.ndjson", "--store", tmp_path / "other")
+    assert list(FileStore(tmp_path / "other").records(context())) == [failed]
+
+
+def test_a_record_file_and_a_folder_are_imported_too(store: FileStore, tmp_path: Path) -> None:
+    for source in (store.path(context()), store.root):
+        copy = FileStore(tmp_path / f"copy-{source.name}")
+        assert run_cli("import", source, "--store", copy.root).returncode == 0
+        assert copy.path(context()).read_bytes() == store.path(context()).read_bytes()
+
+
+@pytest.mark.parametrize("damage", ["{}", "hello", '{"format": 99}', '{"context": 1}'])
+def test_nothing_of_a_damaged_export_is_imported(
+    store: FileStore, tmp_path: Path, damage: str
+) -> None:
+    exported = run_cli("export", "--store", store.root).stdout
+    (tmp_path / "records.ndjson").write_text(f"{exported}{damage}\n")
+    out = run_cli("import", tmp_path / "records.ndjson", "--store", tmp_path / "copy")
+    assert out.returncode == 3
+    assert "records.ndjson, line 2" in out.stderr
+    assert "\n  :" not in out.stderr, "an empty place"
+    assert not (tmp_path / "copy").exists()
+
+
+CUT = "the end of the file is missing"
+
+
+RECORD_FILE_DAMAGE: dict[str, tuple[Callable[[str], str], str]] = {
+    "a measurement": (lambda text: text.replace('"median": 2.0', '"medXan": 2.0'), '{"M": 16,'),
+    "a winner": (
+        lambda text: text.replace('"measurements"', '"winner": 7,\n "measurements"', 1),
+        '{"M": 16,',
+    ),
+    "a scenario's name": (
+        lambda text: text.replace('{"scenario": {"args": {"M": 32', '{"scene": {"args": {"M": 32'),
+        "not a record",
+    ),
+    "a newer version's field": (
+        lambda text: text.replace('"median": 2.0', '"p99": 3.0, "median": 2.0'),
+        "p99",
+    ),
+    "the context": (lambda text: text.replace('"arch"', '"arc"'), "environment.device"),
+    "cut in a record": (lambda text: text[: text.index('"median": 2.0')], CUT),
+    "cut between records": (lambda text: text[: text.rindex("\n{")], CUT),
+    "cut at the end of the last record": (lambda text: text.removesuffix("\n]}\n"), CUT),
+}
+
+
+@pytest.mark.parametrize("arguments", [["import"], ["import", "--vllm"]], ids=" ".join)
+def test_an_import_reads_no_sparse_file_into_memory(arguments: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "results" / "E=8,N=1024,device_name=NVIDIA_H200.json"
+    path.parent.mkdir()
+    path.touch()
+    os.truncate(path, 1 << 40)
+    out = run_cli(*arguments, path.parent, "--store", tmp_path / "store")
+    assert out.returncode == 3, out.stderr
+    assert str(path) in out.stderr
+    assert "nothing was imported" in out.stderr
+
+
+def test_a_record_file_that_was_formatted_anew_is_imported(
+    store: FileStore, tmp_path: Path
+) -> None:
+    (path,) = store.root.rglob("*.json")
+    for text in (json.dumps(json.loads(path.read_text()), indent=2), "\n\n" + path.read_text()):
+        path.write_text(text)
+        assert run_cli("import", path, "--store", tmp_path / "copy").returncode == 0
+        copy = FileStore(tmp_path / "copy")
+        assert list(copy.record_sets()) == list(FileStore(store.root).record_sets())
+
+
+@pytest.mark.parametrize("damage", RECORD_FILE_DAMAGE)
+@pytest.mark.parametrize("whole_folder", [False, True])
+def test_nothing_of_a_damaged_record_file_is_imported(
+    store: FileStore,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    damage: str,
+    whole_folder: bool,
+) -> None:
+    store.put(context(device="NVIDIA B200"), [record(16)])
+    path = store.path(context())
+    damaged, problem = RECORD_FILE_DAMAGE[damage]
+    before = path.read_text()
+    path.write_text(damaged(before))
+    assert path.read_text() != before
+    source = store.root if whole_folder else path
+    out = run_cli("import", source, "--store", tmp_path / "copy")
+    assert (out.returncode, out.stdout) == (3, "")
+    assert f"{path} is damaged, so nothing was imported; repair it, get it again" in out.stderr
+    assert problem in out.stderr
+    assert not (tmp_path / "copy").exists()
+    assert "doctor" not in out.stderr + caplog.text, "no store has the file"
+    assert "aside" not in out.stderr + caplog.text
+    merged = run_cli("merge", store.root, "--into", tmp_path / "copy")
+    assert (merged.returncode, merged.stdout) == (3, "")
+
+
+def test_an_error_names_some_of_many_damaged_records(store: FileStore, tmp_path: Path) -> None:
+    store.put(context(), [record(m) for m in range(100, 150)])
+    path = store.path(context())
+    path.write_text(path.read_text().replace('"median"', '"medXan"'))
+    out = run_cli("import", path, "--store", tmp_path / "copy")
+    assert out.returncode == 3
+    assert len(out.stderr.splitlines()) < 30
+    assert "and 32 more" in out.stderr
+
+
+@pytest.mark.parametrize(("rule", "median"), [("newest", 3.0), ("fastest", 1.0), ("fail", None)])
+def test_merge_settles_conflicts_as_told(
+    store: FileStore, tmp_path: Path, rule: str, median: float | None
+) -> None:
+    other = FileStore(tmp_path / "other")
+    other.put(context(), [record(32, measurement(64, 3.0, MOMENT + timedelta(days=1)))])
+    out = run_cli("merge", other.root, "--into", store.root, "--on-conflict", rule)
+    pinned = FileStore(store.root).get(context(), record(32).scenario)
+    assert pinned
+    assert out.returncode == (0 if median else 1)
+    assert pinned.record.measurements[0].median == (median or 1.0)
