@@ -84,7 +84,7 @@ def freeze(store: Store, folder: Path, kernels: str | Collection[str] | None = N
         StoreError: the snapshot cannot be written.
     """
     names = {kernels} if isinstance(kernels, str) else kernels
-    lines = []
+    lines: list[str] = []
     for context in store.contexts():
         if names is None or context.kernel.name in names:
             lines += record_set_line(context, store.records(context))
