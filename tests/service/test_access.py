@@ -138,7 +138,8 @@ def test_a_token_lives_until_it_is_revoked(
 
 def test_tokens_are_listed_page_by_page(client: httpx.Client, token: MakeToken) -> None:
     admin, *_ = [token("admin", "*") for _ in range(5)]
-    after, seen = {}, list[str]()
+    after: dict[str, str] = {}
+    seen: list[str] = []
     while True:
         page = client.get("/v1/tokens", params={"limit": 2, **after}, headers=admin).json()
         seen += [item["id"] for item in page["tokens"]]

@@ -341,7 +341,7 @@ def test_a_winner_is_dated_by_its_own_arrival(
         client.put(where, json=pin, headers=admin.headers).raise_for_status()
         post(client, fleet, record(number, configs=5).model_copy(update={"winner": None}))
     for token in (evil.id, admin.id):
-        sent = {"token": token, "preview": True}
+        sent: dict[str, Any] = {"token": token, "preview": True}
         assert quarantine(client, admin, **sent, until=between)["winners"] == 1
         assert quarantine(client, admin, **sent, since=between)["winners"] == 0
 
