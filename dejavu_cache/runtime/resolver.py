@@ -149,9 +149,11 @@ class Resolver:
             return self.only_config(request)
         found = self._look_up(request)
         request = self._without_unusable(request, found)
-        resolution = resolve_from_record(request, found)
-        if resolution is not None:
-            return resolution
+        recorded = resolve_from_record(request, found)
+        if recorded and found:
+            is_uncompared = self._tuner.needs_comparison(request, recorded, found.record)
+            if not (is_uncompared and self._may_tune()):  # a launch would compare it first
+                return recorded
         fallback = self._fall_back(request)
         return replace(
             fallback,

@@ -11,9 +11,11 @@ import dejavu_client.cli.conditions as conditions
 import pytest
 from support.command_line import run_cli
 from support.processes import ROOT
+from support.records import context, measurement, record
 
 from dejavu_cache.errors import SettingsError
 from dejavu_cache.model.scenario import Scenario
+from dejavu_cache.stores import FileStore
 
 SHIPPED = ROOT / "dejavu_cache" / "attention" / "records"
 
@@ -163,3 +165,13 @@ def test_json_has_snake_case_names_and_nothing_else(tmp_path: Path, small: Path)
         store = (tmp_path,) if command[0] == "diff" else ("--store", small)
         out = run_cli(*command, *store, "--json")
         assert not [name for name in names(json.loads(out.stdout)) if " " in name or "-" in name]
+
+
+def test_a_damaged_scenario_is_passed_over_by_conditions(tmp_path: Path) -> None:
+    store = FileStore(tmp_path)
+    store.put(context(), [record(m, measurement(16)) for m in (1, 2)])
+    path = store.path(context())
+    path.write_text(path.read_text().replace('"args": {"M": 1', '"later": 1, "args": {"M": 1'))
+    shown = run_cli("show", "add", "--store", store.url, "--where", "M<=2")
+    assert shown.returncode == 0, shown.stderr
+    assert "M=2" in shown.stdout

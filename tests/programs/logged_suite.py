@@ -147,7 +147,7 @@ BAD = {
     "raises": Case("raises", add, (1,), raises),
     "full": Case("full", add, (1,), full),
     "plain": Case("plain", add_one, (1,), partial(arguments, 1)),
-    "made": Case("made", add, (1,), arguments(1)),
+    "made": Case("made", add, (1,), {"n": 1}),  # type: ignore[arg-type]
     "asks": Case("asks", add, (1,), lambda: arguments(int(input("how many? ")))),
 }
 

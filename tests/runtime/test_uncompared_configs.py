@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import triton
 import triton.language as tl
 from support.addition import Bench
@@ -98,10 +99,9 @@ def test_a_comparison_that_was_interrupted_is_made_by_the_next_process(tmp_path:
     assert again.benchmarked == 0
 
 
-def test_a_process_that_waits_for_the_comparison_runs_the_default(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The other one has recorded its timings, but not yet who has won."""
+@pytest.fixture
+def unfinished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a store in which a tune has recorded its timings, but not yet who has won."""
 
     def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt
@@ -110,7 +110,11 @@ def test_a_process_that_waits_for_the_comparison_runs_the_default(
         patched.setattr("dejavu_cache.runtime.winner_check.WinnerCheck.check", interrupt)
         with pytest.raises(KeyboardInterrupt):
             launch(decorate(tmp_path, [DEFAULT, WRONG]), 100)
-    kernel = decorate(tmp_path, [DEFAULT, WRONG])
+    return tmp_path
+
+
+def test_a_process_that_waits_for_the_comparison_runs_the_default(unfinished: Path) -> None:
+    kernel = decorate(unfinished, [DEFAULT, WRONG])
     record_set = next(kernel.home.record_sets())
     (record,) = record_set.records
     assert (record.winner, len(record.measurements)) == (None, 2)
@@ -118,3 +122,24 @@ def test_a_process_that_waits_for_the_comparison_runs_the_default(
         launch(kernel, 100)
     assert kernel.best_config.kwargs == DEFAULT.kwargs
     assert kernel.benchmarked == 0
+
+
+def test_ranks_that_wait_no_longer_agree_on_the_default(
+    unfinished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dejavu_cache.runtime.consensus._CLAIMS", 0)  # others have claimed it
+    kernel = decorate(unfinished, [DEFAULT, WRONG], consensus="ranks")
+    job = f"file://{tmp_path / 'job'}"
+    dist.init_process_group("gloo", init_method=job, rank=0, world_size=1)
+    try:
+        launch(kernel, 100)
+    finally:
+        dist.destroy_process_group()
+    assert kernel.best_config.kwargs == DEFAULT.kwargs
+
+
+def test_a_look_up_without_a_launch_finds_no_uncompared_config(unfinished: Path) -> None:
+    """Inductor would have it launched by itself."""
+    kernel = decorate(unfinished, [DEFAULT, WRONG])
+    found = kernel.look_up(torch.rand(128), torch.zeros(128), 100)
+    assert (found.how, found.config.kwargs) == ("default", DEFAULT.kwargs)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 
+from pydantic import ValidationError
+
 from dejavu_cache.model.record import Measurement, Record, RecordSet
 from dejavu_cache.model.scenario import Config, Context, Scenario, canonical_json, is_from_future
 from dejavu_cache.model.selection import winner
@@ -85,8 +87,8 @@ def matching_records(
         for context in contexts_of(store, kernel)
         if context_matches(context, "", device, triton)
     ]
-    texts = (text for context in contexts for text in store.scenario_texts(context))
-    parsed = parse_conditions_on(conditions, map(Scenario.model_validate_json, texts))
+    scenarios = (scenario for context in contexts for scenario in _scenarios(store, context))
+    parsed = parse_conditions_on(conditions, scenarios)
     is_empty = True
     for context in contexts:
         for record in store.records(context):
@@ -99,6 +101,15 @@ def matching_records(
         raise NothingFoundError(
             f"{store.url} has no scenario of {kernel}{f' with {wanted}' if wanted else ''}"
         )
+
+
+def _scenarios(store: Store, context: Context) -> Iterator[Scenario]:
+    """Yield the scenarios of a context's records, except damaged ones."""
+    for text in store.scenario_texts(context):
+        try:
+            yield Scenario.model_validate_json(text)
+        except ValidationError:
+            continue
 
 
 def current_records(records: Sequence[tuple[Context, Record]]) -> list[tuple[Context, Record]]:

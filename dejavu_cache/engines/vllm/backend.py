@@ -274,8 +274,8 @@ class DejavuAttentionImpl(AttentionImpl[StepInputs]):  # type: ignore[misc]
         is_padded, out = len(query) != tokens, output
         if is_padded:
             query, out = query[:tokens], output[:tokens]
-        is_written = self.kv_sharing_target_layer_name is not None
-        if is_written or key is None or value is None:  # the cache has them
+        is_shared = self.kv_sharing_target_layer_name is not None
+        if key is None or value is None or is_shared:  # the cache has them
             run_layer(attn_metadata, features, query, keys, values, out)
             return output
         if is_padded:
