@@ -10,9 +10,8 @@ from pydantic import ValidationError
 from ..model.difference import Difference, differences
 from ..model.resolution import How, Resolution
 from ..model.scenario import Scenario
-from ..stores import Found
 from .foreign_results import find_foreign_config
-from .record_lookup import resolve_from_record
+from .record_lookup import resolve_if_compared
 from .request import Request
 from .tolerant_store import TolerantStore
 
@@ -74,7 +73,7 @@ def use_nearest_scenario(
         scenario = _parse_scenario(text)
         if scenario is None:
             continue
-        resolution = _resolve_if_compared(request, store.get(request.context, scenario))
+        resolution = resolve_if_compared(request, store.get(request.context, scenario))
         if resolution is not None:
             return replace(
                 resolution,
@@ -145,12 +144,6 @@ def nearest_differences(request: Request, store: TolerantStore) -> Sequence[Diff
     return min(by_context, key=len, default=[])
 
 
-def _resolve_if_compared(request: Request, found: Found | None) -> Resolution | None:
-    """Return the resolution from a record, unless its tune has not yet compared any results."""
-    is_finished = found is not None and (found.record.winner or found.record.pinned)
-    return resolve_from_record(request, found) if is_finished or request.check is None else None
-
-
 def _parse_scenario(text: str) -> Scenario | None:
     """Return a scenario from a store, or None if its text is damaged."""
     try:
@@ -168,7 +161,7 @@ def _from_other_context(
         same_arch = context.environment.device.arch == request.context.environment.device.arch
         if not same_arch or not all(field.field.startswith(may_differ) for field in differing):
             continue
-        resolution = _resolve_if_compared(request, store.get(context, request.scenario))
+        resolution = resolve_if_compared(request, store.get(context, request.scenario))
         if resolution is not None:
             return replace(resolution, how=how, differences=differing, recorded_in=context)
     return None

@@ -14,7 +14,14 @@ from ..system.provenance import whoami
 from ..triton_internals.config_names import describe
 from .request import Request
 
-__all__ = ["best_config", "ignored_pin", "note_timings", "resolve_from_record", "winner_to_record"]
+__all__ = [
+    "best_config",
+    "ignored_pin",
+    "note_timings",
+    "resolve_from_record",
+    "resolve_if_compared",
+    "winner_to_record",
+]
 
 
 def resolve_from_record(request: Request, found: Found | None) -> Resolution | None:
@@ -46,6 +53,12 @@ def resolve_from_record(request: Request, found: Found | None) -> Resolution | N
         wrong=_wrong_configs(request, record),
         ignored_pin=None if ignored is None else str(ignored),
     )
+
+
+def resolve_if_compared(request: Request, found: Found | None) -> Resolution | None:
+    """Return the resolution from a record, unless its tune has not yet compared any results."""
+    is_finished = found is not None and (found.record.winner or found.record.pinned)
+    return resolve_from_record(request, found) if is_finished or request.check is None else None
 
 
 def ignored_pin(request: Request, found: Found | None) -> Config | None:

@@ -19,7 +19,12 @@ from ..tuning.measurement_marks import find_suspects
 from .choices import MOST_CHOICES
 from .fallbacks import FallbackLimits, fall_back, nearest_differences
 from .foreign_results import record_from_triton_cache
-from .record_lookup import ignored_pin, note_timings, resolve_from_record
+from .record_lookup import (
+    ignored_pin,
+    note_timings,
+    resolve_from_record,
+    resolve_if_compared,
+)
 from .request import Request
 from .scenario_tuner import ScenarioTuner
 from .service_phase import may_benchmark
@@ -149,11 +154,10 @@ class Resolver:
             return self.only_config(request)
         found = self._look_up(request)
         request = self._without_unusable(request, found)
-        recorded = resolve_from_record(request, found)
-        if recorded and found:
-            is_uncompared = self._tuner.needs_comparison(request, recorded, found.record)
-            if not (is_uncompared and self._may_tune()):  # a launch would compare it first
-                return recorded
+        resolve = resolve_if_compared if self._may_tune() else resolve_from_record
+        resolution = resolve(request, found)
+        if resolution is not None:
+            return resolution
         fallback = self._fall_back(request)
         return replace(
             fallback,

@@ -113,7 +113,7 @@ class ScenarioTuner:
         has_work = due or recorded or self._untried_failures(request, record)
         if has_work and not (is_leased or _is_hung(request)):
             # Until the process that tunes now has ended, a config runs if it was compared.
-            is_unsafe = recorded and self.needs_comparison(request, recorded, record)
+            is_unsafe = recorded and self._needs_comparison(request, recorded, record)
             return None if is_unsafe else recorded, 0
         return self._measure(request, record, due)
 
@@ -150,28 +150,25 @@ class ScenarioTuner:
         """
         if resolution.how == "pinned" or found is None:
             return False
-        if self.needs_comparison(request, resolution, found.record):
+        if self._needs_comparison(request, resolution, found.record):
             return True
         if self._store.is_lasting:
             return request.has_work(found.record)
         return bool(request.due_configs(found.record))
 
-    def needs_comparison(self, request: Request, resolution: Resolution, record: Record) -> bool:
+    def _needs_comparison(self, request: Request, resolution: Resolution, record: Record) -> bool:
         """Return whether the results of a recorded config were never compared with the default's.
 
         Only a record's winner was. Another config is the best while a tune is unfinished, and where
-        the author has removed the winner, or pruning leaves it out of this launch. A pin is a
-        person's choice, and not compared.
+        the author has removed the winner, or pruning leaves it out of this launch.
         """
-        if resolution.how == "pinned" or request.check is None:
-            return False
         compared = {
             describe(request.default),
             *self._compared.get((request.context, request.scenario), ()),
         }
         if record.winner is not None:
             compared.add(record.winner.config)
-        return describe(resolution.config) not in compared
+        return request.check is not None and describe(resolution.config) not in compared
 
     def _untried_failures(self, request: Request, record: Record) -> list[Config]:
         """Return the configs that another machine found to fail and this process did not try."""

@@ -11,7 +11,7 @@ from dejavu_service.services import retention, tokens
 from dejavu_service.services.access import ANYBODY
 from dejavu_service.storage import quarantine as storage
 from dejavu_service.storage.database import Database
-from dejavu_service.storage.tables import contexts
+from dejavu_service.storage.tables import contexts, records
 from sqlalchemy import Engine, event, update
 from support.service import START, body, config, context, measurement, record, record_set, scenario
 
@@ -326,14 +326,23 @@ def test_a_winner_alone_is_taken_too_and_told_to_copies(
     assert quarantine(client, admin, token="evil", preview=True)["records"] == 0
 
 
+@pytest.mark.parametrize("is_noted", [True, False], ids=["", "before the server noted that"])
 def test_a_winner_is_dated_by_its_own_arrival(
-    client: httpx.Client, admin: Token, fleet: Token, evil: Token
+    client: httpx.Client,
+    database: Database,
+    admin: Token,
+    fleet: Token,
+    evil: Token,
+    is_noted: bool,
 ) -> None:
     """Whoever touches a record later, even by a pin or a measurement, moves no winner in time."""
     post(client, evil, Record(scenario=scenario(1), winner=Winner(config=config(64), at=START)))
     post(client, evil, record(2), at="pr-1")
     promoted = client.post("/v1/pr-1/promote", json={"to": "main"}, headers=admin.headers)
     assert promoted.is_success
+    if not is_noted:
+        with database.write() as connection:
+            connection.execute(update(records).values(winner_received_at=None))
     between = now().isoformat()
     pin = {"config": body(config(16)), "by": "ops"}
     for number in (1, 2):

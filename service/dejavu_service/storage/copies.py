@@ -25,7 +25,7 @@ from dejavu_cache.model.record import Record
 
 from . import summaries
 from .records import WINNER, save
-from .tables import contexts, epoch, measurements, recalls, records
+from .tables import contexts, epoch, measurements, recalls, records, winner_arrival
 from .text_matching import contains
 from .upserts import insert
 
@@ -101,9 +101,7 @@ def replace_texts(
             promoted=true(),
             updated_at=epoch(),
             winner_sender=func.coalesce(sender, records.c.winner_sender),
-            winner_received_at=case(
-                (sender.is_not(None), epoch()), else_=records.c.winner_received_at
-            ),
+            winner_received_at=case((sender.is_not(None), epoch()), else_=winner_arrival),
         )
     )
     rows = [

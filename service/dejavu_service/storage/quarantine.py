@@ -21,7 +21,16 @@ from sqlalchemy import (
 from dejavu_cache.model.scenario import canonical_json
 
 from .chunks import chunks
-from .tables import contexts, epoch, measured_by, measurements, quarantined, quarantines, records
+from .tables import (
+    contexts,
+    epoch,
+    measured_by,
+    measurements,
+    quarantined,
+    quarantines,
+    records,
+    winner_arrival,
+)
 from .text_matching import contains, ends_with, starts_with
 
 __all__ = [
@@ -220,11 +229,9 @@ def _won_by(wanted: WriterFilter) -> ColumnElement[bool]:
     # A winner does not say which host it came from: it goes with its measurement.
     if wanted.token is None or wanted.host is not None or wanted.config is not None:
         return false()
-    # A winner that came before the server noted when came with the record's last change or earlier.
-    received_at = func.coalesce(records.c.winner_received_at, records.c.updated_at)
     clauses = [
         _token_matches(records.c.winner_sender, wanted.token),
-        _came_within(received_at, wanted),
+        _came_within(winner_arrival, wanted),
     ]
     if wanted.scenario is not None:
         clauses.append(records.c.scenario == wanted.scenario)

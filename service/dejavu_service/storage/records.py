@@ -12,7 +12,7 @@ from dejavu_cache.model.scenario import canonical_json
 
 from . import summaries
 from .chunks import chunks
-from .tables import contexts, epoch, measurements, records
+from .tables import contexts, epoch, measurements, records, winner_arrival
 from .text_matching import byte_length, contains
 from .upserts import insert
 
@@ -254,9 +254,7 @@ def save(
             "promoted": records.c.promoted | new.promoted if promoted else records.c.promoted,
             "updated_at": epoch(),
             "winner_sender": func.coalesce(new.winner_sender, records.c.winner_sender),
-            "winner_received_at": case(
-                (is_new_winner, epoch()), else_=records.c.winner_received_at
-            ),
+            "winner_received_at": case((is_new_winner, epoch()), else_=winner_arrival),
         },
     )
     connection.execute(statement, rows)

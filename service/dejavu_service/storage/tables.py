@@ -18,6 +18,7 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    func,
 )
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
@@ -39,6 +40,7 @@ __all__ = [
     "records",
     "summaries",
     "tokens",
+    "winner_arrival",
 ]
 
 metadata = MetaData(
@@ -128,6 +130,9 @@ records = Table(
     Column("winner_sender", Text),
     Column("winner_received_at", Double),
 )
+
+winner_arrival = func.coalesce(records.c.winner_received_at, records.c.updated_at)
+"""When a winner came. One from before the server noted that came with the last change at latest."""
 
 # What the pages list of a record, so that they need not parse its text.
 summaries = Table(
