@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from triton import knobs
+from .versions import knobs  # isort: skip - first, for it names a Triton that is too old
+
 from triton.compiler.errors import CompilationError
 from triton.runtime import driver
 from triton.runtime.autotuner import Autotuner, Heuristics, autotune

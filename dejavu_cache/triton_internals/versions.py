@@ -37,6 +37,7 @@ __all__ = [
     "expandable_descriptors",
     "is_covered",
     "kernel_follows_hooks",
+    "knobs",
     "load_box",
     "only_alignment_counts",
     "reinterpret_shared",
