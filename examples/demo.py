@@ -97,10 +97,15 @@ def dejavu(*arguments: str) -> None:
     subprocess.run([sys.executable, "-m", "dejavu_client", *arguments], check=True)
 
 
+def forget_settings() -> None:
+    """Leave out the caller's settings: the demo's server takes no token, and its programs tune."""
+    for name in [name for name in os.environ if name.startswith("DEJAVU_")]:
+        del os.environ[name]
+
+
 def main() -> None:
     """Run the demo; fail if a process benchmarked what another one had measured."""
-    for name in [name for name in os.environ if name.startswith("DEJAVU_")]:
-        del os.environ[name]  # the demo's server takes no token, and its programs tune
+    forget_settings()
     with tempfile.TemporaryDirectory(prefix="dejavu-demo-") as name:
         folder = Path(name)
         mine, other = (folder / "records").as_uri(), (folder / "another-machines-records").as_uri()

@@ -24,6 +24,7 @@ from dejavu_service.storage import schema
 from dejavu_service.storage.database import Database
 from fastapi import FastAPI
 from sqlalchemy import create_engine, make_url, text
+from support.quarantines import Token
 from support.remote_stores import close_all, open_remote
 from support.service import Running, client_of, running_server
 
@@ -229,3 +230,18 @@ def _execute(uri: str, statement: str) -> None:
 
 def _at(uri: str, name: str) -> str:
     return make_url(uri).set(database=name).render_as_string(hide_password=False)
+
+
+@pytest.fixture
+def admin(database: Database) -> Token:
+    return Token(database, "ops", "admin")
+
+
+@pytest.fixture
+def fleet(database: Database) -> Token:
+    return Token(database, "fleet")
+
+
+@pytest.fixture
+def evil(database: Database) -> Token:
+    return Token(database, "evil")

@@ -1,4 +1,4 @@
-"""What one token or one host wrote is listed, taken from readers, and given back."""
+"""What one token or one host wrote is listed and taken from readers."""
 
 from __future__ import annotations
 
@@ -7,68 +7,15 @@ from typing import Any
 import httpx
 import pytest
 from dejavu_service.services import quarantine as service
-from dejavu_service.services import retention, tokens
-from dejavu_service.services.access import ANYBODY
-from dejavu_service.storage import quarantine as storage
+from dejavu_service.services import retention
 from dejavu_service.storage.database import Database
-from dejavu_service.storage.tables import contexts, records
+from dejavu_service.storage.tables import contexts
 from sqlalchemy import Engine, event, update
-from support.service import START, body, config, context, measurement, record, record_set, scenario
+from support.quarantines import Token, post, quarantine, read, undo
+from support.service import config, measurement, record, scenario
 
 from dejavu_cache.model.recall import part_digest, part_digests, without_parts
-from dejavu_cache.model.record import Record, RecordSet, Winner
 from dejavu_cache.model.scenario import now
-
-WHERE = f"contexts/{context().digest}/records"
-
-
-class Token:
-    """A token, by its id and its headers."""
-
-    def __init__(self, database: Database, name: str, role: Any = "write") -> None:
-        issued = tokens.issue(database, ANYBODY, name, role, ["*"], None)
-        self.id = issued.id
-        self.headers = {"Authorization": f"Bearer {issued.token}"}
-
-
-@pytest.fixture
-def admin(database: Database) -> Token:
-    return Token(database, "ops", "admin")
-
-
-@pytest.fixture
-def fleet(database: Database) -> Token:
-    return Token(database, "fleet")
-
-
-@pytest.fixture
-def evil(database: Database) -> Token:
-    return Token(database, "evil")
-
-
-def post(client: httpx.Client, token: Token, *records: Record, at: str = "main") -> dict[str, Any]:
-    sent = client.post(f"/v1/{at}/records", json=body(record_set(*records)), headers=token.headers)
-    assert sent.status_code == 200, sent.text
-    counted: dict[str, Any] = sent.json()
-    return counted
-
-
-def read(client: httpx.Client, token: Token, at: str = "main") -> list[Record]:
-    answer = client.get(f"/v1/{at}/{WHERE}", headers=token.headers)
-    if answer.status_code == 404:
-        return []
-    return list(RecordSet.model_validate_json(answer.content).records)
-
-
-def quarantine(client: httpx.Client, admin: Token, at: str = "main", **wish: Any) -> dict[str, Any]:
-    answer = client.post(f"/v1/{at}/quarantines", json=wish, headers=admin.headers)
-    assert answer.status_code == (200 if wish.get("preview") else 201), answer.text
-    counted: dict[str, Any] = answer.json()
-    return counted
-
-
-def undo(client: httpx.Client, admin: Token, identity: str) -> httpx.Response:
-    return client.delete(f"/v1/main/quarantines/{identity}", headers=admin.headers)
 
 
 def test_readers_get_what_they_would_have_got_without_a_token(
@@ -101,117 +48,6 @@ def test_readers_get_what_they_would_have_got_without_a_token(
     assert again[scenario(1)].by_config[config(16)].median == 0.5, "beside what came since"
     assert again[scenario(1)].winner == honest.winner
     assert undo(client, admin, done["id"]).status_code == 404
-
-
-def test_an_undone_quarantine_leaves_everything_as_it_was(
-    client: httpx.Client, admin: Token, evil: Token
-) -> None:
-    post(client, evil, record(1), record(2, configs=5))
-    before = read(client, admin)
-    writers = client.get("/v1/main/writers", headers=admin.headers).json()["writers"]
-    for _ in range(2):
-        undo(client, admin, quarantine(client, admin, token=evil.id)["id"])
-        assert read(client, admin) == before
-    after = client.get("/v1/main/writers", headers=admin.headers).json()["writers"]
-    assert [(item["sender"], item["measurements"], item["standing"]) for item in after] == [
-        (item["sender"], item["measurements"], item["standing"]) for item in writers
-    ]
-    assert post(client, evil, record(1))["measurements"] == 0
-
-
-def test_the_timings_of_one_config_go_and_come_back(
-    client: httpx.Client, admin: Token, fleet: Token
-) -> None:
-    post(client, fleet, record(1), record(2))
-    winner = record(1).winner
-    assert winner is not None
-    subject = {"context": context().digest, "scenario": scenario(1).digest}
-    done = quarantine(client, admin, **subject, config=winner.config.digest)
-    assert (done["measurements"], done["winners"]) == (1, 1)
-    left = {item.scenario: item for item in read(client, admin)}
-    assert left[scenario(2)] == record(2)
-    assert left[scenario(1)].winner is None
-    assert set(record(1).by_config) - set(left[scenario(1)].by_config) == {winner.config}
-    assert undo(client, admin, done["id"]).status_code == 200
-    assert {item.scenario: item for item in read(client, admin)}[scenario(1)] == record(1)
-    incomplete = client.post("/v1/main/quarantines", json=subject, headers=admin.headers)
-    assert incomplete.status_code == 422
-
-
-def cut_an_undo_short(
-    client: httpx.Client, admin: Token, number: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Undo a quarantine's first two scenarios, and fail."""
-    load, pages = storage.load_parts, iter(range(9))
-
-    def load_once(*arguments: Any) -> Any:
-        if next(pages):
-            raise OSError("cut short")
-        return load(*arguments)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(service, "_MOST_SCENARIOS", 2)
-        patch.setattr(storage, "load_parts", load_once)
-        assert undo(client, admin, number).status_code == 500
-
-
-def test_an_undo_that_was_cut_short_is_completed_by_another(
-    client: httpx.Client, admin: Token, evil: Token, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    post(client, evil, *(record(m) for m in range(1, 5)))
-    before = read(client, admin)
-    done = quarantine(client, admin, token=evil.id)
-    cut_an_undo_short(client, admin, done["id"], monkeypatch)
-    assert read(client, admin) == before[:2]
-    assert undo(client, admin, done["id"]).json() == done
-    assert read(client, admin) == before
-
-
-def test_an_undo_of_a_quarantine_that_still_runs_leaves_nothing_behind(
-    client: httpx.Client, admin: Token, evil: Token, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    post(client, evil, *(record(m) for m in range(1, 5)))
-    before = read(client, admin)
-    split, pages = service._pages, iter(range(99))
-
-    def split_and_undo(*arguments: Any) -> Any:
-        for page in split(*arguments):
-            yield page
-            if next(pages) == 0:
-                (running,) = client.get("/v1/main/quarantines", headers=admin.headers).json()[
-                    "quarantines"
-                ]
-                assert undo(client, admin, running["id"]).status_code == 200
-
-    monkeypatch.setattr(service, "_MOST_SCENARIOS", 1)
-    monkeypatch.setattr(service, "_pages", split_and_undo)
-    done = quarantine(client, admin, token=evil.id)
-    assert done["records"] == 1
-    assert read(client, admin) == before
-
-
-def test_what_is_quarantined_again_in_the_middle_of_an_undo_comes_back_once(
-    client: httpx.Client,
-    admin: Token,
-    fleet: Token,
-    evil: Token,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    post(client, evil, *(record(m) for m in range(1, 5)))
-    before = read(client, admin)
-    first = quarantine(client, admin, token=evil.id)
-    cut_an_undo_short(client, admin, first["id"], monkeypatch)
-    second = quarantine(client, admin, token=evil.id)
-    assert second["records"] == 2
-    again = record(3, median=0.5, after=60)
-    post(client, fleet, again)
-    for done in (second, first):
-        assert undo(client, admin, done["id"]).status_code == 200
-    after = {item.scenario: item for item in read(client, admin)}
-    assert [after[item.scenario] for item in before if item.scenario != again.scenario] == [
-        item for item in before if item.scenario != again.scenario
-    ]
-    assert after[again.scenario].measurements == again.measurements, "beside what came since"
 
 
 def test_pages_are_bounded_by_measurements_too(database: Database) -> None:
@@ -304,57 +140,6 @@ def test_a_host_is_found_behind_every_token(
     assert [item.scenario for item in read(client, admin)] == [scenario(2), scenario(4)]
 
 
-def test_a_winner_alone_is_taken_too_and_told_to_copies(
-    client: httpx.Client, admin: Token, fleet: Token, evil: Token
-) -> None:
-    honest = record(1).model_copy(update={"winner": None})
-    slowest = Winner(config=config(64), at=START)
-    post(client, fleet, honest)
-    post(client, evil, Record(scenario=scenario(1), winner=slowest))
-    copy = read(client, admin)[0]
-    assert copy.winner == slowest
-    assert quarantine(client, admin, token="evil")["winners"] == 1
-    assert read(client, admin) == [honest]
-    asked = {"revision": "", "scenarios": {scenario(1).digest: ""}}
-    changed = client.post(
-        "/v1/main/revalidation", json={"contexts": {context().digest: asked}}, headers=fleet.headers
-    ).json()["contexts"][context().digest]
-    assert changed["recalls"] == {scenario(1).digest: [part_digest(slowest)]}
-    assert without_parts(copy, changed["recalls"][scenario(1).digest]) == honest
-    post(client, fleet, copy)
-    assert read(client, admin) == [honest]
-    assert quarantine(client, admin, token="evil", preview=True)["records"] == 0
-
-
-@pytest.mark.parametrize("is_noted", [True, False], ids=["", "before the server noted that"])
-def test_a_winner_is_dated_by_its_own_arrival(
-    client: httpx.Client,
-    database: Database,
-    admin: Token,
-    fleet: Token,
-    evil: Token,
-    is_noted: bool,
-) -> None:
-    """Whoever touches a record later, even by a pin or a measurement, moves no winner in time."""
-    post(client, evil, Record(scenario=scenario(1), winner=Winner(config=config(64), at=START)))
-    post(client, evil, record(2), at="pr-1")
-    promoted = client.post("/v1/pr-1/promote", json={"to": "main"}, headers=admin.headers)
-    assert promoted.is_success
-    if not is_noted:
-        with database.write() as connection:
-            connection.execute(update(records).values(winner_received_at=None))
-    between = now().isoformat()
-    pin = {"config": body(config(16)), "by": "ops"}
-    for number in (1, 2):
-        where = f"/v1/main/contexts/{context().digest}/pins/{scenario(number).digest}"
-        client.put(where, json=pin, headers=admin.headers).raise_for_status()
-        post(client, fleet, record(number, configs=5).model_copy(update={"winner": None}))
-    for token in (evil.id, admin.id):
-        sent: dict[str, Any] = {"token": token, "preview": True}
-        assert quarantine(client, admin, **sent, until=between)["winners"] == 1
-        assert quarantine(client, admin, **sent, since=between)["winners"] == 0
-
-
 def test_what_was_promoted_of_it_goes_from_there(
     client: httpx.Client, admin: Token, fleet: Token, evil: Token
 ) -> None:
@@ -368,23 +153,6 @@ def test_what_was_promoted_of_it_goes_from_there(
     assert post(client, fleet, record(1, median=0.5, after=60))["measurements"] == 0
     assert read(client, admin)[0].winner is not None
     assert len(read(client, admin, "pr-1")) == 2
-
-
-def test_a_winner_that_was_promoted_goes_with_who_promoted_it(
-    client: httpx.Client, admin: Token, fleet: Token, evil: Token, database: Database
-) -> None:
-    """Alone as it may come, and whoever sent the winner that it replaced."""
-    ops = [Token(database, name, "admin") for name in ("first", "later")]
-    post(client, fleet, record(1), record(2), record(3).model_copy(update={"winner": None}))
-    won = Winner(config=config(128), at=START)
-    for m in (1, 3, 4):
-        post(client, evil, Record(scenario=scenario(m), winner=won), at="pr-1")
-    for token in ops:  # the later one changes nothing
-        sent = client.post("/v1/pr-1/promote", json={"to": "main"}, headers=token.headers)
-        assert sent.json() == {"records": 3}
-    for token, winners in ((evil, 0), (fleet, 1), (ops[0], 3), (ops[1], 0)):
-        counted = quarantine(client, admin, token=token.id, preview=True)
-        assert counted["winners"] == winners, token.id
 
 
 def test_the_context_of_a_quarantine_is_not_pruned(

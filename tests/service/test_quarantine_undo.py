@@ -1,0 +1,123 @@
+"""What was taken from readers is given back, whatever happens meanwhile."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+from dejavu_service.services import quarantine as service
+from dejavu_service.storage import quarantine as storage
+from support.quarantines import Token, post, quarantine, read, undo
+from support.service import context, record, scenario
+
+
+def test_an_undone_quarantine_leaves_everything_as_it_was(
+    client: httpx.Client, admin: Token, evil: Token
+) -> None:
+    post(client, evil, record(1), record(2, configs=5))
+    before = read(client, admin)
+    writers = client.get("/v1/main/writers", headers=admin.headers).json()["writers"]
+    for _ in range(2):
+        undo(client, admin, quarantine(client, admin, token=evil.id)["id"])
+        assert read(client, admin) == before
+    after = client.get("/v1/main/writers", headers=admin.headers).json()["writers"]
+    assert [(item["sender"], item["measurements"], item["standing"]) for item in after] == [
+        (item["sender"], item["measurements"], item["standing"]) for item in writers
+    ]
+    assert post(client, evil, record(1))["measurements"] == 0
+
+
+def test_the_timings_of_one_config_go_and_come_back(
+    client: httpx.Client, admin: Token, fleet: Token
+) -> None:
+    post(client, fleet, record(1), record(2))
+    winner = record(1).winner
+    assert winner is not None
+    subject = {"context": context().digest, "scenario": scenario(1).digest}
+    done = quarantine(client, admin, **subject, config=winner.config.digest)
+    assert (done["measurements"], done["winners"]) == (1, 1)
+    left = {item.scenario: item for item in read(client, admin)}
+    assert left[scenario(2)] == record(2)
+    assert left[scenario(1)].winner is None
+    assert set(record(1).by_config) - set(left[scenario(1)].by_config) == {winner.config}
+    assert undo(client, admin, done["id"]).status_code == 200
+    assert {item.scenario: item for item in read(client, admin)}[scenario(1)] == record(1)
+    incomplete = client.post("/v1/main/quarantines", json=subject, headers=admin.headers)
+    assert incomplete.status_code == 422
+
+
+def cut_an_undo_short(
+    client: httpx.Client, admin: Token, number: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Undo a quarantine's first two scenarios, and fail."""
+    load, pages = storage.load_parts, iter(range(9))
+
+    def load_once(*arguments: Any) -> Any:
+        if next(pages):
+            raise OSError("cut short")
+        return load(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(service, "_MOST_SCENARIOS", 2)
+        patch.setattr(storage, "load_parts", load_once)
+        assert undo(client, admin, number).status_code == 500
+
+
+def test_an_undo_that_was_cut_short_is_completed_by_another(
+    client: httpx.Client, admin: Token, evil: Token, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    post(client, evil, *(record(m) for m in range(1, 5)))
+    before = read(client, admin)
+    done = quarantine(client, admin, token=evil.id)
+    cut_an_undo_short(client, admin, done["id"], monkeypatch)
+    assert read(client, admin) == before[:2]
+    assert undo(client, admin, done["id"]).json() == done
+    assert read(client, admin) == before
+
+
+def test_an_undo_of_a_quarantine_that_still_runs_leaves_nothing_behind(
+    client: httpx.Client, admin: Token, evil: Token, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    post(client, evil, *(record(m) for m in range(1, 5)))
+    before = read(client, admin)
+    split, pages = service._pages, iter(range(99))
+
+    def split_and_undo(*arguments: Any) -> Any:
+        for page in split(*arguments):
+            yield page
+            if next(pages) == 0:
+                (running,) = client.get("/v1/main/quarantines", headers=admin.headers).json()[
+                    "quarantines"
+                ]
+                assert undo(client, admin, running["id"]).status_code == 200
+
+    monkeypatch.setattr(service, "_MOST_SCENARIOS", 1)
+    monkeypatch.setattr(service, "_pages", split_and_undo)
+    done = quarantine(client, admin, token=evil.id)
+    assert done["records"] == 1
+    assert read(client, admin) == before
+
+
+def test_what_is_quarantined_again_in_the_middle_of_an_undo_comes_back_once(
+    client: httpx.Client,
+    admin: Token,
+    fleet: Token,
+    evil: Token,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    post(client, evil, *(record(m) for m in range(1, 5)))
+    before = read(client, admin)
+    first = quarantine(client, admin, token=evil.id)
+    cut_an_undo_short(client, admin, first["id"], monkeypatch)
+    second = quarantine(client, admin, token=evil.id)
+    assert second["records"] == 2
+    again = record(3, median=0.5, after=60)
+    post(client, fleet, again)
+    for done in (second, first):
+        assert undo(client, admin, done["id"]).status_code == 200
+    after = {item.scenario: item for item in read(client, admin)}
+    assert [after[item.scenario] for item in before if item.scenario != again.scenario] == [
+        item for item in before if item.scenario != again.scenario
+    ]
+    assert after[again.scenario].measurements == again.measurements, "beside what came since"

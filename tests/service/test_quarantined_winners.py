@@ -1,0 +1,85 @@
+"""Winners are taken with who sent or promoted them, and when."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+from dejavu_service.storage.database import Database
+from dejavu_service.storage.tables import records
+from sqlalchemy import update
+from support.quarantines import Token, post, quarantine, read
+from support.service import START, body, config, context, record, scenario
+
+from dejavu_cache.model.recall import part_digest, without_parts
+from dejavu_cache.model.record import Record, Winner
+from dejavu_cache.model.scenario import now
+
+
+def test_a_winner_alone_is_taken_too_and_told_to_copies(
+    client: httpx.Client, admin: Token, fleet: Token, evil: Token
+) -> None:
+    honest = record(1).model_copy(update={"winner": None})
+    slowest = Winner(config=config(64), at=START)
+    post(client, fleet, honest)
+    post(client, evil, Record(scenario=scenario(1), winner=slowest))
+    copy = read(client, admin)[0]
+    assert copy.winner == slowest
+    assert quarantine(client, admin, token="evil")["winners"] == 1
+    assert read(client, admin) == [honest]
+    asked = {"revision": "", "scenarios": {scenario(1).digest: ""}}
+    changed = client.post(
+        "/v1/main/revalidation", json={"contexts": {context().digest: asked}}, headers=fleet.headers
+    ).json()["contexts"][context().digest]
+    assert changed["recalls"] == {scenario(1).digest: [part_digest(slowest)]}
+    assert without_parts(copy, changed["recalls"][scenario(1).digest]) == honest
+    post(client, fleet, copy)
+    assert read(client, admin) == [honest]
+    assert quarantine(client, admin, token="evil", preview=True)["records"] == 0
+
+
+@pytest.mark.parametrize("is_noted", [True, False], ids=["", "before the server noted that"])
+def test_a_winner_is_dated_by_its_own_arrival(
+    client: httpx.Client,
+    database: Database,
+    admin: Token,
+    fleet: Token,
+    evil: Token,
+    is_noted: bool,
+) -> None:
+    """Whoever touches a record later, even by a pin or a measurement, moves no winner in time."""
+    post(client, evil, Record(scenario=scenario(1), winner=Winner(config=config(64), at=START)))
+    post(client, evil, record(2), at="pr-1")
+    promoted = client.post("/v1/pr-1/promote", json={"to": "main"}, headers=admin.headers)
+    assert promoted.is_success
+    if not is_noted:
+        with database.write() as connection:
+            connection.execute(update(records).values(winner_received_at=None))
+    between = now().isoformat()
+    pin = {"config": body(config(16)), "by": "ops"}
+    for number in (1, 2):
+        where = f"/v1/main/contexts/{context().digest}/pins/{scenario(number).digest}"
+        client.put(where, json=pin, headers=admin.headers).raise_for_status()
+        post(client, fleet, record(number, configs=5).model_copy(update={"winner": None}))
+    for token in (evil.id, admin.id):
+        sent: dict[str, Any] = {"token": token, "preview": True}
+        assert quarantine(client, admin, **sent, until=between)["winners"] == 1
+        assert quarantine(client, admin, **sent, since=between)["winners"] == 0
+
+
+def test_a_winner_that_was_promoted_goes_with_who_promoted_it(
+    client: httpx.Client, admin: Token, fleet: Token, evil: Token, database: Database
+) -> None:
+    """Alone as it may come, and whoever sent the winner that it replaced."""
+    ops = [Token(database, name, "admin") for name in ("first", "later")]
+    post(client, fleet, record(1), record(2), record(3).model_copy(update={"winner": None}))
+    won = Winner(config=config(128), at=START)
+    for m in (1, 3, 4):
+        post(client, evil, Record(scenario=scenario(m), winner=won), at="pr-1")
+    for token in ops:  # the later one changes nothing
+        sent = client.post("/v1/pr-1/promote", json={"to": "main"}, headers=token.headers)
+        assert sent.json() == {"records": 3}
+    for token, winners in ((evil, 0), (fleet, 1), (ops[0], 3), (ops[1], 0)):
+        counted = quarantine(client, admin, token=token.id, preview=True)
+        assert counted["winners"] == winners, token.id
