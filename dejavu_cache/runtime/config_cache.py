@@ -77,11 +77,16 @@ class ConfigCache(dict[Any, Any]):
         with self._lock:
             if key in self._reported or key not in self:
                 if len(self._reported) >= MOST_REPORTED:
-                    for reported in self._reported:
-                        super().pop(reported, None)
-                    self._reported.clear()
+                    self._drop_reported()
                 self._reported[key] = config
                 super().__setitem__(key, config)
+
+    def _drop_reported(self) -> None:
+        """Leave only the program's entries, also if a signal handler launches or raises here."""
+        while self._reported:
+            key, config = self._reported.popitem()
+            if self.get(key) is config:  # a thread may have just replaced it by the program's
+                super().pop(key, None)
 
     def add_user(self, user: CacheUser) -> None:
         """Tell an autotuner about changes by the program, for as long as it lives."""

@@ -192,6 +192,36 @@ def test_the_cache_of_a_process_that_meets_ever_new_sizes_is_bounded(
     assert not cache.has_choices
 
 
+def test_a_launch_by_a_signal_handler_may_meet_the_cache_while_it_is_bounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(config_cache, "MOST_REPORTED", 3)
+    cache = ConfigCache({"of the program": 1})
+
+    class Interrupted:
+        """A key at which a handler runs, which launches a kernel in the same thread."""
+
+        is_armed = False
+
+        def __hash__(self) -> int:
+            if self.is_armed:
+                self.is_armed = False
+                cache.report("of the handler", "config")
+            return 0
+
+    keys = [Interrupted() for _ in range(3)]
+    for key in keys:
+        cache.report(key, "config")
+    keys[1].is_armed = True
+    cache.report("new", "config")
+    assert (cache.choice("of the program"), cache.choice("new"), cache["new"]) == (
+        1,
+        None,
+        "config",
+    )
+    assert cache.has_choices
+
+
 def test_launches_follow_random_changes_as_tritons_do() -> None:
     """Each change is made to both kinds of autotuner, with a launch on a pretended GPU after it."""
     code = """
