@@ -35,6 +35,12 @@ HAS_LAYOUTS = find_spec("vllm.v1.kv_cache_layout") is not None
 CASE = Case(new=[1, 5], past=[40, 9], heads=(4, 2), head_size=32, padding=2, window=20)
 
 
+def leave_one_config(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have nothing tuned."""
+    for kernel in kernels().values():
+        monkeypatch.setattr(kernel, "configs", [kernel.configs[0]])
+
+
 def choose_layout(cache_config: Any) -> tuple[int, ...]:
     """Choose a layout as vLLM does from 0.29 on, and return the order that it stands for."""
     try:
@@ -87,8 +93,7 @@ def engine_cache(backend: Any, arguments: dict[str, Any]) -> torch.Tensor:
 def test_a_layer_reads_keys_that_are_in_the_cache_already(
     backend: Any, make: Any, monkeypatch: pytest.MonkeyPatch, padding: int
 ) -> None:
-    for kernel in kernels().values():
-        monkeypatch.setattr(kernel, "configs", [kernel.configs[0]])
+    leave_one_config(monkeypatch)
     batch = draw(CASE, "cpu")
     query = batch.arguments["q"]
     builder = backend.get_builder_cls()(None, ["0"], config(), torch.device("cpu"))
@@ -106,8 +111,7 @@ def test_a_layer_s_scale_may_be_set_later(
     backend: Any, make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As vLLM's models of Transformers set it, up to 0.26 in each forward pass."""
-    for kernel in kernels().values():
-        monkeypatch.setattr(kernel, "configs", [kernel.configs[0]])
+    leave_one_config(monkeypatch)
     batch = draw(CASE, "cpu")
     query = batch.arguments["q"]
     builder = backend.get_builder_cls()(None, ["0"], config(), torch.device("cpu"))
@@ -152,8 +156,7 @@ def test_layers_whose_heads_would_have_gaps_ask_for_heads_before_tokens(
 def test_a_step_is_computed_through_vllm_s_interface(
     backend: Any, make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for kernel in kernels().values():
-        monkeypatch.setattr(kernel, "configs", [kernel.configs[0]])
+    leave_one_config(monkeypatch)
     layer = make(sliding_window=CASE.window + 1)
     layer.process_weights_after_loading(torch.float32)
     batch = draw(CASE, "cpu")
@@ -186,8 +189,7 @@ def test_a_graph_of_mixed_batches_is_right_for_any_of_them(
 ) -> None:
     from vllm.config import CUDAGraphMode
 
-    for kernel in kernels().values():
-        monkeypatch.setattr(kernel, "configs", [kernel.configs[0]])
+    leave_one_config(monkeypatch)
     batch = draw(Case(new=[23, 1], past=[40, 9], heads=(4, 2), head_size=32), "cpu")
     replayed = common_metadata(batch.arguments, 24)
     table = torch.zeros(24, 8, dtype=torch.int32)
@@ -219,8 +221,7 @@ def test_a_token_of_chunked_local_attention_sees_its_chunk(
 
     for module in ("vllm.utils.torch_utils", "vllm.v1.attention.backends.utils"):
         monkeypatch.setattr(f"{module}.PIN_MEMORY", False, raising=False)
-    for kernel in kernels().values():
-        monkeypatch.setattr(kernel, "configs", [kernel.configs[0]])
+    leave_one_config(monkeypatch)
     batch = draw(Case(new=[1], past=[40], heads=(4, 2), head_size=32, window=8), "cpu")
     chunked = chunked_local_attention.create_chunked_local_attention_backend(backend, 32)
     spec = SimpleNamespace(block_size=16)

@@ -177,11 +177,9 @@ def _names(view: RecordView) -> tuple[str, str]:
 
 def _render_record_set(connection: Connection, view: RecordView) -> Answer | None:
     stored = layers.load_record_set(connection, view)
-    return (
-        None
-        if stored is None
-        else _compress(stored.revision, render(stored.context, stored.records))
-    )
+    if stored is None:
+        return None
+    return _compress(stored.revision, render(stored.context, stored.records))
 
 
 def _render_scenarios(connection: Connection, view: RecordView) -> Answer | None:
