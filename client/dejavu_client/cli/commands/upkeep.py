@@ -36,7 +36,7 @@ def collect_garbage(
 ) -> None:
     """Delete records of code that has changed since, and files that killed writers left.
 
-    What a program tunes meanwhile stays.
+    What a program tunes meanwhile stays in a local store; of a server this cannot be told.
     """
     with open_existing_store(store, write=not dry_run) as target:
         revisions = {context: _revision(target, context) for context in target.contexts()}
