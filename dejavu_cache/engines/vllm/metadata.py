@@ -107,6 +107,6 @@ class DejavuMetadataBuilder(AttentionMetadataBuilder[StepInputs]):  # type: igno
         step.seq_lens.fill_(min(step.max_query_len, max(step.max_seq_len, 1)))
         graphs = self.vllm_config.compilation_config.cudagraph_mode
         if graphs.mixed_mode().name == "FULL":
-            # Up to 0.32, the V2 model runner captures one token of each request, also for these.
+            # The V2 model runner of 0.26 and 0.29 captures one token a request, also for these.
             step.max_query_len = step.num_tokens
         return step
