@@ -17,6 +17,7 @@ from .request import Request
 __all__ = [
     "best_config",
     "ignored_pin",
+    "is_unfinished",
     "note_timings",
     "resolve_from_record",
     "resolve_if_compared",
@@ -57,8 +58,16 @@ def resolve_from_record(request: Request, found: Found | None) -> Resolution | N
 
 def resolve_if_compared(request: Request, found: Found | None) -> Resolution | None:
     """Return the resolution from a record, unless its tune has not yet compared any results."""
-    is_finished = found is not None and (found.record.winner or found.record.pinned)
-    return resolve_from_record(request, found) if is_finished or request.check is None else None
+    resolution = resolve_from_record(request, found)
+    is_pinned = resolution is not None and resolution.how == "pinned"
+    return resolution if is_pinned or not is_unfinished(request, found) else None
+
+
+def is_unfinished(request: Request, found: Found | None) -> bool:
+    """Return whether a record has timings alone, while results are to be compared."""
+    if found is None or request.check is None or found.record.is_finished:
+        return False
+    return bool(found.record.measurements)
 
 
 def ignored_pin(request: Request, found: Found | None) -> Config | None:

@@ -16,7 +16,7 @@ from ..system.notices import warn_once
 from ..triton_internals.config_names import describe
 from ..tuning.measurement_marks import MeasurementMark, find_suspects
 from .own_trials import OwnTrials
-from .record_lookup import resolve_from_record
+from .record_lookup import resolve_from_record, resolve_if_compared
 from .request import Request
 from .scenario_measurement import ScenarioMeasurement
 from .suspects import leave_out_suspects
@@ -113,8 +113,9 @@ class ScenarioTuner:
         has_work = due or recorded or self._untried_failures(request, record)
         if has_work and not (is_leased or _is_hung(request)):
             # Until the process that tunes now has ended, a config runs if it was compared.
-            is_unsafe = recorded and self._needs_comparison(request, recorded, record)
-            return None if is_unsafe else recorded, 0
+            compared = resolve_if_compared(request, found)
+            is_unsafe = compared and self._needs_comparison(request, compared, record)
+            return None if is_unsafe else compared, 0
         return self._measure(request, record, due)
 
     def _without_suspects(self, request: Request, found: Found | None) -> Request:
