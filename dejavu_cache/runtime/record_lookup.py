@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from typing import Any
 
 from ..model.record import Measurement, Record
 from ..model.resolution import Resolution
@@ -59,8 +61,27 @@ def resolve_from_record(request: Request, found: Found | None) -> Resolution | N
 def resolve_if_compared(request: Request, found: Found | None) -> Resolution | None:
     """Return the resolution from a record, unless its tune has not yet compared any results."""
     resolution = resolve_from_record(request, found)
-    is_pinned = resolution is not None and resolution.how == "pinned"
-    return resolution if is_pinned or not is_unfinished(request, found) else None
+    if resolution is None or found is None or resolution.how == "pinned":
+        return resolution
+    if is_unfinished(request, found):
+        return None
+    compared = _compared_leader(request, found.record, describe(resolution.config))
+    return resolution if compared is None else replace(resolution, config=compared)
+
+
+def _compared_leader(request: Request, record: Record, leader: Config) -> Any | None:
+    """Return the declared config that runs in the place of a leader that nobody compared, or None.
+
+    A config that was timed before the winner was selected, and is faster, was not declared where
+    that was: it is of an interrupted tune of another version of the kernel, or of another store.
+    """
+    winner, default = record.winner, describe(request.default)
+    if request.check is None or winner is None or winner.config not in request.declared:
+        return None
+    if leader in (winner.config, default) or record.by_config[leader].at > winner.at:
+        return None
+    best = _select(request, record, {winner.config, default})
+    return None if best is None else request.declared[best]
 
 
 def is_unfinished(request: Request, found: Found | None) -> bool:
@@ -134,10 +155,12 @@ def _warn_of_ignored_pin(request: Request, pinned: Config) -> None:
 def winner_to_record(request: Request, record: Record, best: Config) -> Config:
     """Return the winner to record after a tune whose best config is `best`.
 
-    Pruning may have left configs out of the tuned launch that are faster in other launches of the
-    scenario; the record's winner is the best of all.
+    Pruning may have left the earlier winner out of the tuned launch; it stands if it is faster.
+    Where results are compared, that of others that were left out were not.
     """
     if not request.prunes:
         return best
-    declared = {*request.declared, *map(describe, request.autotuner.configs)}
-    return _select(request, record, declared) or best
+    rivals = {*request.declared, *map(describe, request.autotuner.configs)}
+    if request.check is not None:
+        rivals &= {best, record.winner.config if record.winner else best}
+    return _select(request, record, rivals) or best

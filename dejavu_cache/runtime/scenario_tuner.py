@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 
-from ..errors import NoValidConfigError
+from ..errors import NoValidConfigError, UncomparedResultsError
 from ..model.record import Record
 from ..model.resolution import How, Resolution
 from ..model.scenario import Config, Context, Scenario
@@ -86,11 +86,13 @@ class ScenarioTuner:
 
         Returns:
             The resolution, and how many configs were benchmarked for it. The resolution is None
-            where another process still tunes, or the device had no memory left for any config. It
-            is the default config where only other machines' failures rule out the others.
+            where another process still tunes, the device had no memory left for any config, or the
+            machine could not launch the default config. It is the default config where only other
+            machines' failures rule out the others.
 
         Raises:
             NoValidConfigError: every config failed in this process.
+            UncomparedResultsError: a sweep's machine could not launch the default config.
         """
         # A process that hangs keeps its lease for ever. A hook of a kernel that is tuned waits for
         # none: its holder may be this thread, or another one that waits for this tune.
@@ -193,11 +195,22 @@ class ScenarioTuner:
                 before=self._before,
                 show_progress=self._show_progress,
             )
-            if due or record.winner is None:
-                measurement.measure_due(due)
-            if measurement.best is None:
-                measurement.measure(self._untried_failures(request, measurement.record))
-            winner = measurement.find_winner()
+            try:
+                if due or record.winner is None:
+                    measurement.measure_due(due)
+                if measurement.best is None:
+                    measurement.measure(self._untried_failures(request, measurement.record))
+                winner = measurement.find_winner()
+            except UncomparedResultsError as error:
+                if self._expendable:  # a sweep has no launch to serve, and says what it lacked
+                    raise
+                name = request.context.kernel.name
+                warn_once(
+                    f"uncompared {name}",
+                    f"{name}{request.scenario}: {error}; the launch takes a fallback, and a later "
+                    "one tunes",
+                )
+                return None, measurement.measured
             if winner is None:
                 return self._without_valid_config(request, measurement.record), measurement.measured
             measurement.record_winner(winner)

@@ -103,6 +103,41 @@ def test_a_comparison_that_was_interrupted_is_made_by_the_next_process(tmp_path:
     assert again.benchmarked == 0
 
 
+@pytest.mark.parametrize(
+    "error", [MemoryError("of the host"), OSError(28, "no space left on device")], ids=str
+)
+def test_a_default_that_the_machine_cannot_launch_now_puts_the_tune_off(
+    tmp_path: Path, error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Fail:
+        """A hook that fails at the first launch, in which the results to expect are computed."""
+
+        launches = 0
+
+        def __call__(self, arguments: Any) -> None:
+            self.launches += 1
+            if self.launches == 1:
+                raise error
+
+    default = triton.Config(DEFAULT.kwargs, pre_hook=Fail())
+    kernel = decorate(tmp_path, [default, WRONG])
+    launch(kernel, 100)
+    assert kernel.best_config is default
+    assert "results cannot be computed now" in caplog.text
+    assert next(kernel.home.records(kernel.context), None) is None
+    kernel.forget_choices()
+    launch(kernel, 100)
+    assert (kernel.best_config, kernel.benchmarked) == (default, 2)
+
+
+def test_an_error_of_the_launch_itself_is_raised(tmp_path: Path) -> None:
+    def fail(arguments: Any) -> None:
+        raise LookupError("by a hook")
+
+    with pytest.raises(LookupError, match="by a hook"):
+        launch(decorate(tmp_path, [triton.Config(DEFAULT.kwargs, pre_hook=fail), WRONG]), 100)
+
+
 @pytest.fixture
 def unfinished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a store in which a tune has recorded its timings, but not yet who has won."""
@@ -147,6 +182,19 @@ def test_a_look_up_without_a_launch_finds_no_uncompared_config(unfinished: Path)
     kernel = decorate(unfinished, [DEFAULT, WRONG])
     found = kernel.look_up(torch.rand(128), torch.zeros(128), 100)
     assert (found.how, found.config.kwargs) == ("default", DEFAULT.kwargs)
+
+
+def test_a_config_that_was_only_timed_does_not_win_where_it_is_pruned(unfinished: Path) -> None:
+    """The tune that is finished is of a launch that may not run it."""
+
+    def prune(configs: list[Any], named: dict[str, Any], **_: Any) -> list[Any]:
+        return [config for config in configs if named["n"] != 101 or config.kwargs["LIMIT"] > 4]
+
+    pruning = {"prune_configs_by": {"early_config_prune": prune}}
+    configs = [DEFAULT, triton.Config({"STEP": 4, "LIMIT": 1024}), WRONG]
+    launch(decorate(unfinished, configs, **pruning), 101)
+    for mode in ("reuse", "tune"):
+        launch(decorate(unfinished, configs, mode=mode, **pruning), 100)
 
 
 class TestWhereNothingMayBeMeasured:
@@ -198,6 +246,17 @@ class TestWhereNothingMayBeMeasured:
         assert explain(kernel) == ("pinned", WINNER.kwargs)
         without = decorate(unfinished, [DEFAULT, WRONG], mode="reuse")
         assert explain(without) == ("default", DEFAULT.kwargs)
+
+    def test_a_faster_config_of_an_earlier_interrupted_tune_does_not_run(
+        self, unfinished: Path
+    ) -> None:
+        """The tune that has a winner was of a version that does not declare it."""
+        launch(decorate(unfinished, [DEFAULT]), 100)
+        slower = triton.Config({"STEP": 4, "LIMIT": 1024})
+        finished = decorate(unfinished, [DEFAULT, slower])
+        launch(finished, 100)
+        kernel = decorate(unfinished, [DEFAULT, slower, WRONG], mode="reuse")
+        assert explain(kernel) == ("exact", finished.best_config.kwargs)
 
     def test_a_winner_that_is_found_wrong_leaves_none(self, tmp_path: Path) -> None:
         """As on a server, which drops such a winner; the runner-up was not compared."""
