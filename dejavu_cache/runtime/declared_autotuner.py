@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cached_property
 from typing import Any
 
 from pydantic import ValidationError
@@ -16,6 +15,7 @@ from ..model.resolution import Resolution
 from ..model.scenario import MOST_CHARACTERS, Context, Kernel, Problem, Scenario
 from ..policy import current_policy
 from ..settings import Mode, current_settings
+from ..system.fork_lock import cached_property
 from ..system.notices import warn_once
 from ..triton_internals.autotune_cache import launch_key
 from ..triton_internals.config_names import DeclaredConfigs, can_be_recorded, describe
