@@ -5,6 +5,7 @@ DejavuError
 ├── KeyArgumentError         a key argument has a value that records cannot represent
 ├── NoValidConfigError       every config of a scenario failed
 ├── ScenarioNotTuned         strict mode met a scenario without a record
+├── UncomparedResultsError   the default config's results cannot be computed for the moment
 ├── TooFewRecordsError       there are not enough records to fit a decision tree
 ├── UnreadableKernelError    a kernel's code depends on something that no hash can stand for
 ├── UnknownDeviceError       records cannot describe the current device
@@ -39,6 +40,7 @@ __all__ = [
     "SnapshotError",
     "StoreError",
     "TooFewRecordsError",
+    "UncomparedResultsError",
     "UnknownDeviceError",
     "UnreadableKernelError",
 ]
@@ -96,6 +98,10 @@ class NoValidConfigError(DejavuError, RuntimeError):
 
 class ScenarioNotTuned(DejavuError, LookupError):  # noqa: N818 - a public name
     """Strict mode met a scenario without a usable record."""
+
+
+class UncomparedResultsError(DejavuError, RuntimeError):
+    """The machine could not compute the default config's results, so no other config may win."""
 
 
 class TooFewRecordsError(DejavuError, LookupError):

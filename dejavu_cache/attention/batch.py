@@ -6,12 +6,12 @@ import math
 import os
 from copy import copy
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
 import torch
 
+from ..system.fork_lock import cached_property
 from .argument_checks import (
     check_lengths,
     check_out,

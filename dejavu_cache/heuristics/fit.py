@@ -72,14 +72,16 @@ def fit(
         progress: called with the share of the work that is done.
 
     Raises:
-        TooFewRecordsError: fewer than `NEEDED` scenarios have two timed configs.
+        TooFewRecordsError: fewer than `NEEDED` scenarios have a winner and two timed configs.
     """
-    costs = SlowdownTable.of(records.records)
+    # A config that is fast because it is wrong may lead where no results were compared yet.
+    finished = [record for record in records.records if record.is_finished]
+    costs = SlowdownTable.of(finished)
     if len(costs) < NEEDED:
         kernel, device = records.context.kernel.name, records.context.environment.device.name
         raise TooFewRecordsError(
-            f"{kernel} has {counted(len(costs), 'scenario')} with two timed configs or more on "
-            f"{device}, and a tree needs {NEEDED}: tune {NEEDED - len(costs)} more"
+            f"{kernel} has {counted(len(costs), 'scenario')} with a winner and two timed configs "
+            f"or more on {device}, and a tree needs {NEEDED}: tune {NEEDED - len(costs)} more"
         )
     model = _fit_tree(costs, bound, limit, leaves)
     return Tree(
@@ -89,7 +91,7 @@ def fit(
         root=model.root,
         bound=round(model.bound, 6),
         regret=_cross_validate(costs, bound, limit, leaves, progress),
-        at=max(measurement.at for record in records.records for measurement in record.measurements),
+        at=max(measurement.at for record in finished for measurement in record.measurements),
     )
 
 

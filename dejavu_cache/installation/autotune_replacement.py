@@ -7,7 +7,6 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from functools import cached_property
 from typing import Any
 
 from ..errors import DejavuError, ScenarioNotTuned, SnapshotError
@@ -16,6 +15,7 @@ from ..runtime.autotuner import CachedAutotuner
 from ..runtime.choices import ChosenConfig
 from ..runtime.config_cache import ConfigCache
 from ..settings import Mode, current_settings
+from ..system.fork_lock import cached_property
 from ..system.notices import logger, warn_once
 from ..system.signal_handlers import is_from_signal_handler
 from ..triton_internals.compiler_digest import begin_digest_beside_imports

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property
 from typing import Annotated, Any, TypeVar
 
 from pydantic import (
@@ -23,6 +22,7 @@ from pydantic import (
 )
 
 from ..errors import DamagedRecordsError, NewerFormatError
+from ..system.fork_lock import cached_property
 from .damaged_records import first_problem
 from .scenario import Config, Context, FrozenModel, Moment, Scalar, Scenario, Text
 

@@ -239,6 +239,17 @@ class Record(FrozenModel):
         return self.pin.config if self.pin else None
 
     @property
+    def is_finished(self) -> bool:
+        """Return whether a tune has ended with a winner that is not known to be wrong.
+
+        Only then was any result compared: the winner is written after its comparison.
+        """
+        return self.winner is not None and not any(
+            measurement.is_wrong and measurement.config == self.winner.config
+            for measurement in self.measurements
+        )
+
+    @property
     def by_config(self) -> dict[Config, Measurement]:
         """Return the measurements by config."""
         return {measurement.config: measurement for measurement in self.measurements}

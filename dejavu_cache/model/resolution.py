@@ -47,6 +47,7 @@ class Resolution:
         distance: of a `nearest` scenario, in powers of two.
         differences: on a miss, the fields in which the nearest or the tree's records differ.
         missing: the number of declared configs without a measurement.
+        unfinished: on a miss, whether the scenario has timings, but no winner that was compared.
         wrong: the declared configs whose results were found to be wrong, with the evidence.
         agreed: whether all ranks of the job run this config, even if a later lookup finds another.
         only: whether pruning left the launch no other config.
@@ -67,6 +68,7 @@ class Resolution:
     distance: float = 0.0
     differences: Sequence[Difference] = ()
     missing: int = 0
+    unfinished: bool = False
     wrong: Sequence[str] = ()
     agreed: bool = False
     only: bool = False
@@ -102,6 +104,8 @@ class Resolution:
             lines += [f"  {line}" for line in self.evidence.lines()]
         if self.nearest is not None:
             lines.append(f"  the nearest record is at distance {self.nearest:g}")
+        if self.unfinished:
+            lines.append("  no winner: configs were timed, and their results not compared")
         if self.missing:
             lines.append(f"  unmeasured configs: {self.missing}")
         lines += [f"  wrong results: {evidence}" for evidence in self.wrong]

@@ -11,7 +11,6 @@ import math
 import re
 from collections.abc import Mapping
 from datetime import datetime, timedelta, timezone
-from functools import cached_property
 from typing import Annotated, Any
 
 from pydantic import (
@@ -27,6 +26,7 @@ from pydantic import (
     WrapValidator,
 )
 
+from ..system.fork_lock import cached_property
 from .buckets import Bucket, FiniteFloat
 
 __all__ = [

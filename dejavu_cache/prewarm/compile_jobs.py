@@ -73,17 +73,25 @@ class KernelJobs:
                     yield CompileJob(kernel=self._kernel.name, arch=self._arch, launch=launch)
 
     def _jobs_of_scenarios(self) -> Iterator[CompileJob]:
-        without_launch = 0
+        without_launch = unfinished = 0
         for record in self._records:
             best = self._chosen_config(record)
             if best is None:
                 continue
             self.scenarios += 1
+            unfinished += not (record.is_finished or record.pinned)
             extra = [launch for launch in self._extra if _suits(launch, record.scenario)]
             launches = distinct_launches([*(record.launches or ()), *extra])
             without_launch += not launches
             for launch in launches:
                 yield from self._jobs_of_launch(launch, best, record)
+        if unfinished:
+            self.notes.append(
+                f"{self._kernel.name}: "
+                f"{counted(unfinished, 'scenario has', 'scenarios have')} timings but no winner "
+                "whose results were compared: launches take a fallback there; finish the tunes by "
+                "`dejavu-cache sweep`"
+            )
         if without_launch:
             self.notes.append(
                 f"{self._kernel.name}: "

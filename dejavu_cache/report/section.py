@@ -62,7 +62,7 @@ class Section:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Numbers of scenarios, configs, and measurements: all, failed and missing ones."""
+        """Numbers of scenarios, configs, measurements: all, and some kinds of them."""
         measurements = [entry for record in self.records for entry in record.measurements]
         configs = {measurement.config for measurement in measurements}
         failed = sum(measurement.failure is not None for measurement in measurements)
@@ -71,6 +71,7 @@ class Section:
             "configs": len(configs),
             "measurements": len(measurements),
             "failed": failed,
+            "unfinished": sum(not record.is_finished for record in self.records),
             "missing": len(self.records) * len(configs) - len(measurements),
         }
 

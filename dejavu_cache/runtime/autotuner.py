@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .cached_autotuner import CachedAutotuner
+from .declaration_checks import check_declaration
 from .options import CacheOptions
 
 if TYPE_CHECKING:
@@ -83,9 +84,10 @@ def cached_autotune(
         A decorator from a kernel to its `CachedAutotuner`.
 
     Raises:
-        SettingsError: when a kernel is decorated: an option does not exist or has a value that it
-            cannot have, a bucket names no key argument or is misspelled, the default is not among
-            the configs, or `method` is given beside `do_bench`.
+        SettingsError: when a kernel is decorated: it lacks `@triton.jit`, an option does not exist,
+            a parameter has a value that it cannot have, a bucket names no key argument or is
+            misspelled, the default is not among the configs, or `method` is given beside
+            `do_bench`.
 
     Example:
         >>> @cached_autotune(configs=[...], key=["M"], buckets={"M": Pow2()})  # doctest: +SKIP
@@ -94,6 +96,12 @@ def cached_autotune(
     """
 
     def decorate(fn: Any) -> CachedAutotuner:
+        # Hooks of the author's own do with these names what they like.
+        tensors = (
+            {} if pre_hook else {"reset_to_zero": reset_to_zero, "restore_value": restore_value}
+        )
+        functions = {"pre_hook": pre_hook, "post_hook": post_hook, "do_bench": do_bench}
+        check_declaration(fn, configs, key, tensors, functions, prune_configs_by)
         return CachedAutotuner(
             fn,
             fn.arg_names,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
 from typing import Any
 
 from ..model.resolution import Resolution
 from ..stores.tiered import TieredStore
+from ..system.fork_lock import cached_property
 from ..triton_internals.autotune_cache import launch_key
 from ..triton_internals.config_names import describe
 from ..triton_internals.upstream import Autotuner

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from typing import Any, NamedTuple
 
 from ..model.resolution import Resolution
@@ -12,6 +11,7 @@ from ..model.scenario import Context
 from ..settings import Mode, current_settings
 from ..stores import MemoryStore
 from ..stores.default import as_tiers
+from ..system.fork_lock import cached_property
 from ..system.notices import show_log, warn_once
 from ..system.signal_handlers import is_from_signal_handler
 from ..triton_internals.autotune_cache import launch_key

@@ -5,17 +5,17 @@ from __future__ import annotations
 import copy
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cached_property
 from typing import Any
 
 from pydantic import ValidationError
 
-from ..errors import UnreadableKernelError
+from ..errors import SettingsError, UnreadableKernelError
 from ..model.buckets import Bucket, Exact
 from ..model.resolution import Resolution
 from ..model.scenario import MOST_CHARACTERS, Context, Kernel, Problem, Scenario
 from ..policy import current_policy
 from ..settings import Mode, current_settings
+from ..system.fork_lock import cached_property
 from ..system.notices import warn_once
 from ..triton_internals.autotune_cache import launch_key
 from ..triton_internals.config_names import DeclaredConfigs, can_be_recorded, describe
@@ -339,12 +339,18 @@ class DeclaredAutotuner(ChangingAutotuner):
 
         Raises:
             ValueError: pruning leaves no config, for which Triton raises the same.
+            SettingsError: the author's function returns no config.
         """
         if not declared:
             raise ValueError(f"{self._name}: pruning leaves no config for this launch")
         default = self._default(named) if callable(self._default) else self._default
         if default is None:
             default = self.configs[0]
+        elif not hasattr(default, "all_kwargs"):
+            raise SettingsError(
+                f"{self._name}: its function default returns {default!r}: return one of the "
+                "declared triton.Configs, or None for the first"
+            )
         name = describe(default)
         if name in declared:
             return declared[name]  # with the hook that the kernel declares

@@ -15,7 +15,7 @@ from .record_lookup import resolve_if_compared
 from .request import Request
 from .tolerant_store import TolerantStore
 
-__all__ = ["FALLBACKS", "FallbackLimits", "fall_back", "nearest_differences"]
+__all__ = ["FALLBACKS", "FallbackLimits", "fall_back", "find_nearest", "nearest_differences"]
 
 
 @dataclass(frozen=True)
@@ -127,13 +127,19 @@ FALLBACKS: tuple[Fallback, ...] = (
 """All fallbacks in the order in which they are asked."""
 
 
+def find_nearest(request: Request, store: TolerantStore) -> tuple[float, str] | None:
+    """Return the distance and the text of the nearest other scenario with a record, or None."""
+    candidates = store.scenarios(request.context).near(request.scenario)
+    return next((near for near in candidates if near[1] != request.scenario.text), None)
+
+
 def nearest_differences(request: Request, store: TolerantStore) -> Sequence[Difference]:
     """Return the fields that set the nearest record apart from a request.
 
     The nearest record is looked for in the request's own context first, and else in the context
     that differs in the fewest fields. Without any record of the kernel there are no differences.
     """
-    near = next(store.scenarios(request.context).near(request.scenario), None)
+    near = find_nearest(request, store)
     nearest = None if near is None else _parse_scenario(near[1])
     if nearest is not None:
         return differences(request.scenario.model_dump(), nearest.model_dump())

@@ -260,7 +260,20 @@ def _parse_choice(choices: Sequence[str]) -> Callable[[Any], Any]:
 def _parse_check(value: Any) -> Any:
     if not isinstance(value, (bool, CheckOptions)):
         raise TypeError("give True, False or CheckOptions(…)")
+    if isinstance(value, CheckOptions):
+        _refuse_malformed_check(value)
     return CheckOptions() if value is True else value
+
+
+def _refuse_malformed_check(check: CheckOptions) -> None:
+    if isinstance(check.ignore, str):
+        raise TypeError(f'ignore is a string: give a list such as ["{check.ignore}"]')
+    tolerance = check.tolerance
+    shares = tolerance.values() if isinstance(tolerance, Mapping) else [tolerance]
+    if not all(share is None or (_is_real(share) and share >= 0) for share in shares):
+        raise ValueError("give a tolerance of 0 or more, or one for each of some arguments")
+    if not (check.reference is None or callable(check.reference)):
+        raise TypeError("reference is no function of the arguments by name")
 
 
 def _parse_distance(value: Any) -> Any:

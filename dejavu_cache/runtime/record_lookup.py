@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from typing import Any
 
 from ..model.record import Measurement, Record
 from ..model.resolution import Resolution
@@ -17,6 +19,7 @@ from .request import Request
 __all__ = [
     "best_config",
     "ignored_pin",
+    "is_unfinished",
     "note_timings",
     "resolve_from_record",
     "resolve_if_compared",
@@ -57,8 +60,35 @@ def resolve_from_record(request: Request, found: Found | None) -> Resolution | N
 
 def resolve_if_compared(request: Request, found: Found | None) -> Resolution | None:
     """Return the resolution from a record, unless its tune has not yet compared any results."""
-    is_finished = found is not None and (found.record.winner or found.record.pinned)
-    return resolve_from_record(request, found) if is_finished or request.check is None else None
+    resolution = resolve_from_record(request, found)
+    if resolution is None or found is None or resolution.how == "pinned":
+        return resolution
+    if is_unfinished(request, found):
+        return None
+    compared = _compared_leader(request, found.record, describe(resolution.config))
+    return resolution if compared is None else replace(resolution, config=compared)
+
+
+def _compared_leader(request: Request, record: Record, leader: Config) -> Any | None:
+    """Return the declared config that runs in the place of a leader that nobody compared, or None.
+
+    A config that was timed before the winner was selected, and is faster, was not declared where
+    that was: it is of an interrupted tune of another version of the kernel, or of another store.
+    """
+    winner, default = record.winner, describe(request.default)
+    if request.check is None or winner is None or winner.config not in request.declared:
+        return None
+    if leader in (winner.config, default) or record.by_config[leader].at > winner.at:
+        return None
+    best = _select(request, record, {winner.config, default})
+    return None if best is None else request.declared[best]
+
+
+def is_unfinished(request: Request, found: Found | None) -> bool:
+    """Return whether a record has timings alone, while results are to be compared."""
+    if found is None or request.check is None or found.record.is_finished:
+        return False
+    return bool(found.record.measurements)
 
 
 def ignored_pin(request: Request, found: Found | None) -> Config | None:
@@ -125,10 +155,12 @@ def _warn_of_ignored_pin(request: Request, pinned: Config) -> None:
 def winner_to_record(request: Request, record: Record, best: Config) -> Config:
     """Return the winner to record after a tune whose best config is `best`.
 
-    Pruning may have left configs out of the tuned launch that are faster in other launches of the
-    scenario; the record's winner is the best of all.
+    Pruning may have left the earlier winner out of the tuned launch; it stands if it is faster.
+    Where results are compared, that of others that were left out were not.
     """
     if not request.prunes:
         return best
-    declared = {*request.declared, *map(describe, request.autotuner.configs)}
-    return _select(request, record, declared) or best
+    rivals = {*request.declared, *map(describe, request.autotuner.configs)}
+    if request.check is not None:
+        rivals &= {best, record.winner.config if record.winner else best}
+    return _select(request, record, rivals) or best

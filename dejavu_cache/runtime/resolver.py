@@ -17,10 +17,11 @@ from ..triton_internals.config_names import describe
 from ..triton_internals.environment import is_capturing_graph
 from ..tuning.measurement_marks import find_suspects
 from .choices import MOST_CHOICES
-from .fallbacks import FallbackLimits, fall_back, nearest_differences
+from .fallbacks import FallbackLimits, fall_back, find_nearest, nearest_differences
 from .foreign_results import record_from_triton_cache
 from .record_lookup import (
     ignored_pin,
+    is_unfinished,
     note_timings,
     resolve_from_record,
     resolve_if_compared,
@@ -34,7 +35,7 @@ from .tolerant_store import TolerantStore
 __all__ = ["Resolver"]
 
 RACE_WAIT = 1.0
-"""Seconds to wait for a process that only races what is recorded: the record serves meanwhile."""
+"""Seconds to wait for a process that only races what is recorded."""
 
 MOST_REJECTIONS = 3
 """Configs of a scenario that may fail at launches before only the default is left."""
@@ -97,11 +98,11 @@ class Resolver:
         """
         found = self._look_up(request) or self._adopt_triton_timings(request)
         request = self._without_unusable(request, found)
-        recorded = resolve_from_record(request, found)
         if found:
             note_timings(request, found.record)
         if not self._may_tune():
-            return recorded or self._resolve_miss(request), 0
+            return resolve_if_compared(request, found) or self._resolve_miss(request, found), 0
+        recorded = resolve_from_record(request, found)
         if recorded and not self._tuner.has_work(request, recorded, found):
             return recorded, 0
         if recorded and found and not request.due_configs(found.record):
@@ -109,23 +110,24 @@ class Resolver:
         tuned, benchmarked = self._tuner.tune(request, wait)
         if tuned is None:
             # The process that was tuning may have died or hung while this one waited.
-            tuned = self._fall_back(self._without_unusable(request, found))
+            tuned = self._fall_back(self._without_unusable(request, found), found)
         return tuned, benchmarked
 
-    def _resolve_miss(self, request: Request) -> Resolution:
-        """Return what a launch without a record runs where it must not tune.
+    def _resolve_miss(self, request: Request, found: Found | None) -> Resolution:
+        """Return what a launch without a finished record runs where it must not tune.
 
         Raises:
             ScenarioNotTuned: in strict mode.
         """
         if self.mode is not Mode.STRICT:
             self.note_miss(request)
-            return self._fall_back(request)
+            return self._fall_back(request, found)
         # A server that was busy at the first look is waited for.
-        recorded = resolve_from_record(request, self._tuner.look_up(request, fresh=True))
+        found = self._tuner.look_up(request, fresh=True)
+        recorded = resolve_if_compared(request, found)
         if recorded is None:
             self.note_miss(request)
-            raise ScenarioNotTuned(self._explain_miss(request))
+            raise ScenarioNotTuned(self._explain_miss(request, found))
         return recorded
 
     def _may_tune(self) -> bool:
@@ -154,15 +156,14 @@ class Resolver:
             return self.only_config(request)
         found = self._look_up(request)
         request = self._without_unusable(request, found)
-        resolve = resolve_if_compared if self._may_tune() else resolve_from_record
-        resolution = resolve(request, found)
+        resolution = resolve_if_compared(request, found)
         if resolution is not None:
             return resolution
-        fallback = self._fall_back(request)
+        fallback = self._fall_back(request, found)
         return replace(
             fallback,
             differences=fallback.differences or nearest_differences(request, self._store),
-            missing=len(request.declared),
+            missing=len(request.unmeasured_configs(found.record if found else None)),
             ignored_pin=None if (pin := ignored_pin(request, found)) is None else str(pin),
         )
 
@@ -222,7 +223,7 @@ class Resolver:
             return replace(resolution, evidence=evidence)
         if resolution.final:
             return resolution
-        near = next(self._store.scenarios(request.context).near(request.scenario), None)
+        near = find_nearest(request, self._store)
         return replace(resolution, nearest=near[0]) if near is not None else resolution
 
     def _look_up(self, request: Request) -> Found | None:
@@ -236,8 +237,9 @@ class Resolver:
         self._store.put(request.context, record)
         return Found(record, self._store.url)
 
-    def _fall_back(self, request: Request) -> Resolution:
-        return fall_back(request, self._store, self._limits)
+    def _fall_back(self, request: Request, found: Found | None) -> Resolution:
+        fallback = fall_back(request, self._store, self._limits)
+        return replace(fallback, unfinished=is_unfinished(request, found))
 
     def note_miss(self, request: Request) -> None:
         """Put a miss on the worklist, once: a fallback is looked up again and again."""
@@ -248,15 +250,19 @@ class Resolver:
             self._noted_misses.add(miss)
             self._store.note_miss(*miss)
 
-    def _explain_miss(self, request: Request) -> str:
+    def _explain_miss(self, request: Request, found: Found | None) -> str:
+        launch = f"{request.context.kernel.name}{request.scenario}"
+        place = f"for {request.context.environment.device.name} in {self._store.url}"
+        if is_unfinished(request, found):
+            return (
+                f"{launch} has timings {place}, but no winner whose results were compared, and "
+                "the mode is strict; finish its tune by a launch in mode tune or `dejavu-cache "
+                "sweep`, or choose a config by `dejavu-cache pin`"
+            )
         fields = "\n".join(f"  {field}" for field in nearest_differences(request, self._store))
         nearest_record = (
             f"the nearest record differs in\n{fields}"
             if fields
             else "no record of this kernel exists"
         )
-        return (
-            f"{request.context.kernel.name}{request.scenario} is not tuned for "
-            f"{request.context.environment.device.name} in {self._store.url}, and the mode is "
-            f"strict; {nearest_record}"
-        )
+        return f"{launch} is not tuned {place}, and the mode is strict; {nearest_record}"

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 
-from ..errors import NoValidConfigError
+from ..errors import NoValidConfigError, UncomparedResultsError
 from ..model.record import Record
 from ..model.resolution import How, Resolution
 from ..model.scenario import Config, Context, Scenario
@@ -16,7 +16,7 @@ from ..system.notices import warn_once
 from ..triton_internals.config_names import describe
 from ..tuning.measurement_marks import MeasurementMark, find_suspects
 from .own_trials import OwnTrials
-from .record_lookup import resolve_from_record
+from .record_lookup import resolve_from_record, resolve_if_compared
 from .request import Request
 from .scenario_measurement import ScenarioMeasurement
 from .suspects import leave_out_suspects
@@ -86,11 +86,13 @@ class ScenarioTuner:
 
         Returns:
             The resolution, and how many configs were benchmarked for it. The resolution is None
-            where another process still tunes, or the device had no memory left for any config. It
-            is the default config where only other machines' failures rule out the others.
+            where another process still tunes, the device had no memory left for any config, or the
+            machine could not launch the default config. It is the default config where only other
+            machines' failures rule out the others.
 
         Raises:
             NoValidConfigError: every config failed in this process.
+            UncomparedResultsError: a sweep's machine could not launch the default config.
         """
         # A process that hangs keeps its lease for ever. A hook of a kernel that is tuned waits for
         # none: its holder may be this thread, or another one that waits for this tune.
@@ -113,8 +115,9 @@ class ScenarioTuner:
         has_work = due or recorded or self._untried_failures(request, record)
         if has_work and not (is_leased or _is_hung(request)):
             # Until the process that tunes now has ended, a config runs if it was compared.
-            is_unsafe = recorded and self._needs_comparison(request, recorded, record)
-            return None if is_unsafe else recorded, 0
+            compared = resolve_if_compared(request, found)
+            is_unsafe = compared and self._needs_comparison(request, compared, record)
+            return None if is_unsafe else compared, 0
         return self._measure(request, record, due)
 
     def _without_suspects(self, request: Request, found: Found | None) -> Request:
@@ -192,11 +195,22 @@ class ScenarioTuner:
                 before=self._before,
                 show_progress=self._show_progress,
             )
-            if due or record.winner is None:
-                measurement.measure_due(due)
-            if measurement.best is None:
-                measurement.measure(self._untried_failures(request, measurement.record))
-            winner = measurement.find_winner()
+            try:
+                if due or record.winner is None:
+                    measurement.measure_due(due)
+                if measurement.best is None:
+                    measurement.measure(self._untried_failures(request, measurement.record))
+                winner = measurement.find_winner()
+            except UncomparedResultsError as error:
+                if self._expendable:  # a sweep has no launch to serve, and says what it lacked
+                    raise
+                name = request.context.kernel.name
+                warn_once(
+                    f"uncompared {name}",
+                    f"{name}{request.scenario}: {error}; the launch takes a fallback, and a later "
+                    "one tunes",
+                )
+                return None, measurement.measured
             if winner is None:
                 return self._without_valid_config(request, measurement.record), measurement.measured
             measurement.record_winner(winner)

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
 
+from ..errors import UncomparedResultsError
 from ..model.record import Failure, Measurement
 from ..model.scenario import Config
 from ..system.notices import logger, warn_once
-from ..system.signal_handlers import is_from_signal_handler
 from ..triton_internals.config_names import describe
-from ..tuning.config_failures import device_failure_of, failed_measurement
+from ..tuning.config_failures import compile_failure_of, device_failure_of, failed_measurement
 from ..tuning.result_check import CheckOptions, ResultChecker, Verdict
 from .request import Request
 
@@ -46,25 +46,33 @@ class WinnerCheck:
     def prepare(self) -> None:
         """Compute the expected results once, before any other config is launched.
 
+        Nothing is compared where the default config cannot run on this device.
+
         Raises:
-            RuntimeError: the default config has left the device unusable.
+            UncomparedResultsError: the machine lacked something to launch the default config.
+            Exception: a launch of the default config raises it, and no fault of the config.
         """
         if self._checker is None or self._is_prepared:
             return
-        self._is_prepared = True
         try:
             self._checker.prepare()
-        except Exception as error:  # The default may be a config that cannot run on this device.
-            if device_failure_of(error) is not None or is_from_signal_handler(error):
+        except Exception as error:
+            failure = compile_failure_of(error)
+            if failure is None:
                 raise
+            if failure.kind == "skipped":
+                raise UncomparedResultsError(
+                    f"the default config's results cannot be computed now: {failure.reason}"
+                ) from error
             logger.debug("%s: the default's results: %r", self._request.context.kernel.name, error)
             self._checker = None
+        self._is_prepared = True
 
     def check(self, config: Any) -> Verdict:
         """Compare the results of a `triton.Config` with the default's.
 
         Raises:
-            RuntimeError: the default config has left the device unusable.
+            Exception: as `prepare` does, if nothing has called it yet.
         """
         self.prepare()  # Where nothing was measured, no config has been launched yet.
         if self._checker is None:

@@ -1,13 +1,15 @@
-"""A lock that a forked child finds free: the thread that held it is no part of the child."""
+"""Locks that a forked child finds free: the thread that held one is no part of the child."""
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 import weakref
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["ForkLock"]
+__all__ = ["ForkLock", "cached_property"]
 
 _RLock: Any = type(threading.RLock())
 
@@ -42,3 +44,18 @@ def _renew_all() -> None:
 
 if hasattr(os, "register_at_fork"):  # not on Windows
     os.register_at_fork(after_in_child=_renew_all)
+
+
+if TYPE_CHECKING:
+    from functools import cached_property
+else:
+
+    def cached_property(compute: Callable[[Any], Any]) -> functools.cached_property:
+        """Return a property that is computed once, with a `ForkLock` where Python has a lock.
+
+        Before Python 3.12, one lock is held while any object's property is computed.
+        """
+        made = functools.cached_property(compute)
+        if hasattr(made, "lock"):
+            made.lock = ForkLock()
+        return made

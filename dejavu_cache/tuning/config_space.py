@@ -5,10 +5,10 @@ from __future__ import annotations
 import inspect
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
 from typing import Any, Literal, overload
 
 from ..errors import SettingsError
+from ..system.fork_lock import cached_property
 from ..triton_internals.environment import current_target, is_interpreting
 
 __all__ = ["ConfigSpace", "Strategy", "config_space"]

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, NamedTuple
 
+from ..system.fork_lock import cached_property
 from .timed_calls import TimedCall, do_nothing, time_all
 
 __all__ = ["FULL", "SCREENING", "TURN", "DeviceTimer", "Effort", "Sample"]

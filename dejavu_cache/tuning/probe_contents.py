@@ -106,7 +106,8 @@ def checksums(tensor: Tensor) -> Tensor:
     """Return numbers by which to see a change of a tensor's bits or of their order."""
     import torch
 
-    weights = torch.arange(1, 2 * SUMMED, 2, device=tensor.device)
+    # No longer than the tensor: torch uses threads for long ones, which a forked child has lost.
+    weights = torch.arange(1, 2 * min(SUMMED, tensor.numel()), 2, device=tensor.device)
     sums = [
         (bits * weights[: bits.numel()]).sum()
         for piece in _pieces(tensor, SUMMED)

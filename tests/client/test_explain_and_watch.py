@@ -10,9 +10,9 @@ from types import SimpleNamespace
 import pytest
 from dejavu_client.cli.commands import watch
 from dejavu_client.cli.main import run_command
-from support.records import config, context, measurement, record
+from support.records import MOMENT, config, context, measurement, record
 
-from dejavu_cache.model.record import Pin
+from dejavu_cache.model.record import Pin, Winner
 from dejavu_cache.model.scenario import now
 from dejavu_cache.stores import FileStore
 
@@ -21,8 +21,23 @@ from dejavu_cache.stores import FileStore
 def store(tmp_path: Path) -> FileStore:
     filled = FileStore(tmp_path / "store")
     pair = (measurement(64, 1.0), measurement(128, 1.5))
-    filled.put(context(), [record(m, *pair) for m in (32, 64, 256)])
+    winner = Winner(config=config(64), at=MOMENT)
+    filled.put(context(), [record(m, *pair, winner=winner) for m in (32, 64, 256)])
     return filled
+
+
+def test_a_scenario_without_a_winner_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    interrupted = FileStore(tmp_path)
+    interrupted.put(context(), [record(32, measurement(64, 1.0))])
+    assert run_command(["explain", "add", "--store", str(tmp_path)]) == 0
+    assert "no winner, so a launch that compares results takes a fallback" in (
+        capsys.readouterr().out
+    )
+    assert run_command(["show", "add", "--store", str(tmp_path)]) == 0
+    header, row = (line.split("\t") for line in capsys.readouterr().out.splitlines()[-2:])
+    assert row[header.index("unfinished")] == "yes"
 
 
 def test_explain_tells_time_costs_age_and_author(

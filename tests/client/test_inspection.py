@@ -25,9 +25,9 @@ def test_ls_lists_kernels_in_columns_when_piped(store: FileStore) -> None:
 def test_show_names_winner_runner_up_and_failures(store: FileStore) -> None:
     out = run_cli("show", "add", "--store", store.root).stdout
     *_, header, first, second = (line.split("\t") for line in out.splitlines())
-    assert header == ["M", "BLOCK", "ms", "slower", "failed", "runner-up"]
-    assert first == ["16", "32", "1", "2.00x", "1", "BLOCK=64"]
-    assert second == ["32", "64", "1", "-", "-", "-"]
+    assert header == ["M", "BLOCK", "ms", "slower", "failed", "unfinished", "runner-up"]
+    assert first == ["16", "32", "1", "2.00x", "1", "yes", "BLOCK=64"]
+    assert second == ["32", "64", "1", "-", "-", "yes", "-"]
     assert "all scenarios: N=64, x_ptr=float16" in out
     assert "all winners: num_warps=4" in out
 

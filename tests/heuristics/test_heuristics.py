@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from support import synthetic_matmul
 from support.no_hang import no_hang
 from support.processes import run_python
-from support.records import MOMENT, config, context, measurement
+from support.records import MOMENT, config, context, measurement, tuned_record
 from support.tree_agreement import check_agreement
 
 from dejavu_cache.errors import (
@@ -27,7 +27,7 @@ from dejavu_cache.heuristics.config_subset import smallest_subset
 from dejavu_cache.heuristics.fit import fit
 from dejavu_cache.heuristics.slowdowns import SlowdownTable
 from dejavu_cache.model.decision_tree import MOST_QUESTIONS, Tree, leaves
-from dejavu_cache.model.record import Failure, Measurement, Record, RecordSet
+from dejavu_cache.model.record import Failure, Measurement, RecordSet
 from dejavu_cache.model.scenario import Config, Scenario
 
 
@@ -90,7 +90,7 @@ def test_every_other_scenario_says_what_to_take_in_those_between() -> None:
         return 1 + 0.1 * abs(math.log2(block) - 4 - math.log2(m) / 4 - math.log2(n) / 3)
 
     records = [
-        Record(
+        tuned_record(
             scenario=Scenario(args={"m": m, "n": n}),
             measurements=tuple(measurement(block, median(m, n, block)) for block in blocks),
         )
@@ -115,6 +115,16 @@ def test_a_record_that_is_hardly_begun_does_not_count() -> None:
 
     assert rows_with(9) == len(record_set.records) - 1
     assert rows_with(11) == len(record_set.records), "pruning may have left no more"
+
+
+def test_timings_without_a_winner_do_not_count() -> None:
+    """Nobody has compared their results: the fastest may be fast because it is wrong."""
+    whole = synthetic_matmul.sweep(synthetic_matmul.scenarios()[:9])
+    interrupted = synthetic_matmul.sweep(synthetic_matmul.scenarios()[9:20])
+    unfinished = (record.model_copy(update={"winner": None}) for record in interrupted.records)
+    both = whole.model_copy(update={"records": (*whole.records, *unfinished)})
+    with pytest.raises(TooFewRecordsError, match="has 9 scenarios with a winner"):
+        fit(both)
 
 
 def test_too_few_records_are_refused_with_how_many_are_needed() -> None:
@@ -163,7 +173,7 @@ def test_a_tree_prefers_two_close_seconds_over_a_winner_that_is_terrible_elsewhe
         return (1.0, 9.0, 1.03) if n % 3 else (9.0, 1.0, 1.03)
 
     records = [
-        Record(
+        tuned_record(
             scenario=Scenario(args={"n": n}),
             measurements=tuple(
                 measurement(b, m) for b, m in zip((16, 32, 64), medians(n), strict=True)
@@ -188,7 +198,8 @@ def test_a_leaf_avoids_what_failed_in_any_of_its_scenarios() -> None:
         )
 
     records = [
-        Record(scenario=Scenario(args={"n": n}), measurements=measurements(n)) for n in range(1, 61)
+        tuned_record(scenario=Scenario(args={"n": n}), measurements=measurements(n))
+        for n in range(1, 61)
     ]
     fitted = fit(RecordSet(context=context(), records=tuple(records)), leaves=2)
     assert fitted.choose(Scenario(args={"n": 7})) != config(16)

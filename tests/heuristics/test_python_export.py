@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 from support import synthetic_matmul
-from support.records import context, measurement
+from support.records import context, measurement, tuned_record
 from support.tree_agreement import check_agreement
 
 from dejavu_cache.errors import SettingsError
 from dejavu_cache.heuristics.fit import fit
 from dejavu_cache.heuristics.python_export import as_python
 from dejavu_cache.model.decision_tree import Tree
-from dejavu_cache.model.record import Record, RecordSet
+from dejavu_cache.model.record import RecordSet
 from dejavu_cache.model.scenario import Scenario
 
 
@@ -47,7 +47,7 @@ def test_the_exported_python_agrees_on_flags_words_none_and_fractions_too() -> N
         for layout in ("rows", "columns", "blocks")
     ]
     records = [
-        Record(
+        tuned_record(
             scenario=Scenario(args=args),
             measurements=tuple(
                 measurement(block, median(block, args)) for block in (16, 32, 64, 128)
@@ -73,7 +73,7 @@ def test_a_name_that_the_exported_python_cannot_have_is_not_exported(name: str) 
 
 def fit_over_one_input(name: str) -> Tree:
     records = [
-        Record(
+        tuned_record(
             scenario=Scenario(args={name: n}),
             measurements=(measurement(16, n), measurement(32, 16 / n)),
         )
@@ -91,7 +91,7 @@ def test_a_kernels_name_cannot_reorder_the_exported_python(tree: Tree) -> None:
 
 def test_the_exported_python_agrees_where_one_of_two_numbers_is_always_missing() -> None:
     records = [
-        Record(
+        tuned_record(
             scenario=Scenario(args={"M": n, "N": None} if n % 2 else {"M": None, "N": n}),
             measurements=(measurement(16, n), measurement(32, 16 / n)),
         )

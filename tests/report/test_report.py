@@ -14,7 +14,7 @@ from support.records import MOMENT, config, context, measurement, record
 
 from dejavu_cache.heuristics.fit import fit
 from dejavu_cache.heuristics.slowdowns import SlowdownTable
-from dejavu_cache.model.record import Failure, Measurement, Record, RecordSet
+from dejavu_cache.model.record import Failure, Measurement, Record, RecordSet, Winner
 from dejavu_cache.model.scenario import Scenario
 from dejavu_cache.report.page import render
 from dejavu_cache.report.selection_rules import tree_rule
@@ -94,6 +94,10 @@ def test_the_cost_of_the_default_is_that_of_the_measurements() -> None:
     assert "one config for all 1.33x 2.00x" in report.text
     other = page(FEW, default={"BLOCK": "32"})
     assert "default 1.50x 2.00x" in other.text
+
+
+def test_scenarios_without_a_winner_are_counted() -> None:
+    assert "3 of the scenarios have no winner yet" in page(FEW).text
 
 
 def test_winners_stand_where_their_scenarios_are() -> None:
@@ -199,11 +203,10 @@ def test_names_from_records_are_text_and_nothing_else() -> None:
 
 def test_a_tree_costs_what_a_launch_pays_where_its_first_choice_is_pruned() -> None:
     """32 is best wherever it is measured; where it is not, a launch runs 64."""
-    records = [
-        record(2**m, measurement(32, 1.0), measurement(64, 2.0), measurement(128, 4.0))
-        for m in range(11)
-    ]
-    pruned = record(2**11, measurement(64, 2.0), measurement(128, 4.0))
+    times = measurement(32, 1.0), measurement(64, 2.0), measurement(128, 4.0)
+    winner = Winner(config=config(32), at=MOMENT)
+    records = [record(2**m, *times, winner=winner) for m in range(11)]
+    pruned = record(2**11, *times[1:], winner=Winner(config=config(64), at=MOMENT))
     costs = SlowdownTable.of([*records, pruned])
     tree = fit(on(*records, pruned), leaves=1)
     assert tree.rank({"M": 2**11, "N": 64, "x_ptr": "float16"})[0] == config(32)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 import triton
 from support.addition import CONFIGS, add_one
 
@@ -17,6 +18,7 @@ from dejavu_cache import (
     cached_autotune,
     config_space,
 )
+from dejavu_cache.errors import SettingsError
 from dejavu_cache.runtime.request import Request, TuningBudget
 
 
@@ -59,6 +61,58 @@ def test_a_bad_option_is_an_error_that_names_kernel_value_and_remedy(
 ) -> None:
     with pytest.raises(DejavuError, match=rf"add_one: .*{message}|add_one: {message}"):
         decorate(**options)
+
+
+def plain_function(x_ptr: Any, n: int) -> None:
+    """No kernel: it lacks `@triton.jit`."""
+
+
+CONFIG = triton.Config({"BLOCK": 16})
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"configs": [64]}, r"configs\[0\] is 64: give a triton.Config such as triton.Config\("),
+        ({"configs": [CONFIG, {"BLOCK": 64}]}, r"configs\[1\] is \{'BLOCK': 64\}: give a triton"),
+        ({"configs": [CONFIGS]}, r"configs\[0\] is \["),
+        ({"configs": CONFIG}, r"configs=.*: give a list such as \[triton.Config\("),
+        ({"configs": iter(CONFIGS)}, r"configs=.*: give a list such as"),
+        ({"key": "n"}, r"key='n': give a list such as \[\"n\"\]"),
+        ({"key": None}, r"key=None: give a list"),
+        ({"key": [1]}, r"key holds 1: give the names of arguments"),
+        ({"restore_value": ["zz"]}, r"restore_value names 'zz', which is no argument: choose from"),
+        ({"reset_to_zero": "y_ptr"}, r"reset_to_zero='y_ptr': give a list such as \[\"y_ptr\"\]"),
+        ({"prune_configs_by": {"early": print}}, r"has 'early': choose from early_config_prune, "),
+        ({"prune_configs_by": print}, r"prune_configs_by=.*: give a dictionary"),
+        ({"do_bench": 3}, r"do_bench=3: give a function"),
+        ({"post_hook": "x"}, r"post_hook='x': give a function"),
+        ({"check": CheckOptions(ignore="y_ptr")}, r"ignore is a string: give a list such as"),
+        ({"check": CheckOptions(tolerance="x")}, r"give a tolerance of 0 or more"),  # type: ignore[arg-type]
+        ({"check": CheckOptions(tolerance={"y_ptr": -1})}, r"give a tolerance of 0 or more"),
+    ],
+)
+def test_a_first_mistake_is_an_error_that_names_kernel_value_and_remedy(
+    parameters: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(SettingsError, match=rf"addition.add_one: .*{message}"):
+        cached_autotune(**{"configs": CONFIGS, "key": ["n"], **parameters})(add_one)
+
+
+@pytest.mark.parametrize("undecorated", [plain_function, 3])
+def test_what_is_no_kernel_is_told_so(undecorated: Any) -> None:
+    with pytest.raises(SettingsError, match=r"(plain_function|3): .* put @triton.jit directly"):
+        cached_autotune(CONFIGS, ["n"])(undecorated)
+
+
+def test_a_default_that_returns_no_config_is_named() -> None:
+    kernel = decorate(mode="reuse", default=lambda arguments: 3)
+    with pytest.raises(SettingsError, match=r"its function default returns 3: return one of"):
+        kernel.explain(torch.ones(1), torch.ones(1), 100)
+
+
+def test_triton_has_a_config_for_a_kernel_without_any() -> None:
+    assert len(cached_autotune([], ["n"])(add_one).configs) == 1
 
 
 def test_none_is_an_option_that_is_not_given() -> None:

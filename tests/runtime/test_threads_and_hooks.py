@@ -15,6 +15,10 @@ def test_a_child_that_was_forked_while_a_thread_tuned_can_tune() -> None:
     assert run_program("fork_while_tuning.py").splitlines() == ["child 2", "parent 2 0"]
 
 
+def test_a_child_tunes_without_the_threads_of_torch_that_it_has_lost() -> None:
+    assert fork_program("fork_after_parallel_work.py", TRITON_INTERPRET="1").stdout == "0\n"
+
+
 def test_a_child_finds_what_threads_of_its_parent_held_free() -> None:
     said = ["child True", "parent 0 False"]
     assert run_program("fork_with_locks.py").splitlines() == said

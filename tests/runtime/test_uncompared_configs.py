@@ -12,7 +12,11 @@ import triton
 import triton.language as tl
 from support.addition import Bench
 
-from dejavu_cache import Pow2, cached_autotune
+import dejavu_cache
+from dejavu_cache import Pow2, ScenarioNotTuned, cached_autotune
+from dejavu_cache.model.record import Failure, Measurement, Pin, Record
+from dejavu_cache.model.scenario import Scenario, now
+from dejavu_cache.triton_internals.config_names import describe
 
 DEFAULT, WINNER, WRONG = (
     triton.Config({"STEP": 1, "LIMIT": 1024}),
@@ -99,6 +103,41 @@ def test_a_comparison_that_was_interrupted_is_made_by_the_next_process(tmp_path:
     assert again.benchmarked == 0
 
 
+@pytest.mark.parametrize(
+    "error", [MemoryError("of the host"), OSError(28, "no space left on device")], ids=str
+)
+def test_a_default_that_the_machine_cannot_launch_now_puts_the_tune_off(
+    tmp_path: Path, error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Fail:
+        """A hook that fails at the first launch, in which the results to expect are computed."""
+
+        launches = 0
+
+        def __call__(self, arguments: Any) -> None:
+            self.launches += 1
+            if self.launches == 1:
+                raise error
+
+    default = triton.Config(DEFAULT.kwargs, pre_hook=Fail())
+    kernel = decorate(tmp_path, [default, WRONG])
+    launch(kernel, 100)
+    assert kernel.best_config is default
+    assert "results cannot be computed now" in caplog.text
+    assert next(kernel.home.records(kernel.context), None) is None
+    kernel.forget_choices()
+    launch(kernel, 100)
+    assert (kernel.best_config, kernel.benchmarked) == (default, 2)
+
+
+def test_an_error_of_the_launch_itself_is_raised(tmp_path: Path) -> None:
+    def fail(arguments: Any) -> None:
+        raise LookupError("by a hook")
+
+    with pytest.raises(LookupError, match="by a hook"):
+        launch(decorate(tmp_path, [triton.Config(DEFAULT.kwargs, pre_hook=fail), WRONG]), 100)
+
+
 @pytest.fixture
 def unfinished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a store in which a tune has recorded its timings, but not yet who has won."""
@@ -143,3 +182,110 @@ def test_a_look_up_without_a_launch_finds_no_uncompared_config(unfinished: Path)
     kernel = decorate(unfinished, [DEFAULT, WRONG])
     found = kernel.look_up(torch.rand(128), torch.zeros(128), 100)
     assert (found.how, found.config.kwargs) == ("default", DEFAULT.kwargs)
+
+
+def test_a_config_that_was_only_timed_does_not_win_where_it_is_pruned(unfinished: Path) -> None:
+    """The tune that is finished is of a launch that may not run it."""
+
+    def prune(configs: list[Any], named: dict[str, Any], **_: Any) -> list[Any]:
+        return [config for config in configs if named["n"] != 101 or config.kwargs["LIMIT"] > 4]
+
+    pruning = {"prune_configs_by": {"early_config_prune": prune}}
+    configs = [DEFAULT, triton.Config({"STEP": 4, "LIMIT": 1024}), WRONG]
+    launch(decorate(unfinished, configs, **pruning), 101)
+    for mode in ("reuse", "tune"):
+        launch(decorate(unfinished, configs, mode=mode, **pruning), 100)
+
+
+class TestWhereNothingMayBeMeasured:
+    """A record without a winner is a miss, unless the author has switched the comparison off."""
+
+    def test_a_fallback_runs_and_the_scenario_is_missed(
+        self, unfinished: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        kernel = decorate(unfinished, [DEFAULT, WRONG], mode="reuse")
+        missed = list_misses(kernel, monkeypatch)
+        launch(kernel, 100)
+        explained = kernel.explain(torch.rand(128), torch.zeros(128), 100)
+        assert (explained.how, explained.unfinished, explained.missing) == ("default", True, 0)
+        assert "no winner: configs were timed, and their results not compared" in str(explained)
+        assert "the nearest record" not in str(explained)
+        assert [scenario.args for scenario in missed] == [{"n": 64}]
+
+    def test_a_neighbour_stands_in(self, unfinished: Path) -> None:
+        launch(decorate(unfinished, [DEFAULT, WINNER]), 60)
+        kernel = decorate(unfinished, [DEFAULT, WINNER, WRONG], mode="reuse")
+        launch(kernel, 100)
+        assert explain(kernel) == ("nearest", WINNER.kwargs)
+
+    def test_strict_says_what_to_do(
+        self, unfinished: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        kernel = decorate(unfinished, [DEFAULT, WRONG], mode="strict")
+        missed = list_misses(kernel, monkeypatch)
+        with pytest.raises(ScenarioNotTuned, match=r"no winner .* finish its tune by .* sweep"):
+            launch(kernel, 100)
+        assert len(missed) == 1
+
+    def test_it_is_tuned_once_it_may_be(self, unfinished: Path) -> None:
+        kernel = decorate(unfinished, [DEFAULT, WRONG])
+        with dejavu_cache.serving():
+            launch(kernel, 100)
+            assert explain(kernel) == ("default", DEFAULT.kwargs)
+        kernel.forget_choices()
+        launch(kernel, 100)
+        assert explain(kernel) == ("exact", DEFAULT.kwargs)
+
+    def test_without_the_comparison_the_timings_serve(self, unfinished: Path) -> None:
+        kernel = decorate(unfinished, [DEFAULT, WRONG], mode="strict", check=False)
+        assert explain(kernel) == ("exact", WRONG.kwargs)
+
+    def test_a_pin_serves_if_the_launch_may_run_it(self, unfinished: Path) -> None:
+        kernel = decorate(unfinished, [DEFAULT, WINNER, WRONG], mode="reuse")
+        add(kernel, pin=Pin(config=describe(WINNER), at=now()))
+        assert explain(kernel) == ("pinned", WINNER.kwargs)
+        without = decorate(unfinished, [DEFAULT, WRONG], mode="reuse")
+        assert explain(without) == ("default", DEFAULT.kwargs)
+
+    def test_a_faster_config_of_an_earlier_interrupted_tune_does_not_run(
+        self, unfinished: Path
+    ) -> None:
+        """The tune that has a winner was of a version that does not declare it."""
+        launch(decorate(unfinished, [DEFAULT]), 100)
+        slower = triton.Config({"STEP": 4, "LIMIT": 1024})
+        finished = decorate(unfinished, [DEFAULT, slower])
+        launch(finished, 100)
+        kernel = decorate(unfinished, [DEFAULT, slower, WRONG], mode="reuse")
+        assert explain(kernel) == ("exact", finished.best_config.kwargs)
+
+    def test_a_winner_that_is_found_wrong_leaves_none(self, tmp_path: Path) -> None:
+        """As on a server, which drops such a winner; the runner-up was not compared."""
+        configs = [DEFAULT, WINNER, triton.Config({"STEP": 3, "LIMIT": 1024})]
+        launch(decorate(tmp_path, configs), 100)
+        kernel = decorate(tmp_path, configs, mode="reuse")
+        assert explain(kernel) == ("exact", WINNER.kwargs)
+        failure = Failure(kind="wrong", reason="by an audit")
+        add(
+            kernel,
+            measurements=(Measurement(config=describe(WINNER), failure=failure, at=now()),),
+        )
+        assert explain(kernel) == ("default", DEFAULT.kwargs)
+
+
+def explain(kernel: Any) -> tuple[str, dict[str, Any]]:
+    found = kernel.explain(torch.rand(128), torch.zeros(128), 100)
+    return found.how, found.config.kwargs
+
+
+def add(kernel: Any, **parts: Any) -> None:
+    """Add something to the only record of a kernel's store."""
+    record_set = next(kernel.home.record_sets())
+    (record,) = record_set.records
+    kernel.home.put(record_set.context, [Record(scenario=record.scenario, **parts)])
+
+
+def list_misses(kernel: Any, monkeypatch: pytest.MonkeyPatch) -> list[Scenario]:
+    """Return a list of what comes on the worklist of a kernel's store."""
+    missed: list[Scenario] = []
+    monkeypatch.setattr(kernel.home, "miss", lambda context, scenario: missed.append(scenario))
+    return missed

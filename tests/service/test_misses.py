@@ -139,6 +139,16 @@ def test_a_scenario_with_a_record_is_no_miss(client: httpx.Client) -> None:
     assert list_misses(client) == [(2, 1)]
 
 
+def test_a_scenario_is_missed_until_its_tune_has_a_winner(client: httpx.Client) -> None:
+    report(client, miss(1), miss(2))
+    timings = record(1).model_copy(update={"winner": None})
+    client.post("/v1/main/records", json=body(record_set(timings)))
+    report(client, miss(1))
+    assert list_misses(client) == [(1, 2), (2, 1)]
+    client.post("/v1/main/records", json=body(record_set(record(1))))
+    assert list_misses(client) == [(2, 1)]
+
+
 def test_a_missed_context_holds_nothing_yet(client: httpx.Client) -> None:
     report(client, miss(1))
     assert client.get("/v1/main/contexts").json()["contexts"] == []

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from datetime import datetime, timezone
 from typing import Any
 
 from dejavu_cache.model.buckets import Pow2
-from dejavu_cache.model.record import Measurement, Record
+from dejavu_cache.model.record import Measurement, Record, Winner
 from dejavu_cache.model.scenario import (
     Config,
     Context,
@@ -17,7 +19,7 @@ from dejavu_cache.model.scenario import (
     Scenario,
 )
 
-__all__ = ["MOMENT", "config", "context", "measurement", "record"]
+__all__ = ["MOMENT", "config", "context", "measurement", "record", "tuned_record"]
 
 MOMENT = datetime(2026, 1, 1, tzinfo=timezone.utc)
 
@@ -63,3 +65,11 @@ def record(m: int = 32, *measurements: Measurement, **fields: Any) -> Record:
     """Return a record of the scenario M=m."""
     scenario = Scenario(args={"M": m, "N": 64}, dtypes={"x_ptr": "float16"})
     return Record(scenario=scenario, measurements=measurements or (measurement(),), **fields)
+
+
+def tuned_record(scenario: Scenario, measurements: Iterable[Measurement]) -> Record:
+    """Return a record of a finished tune, which the fastest config has won."""
+    measured = tuple(measurements)
+    best = min(measured, key=lambda item: math.inf if item.median is None else item.median)
+    winner = Winner(config=best.config, at=best.at)
+    return Record(scenario=scenario, winner=winner, measurements=measured)

@@ -11,9 +11,9 @@ import random
 from collections.abc import Iterable
 from datetime import timedelta
 
-from dejavu_cache.model.record import Failure, Measurement, Record, RecordSet
+from dejavu_cache.model.record import Failure, Measurement, RecordSet
 from dejavu_cache.model.scenario import Config, Scenario
-from support.records import MOMENT, context
+from support.records import MOMENT, context, tuned_record
 
 UNITS = 132
 SHARED = 220_000
@@ -92,7 +92,7 @@ def sweep(
                 measurements.append(
                     Measurement(config=config, median=median * chance.uniform(1, 1 + noise), at=at)
                 )
-        records.append(Record(scenario=scenario, measurements=tuple(measurements)))
+        records.append(tuned_record(scenario, measurements))
     return RecordSet(
         context=context(**{"kernel": "pkg.kernels.matmul", **changes}), records=tuple(records)
     )

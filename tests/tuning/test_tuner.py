@@ -112,17 +112,7 @@ class TestCutShort:
         assert Counter(order) == {16: 3, 32: 3, 128: 4}
         assert self.won == {"BLOCK": 128}
 
-    @pytest.mark.parametrize("mode", ["reuse", "strict"])
-    def test_it_serves_where_nothing_may_be_measured(
-        self, mode: str, make_racing_kernel: Callable[..., Any], order: list[int]
-    ) -> None:
-        kernel = make_racing_kernel({}, mode=mode)
-        launch(kernel, 100)
-        assert (order, self.won) == ([], None)
-        assert kernel.best_config.kwargs == {"BLOCK": 16}
-        assert kernel.explain(torch.ones(1), torch.ones(1), 100).how == "exact"
-
-    def test_it_serves_while_another_process_holds_the_race(
+    def test_the_default_serves_while_another_process_holds_the_race(
         self, make_racing_kernel: Callable[..., Any], order: list[int]
     ) -> None:
         """Whoever waits for a tune may wait for minutes; not so who has something to run."""

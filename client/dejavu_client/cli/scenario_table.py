@@ -22,7 +22,7 @@ from .record_queries import has_settings, winning_measurement
 
 __all__ = ["ScenarioLine", "scenario_rows", "show_scenarios"]
 
-TIMES = ("ms", "cases", "slower", "error", "cost", "failed", "pinned")
+TIMES = ("ms", "cases", "slower", "error", "cost", "failed", "unfinished", "pinned")
 """Columns after those of the scenario and the winner."""
 
 
@@ -115,6 +115,8 @@ def _row(record: Record, keys: Sequence[str], cost: Mapping[str, str]) -> Scenar
         times["failed"] = failures
     if record.pinned:
         times["pinned"] = "yes"
+    elif record.measurements and not record.is_finished:
+        times["unfinished"] = "yes"
     return ScenarioLine(
         json=record.model_dump_json(),
         scenario=ordered_values(record.scenario, keys),

@@ -200,7 +200,8 @@ def _merge_part(
     for claim in replacing:
         replacement = (claim.measurement.config.digest, claim.digest)
         records.replace_standing(connection, into.id, claim.scenario, [replacement])
-    misses.drop_tuned(connection, into.id, sorted(after))
+    tuned = [digest for digest, record in after.items() if record.winner or record.pinned]
+    misses.drop_tuned(connection, into.id, sorted(tuned))
     added = len(after) - len(before)
     return _MergedPart(standing, beside, refused, changed=bool(changed), added=added)
 

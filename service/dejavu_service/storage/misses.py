@@ -1,4 +1,4 @@
-"""Misses: how often scenarios without a record were looked up."""
+"""Misses: how often scenarios without a winner were looked up."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sqlalchemy import ColumnElement, Connection, delete, func, select, tuple_, 
 from dejavu_cache.model.scenario import Scenario
 
 from .chunks import chunks
-from .tables import contexts, epoch, misses, records
+from .tables import contexts, epoch, misses, summaries
 from .upserts import insert
 
 __all__ = [
@@ -93,7 +93,7 @@ def find_known(
 
 
 def drop_tuned(connection: Connection, context_id: int, scenarios: Sequence[str]) -> None:
-    """Delete scenarios that have a record now from the worklist."""
+    """Delete scenarios that have a winner or a pin now from the worklist."""
     for chunk in chunks(scenarios):
         connection.execute(
             delete(misses).where(misses.c.context_id == context_id, misses.c.scenario.in_(chunk))
@@ -101,8 +101,10 @@ def drop_tuned(connection: Connection, context_id: int, scenarios: Sequence[str]
 
 
 def drop_all_tuned(connection: Connection, context_id: int) -> None:
-    """Delete all scenarios of a context that have a record from the worklist."""
-    tuned = select(records.c.scenario).where(records.c.context_id == context_id)
+    """Delete all scenarios of a context that have a winner or a pin from the worklist."""
+    tuned = select(summaries.c.scenario).where(
+        summaries.c.context_id == context_id, summaries.c.chosen.is_not(None)
+    )
     connection.execute(
         delete(misses).where(misses.c.context_id == context_id, misses.c.scenario.in_(tuned))
     )
@@ -138,10 +140,14 @@ def _is_miss(context_id: int, scenario: str) -> ColumnElement[bool]:
 def list_misses(
     connection: Connection, namespace: str, kernel: str | None, limit: int
 ) -> list[CountedMiss]:
-    """List the scenarios without a record, the most frequently missed first."""
+    """List the scenarios without a winner or a pin, the most frequently missed first."""
     tuned = (
-        select(records.c.scenario)
-        .where(records.c.context_id == misses.c.context_id, records.c.scenario == misses.c.scenario)
+        select(summaries.c.scenario)
+        .where(
+            summaries.c.context_id == misses.c.context_id,
+            summaries.c.scenario == misses.c.scenario,
+            summaries.c.chosen.is_not(None),
+        )
         .exists()
     )
     query = (
