@@ -19,7 +19,7 @@ from dejavu_cache.system.plurals import counted
 
 from ..chosen_server import worklist
 from ..chosen_store import open_chosen_store
-from ..extras import require_package
+from ..extras import require_triton
 from ..options import (
     JsonOption,
     PresetOption,
@@ -196,7 +196,7 @@ def _hosts(spec: SweepSpec, gpus: str, ray: str) -> Sequence[SweepHost]:
         if not hosts:
             raise SettingsError(f"--ray {ray}: the cluster has neither GPUs nor CPUs")
         return hosts
-    require_package("triton")
+    require_triton()
     if not gpus:
         return [LocalHost(spec)]
     return [LocalHost(spec, single_gpu(int(number))) for number in _gpu_numbers(gpus)]
