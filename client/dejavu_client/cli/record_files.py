@@ -31,6 +31,13 @@ def read_record_sets(file: str) -> Iterator[RecordSet]:
     Raises:
         StoreError: it cannot be read, is damaged, or has a newer format.
     """
+    try:
+        yield from _read_record_sets(file)
+    except NewerFormatError as error:
+        raise StoreError(f"{error}, and nothing was imported") from None
+
+
+def _read_record_sets(file: str) -> Iterator[RecordSet]:
     path = Path(file)
     if file != "-" and path.is_dir():
         for member in sorted(path.rglob("*.json")):
@@ -38,7 +45,7 @@ def read_record_sets(file: str) -> Iterator[RecordSet]:
                 continue
             if not member.is_file():  # opening a pipe would wait for its writer
                 raise StoreError(f"{member} cannot be read: it is no file; nothing was imported")
-            yield from read_record_sets(str(member))
+            yield from _read_record_sets(str(member))
         return
     try:
         text = _read_bytes(file).decode()

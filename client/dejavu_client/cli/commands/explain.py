@@ -31,7 +31,13 @@ from ..options import (
     parse_assignments,
 )
 from ..output import note, say_indented, show_json
-from ..record_queries import context_matches, contexts_of, has_settings, winning_measurement
+from ..record_queries import (
+    context_matches,
+    contexts_of,
+    has_settings,
+    tuning_order,
+    winning_measurement,
+)
 
 __all__ = ["register"]
 
@@ -92,21 +98,26 @@ def explain(
     """Say why scenarios run their configs: time, runner-up, age, author, and how near they are.
 
     Without a record of the values that --scenario names, the nearest ones are explained: a launch
-    takes one of them. `kernel.explain(*args)` in a program also knows what pruning leaves.
+    takes one of them. The version of the kernel's code that was tuned last comes first.
+    `kernel.explain(*args)` in a program also knows what pruning leaves.
     """
     wanted = parse_assignments(scenario, "--scenario")
     named = parse_assignments(default, "--default")
     with open_existing_store(store) as source:
-        explained = [
-            item
+        tuned = [
+            (context, list(source.records(context)))
             for context in contexts_of(source, kernel)
             if context_matches(context, "", device, triton)
-            for item in _nearest(context, list(source.records(context)), wanted, named)
         ]
+    tuned.sort(key=lambda item: tuning_order(item[1]), reverse=True)
+    explained = [item for group in tuned for item in _nearest(*group, wanted, named)]
+    explained.sort(key=lambda item: item.distance)
     if not explained:
         asked = settings_text(wanted) or "such a GPU or Triton"
         raise NothingFoundError(f"{source.url} has no scenario of {kernel} with {asked}")
     shown = explained[:limit] if limit else explained
+    if len(shown) < len(explained):
+        note(f"{len(explained) - len(shown)} more: name values with --scenario, or raise --limit")
     if as_json:
         show_json([item.json for item in shown])
         return
@@ -116,8 +127,6 @@ def explain(
             say_context(item.context)
         previous = item.context
         _say(item, wanted)
-    if len(shown) < len(explained):
-        note(f"{len(explained) - len(shown)} more: name values with --scenario, or raise --limit")
 
 
 def _nearest(
