@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, replace
+from itertools import groupby
+from operator import attrgetter
 from typing import Annotated, Any, NamedTuple
 
 import typer
@@ -116,17 +118,15 @@ def explain(
         asked = settings_text(wanted) or "such a GPU or Triton"
         raise NothingFoundError(f"{source.url} has no scenario of {kernel} with {asked}")
     shown = explained[:limit] if limit else explained
-    if len(shown) < len(explained):
-        note(f"{len(explained) - len(shown)} more: name values with --scenario, or raise --limit")
     if as_json:
         show_json([item.json for item in shown])
-        return
-    previous = None
-    for item in shown:
-        if item.context != previous:
-            say_context(item.context)
-        previous = item.context
-        _say(item, wanted)
+    else:
+        for context, items in groupby(shown, key=attrgetter("context")):
+            say_context(context)
+            for item in items:
+                _say(item, wanted)
+    if len(shown) < len(explained):
+        note(f"{len(explained) - len(shown)} more: name values with --scenario, or raise --limit")
 
 
 def _nearest(

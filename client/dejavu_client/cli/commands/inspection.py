@@ -171,7 +171,8 @@ def diff(
         show_table(
             ["kernel", "device", "scenario", "what", "A", "B", "cost"],
             [list(row.values()) for row in rows],
-            optional=["device", "kernel"],
+            optional=["device"],
+            constant=["kernel", "device"],
         )
     else:
         say("no differences")
