@@ -85,11 +85,10 @@ def export_records(
             for engine, folder in folders.items():
                 export_tables(source, engine, folder, triton)
         return
-    with open_complete_store(store) as source:
+    with open_output(file) as out, open_complete_store(store) as source:
         contexts = contexts_of(source, kernel)
-        with open_output(file) as out:
-            for context in contexts:
-                out.writelines(record_set_line(context, source.records(context)))
+        for context in contexts:
+            out.writelines(record_set_line(context, source.records(context)))
     if file != "-":
         note(f"{_count_kernels(contexts)} of {source.url} written to {file}")
 
@@ -178,7 +177,8 @@ def freeze(
 ) -> None:
     """Write a snapshot of a store, named by its content; prints the URL by which a job uses it."""
     with open_complete_store(store) as source:
-        say(write_snapshot(source, Path(folder), kernels_of(source, kernel)).url)
+        snapshot = write_snapshot(source, Path(folder), kernels_of(source, kernel))
+    say(snapshot.url)
 
 
 def parse_rule(text: str) -> OnConflict:
