@@ -33,13 +33,7 @@ from ..options import (
     parse_assignments,
 )
 from ..output import note, say_indented, show_json
-from ..record_queries import (
-    context_matches,
-    contexts_of,
-    has_settings,
-    tuning_order,
-    winning_measurement,
-)
+from ..record_queries import contexts_of, has_settings, tuning_order, winning_measurement
 
 __all__ = ["register"]
 
@@ -108,8 +102,7 @@ def explain(
     with open_existing_store(store) as source:
         tuned = [
             (context, list(source.records(context)))
-            for context in contexts_of(source, kernel)
-            if context_matches(context, "", device, triton)
+            for context in contexts_of(source, kernel, device, triton)
         ]
     tuned.sort(key=lambda item: tuning_order(item[1]), reverse=True)
     explained = [item for group in tuned for item in _nearest(*group, wanted, named)]
