@@ -19,6 +19,7 @@ from dejavu_cache.errors import DejavuError, StoreError, UnsupportedTritonError
 from dejavu_cache.policy import Policy
 from dejavu_cache.settings import PREFIX, Settings, policy_file
 from dejavu_cache.stores import FileStore, Store, tiers_of
+from dejavu_cache.stores.file_access import describe_failure
 from dejavu_cache.system.plurals import counted
 from dejavu_cache.triton_internals.distribution import triton_version
 
@@ -226,8 +227,7 @@ def _check_writable(store: FileStore) -> Finding:
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(b"x" * 4096)
     except OSError as error:
-        remedy = f"make {folder} writable, or set {PREFIX}URL to a folder that is"
-        return Finding("wrong", store.url, f"cannot be written: {error.strerror}; {remedy}")
+        return Finding("wrong", store.url, str(describe_failure(error, folder, "written")))
     if (foreign := _find_unwritable(store.root)) is not None:
         remedy = "share the folder with a group and umask 002, or set a folder of your own"
         return Finding("wrong", store.url, f"{foreign} is another user's: {remedy}")
