@@ -9,6 +9,7 @@ DejavuError
 ├── TooFewRecordsError       there are not enough records to fit a decision tree
 ├── UnreadableKernelError    a kernel's code depends on something that no hash can stand for
 ├── UnknownDeviceError       records cannot describe the current device
+├── UnsupportedTritonError   the installed Triton is too old
 ├── PrewarmError             a folder cannot be prewarmed as asked
 ├── BundleError              a prewarmed folder or bundle is damaged, newer, or for another machine
 └── StoreError               a store cannot do what was asked
@@ -43,6 +44,7 @@ __all__ = [
     "UncomparedResultsError",
     "UnknownDeviceError",
     "UnreadableKernelError",
+    "UnsupportedTritonError",
 ]
 
 
@@ -116,6 +118,12 @@ class UnreadableKernelError(DejavuError):
 
 class UnknownDeviceError(DejavuError):
     """Records cannot describe the current device, so Triton tunes its kernels alone."""
+
+
+class UnsupportedTritonError(DejavuError, ImportError):
+    """The installed Triton is too old; the message names its version."""
+
+    exit_code = ExitCode.USAGE
 
 
 class PrewarmError(DejavuError):

@@ -10,7 +10,11 @@ from pathlib import Path
 
 import pytest
 from support.processes import run_python
+from support.records import context, record
 
+from dejavu_cache.stores import FileStore
+
+ATTENTION = "dejavu_cache.attention"
 ROOT = Path(__file__).parent.parent
 SCRIPTS = sorted(
     path for folder in ("benchmarks", "tools") for path in (ROOT / folder).rglob("*.py")
@@ -82,3 +86,13 @@ def test_a_triton_that_is_too_old_is_named(tmp_path: Path) -> None:
     code = first + "from dejavu_client.__main__ import main; main()"
     out = run_python(code, str(tmp_path), "doctor", check=False)
     assert (out.returncode, message in out.stdout) == (1, True), out.stdout
+    store = tmp_path / "store"
+    FileStore(store).put(context(), [record()])
+    for command in (
+        f"sweep {ATTENTION} --store {store}", f"audit {ATTENTION} --store {store}",
+        f"verify --winners 1 --store {store} {ATTENTION}",
+        f"prewarm json --device H200 --out {tmp_path / 'out'} --from {store}",
+    ):  # fmt: skip
+        out = run_python(code, str(tmp_path), *command.split(), check=False)
+        lines = out.stderr.splitlines()
+        assert (out.returncode, len(lines), message in lines[0]) == (2, 1, True), out

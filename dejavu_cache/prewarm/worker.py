@@ -97,7 +97,10 @@ class CompileWorker:
 def main(parent: ParentConnection) -> int:
     """Read a spec, then answer requests until the parent closes the connection."""
     try:
-        worker = CompileWorker(PrewarmSpec.model_validate_json(parent.requests.readline()))
+        spec = parent.requests.readline()
+        if not spec:  # the parent has ended before it said what is wanted
+            return 0
+        worker = CompileWorker(PrewarmSpec.model_validate_json(spec))
         for line in parent.requests:
             job = PrewarmRequest.model_validate_json(line).job
             answer = worker.plan() if job is None else worker.compile(job)

@@ -1,7 +1,8 @@
-"""Delete what killed writers left in a store's folder."""
+"""Delete what killed writers left in a store's folder, or beside another file."""
 
 from __future__ import annotations
 
+import glob
 import os
 import re
 import time
@@ -11,7 +12,7 @@ from pathlib import Path
 from ..system.safe_files import open_folder
 from .file_locks import LOCKS
 
-__all__ = ["delete_leftovers"]
+__all__ = ["delete_leftovers", "delete_unfinished"]
 
 _TEMPORARY = re.compile(r"\.tmp-\d+-[0-9a-f]{16}$")
 """End of the name of a file that its writer had not finished; `safe_files` gives such names."""
@@ -25,6 +26,13 @@ def delete_leftovers(root: Path, age: float) -> int:
         age: in seconds.
     """
     return sum(_delete_if_old(root, path, age) for path in _leftovers(root))
+
+
+def delete_unfinished(file: Path, age: float = 3600.0) -> None:
+    """Delete what killed writers of a file left beside it and have not touched for some seconds."""
+    for path in file.parent.glob(f"{glob.escape(file.name)}.tmp-*"):
+        if _TEMPORARY.search(path.name):
+            _delete_if_old(file.parent, path, age)
 
 
 def _leftovers(root: Path) -> Iterator[Path]:

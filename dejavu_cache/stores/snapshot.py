@@ -14,6 +14,7 @@ from ..model.scenario import Context, Scenario
 from ..system.safe_files import read_file, replace_file
 from .base import Store
 from .file_layout import read_set
+from .leftovers import delete_unfinished
 from .memory import MemoryStore
 
 __all__ = ["FrozenStore", "freeze"]
@@ -90,6 +91,7 @@ def freeze(store: Store, folder: Path, kernels: str | Collection[str] | None = N
             lines += record_set_line(context, store.records(context))
     content = "".join(lines).encode()
     path = folder.absolute() / f"{hashlib.sha256(content).hexdigest()}{SUFFIX}"
+    delete_unfinished(path)
     try:
         replace_file(path, content, mode=0o444)
     except OSError as error:

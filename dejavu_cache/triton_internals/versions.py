@@ -13,11 +13,14 @@ from typing import Any
 
 import triton
 
+from ..errors import UnsupportedTritonError
+
 try:
     from triton import knobs
 except ImportError:  # what Triton 3.4 brought
-    raise ImportError(
-        f"dejavu-cache needs Triton 3.4 or later, and {triton.__version__} is installed"
+    raise UnsupportedTritonError(
+        f"dejavu-cache needs Triton 3.4 or later, and {triton.__version__} is installed: "
+        "pip install 'triton>=3.4,<3.10', with the torch that goes with it"
     ) from None
 from triton.backends.compiler import BaseBackend
 from triton.runtime import jit

@@ -10,6 +10,7 @@ import typer
 
 from dejavu_cache.errors import DejavuError, ExitCode, SettingsError
 from dejavu_cache.system.plurals import counted
+from dejavu_cache.system.printable_text import printable
 
 if TYPE_CHECKING:
     from .services.tokens import Token
@@ -209,7 +210,7 @@ def list_(database: _URL = None) -> None:
 
         for token in tokens.list_tokens(opened, ANYBODY):
             line = f"{token.id}  {_rights(token)}  {token.name}  {_end(token)}"
-            typer.echo(line.rstrip())
+            typer.echo(printable(line.rstrip()))
 
 
 @token_app.command("revoke")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 from pathlib import Path
 
 from support.command_line import run_cli
@@ -35,6 +36,18 @@ class TestDoctor:
         assert out.returncode == 1
         assert "upgrade dejavu-cache" in out.stdout
         assert "was damaged and set aside" in out.stdout
+
+    def test_a_store_without_room_is_not_one_without_access(self, store: FileStore) -> None:
+        """The remedy is that of a command which cannot write."""
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (64, hard))
+        try:
+            out = run_cli("doctor", "--store", store.root)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert out.returncode == 1
+        assert "File too large; delete records that are not needed" in out.stdout
+        assert f"make {store.root} writable" not in out.stdout
 
     def test_a_store_that_cannot_be_made_is_found(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("")

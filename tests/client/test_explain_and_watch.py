@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from dejavu_client.cli.commands import watch
 from dejavu_client.cli.main import run_command
+from support.command_line import run_cli
 from support.records import MOMENT, config, context, measurement, record
 
 from dejavu_cache.model.record import Pin, Winner
@@ -56,6 +58,19 @@ def test_explain_tells_time_costs_age_and_author(
     assert nearest["scenario"]["args"]["M"] == 256
     assert nearest["distance"] == pytest.approx(3)
     assert nearest["median"] == 1.0
+
+
+def test_explain_begins_with_the_code_that_was_tuned_last(store: FileStore) -> None:
+    """Unless an earlier version is nearer to what was asked; what is left out is said."""
+    newer, far = measurement(64, 3.0, MOMENT + timedelta(days=2)), MOMENT + timedelta(days=1)
+    store.put(context(source="f" * 32), [record(32, newer)])
+    store.put(context(source="7" * 32), [record(4096, measurement(64, 4.0, far))])
+    words = ["explain", "add", "--json", "--store", store.root]
+    seen = run_cli(*words, "--limit", 3)
+    assert [item["median"] for item in json.loads(seen.stdout)] == [3.0, 4.0, 1.0]
+    assert "2 more" in seen.stderr
+    seen = run_cli(*words, "--scenario", "M=64")
+    assert [item["distance"] for item in json.loads(seen.stdout)] == [0.0, 1.0, 6.0]
 
 
 def test_explain_refuses_what_no_scenario_has(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -77,3 +78,19 @@ def test_gc_keeps_what_is_tuned_while_it_works(
     assert "(source eeeeeeee) on NVIDIA H200: kept, since" in out.stdout
     assert out.stdout.endswith("1 context deleted, 0 left-over files removed\n")
     assert set(FileStore(store.root).contexts()) == {tuned_now, newer}
+
+
+def test_gc_removes_leftovers_of_every_folder_that_it_may_write(
+    store: FileStore, tmp_path: Path
+) -> None:
+    """Also where the store is one of several, as in most settings of a team."""
+    other, fixed = FileStore(tmp_path / "other"), FileStore(tmp_path / "fixed")
+    leftovers = []
+    for folder in (store, other, fixed):
+        folder.put(context(), [record(16)])
+        leftovers.append(folder.root / f"x.json.tmp-1-{'0' * 16}")
+        leftovers[-1].touch()
+        os.utime(leftovers[-1], (0, 0))
+    urls = f"{store.root},{other.root},file://{fixed.root}?read_only=1"
+    assert "2 left-over files removed" in run_cli("gc", "--store", urls).stdout
+    assert [path.exists() for path in leftovers] == [False, False, True]

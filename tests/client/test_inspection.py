@@ -6,6 +6,7 @@ import json
 from datetime import timedelta
 from pathlib import Path
 
+import pytest
 from support.command_line import run_cli
 from support.processes import dejavu
 from support.records import MOMENT, context, measurement, record
@@ -94,3 +95,16 @@ def test_the_winner_of_a_record_is_the_recorded_one(tmp_path: Path) -> None:
     )
     store.put(context(), [tie])
     assert "all winners: BLOCK=64" in run_cli("show", "add", "--store", tmp_path).stdout
+
+
+@pytest.mark.parametrize("kind", ["dumb", "xterm"])
+def test_a_narrow_terminal_tells_the_kernels_of_a_difference_apart(
+    kind: str, tmp_path: Path
+) -> None:
+    """A dumb terminal has a width, too."""
+    left, right = FileStore(tmp_path / "left"), FileStore(tmp_path / "right")
+    left.put(context(kernel="pkg.kernels.add"), [record(1)])
+    right.put(context(kernel="pkg.kernels.sum"), [record(1)])
+    seen = run_cli("diff", left.root, right.root, columns=44, TERM=kind)
+    assert max(map(len, seen.stdout.splitlines())) <= 44, seen.stdout
+    assert ("add" in seen.stdout, "sum" in seen.stdout) == (True, True), seen.stdout

@@ -25,15 +25,30 @@ def test_records_pass_one_by_one(command: list[str], tmp_path: Path) -> None:
     store = FileStore(tmp_path)
     store.put(context(), MANY)
     size = store.path(context()).stat().st_size
+    assert peak_of(*command, "--store", store.url) < 10 * size
+
+
+def test_record_sets_are_imported_one_by_one(tmp_path: Path) -> None:
+    """All of them are checked first; parsed, they are not kept."""
+    file = tmp_path / "export.jsonl"
+    with open(file, "w") as lines:
+        for number in range(30):
+            lines.writelines(record_set_line(context(kernel=f"pkg.k{number}"), MANY[:40]))
+    command = ("import", str(file), "--store", str(tmp_path / "store"))
+    assert peak_of(*command) < 5 * file.stat().st_size
+
+
+def peak_of(*command: str) -> int:
+    """Run a command twice, and return the most memory that the second run takes."""
     with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
-        run_command([*command, "--store", store.url])  # imports what it needs
+        run_command(command)  # imports what it needs
         tracemalloc.start()
         try:
-            assert run_command([*command, "--store", store.url]) == 0
+            assert run_command(command) == 0
             _, peak = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()
-    assert peak < 10 * size
+    return peak
 
 
 def test_show_prints_one_json_document(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 from support.command_line import run_cli
 from support.records import MOMENT, config, context, measurement, record
 
+from dejavu_cache.errors import ExitCode
 from dejavu_cache.model.record import Failure, Measurement, RecordSet
 from dejavu_cache.model.scenario import canonical_json
 from dejavu_cache.stores import FileStore
@@ -101,6 +102,29 @@ def test_a_record_file_that_was_formatted_anew_is_imported(
         assert run_cli("import", path, "--store", tmp_path / "copy").returncode == 0
         copy = FileStore(tmp_path / "copy")
         assert list(copy.record_sets()) == list(FileStore(store.root).record_sets())
+
+
+@pytest.mark.parametrize("form", ["export", "folder"])
+def test_nothing_is_imported_beside_records_of_a_newer_version(
+    form: str, store: FileStore, tmp_path: Path
+) -> None:
+    """The error says so, since the records before the newer ones could be read."""
+    source = store.root
+    if form == "export":
+        source = tmp_path / "export.jsonl"
+        assert run_cli("export", source, "--store", store.root).returncode == 0
+        newer = source
+    else:
+        store.put(context(kernel="z.last"), [record(1)])
+        newer = sorted(source.rglob("*.json"))[-1]
+    text = newer.read_text()
+    last = text.replace('"format": ', '"format": 9')
+    newer.write_text(text + last if form == "export" else last)
+    seen = run_cli("import", source, "--store", tmp_path / "copy")
+    assert (seen.returncode, seen.stdout) == (ExitCode.UNUSABLE, "")
+    assert "upgrade dejavu-cache" in seen.stderr
+    assert seen.stderr.endswith("nothing was imported\n")
+    assert not (tmp_path / "copy").exists()
 
 
 @pytest.mark.parametrize("damage", RECORD_FILE_DAMAGE)

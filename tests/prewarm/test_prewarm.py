@@ -311,3 +311,12 @@ def test_a_place_that_cannot_be_written_is_named(records: FileStore, tmp_path: P
     assert "File too large" in full.stderr or "C compiler" in full.stderr
     assert "Traceback" not in full.stderr
     assert {path.name for path in tmp_path.iterdir()} <= {"mine", "user"}
+
+
+def test_a_worker_ends_silently_if_its_parent_did_before_it_asked() -> None:
+    """As after Ctrl-C, or the kill of a command that has just started one."""
+    worker = [sys.executable, "-m", "dejavu_cache.prewarm.worker"]
+    ended = subprocess.run(
+        worker, stdin=subprocess.DEVNULL, env=environment(), capture_output=True, check=True
+    )
+    assert (ended.stdout, ended.stderr) == (b"", b"")

@@ -55,6 +55,12 @@ def test_a_token_that_cannot_be_shown_is_revoked(empty_url: str) -> None:
     assert "revoked" in line
 
 
+def test_a_tokens_name_moves_no_cursor(empty_url: str) -> None:
+    assert run(empty_url, "db", "upgrade")[0] == 0
+    assert run(empty_url, "token", "create", "--name", "ci\u202e\x9b2J")[0] == 0
+    assert r"ci\u202e\u009b2J" in run(empty_url, "token", "list")[1]
+
+
 @pytest.mark.parametrize("fails", ["issuing", "writing"])
 def test_a_first_token_that_cannot_be_kept_is_not_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str

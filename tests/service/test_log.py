@@ -178,6 +178,8 @@ def test_the_command_prints_who_did_what(url: str, tmp_path: Path) -> None:
         ours = dejavu("log", "--json", **env)
         everything = dejavu("log", "--all", "--actor", "anybody", **env)
         wrong = dejavu("log", "--since", "yesterday", **env)
+        named = [dejavu("log", "--kernel", name, **env) for name in ("matmul", "*.mat*", "mat")]
+    assert [len(seen.stdout.splitlines()) for seen in named] == [2, 2, 0], "as in every command"
     (entry,) = json.loads(ours.stdout)
     assert (entry["action"], entry["detail"]["by"]) == ("pin", "ann")
     header, other, pin = everything.stdout.splitlines()

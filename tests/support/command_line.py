@@ -42,7 +42,7 @@ def run_cli(*arguments: object, columns: int = 0, **env: str) -> CommandResult:
     """
     out, err = (Terminal(), Terminal()) if columns else (io.StringIO(), io.StringIO())
     if columns:
-        env |= {"COLUMNS": str(columns), "TERM": "xterm"}
+        env = {"COLUMNS": str(columns), "TERM": "xterm", **env}
     current_settings.cache_clear()
     try:
         with patch.dict(os.environ, env), redirect_stdout(out), redirect_stderr(err):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dejavu_client.cli.record_copy import merge_acknowledged
-from dejavu_client.cli.record_files import read_record_sets
+from dejavu_client.cli.record_files import RecordText, read_record_texts
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -259,7 +259,7 @@ class StoreMachine(RuleBasedStateMachine):
         file = self.path / "export.jsonl"
         sets = list(self.use(number).record_sets())
         file.write_text("".join(f"{canonical_json(item)}\n" for item in sets))
-        merge_acknowledged(read_record_sets(str(file)), self.other)
+        merge_acknowledged(map(RecordText.parse, read_record_texts(str(file))), self.other)
         for home in self.model.contexts():
             for record in self.model.all_records(home):
                 self.other_model.put(home, record)

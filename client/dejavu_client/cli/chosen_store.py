@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from dejavu_cache.errors import StoreError
@@ -87,23 +89,31 @@ def open_existing_store(url: str, *, write: bool = False) -> Store:
     return store
 
 
-def open_complete_store(url: str) -> Store:
+@contextmanager
+def open_complete_store(url: str) -> Iterator[Store]:
     """Open a store of which all records can be read, for commands that copy or compare it.
 
     Raises:
-        NoSuchStoreError: a folder does not exist.
+        NoSuchStoreError: a folder does not exist, or no longer does after the block.
         StoreError: a file or a record of a folder cannot be read; the message names them.
     """
     store = open_existing_store(url)
-    for folder in tiers_of(store):
-        problems = _problems_of(folder) if isinstance(folder, FileStore) else []
-        if problems:
+    folders = [tier for tier in tiers_of(store) if isinstance(tier, FileStore)]
+    present = [folder for folder in folders if folder.root.is_dir()]
+    for folder in present:
+        if problems := _problems_of(folder):
             listed = "\n".join(f"  {problem}" for problem in problems)
             raise StoreError(
                 f"{folder.url} has files that cannot be read, so nothing was copied or compared; "
                 f"repair them or move them away:\n{listed}"
             )
-    return store
+    with store:
+        yield store
+    for folder in present:
+        if not folder.root.is_dir():  # its records counted as none from then on
+            raise NoSuchStoreError(
+                f"{folder.root} disappeared while it was read: not all of it was"
+            )
 
 
 def _problems_of(folder: FileStore) -> list[str]:

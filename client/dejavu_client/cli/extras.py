@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
+from importlib import import_module
 
-__all__ = ["extra_of", "require_package"]
+__all__ = ["extra_of", "require_triton"]
 
 _EXTRAS = {
     "jinja2": "sweep",
@@ -24,7 +24,6 @@ def extra_of(package: str) -> str:
     return _EXTRAS.get(package, "server")
 
 
-def require_package(name: str) -> None:
-    """Raise `ModuleNotFoundError` here rather than in a child process, as an import would."""
-    if find_spec(name) is None:
-        raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+def require_triton() -> None:
+    """Raise here rather than in a child process if Triton is missing or too old."""
+    import_module("dejavu_cache.triton_internals.versions")

@@ -159,7 +159,8 @@ def _print_table(table: Table, gap: int) -> None:
         printed.add_column(escape(name), justify="right" if numeric else "left", overflow="fold")
     for row in zip(*table.values(), strict=True):
         printed.add_row(*map(escape, row))
-    Console(highlight=False).print(printed)
+    size = shutil.get_terminal_size()  # for a dumb terminal, rich would take its own
+    Console(highlight=False, width=size.columns, height=size.lines).print(printed)
 
 
 def _width(table: Table, gap: int) -> int:

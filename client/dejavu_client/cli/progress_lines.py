@@ -10,7 +10,7 @@ from typing import Any
 
 from dejavu_cache.system.plurals import counted
 
-__all__ = ["ProgressLines", "fit_lines", "prewarm_lines", "sweep_lines"]
+__all__ = ["ProgressLines", "fit_lines", "prewarm_lines", "report_loss", "sweep_lines"]
 
 LINE_EVERY = 10.0
 """Seconds between two lines."""
@@ -33,6 +33,12 @@ class ProgressLines:
             sys.stderr.flush()
 
 
+def report_loss(event: Mapping[str, Any]) -> None:
+    """Print a line for an event of a sweep that tells of a lost worker."""
+    if event["event"] == "lost":
+        sys.stderr.write(f"{event['case']}: {event['reason']}; another process takes it over\n")
+
+
 @contextmanager
 def sweep_lines(cases: int) -> Iterator[Callable[[Mapping[str, Any]], None]]:
     """Yield the callback for a sweep's events; a case that ends a worker has its own line."""
@@ -43,8 +49,7 @@ def sweep_lines(cases: int) -> Iterator[Callable[[Mapping[str, Any]], None]]:
         nonlocal done, configs
         done += event["event"] == "outcome"
         configs += event["event"] == "config"
-        if event["event"] == "lost":
-            sys.stderr.write(f"{event['case']}: {event['reason']}; another process takes it over\n")
+        report_loss(event)
         lines.update(f"{done} of {counted(cases, 'case')}, {counted(configs, 'config')}")
 
     yield on_event

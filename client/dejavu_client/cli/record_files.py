@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
+from typing import NamedTuple
 
 from pydantic import ValidationError
 
@@ -14,7 +15,7 @@ from dejavu_cache.model.damaged_records import first_problem
 from dejavu_cache.model.record import FORMAT, RecordSet
 from dejavu_cache.stores.file_layout import find_damages, read_set
 
-__all__ = ["read_record_sets"]
+__all__ = ["RecordText", "read_record_texts"]
 
 _BLOCK = 1 << 20
 
@@ -22,8 +23,29 @@ NAMED_DAMAGES = 20
 """Damages of a file that an error names one by one."""
 
 
-def read_record_sets(file: str) -> Iterator[RecordSet]:
-    """Yield the record sets of a file or folder; decision trees are left out.
+class RecordText(NamedTuple):
+    """A record set's text, which takes a fraction of the memory of its records.
+
+    Attributes:
+        text: a line of an export, or a whole file of a store.
+        position: the file and the line, for error messages.
+        is_line: whether it is a line of an export.
+    """
+
+    text: str
+    position: str
+    is_line: bool
+
+    def parse(self) -> RecordSet:
+        """Return the record set, or raise a `StoreError` that says why there is none."""
+        parse = _parse_line if self.is_line else _parse_record_file
+        return parse(self.text, self.position)
+
+
+def read_record_texts(file: str) -> list[RecordText]:
+    """Return the texts of the record sets of a file or folder, all of which can be parsed.
+
+    Those without records are left out, and so are decision trees.
 
     Args:
         file: the path; `-` is standard input.
@@ -31,6 +53,13 @@ def read_record_sets(file: str) -> Iterator[RecordSet]:
     Raises:
         StoreError: it cannot be read, is damaged, or has a newer format.
     """
+    try:
+        return [text for text in _read_texts(file) if text.parse().records]
+    except NewerFormatError as error:
+        raise StoreError(f"{error}, and nothing was imported") from None
+
+
+def _read_texts(file: str) -> Iterator[RecordText]:
     path = Path(file)
     if file != "-" and path.is_dir():
         for member in sorted(path.rglob("*.json")):
@@ -38,7 +67,7 @@ def read_record_sets(file: str) -> Iterator[RecordSet]:
                 continue
             if not member.is_file():  # opening a pipe would wait for its writer
                 raise StoreError(f"{member} cannot be read: it is no file; nothing was imported")
-            yield from read_record_sets(str(member))
+            yield from _read_texts(str(member))
         return
     try:
         text = _read_bytes(file).decode()
@@ -48,11 +77,11 @@ def read_record_sets(file: str) -> Iterator[RecordSet]:
         raise _refuse(file, [str(error)]) from None
     # A line of an export is a whole object; a store's own file, also if reformatted, has several.
     if not text.lstrip().partition("\n")[0].rstrip().endswith("}") and "\n" in text.strip():
-        yield _parse_record_file(text, file)
+        yield RecordText(text, file, is_line=False)
         return
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
-            yield _parse_line(line, f"{file}, line {number}")
+            yield RecordText(line, f"{file}, line {number}", is_line=True)
 
 
 def _read_bytes(file: str) -> bytes:

@@ -20,6 +20,7 @@ __all__ = [
     "context_matches",
     "contexts_of",
     "current_records",
+    "describe_filters",
     "has_settings",
     "kernels_of",
     "last_measured",
@@ -37,11 +38,19 @@ def kernels_of(store: Store, pattern: str) -> list[str]:
     return matching_kernels(names, pattern, store.url)
 
 
-def contexts_of(store: Store, pattern: str) -> list[Context]:
-    """Return the contexts of the kernels that a pattern names, or raise `NothingFoundError`."""
+def contexts_of(store: Store, pattern: str, device: str = "", triton: str = "") -> list[Context]:
+    """Return the contexts that pass filters of the kernels that a pattern names.
+
+    Raises:
+        NothingFoundError: no kernel matches.
+    """
     contexts = list(store.contexts())
     names = matching_kernels((context.kernel.name for context in contexts), pattern, store.url)
-    return [context for context in contexts if context.kernel.name in names]
+    return [
+        context
+        for context in contexts
+        if context.kernel.name in names and context_matches(context, "", device, triton)
+    ]
 
 
 def record_sets_of(store: Store, pattern: str) -> Iterator[RecordSet]:
@@ -66,6 +75,11 @@ def context_matches(context: Context, kernel: str, device: str, triton: str) -> 
     )
 
 
+def describe_filters(device: str, triton: str) -> str:
+    """Return what the filters of a command ask for; an empty text if it has none."""
+    return " and ".join(filter(None, (device, triton and f"Triton {triton}")))
+
+
 def matching_records(
     store: Store, kernel: str, conditions: Sequence[str], device: str = "", triton: str = ""
 ) -> Iterator[tuple[Context, Record]]:
@@ -82,11 +96,7 @@ def matching_records(
         NothingFoundError: no kernel matches, or no scenario satisfies the conditions.
         SettingsError: a condition is about an argument that no scenario has.
     """
-    contexts = [
-        context
-        for context in contexts_of(store, kernel)
-        if context_matches(context, "", device, triton)
-    ]
+    contexts = contexts_of(store, kernel, device, triton)
     scenarios = (scenario for context in contexts for scenario in _scenarios(store, context))
     parsed = parse_conditions_on(conditions, scenarios)
     is_empty = True
@@ -170,14 +180,13 @@ def newest_record_sets(store: Store, kernel: str, device: str, triton: str) -> I
         NothingFoundError: no kernel matches, or none with the device and the version of Triton.
     """
     newest: dict[tuple[str, ...], tuple[tuple[bool, datetime], RecordSet]] = {}
-    contexts = contexts_of(store, kernel)
-    chosen = [context for context in contexts if context_matches(context, "", device, triton)]
-    if not chosen:
-        filters = " and ".join(filter(None, (device, triton and f"Triton {triton}")))
+    contexts = contexts_of(store, kernel, device, triton)
+    if not contexts:
         raise NothingFoundError(
-            f"{store.url} has no records of {kernel or 'any kernel'} for {filters}"
+            f"{store.url} has no records of {kernel or 'any kernel'} for "
+            f"{describe_filters(device, triton)}"
         )
-    for context in chosen:
+    for context in contexts:
         record_set = RecordSet(context=context, records=tuple(store.records(context)))
         measured_at = tuning_order(record_set.records)
         if measured_at == _NEVER:

@@ -129,9 +129,11 @@ class HttpExchange:
             raise SettingsError(f"{url}: {error}") from None
         except httpx.HTTPError as error:
             may_be_done = not (repeatable or isinstance(error, _NOT_SENT))
-            doubt = "; it may have done what was asked all the same" if may_be_done else ""
+            hint = "; it may have done what was asked all the same" if may_be_done else ""
+            if str(error).startswith("[Errno "):  # the system has made no connection, or lost it
+                hint = hint or "; check its URL, and that it runs"
             raise UnreachableError(
-                f"{self._url} does not answer: {error or type(error).__name__}{doubt}"
+                f"{self._url} does not answer: {error or type(error).__name__}{hint}"
             ) from error
         if status == 500:
             raise ServerFaultError(f"{self._url} answered {status}: {problem_detail(body)}")

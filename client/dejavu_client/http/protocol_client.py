@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, cast
@@ -319,26 +320,26 @@ class ProtocolClient:
         return answer
 
     def log_entries(
-        self, filters: Mapping[str, str], limit: int, all_namespaces: bool
-    ) -> list[dict[str, Any]]:
-        """Return up to `limit` entries of the log of changes, newest first.
+        self, filters: Mapping[str, str], page_size: int, all_namespaces: bool
+    ) -> Iterator[dict[str, Any]]:
+        """Yield the entries of the log of changes, newest first, and ask for them page by page.
 
         Args:
             filters: parameters of the request, as the protocol names them; empty ones are left out.
-            limit: the largest number of entries.
+            page_size: the entries of a page, of which a server gives at most 1000.
             all_namespaces: whether entries of all namespaces, and of none, are wanted.
         """
         root = f"{self.url}/v1" if all_namespaces else self._namespace_url
         params: dict[str, Any] = {name: value for name, value in filters.items() if value}
-        entries: list[dict[str, Any]] = []
-        while len(entries) < limit:
-            params["limit"] = min(limit - len(entries), 1000)
+        params["limit"] = min(page_size, 1000)
+        before = math.inf
+        while True:
             page = self._json("GET", "/log", root=root, params=params)
-            entries += self._rows(page, "entries", ListedChange)
+            yield from self._rows(page, "entries", ListedChange)
             params["before"] = page.get("next")
-            if params["before"] is None or not page["entries"]:
-                break
-        return entries
+            if not isinstance(params["before"], int) or params["before"] >= before:
+                return  # the last page, or a server that would go on for ever
+            before = params["before"]
 
     def pin(self, context: Context, scenario: Scenario, config: Config | None, by: str) -> None:
         """Pin a scenario's config for all users, or remove the pin if `config` is None."""

@@ -8,7 +8,6 @@ import re
 import tempfile
 import time
 from collections.abc import Iterator
-from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -16,14 +15,16 @@ from typing import Literal, NamedTuple
 import typer
 
 import dejavu_cache
-from dejavu_cache.errors import DejavuError, StoreError
+from dejavu_cache.errors import DejavuError, StoreError, UnsupportedTritonError
 from dejavu_cache.policy import Policy
 from dejavu_cache.settings import PREFIX, Settings, policy_file
 from dejavu_cache.stores import FileStore, Store, tiers_of
+from dejavu_cache.stores.file_access import describe_failure
 from dejavu_cache.system.plurals import counted
 from dejavu_cache.triton_internals.distribution import triton_version
 
 from ..chosen_store import open_chosen_store
+from ..extras import require_triton
 from ..options import JsonOption, StoreOption
 from ..output import say, show_json
 from ..spool_summary import describe_set_aside, describe_waiting
@@ -83,11 +84,7 @@ def _check_versions() -> Iterator[Finding]:
 
 def _check_device() -> Finding:
     try:
-        import_module("dejavu_cache.triton_internals.versions")
-    except Exception as error:  # any other one is raised again below
-        if type(error) is ImportError:
-            return Finding("wrong", "triton", str(error))
-    try:
+        require_triton()
         from dejavu_cache.triton_internals.environment import (
             INTERPRETER_INDEX,
             current_device,
@@ -98,6 +95,8 @@ def _check_device() -> Finding:
         environment = current_environment(
             INTERPRETER_INDEX if is_interpreting() else current_device()
         )
+    except UnsupportedTritonError as error:
+        return Finding("wrong", "triton", str(error))
     except Exception as error:  # drivers raise errors of many kinds
         return Finding(
             "note",
@@ -228,8 +227,7 @@ def _check_writable(store: FileStore) -> Finding:
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(b"x" * 4096)
     except OSError as error:
-        remedy = f"make {folder} writable, or set {PREFIX}URL to a folder that is"
-        return Finding("wrong", store.url, f"cannot be written: {error.strerror}; {remedy}")
+        return Finding("wrong", store.url, str(describe_failure(error, folder, "written")))
     if (foreign := _find_unwritable(store.root)) is not None:
         remedy = "share the folder with a group and umask 002, or set a folder of your own"
         return Finding("wrong", store.url, f"{foreign} is another user's: {remedy}")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, replace
+from itertools import groupby
+from operator import attrgetter
 from typing import Annotated, Any, NamedTuple
 
 import typer
@@ -31,7 +33,7 @@ from ..options import (
     parse_assignments,
 )
 from ..output import note, say_indented, show_json
-from ..record_queries import context_matches, contexts_of, has_settings, winning_measurement
+from ..record_queries import contexts_of, has_settings, tuning_order, winning_measurement
 
 __all__ = ["register"]
 
@@ -92,30 +94,30 @@ def explain(
     """Say why scenarios run their configs: time, runner-up, age, author, and how near they are.
 
     Without a record of the values that --scenario names, the nearest ones are explained: a launch
-    takes one of them. `kernel.explain(*args)` in a program also knows what pruning leaves.
+    takes one of them. The version of the kernel's code that was tuned last comes first.
+    `kernel.explain(*args)` in a program also knows what pruning leaves.
     """
     wanted = parse_assignments(scenario, "--scenario")
     named = parse_assignments(default, "--default")
     with open_existing_store(store) as source:
-        explained = [
-            item
-            for context in contexts_of(source, kernel)
-            if context_matches(context, "", device, triton)
-            for item in _nearest(context, list(source.records(context)), wanted, named)
+        tuned = [
+            (context, list(source.records(context)))
+            for context in contexts_of(source, kernel, device, triton)
         ]
+    tuned.sort(key=lambda item: tuning_order(item[1]), reverse=True)
+    explained = [item for group in tuned for item in _nearest(*group, wanted, named)]
+    explained.sort(key=lambda item: item.distance)
     if not explained:
         asked = settings_text(wanted) or "such a GPU or Triton"
         raise NothingFoundError(f"{source.url} has no scenario of {kernel} with {asked}")
     shown = explained[:limit] if limit else explained
     if as_json:
         show_json([item.json for item in shown])
-        return
-    previous = None
-    for item in shown:
-        if item.context != previous:
-            say_context(item.context)
-        previous = item.context
-        _say(item, wanted)
+    else:
+        for context, items in groupby(shown, key=attrgetter("context")):
+            say_context(context)
+            for item in items:
+                _say(item, wanted)
     if len(shown) < len(explained):
         note(f"{len(explained) - len(shown)} more: name values with --scenario, or raise --limit")
 

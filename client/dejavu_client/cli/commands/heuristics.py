@@ -28,7 +28,7 @@ from ..options import (
 )
 from ..output import fail, say, show_json, show_table
 from ..progress_lines import fit_lines
-from ..record_queries import context_matches, newest_record_sets
+from ..record_queries import context_matches, describe_filters, newest_record_sets
 
 __all__ = ["register"]
 
@@ -201,8 +201,8 @@ def _find_trees(kernel: str, store: str, device: str, triton: str) -> list[Found
         and context_matches(stored.tree.context, "", device, triton)
     ]
     if not matches:
-        filters = " and ".join(filter(None, (device, triton and f"Triton {triton}")))
-        raise NothingFoundError(f"{source.url} has no decision tree for {filters}")
+        wanted = describe_filters(device, triton)
+        raise NothingFoundError(f"{source.url} has no decision tree for {wanted}")
     return matches
 
 

@@ -35,6 +35,7 @@ from ..output import say, show_json, show_json_items, show_table
 from ..record_queries import (
     context_matches,
     contexts_of,
+    describe_filters,
     matching_records,
 )
 from ..scenario_table import scenario_rows, show_scenarios
@@ -71,8 +72,7 @@ def list_kernels(
     if as_json:
         show_json(rows[:limit] if limit else rows)
     elif not rows:
-        filters = [device, triton and f"Triton {triton}"]
-        wanted = " and ".join(filter(None, filters))
+        wanted = describe_filters(device, triton)
         say(f"{source.url} holds no records{f' of {wanted}' if wanted else ''}")
     else:
         show_kernels(rows, limit)
@@ -171,7 +171,8 @@ def diff(
         show_table(
             ["kernel", "device", "scenario", "what", "A", "B", "cost"],
             [list(row.values()) for row in rows],
-            optional=["device", "kernel"],
+            optional=["device"],
+            constant=["kernel", "device"],
         )
     else:
         say("no differences")
@@ -182,7 +183,7 @@ def diff(
 def _compared_side(store: Store, device: str, triton: str, kernel: str) -> ComparedSide:
     side = ComparedSide(store, device, triton)
     if not side.contexts(kernel):
-        wanted = " and ".join(filter(None, (device, triton)))
+        wanted = describe_filters(device, triton)
         raise NothingFoundError(f"{store.url} has no such records of {wanted}")
     return side
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Annotated
 
 import typer
 
 from ..chosen_server import open_server
 from ..errors import NothingFoundError
+from ..kernel_names import kernel_matches
 from ..options import JsonOption, KernelOption, ServerOption, require_moments
 from ..output import show_json, show_table
 
@@ -34,15 +36,11 @@ def log(
 ) -> None:
     """List who pinned, promoted, deleted and imported what, newest first."""
     require_moments(since=since, until=until)
-    filters = {
-        "kernel": kernel,
-        "actor": actor,
-        "action": action,
-        "since": since,
-        "until": until,
-    }
+    filters = {"actor": actor, "action": action, "since": since, "until": until}
     remote = open_server(server)
-    entries = remote.client.log_entries(filters, limit, all_namespaces)
+    logged = remote.client.log_entries(filters, 1000 if kernel else limit, all_namespaces)
+    chosen = (entry for entry in logged if kernel_matches(entry["kernel"], kernel))
+    entries = list(islice(chosen, limit))
     if kernel and not entries:
         raise NothingFoundError(f"{remote.url} logged no change of {kernel}")
     if as_json:

@@ -13,7 +13,7 @@ from dejavu_cache.system.plurals import counted, size_text
 
 from ..chosen_store import open_existing_store
 from ..completion import complete_devices
-from ..extras import require_package
+from ..extras import require_triton
 from ..options import JsonOption, refuse_empty
 from ..output import note, say, show_json
 from ..progress_lines import prewarm_lines
@@ -95,7 +95,7 @@ def prewarm(
 
     Name it in DEJAVU_CACHE_URL as prewarmed:///DIR; it may be moved and mounted read-only.
     """
-    require_package("triton")
+    require_triton()
     settings = current_settings()
     with open_existing_store(source) as records:
         next(records.contexts(), None)  # raises if a store does not answer

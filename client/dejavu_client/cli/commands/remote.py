@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Annotated
 
 import typer
@@ -50,7 +51,8 @@ def register(app: typer.Typer) -> None:
 def push(server: ServerOption = "", kernel: KernelOption = "", store: StoreOption = "") -> None:
     """Send a local store's records to the server; prints how many were new there."""
     remote = open_server(server)
-    merge_acknowledged(record_sets_of(_open_local(store), kernel), remote)
+    with _open_local(store) as local:
+        merge_acknowledged(record_sets_of(local, kernel), remote)
 
 
 def pull(server: ServerOption = "", kernel: KernelOption = "", store: StoreOption = "") -> None:
@@ -121,7 +123,7 @@ def misses(
         show_misses(chosen, limit)
 
 
-def _open_local(url: str) -> Store:
+def _open_local(url: str) -> AbstractContextManager[Store]:
     """Open the local store, which must exist if it was named, for reading all of it."""
     named = url or _configured_local_urls()
     return open_complete_store(named) if named else open_chosen_store(_own_cache())

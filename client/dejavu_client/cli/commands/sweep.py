@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ from dejavu_cache.system.plurals import counted
 
 from ..chosen_server import worklist
 from ..chosen_store import open_chosen_store
-from ..extras import require_package
+from ..extras import require_triton
 from ..options import (
     JsonOption,
     PresetOption,
@@ -29,7 +29,7 @@ from ..options import (
     parse_suite_options,
 )
 from ..output import say, show_json
-from ..progress_lines import sweep_lines
+from ..progress_lines import report_loss, sweep_lines
 from ..sweep_summary import (
     drift,
     report_json,
@@ -196,7 +196,7 @@ def _hosts(spec: SweepSpec, gpus: str, ray: str) -> Sequence[SweepHost]:
         if not hosts:
             raise SettingsError(f"--ray {ray}: the cluster has neither GPUs nor CPUs")
         return hosts
-    require_package("triton")
+    require_triton()
     if not gpus:
         return [LocalHost(spec)]
     return [LocalHost(spec, single_gpu(int(number))) for number in _gpu_numbers(gpus)]
@@ -267,14 +267,9 @@ def _sample_tuned(plan: SweepReport, size: int) -> list[str]:
 def _progress(cases: int, quiet: bool) -> Any:
     """Show a progress bar on a terminal, elsewhere a line now and then."""
     if quiet:
-        return nullcontext(_report_loss)
+        return nullcontext(report_loss)
     if not sys.stderr.isatty():
         return sweep_lines(cases)
     from ..progress import sweep_bar
 
     return sweep_bar(cases)
-
-
-def _report_loss(event: Mapping[str, Any]) -> None:
-    if event["event"] == "lost":
-        sys.stderr.write(f"{event['case']}: {event['reason']}; another process takes it over\n")

@@ -27,7 +27,7 @@ from ..options import KernelOption, StoreOption, refuse_empty
 from ..output import note, say, say_indented
 from ..output_file import open_output
 from ..record_copy import merge_acknowledged
-from ..record_files import read_record_sets
+from ..record_files import RecordText, read_record_texts
 from ..record_queries import contexts_of, kernels_of
 from ..table_export import export_tables
 
@@ -85,11 +85,10 @@ def export_records(
             for engine, folder in folders.items():
                 export_tables(source, engine, folder, triton)
         return
-    with open_complete_store(store) as source:
+    with open_output(file) as out, open_complete_store(store) as source:
         contexts = contexts_of(source, kernel)
-        with open_output(file) as out:
-            for context in contexts:
-                out.writelines(record_set_line(context, source.records(context)))
+        for context in contexts:
+            out.writelines(record_set_line(context, source.records(context)))
     if file != "-":
         note(f"{_count_kernels(contexts)} of {source.url} written to {file}")
 
@@ -126,10 +125,10 @@ def import_records(
         )
     with open_chosen_store(store) as target:
         if file:
-            record_sets = list(read_record_sets(file))
-            if not any(record_set.records for record_set in record_sets):
+            texts = read_record_texts(file)
+            if not texts:
                 raise NothingFoundError(f"{file} holds no records")
-            merge_acknowledged(record_sets, target, parse_rule(on_conflict))
+            merge_acknowledged(map(RecordText.parse, texts), target, parse_rule(on_conflict))
         for origin, folder in folders.items():
             results = _rename_results(read_foreign_files(origin, Path(folder)), rename or [])
             if not results:
@@ -178,7 +177,8 @@ def freeze(
 ) -> None:
     """Write a snapshot of a store, named by its content; prints the URL by which a job uses it."""
     with open_complete_store(store) as source:
-        say(write_snapshot(source, Path(folder), kernels_of(source, kernel)).url)
+        snapshot = write_snapshot(source, Path(folder), kernels_of(source, kernel))
+    say(snapshot.url)
 
 
 def parse_rule(text: str) -> OnConflict:

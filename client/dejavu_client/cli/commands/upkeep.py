@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from dejavu_cache.model.scenario import Context, is_from_future, now
-from dejavu_cache.stores import FileStore, Store
+from dejavu_cache.stores import FileStore, Store, tiers_of
 from dejavu_cache.system.plurals import counted
 
 from ..chosen_store import open_existing_store
@@ -60,7 +60,8 @@ def collect_garbage(
         if dry_run:
             say(f"{deleted} would be deleted")
         else:
-            leftovers = target.delete_leftovers() if isinstance(target, FileStore) else 0
+            folders = [tier for tier in tiers_of(target) if isinstance(tier, FileStore)]
+            leftovers = sum(folder.delete_leftovers() for folder in folders if not folder.read_only)
             say(f"{deleted} deleted, {counted(leftovers, 'left-over file')} removed")
 
 

@@ -19,7 +19,6 @@ from dejavu_cache.system.plurals import counted
 from ..chosen_server import worklist
 from ..chosen_store import is_server_url, open_existing_store, split_urls
 from ..columns import ordered_values, settings_text
-from ..kernel_names import kernel_matches
 from ..options import DeviceOption, JsonOption, OptionalKernelArgument, StoreOption, TritonOption
 from ..output import note, say
 from ..record_queries import context_matches, winning_measurement
@@ -63,19 +62,17 @@ class _Watched:
 
     def __init__(self, store: Store, url: str, kernel: str, device: str, triton: str) -> None:
         self._store, self._url = store, url
-        self._kernel, self._device, self._triton = kernel, device, triton
+        self._filters = kernel, device, triton
         self._revisions: dict[Context, Hashable | None] = {}
         self._records: dict[Context, dict[str, Record]] = {}
         self._misses: dict[tuple[str, str], int] = {}
 
+    def _is_watched(self, context: Context) -> bool:
+        return context_matches(context, *self._filters)
+
     def look(self) -> Iterator[Happening]:
         """Yield what has changed since the last look; at the first one, everything there is."""
-        contexts = [
-            context
-            for context in self._store.contexts()
-            if kernel_matches(context.kernel.name, self._kernel)
-            and context_matches(context, "", self._device, self._triton)
-        ]
+        contexts = [context for context in self._store.contexts() if self._is_watched(context)]
         for context in dict.fromkeys([*contexts, *self._records]):
             yield from self._changes(context)
         if self._url:
@@ -96,9 +93,7 @@ class _Watched:
     def _new_misses(self) -> Iterator[Happening]:
         for miss in worklist(self._url):
             context = Context.model_validate(miss["context"])
-            if not kernel_matches(context.kernel.name, self._kernel):
-                continue
-            if not context_matches(context, "", self._device, self._triton):
+            if not self._is_watched(context):
                 continue
             values = {**miss["scenario"].get("args", {}), **miss["scenario"].get("dtypes", {})}
             text = settings_text(values)
