@@ -16,6 +16,7 @@ from sqlalchemy import (
     false,
     func,
     literal,
+    null,
     select,
     true,
     update,
@@ -140,6 +141,7 @@ def add_records(connection: Connection, route: Route, sender: str) -> int:
         epoch(),
         case((contains(_source_records.c.text, WINNER), sender)),
         epoch(),
+        null(),
     ).where(missing)
     statement = insert(connection, records).from_select([*records.columns], rows)
     added = _count_inserted(connection, statement.on_conflict_do_nothing())

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
+from pydantic import TypeAdapter
 from sqlalchemy import Connection, and_, case, delete, func, select, update
 
-from dejavu_cache.model.record import Measurement, Record
+from dejavu_cache.model.record import Measurement, Record, Winner
 from dejavu_cache.model.scenario import canonical_json
 
 from . import summaries
@@ -27,6 +28,7 @@ __all__ = [
     "has_winner",
     "list_sizes",
     "load",
+    "load_displaced",
     "load_pinned",
     "load_record_set",
     "load_scenario_texts",
@@ -34,11 +36,13 @@ __all__ = [
     "load_texts",
     "replace_standing",
     "save",
+    "save_displaced",
 ]
 
 WINNER = '"winner": {'
 """Part of the JSON texts of records with a winner: quotes within a text are escaped, and no other
 dictionary of a record has dictionaries as values."""
+_WINNERS = TypeAdapter(list[Winner])
 
 
 class StoredRecordSet(NamedTuple):
@@ -260,6 +264,32 @@ def save(
     connection.execute(statement, rows)
     summaries.save(connection, context_id, map(summaries.summarize, changed))
     return {str(row["scenario"]): len(str(row["text"])) for row in rows}
+
+
+def load_displaced(
+    connection: Connection, context_id: int, scenarios: Sequence[str]
+) -> dict[str, list[Winner]]:
+    """Load the displaced winners of those records that have any, by their scenario's digest."""
+    query = select(records.c.scenario, records.c.displaced_winners).where(
+        records.c.context_id == context_id, records.c.displaced_winners.is_not(None)
+    )
+    return {
+        scenario: _WINNERS.validate_json(text)
+        for chunk in chunks(scenarios)
+        for scenario, text in connection.execute(query.where(records.c.scenario.in_(chunk)))
+    }
+
+
+def save_displaced(
+    connection: Connection, context_id: int, displaced: Mapping[str, Sequence[Winner]]
+) -> None:
+    """Replace the displaced winners of records, given by their scenario's digest."""
+    for scenario, winners in displaced.items():
+        connection.execute(
+            update(records)
+            .where(records.c.context_id == context_id, records.c.scenario == scenario)
+            .values(displaced_winners=_WINNERS.dump_json(list(winners)).decode())
+        )
 
 
 def add_claims(

@@ -129,6 +129,8 @@ records = Table(
     # Who sent the winner, and when; null where nobody knows.
     Column("winner_sender", Text),
     Column("winner_received_at", Double),
+    # Winners whose results were called wrong, as JSON: one stands again without who said so.
+    Column("displaced_winners", Text),
 )
 
 winner_arrival = func.coalesce(records.c.winner_received_at, records.c.updated_at)
