@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from sqlalchemy import Row
 
 from ..errors import InvalidRequestError, NotFoundError, TokenExistsError
-from ..storage import tokens
+from ..storage import leases, tokens
 from ..storage.clock import database_time
 from ..storage.database import Database
 from .access import EVERYWHERE, ROLES, Principal, Role
@@ -148,7 +148,7 @@ def list_unexpired(database: Database, principal: Principal, limit: int) -> list
 
 
 def revoke(database: Database, principal: Principal, identity: str) -> None:
-    """Revoke a token.
+    """Revoke a token, and release its leases: nobody else could before they expire.
 
     Raises:
         AccessDeniedError: The principal is not an admin of all namespaces.
@@ -160,6 +160,7 @@ def revoke(database: Database, principal: Principal, identity: str) -> None:
             raise NotFoundError(f"there is no token {identity!r} that could be revoked")
         row = tokens.get(connection, identity)
         assert row is not None
+        leases.drop_of_owner(connection, f" by {_name(row)}")
         write_log(connection, principal, "revoke token", "", id=identity, name=row.name)
 
 
@@ -179,7 +180,12 @@ def verify(database: Database, presented: str) -> VerifiedToken | None:
     expires_in = None if row.expires_at is None else row.expires_at - present
     if expires_in is not None and expires_in <= 0:
         return None
-    return VerifiedToken(Principal(f"{row.name} ({row.id})", _grants(row)), expires_in)
+    return VerifiedToken(Principal(_name(row), _grants(row)), expires_in)
+
+
+def _name(row: Row[Any]) -> str:
+    """Return the name of a token's principal."""
+    return f"{row.name} ({row.id})"
 
 
 def _grants(row: Row[Any]) -> dict[str, Role]:
