@@ -18,6 +18,7 @@ from dejavu_cache.model.scenario import Config, Context, Scenario
 
 from ..errors import InvalidRequestError, NotFoundError
 from ..storage import contexts, quarantine
+from ..storage.chunks import divide
 from ..storage.database import Database
 from ..storage.quarantine import Part, WriterFilter
 from .access import Principal
@@ -232,17 +233,9 @@ def _pages(
     scenarios: Iterable[_T], size: Callable[[_T], int], database: Database
 ) -> Iterator[list[_T]]:
     """Divide scenarios into pages, by the number of their measurements; pause between two pages."""
-    page: list[_T] = []
-    total = 0
-    for scenario in scenarios:
-        if page and (len(page) == _MOST_SCENARIOS or total + size(scenario) > _MOST_MEASUREMENTS):
-            yield page
-            page, total = [], 0
-            if database.is_sqlite:
-                time.sleep(_PAUSE)
-        page.append(scenario)
-        total += size(scenario)
-    if page:
+    for number, page in enumerate(divide(scenarios, size, _MOST_SCENARIOS, _MOST_MEASUREMENTS)):
+        if number and database.is_sqlite:
+            time.sleep(_PAUSE)
         yield page
 
 

@@ -32,6 +32,7 @@ __all__ = [
     "load_pinned",
     "load_record_set",
     "load_scenario_texts",
+    "load_sizes",
     "load_text",
     "load_texts",
     "replace_standing",
@@ -85,6 +86,22 @@ def count_bytes(
         .where(contexts.c.namespace == namespace, contexts.c.digest == digest)
     )
     return int(connection.execute(query).scalar() or 0)
+
+
+def load_sizes(
+    connection: Connection, namespace: str, digest: str, scenarios: Sequence[str]
+) -> dict[str, int]:
+    """Load the bytes of the JSON of the records that exist, by their scenario's digest."""
+    query = (
+        select(records.c.scenario, byte_length(records.c.text))
+        .join(contexts, contexts.c.id == records.c.context_id)
+        .where(contexts.c.namespace == namespace, contexts.c.digest == digest)
+    )
+    return {
+        scenario: size
+        for chunk in chunks(scenarios)
+        for scenario, size in connection.execute(query.where(records.c.scenario.in_(chunk)))
+    }
 
 
 def list_sizes(connection: Connection, namespace: str, digest: str) -> list[tuple[str, int]]:
