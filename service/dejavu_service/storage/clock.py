@@ -6,7 +6,7 @@ from datetime import datetime, timezone
 
 from sqlalchemy import Connection, select
 
-from .tables import epoch
+from .sql_functions import epoch
 
 __all__ = ["database_time"]
 

@@ -26,8 +26,8 @@ from dejavu_cache.model.record import Record
 
 from . import summaries
 from .records import WINNER, save
-from .tables import contexts, epoch, measurements, recalls, records, winner_arrival
-from .text_matching import contains
+from .sql_functions import contains, epoch
+from .tables import contexts, measurements, recalls, records, winner_arrival
 from .upserts import insert
 
 __all__ = [

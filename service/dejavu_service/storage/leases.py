@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from sqlalchemy import Connection, and_, case, delete, func, or_, select, update
 
-from .tables import epoch, leases
-from .text_matching import ends_with
+from .sql_functions import ends_with, epoch
+from .tables import leases
 from .upserts import insert
 
 __all__ = [

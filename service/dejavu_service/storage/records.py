@@ -13,8 +13,8 @@ from dejavu_cache.model.scenario import canonical_json
 
 from . import summaries
 from .chunks import chunks
-from .tables import contexts, epoch, measurements, records, winner_arrival
-from .text_matching import byte_length, contains
+from .sql_functions import byte_length, contains, epoch
+from .tables import contexts, measurements, records, winner_arrival
 from .upserts import insert
 
 __all__ = [
