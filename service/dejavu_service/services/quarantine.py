@@ -6,7 +6,7 @@ import json
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from datetime import datetime, timezone
+from datetime import datetime
 from itertools import groupby
 from typing import Any, TypeVar
 
@@ -19,6 +19,7 @@ from dejavu_cache.model.scenario import Config, Context, Scenario
 from ..errors import InvalidRequestError, NotFoundError
 from ..storage import contexts, quarantine
 from ..storage.chunks import divide
+from ..storage.clock import to_datetime
 from ..storage.database import Database
 from ..storage.quarantine import Part, WriterFilter
 from .access import Principal
@@ -86,7 +87,7 @@ def list_writers(
     with database.read() as connection:
         rows = quarantine.list_writers(connection, namespace, limit)
     return [
-        Writer(**{**row._asdict(), "first": _datetime(row.first), "last": _datetime(row.last)})
+        Writer(**{**row._asdict(), "first": to_datetime(row.first), "last": to_datetime(row.last)})
         for row in rows
     ]
 
@@ -171,8 +172,8 @@ def list_quarantines(database: Database, principal: Principal, namespace: str) -
             actor=row.actor,
             wanted=json.loads(row.wanted),
             parts=row.parts,
-            created=_datetime(row.created_at),
-            undone=None if row.undone_at is None else _datetime(row.undone_at),
+            created=to_datetime(row.created_at),
+            undone=None if row.undone_at is None else to_datetime(row.undone_at),
         )
         for row in rows
     ]
@@ -259,7 +260,3 @@ def _join_records(parts: Sequence[Part]) -> list[Record]:
             Record(scenario=scenario, measurements=tuple(measurements.values()), winner=winner)
         )
     return joined
-
-
-def _datetime(seconds: float) -> datetime:
-    return datetime.fromtimestamp(seconds, timezone.utc)

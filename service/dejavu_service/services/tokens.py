@@ -7,7 +7,7 @@ import hmac
 import json
 import secrets
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timezone
+from datetime import datetime
 from typing import Any, NamedTuple
 
 from pydantic import BaseModel
@@ -15,7 +15,7 @@ from sqlalchemy import Row
 
 from ..errors import InvalidRequestError, NotFoundError, TokenExistsError
 from ..storage import leases, tokens
-from ..storage.clock import database_time
+from ..storage.clock import database_time, to_datetime
 from ..storage.database import Database
 from .access import EVERYWHERE, ROLES, Principal, Role
 from .log import write_log
@@ -206,11 +206,7 @@ def _token(row: Row[Any]) -> Token:
         role=row.role,
         namespaces=json.loads(row.namespaces),
         grants=_grants(row),
-        created=_datetime(row.created_at),
-        expires=None if row.expires_at is None else _datetime(row.expires_at),
-        revoked=None if row.revoked_at is None else _datetime(row.revoked_at),
+        created=to_datetime(row.created_at),
+        expires=None if row.expires_at is None else to_datetime(row.expires_at),
+        revoked=None if row.revoked_at is None else to_datetime(row.revoked_at),
     )
-
-
-def _datetime(seconds: float) -> datetime:
-    return datetime.fromtimestamp(seconds, timezone.utc)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from pydantic import TypeAdapter
-from sqlalchemy import Connection, and_, case, delete, func, select, update
+from sqlalchemy import ColumnElement, Connection, Select, and_, case, delete, func, select, update
 
 from dejavu_cache.model.record import Measurement, Record, Winner
 from dejavu_cache.model.scenario import canonical_json
@@ -73,6 +73,15 @@ class Claim(NamedTuple):
     stands: bool
 
 
+def _select_of(namespace: str, digest: str, *columns: ColumnElement[Any]) -> Select[Any]:
+    """Return a query for columns of the records of a context and of itself."""
+    return (
+        select(*columns)
+        .join_from(records, contexts, contexts.c.id == records.c.context_id)
+        .where(contexts.c.namespace == namespace, contexts.c.digest == digest)
+    )
+
+
 def count_bytes(
     connection: Connection,
     namespace: str,
@@ -80,11 +89,7 @@ def count_bytes(
     column: Literal["text", "scenario_text"] = "text",
 ) -> int:
     """Count the bytes of the JSON texts of a context's records, or of their scenarios."""
-    query = (
-        select(func.sum(byte_length(records.c[column])))
-        .join(contexts, contexts.c.id == records.c.context_id)
-        .where(contexts.c.namespace == namespace, contexts.c.digest == digest)
-    )
+    query = _select_of(namespace, digest, func.sum(byte_length(records.c[column])))
     return int(connection.execute(query).scalar() or 0)
 
 
@@ -92,11 +97,7 @@ def load_sizes(
     connection: Connection, namespace: str, digest: str, scenarios: Sequence[str]
 ) -> dict[str, int]:
     """Load the bytes of the JSON of the records that exist, by their scenario's digest."""
-    query = (
-        select(records.c.scenario, byte_length(records.c.text))
-        .join(contexts, contexts.c.id == records.c.context_id)
-        .where(contexts.c.namespace == namespace, contexts.c.digest == digest)
-    )
+    query = _select_of(namespace, digest, records.c.scenario, byte_length(records.c.text))
     return {
         scenario: size
         for chunk in chunks(scenarios)
@@ -109,22 +110,16 @@ def list_sizes(connection: Connection, namespace: str, digest: str) -> list[tupl
 
     They are ordered by their text, in Python, because SQLite and Postgres collate it differently.
     """
-    query = (
-        select(records.c.scenario_text, records.c.scenario, byte_length(records.c.text))
-        .join(contexts, contexts.c.id == records.c.context_id)
-        .where(contexts.c.namespace == namespace, contexts.c.digest == digest)
-    )
+    columns = (records.c.scenario_text, records.c.scenario, byte_length(records.c.text))
+    query = _select_of(namespace, digest, *columns)
     rows = sorted(connection.execute(query), key=lambda row: str(row[0]))
     return [(scenario, size) for _, scenario, size in rows]
 
 
 def load_record_set(connection: Connection, namespace: str, digest: str) -> StoredRecordSet | None:
     """Load all records of a context, ordered by their scenario's text; None if it has none."""
-    query = (
-        select(contexts.c.text, contexts.c.revision, records.c.scenario_text, records.c.text)
-        .join(records, records.c.context_id == contexts.c.id)
-        .where(contexts.c.namespace == namespace, contexts.c.digest == digest)
-    )
+    columns = (contexts.c.text, contexts.c.revision, records.c.scenario_text, records.c.text)
+    query = _select_of(namespace, digest, *columns)
     rows = connection.execute(query).all()
     if not rows:
         return None
@@ -138,11 +133,7 @@ def load_scenario_texts(
     connection: Connection, namespace: str, digest: str
 ) -> tuple[str, list[str]] | None:
     """Load the revision and the sorted scenarios of a context; None if it has no records."""
-    query = (
-        select(contexts.c.revision, records.c.scenario_text)
-        .join(records, records.c.context_id == contexts.c.id)
-        .where(contexts.c.namespace == namespace, contexts.c.digest == digest)
-    )
+    query = _select_of(namespace, digest, contexts.c.revision, records.c.scenario_text)
     rows = connection.execute(query).all()
     return (rows[0][0], sorted(text for _, text in rows)) if rows else None
 
@@ -170,15 +161,8 @@ def find_won(
     connection: Connection, namespace: str, digest: str, scenarios: Sequence[str]
 ) -> set[str]:
     """Find those of a context's scenarios, by their digests, whose records may have a winner."""
-    query = (
-        select(records.c.scenario)
-        .join(contexts, contexts.c.id == records.c.context_id)
-        .where(
-            contexts.c.namespace == namespace,
-            contexts.c.digest == digest,
-            contains(records.c.text, WINNER),
-        )
-    )
+    of_context = _select_of(namespace, digest, records.c.scenario)
+    query = of_context.where(contains(records.c.text, WINNER))
     return {
         scenario
         for chunk in chunks(scenarios)
@@ -190,11 +174,7 @@ def load_texts(
     connection: Connection, namespace: str, digest: str, scenarios: Sequence[str]
 ) -> dict[str, str]:
     """Load the JSON texts of the records that exist, by their scenario's digest."""
-    query = (
-        select(records.c.scenario, records.c.text)
-        .join(contexts, contexts.c.id == records.c.context_id)
-        .where(contexts.c.namespace == namespace, contexts.c.digest == digest)
-    )
+    query = _select_of(namespace, digest, records.c.scenario, records.c.text)
     return {
         scenario: text
         for chunk in chunks(scenarios)
