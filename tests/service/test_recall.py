@@ -200,7 +200,7 @@ def test_copies_of_large_records_are_answered_part_by_part(
     """Recalls come at once; an empty revision makes clients ask for the other records again."""
     text = canonical_json(record(1))
     monkeypatch.setattr(revalidation, "_MOST_BYTES", 5 * len(text) // 2)
-    monkeypatch.setattr(layers, "_PART_BYTES", len(text))
+    monkeypatch.setattr(layers, "PART_BYTES", len(text))
     digests = sorted(scenario(m).digest for m in range(6))
     post(client, *(record(m) for m in range(6)))
     client.delete(HOME, params={"scenario": scenario(5).digest}).raise_for_status()

@@ -31,7 +31,7 @@ __all__ = [
 
 MOST_BYTES = 256 * 2**20
 """Bytes of a namespace's records of one context that are read at once, as clients read at most."""
-_PART_BYTES = 4 * 2**20
+PART_BYTES = 4 * 2**20
 """Bytes of some records that are read at once."""
 _END_OF_TIME = datetime.max.replace(tzinfo=timezone.utc)
 """Present time of what is stored: what was dated ahead when it came was not stored."""
@@ -125,7 +125,7 @@ def iter_texts(
     sizes: Counter[str] = Counter()
     for namespace in view.namespaces:
         sizes.update(records.load_sizes(connection, namespace, view.context, scenarios))
-    for part in divide(sizes, sizes.__getitem__, len(sizes), _PART_BYTES):
+    for part in divide(sizes, sizes.__getitem__, len(sizes), PART_BYTES):
         yield load_texts(connection, view, part)
 
 
