@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
-from typing import Any
 
 import httpx
 import pytest
@@ -15,14 +14,12 @@ from dejavu_service import metrics
 from dejavu_service.pages import rendering
 from dejavu_service.pages.views import scenario_row
 from dejavu_service.routes import page_response, pages
-from dejavu_service.services import layers
 from dejavu_service.storage import coverage
-from dejavu_service.storage import records as record_storage
 from fastapi import FastAPI
 from support.service import body, config, context, measurement, record, record_set, scenario
 
-from dejavu_cache.model.record import Record, RecordedLaunch, Winner
-from dejavu_cache.model.scenario import Context, now
+from dejavu_cache.model.record import Record
+from dejavu_cache.model.scenario import Context
 
 
 def fill(client: httpx.Client) -> None:
@@ -257,35 +254,6 @@ def test_pages_stay_small_however_many_names_a_writer_invents(
         assert client.get(path).status_code == 413, path
     client.post("/v1/main/quarantines", json={"host": "ann@h200-1"}).raise_for_status()
     assert client.get("/pages/main").status_code == 200, "what is in quarantine is not loaded"
-
-
-def test_pages_load_few_records_at_once_however_large_a_writer_made_them(
-    client: httpx.Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A record may have a few timings and megabytes of recorded launches."""
-    loaded: list[int] = []
-    load = record_storage.load_texts
-
-    def load_and_note(*arguments: Any) -> dict[str, str]:
-        texts = load(*arguments)
-        loaded.append(sum(map(len, texts.values())))
-        return texts
-
-    monkeypatch.setattr(record_storage, "load_texts", load_and_note)
-    large = RecordedLaunch(wheel="w", attrs={str(n): "x" * 4000 for n in range(4)})
-    for namespace, block in (("main", 16), ("pr-1", 32)):
-        won = Winner(config=config(block), at=now())
-        sent = [
-            record(m).model_copy(update={"launches": (large,), "winner": won}) for m in range(5)
-        ]
-        client.post(f"/v1/{namespace}/records", json=body(record_set(*sent))).raise_for_status()
-    monkeypatch.setattr(layers, "PART_BYTES", 40_000)
-    where = f"/pages/main/contexts/{context().digest}"
-    assert client.get(where).is_success
-    compared = client.get(f"{where}/compare", params={"to": "pr-1"})
-    assert compared.text.count("+10.0%") == 5, compared.text
-    assert len(loaded) >= 3
-    assert max(loaded) < 40_000
 
 
 def test_icons_need_no_token(client: httpx.Client, token: Callable[..., dict[str, str]]) -> None:

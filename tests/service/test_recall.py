@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 from dejavu_service.routes import records as routes
-from dejavu_service.services import layers, revalidation
+from dejavu_service.services import revalidation
 from dejavu_service.services.revalidation import tag_of
 from dejavu_service.storage.database import Database
 from dejavu_service.storage.tables import recalls
@@ -192,26 +192,3 @@ def test_few_revalidations_load_records_at_a_time(
         answers = [pool.submit(asked) for _ in range(20)]
     assert {answer.result().status_code for answer in answers} == {200}
     assert max(numbers) <= 4
-
-
-def test_copies_of_large_records_are_answered_part_by_part(
-    client: httpx.Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Recalls come at once; an empty revision makes clients ask for the other records again."""
-    text = canonical_json(record(1))
-    monkeypatch.setattr(revalidation, "_MOST_BYTES", 5 * len(text) // 2)
-    monkeypatch.setattr(layers, "PART_BYTES", len(text))
-    digests = sorted(scenario(m).digest for m in range(6))
-    post(client, *(record(m) for m in range(6)))
-    client.delete(HOME, params={"scenario": scenario(5).digest}).raise_for_status()
-    tags, rounds, revision = dict.fromkeys(digests, ""), [], ""
-    while not revision:
-        changed = changes(client, revision, tags)
-        revision = changed["revision"]
-        assert changed["gone"] == list(changed["recalls"]) == [scenario(5).digest]
-        rounds.append(len(changed["records"]))
-        for content in changed["records"]:
-            sent = Record.model_validate_json(json.dumps(content))
-            tags[sent.scenario.digest] = tag_of(canonical_json(sent))
-    assert rounds == [2, 2, 1]
-    assert changes(client, revision, tags) == {}
