@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 import pytest
+from dejavu_service.bulk_read import answers
 from dejavu_service.services import layers, revalidation
 from dejavu_service.services.revalidation import tag_of
 from dejavu_service.storage import records
@@ -47,6 +50,31 @@ def test_copies_of_large_records_are_answered_part_by_part(
             tags[got.scenario.digest] = tag_of(canonical_json(got))
     assert rounds == [2, 2, 1]
     assert revalidate(client, revision, tags) == {}
+
+
+def test_few_large_records_are_compressed_at_a_time(
+    client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More threads would leave `/livez` unanswered, and their texts would fill the memory."""
+    working: list[int] = []
+    numbers: list[int] = []
+    compress = answers._compress
+
+    def compress_slowly(*arguments: Any) -> Any:
+        working.append(1)
+        numbers.append(len(working))
+        time.sleep(0.05)
+        working.pop()
+        return compress(*arguments)
+
+    monkeypatch.setattr(answers, "_compress", compress_slowly)
+    monkeypatch.setattr(answers, "_THREAD_LENGTH", 100)
+    large = [record(m, configs=8) for m in range(20)]
+    client.post("/v1/main/records", json=body(record_set(*large))).raise_for_status()
+    with ThreadPoolExecutor(20) as pool:
+        read = pool.map(client.get, [f"{RECORDS}/{item.scenario.digest}" for item in large])
+        assert [Record.model_validate_json(answer.content) for answer in read] == large
+    assert max(numbers) <= 4
 
 
 def test_pages_load_few_records_at_once_however_large_a_writer_made_them(
