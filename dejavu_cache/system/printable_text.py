@@ -6,8 +6,11 @@ import re
 
 __all__ = ["printable", "printable_output"]
 
-_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
-"""What moves a cursor, colours a terminal or turns a line's direction, but tabs and line ends."""
+_CONTROLS = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]"
+)
+"""What moves a cursor, colours a terminal, turns a line's direction or is not seen at all, but tabs
+and line ends."""
 
 
 def printable(text: str) -> str:

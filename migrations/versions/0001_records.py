@@ -7,8 +7,6 @@ from alembic import op
 
 revision = "0001"
 down_revision = None
-branch_labels = None
-depends_on = None
 
 _identity = sa.BigInteger().with_variant(sa.Integer, "sqlite")
 

@@ -7,8 +7,6 @@ from alembic import op
 
 revision = "0002"
 down_revision = "0001"
-branch_labels = None
-depends_on = None
 compatible_since = "0001"
 
 _identity = sa.BigInteger().with_variant(sa.Integer, "sqlite")

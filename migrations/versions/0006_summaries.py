@@ -10,8 +10,6 @@ from alembic import op
 
 revision = "0006"
 down_revision = "0005"
-branch_labels = None
-depends_on = None
 # No `compatible_since`: older code would write records without their summaries.
 
 _PAGE = 500

@@ -7,8 +7,6 @@ from alembic import op
 
 revision = "0007"
 down_revision = "0006"
-branch_labels = None
-depends_on = None
 compatible_since = "0006"
 
 _identity = sa.BigInteger().with_variant(sa.Integer, "sqlite")

@@ -36,7 +36,8 @@ class JoinedWrites:
             self._head = data
             return
         head, self._head = self._head, b""
-        self._transport.write(head + data)
+        if not self._transport.is_closing():  # uvloop's refuses to be written to once it is closed
+            self._transport.write(head + data)
 
     def end_answer(self) -> None:
         """Write what was held back, and take what follows for the head of another answer."""

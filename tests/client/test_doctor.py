@@ -38,7 +38,7 @@ class TestDoctor:
         assert "was damaged and set aside" in out.stdout
 
     def test_a_store_without_room_is_not_one_without_access(self, store: FileStore) -> None:
-        """The remedy is that of a command which cannot write."""
+        """Its remedy is that of a command which cannot write."""
         soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (64, hard))
         try:

@@ -101,7 +101,7 @@ def test_the_winner_of_a_record_is_the_recorded_one(tmp_path: Path) -> None:
 def test_a_narrow_terminal_tells_the_kernels_of_a_difference_apart(
     kind: str, tmp_path: Path
 ) -> None:
-    """A dumb terminal has a width, too."""
+    """Dumb terminals have a width, too."""
     left, right = FileStore(tmp_path / "left"), FileStore(tmp_path / "right")
     left.put(context(kernel="pkg.kernels.add"), [record(1)])
     right.put(context(kernel="pkg.kernels.sum"), [record(1)])

@@ -160,7 +160,7 @@ with open_replacement(Path(sys.argv[1])):
 
 @pytest.mark.parametrize("command", ["export {}", "report --to {}", "freeze {}"])
 def test_what_a_killed_command_left_is_removed_by_the_next(command: str, tmp_path: Path) -> None:
-    """An hour after it was last written to; until then, its command may be at work."""
+    """Until an hour after it was last written to, its command may be at work."""
     store, folder = FileStore(tmp_path / "store"), tmp_path / "out"
     store.put(context(), [record(1)])
     folder.mkdir()

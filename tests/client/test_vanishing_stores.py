@@ -1,4 +1,4 @@
-"""A folder that disappears while a command reads it, as one of a network file system does."""
+"""Folders that disappear while a command reads them, as those of network file systems do."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from dejavu_cache.stores import FileStore
 def test_records_that_could_not_be_read_are_not_left_out_silently(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An export of a part would pass for the whole, and replace an earlier one."""
+    """Exported parts would pass for the whole, and replace an earlier export."""
     store, other = FileStore(tmp_path / "store"), FileStore(tmp_path / "other")
     for name in ("a.x", "b.x", "c.x"):
         store.put(context(kernel=name), [record(1)])

@@ -18,7 +18,7 @@ HELD, FINISH = threading.Event(), threading.Event()
 class Computed:
     @cached_property
     def value(self) -> int:
-        """A value that only a thread waits for."""
+        """Value that only a thread waits for."""
         if threading.current_thread() is thread:
             HELD.set()
             FINISH.wait()

@@ -185,7 +185,7 @@ def test_a_look_up_without_a_launch_finds_no_uncompared_config(unfinished: Path)
 
 
 def test_a_config_that_was_only_timed_does_not_win_where_it_is_pruned(unfinished: Path) -> None:
-    """The tune that is finished is of a launch that may not run it."""
+    """Finished was the tune of a launch that may not run it."""
 
     def prune(configs: list[Any], named: dict[str, Any], **_: Any) -> list[Any]:
         return [config for config in configs if named["n"] != 101 or config.kwargs["LIMIT"] > 4]
@@ -198,7 +198,7 @@ def test_a_config_that_was_only_timed_does_not_win_where_it_is_pruned(unfinished
 
 
 class TestWhereNothingMayBeMeasured:
-    """A record without a winner is a miss, unless the author has switched the comparison off."""
+    """Without a winner, a record is a miss, unless the author has switched the comparison off."""
 
     def test_a_fallback_runs_and_the_scenario_is_missed(
         self, unfinished: Path, monkeypatch: pytest.MonkeyPatch

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import gzip
+import os
 import socket
 import threading
 import time
@@ -14,9 +17,12 @@ import pytest
 import uvicorn
 from dejavu_service import connections
 from dejavu_service.app import create_app
+from dejavu_service.bulk_read.answer_cache import Answer
 from dejavu_service.connections import BoundedConnection
+from dejavu_service.joined_writes import JoinedWrites
 from dejavu_service.middleware import request_body
 from dejavu_service.pages import rendering
+from dejavu_service.routes.bulk import respond
 from dejavu_service.services import tokens
 from dejavu_service.services.access import ANYBODY
 from dejavu_service.settings import ServerSettings
@@ -189,6 +195,49 @@ def test_half_sent_requests_keep_nobody_out(port: int, monkeypatch: pytest.Monke
             pass
         connection.close()
     assert 38 <= closed < 60
+
+
+def test_a_long_answer_lets_others_have_turns_between_its_pieces() -> None:
+    """Also to a client that reads as fast as it is sent, and for which it is expanded."""
+    content = os.urandom(2**20)
+    answer = Answer('"1"', gzip.compress(content))
+    scope: Any = {"type": "http", "method": "GET", "headers": []}
+    sent: list[bytes] = []
+
+    async def receive() -> Any:
+        raise AssertionError
+
+    async def send(message: Any) -> None:
+        sent.append(message.get("body", b""))
+
+    async def count_turns() -> int:
+        sending = asyncio.ensure_future(respond(answer, scope)(scope, receive, send))
+        turns = 0
+        while not sending.done():
+            turns += 1
+            await asyncio.sleep(0)
+        return turns
+
+    turns = asyncio.run(count_turns())
+    assert b"".join(sent) == content
+    assert turns >= len(content) // 2**16
+
+
+def test_a_client_that_is_gone_is_not_written_to(port: int) -> None:
+    """Its transport raises an error then, until its protocol is told."""
+    loop = pytest.importorskip("uvloop").new_event_loop()
+
+    async def write_after_the_end() -> None:
+        transport, _ = await loop.create_connection(asyncio.Protocol, "127.0.0.1", port)
+        writes = JoinedWrites(transport)
+        transport.abort()
+        await asyncio.sleep(0.01)
+        writes.write(b"head")
+        writes.write(b"body")
+        writes.close()
+
+    loop.run_until_complete(write_after_the_end())
+    loop.close()
 
 
 def test_answers_that_nobody_reads_share_the_memory(

@@ -120,11 +120,17 @@ def test_a_pin_from_the_future_can_be_changed_and_removed(client: httpx.Client) 
     assert read(client).pinned is None
 
 
-def test_another_writers_launches_displace_none(client: httpx.Client) -> None:
+@pytest.mark.parametrize("how", ["posted", "promoted"])
+def test_another_writers_launches_displace_none(client: httpx.Client, how: str) -> None:
     used = RecordedLaunch(wheel="triton 3.6.0 cp312 x86_64", signature={"a_ptr": "*fp16"})
     post(client, record(1).model_copy(update={"launches": (used,)}))
     invented = [RecordedLaunch(wheel="!", attrs={"!": str(number)}) for number in range(64)]
-    post(client, Record(scenario=scenario(1), launches=tuple(invented)))
+    sent = Record(scenario=scenario(1), launches=tuple(invented))
+    if how == "posted":
+        post(client, sent)
+    else:
+        client.post("/v1/pr-1/records", json=body(record_set(sent))).raise_for_status()
+        client.post("/v1/pr-1/promote", json={"to": "main"}).raise_for_status()
     launches = read(client).launches or ()
     assert used in launches
     assert len(launches) == MOST_LAUNCHES

@@ -11,8 +11,10 @@ import httpx
 import pytest
 from dejavu_service.services import leases as lease_rules
 from dejavu_service.storage.database import Database
-from dejavu_service.storage.tables import epoch, leases
+from dejavu_service.storage.sql_functions import epoch
+from dejavu_service.storage.tables import leases
 from sqlalchemy import update
+from support.quarantines import Token
 from support.service import body, context, record, record_set, scenario
 
 from dejavu_cache.model.record import Record
@@ -48,6 +50,24 @@ def test_one_holder_at_a_time(client: httpx.Client) -> None:
 
 def test_the_same_holder_gets_its_own_again(client: httpx.Client) -> None:
     assert grant(client, "a")["lease"] == grant(client, "a")["lease"]
+
+
+def test_a_revoked_token_holds_no_scenario_back(
+    client: httpx.Client, database: Database, admin: Token, evil: Token
+) -> None:
+    def ask(token: Token, m: int) -> Any:
+        wish = {"context": body(context()), "scenario": body(scenario(m)), "holder": "a"}
+        sent = {**wish, "ttl": 3600}
+        return client.post("/v1/main/leases", json=sent, headers=token.headers).json()["lease"]
+
+    fleet = Token(database, "fleet")
+    kept, freed = ask(fleet, 1), ask(evil, 2)
+    assert kept
+    assert freed
+    assert ask(admin, 2) is None
+    assert client.delete(f"/v1/tokens/{evil.id}", headers=admin.headers).status_code == 204
+    assert ask(admin, 2) not in (None, freed)
+    assert ask(admin, 1) is None
 
 
 def test_an_expired_lease_is_taken_over(client: httpx.Client, database: Database) -> None:

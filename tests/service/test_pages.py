@@ -130,13 +130,16 @@ def test_a_scenario_tells_why_its_config_runs(
     assert re.search(r"<td>a admin \(\w+\)</td><td>pin BLOCK_M=64", page)
 
 
-def test_a_name_does_not_turn_the_text_around_it(client: httpx.Client) -> None:
-    name = "shop.kernels.matmul\u202e"
+@pytest.mark.parametrize("mark", ["\u061c", "\u200b", "\u200e", "\u202e", "\u2069", "\ufeff"])
+def test_a_name_neither_turns_the_text_around_it_nor_hides_a_letter(
+    client: httpx.Client, mark: str
+) -> None:
+    name = f"shop.kernels.matmul{mark}"
     client.post("/v1/main/records", json=body(record_set(record(1), of=context(name))))
     for path in ("/pages/main", f"/pages/main/contexts/{context(name).digest}"):
         page = client.get(path).text
-        assert r"matmul\u202e" in page
-        assert "\u202e" not in page
+        assert f"matmul\\u{ord(mark):04x}" in page
+        assert mark not in page
 
 
 def test_times_have_three_digits() -> None:

@@ -9,11 +9,11 @@ import pytest
 from dejavu_service.storage.database import Database
 from dejavu_service.storage.tables import records
 from sqlalchemy import update
-from support.quarantines import Token, post, quarantine, read
+from support.quarantines import Token, post, quarantine, read, undo
 from support.service import START, body, config, context, record, scenario
 
 from dejavu_cache.model.recall import part_digest, without_parts
-from dejavu_cache.model.record import Record, Winner
+from dejavu_cache.model.record import Failure, Measurement, Record, Winner
 from dejavu_cache.model.scenario import now
 
 
@@ -83,3 +83,37 @@ def test_a_winner_that_was_promoted_goes_with_who_promoted_it(
     for token, winners in ((evil, 0), (fleet, 1), (ops[0], 3), (ops[1], 0)):
         counted = quarantine(client, admin, token=token.id, preview=True)
         assert counted["winners"] == winners, token.id
+
+
+def called_wrong(m: int, *blocks: int) -> Record:
+    """Return a record that calls the results of configs wrong."""
+    found = Failure(kind="wrong", reason="9 of 9 differ")
+    return Record(
+        scenario=scenario(m),
+        measurements=tuple(
+            Measurement(config=config(block), failure=found, at=now(), by="eve@h200-9")
+            for block in blocks
+        ),
+    )
+
+
+def test_a_winner_that_was_called_wrong_comes_back_with_its_timing(
+    client: httpx.Client, database: Database, admin: Token, fleet: Token, evil: Token
+) -> None:
+    """Also where its caller put a winner of its own in its place, or a second one agreed."""
+    post(client, fleet, record(1), record(2))
+    own = Winner(config=config(128), at=now())
+    post(client, evil, called_wrong(1, 16, 32), called_wrong(2, 16))
+    post(client, evil, Record(scenario=scenario(1), winner=own))
+    post(client, Token(database, "accomplice"), called_wrong(2, 16))
+    assert [item.winner for item in read(client, admin)] == [own, None]
+    taken = quarantine(client, admin, token="evil")
+    assert read(client, admin)[0] == record(1)
+    assert read(client, admin)[1].winner is None
+    quarantine(client, admin, token="accomplice")
+    assert read(client, admin) == [record(1), record(2)]
+    undo(client, admin, taken["id"])
+    assert [item.winner for item in read(client, admin)] == [own, None]
+    quarantine(client, admin, token="evil")
+    assert quarantine(client, admin, token="fleet", preview=True)["winners"] == 2
+    assert quarantine(client, admin, token="evil", preview=True)["records"] == 0

@@ -7,7 +7,8 @@ import pytest
 from dejavu_service.services.retention import Pruned, prune
 from dejavu_service.storage import contexts as contexts_storage
 from dejavu_service.storage.database import Database
-from dejavu_service.storage.tables import contexts, epoch, measurements, misses
+from dejavu_service.storage.sql_functions import epoch
+from dejavu_service.storage.tables import contexts, measurements, misses
 from fastapi import FastAPI
 from sqlalchemy import func, select, update
 from sqlalchemy.exc import DBAPIError

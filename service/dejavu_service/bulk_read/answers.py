@@ -34,7 +34,8 @@ _THREAD_LENGTH = 64 * 1024
 """Length from which compressing a record takes a thread, and not a millisecond of all requests."""
 
 _RENDERED_AT_ONCE = 4
-"""Contexts that are rendered at a time, each of which may take much memory."""
+"""Contexts, and large records, that are rendered at a time, each of which may take much memory.
+More threads that compress would also leave the event loop no time."""
 _TOUCHED_AT_ONCE = 1000
 """Contexts in one transaction of `flush`, so that it keeps no writer waiting for long."""
 
@@ -58,6 +59,7 @@ class RecordReader:
         self._texts = open_record_texts(database)
         self._cache = AnswerCache(cache_bytes)
         self.render_turns = asyncio.Semaphore(_RENDERED_AT_ONCE)
+        self._thread_turns = asyncio.Semaphore(_RENDERED_AT_ONCE)
         self._rendering: SingleFlight[tuple[RecordView, str, str], Answer | None] = SingleFlight()
         self.used: set[ContextKey] = set()
         self.fetches: Counter[int] = Counter()
@@ -134,14 +136,21 @@ class RecordReader:
             return await run_in_threadpool(read_and_render)
 
     async def _render_record(self, view: RecordView, scenario: str) -> Answer | None:
-        stored = [
+        stored = await self._load_layers(view, scenario)
+        texts = [layer.text for layer in stored if layer is not None and layer.text is not None]
+        if len(texts) <= 1 and sum(map(len, texts)) <= _THREAD_LENGTH:
+            return _render_record(stored)
+        stored.clear()  # all that wait for a turn would keep their texts in memory
+        texts.clear()
+        async with self._thread_turns:
+            stored = await self._load_layers(view, scenario)
+            return await run_in_threadpool(_render_record, stored)
+
+    async def _load_layers(self, view: RecordView, scenario: str) -> list[StoredText | None]:
+        return [
             await self._texts.get((namespace, view.context, scenario))
             for namespace in view.namespaces
         ]
-        texts = [layer.text for layer in stored if layer is not None and layer.text is not None]
-        if len(texts) > 1 or sum(map(len, texts)) > _THREAD_LENGTH:
-            return await run_in_threadpool(_render_record, stored)
-        return _render_record(stored)
 
     def note_use(self, key: ContextKey) -> None:
         """Note that a context was read, for the next `flush`."""

@@ -12,8 +12,10 @@ from sqlalchemy import Connection
 from dejavu_cache.model.scenario import Config, Context, Scenario
 
 from ..errors import NotFoundError
+from ..services import layers
 from ..services.access import Principal
-from ..storage import arrivals, coverage, records, summaries
+from ..services.read_through import RecordView
+from ..storage import arrivals, coverage, summaries
 from ..storage.coverage import ContextRow
 from ..storage.database import Database
 from ..storage.differences import DifferenceCounts, count_differences
@@ -222,8 +224,15 @@ def compare_contexts(
         columns = ScenarioColumns(row.scenario for row in compared)
         compared.sort(key=lambda row: (not row.differs, columns.order(row.scenario)))
         shown = take_page(compared, page)
-        wanted = [row.scenario.digest for row in shown if row.differs and row.ours and row.theirs]
-        stored = records.load_texts(connection, ours.namespace, ours.digest, wanted)
+        wanted = {
+            row.scenario.digest: row for row in shown if row.differs and row.ours and row.theirs
+        }
+        view = RecordView(ours.namespace, ours.digest)
+        costs = {
+            digest: _cost(wanted[digest], text)
+            for texts in layers.iter_texts(connection, view, list(wanted))
+            for digest, text in texts.items()
+        }
     both = [row for row in compared if row.ours and row.theirs]
     choices = [choice for row in compared for choice in (row.ours, row.theirs) if choice]
     chosen = {choice.config for choice in choices if choice.config}
@@ -239,7 +248,7 @@ def compare_contexts(
         theirs_only=sum(row.ours is None for row in compared),
         columns=columns,
         names=ConfigNames([Config.model_validate_json(text) for text in chosen]),
-        rows=[row._replace(cost=_cost(row, stored.get(row.scenario.digest))) for row in shown],
+        rows=[row._replace(cost=costs.get(row.scenario.digest)) for row in shown],
         total=len(compared),
     )
 
@@ -272,9 +281,9 @@ def _choices(connection: Connection, row: ContextRow, side: ContextSide) -> dict
     return best
 
 
-def _cost(row: ComparedScenario, text: str | None) -> float | None:
+def _cost(row: ComparedScenario, text: str) -> float | None:
     """Return how much slower the other side's config is here, as a share of this side's time."""
-    if text is None or row.theirs is None or row.theirs.config is None:
+    if row.theirs is None or row.theirs.config is None:
         return None
     if row.ours is None or not row.ours.median:
         return None

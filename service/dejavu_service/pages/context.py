@@ -13,8 +13,10 @@ from dejavu_cache.report.svg import PlotCell, grid
 from dejavu_cache.system.plurals import counted
 
 from ..errors import NotFoundError
+from ..services import layers
 from ..services.access import Principal
-from ..storage import contexts, coverage, records, summaries
+from ..services.read_through import RecordView
+from ..storage import contexts, coverage, summaries
 from ..storage.database import Database
 from ..storage.summaries import Summary
 from .columns import ConfigNames, ScenarioColumns
@@ -123,8 +125,11 @@ def context_page(
         measured = sum(summary.configs for summary in loaded.values())
         most = max(int(len(tuned) * _SAMPLE_BYTES / max(measured * 300, 1)), 1)
         sample = spread_evenly(sorted(texts), most)
-        costs = config_costs(records.load_texts(connection, namespace, digest, sample).values())
-    return _view(covered, tuned, costs, len(sample), wanted)
+        view = RecordView(namespace, digest)
+        # The first part is all of them, unless the records have more than timings.
+        stored = next(layers.iter_texts(connection, view, sample), {})
+        costs = config_costs(stored.values())
+    return _view(covered, tuned, costs, len(stored), wanted)
 
 
 def _view(

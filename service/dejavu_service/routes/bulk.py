@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import zlib
 from collections.abc import Awaitable, Callable, Iterator
 from functools import lru_cache
@@ -160,6 +161,7 @@ class _StoredResponse(Response):
         if scope["method"] != "HEAD":
             for piece in self._pieces():
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
+                await asyncio.sleep(0)  # `send` waits only for a client that reads slowly
         await send({"type": "http.response.body", "body": b""})
 
     def _pieces(self) -> Iterator[bytes]:

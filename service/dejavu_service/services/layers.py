@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
 from datetime import datetime, timezone
 from typing import Literal
 
@@ -13,12 +14,14 @@ from dejavu_cache.model.scenario import canonical_json
 
 from ..errors import TooLargeError
 from ..storage import records
+from ..storage.chunks import divide
 from ..storage.records import StoredRecordSet
 from .merging import add
 from .read_through import RecordView
 
 __all__ = [
     "find_won",
+    "iter_texts",
     "join_revisions",
     "join_texts",
     "load_record_set",
@@ -28,6 +31,8 @@ __all__ = [
 
 MOST_BYTES = 256 * 2**20
 """Bytes of a namespace's records of one context that are read at once, as clients read at most."""
+PART_BYTES = 4 * 2**20
+"""Bytes of some records that are read at once."""
 _END_OF_TIME = datetime.max.replace(tzinfo=timezone.utc)
 """Present time of what is stored: what was dated ahead when it came was not stored."""
 
@@ -111,6 +116,17 @@ def join_texts(
     for _, text in filter(None, layers):
         merged = merged if text is None else _layer(merged, text)
     return join_revisions([layer and layer[0] for layer in layers]), merged
+
+
+def iter_texts(
+    connection: Connection, view: RecordView, scenarios: Sequence[str]
+) -> Iterator[dict[str, str]]:
+    """Iterate over what `load_texts` returns, as much at a time as may be in memory."""
+    sizes: Counter[str] = Counter()
+    for namespace in view.namespaces:
+        sizes.update(records.load_sizes(connection, namespace, view.context, scenarios))
+    for part in divide(sizes, sizes.__getitem__, len(sizes), PART_BYTES):
+        yield load_texts(connection, view, part)
 
 
 def load_texts(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from datetime import datetime, timezone
+from datetime import datetime
 from typing import Any, Literal
 
 from pydantic import BaseModel
 from sqlalchemy import Connection
 
 from ..storage import log
+from ..storage.clock import to_datetime
 from ..storage.database import Database
 from .access import EVERYWHERE, Principal
 
@@ -93,7 +94,7 @@ def read_log(
         LogEntry(
             **{
                 **row._asdict(),
-                "at": datetime.fromtimestamp(row.at, timezone.utc),
+                "at": to_datetime(row.at),
                 "detail": json.loads(row.detail),
             }
         )

@@ -199,7 +199,8 @@ def override(current: str, source: str, present: datetime) -> Override:
         for launch in (*target.get("launches", ()), *promoted.get("launches", ()))
     }
     if launches:
-        target["launches"] = [launch for _, launch in sorted(launches.items())][:MOST_LAUNCHES]
+        first = sorted(list(launches.items())[:MOST_LAUNCHES])
+        target["launches"] = [launch for _, launch in first]
     standing = _winner(target)
     winner = _promoted_winner(standing, _winner(promoted), present)
     if winner is not None:

@@ -6,7 +6,7 @@ import json
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from datetime import datetime, timezone
+from datetime import datetime
 from itertools import groupby
 from typing import Any, TypeVar
 
@@ -18,6 +18,8 @@ from dejavu_cache.model.scenario import Config, Context, Scenario
 
 from ..errors import InvalidRequestError, NotFoundError
 from ..storage import contexts, quarantine
+from ..storage.chunks import divide
+from ..storage.clock import to_datetime
 from ..storage.database import Database
 from ..storage.quarantine import Part, WriterFilter
 from .access import Principal
@@ -85,7 +87,7 @@ def list_writers(
     with database.read() as connection:
         rows = quarantine.list_writers(connection, namespace, limit)
     return [
-        Writer(**{**row._asdict(), "first": _datetime(row.first), "last": _datetime(row.last)})
+        Writer(**{**row._asdict(), "first": to_datetime(row.first), "last": to_datetime(row.last)})
         for row in rows
     ]
 
@@ -170,8 +172,8 @@ def list_quarantines(database: Database, principal: Principal, namespace: str) -
             actor=row.actor,
             wanted=json.loads(row.wanted),
             parts=row.parts,
-            created=_datetime(row.created_at),
-            undone=None if row.undone_at is None else _datetime(row.undone_at),
+            created=to_datetime(row.created_at),
+            undone=None if row.undone_at is None else to_datetime(row.undone_at),
         )
         for row in rows
     ]
@@ -232,17 +234,9 @@ def _pages(
     scenarios: Iterable[_T], size: Callable[[_T], int], database: Database
 ) -> Iterator[list[_T]]:
     """Divide scenarios into pages, by the number of their measurements; pause between two pages."""
-    page: list[_T] = []
-    total = 0
-    for scenario in scenarios:
-        if page and (len(page) == _MOST_SCENARIOS or total + size(scenario) > _MOST_MEASUREMENTS):
-            yield page
-            page, total = [], 0
-            if database.is_sqlite:
-                time.sleep(_PAUSE)
-        page.append(scenario)
-        total += size(scenario)
-    if page:
+    for number, page in enumerate(divide(scenarios, size, _MOST_SCENARIOS, _MOST_MEASUREMENTS)):
+        if number and database.is_sqlite:
+            time.sleep(_PAUSE)
         yield page
 
 
@@ -266,7 +260,3 @@ def _join_records(parts: Sequence[Part]) -> list[Record]:
             Record(scenario=scenario, measurements=tuple(measurements.values()), winner=winner)
         )
     return joined
-
-
-def _datetime(seconds: float) -> datetime:
-    return datetime.fromtimestamp(seconds, timezone.utc)

@@ -176,12 +176,15 @@ def _merge_part(
     after: dict[str, Record] = dict(before)
     claims: list[records.Claim] = []
     replacing: list[records.Claim] = []
+    displaced: dict[str, list[Winner]] = {}
     pins = principal.may("admin", into.namespace)
     for record in welcome:
-        merged = merging.add(
-            after.get(record.scenario.digest), record, pins=pins, present=into.present
-        )
-        after[record.scenario.digest] = merged.record
+        digest = record.scenario.digest
+        current = after.get(digest)
+        merged = merging.add(current, record, pins=pins, present=into.present)
+        after[digest] = merged.record
+        if current is not None and current.winner not in (None, merged.record.winner):
+            displaced.setdefault(digest, []).append(current.winner)
         claims += merged.claims
         replacing += merged.replacing
         refused += merged.refused
@@ -192,6 +195,7 @@ def _merge_part(
         if record.winner != _winner_of(before.get(record.scenario.digest))
     }
     sizes = records.save(connection, into.id, changed, winner_senders=winner_senders)
+    _add_displaced(connection, into.id, displaced)
     _recall_replaced_pins(connection, into, before, after)
     if not restore:  # an admin's import is not stopped in its middle, and logged as a whole
         _check_sizes(sizes, before, after)
@@ -204,6 +208,18 @@ def _merge_part(
     misses.drop_tuned(connection, into.id, sorted(tuned))
     added = len(after) - len(before)
     return _MergedPart(standing, beside, refused, changed=bool(changed), added=added)
+
+
+def _add_displaced(
+    connection: Connection, context_id: int, displaced: Mapping[str, list[Winner]]
+) -> None:
+    """Keep the winners that were called wrong, in case that who said so is quarantined."""
+    kept = records.load_displaced(connection, context_id, sorted(displaced))
+    joined = {
+        digest: list(dict.fromkeys([*kept.get(digest, []), *winners]))
+        for digest, winners in displaced.items()
+    }
+    records.save_displaced(connection, context_id, joined)
 
 
 def _recall_replaced_pins(

@@ -22,6 +22,8 @@ from .read_through import RecordView
 __all__ = ["ContextCopy", "Copies", "revalidate", "tag_of"]
 
 _Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{24}$")]
+_MOST_BYTES = 64 * 2**20
+"""Bytes of the records in an answer, below those that clients read, unless one is larger."""
 _Tag = Annotated[str, Field(max_length=16)]
 
 
@@ -71,7 +73,8 @@ def revalidate(
 
     Returns:
         JSON with the contexts that have changed: for each its revision, the records whose tag
-        differs, the scenarios that have no record, and the recalled parts of the scenarios.
+        differs, the scenarios that have no record, and the recalled parts of the scenarios. Records
+        beyond `_MOST_BYTES` are left out, and the revision is empty, so that a client asks again.
 
     Raises:
         TooLargeError: There are more than `limit` copies.
@@ -79,7 +82,8 @@ def revalidate(
     count = sum(len(copy.scenarios) for copy in copies.contexts.values())
     if count > limit:
         raise TooLargeError(f"{count} copies in one request: send at most {limit} at a time")
-    changes = []
+    changes: list[str] = []
+    room = _MOST_BYTES
     with database.read() as connection:
         revisions = _revisions(connection, views)
         for view in views:
@@ -87,8 +91,9 @@ def revalidate(
             for namespace in view.namespaces if revision else ():
                 note_use((namespace, view.context))
             if not revision or revision != copy.revision:
-                change = _changes(connection, view, revision, copy)
+                change = _changes(connection, view, revision, copy, room)
                 changes.append(f'"{view.context}": {change}')
+                room = max(room - len(change), 0)
     return f'{{"contexts": {{{", ".join(changes)}}}}}'
 
 
@@ -105,20 +110,32 @@ def _revisions(connection: Connection, views: Sequence[RecordView]) -> dict[Reco
     return joined
 
 
-def _changes(connection: Connection, view: RecordView, revision: str, copy: ContextCopy) -> str:
+def _changes(
+    connection: Connection, view: RecordView, revision: str, copy: ContextCopy, room: int
+) -> str:
     wanted = sorted(copy.scenarios)
-    texts = layers.load_texts(connection, view, wanted)
     parts: dict[str, set[str]] = {}
     for namespace in view.namespaces:
         for digest, recall in recalls.load(connection, namespace, view.context, wanted).items():
             parts.setdefault(digest, set()).update(recall.parts)
-    for digest in parts.keys() & texts.keys():
-        # What one namespace has recalled may stand in the other.
-        parts[digest] -= part_digests(Record.model_validate_json(texts[digest]))
-    recalled = {digest: sorted(gone) for digest, gone in sorted(parts.items()) if gone}
-    gone = [digest for digest in wanted if digest not in texts]
-    changed = [text for digest, text in texts.items() if tag_of(text) != copy.scenarios[digest]]
+    gone: set[str] = set(wanted)
+    changed: list[str] = []
+    for texts in layers.iter_texts(connection, view, wanted):
+        gone -= texts.keys()
+        for digest in parts.keys() & texts.keys():
+            # What one namespace has recalled may stand in the other.
+            parts[digest] -= part_digests(Record.model_validate_json(texts[digest]))
+        differing = [
+            text for digest, text in texts.items() if tag_of(text) != copy.scenarios[digest]
+        ]
+        size = sum(map(len, differing))
+        if room < _MOST_BYTES and size > room:
+            revision = ""
+            continue
+        changed += differing
+        room -= size
+    recalled = {digest: sorted(recall) for digest, recall in sorted(parts.items()) if recall}
     return (
         f'{{"revision": {json.dumps(revision)}, "records": [{", ".join(changed)}], '
-        f'"gone": {json.dumps(gone)}, "recalls": {json.dumps(recalled)}}}'
+        f'"gone": {json.dumps(sorted(gone))}, "recalls": {json.dumps(recalled)}}}'
     )

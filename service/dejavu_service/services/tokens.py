@@ -7,15 +7,15 @@ import hmac
 import json
 import secrets
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timezone
+from datetime import datetime
 from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 from sqlalchemy import Row
 
 from ..errors import InvalidRequestError, NotFoundError, TokenExistsError
-from ..storage import tokens
-from ..storage.clock import database_time
+from ..storage import leases, tokens
+from ..storage.clock import database_time, to_datetime
 from ..storage.database import Database
 from .access import EVERYWHERE, ROLES, Principal, Role
 from .log import write_log
@@ -148,7 +148,7 @@ def list_unexpired(database: Database, principal: Principal, limit: int) -> list
 
 
 def revoke(database: Database, principal: Principal, identity: str) -> None:
-    """Revoke a token.
+    """Revoke a token, and release its leases: nobody else could before they expire.
 
     Raises:
         AccessDeniedError: The principal is not an admin of all namespaces.
@@ -160,6 +160,7 @@ def revoke(database: Database, principal: Principal, identity: str) -> None:
             raise NotFoundError(f"there is no token {identity!r} that could be revoked")
         row = tokens.get(connection, identity)
         assert row is not None
+        leases.drop_of_owner(connection, f" by {_name(row)}")
         write_log(connection, principal, "revoke token", "", id=identity, name=row.name)
 
 
@@ -179,7 +180,12 @@ def verify(database: Database, presented: str) -> VerifiedToken | None:
     expires_in = None if row.expires_at is None else row.expires_at - present
     if expires_in is not None and expires_in <= 0:
         return None
-    return VerifiedToken(Principal(f"{row.name} ({row.id})", _grants(row)), expires_in)
+    return VerifiedToken(Principal(_name(row), _grants(row)), expires_in)
+
+
+def _name(row: Row[Any]) -> str:
+    """Return the name of a token's principal."""
+    return f"{row.name} ({row.id})"
 
 
 def _grants(row: Row[Any]) -> dict[str, Role]:
@@ -200,11 +206,7 @@ def _token(row: Row[Any]) -> Token:
         role=row.role,
         namespaces=json.loads(row.namespaces),
         grants=_grants(row),
-        created=_datetime(row.created_at),
-        expires=None if row.expires_at is None else _datetime(row.expires_at),
-        revoked=None if row.revoked_at is None else _datetime(row.revoked_at),
+        created=to_datetime(row.created_at),
+        expires=None if row.expires_at is None else to_datetime(row.expires_at),
+        revoked=None if row.revoked_at is None else to_datetime(row.revoked_at),
     )
-
-
-def _datetime(seconds: float) -> datetime:
-    return datetime.fromtimestamp(seconds, timezone.utc)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import IO
 
 from pydantic import BaseModel
@@ -12,6 +12,7 @@ from dejavu_cache.system.plurals import counted
 
 from ..errors import InvalidRequestError, ServerStoppingError, TooLargeError
 from ..storage import contexts, records
+from ..storage.chunks import divide
 from ..storage.database import Database
 from .access import Principal
 from .json_items import InvalidJsonError, InvalidValueError, validate_json
@@ -75,28 +76,14 @@ def _lines(
     for digest in digests:
         with database.read() as connection:
             context = contexts.load_text(connection, namespace, digest)
-            sizes = records.list_sizes(connection, namespace, digest)
+            sizes = dict(records.list_sizes(connection, namespace, digest))
         note_use((namespace, digest))
-        for page in _divide(sizes):
+        for page in divide(sizes, sizes.__getitem__, _MOST_RECORDS, _MOST_BYTES):
             with database.read() as connection:
                 texts = records.load_texts(connection, namespace, digest, page)
             if context is not None and texts:
                 present = [texts[scenario] for scenario in page if scenario in texts]
                 yield render(context, present) + "\n"
-
-
-def _divide(sizes: Iterable[tuple[str, int]]) -> Iterator[list[str]]:
-    """Divide the scenarios of a context into parts whose records any server imports."""
-    part: list[str] = []
-    total = 0
-    for scenario, size in sizes:
-        if part and (len(part) == _MOST_RECORDS or total + size > _MOST_BYTES):
-            yield part
-            part, total = [], 0
-        part.append(scenario)
-        total += size
-    if part:
-        yield part
 
 
 def import_lines(

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
 from sqlalchemy import Connection
 
 from dejavu_cache.model.recall import part_digest
-from dejavu_cache.model.record import Measurement, Record
+from dejavu_cache.model.record import Measurement, Record, Winner
 from dejavu_cache.model.scenario import canonical_json
 
 from ..storage import contexts, quarantine, recalls, records
@@ -37,12 +37,14 @@ class Withdrawal(NamedTuple):
         rows: The measurements that go.
         parts: The same measurements, and winners, to be kept in quarantine.
         recalled: Digests of what no copy may keep, by the digest of its scenario.
+        winner_senders: Who measured the winners that stand again, by the digest of their scenario.
     """
 
     records: dict[str, Record | None]
     rows: list[SentRow]
     parts: list[Part]
     recalled: dict[str, list[str]]
+    winner_senders: dict[str, str]
 
 
 def plan_withdrawal(
@@ -51,7 +53,9 @@ def plan_withdrawal(
     """Return what goes of some scenarios, and what then stands; nothing is written."""
     loaded = quarantine.load_measurements(connection, context_id, scenarios, wanted)
     winner_senders = quarantine.load_winner_senders(connection, context_id, scenarios, wanted)
+    displaced = records.load_displaced(connection, context_id, scenarios)
     present = database_time(connection)
+    standing_again: dict[str, str] = {}
     remaining: dict[str, Record | None] = {}
     rows: list[SentRow] = []
     parts: list[Part] = []
@@ -76,9 +80,21 @@ def plan_withdrawal(
             left = left.model_copy(update={"winner": None})
             if scenario in winner_senders:  # another's is recalled with its measurement
                 recalled[scenario].append(part_digest(winner))
+        earlier = [former for former in displaced.get(scenario, ()) if former != winner]
+        again = None if left.winner else _first_timed(earlier, left)
+        if again is not None:
+            left = left.model_copy(update={"winner": again})
+            config = again.config.digest
+            standing_again[scenario] = next(row.sender for row in others if row.config == config)
         is_empty = not (left.measurements or left.winner or left.pin)
         remaining[scenario] = None if is_empty else left
-    return Withdrawal(remaining, rows, parts, recalled)
+    return Withdrawal(remaining, rows, parts, recalled, standing_again)
+
+
+def _first_timed(winners: Iterable[Winner], record: Record) -> Winner | None:
+    """Return the first of several winners of whose config a record has a timing."""
+    timed = {item.config for item in record.measurements if item.failure is None}
+    return next((winner for winner in winners if winner.config in timed), None)
 
 
 def _without(
@@ -105,7 +121,7 @@ def withdraw(
     left = {digest: record for digest, record in withdrawal.records.items() if record is not None}
     empty = [digest for digest in withdrawal.records if digest not in left]
     quarantine.delete_measurements(connection, withdrawal.rows)
-    records.save(connection, context.id, left.values())
+    records.save(connection, context.id, left.values(), winner_senders=withdrawal.winner_senders)
     lost = {(row.scenario, row.config) for row in withdrawal.rows if row.stands}
     for scenario, record in left.items():
         standing = [

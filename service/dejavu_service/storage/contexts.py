@@ -15,7 +15,8 @@ from sqlalchemy import Connection, and_, func, select, update
 from dejavu_cache.model.scenario import Context
 
 from .chunks import chunks
-from .tables import contexts, epoch, quarantined
+from .sql_functions import epoch
+from .tables import contexts, quarantined
 from .upserts import insert
 
 __all__ = [

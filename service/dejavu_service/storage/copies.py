@@ -16,6 +16,7 @@ from sqlalchemy import (
     false,
     func,
     literal,
+    null,
     select,
     true,
     update,
@@ -25,8 +26,8 @@ from dejavu_cache.model.record import Record
 
 from . import summaries
 from .records import WINNER, save
-from .tables import contexts, epoch, measurements, recalls, records, winner_arrival
-from .text_matching import contains
+from .sql_functions import contains, epoch
+from .tables import contexts, measurements, recalls, records, winner_arrival
 from .upserts import insert
 
 __all__ = [
@@ -140,6 +141,7 @@ def add_records(connection: Connection, route: Route, sender: str) -> int:
         epoch(),
         case((contains(_source_records.c.text, WINNER), sender)),
         epoch(),
+        null(),
     ).where(missing)
     statement = insert(connection, records).from_select([*records.columns], rows)
     added = _count_inserted(connection, statement.on_conflict_do_nothing())

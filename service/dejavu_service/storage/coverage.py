@@ -9,8 +9,8 @@ from sqlalchemy import Connection, func, or_, select, union
 
 from ..errors import TooLargeError
 from .chunks import chunks
+from .sql_functions import byte_length
 from .tables import contexts, misses, records, summaries
-from .text_matching import byte_length
 
 __all__ = [
     "ContextRow",

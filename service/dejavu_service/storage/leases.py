@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from sqlalchemy import Connection, and_, case, delete, func, or_, select, update
 
-from .tables import epoch, leases
-from .text_matching import ends_with
+from .sql_functions import ends_with, epoch
+from .tables import leases
 from .upserts import insert
 
 __all__ = [
     "count_held",
     "count_of_owner",
     "drop_expired",
+    "drop_of_owner",
     "grant",
     "list_holders",
     "release",
@@ -115,6 +116,11 @@ def count_held(connection: Connection) -> int:
     """Count the leases that have not expired."""
     query = select(func.count()).select_from(leases).where(leases.c.expires_at > epoch())
     return connection.execute(query).scalar() or 0
+
+
+def drop_of_owner(connection: Connection, ending: str) -> None:
+    """Delete the leases of all namespaces whose holder ends with a text."""
+    connection.execute(delete(leases).where(ends_with(leases.c.holder, ending)))
 
 
 def drop_expired(connection: Connection) -> int:

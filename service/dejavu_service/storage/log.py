@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection, select
 
-from .tables import epoch, log_entries
-from .text_matching import contains
+from .sql_functions import contains, epoch
+from .tables import log_entries
 
 __all__ = ["LogFilter", "LogRow", "add", "read"]
 

@@ -10,7 +10,8 @@ from sqlalchemy import ColumnElement, Connection, delete, func, select, tuple_, 
 from dejavu_cache.model.scenario import Scenario
 
 from .chunks import chunks
-from .tables import contexts, epoch, misses, summaries
+from .sql_functions import epoch
+from .tables import contexts, misses, summaries
 from .upserts import insert
 
 __all__ = [

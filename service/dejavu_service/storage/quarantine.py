@@ -21,17 +21,8 @@ from sqlalchemy import (
 from dejavu_cache.model.scenario import canonical_json
 
 from .chunks import chunks
-from .tables import (
-    contexts,
-    epoch,
-    measured_by,
-    measurements,
-    quarantined,
-    quarantines,
-    records,
-    winner_arrival,
-)
-from .text_matching import contains, ends_with, starts_with
+from .sql_functions import contains, ends_with, epoch, measured_by, starts_with
+from .tables import contexts, measurements, quarantined, quarantines, records, winner_arrival
 
 __all__ = [
     "Part",

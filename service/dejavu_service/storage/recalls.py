@@ -9,7 +9,8 @@ from typing import Any
 from sqlalchemy import Connection, bindparam, delete, literal, select
 
 from .chunks import chunks
-from .tables import contexts, epoch, measurements, recalls, records
+from .sql_functions import epoch
+from .tables import contexts, measurements, recalls, records
 from .upserts import insert
 
 __all__ = ["Recall", "add_parts", "add_records", "lift", "load"]

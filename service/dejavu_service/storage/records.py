@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from sqlalchemy import Connection, and_, case, delete, func, select, update
+from pydantic import TypeAdapter
+from sqlalchemy import ColumnElement, Connection, Select, and_, case, delete, func, select, update
 
-from dejavu_cache.model.record import Measurement, Record
+from dejavu_cache.model.record import Measurement, Record, Winner
 from dejavu_cache.model.scenario import canonical_json
 
 from . import summaries
 from .chunks import chunks
-from .tables import contexts, epoch, measurements, records, winner_arrival
-from .text_matching import byte_length, contains
+from .sql_functions import byte_length, contains, epoch
+from .tables import contexts, measurements, records, winner_arrival
 from .upserts import insert
 
 __all__ = [
@@ -27,18 +28,22 @@ __all__ = [
     "has_winner",
     "list_sizes",
     "load",
+    "load_displaced",
     "load_pinned",
     "load_record_set",
     "load_scenario_texts",
+    "load_sizes",
     "load_text",
     "load_texts",
     "replace_standing",
     "save",
+    "save_displaced",
 ]
 
 WINNER = '"winner": {'
 """Part of the JSON texts of records with a winner: quotes within a text are escaped, and no other
 dictionary of a record has dictionaries as values."""
+_WINNERS = TypeAdapter(list[Winner])
 
 
 class StoredRecordSet(NamedTuple):
@@ -68,6 +73,15 @@ class Claim(NamedTuple):
     stands: bool
 
 
+def _select_of(namespace: str, digest: str, *columns: ColumnElement[Any]) -> Select[Any]:
+    """Return a query for columns of the records of a context and of itself."""
+    return (
+        select(*columns)
+        .join_from(records, contexts, contexts.c.id == records.c.context_id)
+        .where(contexts.c.namespace == namespace, contexts.c.digest == digest)
+    )
+
+
 def count_bytes(
     connection: Connection,
     namespace: str,
@@ -75,12 +89,20 @@ def count_bytes(
     column: Literal["text", "scenario_text"] = "text",
 ) -> int:
     """Count the bytes of the JSON texts of a context's records, or of their scenarios."""
-    query = (
-        select(func.sum(byte_length(records.c[column])))
-        .join(contexts, contexts.c.id == records.c.context_id)
-        .where(contexts.c.namespace == namespace, contexts.c.digest == digest)
-    )
+    query = _select_of(namespace, digest, func.sum(byte_length(records.c[column])))
     return int(connection.execute(query).scalar() or 0)
+
+
+def load_sizes(
+    connection: Connection, namespace: str, digest: str, scenarios: Sequence[str]
+) -> dict[str, int]:
+    """Load the bytes of the JSON of the records that exist, by their scenario's digest."""
+    query = _select_of(namespace, digest, records.c.scenario, byte_length(records.c.text))
+    return {
+        scenario: size
+        for chunk in chunks(scenarios)
+        for scenario, size in connection.execute(query.where(records.c.scenario.in_(chunk)))
+    }
 
 
 def list_sizes(connection: Connection, namespace: str, digest: str) -> list[tuple[str, int]]:
@@ -88,22 +110,16 @@ def list_sizes(connection: Connection, namespace: str, digest: str) -> list[tupl
 
     They are ordered by their text, in Python, because SQLite and Postgres collate it differently.
     """
-    query = (
-        select(records.c.scenario_text, records.c.scenario, byte_length(records.c.text))
-        .join(contexts, contexts.c.id == records.c.context_id)
-        .where(contexts.c.namespace == namespace, contexts.c.digest == digest)
-    )
+    columns = (records.c.scenario_text, records.c.scenario, byte_length(records.c.text))
+    query = _select_of(namespace, digest, *columns)
     rows = sorted(connection.execute(query), key=lambda row: str(row[0]))
     return [(scenario, size) for _, scenario, size in rows]
 
 
 def load_record_set(connection: Connection, namespace: str, digest: str) -> StoredRecordSet | None:
     """Load all records of a context, ordered by their scenario's text; None if it has none."""
-    query = (
-        select(contexts.c.text, contexts.c.revision, records.c.scenario_text, records.c.text)
-        .join(records, records.c.context_id == contexts.c.id)
-        .where(contexts.c.namespace == namespace, contexts.c.digest == digest)
-    )
+    columns = (contexts.c.text, contexts.c.revision, records.c.scenario_text, records.c.text)
+    query = _select_of(namespace, digest, *columns)
     rows = connection.execute(query).all()
     if not rows:
         return None
@@ -117,11 +133,7 @@ def load_scenario_texts(
     connection: Connection, namespace: str, digest: str
 ) -> tuple[str, list[str]] | None:
     """Load the revision and the sorted scenarios of a context; None if it has no records."""
-    query = (
-        select(contexts.c.revision, records.c.scenario_text)
-        .join(records, records.c.context_id == contexts.c.id)
-        .where(contexts.c.namespace == namespace, contexts.c.digest == digest)
-    )
+    query = _select_of(namespace, digest, contexts.c.revision, records.c.scenario_text)
     rows = connection.execute(query).all()
     return (rows[0][0], sorted(text for _, text in rows)) if rows else None
 
@@ -149,15 +161,8 @@ def find_won(
     connection: Connection, namespace: str, digest: str, scenarios: Sequence[str]
 ) -> set[str]:
     """Find those of a context's scenarios, by their digests, whose records may have a winner."""
-    query = (
-        select(records.c.scenario)
-        .join(contexts, contexts.c.id == records.c.context_id)
-        .where(
-            contexts.c.namespace == namespace,
-            contexts.c.digest == digest,
-            contains(records.c.text, WINNER),
-        )
-    )
+    of_context = _select_of(namespace, digest, records.c.scenario)
+    query = of_context.where(contains(records.c.text, WINNER))
     return {
         scenario
         for chunk in chunks(scenarios)
@@ -169,11 +174,7 @@ def load_texts(
     connection: Connection, namespace: str, digest: str, scenarios: Sequence[str]
 ) -> dict[str, str]:
     """Load the JSON texts of the records that exist, by their scenario's digest."""
-    query = (
-        select(records.c.scenario, records.c.text)
-        .join(contexts, contexts.c.id == records.c.context_id)
-        .where(contexts.c.namespace == namespace, contexts.c.digest == digest)
-    )
+    query = _select_of(namespace, digest, records.c.scenario, records.c.text)
     return {
         scenario: text
         for chunk in chunks(scenarios)
@@ -260,6 +261,32 @@ def save(
     connection.execute(statement, rows)
     summaries.save(connection, context_id, map(summaries.summarize, changed))
     return {str(row["scenario"]): len(str(row["text"])) for row in rows}
+
+
+def load_displaced(
+    connection: Connection, context_id: int, scenarios: Sequence[str]
+) -> dict[str, list[Winner]]:
+    """Load the displaced winners of those records that have any, by their scenario's digest."""
+    query = select(records.c.scenario, records.c.displaced_winners).where(
+        records.c.context_id == context_id, records.c.displaced_winners.is_not(None)
+    )
+    return {
+        scenario: _WINNERS.validate_json(text)
+        for chunk in chunks(scenarios)
+        for scenario, text in connection.execute(query.where(records.c.scenario.in_(chunk)))
+    }
+
+
+def save_displaced(
+    connection: Connection, context_id: int, displaced: Mapping[str, Sequence[Winner]]
+) -> None:
+    """Replace the displaced winners of records, given by their scenario's digest."""
+    for scenario, winners in displaced.items():
+        connection.execute(
+            update(records)
+            .where(records.c.context_id == context_id, records.c.scenario == scenario)
+            .values(displaced_winners=_WINNERS.dump_json(list(winners)).decode())
+        )
 
 
 def add_claims(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from sqlalchemy import Connection, delete, select
 
-from .tables import contexts, epoch, misses, quarantined, records
+from .sql_functions import epoch
+from .tables import contexts, misses, quarantined, records
 
 __all__ = ["delete_empty", "delete_unpinned", "is_unused", "list_unused"]
 

@@ -12,7 +12,8 @@ from dejavu_cache.model.record import Record
 from dejavu_cache.model.scenario import Scenario, canonical_json
 
 from .chunks import chunks
-from .tables import epoch, records, summaries
+from .sql_functions import epoch
+from .tables import records, summaries
 from .upserts import insert
 
 __all__ = ["Summary", "copy_missing", "load", "save", "summarize", "summarize_json"]

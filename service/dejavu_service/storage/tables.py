@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from sqlalchemy import (
     BigInteger,
     Boolean,
@@ -20,17 +18,12 @@ from sqlalchemy import (
     UniqueConstraint,
     func,
 )
-from sqlalchemy.ext.compiler import compiles
-from sqlalchemy.sql.compiler import SQLCompiler
-from sqlalchemy.sql.functions import FunctionElement
 
 __all__ = [
     "compatibility",
     "contexts",
-    "epoch",
     "leases",
     "log_entries",
-    "measured_by",
     "measurements",
     "metadata",
     "misses",
@@ -54,40 +47,6 @@ metadata = MetaData(
 
 # SQLite generates ids only for a key of type INTEGER.
 _Identity = BigInteger().with_variant(Integer, "sqlite")
-
-
-class epoch(FunctionElement[float]):  # noqa: N801 - reads like the SQL function it is
-    """SQL expression for the present time by the database's clock, in seconds since 1970."""
-
-    type = Double()
-    inherit_cache = True
-
-
-@compiles(epoch, "postgresql")
-def _postgres_epoch(element: epoch, compiler: SQLCompiler, **_: Any) -> str:
-    return "CAST(extract(epoch FROM clock_timestamp()) AS double precision)"
-
-
-@compiles(epoch, "sqlite")
-def _sqlite_epoch(element: epoch, compiler: SQLCompiler, **_: Any) -> str:
-    return "((julianday('now') - 2440587.5) * 86400.0)"
-
-
-class measured_by(FunctionElement[str]):  # noqa: N801 - reads like an SQL function
-    """SQL expression for who measured, of the JSON text of a measurement; null if it is absent."""
-
-    type = Text()
-    inherit_cache = True
-
-
-@compiles(measured_by, "postgresql")
-def _postgres_measured_by(element: measured_by, compiler: SQLCompiler, **options: Any) -> str:
-    return f"(CAST({compiler.process(element.clauses, **options)} AS json) ->> 'by')"
-
-
-@compiles(measured_by, "sqlite")
-def _sqlite_measured_by(element: measured_by, compiler: SQLCompiler, **options: Any) -> str:
-    return f"json_extract({compiler.process(element.clauses, **options)}, '$.by')"
 
 
 contexts = Table(
@@ -129,6 +88,8 @@ records = Table(
     # Who sent the winner, and when; null where nobody knows.
     Column("winner_sender", Text),
     Column("winner_received_at", Double),
+    # Winners whose results were called wrong, as JSON: one stands again without who said so.
+    Column("displaced_winners", Text),
 )
 
 winner_arrival = func.coalesce(records.c.winner_received_at, records.c.updated_at)

@@ -6,8 +6,8 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, delete, func, or_, select, update
 
-from .tables import epoch, tokens
-from .text_matching import starts_with
+from .sql_functions import epoch, starts_with
+from .tables import tokens
 from .upserts import insert
 
 __all__ = [
