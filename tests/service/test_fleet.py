@@ -23,7 +23,7 @@ from support.kernels import ADD
 from support.processes import PROGRAMS
 from support.service import Running, replicas, restart
 
-CLIENTS = int(os.environ.get("FLEET_CLIENTS", "12"))
+CLIENTS = int(os.environ.get("FLEET_CLIENTS", "8"))
 SCENARIOS = 100 if CLIENTS >= 32 else 40
 
 

@@ -19,7 +19,7 @@ from dejavu_service.storage.database import Database
 from support.processes import PROGRAMS
 from support.service import body, context, record_set, running_server, scenario
 
-EXAMPLES = os.environ.get("FUZZ_EXAMPLES", "8")
+EXAMPLES = os.environ.get("FUZZ_EXAMPLES", "4")
 HOOKS = PROGRAMS / "schemathesis_hooks.py"
 CHECKS = (
     "not_a_server_error",
