@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
-from dejavu_service.bulk_read.answer_cache import Answer
+from dejavu_service.bulk_read.answer_cache import Answer, AnswerCache
 from dejavu_service.routes import bulk
 from dejavu_service.services import json_items, layers, transfer
 from dejavu_service.services import records as records_service
@@ -175,6 +175,20 @@ def test_a_long_answer_is_sent_in_pieces(
     asyncio.run(bulk.respond(answer, scope)(scope, None, send))  # type: ignore[arg-type]
     assert max(sent) == 500
     assert sum(sent) >= 10_000
+
+
+def test_an_answer_that_is_being_sent_is_rendered_for_nobody_else() -> None:
+    """Though the cache has no room for it."""
+    cache, key = AnswerCache(0), ("main", context().digest, "records")
+    cache.put(key, Answer("tag", gzip.compress(b"{}")))
+    assert cache.get(key, "tag") is None
+    answer = Answer("tag", gzip.compress(b"{}"))
+    cache.put(key, answer)
+    sending = bulk.respond(answer, {"method": "GET", "headers": []})
+    del answer
+    assert cache.get(key, "tag") is not None
+    del sending
+    assert cache.get(key, "tag") is None
 
 
 def test_an_answer_is_the_canonical_text(client: httpx.Client, database: Database) -> None:

@@ -1,9 +1,10 @@
-"""Least-recently-used cache of answers, bounded by their bytes."""
+"""Least-recently-used cache of answers, bounded by their bytes, and those that are being sent."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import NamedTuple
+from dataclasses import dataclass
+from weakref import WeakValueDictionary
 
 __all__ = ["Answer", "AnswerCache", "AnswerKey"]
 
@@ -14,7 +15,8 @@ _OVERHEAD = 400
 """Bytes that an entry takes besides its body, roughly."""
 
 
-class Answer(NamedTuple):
+@dataclass(frozen=True)
+class Answer:
     """A part of a context at one revision.
 
     Attributes:
@@ -31,19 +33,25 @@ class Answer(NamedTuple):
 
 
 class AnswerCache:
-    """Answers by view, context and part; those unused for longest make room for new ones."""
+    """Answers by view, context and part; those unused for longest make room for new ones.
+
+    While an answer is sent, it is found all the same: else each of its slow readers would have a
+    copy, and many large ones would fill the memory.
+    """
 
     def __init__(self, size: int) -> None:
         """Keep answers of up to `size` bytes together."""
         self._answers: OrderedDict[AnswerKey, Answer] = OrderedDict()
+        self._in_use: WeakValueDictionary[AnswerKey, Answer] = WeakValueDictionary()
         self._free_bytes = size
 
     def get(self, key: AnswerKey, etag: str) -> Answer | None:
         """Return the answer to a key if it was made at the revision of an entity tag."""
-        answer = self._answers.get(key)
+        answer = self._in_use.get(key)
         if answer is None or answer.etag != etag:
             return None
-        self._answers.move_to_end(key)
+        if key in self._answers:
+            self._answers.move_to_end(key)
         return answer
 
     def put(self, key: AnswerKey, answer: Answer) -> None:
@@ -51,7 +59,7 @@ class AnswerCache:
         replaced = self._answers.pop(key, None)
         if replaced is not None:
             self._free_bytes += _size(replaced)
-        self._answers[key] = answer
+        self._answers[key] = self._in_use[key] = answer
         self._free_bytes -= _size(answer)
         while self._free_bytes < 0:
             _, oldest = self._answers.popitem(last=False)

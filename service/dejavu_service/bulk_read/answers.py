@@ -209,11 +209,12 @@ def _render_record(stored: Sequence[StoredText | None]) -> Answer | None:
     winner = has_winner(text)
     if len(text) <= _PLAIN_LENGTH:
         return Answer(f'"{revision}"', text.encode(), is_gzipped=False, has_winner=winner)
-    return _compress(revision, text)._replace(has_winner=winner)
+    return _compress(revision, text, winner)
 
 
-def _compress(revision: str, text: str) -> Answer:
-    return Answer(f'"{revision}"', gzip.compress(text.encode(), _GZIP_LEVEL, mtime=0))
+def _compress(revision: str, text: str, has_winner: bool = False) -> Answer:
+    body = gzip.compress(text.encode(), _GZIP_LEVEL, mtime=0)
+    return Answer(f'"{revision}"', body, has_winner=has_winner)
 
 
 def etag(revision: Revision) -> str:

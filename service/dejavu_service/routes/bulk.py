@@ -96,7 +96,7 @@ async def _read(
     copy = header(scope, b"if-none-match")
     if revision is not None and _matches(copy, etag(revision)):
         metrics.unchanged.inc()
-        return _StoredResponse(etag(revision), b"", status=304)
+        return _StoredResponse(Answer(etag(revision), None), status=304)
     answer = await load(reader, view, revision) if revision is not None else None
     if answer is None or answer.body is None:
         metrics.misses.inc()
@@ -118,10 +118,9 @@ def _matches(if_none_match: str | None, tag: str) -> bool:
 
 def respond(answer: Answer, scope: Scope) -> Response:
     """Send an answer that has a body, compressed if the client accepts that."""
-    body, is_gzipped = answer.body or b"", answer.is_gzipped
-    if is_gzipped and not _accepts_gzip(header(scope, b"accept-encoding") or ""):
-        return _StoredResponse(answer.etag, body, is_expanded=True)
-    return _StoredResponse(answer.etag, body, is_gzipped)
+    if answer.is_gzipped and not _accepts_gzip(header(scope, b"accept-encoding") or ""):
+        return _StoredResponse(answer, is_expanded=True)
+    return _StoredResponse(answer)
 
 
 class _StoredResponse(Response):
@@ -131,25 +130,20 @@ class _StoredResponse(Response):
     of all of it each.
     """
 
-    def __init__(
-        self,
-        tag: str,
-        body: bytes,
-        is_gzipped: bool = False,
-        is_expanded: bool = False,
-        status: int = 200,
-    ) -> None:
+    def __init__(self, answer: Answer, is_expanded: bool = False, status: int = 200) -> None:
+        self._answer = answer  # what is being sent is not rendered for others again
+        body = answer.body or b""
         self.body, self.status_code, self.background = body, status, None
         self._is_expanded = is_expanded
         self.raw_headers = [*_CACHING]
-        if tag:
-            self.raw_headers.append((b"etag", tag.encode()))
+        if answer.etag:
+            self.raw_headers.append((b"etag", answer.etag.encode()))
         if status == 200:
             # A gzip stream ends with the length of what it expands to.
             length = int.from_bytes(body[-4:], "little") if is_expanded else len(body)
             self.raw_headers += [_JSON, (b"content-length", b"%d" % length)]
-        if is_gzipped:
-            self.raw_headers.append(_GZIPPED)
+            if answer.is_gzipped and not is_expanded:
+                self.raw_headers.append(_GZIPPED)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the response."""
