@@ -80,12 +80,16 @@ def plan_withdrawal(
             left = left.model_copy(update={"winner": None})
             if scenario in winner_senders:  # another's is recalled with its measurement
                 recalled[scenario].append(part_digest(winner))
-        earlier = [former for former in displaced.get(scenario, ()) if former != winner]
+        senders = {row.config: row.sender for row in reversed(others)}
+        earlier = [
+            former
+            for former in displaced.get(scenario, ())
+            if former != winner and former.config.digest in senders
+        ]
         again = None if left.winner else _first_timed(earlier, left)
         if again is not None:
             left = left.model_copy(update={"winner": again})
-            config = again.config.digest
-            standing_again[scenario] = next(row.sender for row in others if row.config == config)
+            standing_again[scenario] = senders[again.config.digest]
         is_empty = not (left.measurements or left.winner or left.pin)
         remaining[scenario] = None if is_empty else left
     return Withdrawal(remaining, rows, parts, recalled, standing_again)
