@@ -94,29 +94,22 @@ def cached_autotune(
         ... @triton.jit
         ... def kernel(x_ptr, M, N, BLOCK: tl.constexpr): ...
     """
+    parameters = {
+        "configs": configs,
+        "key": key,
+        "reset_to_zero": reset_to_zero,
+        "restore_value": restore_value,
+        "pre_hook": pre_hook,
+        "post_hook": post_hook,
+        "prune_configs_by": prune_configs_by,
+        "warmup": warmup,
+        "rep": rep,
+        "use_cuda_graph": use_cuda_graph,
+        "do_bench": do_bench,
+    }
 
     def decorate(fn: Any) -> CachedAutotuner:
-        # Hooks of the author's own do with these names what they like.
-        tensors = (
-            {} if pre_hook else {"reset_to_zero": reset_to_zero, "restore_value": restore_value}
-        )
-        functions = {"pre_hook": pre_hook, "post_hook": post_hook, "do_bench": do_bench}
-        check_declaration(fn, configs, key, tensors, functions, prune_configs_by)
-        return CachedAutotuner(
-            fn,
-            fn.arg_names,
-            configs,
-            key,
-            reset_to_zero,
-            restore_value,
-            pre_hook=pre_hook,
-            post_hook=post_hook,
-            prune_configs_by=prune_configs_by,
-            warmup=warmup,
-            rep=rep,
-            use_cuda_graph=use_cuda_graph,
-            do_bench=do_bench,
-            options=options,
-        )
+        check_declaration(fn, parameters)
+        return CachedAutotuner(fn, fn.arg_names, **parameters, options=options)
 
     return decorate

@@ -18,23 +18,12 @@ __all__ = ["check_declaration"]
 _PRUNING = ("early_config_prune", "perf_model", "top_k")
 
 
-def check_declaration(
-    fn: Any,
-    configs: Any,
-    key: Any,
-    tensors: Mapping[str, Any],
-    functions: Mapping[str, Any],
-    pruning: Any,
-) -> None:
+def check_declaration(fn: Any, parameters: Mapping[str, Any]) -> None:
     """Check what a kernel is decorated with.
 
     Args:
         fn: the kernel.
-        configs: the configs to choose from.
-        key: the names of the key arguments.
-        tensors: names of arguments that hooks of Triton's reset or restore, by parameter.
-        functions: hooks and the benchmark function, by parameter.
-        pruning: `prune_configs_by`.
+        parameters: those of `triton.autotune`, by name.
 
     Raises:
         SettingsError: something cannot work.
@@ -45,15 +34,16 @@ def check_declaration(
             "@triton.jit directly below @cached_autotune"
         )
     kernel = kernel_name(fn)
-    _check_configs(kernel, configs)
-    _check_names(kernel, "key", key)
-    for parameter, names in tensors.items():
-        if names is not None:
-            _check_names(kernel, parameter, names, fn.arg_names)
-    for parameter, function in functions.items():
-        if function is not None and not callable(function):
-            raise SettingsError(f"{kernel}: {parameter}={function!r}: give a function")
-    _check_pruning(kernel, pruning)
+    _check_configs(kernel, parameters["configs"])
+    _check_names(kernel, "key", parameters["key"])
+    if not parameters["pre_hook"]:  # a hook of the author's own does with the names what it likes
+        for name in ("reset_to_zero", "restore_value"):
+            if parameters[name] is not None:
+                _check_names(kernel, name, parameters[name], fn.arg_names)
+    for name in ("pre_hook", "post_hook", "do_bench"):
+        if not (parameters[name] is None or callable(parameters[name])):
+            raise SettingsError(f"{kernel}: {name}={parameters[name]!r}: give a function")
+    _check_pruning(kernel, parameters["prune_configs_by"])
 
 
 def _check_configs(kernel: str, configs: Any) -> None:
