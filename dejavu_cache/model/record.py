@@ -250,6 +250,11 @@ class Record(FrozenModel):
         )
 
     @property
+    def is_unfinished(self) -> bool:
+        """Return whether the record has timings, but neither a winner nor a person's choice."""
+        return bool(self.measurements) and not (self.pin or self.is_finished)
+
+    @property
     def by_config(self) -> dict[Config, Measurement]:
         """Return the measurements by config."""
         return {measurement.config: measurement for measurement in self.measurements}

@@ -79,7 +79,7 @@ class KernelJobs:
             if best is None:
                 continue
             self.scenarios += 1
-            unfinished += not (record.is_finished or record.pinned)
+            unfinished += record.is_unfinished
             extra = [launch for launch in self._extra if _suits(launch, record.scenario)]
             launches = distinct_launches([*(record.launches or ()), *extra])
             without_launch += not launches

@@ -71,7 +71,7 @@ class Section:
             "configs": len(configs),
             "measurements": len(measurements),
             "failed": failed,
-            "unfinished": sum(not record.is_finished for record in self.records),
+            "unfinished": sum(record.is_unfinished for record in self.records),
             "missing": len(self.records) * len(configs) - len(measurements),
         }
 

@@ -115,7 +115,7 @@ def _row(record: Record, keys: Sequence[str], cost: Mapping[str, str]) -> Scenar
         times["failed"] = failures
     if record.pinned:
         times["pinned"] = "yes"
-    elif record.measurements and not record.is_finished:
+    elif record.is_unfinished:
         times["unfinished"] = "yes"
     return ScenarioLine(
         json=record.model_dump_json(),

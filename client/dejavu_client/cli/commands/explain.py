@@ -190,13 +190,13 @@ def _say(item: Explained, wanted: Mapping[str, str]) -> None:
     if item.config is None:
         say_indented("no config has run", indent=4)
         return
-    if item.record.pinned or item.record.is_finished:
-        say_indented(f"runs {item.config}", indent=4)
-    else:
+    if item.record.is_unfinished:
         say_indented(
-            f"has no winner, so a launch that compares results takes a fallback; the fastest is "
+            "has no winner, so a launch that compares results takes a fallback; the fastest is "
             f"{item.config}",
             indent=4,
         )
+    else:
+        say_indented(f"runs {item.config}", indent=4)
     for line in item.evidence.lines() if item.evidence else ():
         say_indented(line, indent=4)
