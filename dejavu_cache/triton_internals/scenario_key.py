@@ -18,7 +18,6 @@ from .triton_objects import (
     is_jit,
     is_triton_own,
     qualified_name,
-    without_interpreter,
 )
 
 __all__ = ["ScenarioKey", "function_text"]
@@ -170,7 +169,6 @@ def _descriptor_dtype(arg: Any) -> Any:
 
 def function_text(value: Any) -> str:
     """Return a text for a function, or another value that holds code: its name and its hash."""
-    value = without_interpreter(value)
     if is_jit(value):
         name = kernel_name(value)
     elif is_triton_own(value):

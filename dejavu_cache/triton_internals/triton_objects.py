@@ -21,7 +21,6 @@ __all__ = [
     "python_function",
     "qualified_name",
     "unwrap",
-    "without_interpreter",
 ]
 
 
@@ -111,16 +110,7 @@ def unwrap(value: Any) -> tuple[Any, bool]:
     wrapped = False
     while type(value).__name__ == "constexpr" and hasattr(value, "value"):
         value, wrapped = value.value, True
-    return without_interpreter(value), wrapped
-
-
-def without_interpreter(value: Any) -> Any:
-    """Return a function of Triton's without what the interpreter of Triton 3.4 leaves around it."""
-    while getattr(value, "__module__", None) == "triton.runtime.interpreter" and "member" in (
-        getattr(value, "__kwdefaults__", None) or ()
-    ):
-        value = value.__kwdefaults__["member"]
-    return value
+    return value, wrapped
 
 
 def defining_module(function: Any) -> str:
