@@ -144,7 +144,7 @@ def _default_of(descriptor: Any) -> Any:
     for name in ("default_path", "default_factory", "default"):
         if hasattr(descriptor, name):
             default = getattr(descriptor, name)
-            return default() if callable(default) else default  # Triton 3.4 has functions only
+            return default() if callable(default) else default
     return None
 
 
