@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dejavu_cache.errors import UnreadableKernelError
 from dejavu_cache.triton_internals.source_hash import source_hash
+
+from dejavu_cache.errors import UnreadableKernelError
 from support.identity_corpus import CORPUS, CorpusKernel
 from support.identity_edits import Edit, harmful_edits, harmless_edits
 from support.kernels import load_file
