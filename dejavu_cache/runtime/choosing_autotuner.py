@@ -170,19 +170,20 @@ class ChoosingAutotuner(DeclaredAutotuner):
         pruned = self._launch_pruning.configs_for(device, args, kwargs)
         return (*scenario, pruned.key), device, pruned.configs
 
-    def _request_of(self, launch: KeyedLaunch) -> Request:
-        return self._request(launch.device, launch.args, launch.kwargs, launch.configs)
+    def _request_of(self, launch: KeyedLaunch, context: Context | None = None) -> Request:
+        return self._request(launch.device, launch.args, launch.kwargs, launch.configs, context)
 
     def _look_up_choice(self, launch: KeyedLaunch, choices: Choices) -> ChosenConfig:
         """Choose a launch's config by a record, a tune or a fallback, and keep it in `choices`."""
         # Before the lookup: what is written while it reads is then noticed by the next launch.
-        revision = self._resolver.revision(self._context(launch.device))
+        context = self._context(launch.device)
+        revision = self._resolver.revision(context)
         if renewed := choices.renew_fallback(launch.key, revision):
             return renewed
         if self._notice_changed_code():  # so the kernel has another context, and no choices
-            choices = self._choices
-            revision = self._resolver.revision(self._context(launch.device))
-        request = self._request_of(launch)
+            choices, context = self._choices, self._context(launch.device)
+            revision = self._resolver.revision(context)
+        request = self._request_of(launch, context)
         request.refuse_conflicts()
         try:
             resolution = self._resolve_and_report(request, choices.fallback(launch.key))

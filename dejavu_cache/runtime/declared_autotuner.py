@@ -18,6 +18,7 @@ from ..settings import Mode, current_settings
 from ..system.fork_lock import cached_property
 from ..system.notices import warn_once
 from ..triton_internals.autotune_cache import launch_key
+from ..triton_internals.compiler_settings import unreadable_settings
 from ..triton_internals.config_names import DeclaredConfigs, can_be_recorded, describe
 from ..triton_internals.environment import (
     INTERPRETER_INDEX,
@@ -226,8 +227,11 @@ class DeclaredAutotuner(ChangingAutotuner):
         if self.method and self._unnamed_method:
             reason = reason or f"its benchmark function: {self._unnamed_method}"
         if reason:
-            warn_once(f"identity {self._name}", f"{self._name} is tuned but not stored: {reason}")
+            self._say_unstored(reason)
         return reason
+
+    def _say_unstored(self, reason: str) -> None:
+        warn_once(f"identity {self._name}", f"{self._name} is tuned but not stored: {reason}")
 
     @property
     def buckets(self) -> Mapping[str, Bucket]:
@@ -306,8 +310,17 @@ class DeclaredAutotuner(ChangingAutotuner):
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
         configs: Sequence[Any] | None = None,
+        context: Context | None = None,
     ) -> Request:
-        """Return the request of a launch; `configs` are what pruning leaves, if it was asked."""
+        """Return the request of a launch.
+
+        Args:
+            device: the device's index.
+            args: the launch's positional arguments.
+            kwargs: its keyword arguments.
+            configs: what pruning leaves, if it was asked.
+            context: the context of the kernel's records there, if it was made.
+        """
         # Triton keeps a launch's arguments on the autotuner, so each request has its own copy.
         autotuner = copy.copy(self)
         autotuner.nargs = dict(zip(self.arg_names, args, strict=False))
@@ -316,9 +329,14 @@ class DeclaredAutotuner(ChangingAutotuner):
             configs = autotuner.prune_configs(dict(kwargs))
         declared = DeclaredConfigs(self._name, configs)
         scenario, unstored = self._scenario_key.launch_scenario(args, kwargs)
+        context = context or self._context(device)
+        if settings := unreadable_settings(context.environment.variables):
+            unstored = f"{', '.join(settings)} has no text that stands for it"
+        if unstored and not self._not_stored:
+            self._say_unstored(unstored)
         return Request(
             autotuner=autotuner,
-            context=self._context(device),
+            context=context,
             scenario=scenario,
             declared=declared,
             default=self._default_config(named, declared),

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 import triton
-from dejavu_cache.triton_internals.source_hash import kernel_name, source_hash
+from dejavu_cache.triton_internals.identity import identify, kernel_name
 from support.tree_agreement import check_agreement
 
 from dejavu_cache.attention import records as shipped
@@ -59,7 +59,7 @@ def test_the_library_finds_them() -> None:
 def test_they_are_of_the_code_as_it_is(name: str) -> None:
     _, recorded_contexts = contexts(name)
     assert {context.kernel.source for context in recorded_contexts} == {
-        source_hash(kernel(name).fn)
+        identify(kernel(name).fn, ()).source
     }
     assert [context.problem for context in recorded_contexts] == [problem(kernel(name))] * len(
         recorded_contexts
