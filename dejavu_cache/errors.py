@@ -201,5 +201,5 @@ def problem_text(problem: Mapping[str, Any]) -> str:
     """Return what one of the problems of a `pydantic.ValidationError` says to a person."""
     message = str(problem["msg"])
     if problem["type"] in ("enum", "literal_error"):
-        return did_you_mean(problem["input"], re.findall(r"'([^']+)'", message))
+        return did_you_mean(problem["input"], filter(None, re.findall(r"'([^']*)'", message)))
     return message.removeprefix("Value error, ")

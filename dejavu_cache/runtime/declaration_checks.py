@@ -13,6 +13,7 @@ from typing import Any
 from ..errors import SettingsError, did_you_mean
 from ..triton_internals.config_names import unknown_name
 from ..triton_internals.source_hash import kernel_name
+from ..triton_internals.upstream import Heuristics
 from ..tuning.config_space import ConfigSpace
 from .options import unknown_argument
 
@@ -39,8 +40,9 @@ def check_declaration(fn: Any, parameters: Mapping[str, Any]) -> None:
         )
     kernel = kernel_name(fn)
     _check_configs(kernel, parameters["configs"])
-    if _is_launched_by_triton(fn):
-        _check_config_names(kernel, parameters["configs"], fn.arg_names)
+    read = _names_that_heuristics_read(fn)
+    if read is not None:
+        _check_config_names(kernel, parameters["configs"], [*fn.arg_names, *read])
     _check_names(kernel, "key", parameters["key"], fn.arg_names)
     if not parameters["pre_hook"]:  # a hook of the author's own does with the names what it likes
         for name in ("reset_to_zero", "restore_value"):
@@ -77,18 +79,23 @@ def no_configs(configs: Any) -> str:
     return f"configs={configs!r} leaves nothing to choose from: give a list such as [{_EXAMPLE}]"
 
 
-def _is_launched_by_triton(fn: Any) -> bool:
-    """Return whether all of a config reaches the jit function, which raises for unknown names.
+def _names_that_heuristics_read(fn: Any) -> list[str] | None:
+    """Return the names that heuristics below the autotuner may look up in a config.
 
-    An object of the author's own between the decorators may keep some of it for itself.
+    None: not all of a config reaches Triton's `run`, which raises for unknown names, since an
+    object of the author's own between the decorators may keep some for itself.
     """
+    names: list[str] = []
     while not inspect.isfunction(fn):
         run = vars(fn).get("run", type(fn))
         packages = {part.__module__.partition(".")[0] for part in (type(fn), run)}
         if not packages <= {"triton", "dejavu_cache"}:
-            return False
+            return None
+        for heuristic in fn.values.values() if isinstance(fn, Heuristics) else ():
+            constants = getattr(getattr(heuristic, "__code__", None), "co_consts", ())
+            names += [constant for constant in constants if isinstance(constant, str)]
         fn = fn.fn
-    return True
+    return names
 
 
 def _check_config_names(kernel: str, configs: Any, arg_names: Sequence[str]) -> None:
@@ -132,10 +139,3 @@ def _check_pruning(kernel: str, pruning: Any) -> None:
             raise SettingsError(
                 f"{kernel}: prune_configs_by[{name!r}]={pruning[name]!r}: give a function"
             )
-    count = pruning.get("top_k", 1)
-    is_count = isinstance(count, int) and count >= 1
-    if not (is_count or (isinstance(count, float) and 0 < count <= 1)):
-        raise SettingsError(
-            f"{kernel}: prune_configs_by['top_k']={count!r}: give a number of configs, 1 or more, "
-            "or a share of them, such as 0.5"
-        )

@@ -60,7 +60,7 @@ _OPTIONS_OF_OTHER_VERSIONS = frozenset(
 def unknown_name(names: Iterable[str], parameters: Iterable[str]) -> str | None:
     """Say which name of a config is neither a kernel's parameter nor an option of any compiler.
 
-    Triton raises for such a name at the first launch, also if a heuristic or hook reads it.
+    Triton raises for such a name at the first launch, whatever reads it before.
     """
     known = [*parameters]
     for name in names:
