@@ -13,7 +13,7 @@ from ..errors import SettingsError, UnreadableKernelError
 from ..model.buckets import Bucket, Exact
 from ..model.resolution import Resolution
 from ..model.scenario import MOST_CHARACTERS, Context, Kernel, Problem, Scenario
-from ..policy import current_policy
+from ..policy import config_with, current_policy
 from ..settings import Mode, current_settings
 from ..system.fork_lock import cached_property
 from ..system.notices import warn_once
@@ -34,6 +34,7 @@ from ..tuning.benchmark_methods import KERNEL_ALONE, METHODS, method_name, name_
 from ..tuning.config_space import ConfigSpace
 from ..tuning.device_timer import DeviceTimer
 from .changing_autotuner import ChangingAutotuner
+from .declaration_checks import no_configs
 from .options import (
     CacheOptions,
     check_compared_arguments,
@@ -89,6 +90,8 @@ class DeclaredAutotuner(ChangingAutotuner):
         self._options = validate_options(self._name, options or {})
         self._policy = current_policy().rule_for(self._name)
         self._buckets: dict[str, Bucket] = dict(self._options.get("buckets") or {})  # type: ignore[arg-type]
+        if not configs:  # `cached_autotune` refuses them, and Triton has a config of its own
+            warn_once(f"configs {self._name}", f"{self._name}: {no_configs(configs)}")
         check_key(self._name, key, arg_names, self._buckets)
         check_method(self._name, self._options, self._do_bench)
         check_compared_arguments(self._name, self._options, arg_names)
@@ -98,6 +101,8 @@ class DeclaredAutotuner(ChangingAutotuner):
         default = self._options.get("default")
         if default is not None:
             validate_default(self._name, default, self.configs)
+        if isinstance(default, Mapping) and not isinstance(self.configs, ConfigSpace):
+            default = config_with(default, self.configs)
         self._default = self._policy.default_among(self.configs) if default is None else default
         self._interpreted = is_interpreting()
         self._device: Callable[[], int] = (
@@ -382,6 +387,8 @@ class DeclaredAutotuner(ChangingAutotuner):
         if not declared:
             raise ValueError(f"{self._name}: pruning leaves no config for this launch")
         default = self._default(named) if callable(self._default) else self._default
+        if isinstance(default, Mapping):
+            default = self._config_with(default)
         if default is None:
             default = self.configs[0]
         elif not hasattr(default, "all_kwargs"):
@@ -400,6 +407,17 @@ class DeclaredAutotuner(ChangingAutotuner):
                 f"({first}) is used instead",
             )
         return declared[first]
+
+    def _config_with(self, values: Mapping[str, Any]) -> Any | None:
+        """Return the first declared config with a default's values; warn if this GPU has none."""
+        config = config_with(values, self.configs)
+        if config is None:
+            warn_once(
+                f"default {self._name}",
+                f"{self._name}: no declared config has its default's values {dict(values)}: the "
+                "first one is used instead",
+            )
+        return config
 
 
 def _can_be_named(kernel: str, parameters: Iterable[str]) -> bool:

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 import triton
-from dejavu_cache.triton_internals.identity import identify, kernel_name
 from support.tree_agreement import check_agreement
 
 from dejavu_cache.attention import records as shipped
@@ -28,6 +27,7 @@ from dejavu_cache.prewarm.messages import PrewarmSpec
 from dejavu_cache.prewarm.worker_pool import CompileProcess
 from dejavu_cache.runtime.launch_recorder import LAUNCH_METHOD
 from dejavu_cache.stores import FileStore, shipped_stores
+from dejavu_cache.triton_internals.identity import identify, kernel_name
 
 ROOT = Path(__file__).resolve().parents[2]
 PLAN = json.loads((ROOT / "tools" / "shipped_records.json").read_text(encoding="utf-8"))

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import products
-from dejavu_cache.triton_internals.identity import identify, kernel_name
 from support.launch_binding import Pointer, bind_launch
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
@@ -34,6 +33,7 @@ from dejavu_cache.runtime.launch_recorder import LAUNCH_METHOD
 from dejavu_cache.triton_internals.compilation import launch_of, target_of
 from dejavu_cache.triton_internals.config_names import describe
 from dejavu_cache.triton_internals.deviceless_driver import DevicelessDriver
+from dejavu_cache.triton_internals.identity import identify, kernel_name
 from dejavu_cache.triton_internals.triton_objects import jit_function
 
 DEVICES = [
