@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import random
+from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -38,12 +39,23 @@ def seen(value: Any) -> Any:
 
 
 def left_by_rule(
-    configs: Sequence[Any], named: Mapping[str, Any], names: Sequence[str], **more: Any
+    configs: Sequence[Any], arguments: Mapping[str, Any], names: Sequence[str], branches: bool
 ) -> list[Any]:
-    """Return the configs that a digest of the named arguments chooses, at least one."""
-    arguments = {**named, **more}
-    text = repr([(name, seen(arguments[name])) for name in names if name in arguments])
-    bits = hashlib.sha256(text.encode()).digest()[0] % 15 + 1
+    """Return the configs that a digest of the named arguments chooses, at least one.
+
+    Args:
+        configs: the configs to choose from.
+        arguments: the launch's arguments by name.
+        names: the arguments that are read, in order.
+        branches: whether the digest of those that are read decides whether the next one is.
+    """
+    digest = hashlib.sha256()
+    for name in names:
+        if name in arguments:
+            digest.update(repr((name, seen(arguments[name]))).encode())
+        if branches and digest.digest()[1] % 3 == 0:
+            break
+    bits = digest.digest()[0] % 15 + 1
     return [config for place, config in enumerate(configs) if bits >> place & 1]
 
 
@@ -71,14 +83,16 @@ def draw_arguments(rng: random.Random) -> dict[str, Any]:
 
 
 def make_kernel(rng: random.Random) -> tuple[Any, Any]:
-    """Return a kernel, and its rule as a function of a launch's arguments."""
+    """Return a kernel with a bucket, and its rule as a function of a launch's arguments."""
     names = rng.sample(["x", "y", "n", "m", "scale", "flag", "z"], rng.randint(1, 7))
+    reads_all, branches = rng.random() < 0.3, rng.random() < 0.5
 
     def prune(configs: Sequence[Any], named: Mapping[str, Any], **more: Any) -> list[Any]:
         # Arguments by position and by name come apart, and a rule may look at one of them alone.
-        return left_by_rule(configs, named, names, **(more if len(names) % 2 else {}))
+        arguments = ChainMap(more if len(names) % 2 else {}, named)  # type: ignore[arg-type]
+        return left_by_rule(configs, dict(arguments) if reads_all else arguments, names, branches)
 
-    key = rng.sample(["n", "m"], rng.randint(0, 2))
+    key = rng.sample(["n", "m"], rng.randint(1, 2))
     rules: list[Bucket] = [Pow2(), Multiple(64), Edges((1, 50))]
     bucket = rng.choice(rules)
     kernel = cached_autotune(
