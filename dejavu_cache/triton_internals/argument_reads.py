@@ -9,6 +9,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Mut
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from operator import attrgetter, methodcaller
+from threading import get_ident
 from types import FunctionType
 from typing import Any
 
@@ -39,6 +40,7 @@ class Reads:
         """Begin without reads."""
         self._places = places
         self._tensors: dict[int, set[Place]] = {}
+        self._told_in: int | None = None
         self.noted: dict[tuple[Place, Part], None] = {}
 
     def mapping(self, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -76,6 +78,8 @@ class Reads:
             return value
         self.noted[place, type] = None
         self._tensors.setdefault(id(value), set()).add(place)
+        if not self._is_told():
+            self._note_parts(value, _TENSOR_PARTS)
         return value
 
     def watched(self) -> AbstractContextManager[Any]:
@@ -85,7 +89,14 @@ class Reads:
         context: AbstractContextManager[Any] = _watch()(self._note_parts)
         return context
 
+    def _is_told(self) -> bool:
+        """Return whether reads are noted; not in another thread, or while that is switched off."""
+        self._told_in = None
+        _watch().probe.dtype  # noqa: B018
+        return self._told_in == get_ident()
+
     def _note_parts(self, tensor: Any, parts: Iterable[Part]) -> None:
+        self._told_in = get_ident()
         for place in self._tensors.get(id(tensor), ()):
             self.noted.update(dict.fromkeys((place, part) for part in parts))
 
@@ -201,6 +212,8 @@ def _watch() -> Any:
         parts[member if callable(member) else member.__get__] = (part,)
 
     class Watch(TorchFunctionMode):  # type: ignore[misc]
+        probe = torch.empty(0, device="cpu")
+
         def __init__(self, note: Callable[[Any, Iterable[Part]], None]) -> None:
             super().__init__()
             self._note = note

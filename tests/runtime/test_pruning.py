@@ -10,6 +10,7 @@ import random
 import threading
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -307,6 +308,22 @@ def test_of_a_tensor_the_parts_count_that_were_read(reader: Any, read: list[str]
         assert launch(asked, torch.nn.Parameter(torch.zeros(4, 4))) == 1
 
 
+@pytest.mark.parametrize("elsewhere", ["in a thread", "switched off"])
+def test_a_tensor_counts_whole_where_its_reads_are_not_told(elsewhere: str) -> None:
+    def read_shape(named: dict[str, Any], more: dict[str, Any]) -> None:
+        if elsewhere == "in a thread":
+            with ThreadPoolExecutor(1) as pool:
+                pool.submit(lambda: named["y"].shape).result()
+        else:
+            with torch._C.DisableTorchFunction():
+                assert named["y"].shape
+
+    asked = pruning_with(read_shape)
+    assert asked(3, 3, 3, torch.zeros(4, 4)) == 1
+    for part, tensor in TENSORS.items():
+        assert asked(3, 3, 3, tensor) == (part != "nothing"), part
+
+
 def test_a_model_is_asked_again_where_its_parameters_differ() -> None:
     asked: list[int] = []
 
@@ -495,6 +512,34 @@ def test_the_hot_path_runs_what_pruning_leaves_each_launch() -> None:
     counts = json.loads(outcome.stdout)
     assert counts["left out"] == 0, outcome.stdout
     assert counts["hot"] > 1000, "most launches take the hot path"
+
+
+def test_what_pruning_does_not_read_leaves_launches_on_the_hot_path() -> None:
+    outcome = fork_python(
+        """
+        import json
+        from support.pruned_launches import launch_with_changes
+        print(json.dumps(launch_with_changes(count=40)))
+        """,
+        TRITON_INTERPRET="0",
+        DEJAVU_CACHE_URL="memory://",
+    )
+    counts = json.loads(outcome.stdout)
+    assert counts == dict.fromkeys(counts, 0)
+
+
+def test_a_launcher_that_was_kept_prunes_once_a_config_is_added() -> None:
+    outcome = fork_python(
+        """
+        import json
+        from support.pruned_launches import launch_after_changes
+        print(json.dumps(launch_after_changes()))
+        """,
+        TRITON_INTERPRET="0",
+        DEJAVU_CACHE_URL="memory://",
+    )
+    # Of 64, 80 and 96, which the best two of more configs divide best.
+    assert json.loads(outcome.stdout) == [32, 32, 32] * 2 + [64, 64, 32] * 4
 
 
 def test_configs_that_are_assigned_while_a_launch_prunes_are_chosen_from_afterwards() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import random
 from collections import ChainMap
 from collections.abc import Mapping, Sequence
@@ -22,7 +23,7 @@ from dejavu_cache import Edges, Multiple, Pow2, cached_autotune
 from dejavu_cache.model.buckets import Bucket
 from support.pretended_gpu import LAUNCHED
 
-__all__ = ["launch_at_random"]
+__all__ = ["launch_after_changes", "launch_at_random", "launch_with_changes"]
 
 CONFIGS = [triton.Config({"B": block}, num_warps=4) for block in (16, 32, 64, 128)]
 MEMORY = torch.zeros(1 << 14, dtype=torch.uint8)
@@ -134,6 +135,68 @@ def launch_at_random(seed: int, count: int) -> dict[str, int]:
         block = LAUNCHED[-1].constant("B")
         counts["left out"] += block not in [config.kwargs["B"] for config in left]
     return counts
+
+
+def some_of_n(configs: Sequence[Any], named: Mapping[str, Any], **more: Any) -> list[Any]:
+    n = named["n"] if "n" in named else more["n"]
+    return [config for config in configs if n % config.kwargs["B"] == 0]
+
+
+PRUNINGS: dict[str, Any] = {
+    "early": {"early_config_prune": some_of_n},
+    "model": {"perf_model": lambda n, B, **more: B, "top_k": 2},
+}
+CHANGES: dict[str, Any] = {
+    "integer": lambda call, step: call(MEMORY[:64], None, 64, 2 * step + 3, 1.0, "a"),
+    "float": lambda call, step: call(MEMORY[:64], None, 64, 3, 0.5 * step, "a"),
+    "shape": lambda call, step: call(MEMORY[:16 * step], None, 64, 3, 1.0, "a"),
+    "by name": lambda call, step: call(MEMORY, None, n=64, m=2 * step + 3, scale=1.0, flag="a"),
+    "tensor by name": lambda call, step: call(
+        MEMORY, y=MEMORY[16 * step :], n=64, m=3, scale=1.0, flag="a"
+    ),
+}  # fmt: skip
+
+
+def launch_with_changes(count: int) -> dict[str, int]:
+    """Return how many launches that differ in what pruning does not read left the hot path."""
+    by_triton: list[Any] = []
+    JITFunction.run = note_calls(JITFunction.run, by_triton)
+    left_hot_path = {}
+    for bucket, pruning, change in itertools.product([None, Pow2()], PRUNINGS, CHANGES):
+        kernel = cached_autotune(
+            configs=CONFIGS,
+            key=["n"],
+            buckets={"n": bucket} if bucket else {},
+            prune_configs_by=PRUNINGS[pruning],
+            do_bench=lambda call, quantiles: [1.0 / call_and_block(call)] * 3,
+            check=False,
+        )(triton.jit(body))
+        CHANGES[change](kernel[(1,)], 1)
+        by_triton.clear()
+        for step in range(2, count):
+            CHANGES[change](kernel[(1,)], step)
+        left_hot_path[f"{bucket} {pruning} {change}"] = len(by_triton)
+    return left_hot_path
+
+
+def launch_after_changes() -> list[int]:
+    """Return the blocks that a kept launcher runs once a config more makes the kernel prune."""
+    kernel = cached_autotune(
+        configs=CONFIGS[:2],
+        key=["n"],
+        buckets={"n": Pow2()},
+        prune_configs_by={"perf_model": lambda n, B, **more: n % B * 1000 - B, "top_k": 2},
+        do_bench=lambda call, quantiles: [1.0 / call_and_block(call)] * 3,
+        check=False,
+    )(triton.jit(body))
+    launch = kernel[(1,)]
+    blocks = []
+    for configs in (CONFIGS[:2], CONFIGS[:3], CONFIGS):
+        kernel.configs = configs
+        for n in (64, 80, 96, 64, 80, 96):
+            launch(MEMORY, None, n, 3, 1.0, "a")
+            blocks.append(LAUNCHED[-1].constant("B"))
+    return blocks
 
 
 def note_calls(run: Any, calls: list[Any]) -> Any:
