@@ -222,8 +222,11 @@ def _watch() -> Any:
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
             kwargs = kwargs or {}
-            for value in tree_flatten((args, kwargs))[0]:
-                self._note(value, parts.get(func, _TENSOR_PARTS))
+            if func in parts:
+                self._note(args[0], parts[func])
+            else:
+                for value in tree_flatten((args, kwargs))[0]:
+                    self._note(value, _TENSOR_PARTS)
             return func(*args, **kwargs)
 
     return Watch
