@@ -77,9 +77,8 @@ def cached_autotune(
               choice; `none` does not.
             - `check` (CheckOptions | bool): how results are compared with the default config's
               before a config may win; False compares nothing.
-            - `prune_per` (str): `launch` (the default) prunes for each launch that differs in an
-              argument's value or type, or in a tensor's layout; `scenario` prunes once for all
-              launches of a scenario.
+            - `prune_per` (str): within a bucket, `launch` (the default) prunes for each launch that
+              differs in what the functions read of its arguments; `scenario` prunes once.
 
     Returns:
         A decorator from a kernel to its `CachedAutotuner`.

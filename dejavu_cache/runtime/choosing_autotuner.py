@@ -36,7 +36,7 @@ class KeyedLaunch(NamedTuple):
     Attributes:
         key: equal for launches of one scenario that pruning leaves the same configs.
         device: the device's index.
-        configs: what pruning leaves; None where it is asked once per scenario.
+        configs: what pruning leaves; None where it is asked once per key, as by Triton.
         args: the positional arguments.
         kwargs: the keyword arguments, `grid` and `warmup` included.
     """
@@ -168,7 +168,7 @@ class ChoosingAutotuner(DeclaredAutotuner):
         if self._launch_pruning is None:
             return scenario, device, None
         pruned = self._launch_pruning.configs_for(device, args, kwargs)
-        return (*scenario, pruned.key), device, pruned.configs
+        return (*scenario, pruned), device, pruned.configs
 
     def _request_of(self, launch: KeyedLaunch, context: Context | None = None) -> Request:
         return self._request(launch.device, launch.args, launch.kwargs, launch.configs, context)

@@ -250,9 +250,9 @@ class DeclaredAutotuner(ChangingAutotuner):
 
     @cached_property
     def _launch_pruning(self) -> Pruning | None:
-        """Pruning that is asked per launch; None if a scenario's first launch answers for all."""
-        per_launch = self.prunes and self._options.get("prune_per") != "scenario"
-        return Pruning(self) if per_launch else None
+        """Pruning that may differ within a bucket; None if a key's first launch answers for all."""
+        per_launch = self._has_buckets and self._options.get("prune_per") != "scenario"
+        return Pruning(self) if self.prunes and per_launch else None
 
     @cached_property
     def _has_buckets(self) -> bool:

@@ -50,7 +50,7 @@ Consensus = Literal["none", "ranks"]
 """Whether the ranks of a torch.distributed job choose configs independently or all the same."""
 
 PrunePer = Literal["launch", "scenario"]
-"""Whether pruning is asked for each launch that differs, or once for a scenario."""
+"""Whether pruning is asked for each launch that differs to it within a bucket, or once."""
 
 StoreLike = Union[Store, str, "os.PathLike[str]"]
 """A store, its URL, or the folder of a file store."""
