@@ -108,10 +108,9 @@ def _to_tree(value: Any) -> Any:
     if type_name == "constexpr":
         return {"constexpr": _to_tree(value.value)}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return {
-            "named": type_name,
-            "fields": [[n, _to_tree(v)] for n, v in value._asdict().items()],
-        }
+        names: tuple[str, ...] = value._fields
+        items = [[name, _to_tree(item)] for name, item in zip(names, value, strict=True)]
+        return {"named": type_name, "fields": items}
     if type(value) is tuple or type_name == "tuple":
         return {"tuple": [_to_tree(item) for item in value]}
     if isinstance(value, list):
