@@ -13,7 +13,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from .errors import SettingsError
-from .system.user_folder import user_folder
+from .system.user_folder import NOWHERE, user_folder
 
 __all__ = ["NAMESPACE", "Mode", "Settings", "current_settings", "policy_file"]
 
@@ -125,8 +125,9 @@ class Settings(BaseModel):
 
     @property
     def default_url(self) -> str:
-        """URL of the store in the user's cache folder."""
-        return user_folder("records").as_uri()
+        """URL of the store in the user's cache folder, or of one in memory if there is none."""
+        folder = user_folder("records")
+        return "memory://" if NOWHERE in folder.parents else folder.as_uri()
 
 
 @cache
