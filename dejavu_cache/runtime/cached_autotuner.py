@@ -14,6 +14,7 @@ from ..triton_internals.upstream import Autotuner
 from ..triton_internals.versions import is_covered
 from ..tuning.config_failures import failure_of
 from .activity_report import report_triton_activity
+from .author_errors import drop_own_frames
 from .choices import ChosenConfig
 from .choosing_autotuner import ChoosingAutotuner
 from .compiled_configs import CompiledConfigs
@@ -96,19 +97,27 @@ class CachedAutotuner(ChoosingAutotuner):
         def launch_on_grid(*args: Any, **kwargs: Any) -> Any:
             if "run" in attributes:  # it has wrapped them since
                 return self.run(*args, grid=grid, warmup=False, **kwargs)
-            return launch(grid, args, kwargs)
+            try:
+                return launch(grid, args, kwargs)
+            except Exception as error:
+                drop_own_frames(error)
+                raise
 
         return launch_on_grid
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Launch the kernel with its scenario's config; `triton.heuristics` calls this method."""
-        if "grid" not in kwargs or kwargs.get("warmup"):
-            if self._is_left_to_triton:
-                return self._run_by_triton(args, kwargs)
-            return self._run(args, kwargs)[0]
-        grid = kwargs.pop("grid")
-        kwargs.pop("warmup", None)
-        return self._launch(grid, args, kwargs)
+        try:
+            if "grid" not in kwargs or kwargs.get("warmup"):
+                if self._is_left_to_triton:
+                    return self._run_by_triton(args, kwargs)
+                return self._run(args, kwargs)[0]
+            grid = kwargs.pop("grid")
+            kwargs.pop("warmup", None)
+            return self._launch(grid, args, kwargs)
+        except Exception as error:
+            drop_own_frames(error)
+            raise
 
     @cached_property
     def _hot_path(self) -> HotPath | None:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from ..errors import UnreadableKernelError
+from ..model.scenario import as_text
 from .code_reader import CodeReader
 from .name_values import NamedCallee
 from .triton_objects import module_name, python_function
@@ -43,7 +44,7 @@ class SourceHash(NamedTuple):
 def kernel_name(kernel: Any) -> str:
     """Return a kernel's module and qualified name; `module_name` says which module a script is."""
     function = python_function(kernel)
-    return f"{module_name(function)}.{function.__qualname__}"
+    return as_text(f"{module_name(function)}.{function.__qualname__}")
 
 
 def source_hash(kernel: Any) -> str:
