@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from ..errors import NoValidConfigError
 from ..model.resolution import Resolution
 from ..stores.tiered import TieredStore
 from ..system.fork_lock import cached_property
+from ..system.notices import warn_once
 from ..triton_internals.autotune_cache import launch_key
 from ..triton_internals.config_names import describe
 from ..triton_internals.upstream import Autotuner
 from ..triton_internals.versions import is_covered
-from ..tuning.config_failures import failure_of
+from ..tuning.config_failures import BEFORE_LAUNCH, failure_of
 from .activity_report import report_triton_activity
 from .author_errors import drop_own_frames
 from .choices import ChosenConfig
@@ -156,7 +158,18 @@ class CachedAutotuner(ChoosingAutotuner):
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, ChosenConfig]:
         """Launch by records or a tune, as `_run` does where the kernel is not left to Triton."""
-        return self._launch_or_choose_again(self._choose(args, kwargs), args, kwargs)
+        try:
+            chosen = self._choose(args, kwargs)
+        except NoValidConfigError as error:
+            reasons = error
+        else:
+            return self._launch_or_choose_again(chosen, args, kwargs)
+        # The default config raises what the compiler says of the kernel, as with Triton alone.
+        default = ChosenConfig.of(self._pruned_default(args, kwargs), until=0.0)
+        if not reasons.reasons.get(str(describe(default.config)), "").startswith(BEFORE_LAUNCH):
+            raise reasons
+        warn_once(f"failures {self._name}", str(reasons))
+        return self._run_config(default, args, kwargs), default
 
     def _launch_or_choose_again(
         self, chosen: ChosenConfig, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -11,6 +11,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from support.processes import fork_program
 
 from dejavu_cache import cached_autotune
 from dejavu_cache.errors import KeyArgumentError
@@ -102,3 +103,13 @@ def test_an_error_of_this_package_keeps_its_frames() -> None:
     error = error_of(cached_autotune, {"args": (object(),)}, store=MemoryStore())
     assert isinstance(error, KeyArgumentError)
     assert "/dejavu_cache/" in files(error)[-1]
+
+
+def test_a_kernel_that_does_not_compile_raises_what_the_compiler_says() -> None:
+    done = fork_program("raise_compile_errors.py", TRITON_INTERPRET="0")
+    for said in done.stdout.split("---\n")[:-1]:
+        theirs, ours = said[: len(said) // 2], said[len(said) // 2 :]
+        assert theirs == ours
+    assert done.stdout.count("CompilationError at ") == 8
+    assert done.stdout.count("CompileTimeAssertionFailure at ") == 4
+    assert done.stderr.count("each one failed:") == 3
