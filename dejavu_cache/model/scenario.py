@@ -27,6 +27,7 @@ from pydantic import (
 )
 
 from ..system.fork_lock import cached_property
+from ..system.printable_text import printable
 from .buckets import Bucket, FiniteFloat
 
 __all__ = [
@@ -47,6 +48,7 @@ __all__ = [
     "Text",
     "ValueModel",
     "Values",
+    "as_text",
     "canonical_json",
     "is_from_future",
     "is_scalar",
@@ -122,6 +124,15 @@ Moment = Annotated[datetime, WrapValidator(_parse_moment)]
 def sort_by_name(mapping: Mapping[str, Any]) -> dict[str, Any]:
     """Return a mapping in the order of its names, so that equal ones give equal text."""
     return dict(sorted(mapping.items()))
+
+
+def as_text(name: str) -> str:
+    """Return a name as a `Text`: without control characters, and cut if it is long."""
+    line = printable(name).replace("\t", "\\t").replace("\n", "\\n")
+    text = line.encode(errors="backslashreplace").decode()
+    if len(text) <= MOST_CHARACTERS:
+        return text
+    return f"{text[:100]}…{hashlib.sha256(text.encode()).hexdigest()[:32]}"
 
 
 Values = Annotated[dict[Text, Scalar], AfterValidator(sort_by_name), Field(max_length=256)]

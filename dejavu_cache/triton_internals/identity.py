@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
+from ..model.scenario import as_text
 from .hooks import retry_parsing
 from .triton_objects import (
     dtype_name,
@@ -188,7 +189,8 @@ def kernel_name(kernel: Any) -> str:
     """
     function = python_function(kernel)
     module = module_name(function)
-    return f"{GENERATED if _is_of_one_process(module) else module}.{function.__qualname__}"
+    place = GENERATED if _is_of_one_process(module) else module
+    return as_text(f"{place}.{function.__qualname__}")
 
 
 def _is_of_one_process(module: str) -> bool:

@@ -144,8 +144,8 @@ def _from_tree(tree: Any) -> Any:
         case {"tuple": items}:
             return tuple(_from_tree(item) for item in items)
         case {"named": name, "fields": fields}:  # the kernel's code reads its items by name
-            names, values = zip(*fields, strict=True) if fields else ((), ())
-            return namedtuple(name, names)(*map(_from_tree, values))
+            kind = namedtuple(name, [item for item, _ in fields])
+            return kind(*(_from_tree(value) for _, value in fields))
         case {"jit": name}:
             return _imported_function(name)
         case {"layout": name, "fields": fields}:
