@@ -108,8 +108,7 @@ def _to_tree(value: Any) -> Any:
     if type_name == "constexpr":
         return {"constexpr": _to_tree(value.value)}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        names: tuple[str, ...] = value._fields
-        items = [[name, _to_tree(item)] for name, item in zip(names, value, strict=True)]
+        items = [[name, _to_tree(item)] for name, item in zip(value._fields, value, strict=True)]
         return {"named": type_name, "fields": items}
     if type(value) is tuple or type_name == "tuple":
         return {"tuple": [_to_tree(item) for item in value]}
@@ -144,7 +143,7 @@ def _from_tree(tree: Any) -> Any:
         case {"tuple": items}:
             return tuple(_from_tree(item) for item in items)
         case {"named": name, "fields": fields}:  # the kernel's code reads its items by name
-            kind = namedtuple(name, [item for item, _ in fields])
+            kind = namedtuple(name, [item for item, _ in fields])  # type: ignore[misc]
             return kind(*(_from_tree(value) for _, value in fields))
         case {"jit": name}:
             return _imported_function(name)
