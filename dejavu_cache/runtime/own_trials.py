@@ -43,6 +43,10 @@ class OwnTrials:
         """Return this process's measurements of a scenario, by config."""
         return self._scenarios.get((context, scenario), {})
 
+    def forget(self, context: Context, scenario: Scenario) -> None:
+        """Forget the measurements of a scenario, so that its configs are tried again."""
+        self._scenarios.pop((context, scenario), None)
+
     def correct(self, context: Context, record: Record) -> Record:
         """Return a record in which other machines' measurements give way to this process's."""
         measurements = record.by_config

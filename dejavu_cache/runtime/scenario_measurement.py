@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from ..model.merge import merge_records
-from ..model.record import Measurement, Record, Winner
-from ..model.scenario import Config, now
+from ..model.record import Measurement, Record, Results, Winner, are_compared
+from ..model.scenario import Config, moment_after
 from ..system.provenance import whoami
 from ..triton_internals.compilation import tuned_launches
 from ..triton_internals.config_names import describe
@@ -92,8 +92,12 @@ class ScenarioMeasurement:
         if configs:
             self._run_search(Exhaustive(configs), len(configs))
 
-    def find_winner(self) -> Config | None:
-        """Return the best config whose results are right, or None if none is left."""
+    def find_winner(self) -> tuple[Config | None, Results]:
+        """Return the best config whose results are not wrong, and what comparing it has shown.
+
+        The config is None if none is left.
+        """
+        results: Results = {}
         confirmed: set[Config] = set()
         while (best := self.best) is not None:
             by = self.record.by_config[best].by
@@ -103,25 +107,46 @@ class ScenarioMeasurement:
                 self.measure([best])
                 continue
             with recording_crash(best, lambda crash: self._write([crash])):
-                wrong = self._check.find_wrong_results(best)
+                results, wrong = self._check.compare(best)
             if wrong is None:
                 break
             self._write([wrong])
-        return best
+        return best, results
 
-    def record_winner(self, best: Config) -> None:
-        """Record the winner and its launches, and release the kernels that lost."""
+    def record_winner(self, best: Config, results: Results) -> None:
+        """Record the winner and its launches, and release the kernels that lost.
+
+        Args:
+            best: the best config of this launch.
+            results: what comparing it has shown.
+        """
         request = self._request
         note_timings(request, self.record)
         addition = Record(
             scenario=request.scenario,
-            winner=Winner(config=winner_to_record(request, self.record, best), at=now()),
+            winner=self._winner(best, results),
             launches=tuned_launches(
                 request.autotuner, request.declared[best], request.args, request.kwargs
             ),
         )
         self._store.put(request.context, addition)
         self._release_losers(best)
+
+    def _winner(self, best: Config, results: Results) -> Winner | None:
+        """Return the winner to record, or None where the recorded one stands.
+
+        A config that could not be compared does not replace one that was, and is not recorded twice
+        for it.
+        """
+        config, recorded = winner_to_record(self._request, self.record, best), self.record.winner
+        is_recorded = recorded is not None and recorded.config == config
+        if recorded is not None and not are_compared(results) and self.record.is_finished:
+            if recorded.is_compared or (is_recorded and not self.measured):
+                return None
+        if config != best and is_recorded and recorded is not None:
+            results = recorded.results or {}
+        at = moment_after(recorded.at if recorded else None)
+        return Winner(config=config, at=at, results=dict(results) or None)
 
     def _write(self, measurements: Sequence[Measurement]) -> None:
         context, scenario = self._request.context, self._request.scenario
