@@ -9,7 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, StrictBool, StrictFloat, StrictInt, StrictStr, field_serializer
+from pydantic import (
+    AfterValidator,
+    Field,
+    StrictBool,
+    StrictFloat,
+    StrictInt,
+    StrictStr,
+    field_serializer,
+)
 
 from .buckets import FiniteFloat
 from .scenario import (
@@ -211,9 +219,7 @@ class Winner(FrozenModel):
     config: Config
     at: Moment
     results: (
-        Annotated[
-            dict[Text, OutputVerdict], AfterValidator(sort_by_name), Field(max_length=4096)
-        ]
+        Annotated[dict[Text, OutputVerdict], AfterValidator(sort_by_name), Field(max_length=4096)]
         | None
     ) = None
     """Verdicts by output; None if nobody said, which counts as not compared."""

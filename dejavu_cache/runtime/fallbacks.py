@@ -51,7 +51,11 @@ def use_other_toolchain(
     if not limits.other_toolchains:
         return None
     return _from_other_context(
-        request, store, limits, "toolchain", may_differ=("environment.triton", "environment.codegen")
+        request,
+        store,
+        limits,
+        "toolchain",
+        may_differ=("environment.triton", "environment.codegen"),
     )
 
 

@@ -17,6 +17,7 @@ from .request import Request
 __all__ = [
     "best_config",
     "ignored_pin",
+    "is_trusted",
     "is_unfinished",
     "note_timings",
     "resolve_from_record",
@@ -49,7 +50,7 @@ def resolve_from_record(request: Request, found: Found | None) -> Resolution | N
 def resolve_trusted(
     request: Request, found: Found | None, *, uncompared: bool = False
 ) -> Resolution | None:
-    """Return the resolution from a record to a config that runs without another comparison, or None.
+    """Return the resolution from a record to a config that runs without a comparison, or None.
 
     It is the first of these, where results are to be compared at all:
 
@@ -79,6 +80,11 @@ def resolve_trusted(
         return None
     best = _select(request, record, trusted)
     return None if best is None else _resolve_to(request, found, best)
+
+
+def is_trusted(request: Request, record: Record, config: Config) -> bool:
+    """Return whether a launch may run a recorded config without comparing its results."""
+    return request.check is None or config in trusted_configs(record, describe(request.default))
 
 
 def is_unfinished(request: Request, found: Found | None) -> bool:

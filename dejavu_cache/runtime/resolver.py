@@ -243,12 +243,14 @@ class Resolver:
 
     def _fall_back(self, request: Request, found: Found | None) -> Resolution:
         fallback = fall_back(request, self._store, self._limits)
-        update = {"unfinished": is_unfinished(request, found)}
+        if is_unfinished(request, found):
+            return replace(fallback, unfinished=True)
         fastest = resolve_from_record(request, found)
-        if fastest is not None and not update["unfinished"]:
-            config = describe(fastest.config)
-            update["not_compared"] = [f"({config}): {reason}" for reason in fastest.not_compared]
-        return replace(fallback, **update)
+        if fastest is None:
+            return fallback
+        config = describe(fastest.config)
+        reasons = [f"({config}): {reason}" for reason in fastest.not_compared]
+        return replace(fallback, not_compared=reasons)
 
     def note_miss(self, request: Request) -> None:
         """Put a miss on the worklist, once: a fallback is looked up again and again."""

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from ..model.merge import merge_records
 from ..model.record import Measurement, Record, Results, Winner, are_compared
-from ..model.scenario import Config, moment_after
+from ..model.scenario import Config, moment_after, now
 from ..system.provenance import whoami
 from ..triton_internals.compilation import tuned_launches
 from ..triton_internals.config_names import describe
@@ -139,14 +139,14 @@ class ScenarioMeasurement:
         for it.
         """
         config, recorded = winner_to_record(self._request, self.record, best), self.record.winner
-        is_recorded = recorded is not None and recorded.config == config
-        if recorded is not None and not are_compared(results) and self.record.is_finished:
-            if recorded.is_compared or (is_recorded and not self.measured):
-                return None
-        if config != best and is_recorded and recorded is not None:
-            results = recorded.results or {}
-        at = moment_after(recorded.at if recorded else None)
-        return Winner(config=config, at=at, results=dict(results) or None)
+        if recorded is None or not self.record.is_finished:
+            return Winner(config=config, at=now(), results=dict(results))
+        is_recorded = recorded.config == config
+        says_no_more = recorded.is_compared or (is_recorded and not self.measured)
+        if not are_compared(results) and says_no_more:
+            return None
+        kept = recorded.results if is_recorded and config != best else dict(results)
+        return Winner(config=config, at=moment_after(recorded.at), results=kept)
 
     def _write(self, measurements: Sequence[Measurement]) -> None:
         context, scenario = self._request.context, self._request.scenario

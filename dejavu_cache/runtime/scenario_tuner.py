@@ -18,14 +18,13 @@ from ..model.record import (
 )
 from ..model.resolution import How, Resolution
 from ..model.scenario import Config, Context, Scenario
-from ..model.selection import trusted_configs
 from ..stores import Found
 from ..system.fork_lock import ForkLock
 from ..system.notices import warn_once
 from ..triton_internals.config_names import describe
 from ..tuning.measurement_marks import MeasurementMark, find_suspects
 from .own_trials import OwnTrials
-from .record_lookup import resolve_from_record, resolve_trusted
+from .record_lookup import is_trusted, resolve_from_record, resolve_trusted
 from .request import Request
 from .scenario_measurement import ScenarioMeasurement
 from .suspects import leave_out_suspects
@@ -165,20 +164,20 @@ class ScenarioTuner:
             return recorded
         fastest, record = describe(recorded.config), found.record
         has_more = request.has_work if self._store.is_lasting else request.due_configs
-        if self._is_trusted(request, record, fastest):
+        if self._may_run(request, record, fastest):
             return None if has_more(record) else recorded
         results = self._comparisons(request).get(fastest)
         if results is None or _lacked_memory(results) or request.due_configs(record):
             return None
         return self._without_comparison(request, found, fastest, results)
 
-    def _is_trusted(self, request: Request, record: Record, config: Config) -> bool:
+    def _may_run(self, request: Request, record: Record, config: Config) -> bool:
         """Return whether a config may run here without another comparison.
 
         One that nobody could compare runs only in the process that has timed it, as without a
         cache, and where the default config cannot run either.
         """
-        if request.check is None or config in trusted_configs(record, describe(request.default)):
+        if is_trusted(request, record, config):
             return True
         results = self._comparisons(request).get(config)
         if results is None:
@@ -247,7 +246,7 @@ class ScenarioTuner:
             # Noted here too: the recorded winner may be that of a launch with other configs.
             self._comparisons(request)[winner] = results
             measurement.record_winner(winner, results)
-        if not self._is_trusted(request, measurement.record, winner):
+        if not self._may_run(request, measurement.record, winner):
             found = Found(measurement.record, self._store.url)
             return self._without_comparison(request, found, winner, results), measurement.measured
         how: How = "tuned" if due or measurement.measured else "exact"

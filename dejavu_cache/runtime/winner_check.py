@@ -26,10 +26,17 @@ from ..tuning.config_failures import compile_failure_of, device_failure_of, fail
 from ..tuning.result_check import CheckOptions, ResultChecker, Verdict
 from .request import Request
 
-__all__ = ["WinnerCheck", "recording_crash", "wrong_results"]
+__all__ = ["SWITCHED_OFF_BY_AUTHOR", "WinnerCheck", "recording_crash", "wrong_results"]
 
 
-NO_DEFAULT_TEXT = f"{NO_DEFAULT}: the default config cannot run on this device"
+SWITCHED_OFF_BY_AUTHOR: Results = {
+    ALL_OUTPUTS: OutputVerdict(
+        outcome="not_compared", reason=f"{SWITCHED_OFF} by check=False or DEJAVU_CACHE_CHECK=0"
+    )
+}
+"""What is recorded of a winner where nothing is to be compared."""
+
+_DEFAULT_FAILS = f"{NO_DEFAULT}: the default config cannot run on this device"
 
 
 class WinnerCheck:
@@ -52,9 +59,8 @@ class WinnerCheck:
         self._request = request
         self._mark = mark
         self._checker: ResultChecker | None = None
-        off = f"{SWITCHED_OFF} by check=False or DEJAVU_CACHE_CHECK=0"
-        self._reason = off if request.check is None else NO_DEFAULT_TEXT
-        """Why nothing is compared, if there is no checker."""
+        self._reason = _DEFAULT_FAILS
+        """Why nothing is compared where something should be, if there is no checker."""
         if options is not None:
             arguments = {**request.autotuner.nargs, **request.kwargs}
             self._checker = ResultChecker(arguments, self._launch, request.default, options)
@@ -82,7 +88,7 @@ class WinnerCheck:
                     f"the default config's results cannot be computed now: {failure.reason}"
                 ) from error
             logger.debug("%s: the default's results: %r", self._request.context.kernel.name, error)
-            self._checker, self._reason = None, f"{NO_DEFAULT_TEXT}: {failure.reason}"[:2000]
+            self._checker, self._reason = None, f"{_DEFAULT_FAILS}: {failure.reason}"[:2000]
         self._is_prepared = True
 
     def check(self, config: Any) -> Results:
@@ -92,6 +98,8 @@ class WinnerCheck:
             Exception: as `prepare` does, if nothing has called it yet.
         """
         self.prepare()  # Where nothing was measured, no config has been launched yet.
+        if self._checker is None and self._request.check is None:
+            return SWITCHED_OFF_BY_AUTHOR
         if self._checker is None:
             return {ALL_OUTPUTS: OutputVerdict(outcome="not_compared", reason=self._reason)}
         if config is self._request.default:
