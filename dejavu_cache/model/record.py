@@ -347,9 +347,27 @@ class Record(FrozenModel):
         )
 
     @property
+    def is_exemplary(self) -> bool:
+        """Return whether other scenarios may go by the winner, as those of a decision tree do.
+
+        Its results were compared, unless the kernel's author wants none compared.
+        """
+        if self.winner is None or not self.is_finished:
+            return False
+        verdicts = (self.winner.results or {}).values()
+        is_wanted = not any(verdict.reason.startswith(SWITCHED_OFF) for verdict in verdicts)
+        return self.winner.is_compared or not is_wanted
+
+    @property
     def is_unfinished(self) -> bool:
         """Return whether the record has timings, but neither a winner nor a person's choice."""
         return bool(self.measurements) and not (self.pin or self.is_finished)
+
+    def reasons_not_compared(self, config: Config) -> list[str]:
+        """Return which results of a config were not compared with the default's, and why."""
+        if self.winner is not None and self.winner.config == config:
+            return self.winner.not_compared
+        return [f"{ALL_OUTPUTS}: this config has won no tune"]
 
     @property
     def by_config(self) -> dict[Config, Measurement]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from ..model.record import ALL_OUTPUTS, Measurement, Record
+from ..model.record import Measurement, Record
 from ..model.resolution import Resolution
 from ..model.scenario import Config
 from ..model.selection import trusted_configs, winner
@@ -107,11 +107,8 @@ def _resolve_to(request: Request, found: Found, config: Config) -> Resolution:
 
 def _not_compared(request: Request, record: Record, config: Config) -> list[str]:
     """Return which results of a recorded config were not compared, and why."""
-    if config == describe(request.default):
-        return []
-    if record.winner is not None and record.winner.config == config:
-        return record.winner.not_compared
-    return [] if request.check is None else [f"{ALL_OUTPUTS}: this config has won no tune"]
+    is_standard = request.check is None or config == describe(request.default)
+    return [] if is_standard else record.reasons_not_compared(config)
 
 
 def ignored_pin(request: Request, found: Found | None) -> Config | None:

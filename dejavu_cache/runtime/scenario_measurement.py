@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from ..model.merge import merge_records
+from ..model.merge import date_after, merge_records
 from ..model.record import Measurement, Record, Results, Winner, are_compared
-from ..model.scenario import Config, moment_after, now
+from ..model.scenario import Config, now
 from ..system.provenance import whoami
 from ..triton_internals.compilation import tuned_launches
 from ..triton_internals.config_names import describe
@@ -129,7 +129,7 @@ class ScenarioMeasurement:
                 request.autotuner, request.declared[best], request.args, request.kwargs
             ),
         )
-        self._store.put(request.context, addition)
+        self._store.put(request.context, date_after(addition, self.record))
         self._release_losers(best)
 
     def _winner(self, best: Config, results: Results) -> Winner | None:
@@ -139,19 +139,22 @@ class ScenarioMeasurement:
         for it.
         """
         config, recorded = winner_to_record(self._request, self.record, best), self.record.winner
-        if recorded is None or not self.record.is_finished:
-            return Winner(config=config, at=now(), results=dict(results))
-        is_recorded = recorded.config == config
-        says_no_more = recorded.is_compared or (is_recorded and not self.measured)
-        if not are_compared(results) and says_no_more:
-            return None
-        kept = recorded.results if is_recorded and config != best else dict(results)
-        return Winner(config=config, at=moment_after(recorded.at), results=kept)
+        found: Results | None = results
+        if recorded is not None and self.record.is_finished:
+            is_recorded = recorded.config == config
+            says_no_more = recorded.is_compared or (is_recorded and not self.measured)
+            if not are_compared(results) and says_no_more:
+                return None
+            found = recorded.results if is_recorded and config != best else results
+        return Winner(config=config, at=now(), results=found and dict(found))
 
     def _write(self, measurements: Sequence[Measurement]) -> None:
         context, scenario = self._request.context, self._request.scenario
-        addition = Record(scenario=scenario, measurements=tuple(measurements))
-        self._trials.add(context, scenario, measurements)
+        # After what they replace, which else stands if another clock dated it, and is due again.
+        addition = date_after(
+            Record(scenario=scenario, measurements=tuple(measurements)), self.record
+        )
+        self._trials.add(context, scenario, addition.measurements)
         self.record = self._trials.correct(context, merge_records(self.record, addition))
         # A process whose device is lost may not live to write what is queued.
         is_last = any(measurement.has_crashed for measurement in measurements)
