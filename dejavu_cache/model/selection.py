@@ -86,8 +86,8 @@ def trusted_configs(
     trusted = set() if default is None else {default}
     if record.winner is not None and record.is_finished:
         standard = record.by_config.get(default) if default else None
-        has_failed = standard is not None and standard.failure is not None
-        if uncompared or record.winner.is_compared or (has_failed and not standard.skipped):
+        has_failed = standard is not None and standard.median is None and not standard.skipped
+        if uncompared or record.winner.is_compared or has_failed:
             trusted.add(record.winner.config)
     return trusted
 

@@ -64,7 +64,7 @@ class TestFailures:
         kernel = make(bench)
         with pytest.raises(NoValidConfigError):
             launch(kernel, 100)
-        bench.times = (3.0, 1.0, 2.0)
+        bench.times = [3.0, 1.0, 2.0]
         launch(kernel, 100)
         assert kernel.benchmarked == 3
 

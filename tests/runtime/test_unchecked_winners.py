@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,11 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from support.addition import Bench
+from support.addition import Bench, make
 
 from dejavu_cache import cached_autotune
 from dejavu_cache.model.record import NO_MEMORY, OutputVerdict, Record, Results, Winner
+from dejavu_cache.model.scenario import now
 from dejavu_cache.runtime.winner_check import WinnerCheck
 from dejavu_cache.triton_internals.config_names import describe
 
@@ -43,7 +45,7 @@ def launch(kernel: Any) -> bool:
     """Launch, and return whether the results are right."""
     x, out = torch.rand(128), torch.zeros(128)
     kernel[(1,)](x, out, 100)
-    return torch.equal(out[:100], x[:100])
+    return bool(torch.equal(out[:100], x[:100]))
 
 
 def explain(kernel: Any) -> Any:
@@ -51,9 +53,9 @@ def explain(kernel: Any) -> Any:
 
 
 def recorded_winner(kernel: Any) -> Winner:
-    (record,) = next(kernel.home.record_sets()).records
-    assert record.winner is not None
-    return record.winner
+    winner: Winner | None = next(kernel.home.record_sets()).records[0].winner
+    assert winner is not None
+    return winner
 
 
 @pytest.fixture
@@ -132,16 +134,18 @@ def test_what_cannot_be_compared_there_either_gives_way_to_the_default_with_one_
 def test_a_config_that_cannot_be_compared_gives_way_to_one_that_was(
     tmp_path: Path, comparing: Callable[[str], None]
 ) -> None:
-    launch(start_process(tmp_path, RIGHT))
+    def decorate(configs: list[triton.Config], *times: float) -> Any:
+        return make(Bench(times), fn=copy, configs=configs, store=tmp_path)
+
+    launch(decorate([DEFAULT, RIGHT], 2.0, 1.0))
     comparing(POINTERS)
-    times = Bench((0.5,))
-    newer = cached_autotune(
-        [DEFAULT, RIGHT, WRONG], ["n"], store=tmp_path, do_bench=Bench((2.0, 1.0, 0.5))
-    )
-    times.calls = 0
-    launch(newer(copy))
-    kernel = cached_autotune([DEFAULT, RIGHT, WRONG], ["n"], store=tmp_path, do_bench=times)(copy)
-    assert launch(kernel)
+    newer = decorate([DEFAULT, RIGHT, WRONG], 0.5, 2.0)
+    launch(newer)
+    assert newer.best_config.kwargs == WRONG.kwargs, "this process has timed it"
+    for configs in ([DEFAULT, RIGHT, WRONG], [DEFAULT, RIGHT]):
+        kernel = decorate(configs)
+        assert launch(kernel)
+        assert (kernel.best_config.kwargs, kernel.benchmarked) == (RIGHT.kwargs, 0)
 
 
 @pytest.mark.parametrize("mode", ["reuse", "strict"])
@@ -165,7 +169,7 @@ def test_a_winner_of_which_nobody_said_anything_is_compared_once(tmp_path: Path)
     record_set = next(kernel.home.record_sets())
     (record,) = record_set.records
     kernel.home.delete(record_set.context)
-    unsaid = record.winner.model_copy(update={"results": None})  # type: ignore[union-attr]
+    unsaid = record.winner.model_copy(update={"results": None})
     kernel.home.put(record_set.context, [record.model_copy(update={"winner": unsaid})])
     reader = start_process(tmp_path, RIGHT, mode="reuse")
     assert "no comparison is recorded" in str(explain(reader))
@@ -226,10 +230,6 @@ def test_a_neighbour_that_nobody_compared_stands_in_only_where_it_is_labelled(
 def test_a_comparison_is_recorded_over_an_entry_of_a_clock_that_is_ahead(
     tmp_path: Path, comparing: Callable[[str], None]
 ) -> None:
-    from datetime import timedelta
-
-    from dejavu_cache.model.scenario import now
-
     comparing(MEMORY)
     kernel = start_process(tmp_path, RIGHT)
     launch(kernel)

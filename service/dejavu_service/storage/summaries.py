@@ -32,7 +32,7 @@ class Summary(NamedTuple):
         failed: The number of configs that failed.
         seconds: The cost of all measurements.
         pinned: Whether a person chose the config.
-        compared: Whether the winner's results were compared; None where nobody noted it.
+        compared: Whether the winner's results were compared; None where they were not.
     """
 
     scenario: str
@@ -67,7 +67,7 @@ def summarize(record: Record) -> Summary:
         failed=len(record.measurements) - len(medians),
         seconds=sum(item.seconds for item in record.measurements),
         pinned=record.pinned is not None,
-        compared=record.winner is not None and record.winner.is_compared,
+        compared=(record.winner is not None and record.winner.is_compared) or None,
     )
 
 
@@ -92,7 +92,8 @@ def summarize_json(text: str) -> Summary:
         pinned=pinned is not None,
         compared=are_compared(
             {output: OutputVerdict.model_construct(**entry) for output, entry in results.items()}
-        ),
+        )
+        or None,
     )
 
 

@@ -113,7 +113,7 @@ summaries = Table(
     Column("seconds", Double, nullable=False),
     Column("pinned", Boolean, nullable=False),
     Column("changed_at", Double, nullable=False),
-    # Whether the winner's results were compared; null where that was before the server noted it.
+    # True if the winner's results were compared, or null.
     Column("compared", Boolean),
     ForeignKeyConstraint(
         ["context_id", "scenario"], ["records.context_id", "records.scenario"], ondelete="CASCADE"
