@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from ..model.record import Measurement, Record
 from ..model.scenario import Config, Context, Scenario
 
-__all__ = ["OwnTrials"]
+__all__ = ["MOST_SCENARIOS", "OwnTrials"]
 
-_MOST_SCENARIOS = 4096
+MOST_SCENARIOS = 4096
 
 
 class OwnTrials:
@@ -28,7 +28,7 @@ class OwnTrials:
     ) -> None:
         """Remember measurements; one that lacked memory says nothing."""
         key = context, scenario
-        if key not in self._scenarios and len(self._scenarios) >= _MOST_SCENARIOS:
+        if key not in self._scenarios and len(self._scenarios) >= MOST_SCENARIOS:
             self._scenarios.clear()
         trials = self._scenarios.setdefault(key, {})
         trials.update(

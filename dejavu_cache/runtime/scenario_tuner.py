@@ -23,7 +23,7 @@ from ..system.fork_lock import ForkLock
 from ..system.notices import warn_once
 from ..triton_internals.config_names import describe
 from ..tuning.measurement_marks import MeasurementMark, find_suspects
-from .own_trials import OwnTrials
+from .own_trials import MOST_SCENARIOS, OwnTrials
 from .record_lookup import is_trusted, resolve_from_record, resolve_trusted
 from .request import Request
 from .scenario_measurement import ScenarioMeasurement
@@ -187,7 +187,7 @@ class ScenarioTuner:
 
     def _comparisons(self, request: Request) -> dict[Config, Results]:
         """Return what this process has found by comparing a scenario's configs."""
-        return self._compared.setdefault((request.context, request.scenario), {})
+        return self._compared.get((request.context, request.scenario), {})
 
     def _without_comparison(
         self, request: Request, found: Found, config: Config, results: Results
@@ -204,7 +204,7 @@ class ScenarioTuner:
         return replace(instead, not_compared=[f"({config}): {reason}" for reason in reasons])
 
     def _untried_failures(self, request: Request, record: Record) -> list[Config]:
-        """Return the configs that another machine found to fail and this process did not try."""
+        """Return the configs that are recorded as failed and that this process did not try."""
         tried = {*self._trials.of(request.context, request.scenario)}
         if not self._expendable:
             suspects = find_suspects(request.context, request.scenario)
@@ -244,7 +244,9 @@ class ScenarioTuner:
             if winner is None:
                 return self._without_valid_config(request, measurement.record), measurement.measured
             # Noted here too: the recorded winner may be that of a launch with other configs.
-            self._comparisons(request)[winner] = results
+            if len(self._compared) >= MOST_SCENARIOS:
+                self._compared.clear()
+            self._compared.setdefault((request.context, request.scenario), {})[winner] = results
             measurement.record_winner(winner, results)
         if not self._may_run(request, measurement.record, winner):
             found = Found(measurement.record, self._store.url)
