@@ -50,6 +50,7 @@ __all__ = [
     "Values",
     "as_text",
     "canonical_json",
+    "correct_clock",
     "is_from_future",
     "is_scalar",
     "moment_after",
@@ -96,6 +97,11 @@ _Count = Annotated[StrictInt, Field(ge=0)]
 CLOCK_TOLERANCE = timedelta(days=1)
 """How far another machine's clock may be ahead of this one's."""
 
+_PLAUSIBLE_YEARS = range(2024, 2200)
+
+_corrections = [timedelta(0)]
+"""What is added to this machine's clock."""
+
 _RFC_3339 = re.compile(
     r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)", re.ASCII | re.IGNORECASE
 )
@@ -140,7 +146,23 @@ Values = Annotated[dict[Text, Scalar], AfterValidator(sort_by_name), Field(max_l
 
 def now() -> datetime:
     """Return the present moment in UTC, to the microsecond."""
-    return datetime.now(timezone.utc)
+    return datetime.now(timezone.utc) + _corrections[-1]
+
+
+def correct_clock(present: datetime) -> bool:
+    """Go by another clock from now on, if this machine's is further off than clocks differ.
+
+    What is dated by a clock that is wrong by days would be refused or replaced by all others, and
+    measured again by each process.
+
+    Returns:
+        Whether `now` has changed.
+    """
+    error = present - now()
+    if abs(error) <= CLOCK_TOLERANCE or present.year not in _PLAUSIBLE_YEARS:
+        return False
+    _corrections[:] = [_corrections[-1] + error]
+    return True
 
 
 def is_from_future(moment: datetime, present: datetime | None = None) -> bool:
