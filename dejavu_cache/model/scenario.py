@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Mapping
 from datetime import datetime, timedelta, timezone
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import (
     AfterValidator,
@@ -29,6 +29,9 @@ from pydantic import (
 from ..system.fork_lock import cached_property
 from ..system.printable_text import printable
 from .buckets import Bucket, FiniteFloat
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 __all__ = [
     "MOST_CHARACTERS",
@@ -219,6 +222,13 @@ class ValueModel(FrozenModel):
     def digest(self) -> str:
         """Return the first 24 hexadecimal digits of the text's SHA-256."""
         return hashlib.sha256(self.text.encode()).hexdigest()[:24]
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """Return a copy with other values, whose text is its own."""
+        twin = super().model_copy(update=update, deep=deep)
+        for name in ("text", "digest"):
+            twin.__dict__.pop(name, None)
+        return twin
 
     def __hash__(self) -> int:
         """Hash the text."""
