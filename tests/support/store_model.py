@@ -114,7 +114,9 @@ class ServerModel(LocalModel):
         ]
         winner = record.winner
         if deleted_at is not None:
-            left_out = record.by_config.keys() - {measurement.config for measurement in measurements}
+            left_out = record.by_config.keys() - {
+                measurement.config for measurement in measurements
+            }
             if winner is not None and (winner.at <= deleted_at or winner.config in left_out):
                 winner = None
             if key not in self.records and not measurements and winner is None:
