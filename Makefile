@@ -7,10 +7,7 @@ SOAK_SECONDS ?= 3600
 FUZZ_MINUTES ?= 30
 # The tests' own bytecode is kept, whatever the shell says: rewriting their asserts takes a worker 5 s.
 WITH_BYTECODE := PYTHONDONTWRITEBYTECODE=
-# Many tests kill, stall and race real processes, and a loaded machine may starve one of them. A few
-# failures are tried once more; their tracebacks are printed all the same, since a fault may be real.
-RERUNS ?= --reruns 1 --max-suite-reruns 4 --rerun-show-tracebacks
-RUN_TESTS := $(WITH_BYTECODE) $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal $(RERUNS)
+RUN_TESTS := $(WITH_BYTECODE) $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal
 TRITON ?= 3.6.0 3.7.1 3.8.0 3.9.0
 LOWEST_PYTHON ?= 3.10
 # Torch from PyPI demands one version of Triton and CUDA packages; torch for CPUs demands neither.
@@ -82,7 +79,7 @@ identity: $(VENV)/.installed  ## compile thousands of edited kernels: equal iden
 	TRITON_DISABLE_LINE_INFO=1 TRITON_ALWAYS_COMPILE=1 $(BIN)/python benchmarks/identity.py --rounds 5 --out benchmarks/results/identity.json
 
 store-model: $(VENV)/.installed  ## random calls of every kind of store against a dictionary; STEPS=20000 for each
-	STEPS=$(STEPS) $(BIN)/python -m pytest -q -o timeout=0 tests/stores/test_store_model.py tests/service/test_store_model.py
+	STEPS=$(STEPS) $(BIN)/python -m pytest -q -o timeout=0 --hypothesis-profile search tests/stores/test_store_model.py tests/service/test_store_model.py
 
 soak: $(VENV)/.installed  ## an hour of work and faults on both databases, into benchmarks/results; SOAK_SECONDS=600
 	$(BIN)/python benchmarks/soak.py --seconds $(SOAK_SECONDS)
@@ -95,9 +92,10 @@ fleet-start: $(VENV)/.installed  ## a fleet's first look-ups at three replicas, 
 exits: $(VENV)/.installed  ## how programs end beside a full spool, into benchmarks/results
 	$(BIN)/python benchmarks/exits.py
 
-fuzz: $(VENV)/.installed  ## change files, bundles and answers at random for FUZZ_MINUTES=30, then made-up requests to a server
+fuzz: $(VENV)/.installed  ## change files, bundles and answers at random for FUZZ_MINUTES=30, then made-up requests to a server, then new examples
 	PYTHONPATH=tests $(BIN)/python tests/programs/fuzz_artefacts.py $(FUZZ_MINUTES)
 	FUZZ_EXAMPLES=300 $(BIN)/python -m pytest -q -o timeout=0 tests/service/test_fuzz.py
+	PYTHONHASHSEED=random $(BIN)/python -m pytest -q -o timeout=0 -n $(JOBS) --hypothesis-profile search $$(grep -rl --include='test_*.py' '^@given' tests)
 
 matrix: $(VENV)/.installed  ## the library's tests on each Triton that is supported
 	for version in $(TRITON); do \
