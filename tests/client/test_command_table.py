@@ -183,7 +183,7 @@ def _fill_server(service: Service) -> None:
     with store:
         fill(store)
         store.miss(context(), Scenario(args={"M": 1, "N": 1}, dtypes={}))
-        assert store.sender.flush(30)
+        assert store.sender.flush(240)
 
 
 def arguments_of(situation: str, folder: Path, service: Service) -> dict[str, object]:

@@ -282,13 +282,13 @@ def test_configs_that_are_assigned_while_a_launch_prunes_are_chosen_from_afterwa
         left = list(configs)
         if not assigned.is_set():
             pruning.set()
-            assigned.wait(30)
+            assigned.wait(240)
         return left
 
     kernel = make(prune_configs_by={"early_config_prune": wait}, configs=CONFIGS[:2])
     launcher = threading.Thread(target=run, args=(kernel, 128))
     launcher.start()
-    assert pruning.wait(30)
+    assert pruning.wait(240)
     kernel.configs = CONFIGS[2:]
     assigned.set()
     launcher.join()

@@ -47,7 +47,7 @@ def _postgres() -> Iterator[Any]:
     migrated.close()
     yield server
     os.kill(server.get_pid(), signal.SIGQUIT)  # at once: an orderly stop writes every database out
-    server.get_postmaster_info().process.wait(60)
+    server.get_postmaster_info().process.wait(240)
     server.cleanup()
     shutil.rmtree(folder, ignore_errors=True)
 

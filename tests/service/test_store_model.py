@@ -58,7 +58,7 @@ class ServerMachine(StoreMachine):
     def use(self, number: int) -> Store:
         for store in self.stores:
             assert isinstance(store, RemoteStore)
-            assert store.sender.flush(30)
+            assert store.sender.flush(240)
             assert len(store.spool) == 0
         return self.stores[number]
 

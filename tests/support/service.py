@@ -31,6 +31,10 @@ from dejavu_cache.model.scenario import (
 )
 from support.fork_server import light_nursery
 
+# A busy machine may let a request wait for longer than the 5 s that httpx gives it.
+for _step in ("connect", "read", "write", "pool"):
+    setattr(httpx._config.DEFAULT_TIMEOUT_CONFIG, _step, 240.0)
+
 _FIRST_PORT, _MOST_WORKERS = 12_000, 16
 _WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % _MOST_WORKERS
 _ports = itertools.count()
@@ -178,7 +182,7 @@ class Running:
             "dejavu_service", "serve", "--port", self.port,
             out=Path(os.devnull), err=self.log, env=self._environ,
         )  # fmt: skip
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 240
         with httpx.Client(verify=False) as client:  # certificates take long to load
             while time.monotonic() < deadline:
                 with suppress(httpx.TransportError):
@@ -196,7 +200,7 @@ class Running:
         if self.process.poll() is None:
             self.process.terminate()
         try:
-            self.process.wait(15)
+            self.process.wait(240)
         except subprocess.TimeoutExpired:
             self.kill()
 
@@ -227,7 +231,7 @@ def replicas(url: str, folder: Path, count: int) -> Iterator[list[Running]]:
 
 def restart(postgres: Any) -> None:
     """Start a Postgres server that was killed."""
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 240
     while True:
         try:
             postgres.ensure_postgres_running()
