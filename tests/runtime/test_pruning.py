@@ -210,9 +210,7 @@ def test_an_argument_that_cannot_be_compared_asks_at_every_launch() -> None:
 BUCKETS = [None, Pow2(), Pow2(min=64, max=128), Edges((1, 100)), Multiple(64)]
 
 
-@settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_what_ran_is_always_what_pruning_left(data: st.DataObject, tmp_path: Path) -> None:
     """Draw rules, buckets, modes and orders of launches; results are right in all of them."""

@@ -79,7 +79,7 @@ CHANGES = st.tuples(
 
 
 @settings(
-    max_examples=30,
+    max_examples=settings().max_examples // 2,
     phases=(Phase.explicit, Phase.generate),
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
