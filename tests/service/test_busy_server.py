@@ -50,7 +50,7 @@ def test_a_launch_reads_one_record_of_a_context_too_large_to_read(
     server: Running, stores: list[RemoteStore], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     large = [
-        record(m, *(measurement(block, block / 7) for block in range(1, 41))) for m in range(1500)
+        record(m, *(measurement(block, block / 7) for block in range(1, 5))) for m in range(1500)
     ]
     sending = ProtocolClient(server.base)
     sending.send(RecordSet(context=context(), records=tuple(large)))
