@@ -24,7 +24,7 @@ from support.kernels import load_file
 
 __all__ = ["Launch", "Outcome", "check_edits", "edits_of", "launch", "quiet_processes"]
 
-BATCH = 150
+BATCH = 300
 """Edits that one process launches, so that it starts rarely and keeps little of the others."""
 
 
