@@ -22,7 +22,16 @@ from support.identity_corpus import CORPUS, CorpusKernel
 from support.identity_edits import Edit, harmful_edits, harmless_edits
 from support.kernels import load_file
 
-__all__ = ["Launch", "Outcome", "check_edits", "edits_of", "launch", "quiet_processes"]
+__all__ = [
+    "Launch",
+    "Outcome",
+    "check_edits",
+    "edits_of",
+    "import_anew",
+    "launch",
+    "prepare_process",
+    "quiet_processes",
+]
 
 BATCH = 300
 """Edits that one process launches, so that it starts rarely and keeps little of the others."""
@@ -107,17 +116,31 @@ def _be_quiet() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
+def prepare_process(folder: Path, target: str) -> None:
+    """Have this process compile for a target, and keep its caches in a folder."""
+    os.environ.update(
+        DEJAVU_CACHE_SHIPPED="0",
+        TRITON_CACHE_DIR=str(folder / "triton"),
+        TRITON_ALWAYS_COMPILE="1",
+        TRITON_DISABLE_LINE_INFO="1",
+        XDG_CACHE_HOME=str(folder / "cache"),
+    )
+    pretend_gpu(target)
+
+
+def import_anew(path: Path, text: str) -> Any:
+    """Write a module's text to a file, and import it as a new process would."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    linecache.clearcache()
+    module = sys.modules["kernels"] = load_file(path, "kernels")
+    return module
+
+
 def _check_batch(edits: list[tuple[str, Edit]], target: str) -> Outcome:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        os.environ.update(
-            DEJAVU_CACHE_SHIPPED="0",
-            TRITON_CACHE_DIR=str(folder / "triton"),
-            TRITON_ALWAYS_COMPILE="1",
-            TRITON_DISABLE_LINE_INFO="1",
-            XDG_CACHE_HOME=str(folder / "cache"),
-        )
-        pretend_gpu(target)
+        prepare_process(folder, target)
         outcome = Outcome()
         for corpus_name in {name for name, _ in edits if target in CORPUS[name].targets}:
             kernel = CORPUS[corpus_name]
@@ -158,16 +181,13 @@ def _check_edit(
 
 
 def launch(path: Path, kernel: CorpusKernel, store: Path) -> Launch:
-    """Write a module, import it as a new process would, and launch its kernel once."""
+    """Launch a kernel once, as a new process would."""
     import torch
     import triton
 
     from dejavu_cache import cached_autotune
 
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(kernel.source)
-    linecache.clearcache()
-    module = sys.modules["kernels"] = load_file(path, "kernels")
+    module = import_anew(path, kernel.source)
     tuned = cached_autotune(
         configs=[triton.Config(kernel.config, num_stages=stages) for stages in (2, 3)],
         key=[], store=store, do_bench=without_timing, check=False,
